@@ -1,0 +1,1 @@
+"""A streaming log whose storage is the data lake itself."""

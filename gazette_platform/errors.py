@@ -1,0 +1,324 @@
+"""The one tree of errors.
+
+Every message says what failed, on which named thing, and what to do next. Code that maps an error
+to a gRPC status or to an exit code lives at the edges (``broker.*_api``, ``cli``) and nowhere else.
+
+    GazetteError
+    ├── ValidationError       bad input: names, labels, specs, requests, configuration
+    ├── StatusError           a status other than OK in a response (one class per status below)
+    ├── TransportError        the peer could not be reached or the stream broke; outcome unknown
+    ├── EtcdError             ├── LeaseLost  └── TransactionFailed
+    ├── StoreError            ├── ObjectNotFound ├── AccessDenied └── StoreUnavailable
+    ├── DataError             ├── ChecksumMismatch ├── OffsetJump └── Desynchronized
+    ├── LakeError             ├── PartitionConflict └── SchemaMismatch
+    └── SetupError            a tool, port or server that the platform needs is missing
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "AccessDenied",
+    "ChecksumMismatch",
+    "DataError",
+    "Desynchronized",
+    "EtcdError",
+    "EtcdTransactionFailed",
+    "FragmentStoreUnhealthy",
+    "GazetteError",
+    "IndexHasGreaterOffset",
+    "InsufficientJournalBrokers",
+    "JournalNotFound",
+    "LakeError",
+    "LeaseLost",
+    "NoJournalPrimaryBroker",
+    "NotAllowed",
+    "NotJournalBroker",
+    "NotJournalPrimaryBroker",
+    "ObjectNotFound",
+    "OffsetJump",
+    "OffsetNotYetAvailable",
+    "PartitionConflict",
+    "ProposalMismatch",
+    "RegisterMismatch",
+    "SchemaMismatch",
+    "SetupError",
+    "StatusError",
+    "StoreError",
+    "StoreUnavailable",
+    "Suspended",
+    "TransactionFailed",
+    "TransportError",
+    "ValidationError",
+    "WrongAppendOffset",
+    "WrongRoute",
+    "status_error",
+]
+
+
+class GazetteError(Exception):
+    """Base of every error of this package.
+
+    ``retriable`` claims that the same call, unchanged, may well succeed if made again shortly.
+    """
+
+    retriable: ClassVar[bool] = False
+
+
+class ValidationError(GazetteError, ValueError):
+    """Input that breaks a rule; ``path`` names the field, outermost first, joined by ``.``."""
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        self.message = message
+        self.path = path
+        super().__init__(f"{path}: {message}" if path else message)
+
+    def within(self, context: str) -> ValidationError:
+        """The same error seen from the enclosing field `context`."""
+        joiner = "" if not self.path or self.path.startswith("[") else "."
+        return ValidationError(self.message, path=f"{context}{joiner}{self.path}")
+
+
+class StatusError(GazetteError):
+    """A response carried a status other than OK. The request was not applied.
+
+    Attributes: status: the wire's enum name. journal: what it was about, if known.
+    """
+
+    status: ClassVar[str] = ""
+    advice: ClassVar[str] = ""
+
+    def __init__(self, detail: str = "", *, journal: str = "") -> None:
+        self.journal = journal
+        self.detail = detail
+        text = self.status
+        if journal:
+            text = f"{journal}: {text}"
+        if detail:
+            text = f"{text}: {detail}"
+        if self.advice:
+            text = f"{text} ({self.advice})"
+        super().__init__(text)
+
+
+class JournalNotFound(StatusError):
+    """No such journal, or the caller's claims hide it."""
+
+    status = "JOURNAL_NOT_FOUND"
+    advice = "check the name with `gazctl journals list`, or create it with `gazctl journals apply`"
+
+
+class NoJournalPrimaryBroker(StatusError):
+    """No broker is primary of the journal yet."""
+
+    retriable = True
+    status = "NO_JOURNAL_PRIMARY_BROKER"
+    advice = "the journal is being assigned; try again shortly"
+
+
+class NotJournalPrimaryBroker(StatusError):
+    """The broker asked is not the primary, and was told not to proxy."""
+
+    retriable = True
+    status = "NOT_JOURNAL_PRIMARY_BROKER"
+
+
+class InsufficientJournalBrokers(StatusError):
+    """Fewer brokers are assigned than the replication of the journal asks for."""
+
+    retriable = True
+    status = "INSUFFICIENT_JOURNAL_BROKERS"
+    advice = "add brokers, or lower the replication of the journal"
+
+
+class NotJournalBroker(StatusError):
+    """The broker asked does not serve the journal, and was told not to proxy."""
+
+    retriable = True
+    status = "NOT_JOURNAL_BROKER"
+
+
+class OffsetNotYetAvailable(StatusError):
+    """A non-blocking read reached the write head."""
+
+    status = "OFFSET_NOT_YET_AVAILABLE"
+
+
+class WrongRoute(StatusError):
+    """A replica knows a route other than the primary's."""
+
+    retriable = True
+    status = "WRONG_ROUTE"
+
+
+class ProposalMismatch(StatusError):
+    """A replica's fragment differs from the primary's proposal."""
+
+    status = "PROPOSAL_MISMATCH"
+
+
+class EtcdTransactionFailed(StatusError):
+    """A spec was changed by somebody else since its revision was read."""
+
+    status = "ETCD_TRANSACTION_FAILED"
+    advice = "the revision is stale; list the journals again and apply on top of what you find"
+
+
+class NotAllowed(StatusError):
+    """The journal's flags, or its suspension, forbid the operation."""
+
+    status = "NOT_ALLOWED"
+    advice = "check the `flags` of the journal"
+
+
+class WrongAppendOffset(StatusError):
+    """The append named an offset other than the write head."""
+
+    status = "WRONG_APPEND_OFFSET"
+
+
+class IndexHasGreaterOffset(StatusError):
+    """The fragment store holds content beyond the broker's write head."""
+
+    status = "INDEX_HAS_GREATER_OFFSET"
+    advice = "after all former brokers have persisted, run `gazctl journals reset-head`"
+
+
+class RegisterMismatch(StatusError):
+    """The registers of the journal do not match the selector of the append."""
+
+    status = "REGISTER_MISMATCH"
+
+
+class Suspended(StatusError):
+    """The journal is suspended, and the request did not ask to resume it."""
+
+    status = "SUSPENDED"
+
+
+class FragmentStoreUnhealthy(StatusError):
+    """The fragment store of the journal fails its health checks."""
+
+    status = "FRAGMENT_STORE_UNHEALTHY"
+    advice = "check the store with `gazctl journals store-health`"
+
+
+_STATUS_ERRORS: dict[str, type[StatusError]] = {
+    cls.status: cls
+    for cls in (
+        JournalNotFound,
+        NoJournalPrimaryBroker,
+        NotJournalPrimaryBroker,
+        InsufficientJournalBrokers,
+        NotJournalBroker,
+        OffsetNotYetAvailable,
+        WrongRoute,
+        ProposalMismatch,
+        EtcdTransactionFailed,
+        NotAllowed,
+        WrongAppendOffset,
+        IndexHasGreaterOffset,
+        RegisterMismatch,
+        Suspended,
+        FragmentStoreUnhealthy,
+    )
+}
+
+
+def status_error(status: str, detail: str = "", *, journal: str = "") -> StatusError:
+    """The error of a wire status.
+
+    Args: status: enum name, anything but ``OK``.
+    Returns: an instance of the class of that status; unknown names give a plain `StatusError`.
+    """
+    cls = _STATUS_ERRORS.get(status)
+    if cls is None:
+        return StatusError(f"unknown status {status} {detail}".strip(), journal=journal)
+    return cls(detail, journal=journal)
+
+
+class TransportError(GazetteError):
+    """The peer could not be reached, or the stream broke; whether it was applied is unknown."""
+
+    retriable = True
+
+
+class EtcdError(GazetteError):
+    """Etcd refused or did not answer."""
+
+    retriable = True
+
+
+class LeaseLost(EtcdError):
+    """The process's lease ended: everything it owned in etcd is gone, and it must stop."""
+
+    retriable = False
+
+
+class TransactionFailed(EtcdError):
+    """A comparison of an etcd transaction did not hold."""
+
+    retriable = False
+
+
+class StoreError(GazetteError):
+    """A fragment store failed."""
+
+
+class ObjectNotFound(StoreError):
+    """The object is not in the store."""
+
+
+class AccessDenied(StoreError):
+    """The store exists and refuses us: an authorization error of `contract`'s IsAuthError."""
+
+
+class StoreUnavailable(StoreError):
+    """The store did not answer, or failed for a reason that may pass."""
+
+    retriable = True
+
+
+class DataError(GazetteError):
+    """Bytes are not what they should be."""
+
+
+class ChecksumMismatch(DataError):
+    """Content does not have the digest that its name or response claims."""
+
+
+class OffsetJump(DataError):
+    """A read continues at a greater offset than asked: content between was pruned or lost.
+
+    Attributes: from_offset, to_offset: bytes of the journal; reading may go on at `to_offset`.
+    """
+
+    def __init__(self, journal: str, from_offset: int, to_offset: int) -> None:
+        self.journal = journal
+        self.from_offset = from_offset
+        self.to_offset = to_offset
+        super().__init__(
+            f"{journal}: offset jump from {from_offset} to {to_offset} "
+            "(content between is not available; continue reading at the latter)"
+        )
+
+
+class Desynchronized(DataError):
+    """A framing's magic or delimiter is missing: the reader lost its place."""
+
+
+class LakeError(GazetteError):
+    """A table, partition or query of the lake failed."""
+
+
+class PartitionConflict(LakeError):
+    """A Hive partition exists with another location, or two names claim one partition."""
+
+
+class SchemaMismatch(LakeError):
+    """A table spec does not fit the data, or a table that exists."""
+
+
+class SetupError(GazetteError):
+    """Something that the platform needs to run is missing or occupied."""
