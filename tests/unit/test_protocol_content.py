@@ -40,6 +40,7 @@ def test_commit_marker_is_an_empty_message():
         pb.AppendRequest(journal="a/journal", content=b"x"),
         pb.AppendRequest(content=b"x", offset=3),
     ],
+    ids=str,
 )
 def test_append_with_other_fields_is_left_to_protobuf(message):
     assert content.decode_append_content(message.SerializeToString()) is None
@@ -53,6 +54,7 @@ def test_append_with_other_fields_is_left_to_protobuf(message):
         pb.ReadResponse(offset=3, write_head=9),
         pb.ReadResponse(status=pb.OFFSET_NOT_YET_AVAILABLE, offset=3, content=b"x"),
     ],
+    ids=str,
 )
 def test_read_with_other_fields_is_left_to_protobuf(message):
     assert content.decode_read_content(message.SerializeToString()) is None
