@@ -1,0 +1,127 @@
+"""Settings of one broker process."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from gazette_platform.errors import ValidationError
+
+__all__ = ["BrokerConfig"]
+
+_ETCD_SCHEMES = ("http", "https", "unix")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BrokerConfig:
+    """What `gazette serve` was asked for. Validated when built.
+
+    Raises: ValidationError: a value is out of range, or names something that does not exist.
+    """
+
+    zone: str = "local"
+    """Availability zone: 1 to 32 bytes of the token alphabet."""
+
+    id: str = ""
+    """Suffix of the member id, at least 4 bytes; empty: two random words."""
+
+    host: str = "127.0.0.1"
+    """Host that is advertised to clients and peers, and bound."""
+
+    port: int = 0
+    """TCP port of the gRPC service; 0: any free one."""
+
+    http_host: str = "127.0.0.1"
+    """Address that the HTTP port binds to."""
+
+    http_port: int = 0
+    """TCP port of readiness and metrics; 0: any free one."""
+
+    etcd_address: str = "http://localhost:2379"
+    """One or several comma-separated etcd endpoints."""
+
+    etcd_prefix: str = "/gazette/cluster"
+    """Clean path under which the cluster keeps its keys."""
+
+    etcd_lease_s: float = 20.0
+    """Seconds after which etcd forgets a broker that died."""
+
+    journal_limit: int = 1024
+    """Most journals that the allocator may assign to this broker, 0 to 131072."""
+
+    file_root: Path | None = None
+    """Directory that roots ``file://`` stores; None: such stores are refused."""
+
+    file_only: bool = False
+    """Map every store to ``file:///``; needs `file_root`."""
+
+    max_append_rate: int = 0
+    """Bytes per second and journal that lowers a journal's own rate; 0: no cap."""
+
+    min_append_rate: int = 65536
+    """Bytes per second that an appending client must sustain."""
+
+    max_replication: int = 9
+    """Cap on the effective replication of journals."""
+
+    max_grpc_recv_size: int = 4 << 20
+    """Largest message received, in bytes."""
+
+    watch_delay_s: float = 0.03
+    """Seconds over which etcd events are gathered before they are applied."""
+
+    append_wait_s: float = 5.0
+    """Seconds that an append waits for its journal to become writable; 0: fail at once."""
+
+    drain_timeout_s: float | None = None
+    """Seconds after SIGTERM until a broker that nobody can relieve leaves; None: wait for ever."""
+
+    spool_dir: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
+    """Directory of the spools: scratch, on a local disk."""
+
+    def __post_init__(self) -> None:
+        _expect(self.id == "" or len(self.id.encode()) >= 4, "broker.id", "at least 4 bytes", self.id)
+        _expect(0 < len(self.zone.encode()) <= 32, "broker.zone", "1 to 32 bytes", self.zone)
+        _expect(0 <= self.port < 65536, "broker.port", "0 to 65535", self.port)
+        _expect(0 <= self.http_port < 65536, "broker.http-port", "0 to 65535", self.http_port)
+        _expect(0 <= self.journal_limit <= 1 << 17, "broker.limit", "0 to 131072", self.journal_limit)
+        _expect(self.etcd_lease_s >= 1, "etcd.lease", "at least 1s", self.etcd_lease_s)
+        _expect(self.max_append_rate >= 0, "broker.max-append-rate", "at least 0", self.max_append_rate)
+        _expect(self.min_append_rate >= 0, "broker.min-append-rate", "at least 0", self.min_append_rate)
+        _expect(self.max_replication >= 1, "broker.max-replication", "at least 1", self.max_replication)
+        _expect(self.append_wait_s >= 0, "broker.append-wait", "at least 0s", self.append_wait_s)
+        _expect(
+            self.etcd_prefix.startswith("/") and not self.etcd_prefix.endswith("/"),
+            "etcd.prefix",
+            "a clean path such as /gazette/cluster",
+            self.etcd_prefix,
+        )
+        for endpoint in self.etcd_endpoints:
+            _expect(
+                urlsplit(endpoint).scheme in _ETCD_SCHEMES,
+                "etcd.address",
+                "http://host:port, https://host:port or unix:///path",
+                endpoint,
+            )
+        if self.file_root is not None and not self.file_root.is_dir():
+            raise ValidationError(
+                f"{self.file_root} is not a directory; create it first", path="broker.file-root"
+            )
+        if self.file_only and self.file_root is None:
+            raise ValidationError("needs --broker.file-root", path="broker.file-only")
+        if not self.spool_dir.is_dir():
+            raise ValidationError(
+                f"{self.spool_dir} is not a directory; create it first", path="broker.spool-dir"
+            )
+
+    @property
+    def etcd_endpoints(self) -> tuple[str, ...]:
+        """The endpoints of `etcd_address`, in the order given."""
+        return tuple(e.strip() for e in self.etcd_address.split(",") if e.strip())
+
+
+def _expect(holds: bool, flag: str, wanted: str, got: object) -> None:  # noqa: FBT001
+    if not holds:
+        raise ValidationError(f"expected {wanted}, got {got!r}", path=flag)
