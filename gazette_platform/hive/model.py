@@ -1,0 +1,188 @@
+"""What the metastore stores, as plain values, and its translation to and from Thrift."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gazette_platform.hive.thrift import ttypes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = [
+    "CSV_STORAGE",
+    "JSON_STORAGE",
+    "HiveColumn",
+    "HivePartition",
+    "HiveTable",
+    "StorageFormat",
+    "partition_name",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HiveColumn:
+    """A column: lower-case name, Hive type text, comment."""
+
+    name: str
+    type: str
+    comment: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageFormat:
+    """How engines read the files: input and output format classes and SerDe."""
+
+    input_format: str
+    output_format: str
+    serde: str
+    serde_parameters: Mapping[str, str] = field(default_factory=dict)
+
+
+_TEXT_INPUT = "org.apache.hadoop.mapred.TextInputFormat"
+_TEXT_OUTPUT = "org.apache.hadoop.hive.ql.io.HiveIgnoreKeyTextOutputFormat"
+
+# Trino reads this SerDe natively; Spark ignores it because the table names its own JSON source.
+JSON_STORAGE = StorageFormat(
+    input_format=_TEXT_INPUT,
+    output_format=_TEXT_OUTPUT,
+    serde="org.openx.data.jsonserde.JsonSerDe",
+    serde_parameters={"ignore.malformed.json": "true"},
+)
+
+CSV_STORAGE = StorageFormat(
+    input_format=_TEXT_INPUT,
+    output_format=_TEXT_OUTPUT,
+    serde="org.apache.hadoop.hive.serde2.OpenCSVSerde",
+    serde_parameters={"separatorChar": ",", "quoteChar": '"', "escapeChar": "\\"},
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HiveTable:
+    """An external table. Partition columns come after the columns and are not among them."""
+
+    database: str
+    name: str
+    location: str
+    columns: tuple[HiveColumn, ...]
+    partition_columns: tuple[HiveColumn, ...]
+    storage: StorageFormat
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    owner: str = "gazette"
+
+    @property
+    def full_name(self) -> str:
+        """``database.name``."""
+        return f"{self.database}.{self.name}"
+
+    def to_thrift(self) -> Any:
+        """The Thrift `Table`."""
+        return ttypes.Table(
+            tableName=self.name,
+            dbName=self.database,
+            owner=self.owner,
+            tableType="EXTERNAL_TABLE",
+            sd=_storage_to_thrift(self.columns, self.location, self.storage),
+            partitionKeys=[_column_to_thrift(c) for c in self.partition_columns],
+            parameters={"EXTERNAL": "TRUE", **self.parameters},
+        )
+
+    @classmethod
+    def from_thrift(cls, table: Any) -> HiveTable:
+        """The value of a Thrift `Table`."""
+        return cls(
+            database=table.dbName,
+            name=table.tableName,
+            location=table.sd.location or "",
+            columns=_columns_from_thrift(table.sd.cols),
+            partition_columns=_columns_from_thrift(table.partitionKeys),
+            storage=_storage_from_thrift(table.sd),
+            parameters=dict(table.parameters or {}),
+            owner=table.owner or "",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HivePartition:
+    """One Hive partition: values in the order of the partition columns, location, parameters."""
+
+    values: tuple[str, ...]
+    location: str
+    parameters: Mapping[str, str] = field(default_factory=dict)
+
+    def to_thrift(self, table: HiveTable) -> Any:
+        """The Thrift `Partition` of `table`, with the table's columns and storage format."""
+        return ttypes.Partition(
+            values=list(self.values),
+            dbName=table.database,
+            tableName=table.name,
+            sd=_storage_to_thrift(table.columns, self.location, table.storage),
+            parameters=dict(self.parameters),
+        )
+
+    @classmethod
+    def from_thrift(cls, partition: Any) -> HivePartition:
+        """The value of a Thrift `Partition`."""
+        return cls(
+            values=tuple(partition.values),
+            location=partition.sd.location or "",
+            parameters=dict(partition.parameters or {}),
+        )
+
+
+# Hive escapes these in partition names (FileUtils.charToEscape), besides control characters.
+_ESCAPED = frozenset("\"#%'*/:=?\\{[]^\x7f")
+
+
+def _escape(text: str) -> str:
+    return "".join(f"%{ord(c):02X}" if c in _ESCAPED or ord(c) < 0x20 else c for c in text)
+
+
+def partition_name(columns: Sequence[str], values: Sequence[str]) -> str:
+    """The metastore's name of a Hive partition.
+
+    >>> partition_name(["day", "origin"], ["2026-01-02", "a/b=c"])
+    'day=2026-01-02/origin=a%2Fb%3Dc'
+    """
+    return "/".join(
+        f"{_escape(column.lower())}={_escape(value)}"
+        for column, value in zip(columns, values, strict=True)
+    )
+
+
+def _column_to_thrift(column: HiveColumn) -> Any:
+    return ttypes.FieldSchema(name=column.name, type=column.type, comment=column.comment or None)
+
+
+def _columns_from_thrift(columns: Any) -> tuple[HiveColumn, ...]:
+    return tuple(
+        HiveColumn(name=c.name, type=c.type, comment=c.comment or "") for c in columns or ()
+    )
+
+
+def _storage_to_thrift(columns: Sequence[HiveColumn], location: str, storage: StorageFormat) -> Any:
+    return ttypes.StorageDescriptor(
+        cols=[_column_to_thrift(c) for c in columns],
+        location=location,
+        inputFormat=storage.input_format,
+        outputFormat=storage.output_format,
+        compressed=False,
+        numBuckets=-1,
+        serdeInfo=ttypes.SerDeInfo(
+            serializationLib=storage.serde, parameters=dict(storage.serde_parameters)
+        ),
+        bucketCols=[],
+        sortCols=[],
+        parameters={},
+    )
+
+
+def _storage_from_thrift(sd: Any) -> StorageFormat:
+    return StorageFormat(
+        input_format=sd.inputFormat or "",
+        output_format=sd.outputFormat or "",
+        serde=sd.serdeInfo.serializationLib or "",
+        serde_parameters=dict(sd.serdeInfo.parameters or {}),
+    )
