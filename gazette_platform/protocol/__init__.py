@@ -1,0 +1,77 @@
+"""The words of the wire: names, labels, specs, fragments, routes, and what makes them valid.
+
+Everything here is a value: immutable, comparable, free of I/O. Each type reads and writes its
+protobuf message (`from_pb`, `to_pb`; the bytes are those that Gazette writes) and knows its rules
+(`validate`). Reading never validates, so that a broker can answer with the name of the bad field,
+and an append does not pay for checks that were made before. Texts and context paths of errors are
+Gazette's, because its clients and tools match them.
+
+``protocol.pb`` holds the generated messages; ``protocol.content`` encodes content without them.
+"""
+
+from __future__ import annotations
+
+from gazette_platform.protocol.durations import format_duration, parse_duration
+from gazette_platform.protocol.enums import (
+    AppendSuspend,
+    CompressionCodec,
+    JournalFlag,
+    Status,
+    SuspendLevel,
+)
+from gazette_platform.protocol.fragments import ZERO_SUM, Fragment, parse_fragment_path
+from gazette_platform.protocol.labels import Label, LabelSet
+from gazette_platform.protocol.names import (
+    conflicting_prefix,
+    split_meta,
+    strip_meta,
+    validate_journal_name,
+    validate_path_component,
+    validate_token,
+)
+from gazette_platform.protocol.processes import (
+    BrokerSpec,
+    ProcessId,
+    endpoint_grpc_address,
+    validate_endpoint,
+)
+from gazette_platform.protocol.routing import EtcdHeader, Header, Route
+from gazette_platform.protocol.selectors import LabelSelector
+from gazette_platform.protocol.specs import CONTENT_TYPES, FragmentSpec, JournalSpec, SuspendSpec
+from gazette_platform.protocol.store_urls import StoreUrl, parse_store_url, validate_store_url
+
+__all__ = [
+    "CONTENT_TYPES",
+    "ZERO_SUM",
+    "AppendSuspend",
+    "BrokerSpec",
+    "CompressionCodec",
+    "EtcdHeader",
+    "Fragment",
+    "FragmentSpec",
+    "Header",
+    "JournalFlag",
+    "JournalSpec",
+    "Label",
+    "LabelSelector",
+    "LabelSet",
+    "ProcessId",
+    "Route",
+    "Status",
+    "StoreUrl",
+    "SuspendLevel",
+    "SuspendSpec",
+    "conflicting_prefix",
+    "endpoint_grpc_address",
+    "format_duration",
+    "parse_duration",
+    "parse_fragment_path",
+    "parse_store_url",
+    "split_meta",
+    "strip_meta",
+    "validate_endpoint",
+    "validate_journal_name",
+    "validate_path_component",
+    "validate_store_url",
+    "validate_token",
+]

@@ -1,0 +1,85 @@
+"""URLs of fragment stores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from gazette_platform.errors import ValidationError
+
+__all__ = ["STORE_SCHEMES", "StoreUrl", "parse_store_url", "validate_store_url"]
+
+_BUCKET_SCHEMES = frozenset({"s3", "gs", "azure"})
+STORE_SCHEMES = _BUCKET_SCHEMES | {"azure-ad", "file"}
+
+# azure-ad://tenant/account/container/ has two segments at least.
+_AZURE_AD_SEGMENTS_MIN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUrl:
+    """A store's URL in parts."""
+
+    scheme: str
+    host: str
+    """Bucket, container or tenant; empty for ``file``."""
+    path: str
+    """Begins and ends with a slash."""
+    args: dict[str, str] = field(hash=False)
+    """Settings of the driver, as written; what they mean is up to the driver."""
+    text: str = field(compare=False)
+    """The whole URL as given, which is the identity of a store."""
+
+    @property
+    def prefix(self) -> str:
+        """Prefix of object keys: the path without its leading slash."""
+        return self.path.removeprefix("/")
+
+
+def parse_store_url(url: str) -> StoreUrl:
+    """Parse and validate the URL of a fragment store.
+
+    Raises: ValidationError: says what is wrong with which URL.
+    """
+    try:
+        parts = urlsplit(url)
+        args = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    except ValueError as err:
+        raise ValidationError(f'parse "{url}": {err}') from None
+    if any(character <= " " or character == "\x7f" for character in url):
+        raise ValidationError(f'parse "{url}": invalid blank or control character in URL')
+    if not parts.scheme:
+        raise ValidationError(f"not absolute ({url})")
+    path = unquote(parts.path)
+    if not path.endswith("/"):
+        raise ValidationError(f"path component doesn't end in '/' ({url})")
+    if ".." in path.split("/"):
+        raise ValidationError(f"path must not have a '..' segment ({url})")
+    if parts.scheme not in STORE_SCHEMES:
+        raise ValidationError(f"invalid scheme ({parts.scheme})")
+    _validate_location(url, parts.scheme, parts.netloc, path)
+    settings: dict[str, str] = {}
+    for name, value in args:
+        if name in settings:
+            raise ValidationError(f"query argument {name} is given twice ({url})")
+        settings[name] = value
+    return StoreUrl(parts.scheme, parts.netloc, path, settings, url)
+
+
+def _validate_location(url: str, scheme: str, host: str, path: str) -> None:
+    if scheme == "file":
+        if host:
+            raise ValidationError(f"file scheme cannot have host ({url})")
+    elif not host:
+        missing = "bucket" if scheme in _BUCKET_SCHEMES else "tenant"
+        raise ValidationError(f"missing {missing} ({url})")
+    elif scheme == "azure-ad" and len(path.strip("/").split("/")) < _AZURE_AD_SEGMENTS_MIN:
+        raise ValidationError(f"missing account or container ({url})")
+
+
+def validate_store_url(url: str) -> None:
+    """Check the URL of a fragment store.
+
+    Raises: ValidationError.
+    """
+    parse_store_url(url)
