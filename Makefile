@@ -1,3 +1,68 @@
-.PHONY: gen
-gen:
-	.venv/bin/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. proto/gazette_platform/protocol/pb/protocol.proto
+# `make help` lists the targets. CI (.ci/run) calls the same ones.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+PY := .venv/bin/python
+BIN := .venv/bin
+STAMP := .venv/.gazette-installed
+ROOT ?= .gazette
+PYTEST_ARGS ?=
+
+.PHONY: help install dev demo fmt lint types test test-fast coverage bench gen gen-check docs clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-10s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: ## Make .venv hold what uv.lock says (quick, and offline, when nothing changed)
+	@tools/install
+
+# The other targets install when a fresh clone, or a changed lock file, asks for it.
+$(STAMP): uv.lock pyproject.toml tools/install
+	@tools/install && touch $@
+
+dev: $(STAMP) ## Start etcd and a broker on files under ROOT (default .gazette), in the foreground
+	$(BIN)/gazette up --root $(ROOT) --without metastore,trino,dagster
+
+demo: $(STAMP) ## Install, then run the whole platform on real data; ends with `demo: ok …`
+	$(BIN)/gazette demo
+
+fmt: $(STAMP) ## Format, and fix what ruff can fix
+	$(BIN)/ruff check --fix --exit-zero .
+	$(BIN)/ruff format .
+
+lint: $(STAMP) gen-check ## Style, format, layers, spelling, generated code
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/codespell
+
+types: $(STAMP) ## Check types (mypy, strict)
+	$(BIN)/mypy
+
+# A server that cannot be started fails its tests here; it never skips them.
+test: $(STAMP) ## All tests, with real etcd, metastore, Trino, Spark and Dagster
+	$(PY) tools/check_needs.py
+	GAZETTE_REQUIRE_SERVERS=1 $(BIN)/pytest --run-slow $(PYTEST_ARGS)
+
+test-fast: $(STAMP) ## Unit, property, scenario and quick etcd tests: under 5 minutes
+	GAZETTE_REQUIRE_SERVERS=1 $(BIN)/pytest -m "not (hive or trino or spark or e2e or slow)" $(PYTEST_ARGS)
+
+coverage: $(STAMP) ## Branch coverage of test-fast
+	$(BIN)/coverage run -m pytest -q -m "not (hive or trino or spark or e2e or slow)" $(PYTEST_ARGS)
+	$(BIN)/coverage report --skip-covered --sort=cover
+
+bench: $(STAMP) ## Measure throughput and latency; writes benchmarks/results/latest.json
+	$(PY) -m benchmarks
+
+gen: $(STAMP) ## Generate code from proto/
+	$(PY) tools/gen.py
+
+gen-check: $(STAMP) ## Fail when generated code differs from what proto/ gives
+	$(PY) tools/gen.py --check
+
+docs: $(STAMP) ## Run the snippets of docs/ against a live platform
+	GAZETTE_REQUIRE_SERVERS=1 $(BIN)/pytest --run-slow tests/e2e/test_docs.py $(PYTEST_ARGS)
+
+clean: ## Remove caches and build output (not .venv, not the downloads)
+	rm -rf build dist .coverage .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find gazette_platform tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

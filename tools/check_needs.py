@@ -1,0 +1,62 @@
+"""Says, before the tests start, what they need that the package indexes do not give.
+
+Exit code 0 when all is there, else 1 with one message that lists every missing program and the
+command that installs it. What is only needed by hand or later is in CONTRIBUTING.md.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """A program that tests start."""
+
+    names: tuple[str, ...]
+    """Names on PATH, any of which will do."""
+    variable: str
+    """Environment variable that may hold its path instead."""
+    why: str
+    """Which tests use it."""
+    install: str
+    """What to run to get it."""
+
+    def found(self) -> bool:
+        """Whether the variable or PATH leads to it."""
+        named = os.environ.get(self.variable, "")
+        if named:
+            return os.access(named, os.X_OK)
+        return any(shutil.which(name) for name in self.names)
+
+
+NEEDS = (
+    Need(
+        names=("chromium", "chromium-browser", "google-chrome"),
+        variable="GAZETTE_CHROMIUM",
+        why="the test that opens the Dagster UI",
+        install="apt-get install --no-install-recommends chromium",
+    ),
+)
+
+
+def main() -> int:
+    """Checks each need once."""
+    missing = [need for need in NEEDS if not need.found()]
+    if not missing:
+        return 0
+    print("make test needs programs that this machine lacks:", file=sys.stderr)
+    for need in missing:
+        print(
+            f"  {need.names[0]}: for {need.why}; {need.install} (or set {need.variable})",
+            file=sys.stderr,
+        )
+    print("`make test-fast` runs without them. See CONTRIBUTING.md.", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
