@@ -35,6 +35,27 @@ from gazette_platform.protocol.processes import (
     endpoint_grpc_address,
     validate_endpoint,
 )
+from gazette_platform.protocol.request_rules import (
+    PAGE_LIMIT_DEFAULT,
+    PAGE_LIMIT_MAX,
+    validate_append_chunk,
+    validate_append_request,
+    validate_apply_request,
+    validate_fragments_request,
+    validate_health_request,
+    validate_list_request,
+    validate_read_request,
+    validate_replicate_request,
+)
+from gazette_platform.protocol.response_rules import (
+    validate_append_response,
+    validate_apply_response,
+    validate_fragments_response,
+    validate_health_response,
+    validate_list_response,
+    validate_read_response,
+    validate_replicate_response,
+)
 from gazette_platform.protocol.routing import EtcdHeader, Header, Route
 from gazette_platform.protocol.selectors import LabelSelector
 from gazette_platform.protocol.specs import CONTENT_TYPES, FragmentSpec, JournalSpec, SuspendSpec
@@ -42,6 +63,8 @@ from gazette_platform.protocol.store_urls import StoreUrl, parse_store_url, vali
 
 __all__ = [
     "CONTENT_TYPES",
+    "PAGE_LIMIT_DEFAULT",
+    "PAGE_LIMIT_MAX",
     "ZERO_SUM",
     "AppendSuspend",
     "BrokerSpec",
@@ -69,9 +92,24 @@ __all__ = [
     "parse_store_url",
     "split_meta",
     "strip_meta",
+    "validate_append_chunk",
+    "validate_append_request",
+    "validate_append_response",
+    "validate_apply_request",
+    "validate_apply_response",
     "validate_endpoint",
+    "validate_fragments_request",
+    "validate_fragments_response",
+    "validate_health_request",
+    "validate_health_response",
     "validate_journal_name",
+    "validate_list_request",
+    "validate_list_response",
     "validate_path_component",
+    "validate_read_request",
+    "validate_read_response",
+    "validate_replicate_request",
+    "validate_replicate_response",
     "validate_store_url",
     "validate_token",
 ]

@@ -13,6 +13,7 @@ from typing import Final
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol.enums import CompressionCodec
+from gazette_platform.protocol.field_context import check_field
 from gazette_platform.protocol.names import validate_journal_name, validate_path_component
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
@@ -106,23 +107,20 @@ class Fragment:
 
         Raises: ValidationError.
         """
-        try:
-            validate_journal_name(self.journal)
-        except ValidationError as err:
-            raise err.within("Journal") from None
+        check_field("Journal", validate_journal_name, self.journal)
         if self.begin < 0:
             raise ValidationError(f"invalid Begin ({self.begin}; expected >= 0)")
         if self.begin > self.end:
             raise ValidationError(f"expected Begin <= End (have {self.begin}, {self.end})")
-        try:
-            self.codec.validate()
-        except ValidationError as err:
-            raise err.within("CompressionCodec") from None
+        check_field("CompressionCodec", self.codec.validate)
         if self.path_postfix:
-            try:
-                validate_path_component(self.path_postfix, 0, PATH_POSTFIX_LENGTH_MAX)
-            except ValidationError as err:
-                raise err.within("PathPostfix") from None
+            check_field(
+                "PathPostfix",
+                validate_path_component,
+                self.path_postfix,
+                0,
+                PATH_POSTFIX_LENGTH_MAX,
+            )
 
 
 def sum_from_pb(message: pb.SHA1Sum) -> bytes:

@@ -14,6 +14,7 @@ from typing import NamedTuple, Self
 from typing_extensions import override
 
 from gazette_platform.errors import ValidationError
+from gazette_platform.protocol.field_context import check_field
 from gazette_platform.protocol.names import validate_path_characters, validate_token
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
@@ -49,14 +50,8 @@ class Label(NamedTuple):
         Args: prefix: whether `Label.prefix` may be set.
         Raises: ValidationError.
         """
-        try:
-            validate_token(self.name, _NAME_LENGTH_MIN, _NAME_LENGTH_MAX)
-        except ValidationError as err:
-            raise err.within("Name") from None
-        try:
-            validate_path_characters(self.value, 0, _VALUE_LENGTH_MAX)
-        except ValidationError as err:
-            raise err.within("Value") from None
+        check_field("Name", validate_token, self.name, _NAME_LENGTH_MIN, _NAME_LENGTH_MAX)
+        check_field("Value", validate_path_characters, self.value, 0, _VALUE_LENGTH_MAX)
         if self.prefix and not prefix:
             raise ValidationError(f"prefix is only allowed within a LabelSelector ({self.name})")
 
@@ -170,10 +165,7 @@ class LabelSet:
         """
         previous: Label | None = None
         for index, label in enumerate(self.labels):
-            try:
-                label.validate(prefix=prefix)
-            except ValidationError as err:
-                raise err.within(f"Labels[{index}]") from None
+            check_field(f"Labels[{index}]", label.validate, prefix=prefix)
             if previous is not None:
                 _validate_order(index, previous, label)
             previous = label

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from typing_extensions import override
 
 from gazette_platform.errors import ValidationError
+from gazette_platform.protocol.field_context import check_field
 from gazette_platform.protocol.names import validate_token
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
@@ -42,14 +43,8 @@ class ProcessId(NamedTuple):
 
         Raises: ValidationError.
         """
-        try:
-            validate_token(self.zone, 1, _ZONE_LENGTH_MAX)
-        except ValidationError as err:
-            raise err.within("Zone") from None
-        try:
-            validate_token(self.suffix, _SUFFIX_LENGTH_MIN, _SUFFIX_LENGTH_MAX)
-        except ValidationError as err:
-            raise err.within("Suffix") from None
+        check_field("Zone", validate_token, self.zone, 1, _ZONE_LENGTH_MAX)
+        check_field("Suffix", validate_token, self.suffix, _SUFFIX_LENGTH_MIN, _SUFFIX_LENGTH_MAX)
 
     @override
     def __str__(self) -> str:
@@ -89,14 +84,8 @@ class BrokerSpec:
 
         Raises: ValidationError.
         """
-        try:
-            self.id.validate()
-        except ValidationError as err:
-            raise err.within("Id").within("ProcessSpec") from None
-        try:
-            validate_endpoint(self.endpoint)
-        except ValidationError as err:
-            raise err.within("Endpoint").within("ProcessSpec") from None
+        check_field("ProcessSpec.Id", self.id.validate)
+        check_field("ProcessSpec.Endpoint", validate_endpoint, self.endpoint)
         if not 0 <= self.journal_limit <= _JOURNAL_LIMIT_MAX:
             raise ValidationError(
                 f"invalid JournalLimit ({self.journal_limit}; expected <= {_JOURNAL_LIMIT_MAX})"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from gazette_platform.errors import ValidationError
+from gazette_platform.protocol.field_context import check_field
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.protocol.processes import ProcessId, validate_endpoint
 
@@ -75,10 +76,7 @@ class Route:
         Raises: ValidationError.
         """
         for index, member in enumerate(self.members):
-            try:
-                member.validate()
-            except ValidationError as err:
-                raise err.within(f"Members[{index}]") from None
+            check_field(f"Members[{index}]", member.validate)
             if index and member <= self.members[index - 1]:
                 raise ValidationError(
                     "Members not in unique, sorted order "
@@ -95,10 +93,7 @@ class Route:
             )
         for index, endpoint in enumerate(self.endpoints):
             if endpoint:
-                try:
-                    validate_endpoint(endpoint)
-                except ValidationError as err:
-                    raise err.within(f"Endpoints[{index}]") from None
+                check_field(f"Endpoints[{index}]", validate_endpoint, endpoint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,15 +181,6 @@ class Header:
         Raises: ValidationError.
         """
         if self.process_id is not None:
-            try:
-                self.process_id.validate()
-            except ValidationError as err:
-                raise err.within("ProcessId") from None
-        try:
-            self.route.validate()
-        except ValidationError as err:
-            raise err.within("Route") from None
-        try:
-            self.etcd.validate()
-        except ValidationError as err:
-            raise err.within("Etcd") from None
+            check_field("ProcessId", self.process_id.validate)
+        check_field("Route", self.route.validate)
+        check_field("Etcd", self.etcd.validate)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 from typing_extensions import override
 
 from gazette_platform.errors import ValidationError
+from gazette_platform.protocol.field_context import check_field
 from gazette_platform.protocol.labels import EMPTY_LABELS, PREFIX_SUFFIX, Label, LabelSet
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
@@ -98,14 +99,8 @@ class LabelSelector:
 
         Raises: ValidationError.
         """
-        try:
-            self.include.validate(prefix=True)
-        except ValidationError as err:
-            raise err.within("Include") from None
-        try:
-            self.exclude.validate(prefix=True)
-        except ValidationError as err:
-            raise err.within("Exclude") from None
+        check_field("Include", self.include.validate, prefix=True)
+        check_field("Exclude", self.exclude.validate, prefix=True)
 
     @override
     def __str__(self) -> str:

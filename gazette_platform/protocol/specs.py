@@ -16,6 +16,7 @@ from gazette_platform.protocol.durations import (
     format_duration,
 )
 from gazette_platform.protocol.enums import CompressionCodec, JournalFlag, SuspendLevel
+from gazette_platform.protocol.field_context import check_field
 from gazette_platform.protocol.labels import EMPTY_LABELS, LabelSet
 from gazette_platform.protocol.names import validate_journal_name
 from gazette_platform.protocol.path_postfix import validate_path_postfix_template
@@ -90,10 +91,7 @@ class SuspendSpec:
 
         Raises: ValidationError.
         """
-        try:
-            self.level.require_known()
-        except ValidationError as err:
-            raise err.within("Level") from None
+        check_field("Level", self.level.require_known)
         if self.offset < 0:
             raise ValidationError(f"invalid Offset ({self.offset}; expected >= 0)")
 
@@ -154,10 +152,7 @@ class FragmentSpec:
             raise ValidationError(
                 f"invalid Length ({self.length}; expected {_LENGTH_MIN} <= length <= {_LENGTH_MAX})"
             )
-        try:
-            self.codec.validate()
-        except ValidationError as err:
-            raise err.within("CompressionCodec") from None
+        check_field("CompressionCodec", self.codec.validate)
         self._validate_stores()
         if not _REFRESH_INTERVAL_MIN_NS <= self.refresh_interval_ns <= _REFRESH_INTERVAL_MAX_NS:
             raise ValidationError(
@@ -170,10 +165,9 @@ class FragmentSpec:
                 f"invalid FlushInterval ({format_duration(self.flush_interval_ns)}; "
                 f"expected 0 or >= {format_duration(_FLUSH_INTERVAL_MIN_NS)})"
             )
-        try:
-            validate_path_postfix_template(self.path_postfix_template)
-        except ValidationError as err:
-            raise err.within("PathPostfixTemplate") from None
+        check_field(
+            "PathPostfixTemplate", validate_path_postfix_template, self.path_postfix_template
+        )
 
     def _validate_stores(self) -> None:
         for index, store in enumerate(self.stores):
@@ -254,34 +248,19 @@ class JournalSpec:
 
         Raises: ValidationError.
         """
-        try:
-            validate_journal_name(self.name)
-        except ValidationError as err:
-            raise err.within("Name") from None
+        check_field("Name", validate_journal_name, self.name)
         if not 1 <= self.replication <= REPLICATION_MAX:
             raise ValidationError(
                 f"invalid Replication ({self.replication}; "
                 f"expected 1 <= Replication <= {REPLICATION_MAX})"
             )
-        try:
-            _validate_journal_labels(self.labels)
-        except ValidationError as err:
-            raise err.within("Labels") from None
-        try:
-            self.fragment.validate()
-        except ValidationError as err:
-            raise err.within("Fragment") from None
-        try:
-            self.flags.validate()
-        except ValidationError as err:
-            raise err.within("Flags") from None
+        check_field("Labels", _validate_journal_labels, self.labels)
+        check_field("Fragment", self.fragment.validate)
+        check_field("Flags", self.flags.validate)
         if self.max_append_rate < 0:
             raise ValidationError(f"invalid MaxAppendRate ({self.max_append_rate}; expected >= 0)")
         if self.suspend is not None:
-            try:
-                self.suspend.validate()
-            except ValidationError as err:
-                raise err.within("Suspend") from None
+            check_field("Suspend", self.suspend.validate)
 
 
 def _validate_journal_labels(labels: LabelSet) -> None:

@@ -1,0 +1,250 @@
+"""Rules of requests, checked on messages in the order of their fields' weight.
+
+A server checks each request with these before anything else; texts are Gazette's. Headers are
+checked only if present: they come from brokers that proxy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from gazette_platform.errors import ValidationError
+from gazette_platform.protocol.durations import duration_from_pb, format_duration
+from gazette_platform.protocol.enums import AppendSuspend
+from gazette_platform.protocol.field_context import check_field
+from gazette_platform.protocol.fragments import Fragment
+from gazette_platform.protocol.labels import LabelSet
+from gazette_platform.protocol.names import validate_journal_name, validate_path_component
+from gazette_platform.protocol.routing import Header
+from gazette_platform.protocol.selectors import LabelSelector
+from gazette_platform.protocol.specs import JournalSpec
+from gazette_platform.protocol.store_urls import validate_store_url
+
+if TYPE_CHECKING:
+    from gazette_platform.protocol.pb import protocol_pb2 as pb
+
+__all__ = [
+    "PAGE_LIMIT_DEFAULT",
+    "PAGE_LIMIT_MAX",
+    "validate_append_chunk",
+    "validate_append_request",
+    "validate_apply_request",
+    "validate_fragments_request",
+    "validate_health_request",
+    "validate_list_request",
+    "validate_read_request",
+    "validate_replicate_request",
+]
+
+PAGE_LIMIT_DEFAULT: Final = 1000
+PAGE_LIMIT_MAX: Final = 10_000
+
+_DELETE_PREFIX_LENGTH_MAX = 512
+
+
+def _check_header(request: pb.ReadRequest | pb.AppendRequest | pb.FragmentsRequest) -> None:
+    if request.HasField("header"):
+        check_field("Header", Header.from_pb(request.header).validate)
+
+
+def validate_read_request(request: pb.ReadRequest) -> None:
+    """Check a request to read.
+
+    Raises: ValidationError.
+    """
+    _check_header(request)
+    check_field("Journal", validate_journal_name, request.journal, meta=True)
+    if request.offset < -1:
+        raise ValidationError(f"invalid Offset ({request.offset}; expected >= -1)")
+    if request.end_offset != 0 and request.end_offset < request.offset:
+        raise ValidationError(
+            f"invalid EndOffset ({request.end_offset}; expected 0 or >= {request.offset})"
+        )
+    if request.end_offset < 0:
+        raise ValidationError(f"invalid EndOffset ({request.end_offset}; expected >= 0)")
+    if request.begin_mod_time < 0:
+        raise ValidationError(f"invalid BeginModTime ({request.begin_mod_time}; expected >= 0)")
+    _check_min_revision(request.min_etcd_revision)
+
+
+def _check_min_revision(revision: int) -> None:
+    if revision < 0:
+        raise ValidationError(f"invalid MinEtcdRevision ({revision}; expected >= 0)")
+
+
+def validate_append_request(request: pb.AppendRequest) -> None:
+    """Check the first message of an append.
+
+    Raises: ValidationError.
+    """
+    _check_header(request)
+    check_field("Journal", validate_journal_name, request.journal, meta=True)
+    if request.content:
+        raise ValidationError("unexpected Content")
+    if request.offset < 0:
+        raise ValidationError(f"invalid Offset ({request.offset}; expected >= 0)")
+    if request.HasField("check_registers"):
+        selector = LabelSelector.from_pb(request.check_registers)
+        check_field("CheckRegisters", selector.validate)
+    if request.HasField("union_registers"):
+        check_field("UnionRegisters", LabelSet.from_pb(request.union_registers).validate)
+    if request.HasField("subtract_registers"):
+        check_field("SubtractRegisters", LabelSet.from_pb(request.subtract_registers).validate)
+    if request.suspend:
+        check_field("Suspend", AppendSuspend.from_wire(request.suspend).require_known)
+    _check_min_revision(request.min_etcd_revision)
+
+
+def validate_append_chunk(request: pb.AppendRequest) -> None:
+    """Check a later message of an append: only `content`, whose absence is the commit marker.
+
+    Raises: ValidationError.
+    """
+    if request.journal:
+        validate_append_request(request)
+        raise ValidationError("expected Content chunk")
+    if request.HasField("header"):
+        raise ValidationError("unexpected Header")
+    if request.do_not_proxy:
+        raise ValidationError("unexpected DoNotProxy")
+    if request.offset:
+        raise ValidationError("unexpected Offset")
+    if request.HasField("check_registers"):
+        raise ValidationError("unexpected CheckRegisters")
+    if request.HasField("union_registers"):
+        raise ValidationError("unexpected UnionRegisters")
+    if request.HasField("subtract_registers"):
+        raise ValidationError("unexpected SubtractRegisters")
+    if request.suspend:
+        raise ValidationError("unexpected Suspend")
+    if request.min_etcd_revision:
+        raise ValidationError("unexpected MinEtcdRevision")
+
+
+def validate_replicate_request(request: pb.ReplicateRequest) -> None:
+    """Check a message from a primary to its replica: either a proposal or content.
+
+    Raises: ValidationError.
+    """
+    if request.HasField("proposal"):
+        _validate_proposal(request)
+        return
+    if request.deprecated_journal:
+        raise ValidationError("unexpected DeprecatedJournal without Proposal")
+    if request.HasField("header"):
+        raise ValidationError("unexpected Header without Proposal")
+    if request.HasField("registers"):
+        raise ValidationError("unexpected Registers without Proposal")
+    if request.acknowledge:
+        raise ValidationError("unexpected Acknowledge without Proposal")
+    if not request.content:
+        raise ValidationError("expected Content or Proposal")
+    if request.content_delta < 0:
+        raise ValidationError(f"invalid ContentDelta ({request.content_delta}; expected >= 0)")
+
+
+def _validate_proposal(request: pb.ReplicateRequest) -> None:
+    if request.HasField("header"):
+        check_field("Header", Header.from_pb(request.header).validate)
+        if not request.acknowledge:
+            raise ValidationError("expected Acknowledge with Header")
+    check_field("Proposal", Fragment.from_pb(request.proposal).validate)
+    journal = request.proposal.journal
+    if request.deprecated_journal and request.deprecated_journal != journal:
+        raise ValidationError(
+            "DeprecatedJournal and Proposal.Journal mismatch "
+            f"({request.deprecated_journal} vs {journal})"
+        )
+    # Absent registers are read as empty ones.
+    check_field("Registers", LabelSet.from_pb(request.registers).validate)
+    if request.content:
+        raise ValidationError(f"unexpected Content with Proposal (len {len(request.content)})")
+    if request.content_delta:
+        raise ValidationError(f"unexpected ContentDelta with Proposal ({request.content_delta})")
+
+
+def validate_list_request(request: pb.ListRequest) -> None:
+    """Check a request to list journals.
+
+    Raises: ValidationError.
+    """
+    selector = LabelSelector.from_pb(request.selector)
+    check_field("Selector", selector.validate)
+    for context, labels in (("Include", selector.include), ("Exclude", selector.exclude)):
+        for value in labels.values_of("prefix"):
+            if not value.endswith("/"):
+                raise ValidationError(
+                    f"expected trailing '/' ({value})",
+                    path=f'Selector.{context}.Labels["prefix"]',
+                )
+    if request.HasField("watch_resume"):
+        check_field("WatchResume", Header.from_pb(request.watch_resume).validate)
+
+
+def validate_apply_request(request: pb.ApplyRequest) -> None:
+    """Check a request to change journals.
+
+    Raises: ValidationError.
+    """
+    for index, change in enumerate(request.changes):
+        check_field(f"Changes[{index}]", _validate_change, change)
+
+
+def _validate_change(change: pb.ApplyRequest.Change) -> None:
+    revision = change.expect_mod_revision
+    if change.HasField("upsert"):
+        if change.delete:
+            raise ValidationError("both Upsert and Delete are set (expected exactly one)")
+        check_field("Upsert", JournalSpec.from_pb(change.upsert).validate)
+        if revision < -1:
+            raise ValidationError(f"invalid ExpectModRevision ({revision}; expected >= 0 or -1)")
+    elif change.delete:
+        check_field("Delete", validate_journal_name, change.delete)
+        if revision <= 0 and revision != -1:
+            raise ValidationError(f"invalid ExpectModRevision ({revision}; expected > 0 or -1)")
+    else:
+        raise ValidationError("neither Upsert nor Delete are set (expected exactly one)")
+
+
+def validate_fragments_request(request: pb.FragmentsRequest) -> None:
+    """Check a request to list fragments.
+
+    Raises: ValidationError.
+    """
+    _check_header(request)
+    check_field("Journal", validate_journal_name, request.journal, meta=True)
+    begin, end = request.begin_mod_time, request.end_mod_time
+    if begin < 0:
+        raise ValidationError(f"invalid BeginModTime ({begin}; expected >= 0)")
+    if end != 0 and end < begin:
+        raise ValidationError(f"invalid EndModTime ({end} must be after {begin})")
+    if request.next_page_token < 0:
+        raise ValidationError(f"invalid NextPageToken ({request.next_page_token}; expected >= 0)")
+    if not 0 <= request.page_limit <= PAGE_LIMIT_MAX:
+        raise ValidationError(
+            f"invalid PageLimit ({request.page_limit}; expected 0 <= PageLimit <= {PAGE_LIMIT_MAX})"
+        )
+    if request.HasField("signatureTTL"):
+        ttl_ns = duration_from_pb(request.signatureTTL)
+        if ttl_ns <= 0:
+            raise ValidationError(
+                f"invalid SignatureTTL ({format_duration(ttl_ns)}; expected > 0s)"
+            )
+
+
+def validate_health_request(request: pb.FragmentStoreHealthRequest) -> None:
+    """Check a request for the health of a fragment store.
+
+    Raises: ValidationError.
+    """
+    check_field("FragmentStore", validate_store_url, request.fragment_store)
+    prefix = request.check_delete_prefix
+    if not prefix:
+        return
+    if not request.check_delete:
+        raise ValidationError("unexpected CheckDeletePrefix without CheckDelete")
+    if not prefix.endswith("/"):
+        raise ValidationError(f"expected trailing '/' ({prefix})", path="CheckDeletePrefix")
+    check_field(
+        "CheckDeletePrefix", validate_path_component, prefix[:-1], 1, _DELETE_PREFIX_LENGTH_MAX
+    )
