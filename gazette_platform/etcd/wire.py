@@ -1,0 +1,191 @@
+"""Conversions between `types` and etcd's own messages; the only importer of grpc and aetcd.
+
+Of aetcd only the generated messages and stubs are used: its client and its watcher split
+revisions and know one endpoint.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+import grpc.aio  # type: ignore[import-untyped]
+from aetcd.rpc import kv_pb2, rpc_pb2, rpc_pb2_grpc  # type: ignore[import-untyped]
+
+from gazette_platform.errors import EtcdError
+from gazette_platform.etcd.types import (
+    Compacted,
+    Compare,
+    CompareTarget,
+    Delete,
+    EtcdRejected,
+    Event,
+    Get,
+    KeyValue,
+    Operation,
+    Put,
+    RangeResult,
+    ResponseHeader,
+)
+
+__all__ = [
+    "aio",
+    "compare_to_pb",
+    "decode_key",
+    "encode_key",
+    "error_of",
+    "event_of",
+    "grpc",
+    "header_of",
+    "is_unavailable",
+    "operation_to_pb",
+    "prefix_end",
+    "range_request",
+    "range_result",
+    "rpc_pb2",
+    "stubs",
+]
+
+aio = grpc.aio
+stubs = rpc_pb2_grpc
+
+# What passes by itself: a lost connection, a member without a leader, an election, an overload.
+_RETRIABLE = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.ABORTED,
+        grpc.StatusCode.INTERNAL,
+    }
+)
+_TARGETS = {
+    CompareTarget.VERSION: rpc_pb2.Compare.VERSION,
+    CompareTarget.CREATE: rpc_pb2.Compare.CREATE,
+    CompareTarget.MOD: rpc_pb2.Compare.MOD,
+    CompareTarget.VALUE: rpc_pb2.Compare.VALUE,
+    CompareTarget.LEASE: rpc_pb2.Compare.LEASE,
+}
+
+
+def encode_key(key: str) -> bytes:
+    """The bytes of a key."""
+    return key.encode("utf-8", "surrogateescape")
+
+
+def decode_key(raw: bytes) -> str:
+    """The text of a key; inverse of `encode_key`."""
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def prefix_end(prefix: str) -> bytes:
+    """The first key beyond all that start with `prefix`; a zero byte (no end) if that is empty."""
+    raw = bytearray(encode_key(prefix))
+    while raw:
+        if raw[-1] < 0xFF:
+            raw[-1] += 1
+            return bytes(raw)
+        raw.pop()
+    return b"\0"
+
+
+def header_of(msg: Any) -> ResponseHeader:
+    """The typed header of any response."""
+    return ResponseHeader(msg.cluster_id, msg.member_id, msg.revision, msg.raft_term)
+
+
+def _kv_of(msg: Any) -> KeyValue:
+    return KeyValue(
+        key=decode_key(msg.key),
+        value=msg.value,
+        create_revision=msg.create_revision,
+        mod_revision=msg.mod_revision,
+        version=msg.version,
+        lease=msg.lease,
+    )
+
+
+def event_of(msg: Any) -> Event:
+    """A watched change."""
+    return Event(_kv_of(msg.kv), is_delete=msg.type == kv_pb2.Event.DELETE)
+
+
+def range_request(
+    key: str, *, prefix: bool, revision: int = 0, limit: int = 0, keys_only: bool = False
+) -> Any:
+    """A read of one key, or of all keys that start with it, in key order."""
+    # etcd has no empty key: the range from \0 on is the whole store.
+    first = encode_key(key) or b"\0"
+    return rpc_pb2.RangeRequest(
+        key=first,
+        range_end=prefix_end(key) if prefix else b"",
+        revision=revision,
+        limit=limit,
+        keys_only=keys_only,
+    )
+
+
+def range_result(msg: Any) -> RangeResult:
+    """The typed answer of a read; its header says when the answer was made."""
+    return RangeResult(header_of(msg.header), tuple(_kv_of(kv) for kv in msg.kvs), msg.count)
+
+
+def compare_to_pb(compare: Compare) -> Any:
+    """The wire form of a condition."""
+    return rpc_pb2.Compare(
+        result=rpc_pb2.Compare.EQUAL,
+        target=_TARGETS[compare.target],
+        key=encode_key(compare.key),
+        **{compare.target.value: compare.value},
+    )
+
+
+def operation_to_pb(operation: Operation) -> Any:
+    """The wire form of one operation of a transaction."""
+    match operation:
+        case Put():
+            return rpc_pb2.RequestOp(
+                request_put=rpc_pb2.PutRequest(
+                    key=encode_key(operation.key),
+                    value=operation.value,
+                    lease=operation.lease,
+                    ignore_lease=operation.ignore_lease,
+                )
+            )
+        case Delete():
+            return rpc_pb2.RequestOp(
+                request_delete_range=rpc_pb2.DeleteRangeRequest(
+                    key=encode_key(operation.key) or b"\0",
+                    range_end=prefix_end(operation.key) if operation.prefix else b"",
+                )
+            )
+        case Get():
+            return rpc_pb2.RequestOp(
+                request_range=range_request(operation.key, prefix=operation.prefix)
+            )
+
+
+def is_unavailable(error: Any) -> bool:
+    """Whether another endpoint may do better: the connection broke, or the member has no leader."""
+    return bool(error.code() == grpc.StatusCode.UNAVAILABLE)
+
+
+def error_of(error: Any, *, what: str, endpoint: str) -> EtcdError:
+    """The typed error of a failed call.
+
+    Args: what: the call, with the key or lease it was about.
+    """
+    code = error.code()
+    text = f"etcd at {endpoint}: {what}: {code.name}: {error.details()}"
+    # The code alone does not tell it from a revision of the future.
+    if code == grpc.StatusCode.OUT_OF_RANGE and "compacted" in (error.details() or ""):
+        return Compacted(text)
+    if code == grpc.StatusCode.UNIMPLEMENTED:
+        return EtcdRejected(
+            f"{text}; the server there is no etcd of version 3.4 or later; check --etcd.address"
+        )
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+        return EtcdError(f"{text}; check that etcd runs and that --etcd.address names it")
+    return EtcdError(text) if code in _RETRIABLE else EtcdRejected(text)
