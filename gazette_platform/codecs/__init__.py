@@ -1,0 +1,28 @@
+"""Compression of fragments: the bytes that stand in a store for the bytes of a journal.
+
+A *compressor* turns batches into stored bytes; a *decompressor* takes stored bytes in pieces of any
+size and gives content back, across the members or frames of which a file consists. All of them
+spend their time in C or Rust with the GIL released, so they belong in worker threads.
+"""
+
+from __future__ import annotations
+
+from gazette_platform.codecs.codec import (
+    Compressor,
+    Decompressor,
+    codec_of_extension,
+    compressor,
+    decompress_steps,
+    decompressor,
+    extension,
+)
+
+__all__ = [
+    "Compressor",
+    "Decompressor",
+    "codec_of_extension",
+    "compressor",
+    "decompress_steps",
+    "decompressor",
+    "extension",
+]
