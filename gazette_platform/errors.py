@@ -92,11 +92,7 @@ class StatusError(GazetteError):
     def __init__(self, detail: str = "", *, journal: str = "") -> None:
         self.journal = journal
         self.detail = detail
-        text = self.status
-        if journal:
-            text = f"{journal}: {text}"
-        if detail:
-            text = f"{text}: {detail}"
+        text = ": ".join(part for part in (journal, self.status, detail) if part)
         if self.advice:
             text = f"{text} ({self.advice})"
         super().__init__(text)

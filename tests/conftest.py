@@ -1,7 +1,8 @@
-"""Shared fixtures."""
+"""Shared fixtures and the two policies of a run: slow tests on demand, no silent skip of servers."""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,9 +10,44 @@ import pytest
 from gazette_platform.testing.etcd import find_etcd
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from pathlib import Path
 
 pytest_plugins = ("gazette_platform.testing.plugin",)
+
+# Tests with these marks start real programs.
+_SERVER_MARKS = frozenset({"etcd", "hive", "trino", "spark", "e2e", "browser"})
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--run-slow", action="store_true", help="also run tests marked slow")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--run-slow"):
+        return
+    slow = [item for item in items if item.get_closest_marker("slow") is not None]
+    if slow:
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item.get_closest_marker("slow") is None]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Under GAZETTE_REQUIRE_SERVERS=1 (`make test`) a server that is missing fails its tests."""
+    report = yield
+    if (
+        report.skipped
+        and call.excinfo is not None
+        and os.environ.get("GAZETTE_REQUIRE_SERVERS") == "1"
+        and any(mark.name in _SERVER_MARKS for mark in item.iter_markers())
+    ):
+        why = call.excinfo.value
+        report.outcome = "failed"
+        report.longrepr = f"skipped, but GAZETTE_REQUIRE_SERVERS=1 allows no skip here: {why}"
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,227 @@
+"""Rules of the house that no linter knows: sizes, names, what may be imported where."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+MODULE_LINES_MAX = 800
+MODULE_LINES_JUSTIFY = 600
+FUNCTION_LINES_MAX = 70
+
+# Which modules each contract of import-linter is about. Contracts can name existing ones only, so
+# pyproject.toml names those, and this list catches the day when another comes to exist.
+_CORE = "errors ops protocol etcd keyspace allocator stores fragment client message broker consumer codecs"
+CONTRACTS = {
+    ("lake-is-a-client", "source_modules"): "lake hive resources assets sensors definitions",
+    ("lake-is-a-client", "forbidden_modules"): "broker consumer allocator keyspace etcd",
+    ("core-is-light", "source_modules"): _CORE,
+    ("pure", "source_modules"): (
+        "allocator.flow_network broker.append_fsm message.sequencer consumer.recoverylog.fsm fragment.cover_set"
+    ),
+    ("pb-edges", "allowed_importers"): "protocol client broker consumer testing",
+}
+
+# Importable packages of the extras; the core must work without any of them.
+HEAVY = "dagster dagster_pyspark dagster_webserver pyspark py4j pyiceberg hive_metastore pyarrow trino boto3 obstore uv"
+
+
+@cache
+def tracked(pattern: str = "") -> tuple[Path, ...]:
+    """Files of the repository, new ones included, that end with `pattern`."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    files = (ROOT / line for line in listed.stdout.splitlines() if line.endswith(pattern))
+    return tuple(sorted(path for path in files if path.is_file()))
+
+
+def python_files(*folders: str) -> list[Path]:
+    """Hand-written Python below `folders` (all when none is named)."""
+    return [
+        path
+        for path in tracked(".py")
+        if not re.search(r"_pb2(_grpc)?\.py$", path.name)
+        and (not folders or path.relative_to(ROOT).parts[0] in folders)
+    ]
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def exists(module: str) -> bool:
+    base = ROOT / "gazette_platform" / module.replace(".", "/")
+    return base.with_suffix(".py").is_file() or (base / "__init__.py").is_file()
+
+
+def test_no_module_is_too_long():
+    too_long, unexplained = [], []
+    for path in python_files():
+        text = path.read_text()
+        lines = text.count("\n")
+        if lines > MODULE_LINES_MAX:
+            too_long.append(f"{name_of(path)}: {lines}")
+        elif lines > MODULE_LINES_JUSTIFY:
+            docstring = ast.get_docstring(ast.parse(text)) or ""
+            if "Long because" not in docstring:
+                unexplained.append(f"{name_of(path)}: {lines}")
+    assert not too_long, f"over {MODULE_LINES_MAX} lines: split by concept"
+    assert not unexplained, (
+        'over 600 lines: say "Long because ..." in the module docstring, or split'
+    )
+
+
+def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines from ``def`` to the end, the docstring not counted."""
+    total = (function.end_lineno or 0) - function.lineno + 1
+    first = function.body[0]
+    if ast.get_docstring(function) is not None:
+        total -= (first.end_lineno or 0) - first.lineno + 1
+    return total
+
+
+def test_no_function_is_too_long():
+    found = []
+    for path in python_files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = lines_of(node)
+                if lines > FUNCTION_LINES_MAX:
+                    found.append(f"{name_of(path)}:{node.lineno} {node.name}: {lines}")
+    assert not found, (
+        f"functions over {FUNCTION_LINES_MAX} lines: keep the branches, move the leaves out"
+    )
+
+
+def public_names(tree: ast.Module) -> list[str]:
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return [n.name for n in tree.body if isinstance(n, kinds) and not n.name.startswith("_")]
+
+
+def test_every_module_with_public_names_lists_them():
+    missing = []
+    for path in python_files("gazette_platform"):
+        tree = ast.parse(path.read_text())
+        targets = {
+            target.id
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        reexports = path.name == "__init__.py" and any(
+            isinstance(node, ast.ImportFrom) and node.module != "__future__" for node in tree.body
+        )
+        if "__all__" not in targets and (public_names(tree) or reexports):
+            missing.append(name_of(path))
+    assert not missing, "modules without __all__"
+
+
+def test_every_package_says_what_it_is():
+    bare = [
+        name_of(path)
+        for path in python_files("gazette_platform")
+        if path.name == "__init__.py" and not ast.get_docstring(ast.parse(path.read_text()))
+    ]
+    assert not bare, "a package opens with its nouns, its guarantee, its cost"
+
+
+def test_no_module_is_called_utils():
+    banned = {"utils", "util", "helpers", "misc", "common"}
+    found = [
+        name_of(path)
+        for path in python_files()
+        if path.stem in banned or path.parent.name in banned
+    ]
+    assert not found, "name a module for its concept"
+
+
+def test_hive_metastore_folder_holds_no_python():
+    # PyIceberg installs a package of that name; one of ours would shadow it.
+    assert not [name_of(path) for path in python_files("hive_metastore")]
+
+
+def test_installed_hive_metastore_is_the_thrift_client():
+    probe = "import hive_metastore.ThriftHiveMetastore as t; print(t.__file__)"
+    found = subprocess.run(
+        [sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "site-packages" in found.stdout
+
+
+def test_tree_names_no_place_of_one_machine():
+    # Spelled in pieces, or this file would be the first find.
+    places = ["/" + "root/", "/" + "work/main", "/" + "work/shared", f"{ROOT}/", f"{Path.home()}/"]
+    pattern = re.compile("|".join([*map(re.escape, places), "/(?:home|Users)/" + "[a-z]"]))
+    found = []
+    for path in tracked():
+        if path.name == "uv.lock" or path.suffix in {".gz", ".zip", ".png", ".jar"}:
+            continue
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+            if pattern.search(line):
+                found.append(f"{name_of(path)}:{number}: {line.strip()[:100]}")
+    assert not found, "paths of a machine in the tree"
+
+
+def test_lock_file_names_the_public_index_only():
+    hosts = set(re.findall(r'https?://([^/"]+)', (ROOT / "uv.lock").read_text()))
+    assert hosts <= {"pypi.org", "files.pythonhosted.org"}
+
+
+@pytest.mark.parametrize("command", sorted(PROJECT["project"]["scripts"]))
+def test_script_can_be_imported_and_called(command):
+    module, _, attribute = PROJECT["project"]["scripts"][command].partition(":")
+    assert callable(getattr(importlib.import_module(module), attribute))
+
+
+def test_core_needs_no_extra():
+    core = [name for name in _CORE.split() if exists(name)]
+    modules = [f"gazette_platform.{name}" for name in core]
+    modules += [target.partition(":")[0] for target in PROJECT["project"]["scripts"].values()]
+    program = f"""
+import importlib, sys
+heavy = set({HEAVY.split()!r})
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in heavy:
+            raise ImportError(f"{{name}} belongs to an extra")
+
+sys.meta_path.insert(0, Blocker())
+for name in {modules!r}:
+    importlib.import_module(name)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(("contract", "field"), sorted(CONTRACTS))
+def test_contract_names_every_module_that_exists(contract, field):
+    wanted = {f"gazette_platform.{m}" for m in CONTRACTS[contract, field].split() if exists(m)}
+    configured = {c["id"]: c for c in PROJECT["tool"]["importlinter"]["contracts"]}
+    named = set(configured.get(contract, {}).get(field, []))
+    assert {name for name in named if name.startswith("gazette_platform")} == wanted
+
+
+def test_test_files_have_unique_names():
+    # --import-mode=importlib allows equal names, people who read a report do not.
+    names = [path.name for path in python_files("tests") if path.name.startswith("test_")]
+    assert sorted(names) == sorted(set(names))
