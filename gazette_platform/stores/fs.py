@@ -1,0 +1,254 @@
+"""The ``file`` store: a directory, shared or not, with the layout of an object store.
+
+Our own driver, because engines read the directory while brokers write: an object appears under its
+name by a rename, whole and synced to disk. While being written its name begins with a dot, which
+engines and listings hide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import stat
+import tempfile
+import threading
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar, final
+from urllib.parse import quote
+
+from gazette_platform.errors import (
+    AccessDenied,
+    DataError,
+    ObjectNotFound,
+    StoreError,
+    StoreUnavailable,
+)
+from gazette_platform.stores.interface import PIECE_BYTES, StoredObject, is_auth_error
+from gazette_platform.stores.prefix import KeyRule, take_args
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from concurrent.futures import Executor
+
+    from gazette_platform.protocol import StoreUrl
+
+__all__ = ["FileStore"]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+_DIRECTORY_MODE = 0o750
+_FILE_MODE = 0o640
+_PARTIAL_PREFIX: Final = ".partial-"
+_COPY_BYTES_MAX = 8 * 1024 * 1024
+_LIST_BATCH = 512
+
+# Characters that stand for themselves in the path of a URL; `%` and `?` must not.
+_URL_SAFE: Final = "/!$&'()*+,;=:@-._~"
+
+
+@final
+class FileStore:
+    """Objects as files below ``<file root>/<path of the URL>``."""
+
+    def __init__(self, url: StoreUrl, *, file_root: Path, executor: Executor) -> None:
+        """Take the arguments of `url`; touches no disk.
+
+        Args: file_root: directory that must exist whenever an object is put.
+              executor: bounded pool of threads for blocking calls.
+        Raises: ValidationError: the URL has arguments that this store does not know.
+        """
+        self._url = url.text
+        self._rule = KeyRule.of(url.prefix.lstrip("/"), take_args(url, frozenset()))
+        self._root = file_root
+        self._executor = executor
+
+    @property
+    def url(self) -> str:
+        """The store's URL, exactly as specs have it."""
+        return self._url
+
+    async def exists(self, path: str) -> bool:
+        """Whether the object is there. Cancellation: safe."""
+        return await self._run(_is_file, self.local_path(path))
+
+    async def get(self, path: str) -> AsyncIterator[bytes]:
+        """The stored bytes in pieces; see `FragmentStore.get`."""
+        fd = await self._run(_open_to_read, self.local_path(path))
+        try:
+            offset = 0
+            while piece := await self._run(os.pread, fd, PIECE_BYTES, offset):
+                yield piece
+                offset += len(piece)
+        finally:
+            # A thread that still reads for a cancelled call reads nothing that anybody sees.
+            os.close(fd)
+
+    async def put(
+        self,
+        path: str,
+        fd: int,
+        length: int,
+        *,
+        content_encoding: str = "",  # noqa: ARG002  a file has no headers
+    ) -> None:
+        """Store the first `length` bytes of `fd`; see `FragmentStore.put`."""
+        target = self.local_path(path)
+        # The thread's own descriptor: a cancelled caller closes its own while the thread copies,
+        # and the number may be given to another file at once.
+        own_fd = os.dup(fd)
+        is_cancelled = threading.Event()
+        future = self._executor.submit(
+            partial(_put, self._root, target, own_fd, length, is_cancelled)
+        )
+        future.add_done_callback(lambda _: os.close(own_fd))
+        try:
+            with _store_errors():
+                await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            is_cancelled.set()
+            raise
+
+    async def list(self, prefix: str) -> AsyncIterator[StoredObject]:
+        """Objects below a directory; see `FragmentStore.list`."""
+        if prefix and not prefix.endswith("/"):
+            raise StoreError(f"prefix {prefix!r} of a listing must end with '/'")
+        walk = _walk(self.local_path(prefix), "")
+        while batch := await self._run(_take, walk):
+            for item in batch:
+                yield item
+
+    async def remove(self, path: str) -> None:
+        """Delete the object; see `FragmentStore.remove`."""
+        await self._run(self.local_path(path).unlink)
+
+    def sign_get(self, path: str, ttl_s: float) -> str:  # noqa: ARG002  files need no signature
+        """A ``file`` URL below the file root, which the reader must know: it is not signed."""
+        return "file:///" + quote(self._rule.key(path), safe=_URL_SAFE)
+
+    def is_auth_error(self, error: BaseException) -> bool:
+        """Whether `error` says that permissions or the directory itself are wrong."""
+        return is_auth_error(error)
+
+    def local_path(self, path: str) -> Path:
+        """Where the object lies."""
+        return self._root / self._rule.key(path)
+
+    async def _run(self, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        loop = asyncio.get_running_loop()
+        with _store_errors():
+            return await loop.run_in_executor(self._executor, partial(call, *args, **kwargs))
+
+
+@contextlib.contextmanager
+def _store_errors() -> Iterator[None]:
+    """Errors of the operating system as errors of a store."""
+    try:
+        yield
+    except FileNotFoundError as err:
+        raise ObjectNotFound(f"no such object: {err.filename}") from err
+    except PermissionError as err:
+        raise AccessDenied(f"{err} (give the broker's user access to the directory)") from err
+    except OSError as err:
+        raise StoreUnavailable(f"file store: {err}") from err
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _open_to_read(path: Path) -> int:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise FileNotFoundError(0, "not a file", str(path))
+    return fd
+
+
+def _put(
+    root: Path, target: Path, source_fd: int, length: int, is_cancelled: threading.Event
+) -> None:
+    if not root.is_dir():
+        # Not made: a root that is missing is more often a mount that is, and an unmounted
+        # directory would take fragments that nobody finds again.
+        raise AccessDenied(f"invalid file store directory {root} (create or mount it)")
+    _make_directories(target.parent)
+    partial_fd, partial_name = tempfile.mkstemp(
+        prefix=f"{_PARTIAL_PREFIX}{target.name}.", dir=target.parent
+    )
+    try:
+        try:
+            os.fchmod(partial_fd, _FILE_MODE)
+            _copy(source_fd, partial_fd, length, is_cancelled)
+            os.fsync(partial_fd)
+        finally:
+            os.close(partial_fd)
+        Path(partial_name).rename(target)
+    except BaseException:
+        Path(partial_name).unlink(missing_ok=True)
+        raise
+    _sync_directory(target.parent)
+
+
+def _make_directories(directory: Path) -> None:
+    """Create what is missing of the path, so that it survives a crash."""
+    missing: list[Path] = []
+    while not directory.is_dir():
+        missing.append(directory)
+        directory = directory.parent
+    for path in reversed(missing):
+        path.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
+        _sync_directory(path.parent)
+
+
+def _sync_directory(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _copy(source_fd: int, target_fd: int, length: int, is_cancelled: threading.Event) -> None:
+    """Copy the first `length` bytes, in the kernel where it can."""
+    offset = 0
+    while offset < length:
+        if is_cancelled.is_set():
+            raise StoreUnavailable("put was cancelled")
+        count = os.sendfile(target_fd, source_fd, offset, min(length - offset, _COPY_BYTES_MAX))
+        if count == 0:
+            raise DataError(f"content ends at byte {offset}, {length} were to be stored")
+        offset += count
+
+
+def _take(walk: Iterator[StoredObject]) -> list[StoredObject]:
+    return list(islice(walk, _LIST_BATCH))
+
+
+def _walk(directory: Path, relative: str) -> Iterator[StoredObject]:
+    """Regular files below `directory`, ordered by path as an object store orders keys."""
+    try:
+        with os.scandir(directory) as scan:
+            entries = [entry for entry in scan if not entry.name.startswith(".")]
+    except (FileNotFoundError, NotADirectoryError):
+        return  # never made, or removed meanwhile
+    named = sorted(
+        (entry.name + "/" if entry.is_dir(follow_symlinks=False) else entry.name, entry)
+        for entry in entries
+    )
+    for name, entry in named:
+        if name.endswith("/"):
+            yield from _walk(directory / entry.name, relative + name)
+            continue
+        try:
+            info = entry.stat()
+        except FileNotFoundError:
+            continue
+        if stat.S_ISREG(info.st_mode):
+            yield StoredObject(relative + name, int(info.st_mtime), info.st_size)

@@ -1,0 +1,117 @@
+"""Whether a fragment store does what brokers need of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from typing import TYPE_CHECKING, Final
+
+import aiohttp
+
+from gazette_platform.errors import GazetteError, StoreError, StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from gazette_platform.stores.interface import FragmentStore
+
+__all__ = [
+    "DELETE_PROBE_PATH",
+    "HEALTH_CHECK_CONTENT",
+    "HEALTH_CHECK_PATH",
+    "delete_probe",
+    "health_check",
+    "put_bytes",
+]
+
+HEALTH_CHECK_PATH: Final = ".test/health-check"
+HEALTH_CHECK_CONTENT: Final = b"health-check\n"
+DELETE_PROBE_PATH: Final = ".gazette-delete-probe"
+
+_DELETE_PROBE_CONTENT = b"gazette-delete-probe\n"
+_CHECK_TIMEOUT_S = 60.0
+_SIGNATURE_TTL_S = 300.0
+
+
+async def put_bytes(store: FragmentStore, path: str, content: bytes) -> None:
+    """Put a few bytes. Raises: StoreError. Cancellation: as `FragmentStore.put`."""
+    with tempfile.TemporaryFile(buffering=0) as file:
+        os.pwrite(file.fileno(), content, 0)
+        await store.put(path, file.fileno(), len(content))
+
+
+async def fetch_url(url: str) -> bytes:
+    """The body that a signed URL answers with. Raises: StoreError."""
+    try:
+        async with aiohttp.ClientSession() as session, session.get(url) as response:
+            if not response.ok:
+                raise StoreUnavailable(f"GET of the signed URL answers HTTP {response.status}")
+            return await response.read()
+    except aiohttp.ClientError as err:
+        raise StoreUnavailable(f"GET of the signed URL failed: {err}") from err
+
+
+async def health_check(
+    store: FragmentStore,
+    *,
+    fetch: Callable[[str], Awaitable[bytes]] = fetch_url,
+    timeout_s: float = _CHECK_TIMEOUT_S,
+) -> None:
+    """Write, read, list and sign a small object of a fixed name, which stays there.
+
+    Args: fetch: gets the body of a signed http(s) URL.
+          timeout_s: seconds for all of it.
+    Raises: StoreError: says which step failed, and how.
+    Cancellation: safe.
+    """
+    step = "PUT"
+    try:
+        async with asyncio.timeout(timeout_s):
+            await put_bytes(store, HEALTH_CHECK_PATH, HEALTH_CHECK_CONTENT)
+            step = "GET"
+            _compare(b"".join([piece async for piece in store.get(HEALTH_CHECK_PATH)]))
+            step = "LIST"
+            directory, _, _ = HEALTH_CHECK_PATH.rpartition("/")
+            async for _ in store.list(f"{directory}/"):
+                pass
+            step = "SIGN"
+            signed_url = store.sign_get(HEALTH_CHECK_PATH, _SIGNATURE_TTL_S)
+            if signed_url.startswith(("http://", "https://")):
+                step = "signed GET"
+                _compare(await fetch(signed_url))
+    except TimeoutError as err:
+        raise StoreUnavailable(f"{step} of the health check took over {timeout_s:g} s") from err
+    except GazetteError as err:
+        raise _of_step(f"health check {step} failed", err) from err
+
+
+async def delete_probe(store: FragmentStore, *, timeout_s: float = _CHECK_TIMEOUT_S) -> None:
+    """Write and remove a small object, to learn whether fragments could be pruned.
+
+    Raises: StoreError: names the step that failed.
+    Cancellation: the object may stay; its name is hidden from listings.
+    """
+    step = "PUT"
+    try:
+        async with asyncio.timeout(timeout_s):
+            await put_bytes(store, DELETE_PROBE_PATH, _DELETE_PROBE_CONTENT)
+            step = "DELETE"
+            await store.remove(DELETE_PROBE_PATH)
+    except TimeoutError as err:
+        raise StoreUnavailable(f"delete-probe {step} failed: over {timeout_s:g} s") from err
+    except GazetteError as err:
+        raise _of_step(f"delete-probe {step} failed", err) from err
+
+
+def _compare(content: bytes) -> None:
+    if content != HEALTH_CHECK_CONTENT:
+        raise StoreError(
+            f"content mismatch: expected {HEALTH_CHECK_CONTENT!r}, read {content[:64]!r}"
+        )
+
+
+def _of_step(what: str, error: GazetteError) -> StoreError:
+    """The same kind of store error, with the step that met it."""
+    kind = type(error) if isinstance(error, StoreError) else StoreError
+    return kind(f"{what}: {error}")

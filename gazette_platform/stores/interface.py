@@ -1,0 +1,96 @@
+"""What a fragment store offers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from gazette_platform.errors import AccessDenied
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+__all__ = ["PIECE_BYTES", "FragmentStore", "StoredObject", "is_auth_error"]
+
+# Size in which objects are read: large enough that the hop between threads does not count.
+PIECE_BYTES: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object as a listing tells of it."""
+
+    path: str
+    """Relative to the prefix that was listed."""
+    mod_time: int
+    """Unix seconds at which it was written."""
+    size: int
+    """Stored (maybe compressed) bytes."""
+
+
+class FragmentStore(Protocol):
+    """Objects under content paths; the prefix and rewriting of the store's URL happen inside.
+
+    Every operation raises a `StoreError`: `ObjectNotFound`, `AccessDenied` (the store refuses us
+    for good), or `StoreUnavailable` (may pass).
+    """
+
+    @property
+    def url(self) -> str:
+        """The store's URL, exactly as specs have it."""
+        ...
+
+    async def exists(self, path: str) -> bool:
+        """Whether the object is there. Cancellation: safe."""
+        ...
+
+    def get(self, path: str) -> AsyncIterator[bytes]:
+        """The stored bytes in pieces of about 1 MiB; close the iterator if you leave early.
+
+        An object that is replaced meanwhile is read to its end as it was.
+        """
+        ...
+
+    async def put(self, path: str, fd: int, length: int, *, content_encoding: str = "") -> None:
+        """Store the first `length` bytes of `fd` as one object, replacing what is there.
+
+        The position of `fd` is neither used nor moved, and the caller may close it at any time
+        after the call began.
+
+        Args: content_encoding: what stores that speak HTTP should say of it, e.g. ``gzip``.
+        Cancellation: nothing, or the whole object, is stored.
+        """
+        ...
+
+    def list(self, prefix: str) -> AsyncIterator[StoredObject]:
+        """Objects below `prefix`, a directory (empty, or ending in a slash), in order of path.
+
+        Names that begin with a dot, below the prefix, are not listed: those are of brokers' own
+        files. A missing directory lists nothing.
+        """
+        ...
+
+    async def remove(self, path: str) -> None:
+        """Delete the object. Raises: ObjectNotFound. Cancellation: it may be deleted or not."""
+        ...
+
+    def sign_get(self, path: str, ttl_s: float) -> str:
+        """A URL from which the object can be fetched without credentials for `ttl_s` seconds."""
+        ...
+
+    def is_auth_error(self, error: BaseException) -> bool:
+        """Whether `error`, raised by this store, says that it refuses us for good."""
+        ...
+
+    def local_path(self, path: str) -> Path | None:
+        """Where the object lies in this machine's file system; None if it does not."""
+        ...
+
+
+def is_auth_error(error: BaseException) -> bool:
+    """Whether `error` says that a store exists and refuses us, so that another may be tried.
+
+    Credentials that are wrong in themselves, and timeouts, are not: they concern every store.
+    """
+    return isinstance(error, AccessDenied)

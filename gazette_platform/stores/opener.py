@@ -1,0 +1,51 @@
+"""From the URL of a store to its driver."""
+
+from __future__ import annotations
+
+import functools
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from gazette_platform.errors import StoreError
+from gazette_platform.protocol import StoreUrl, parse_store_url
+from gazette_platform.stores.fs import FileStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gazette_platform.stores.interface import FragmentStore
+
+__all__ = ["file_executor", "open_store"]
+
+# A disk or network file system serves a few calls at once well; more only queue in the kernel.
+_FILE_THREADS_MAX = 8
+
+
+@functools.cache
+def file_executor() -> ThreadPoolExecutor:
+    """The threads in which all file stores of this process do their blocking calls."""
+    return ThreadPoolExecutor(_FILE_THREADS_MAX, thread_name_prefix="gazette-file-store")
+
+
+def open_store(url: str, *, file_root: Path | None, file_only: bool = False) -> FragmentStore:
+    """The store of a URL. Does no I/O: whether the store works, its health checks tell.
+
+    Args: file_root: directory below which ``file`` stores lie; None refuses them.
+          file_only: every URL, of whatever scheme, means the file root itself.
+    Raises: ValidationError: the URL or its arguments are wrong.
+            StoreError: this build or process cannot serve its scheme.
+    """
+    parsed = parse_store_url(url)
+    if file_only:
+        parsed = StoreUrl(scheme="file", host="", path="/", args={}, text=url)
+    if parsed.scheme != "file":
+        raise StoreError(
+            f"unsupported fragment store scheme: {parsed.scheme} ({url}; this build writes to "
+            "file:/// stores only: name one in the journal's spec, or serve every store from "
+            "disk with --broker.file-only)"
+        )
+    if file_root is None:
+        raise StoreError(
+            f"fragment store {url} needs a directory (give its root with --broker.file-root)"
+        )
+    return FileStore(parsed, file_root=file_root, executor=file_executor())

@@ -1,0 +1,60 @@
+"""How a store's URL turns content paths into object keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from gazette_platform.errors import StoreError, ValidationError
+
+if TYPE_CHECKING:
+    from gazette_platform.protocol import StoreUrl
+
+__all__ = ["KeyRule", "take_args"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRule:
+    """Joins the prefix of a store to content paths, after an optional rewriting of them."""
+
+    prefix: str
+    """Of all keys: empty, or ends in a slash; never begins with one."""
+    find: str = ""
+    """Text of a content path, of which the first occurrence is replaced; empty turns it off."""
+    replace: str = ""
+
+    @classmethod
+    def of(cls, prefix: str, args: dict[str, str]) -> Self:
+        """The rule of a store with `prefix`, given its (lower-case) arguments."""
+        return cls(prefix=prefix, find=args.get("find", ""), replace=args.get("replace", ""))
+
+    def key(self, path: str) -> str:
+        """The object key of a content path, or of the prefix of a listing.
+
+        Raises: StoreError: the path would leave the prefix.
+        """
+        rewritten = path.replace(self.find, self.replace, 1) if self.find else path
+        if rewritten.startswith("/") or ".." in rewritten.split("/") or "\0" in rewritten:
+            raise StoreError(f"path {path!r} does not stay below the prefix of its store")
+        return self.prefix + rewritten
+
+
+def take_args(url: StoreUrl, known: frozenset[str]) -> dict[str, str]:
+    """The arguments of a store's URL by lower-case name.
+
+    Args: known: lower-case names that the driver understands beside ``find`` and ``replace``.
+    Raises: ValidationError: another argument is given, or one twice.
+    """
+    args: dict[str, str] = {}
+    allowed = known | {"find", "replace"}
+    for name, value in url.args.items():
+        lower = name.lower()
+        if lower not in allowed:
+            raise ValidationError(
+                f"unknown query argument {name!r} of fragment store {url.text} "
+                f"(known: {', '.join(sorted(allowed))})"
+            )
+        if lower in args:
+            raise ValidationError(f"query argument {name!r} of {url.text} is given twice")
+        args[lower] = value
+    return args

@@ -1,0 +1,217 @@
+"""One store per URL, for all journals that name it, under a watch of its health."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, final
+
+from gazette_platform.errors import StoreError, StoreUnavailable
+from gazette_platform.stores.health import health_check
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
+
+    from gazette_platform.ops.clock import Clock
+    from gazette_platform.ops.tasks import TaskGroup
+    from gazette_platform.stores.interface import FragmentStore, StoredObject
+
+__all__ = ["ActiveStore", "StoreHealth", "StoreRegistry"]
+
+_log = logging.getLogger(__name__)
+
+_HEALTHY_INTERVAL_S: Final = 30 * 60.0
+# Waits after the first, second … failure in a row. A store that just came up shall be noticed soon;
+# one that is down for long shall not be hammered by every broker.
+_FAILURE_INTERVALS_S: Final = (0.0, 0.1, 1.0, 1.0, 10.0, 10.0)
+_FAILURE_INTERVAL_LAST_S: Final = 100.0
+_JITTER: Final = 0.2
+_SWEEP_INTERVAL_S: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StoreHealth:
+    """Result of the latest health check; compared by identity."""
+
+    error: StoreError | None
+    """Why the store is unhealthy; None if it is well."""
+    checks: int
+    """Checks that ended so far, this one included."""
+
+
+@final
+class ActiveStore:
+    """A store in use: its operations, and the result of its latest health check."""
+
+    def __init__(self, store: FragmentStore) -> None:
+        self._store = store
+        self._changed = asyncio.Event()
+        self._health = StoreHealth(
+            error=StoreUnavailable("first health check hasn't completed yet"), checks=0
+        )
+        self.is_marked = True
+        """Whether it was asked for since the last sweep."""
+
+    @property
+    def store(self) -> FragmentStore:
+        """The driver."""
+        return self._store
+
+    @property
+    def url(self) -> str:
+        """The store's URL, exactly as specs have it."""
+        return self._store.url
+
+    @property
+    def health(self) -> StoreHealth:
+        """Result of the latest check; unhealthy before the first."""
+        return self._health
+
+    async def wait_health_change(self, since: StoreHealth) -> StoreHealth:
+        """Wait for a result other than `since`. The caller sets the deadline.
+
+        Cancellation: safe.
+        """
+        while self._health is since:
+            await self._changed.wait()
+        return self._health
+
+    def update_health(self, error: StoreError | None, *, is_check: bool = True) -> None:
+        """Publish a result and wake those who wait for one."""
+        self._health = StoreHealth(error=error, checks=self._health.checks + is_check)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def exists(self, path: str) -> bool:
+        """See `FragmentStore.exists`."""
+        return await self._store.exists(path)
+
+    def get(self, path: str) -> AsyncIterator[bytes]:
+        """See `FragmentStore.get`."""
+        return self._store.get(path)
+
+    async def put(self, path: str, fd: int, length: int, *, content_encoding: str = "") -> None:
+        """See `FragmentStore.put`."""
+        await self._store.put(path, fd, length, content_encoding=content_encoding)
+
+    def list(self, prefix: str) -> AsyncIterator[StoredObject]:
+        """See `FragmentStore.list`."""
+        return self._store.list(prefix)
+
+    async def remove(self, path: str) -> None:
+        """See `FragmentStore.remove`."""
+        await self._store.remove(path)
+
+    def sign_get(self, path: str, ttl_s: float) -> str:
+        """See `FragmentStore.sign_get`."""
+        return self._store.sign_get(path, ttl_s)
+
+    def is_auth_error(self, error: BaseException) -> bool:
+        """See `FragmentStore.is_auth_error`."""
+        return self._store.is_auth_error(error)
+
+    def local_path(self, path: str) -> Path | None:
+        """See `FragmentStore.local_path`."""
+        return self._store.local_path(path)
+
+
+@final
+class StoreRegistry:
+    """Opens each store once, checks it regularly, and drops it when nobody asks for it any more.
+
+    Used from one event loop.
+    """
+
+    def __init__(
+        self,
+        opener: Callable[[str], FragmentStore],
+        clock: Clock,
+        tasks: TaskGroup,
+        *,
+        rng: random.Random | None = None,
+        check: Callable[[FragmentStore], Awaitable[None]] = health_check,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Start without stores.
+
+        Args: opener: makes the store of a URL, without I/O; may raise `GazetteError`.
+              clock: paces the sweeps.
+              tasks: owns the health loops, one per store, which end with it.
+              rng: spreads the checks of many brokers.
+              check: raises a `StoreError` if the store is not well.
+              sleep: waits a number of seconds.
+        """
+        self._opener = opener
+        self._clock = clock
+        self._tasks = tasks
+        self._rng = rng or random.Random()  # noqa: S311  not for secrets
+        self._check = check
+        self._sleep = sleep
+        self._stores: dict[str, ActiveStore] = {}
+        self._loops: dict[str, asyncio.Task[None]] = {}
+        self._swept_at = clock.monotonic()
+
+    def __len__(self) -> int:
+        return len(self._stores)
+
+    def get(self, url: str) -> ActiveStore:
+        """The store of `url`, opened now if it is not in use. Marks it as used.
+
+        Whoever keeps using a store asks for it again at least hourly.
+
+        Raises: GazetteError: it could not be opened; the next call tries again.
+        """
+        self._sweep_if_due()
+        active = self._stores.get(url)
+        if active is None:
+            active = ActiveStore(self._opener(url))
+            self._stores[url] = active
+            self._loops[url] = self._tasks.spawn(self._watch(active), name=f"health of {url}")
+        active.is_marked = True
+        return active
+
+    def sweep(self) -> None:
+        """Drop the stores that were not asked for since the last sweep."""
+        self._swept_at = self._clock.monotonic()
+        for url, active in list(self._stores.items()):
+            if active.is_marked:
+                active.is_marked = False
+                continue
+            del self._stores[url]
+            self._loops.pop(url).cancel()
+            active.update_health(StoreUnavailable("health checks have stopped"), is_check=False)
+
+    def _sweep_if_due(self) -> None:
+        # On use instead of by a timer: without use there is nothing new to drop, and what stays
+        # is one loop that checks every half hour.
+        if self._clock.monotonic() - self._swept_at >= _SWEEP_INTERVAL_S:
+            self.sweep()
+
+    async def _watch(self, active: ActiveStore) -> None:
+        failures = 0
+        while True:
+            try:
+                await self._check(active.store)
+            except StoreError as err:
+                if failures == 0:
+                    _log.warning("fragment store %s is unhealthy: %s", active.url, err)
+                interval_s = _failure_interval_s(failures)
+                failures += 1
+                active.update_health(err)
+            else:
+                if failures:
+                    _log.info("fragment store %s is healthy again", active.url)
+                failures = 0
+                interval_s = _HEALTHY_INTERVAL_S
+                active.update_health(None)
+            await self._sleep(interval_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER))
+
+
+def _failure_interval_s(failures_before: int) -> float:
+    """Seconds from a failed check to the next, given how many failed before it in a row."""
+    if failures_before < len(_FAILURE_INTERVALS_S):
+        return _FAILURE_INTERVALS_S[failures_before]
+    return _FAILURE_INTERVAL_LAST_S

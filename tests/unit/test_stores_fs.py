@@ -1,0 +1,267 @@
+"""The file store, beyond what every store does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from gazette_platform.errors import (
+    AccessDenied,
+    DataError,
+    ObjectNotFound,
+    StoreError,
+    StoreUnavailable,
+    ValidationError,
+)
+from gazette_platform.protocol import parse_store_url
+from gazette_platform.stores import is_auth_error, open_store
+from gazette_platform.stores.fs import FileStore
+from gazette_platform.stores.health import put_bytes
+from gazette_platform.testing.stores import StoreConformance, listing, read_all
+
+
+@pytest.fixture
+def executor():
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+def open_descriptors():
+    return {path.name for path in Path("/proc/self/fd").iterdir() if path.exists()}
+
+
+def make(tmp_path, executor, url="file:///"):
+    return FileStore(parse_store_url(url), file_root=tmp_path, executor=executor)
+
+
+class TestFileStoreConformance(StoreConformance):
+    @pytest.fixture
+    def store(self, tmp_path, executor):
+        return make(tmp_path, executor)
+
+
+class TestPrefixedFileStoreConformance(StoreConformance):
+    @pytest.fixture
+    def store(self, tmp_path, executor):
+        return make(tmp_path, executor, "file:///some/prefix/")
+
+
+def test_so7_sign_is_the_path_below_the_root(tmp_path, executor):
+    store = make(tmp_path, executor)
+    assert store.sign_get("file.txt", 60) == "file:///file.txt"
+    assert store.sign_get("a=b/c%d", 60) == "file:///a=b/c%25d"
+    assert make(tmp_path, executor, "file:///pre/").sign_get("f", 1) == "file:///pre/f"
+
+
+async def test_so7_prefix_is_concatenated(tmp_path, executor):
+    await put_bytes(make(tmp_path, executor, "file:///base/"), "file.txt", b"x")
+    assert (tmp_path / "base" / "file.txt").read_bytes() == b"x"
+    await put_bytes(make(tmp_path, executor, "file:////base/"), "file.txt", b"y")
+    assert (tmp_path / "base" / "file.txt").read_bytes() == b"y"
+
+
+async def test_so7_missing_base_directory(tmp_path, executor):
+    store = make(tmp_path / "missing", executor)
+    with pytest.raises(AccessDenied, match=f"invalid file store directory {tmp_path}/missing"):
+        await put_bytes(store, "j/f", b"x")
+    assert not (tmp_path / "missing").exists()
+    assert await listing(store, "j/") == []
+
+
+async def test_so7_rewrites_the_first_occurrence(tmp_path, executor):
+    store = make(tmp_path, executor, "file:///p/?find=foo&Replace=bar")
+    await put_bytes(store, "foo/foo/f", b"x")
+    assert (tmp_path / "p" / "bar" / "foo" / "f").exists()
+    assert [item.path for item in await listing(store, "foo/")] == ["foo/f"]
+    assert store.sign_get("foo/f", 1) == "file:///p/bar/f"
+    assert store.local_path("foo/f") == tmp_path / "p" / "bar" / "f"
+    # An empty text to find rewrites nothing.
+    assert make(tmp_path, executor, "file:///?replace=x").sign_get("f", 1) == "file:///f"
+
+
+def test_so7_unknown_arguments_are_refused(tmp_path, executor):
+    with pytest.raises(ValidationError, match="unknown query argument 'profile'"):
+        make(tmp_path, executor, "file:///?profile=x")
+    with pytest.raises(ValidationError, match="twice"):
+        make(tmp_path, executor, "file:///?find=x&FIND=y")
+
+
+async def test_so7_no_temporary_file_is_left_after_an_error(tmp_path, executor):
+    store = make(tmp_path, executor)
+    with tempfile.TemporaryFile() as empty, pytest.raises(DataError):
+        await store.put("j/f", empty.fileno(), 5)
+    assert list((tmp_path / "j").iterdir()) == []
+
+
+async def test_so7_an_open_reader_keeps_the_old_content(tmp_path, executor):
+    store = make(tmp_path, executor)
+    await put_bytes(store, "f", b"old" * (1 << 20))
+    pieces = store.get("f")
+    first = await anext(pieces)
+    await put_bytes(store, "f", b"new")
+    assert first + b"".join([piece async for piece in pieces]) == b"old" * (1 << 20)
+
+
+async def test_directories_and_files_are_not_for_everybody(tmp_path, executor):
+    await put_bytes(make(tmp_path, executor), "a/b/f", b"x")
+    assert stat.S_IMODE((tmp_path / "a" / "b").stat().st_mode) == 0o750
+    assert stat.S_IMODE((tmp_path / "a" / "b" / "f").stat().st_mode) == 0o640
+
+
+async def test_objects_appear_whole_and_hidden_meanwhile(tmp_path, executor):
+    """While the content is copied, only a hidden name is in the directory."""
+    store = make(tmp_path, executor)
+    read_fd, write_fd = os.pipe()
+    # A pipe cannot be copied with an offset, so the copy fails after the partial file was made.
+    seen = []
+    sendfile = os.sendfile
+
+    def spy(*args):
+        seen.extend(path.name for path in (tmp_path / "j").iterdir())
+        return sendfile(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "sendfile", spy)
+        with pytest.raises(StoreUnavailable):
+            await store.put("j/name", read_fd, 5)
+    os.close(read_fd)
+    os.close(write_fd)
+    assert len(seen) == 1
+    assert seen[0].startswith(".partial-name.")
+    assert await listing(store, "j/") == []
+
+
+async def test_a_cancelled_put_reads_no_descriptor_of_its_caller(tmp_path):
+    """The caller may close its file at once; the object never appears in part."""
+    with ThreadPoolExecutor(1) as executor:
+        store = make(tmp_path, executor)
+        gate = threading.Event()
+        blocked = executor.submit(gate.wait, 5)
+        fd = os.open(tmp_path / "content", os.O_RDWR | os.O_CREAT)
+        os.write(fd, b"x" * 100)
+        before = open_descriptors()
+        loop = asyncio.get_running_loop()
+        put = asyncio.gather(store.put("j/f", fd, 100))
+        await asyncio.sleep(0)
+        put.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await put
+        gate.set()
+        await loop.run_in_executor(None, blocked.result)
+        os.close(fd)
+        assert open_descriptors() <= before
+        assert not await store.exists("j/f")
+
+
+async def test_a_running_put_stops_when_cancelled(tmp_path, executor):
+    store = make(tmp_path, executor)
+    entered, gate = threading.Event(), threading.Event()
+
+    def slow(*_args):
+        entered.set()
+        gate.wait(5)
+        return 1
+
+    fd = os.open(os.devnull, os.O_RDONLY)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "sendfile", slow)
+        put = asyncio.gather(store.put("j/f", fd, 100))
+        await asyncio.to_thread(entered.wait, 5)
+        put.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await put
+        gate.set()
+        os.close(fd)
+        executor.shutdown(wait=True)
+    assert list((tmp_path / "j").iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root is refused nothing")
+async def test_so8_permission_errors_are_authorization_errors(tmp_path, executor):
+    store = make(tmp_path, executor)
+    (tmp_path / "j").mkdir(mode=0o500)
+    with pytest.raises(AccessDenied) as caught:
+        await put_bytes(store, "j/f", b"x")
+    assert store.is_auth_error(caught.value)
+
+
+async def test_so8_errors_of_the_system_are_mapped(tmp_path, executor):
+    store = make(tmp_path, executor)
+    with pytest.MonkeyPatch.context() as patch:
+        for error, kind, is_auth in [
+            (PermissionError(13, "Permission denied", "f"), AccessDenied, True),
+            (OSError(28, "No space left on device"), StoreUnavailable, False),
+            (FileNotFoundError(2, "No such file", "f"), ObjectNotFound, False),
+        ]:
+
+            def fail(*_args, error=error):
+                raise error
+
+            patch.setattr(os, "fsync", fail)
+            with pytest.raises(kind) as caught:
+                await put_bytes(store, "j/f", b"x")
+            assert store.is_auth_error(caught.value) is is_auth
+    missing = make(tmp_path / "missing", executor)
+    with pytest.raises(StoreError) as caught:
+        await put_bytes(missing, "f", b"x")
+    assert is_auth_error(caught.value)
+    assert not is_auth_error(TimeoutError())
+
+
+async def test_other_kinds_of_files_are_no_objects(tmp_path, executor):
+    store = make(tmp_path, executor)
+    (tmp_path / "j" / "dir").mkdir(parents=True)
+    os.mkfifo(tmp_path / "j" / "fifo")
+    (tmp_path / "j" / "dangling").symlink_to("nowhere")
+    (tmp_path / "j" / "loop").symlink_to(tmp_path / "j")
+    (tmp_path / "j" / "f").write_bytes(b"x")
+    (tmp_path / "j" / "link").symlink_to(tmp_path / "j" / "f")
+    assert [item.path for item in await listing(store, "j/")] == ["f", "link"]
+    with pytest.raises(ObjectNotFound):
+        await read_all(store, "j/dir")
+    assert await listing(store, "j/f/") == []
+
+
+async def test_long_listings_come_in_batches(tmp_path, executor):
+    store = make(tmp_path, executor)
+    (tmp_path / "j").mkdir()
+    for number in range(1100):
+        (tmp_path / "j" / f"{number:05d}").touch()
+    found = [item.path for item in await listing(store, "j/")]
+    assert found == [f"{number:05d}" for number in range(1100)]
+
+
+async def test_listing_prefix_must_be_a_directory(tmp_path, executor):
+    with pytest.raises(StoreError, match="must end with"):
+        await listing(make(tmp_path, executor), "j")
+
+
+def test_so1_unsupported_schemes_are_refused(tmp_path):
+    for url in ("s3://bucket/", "gs://bucket/", "azure://c/", "azure-ad://tenant/account/c/"):
+        scheme = url.split(":")[0]
+        with pytest.raises(StoreError, match=f"unsupported fragment store scheme: {scheme} "):
+            open_store(url, file_root=tmp_path)
+
+
+async def test_file_only_maps_every_url_to_the_root(tmp_path):
+    store = open_store("s3://bucket/pre/?profile=x", file_root=tmp_path, file_only=True)
+    await put_bytes(store, "j/f", b"x")
+    assert (tmp_path / "j" / "f").exists()
+    assert store.url == "s3://bucket/pre/?profile=x"
+
+
+def test_file_stores_need_a_root():
+    with pytest.raises(StoreError, match=r"--broker\.file-root"):
+        open_store("file:///", file_root=None)
+
+
+def test_bad_urls_are_refused(tmp_path):
+    with pytest.raises(ValidationError, match="doesn't end in '/'"):
+        open_store("file:///x", file_root=tmp_path)
