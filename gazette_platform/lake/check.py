@@ -1,0 +1,134 @@
+"""Does the data fit the spec? Asked once, of the first fragment, before a table is made.
+
+A table over data of another format gives rows full of NULL in both engines and no error in either;
+a number written as text reads as a number in Trino and as NULL in Spark. So such a table is refused
+with what was found. Single bad records are no reason to refuse: only what holds for the whole sample.
+"""
+
+from __future__ import annotations
+
+import csv
+from datetime import date
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from gazette_platform.errors import SchemaMismatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gazette_platform.lake.schema import ColumnType
+    from gazette_platform.lake.table_spec import TableSpec
+
+__all__ = ["SAMPLE_BYTES", "check_sample"]
+
+SAMPLE_BYTES = 256 << 10
+_LINES_MAX = 200
+_KEYS_SHOWN = 12
+_BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
+
+
+def check_sample(spec: TableSpec, sample: bytes, where: str) -> None:
+    """Refuse data that does not fit `spec` at all.
+
+    Args:
+        spec: the table spec.
+        sample: the first bytes of a fragment's content; a line cut off at its end is ignored.
+        where: the fragment, for the message.
+
+    Raises: SchemaMismatch: no line is of the format, no column occurs, or a column never has its
+        type; says what was found and what to change.
+    """
+    lines = [line for line in _whole_lines(sample) if line.strip()][:_LINES_MAX]
+    if not lines:
+        return
+    if spec.format == "csv":
+        _check_csv(spec, lines, where)
+    else:
+        _check_json(spec, lines, where)
+
+
+def _whole_lines(sample: bytes) -> list[bytes]:
+    lines = sample.split(b"\n")
+    return lines if len(lines) == 1 or len(sample) < SAMPLE_BYTES else lines[:-1]
+
+
+def _check_json(spec: TableSpec, lines: list[bytes], where: str) -> None:
+    records: list[dict[str, Any]] = []
+    for line in lines:
+        try:
+            record = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            continue
+        if isinstance(record, dict):
+            records.append(record)
+    if not records:
+        raise SchemaMismatch(
+            f"{spec.name}: {where} does not hold JSON objects, one a line (it begins "
+            f"{_shown(lines[0])}): correct `format` of the table spec, or `selector`"
+        )
+    keys = dict.fromkeys(key for record in records for key in record)
+    wanted = {c.name for c in spec.columns}
+    if wanted.isdisjoint(keys):
+        found = ", ".join(list(keys)[:_KEYS_SHOWN]) or "none"
+        raise SchemaMismatch(
+            f"{spec.name}: no record of {where} has any of the columns {_some(wanted)} "
+            f"(keys found: {found}; their case matters): correct `columns` of the table spec"
+        )
+    for column in spec.columns:
+        values = [r[column.name] for r in records if r.get(column.name) is not None]
+        parsed = column.parsed
+        if values and not any(_is_of(parsed, value) for value in values):
+            raise SchemaMismatch(
+                f"{spec.name}: column {column.name} is {column.type}, but {where} has values such "
+                f"as {_shown(orjson.dumps(values[0]))}, which the engines would read differently "
+                "or as NULL: correct its type in the table spec, or how it is written"
+            )
+
+
+def _check_csv(spec: TableSpec, lines: list[bytes], where: str) -> None:
+    text = (line.decode("utf-8", "replace") for line in lines)
+    widths = [len(row) for row in csv.reader(text, escapechar="\\")]
+    if all(width != len(spec.columns) for width in widths):
+        raise SchemaMismatch(
+            f"{spec.name}: lines of {where} have {widths[0]} fields, not the {len(spec.columns)} "
+            f"columns of the table spec (it begins {_shown(lines[0])}): correct `columns` or "
+            "`format`"
+        )
+
+
+def _is_of(kind: ColumnType, value: Any) -> bool:
+    """Whether both engines read the JSON value as one of the type."""
+    if kind.name in _BITS:
+        half = 1 << (_BITS[kind.name] - 1)
+        return type(value) is int and -half <= value < half
+    match kind.name:
+        case "string":
+            return True  # both keep the text of whatever is there
+        case "boolean":
+            return isinstance(value, bool)
+        case "float" | "double" | "decimal":
+            return isinstance(value, int | float) and not isinstance(value, bool)
+        case "date":
+            return isinstance(value, str) and _is_date(value)
+        case _:
+            return isinstance(value, list if kind.name == "array" else dict)
+
+
+def _is_date(text: str) -> bool:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _shown(raw: bytes) -> str:
+    text = raw[:60].decode("utf-8", "replace")
+    return repr(text + ("…" if len(raw) > 60 else ""))
+
+
+def _some(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    return ", ".join(ordered[:_KEYS_SHOWN]) + (" …" if len(ordered) > _KEYS_SHOWN else "")

@@ -1,0 +1,287 @@
+"""Where fragments lie: from journal name and path postfix to Hive partition and location.
+
+A *layout* is the shape that all fragments of a table share: a sequence of segments of which each is
+a literal or a key. ``flights/origin=JFK/part=000`` with postfix ``date=2026-01-02`` has the layout
+``flights/{origin}/{part}/{date}``. Keys become partition columns in that order, and the directory of
+a fragment is the location of its Hive partition.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import date
+from typing import TYPE_CHECKING, final
+
+from typing_extensions import override
+
+from gazette_platform.errors import LakeError, PartitionConflict, ValidationError
+from gazette_platform.lake.table_spec import Partition, TableSpec, check_clash
+from gazette_platform.protocol import parse_store_url
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = [
+    "Layout",
+    "PartitionColumn",
+    "StoreRoots",
+    "partition_columns",
+    "partition_key",
+    "require_location",
+]
+
+_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Segments of a table's directories: a literal as it is, a key as ``{key}``."""
+
+    segments: tuple[str, ...]
+
+    @classmethod
+    def of_directory(cls, directory: str) -> Layout:
+        """The layout of one directory ``journal[/postfix]``.
+
+        Raises: LakeError: a key occurs twice, or has no value.
+        """
+        segments: list[str] = []
+        keys: set[str] = set()
+        for segment in directory.split("/"):
+            key, equals, value = segment.partition("=")
+            if not equals or not _KEY.match(key):
+                segments.append(segment)
+                continue
+            if key.lower() in keys:
+                raise LakeError(
+                    f"{directory}: key {key!r} occurs twice; rename one in the journal name or in "
+                    "the path postfix template"
+                )
+            if not value:
+                raise LakeError(f"{directory}: key {key!r} has no value, which Hive cannot hold")
+            keys.add(key.lower())
+            segments.append(f"{{{key}}}")
+        return cls(tuple(segments))
+
+    @classmethod
+    def of_journals(cls, journals: Iterable[str]) -> Layout:
+        """The layout that all `journals` share, without postfix.
+
+        Raises: LakeError: they differ in a segment that is not ``key=value``; says how to name it.
+        """
+        first, layout = "", None
+        for journal in journals:
+            if layout is None:
+                first, layout = journal, cls.of_directory(journal)
+                continue
+            _require_same(layout, cls.of_directory(journal), first, journal)
+        if layout is None:
+            raise LakeError("a layout needs at least one journal")
+        return layout
+
+    @classmethod
+    def parse(cls, text: str) -> Layout:
+        """The layout whose `str` is `text`."""
+        return cls(tuple(text.split("/")))
+
+    @override
+    def __str__(self) -> str:
+        return "/".join(self.segments)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Names of the keys, in order, as written in the path."""
+        return tuple(s[1:-1] for s in self.segments if s.startswith("{"))
+
+    @property
+    def base(self) -> str:
+        """The literal segments before the first key, joined: the folder of the whole table."""
+        literals: list[str] = []
+        for segment in self.segments:
+            if segment.startswith("{"):
+                break
+            literals.append(segment)
+        return "/".join(literals)
+
+    def match(self, directory: str) -> tuple[str, ...]:
+        """Values of the keys in `directory`, in order, as written.
+
+        Raises: LakeError: the directory has another layout; says where.
+        """
+        _require_same(self, Layout.of_directory(directory), str(self), directory)
+        return tuple(
+            actual.partition("=")[2]
+            for segment, actual in zip(self.segments, directory.split("/"), strict=True)
+            if segment.startswith("{")
+        )
+
+
+def _require_same(expected: Layout, actual: Layout, first: str, second: str) -> None:
+    if expected == actual:
+        return
+    for index, (a, b) in enumerate(zip(expected.segments, actual.segments, strict=False)):
+        if a == b:
+            continue
+        if a.startswith("{") or b.startswith("{"):
+            raise LakeError(
+                f"{first} and {second} differ in segment {index + 1} ({a} and {b}): journals of one "
+                "table need the same keys in the same order (select fewer, or make two tables)"
+            )
+        raise LakeError(
+            f"{first} and {second} differ in segment {index + 1} ({a!r} and {b!r}), which is not "
+            f"key=value: name it, for example `{_suggest(first, index)}`, or select fewer journals"
+        )
+    raise LakeError(
+        f"{first} and {second} have {len(expected.segments)} and {len(actual.segments)} segments: "
+        "journals of one table need the same keys in the same order (has the path postfix template "
+        "changed? then make a new table)"
+    )
+
+
+def _suggest(path: str, index: int) -> str:
+    segments = path.split("/")
+    segments[index] = f"kind={segments[index]}"
+    return "/".join(segments)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionColumn:
+    """A partition column: the path's `key`, the table's `column`, its Hive `type`."""
+
+    key: str
+    column: str
+    type: str
+    comment: str = ""
+
+    def value(self, text: str) -> str:
+        """The metastore's value for the `text` found in a path.
+
+        >>> PartitionColumn(key="hour", column="hour", type="int").value("05")
+        '5'
+
+        Raises: LakeError: the text is not of the column's type.
+        """
+        try:
+            match self.type:
+                case "date":
+                    return date.fromisoformat(text).isoformat()
+                case "tinyint" | "smallint" | "int" | "bigint":
+                    return str(int(text))
+                case _:
+                    return text
+        except ValueError as err:
+            raise LakeError(
+                f"{self.key}={text} is not a {self.type}: correct the type of {self.key!r} under "
+                "`partitions` of the table spec"
+            ) from err
+
+
+def partition_columns(spec: TableSpec, layout: Layout) -> tuple[PartitionColumn, ...]:
+    """Partition columns of the keys of `layout`, as the spec names and types them.
+
+    Raises: ValidationError: the spec describes a key that the paths lack, or a name clashes with a
+        data column.
+    """
+    described = {p.name: p for p in spec.partitions}
+    missing = sorted(described.keys() - set(layout.keys))
+    if missing:
+        raise ValidationError(
+            f"{spec.name}: partition key {missing[0]!r} is in no journal name or path postfix "
+            f"(found: {', '.join(layout.keys) or 'none'}); correct `partitions`"
+        )
+    data = {c.name.lower() for c in spec.columns}
+    columns: list[PartitionColumn] = []
+    for key in layout.keys:
+        partition = described.get(key, Partition(name=key))
+        check_clash(key, partition.column, data, path=spec.name)
+        columns.append(
+            PartitionColumn(
+                key=key, column=partition.column, type=partition.type, comment=partition.comment
+            )
+        )
+    names = [c.column for c in columns]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValidationError(f"{spec.name}: two partition columns are called {name!r}")
+    return tuple(columns)
+
+
+def partition_key(columns: Iterable[PartitionColumn], values: Iterable[str]) -> str:
+    """The Dagster partition key of a Hive partition: ``column=value/…``, ``all`` if there are none.
+
+    Distinct partitions have distinct keys. Dagster gives ``|``, ``,`` and ``...`` a meaning of their
+    own in ranges and multi-partitions, so they (and ``%``) are percent-encoded.
+
+    >>> column = PartitionColumn(key="host", column="host", type="string")
+    >>> partition_key([column], ["a...b%"])
+    'host=a%2E%2E%2Eb%25'
+    """
+    parts = [f"{c.column}={_escape(v)}" for c, v in zip(columns, values, strict=True)]
+    return "/".join(parts) or "all"
+
+
+def _escape(value: str) -> str:
+    for plain, escaped in (
+        ("%", "%25"), ("/", "%2F"), ("|", "%7C"), (",", "%2C"), ("...", "%2E%2E%2E"),
+    ):  # fmt: skip
+        value = value.replace(plain, escaped)
+    return value
+
+
+@final
+class StoreRoots:
+    """Where fragment stores lie for the engines: setting ``lake.store_roots``.
+
+    Brokers know ``file:///`` under a root of their own, and engines want ``file:///abs/path/``; any
+    other store is by default its own location.
+
+    Args: roots: fragment-store URL → table location; both end in ``/``. The longest match wins.
+    """
+
+    def __init__(self, roots: Mapping[str, str]) -> None:
+        for store, location in roots.items():
+            for url in (store, location):
+                if "://" not in url or not url.endswith("/"):
+                    raise ValidationError(
+                        f"{url!r} is not a URL that ends in `/`", path="lake.store_roots"
+                    )
+        self._roots = sorted(roots.items(), key=lambda item: -len(item[0]))
+
+    def location(self, store: str, directory: str) -> str:
+        """The location, without a trailing slash, of ``directory`` in the fragment store `store`.
+
+        ``find`` and ``replace`` arguments of the store's URL apply, as brokers apply them.
+
+        Raises: LakeError: a file store that no root maps.
+        """
+        url = parse_store_url(store)
+        base = f"{url.scheme}://{url.host}{url.path}"
+        arguments = {name.lower(): value for name, value in url.args.items()}
+        find = arguments.get("find", "")
+        if find:
+            directory = directory.replace(find, arguments.get("replace", ""), 1)
+        for known, location in self._roots:
+            if base.startswith(known):
+                return f"{location}{base[len(known) :]}{directory}".rstrip("/")
+        if url.scheme == "file":
+            raise LakeError(
+                f"fragment store {store} is a folder that only brokers know: map it with "
+                'GAZETTE_LAKE_STORE_ROOTS, e.g. {"file:///": "file:///srv/fragments/"}'
+            )
+        return f"{base}{directory}".rstrip("/")
+
+
+def require_location(table: str, key: str, registered: str, found: str) -> None:
+    """Refuse fragments of a registered Hive partition that lie elsewhere.
+
+    Raises: PartitionConflict: both places, and what may have led to it.
+    """
+    if registered.rstrip("/") != found.rstrip("/"):
+        raise PartitionConflict(
+            f"{table}: Hive partition {key} is at {registered}, but fragments lie in {found} (has "
+            "the store of the journal changed, or do two directories have one value?); move the "
+            "files to one place, or give the new ones another key"
+        )

@@ -1,0 +1,139 @@
+"""Addresses and places that the lake and Dagster sides need, from the environment.
+
+`gazette up` writes ``endpoints.json``; GAZETTE_ENDPOINTS names it. Each value may be given by a
+variable of its own, which wins:
+
+| variable | meaning | default |
+|---|---|---|
+| GAZETTE_BROKER_ADDRESS | ``http://host:port`` of a broker | `broker` in endpoints.json |
+| GAZETTE_METASTORE_URI | ``thrift://host:port`` | `metastore` in endpoints.json |
+| GAZETTE_TRINO_URI | ``http://host:port`` | `trino` in endpoints.json |
+| GAZETTE_TABLES | folder of table specs | ``tables`` beside endpoints.json |
+| GAZETTE_LAKE_STORE_ROOTS | JSON {store URL: location} | file:/// is ``fragments`` beside it |
+| GAZETTE_WAREHOUSE | location of Iceberg tables | ``warehouse`` beside it |
+| GAZETTE_ICEBERG_JAR | path of the Iceberg runtime for Spark | none: Iceberg is left out |
+| GAZETTE_SPARK_MASTER | Spark master URL | ``local[2]`` |
+| GAZETTE_DAGSTER_URI | address of the Dagster UI, for links | `dagster` in endpoints.json |
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+from gazette_platform.errors import SetupError, ValidationError
+from gazette_platform.lake.layout import StoreRoots
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["LakeSettings"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class LakeSettings:
+    """Where everything is. An empty text means unknown: `required` says what to do then."""
+
+    broker: str = ""
+    """``http://host:port``."""
+    metastore: str = ""
+    """``thrift://host:port``."""
+    trino: str = ""
+    """``http://host:port``."""
+    dagster: str = ""
+    """``http://host:port``; used in links only."""
+    tables: str = ""
+    """Folder of table specs."""
+    warehouse: str = ""
+    """URI of the folder of Iceberg tables, without a trailing slash."""
+    iceberg_jar: str = ""
+    """Path of iceberg-spark-runtime."""
+    spark_master: str = "local[2]"
+    """Spark master URL."""
+    store_roots: Mapping[str, str] = field(default_factory=dict)
+    """Fragment-store URL → table location."""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> LakeSettings:
+        """Settings of `environment` and of the endpoints file that it names, if that exists.
+
+        Raises: ValidationError: a file or variable is malformed.
+        """
+        endpoints_path = environment.get("GAZETTE_ENDPOINTS", "")
+        endpoints = _endpoints(endpoints_path)
+        folder = Path(endpoints_path).absolute().parent if endpoints_path else None
+
+        def beside(name: str, *, as_uri: bool = False) -> str:
+            if folder is None:
+                return ""
+            return f"file://{folder / name}" if as_uri else str(folder / name)
+
+        fragments = beside("fragments", as_uri=True)
+        roots = _roots(environment.get("GAZETTE_LAKE_STORE_ROOTS", ""))
+        if not roots and fragments:
+            roots = {"file:///": f"{fragments}/"}
+        StoreRoots(roots)
+        return cls(
+            broker=environment.get("GAZETTE_BROKER_ADDRESS") or endpoints.get("broker", ""),
+            metastore=environment.get("GAZETTE_METASTORE_URI") or endpoints.get("metastore", ""),
+            trino=environment.get("GAZETTE_TRINO_URI") or endpoints.get("trino", ""),
+            dagster=environment.get("GAZETTE_DAGSTER_URI") or endpoints.get("dagster", ""),
+            tables=environment.get("GAZETTE_TABLES") or beside("tables"),
+            warehouse=(
+                environment.get("GAZETTE_WAREHOUSE") or beside("warehouse", as_uri=True)
+            ).rstrip("/"),
+            iceberg_jar=environment.get("GAZETTE_ICEBERG_JAR", ""),
+            spark_master=environment.get("GAZETTE_SPARK_MASTER") or "local[2]",
+            store_roots=roots,
+        )
+
+    def required(self, name: str) -> str:
+        """The setting `name`.
+
+        Raises: SetupError: it is not set; names the variable.
+        """
+        value = str(getattr(self, name))
+        if not value:
+            raise SetupError(
+                f"the address of {name} is not known: set {_VARIABLES[name]}, or GAZETTE_ENDPOINTS "
+                "to the endpoints.json that `gazette up` wrote"
+            )
+        return value
+
+
+_VARIABLES = {
+    "broker": "GAZETTE_BROKER_ADDRESS",
+    "metastore": "GAZETTE_METASTORE_URI",
+    "trino": "GAZETTE_TRINO_URI",
+    "tables": "GAZETTE_TABLES",
+    "warehouse": "GAZETTE_WAREHOUSE",
+    "iceberg_jar": "GAZETTE_ICEBERG_JAR",
+}
+
+
+def _endpoints(path: str) -> dict[str, str]:
+    """String values of an endpoints file; empty while it is not written yet."""
+    if not path or not Path(path).exists():
+        return {}
+    raw = _json_object(Path(path).read_text(encoding="utf-8"), path)
+    return {key: value for key, value in raw.items() if isinstance(value, str)}
+
+
+def _roots(text: str) -> dict[str, str]:
+    if not text:
+        return {}
+    raw = _json_object(text, "GAZETTE_LAKE_STORE_ROOTS")
+    return {str(store): str(location) for store, location in raw.items()}
+
+
+def _json_object(text: str, where: str) -> dict[str, Any]:
+    try:
+        raw = json.loads(text)
+    except ValueError as err:
+        raise ValidationError(f"not valid JSON: {err}", path=where) from err
+    if not isinstance(raw, dict):
+        raise ValidationError("not a JSON object", path=where)
+    return raw

@@ -1,0 +1,57 @@
+"""Where the lake learns of fragments: a broker, seen through the four questions it asks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gazette_platform.client import Client
+    from gazette_platform.protocol import Fragment, JournalSpec, LabelSelector
+
+__all__ = ["BrokerSource", "FragmentSource"]
+
+_READ_BYTES = 1 << 20
+
+
+class FragmentSource(Protocol):
+    """Answers which journals and fragments there are, and what a fragment holds."""
+
+    def journals(self, selector: LabelSelector) -> list[JournalSpec]:
+        """Specs of the journals that match, ordered by name."""
+        ...
+
+    def fragments(self, journal: str, offset: int, limit: int) -> list[Fragment]:
+        """Fragments that begin at `offset` or later, in offset order, at most `limit`.
+
+        Those that are not persisted yet have no backing store.
+        """
+        ...
+
+    def content(self, fragment: Fragment) -> Iterator[bytes]:
+        """The fragment's content, decompressed, in pieces."""
+        ...
+
+
+@final
+class BrokerSource:
+    """A FragmentSource that asks brokers. The client stays its caller's to close."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def journals(self, selector: LabelSelector) -> list[JournalSpec]:
+        """Specs of the journals that match, ordered by name."""
+        return [listing.spec for listing in self._client.list(selector)]
+
+    def fragments(self, journal: str, offset: int, limit: int) -> list[Fragment]:
+        """Fragments that begin at `offset` or later, in offset order, at most `limit`."""
+        page = self._client.fragment_page(journal, next_page_token=offset, page_limit=limit)
+        return [listing.fragment for listing in page.fragments]
+
+    def content(self, fragment: Fragment) -> Iterator[bytes]:
+        """The fragment's content, read through the brokers."""
+        with self._client.read(fragment.journal, fragment.begin, end_offset=fragment.end) as reader:
+            while block := reader.read(_READ_BYTES):
+                yield block

@@ -1,0 +1,90 @@
+"""The Spark session of the lake: raw tables by name, Iceberg tables under ``iceberg.``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gazette_platform.errors import LakeError, SetupError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from gazette_platform.lake.settings import LakeSettings
+
+__all__ = ["prepare_environment", "spark_configuration", "start_session"]
+
+
+def spark_configuration(settings: LakeSettings, *, memory: str = "1g") -> dict[str, str]:
+    """Configuration for ``SparkSession.builder``: Hive support, Iceberg catalog, loopback only.
+
+    Args: settings: `metastore` is required. memory: heap of the driver, which with a local master
+        does all work.
+    Raises: SetupError: the metastore is not known, or the Iceberg jar is not there.
+    """
+    metastore = settings.required("metastore")
+    configuration = {
+        "spark.master": settings.spark_master,
+        "spark.app.name": "gazette-platform",
+        "spark.driver.memory": memory,
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.catalogImplementation": "hive",
+        "spark.hadoop.hive.metastore.uris": metastore,
+        "spark.sql.shuffle.partitions": "4",
+        # A session that lives longer than a query must see new fragments: no cached listings.
+        "spark.sql.hive.filesourcePartitionFileCacheSize": "0",
+        "spark.sql.filesourceTableRelationCacheSize": "0",
+    }
+    if settings.warehouse:
+        configuration["spark.sql.warehouse.dir"] = f"{settings.warehouse}/spark"
+    if settings.iceberg_jar:
+        if not Path(settings.iceberg_jar).is_file():
+            raise SetupError(
+                f"there is no Iceberg runtime at GAZETTE_ICEBERG_JAR={settings.iceberg_jar}"
+            )
+        catalog = "spark.sql.catalog.iceberg"
+        configuration |= {
+            "spark.driver.extraClassPath": settings.iceberg_jar,
+            "spark.executor.extraClassPath": settings.iceberg_jar,
+            "spark.sql.extensions": (
+                "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+            ),
+            catalog: "org.apache.iceberg.spark.SparkCatalog",
+            f"{catalog}.type": "hive",
+            f"{catalog}.uri": metastore,
+            f"{catalog}.warehouse": settings.required("warehouse"),
+            f"{catalog}.cache-enabled": "false",
+        }
+    return configuration
+
+
+def prepare_environment() -> None:
+    """Make Spark's workers run this interpreter; others lack the packages."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+
+
+def start_session(settings: LakeSettings, *, memory: str = "1g") -> SparkSession:
+    """A new Spark session, or the one of this process. The caller stops it.
+
+    Raises: LakeError: the JVM did not start. SetupError: see `spark_configuration`.
+    """
+    from pyspark.errors import PySparkException  # noqa: PLC0415  slow to import
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    prepare_environment()
+    builder = SparkSession.builder
+    for key, value in spark_configuration(settings, memory=memory).items():
+        builder = builder.config(key, value)
+    try:
+        return builder.getOrCreate()
+    except (PySparkException, OSError) as err:
+        raise LakeError(
+            f"Spark did not start: {err} (JAVA_HOME={os.environ.get('JAVA_HOME', '')!r} must be a "
+            "Java 17 or 21)"
+        ) from err

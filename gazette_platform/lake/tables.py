@@ -1,0 +1,207 @@
+"""External tables that Trino and Spark both read: their definition, creation and evolution.
+
+JSON lines: text input format with the OpenX SerDe, which Trino reads natively, plus parameters that
+make Spark use its own JSON source over the same Hive partitions. CSV: OpenCSVSerde in both, so all
+columns are strings. Every table carries what made it, in parameters ``gazette.*``.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from gazette_platform.errors import SchemaMismatch
+from gazette_platform.hive import (
+    CSV_STORAGE,
+    JSON_STORAGE,
+    HiveColumn,
+    HiveTable,
+    MetastoreSession,
+    StorageFormat,
+)
+from gazette_platform.lake.layout import Layout, PartitionColumn, partition_columns
+from gazette_platform.lake.schema import parse_type, widens
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gazette_platform.lake.table_spec import TableSpec
+
+__all__ = ["DIGEST", "LAYOUT", "ensure_table", "evolved_table", "table_definition"]
+
+LAYOUT = "gazette.layout"
+DIGEST = "gazette.spec"
+_TABLE = "gazette.table"
+
+# Older metastores keep a parameter in 4,000 characters; Spark joins numbered parts again.
+_PARAMETER_CHARACTERS_MAX = 4000
+
+
+def table_definition(spec: TableSpec, layout: Layout, location: str) -> HiveTable:
+    """The table of `spec` over fragments laid out as `layout`.
+
+    Args: location: folder that holds all its Hive partitions.
+    Raises: ValidationError: names clash, or the spec describes keys that the layout lacks.
+    """
+    keys = partition_columns(spec, layout)
+    columns = tuple(
+        HiveColumn(name=c.name.lower(), type=c.parsed.hive, comment=c.comment) for c in spec.columns
+    )
+    parameters = {
+        _TABLE: spec.name,
+        DIGEST: spec.digest,
+        LAYOUT: str(layout),
+        "gazette.selector": spec.selector,
+        **({"comment": spec.comment} if spec.comment else {}),
+        **(_spark_parameters(spec, keys) if spec.format == "json" else {}),
+    }
+    return HiveTable(
+        database=spec.schema,
+        name=spec.table,
+        location=location,
+        columns=columns,
+        partition_columns=tuple(
+            HiveColumn(name=k.column, type=k.type, comment=k.comment) for k in keys
+        ),
+        storage=_storage(spec, location),
+        parameters=parameters,
+    )
+
+
+def ensure_table(session: MetastoreSession, wanted: HiveTable) -> HiveTable:
+    """Create `wanted`, or evolve what exists to it. Idempotent.
+
+    Returns: the table as the metastore has it now.
+    Raises: SchemaMismatch: one exists that cannot become `wanted`; says in what they differ.
+    """
+    existing = session.table(wanted.database, wanted.name)
+    if existing is None:
+        session.ensure_database(wanted.database)
+        if session.create_table(wanted):
+            return wanted
+        existing = session.table(wanted.database, wanted.name)
+        if existing is None:
+            raise SchemaMismatch(f"{wanted.full_name} was created and dropped by others; try again")
+    evolved = evolved_table(existing, wanted)
+    if evolved is not None:
+        session.alter_table(evolved)
+    return evolved or existing
+
+
+def evolved_table(existing: HiveTable, wanted: HiveTable) -> HiveTable | None:
+    """`existing` with the changes that `wanted` asks for, or None if there are none.
+
+    Columns may be added and widened. Parameters that others set are kept.
+
+    Raises: SchemaMismatch: any other difference.
+    """
+    parameters = existing.parameters
+    if parameters.get(_TABLE) != wanted.full_name:
+        raise SchemaMismatch(
+            f"table {wanted.full_name} exists and was not made from a table spec; give the spec "
+            "another name, or drop the table"
+        )
+    if parameters.get(DIGEST) == wanted.parameters[DIGEST]:
+        return None
+    differences = _differences(existing, wanted)
+    if differences:
+        raise SchemaMismatch(
+            f"table {wanted.full_name} cannot become its spec: {'; '.join(differences)}. Undo that "
+            "part of the spec, or `DROP TABLE` (no file is deleted) and let it be made anew"
+        )
+    ours = ("gazette.", "spark.sql.", "comment")
+    kept = {k: v for k, v in parameters.items() if not k.startswith(ours)}
+    stats = {k: v for k, v in parameters.items() if k.startswith("gazette.") and k not in kept}
+    return replace(
+        existing,
+        columns=wanted.columns,
+        partition_columns=wanted.partition_columns,
+        storage=wanted.storage,
+        parameters={**kept, **stats, **wanted.parameters},
+    )
+
+
+def _differences(existing: HiveTable, wanted: HiveTable) -> list[str]:
+    found: list[str] = []
+    if existing.parameters.get(LAYOUT) != wanted.parameters[LAYOUT]:
+        found.append(
+            f"fragments lay in {existing.parameters.get(LAYOUT)} and now in "
+            f"{wanted.parameters[LAYOUT]}"
+        )
+    if existing.location.rstrip("/") != wanted.location.rstrip("/"):
+        found.append(f"its location is {existing.location}, not {wanted.location}")
+    if existing.storage.serde != wanted.storage.serde:
+        found.append(f"its SerDe is {existing.storage.serde}, not {wanted.storage.serde}")
+    old_keys = [(c.name, c.type) for c in existing.partition_columns]
+    new_keys = [(c.name, c.type) for c in wanted.partition_columns]
+    if old_keys != new_keys:
+        found.append(f"its partition columns are {_listed(old_keys)}, not {_listed(new_keys)}")
+    new = {c.name: c for c in wanted.columns}
+    for column in existing.columns:
+        if column.name not in new:
+            found.append(f"column {column.name} is gone")
+        elif not widens(parse_type(column.type), parse_type(new[column.name].type)):
+            found.append(
+                f"column {column.name} would narrow from {column.type} to {new[column.name].type}"
+            )
+    if wanted.storage.serde == CSV_STORAGE.serde and not found:
+        old_order = [c.name for c in existing.columns]
+        if [c.name for c in wanted.columns][: len(old_order)] != old_order:
+            found.append("CSV columns go by position, so new ones must come last")
+    return found
+
+
+def _listed(columns: Sequence[tuple[str, str]]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in columns) or "none"
+
+
+def _storage(spec: TableSpec, location: str) -> StorageFormat:
+    if spec.format == "csv":
+        return CSV_STORAGE
+    # Spark's own sources take the table's folder from this SerDe parameter, not from the location.
+    return replace(
+        JSON_STORAGE, serde_parameters={**JSON_STORAGE.serde_parameters, "path": location}
+    )
+
+
+def _spark_parameters(spec: TableSpec, keys: Sequence[PartitionColumn]) -> dict[str, str]:
+    """Parameters by which Spark reads the table with its JSON source, keeping the case of keys."""
+    fields: list[dict[str, Any]] = [
+        {
+            "name": c.name,
+            "type": c.parsed.spark,
+            "nullable": True,
+            "metadata": {"comment": c.comment} if c.comment else {},
+        }
+        for c in spec.columns
+    ]
+    fields += [
+        {"name": k.column, "type": parse_type(k.type).spark, "nullable": True, "metadata": {}}
+        for k in keys
+    ]
+    schema = json.dumps({"type": "struct", "fields": fields}, separators=(",", ":"))
+    parameters = {
+        "spark.sql.create.version": "4.1.0",
+        "spark.sql.sources.provider": "json",
+        **_in_parts("spark.sql.sources.schema", schema),
+    }
+    if keys:
+        parameters["spark.sql.partitionProvider"] = "catalog"
+        parameters["spark.sql.sources.schema.numPartCols"] = str(len(keys))
+        for index, key in enumerate(keys):
+            parameters[f"spark.sql.sources.schema.partCol.{index}"] = key.column
+    return parameters
+
+
+def _in_parts(name: str, text: str) -> dict[str, str]:
+    if len(text) <= _PARAMETER_CHARACTERS_MAX:
+        return {name: text}
+    parts = [
+        text[at : at + _PARAMETER_CHARACTERS_MAX]
+        for at in range(0, len(text), _PARAMETER_CHARACTERS_MAX)
+    ]
+    return {
+        f"{name}.numParts": str(len(parts)),
+        **{f"{name}.part.{index}": part for index, part in enumerate(parts)},
+    }
