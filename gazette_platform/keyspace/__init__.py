@@ -1,0 +1,58 @@
+"""A decoded mirror of the cluster's keys in etcd.
+
+Nouns: item (a journal), member (a broker), assignment (a member's slot of an item), revision.
+Guarantee: what a reader sees between two awaits is the state of exactly one revision. Bad entries
+are logged and left out. Cost: in the number of changes, not of keys.
+"""
+
+from __future__ import annotations
+
+from gazette_platform.keyspace.broker_state import Assignment, BrokerState, Changes, Item, Member
+from gazette_platform.keyspace.keys import (
+    AssignmentKey,
+    ItemKey,
+    Key,
+    MemberKey,
+    assignment_key,
+    assignments_prefix,
+    item_key,
+    member_key,
+    parse_key,
+    validate_prefix,
+)
+from gazette_platform.keyspace.space import WATCH_DELAY_S, KeySpace, View
+from gazette_platform.keyspace.values import (
+    decode_broker_spec,
+    decode_journal_spec,
+    decode_route,
+    encode_broker_spec,
+    encode_journal_spec,
+    encode_route,
+)
+
+__all__ = [
+    "WATCH_DELAY_S",
+    "Assignment",
+    "AssignmentKey",
+    "BrokerState",
+    "Changes",
+    "Item",
+    "ItemKey",
+    "Key",
+    "KeySpace",
+    "Member",
+    "MemberKey",
+    "View",
+    "assignment_key",
+    "assignments_prefix",
+    "decode_broker_spec",
+    "decode_journal_spec",
+    "decode_route",
+    "encode_broker_spec",
+    "encode_journal_spec",
+    "encode_route",
+    "item_key",
+    "member_key",
+    "parse_key",
+    "validate_prefix",
+]
