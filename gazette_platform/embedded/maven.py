@@ -1,0 +1,88 @@
+"""Maven artifacts, located by the Ivy that PySpark ships.
+
+Ivy knows the layout of repositories and its default one, as for ``spark-submit --packages``, so
+no address is written here. The transfer is ours: Ivy's starts large files over after an
+interruption, and a slim Java runtime does not know the certificates that this machine trusts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gazette_platform.embedded.download import Download
+from gazette_platform.embedded.jvm import Jvm
+from gazette_platform.embedded.layout import pyspark_jars
+from gazette_platform.errors import SetupError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gazette_platform.embedded.progress import Step
+
+__all__ = ["MavenArtifact", "fetch_maven"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MavenArtifact:
+    """One file of a Maven repository, pinned."""
+
+    group: str
+    """Group id."""
+    artifact: str
+    """Artifact id."""
+    version: str
+    """Exact version."""
+    extension: str
+    """Type of the file, as ``jar`` or ``tar.gz``."""
+    size_bytes: int
+    """Exact length."""
+    sha256: str
+    """Hexadecimal digest."""
+
+    @property
+    def file_name(self) -> str:
+        """Name of the file in a repository."""
+        return f"{self.artifact}-{self.version}.{self.extension}"
+
+
+def fetch_maven(
+    artifact: MavenArtifact, target: Path, *, java_home: Path, step: Step, repository: str = ""
+) -> Path:
+    """Fetch one artifact to `target`, unless it is there. Blocks.
+
+    Args: java_home: of a runtime from 17 on, for Ivy. repository: root URL of a Maven repository;
+          empty for Ivy's default.
+    Raises: SetupError: not found, not reachable, or not the file expected.
+    """
+    if target.exists():
+        return target
+    url = _url_of(artifact, java_home, repository)
+    download = Download(target, sha256=artifact.sha256, size_bytes=artifact.size_bytes)
+    try:
+        return download.run(url, step)
+    except SetupError as error:
+        raise SetupError(
+            f"{error} (another Maven repository can be named by GAZETTE_MAVEN_REPOSITORY)"
+        ) from error
+
+
+def _url_of(artifact: MavenArtifact, java_home: Path, repository: str) -> str:
+    jars = [str(jar) for jar in pyspark_jars().glob("ivy-*.jar")]
+    if not jars:
+        raise SetupError(f"no Ivy among the jars of PySpark in {pyspark_jars()}: reinstall pyspark")
+    with Jvm(java_home=java_home, classpath=jars, options=["-Xmx64m", "-XX:+UseSerialGC"]) as jvm:
+        ivy = jvm.org.apache.ivy
+        resolver = ivy.plugins.resolver.IBiblioResolver()
+        resolver.setName("maven")
+        resolver.setM2compatible(True)
+        if repository:
+            resolver.setRoot(repository.rstrip("/") + "/")
+        module = ivy.core.module.id.ModuleRevisionId.newInstance(
+            artifact.group.replace(".", "/"), artifact.artifact, artifact.version
+        )
+        file = ivy.core.module.descriptor.DefaultArtifact(
+            module, jvm.java.util.Date(), artifact.artifact, artifact.extension, artifact.extension
+        )
+        pattern = resolver.getRoot() + resolver.getPattern()
+        return str(ivy.core.IvyPatternHelper.substitute(pattern, file))

