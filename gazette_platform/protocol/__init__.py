@@ -29,6 +29,7 @@ from gazette_platform.protocol.names import (
     validate_path_component,
     validate_token,
 )
+from gazette_platform.protocol.path_postfix import PathPostfixTemplate
 from gazette_platform.protocol.processes import (
     BrokerSpec,
     ProcessId,
@@ -78,6 +79,7 @@ __all__ = [
     "Label",
     "LabelSelector",
     "LabelSet",
+    "PathPostfixTemplate",
     "ProcessId",
     "Route",
     "Status",
