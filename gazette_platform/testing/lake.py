@@ -1,0 +1,248 @@
+"""Stand-ins for the lake's neighbours: fragment files without a broker, a metastore in memory."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, final
+
+from gazette_platform.codecs import compressor
+from gazette_platform.hive import MetastoreSession, partition_name
+from gazette_platform.hive.thrift import ttypes
+from gazette_platform.protocol import (
+    CompressionCodec,
+    Fragment,
+    FragmentSpec,
+    JournalSpec,
+    LabelSelector,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+__all__ = ["FragmentFiles", "MemoryMetastore"]
+
+_SECOND_NS = 1_000_000_000
+
+
+@final
+class FragmentFiles:
+    """A FragmentSource over files that it writes itself, laid out as brokers lay them out.
+
+    Args: root: folder that plays the part of a broker's file root, of store ``file:///``.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.calls: list[tuple[str, str, int]] = []
+        self._specs: dict[str, JournalSpec] = {}
+        self._fragments: dict[str, list[Fragment]] = {}
+        self._contents: dict[tuple[str, int, int], bytes] = {}
+
+    @property
+    def roots(self) -> dict[str, str]:
+        """The mapping of ``file:///`` to the folder, as for `StoreRoots`."""
+        return {"file:///": f"file://{self.root}/"}
+
+    def create(self, journal: str, *, codec: CompressionCodec = CompressionCodec.GZIP) -> None:
+        """A journal without fragments."""
+        self._specs[journal] = JournalSpec(
+            name=journal,
+            replication=1,
+            fragment=FragmentSpec(
+                length=1 << 20,
+                codec=codec,
+                stores=("file:///",),
+                refresh_interval_ns=60 * _SECOND_NS,
+            ),
+        )
+        self._fragments.setdefault(journal, [])
+
+    def append(
+        self,
+        journal: str,
+        content: bytes,
+        *,
+        postfix: str = "",
+        codec: CompressionCodec = CompressionCodec.GZIP,
+        is_persisted: bool = True,
+        begin: int | None = None,
+    ) -> Fragment:
+        """One fragment, at the end of the journal unless `begin` says where."""
+        if journal not in self._specs:
+            self.create(journal, codec=codec)
+        fragments = self._fragments[journal]
+        if begin is None:
+            begin = fragments[-1].end if fragments else 0
+        fragment = Fragment(
+            journal,
+            begin,
+            begin + len(content),
+            sum=hashlib.sha1(content, usedforsecurity=False).digest(),
+            codec=codec,
+        )
+        fragments.append(fragment)
+        fragments.sort(key=lambda f: f.begin)
+        self._contents[(journal, fragment.begin, fragment.end)] = content
+        return self.persist(fragment, postfix=postfix) if is_persisted else fragment
+
+    def persist(self, fragment: Fragment, *, postfix: str = "") -> Fragment:
+        """Write the file of a fragment that was only local."""
+        stored = replace(fragment, backing_store="file:///", mod_time=1, path_postfix=postfix)
+        path = self.root / stored.content_path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        codec = compressor(fragment.codec)
+        content = self._contents[(fragment.journal, fragment.begin, fragment.end)]
+        path.write_bytes(codec.compress(content) + codec.finish())
+        fragments = self._fragments[fragment.journal]
+        fragments[fragments.index(fragment)] = stored
+        return stored
+
+    def forget(self, fragment: Fragment) -> None:
+        """Take a fragment out of the listing; its file stays."""
+        self._fragments[fragment.journal].remove(fragment)
+
+    # ------------------------------------------------------- the FragmentSource
+
+    def journals(self, selector: LabelSelector) -> list[JournalSpec]:
+        """Specs of the journals that match, ordered by name."""
+        self.calls.append(("journals", str(selector), 0))
+        return [
+            spec
+            for _, spec in sorted(self._specs.items())
+            if selector.matches(spec.label_set_with_name())
+        ]
+
+    def fragments(self, journal: str, offset: int, limit: int) -> list[Fragment]:
+        """Fragments that begin at `offset` or later, in offset order, at most `limit`."""
+        self.calls.append(("fragments", journal, offset))
+        return [f for f in self._fragments[journal] if f.begin >= offset][:limit]
+
+    def content(self, fragment: Fragment) -> Iterator[bytes]:
+        """The fragment's content."""
+        yield self._contents[(fragment.journal, fragment.begin, fragment.end)]
+
+
+class _MemoryThrift:
+    """The part of the Thrift API that `MetastoreSession` uses, in memory."""
+
+    def __init__(self) -> None:
+        self.added = 0
+        self.altered = 0
+        self._databases: dict[str, Any] = {}
+        self._tables: dict[tuple[str, str], Any] = {}
+        self._partitions: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def get_all_databases(self) -> list[str]:
+        return list(self._databases)
+
+    def get_database(self, name: str) -> Any:
+        if name not in self._databases:
+            raise ttypes.NoSuchObjectException(f"database {name}")
+        return self._databases[name]
+
+    def create_database(self, database: Any) -> None:
+        self._databases[database.name] = database
+
+    def drop_database(self, name: str, _delete: object, _cascade: object) -> None:
+        self.get_database(name)
+        if any(database == name for database, _ in self._tables):
+            raise ttypes.InvalidOperationException(f"database {name} is not empty")
+        del self._databases[name]
+
+    def get_all_tables(self, database: str) -> list[str]:
+        return [table for owner, table in self._tables if owner == database]
+
+    def get_table(self, database: str, name: str) -> Any:
+        if (database, name) not in self._tables:
+            raise ttypes.NoSuchObjectException(f"{database}.{name} table not found")
+        return copy.deepcopy(self._tables[database, name])
+
+    def create_table(self, table: Any) -> None:
+        self.get_database(table.dbName)
+        key = (table.dbName, table.tableName)
+        if key in self._tables:
+            raise ttypes.AlreadyExistsException(f"{key}")
+        self._tables[key] = copy.deepcopy(table)
+        self._partitions[key] = {}
+
+    def alter_table_with_environment_context(
+        self, database: str, name: str, table: Any, context: Any
+    ) -> None:
+        self._tables[database, name] = copy.deepcopy(table)
+        if context.properties.get("CASCADE") == "true":
+            for partition in self._partitions[database, name].values():
+                partition.sd.cols = copy.deepcopy(table.sd.cols)
+
+    def drop_table(self, database: str, name: str, _delete: object) -> None:
+        self.get_table(database, name)
+        del self._tables[database, name]
+        del self._partitions[database, name]
+
+    def get_partition_names(self, database: str, name: str, _limit: int) -> list[str]:
+        return sorted(self._partitions[database, name])
+
+    def get_partitions_by_names(self, database: str, name: str, names: Sequence[str]) -> list[Any]:
+        found = self._partitions[database, name]
+        return [copy.deepcopy(found[n]) for n in names if n in found]
+
+    def add_partitions_req(self, request: Any) -> Any:
+        found = self._partitions[request.dbName, request.tblName]
+        new = []
+        for partition in request.parts:
+            name = self._name(partition)
+            if name not in found:
+                found[name] = copy.deepcopy(partition)
+                new.append(partition)
+            elif not request.ifNotExists:
+                raise ttypes.AlreadyExistsException(name)
+        self.added += len(new)
+        return ttypes.AddPartitionsResult(partitions=new)
+
+    def alter_partitions(self, database: str, name: str, partitions: Sequence[Any]) -> None:
+        found = self._partitions[database, name]
+        for partition in partitions:
+            if self._name(partition) not in found:
+                raise ttypes.InvalidOperationException(self._name(partition))
+            found[self._name(partition)] = copy.deepcopy(partition)
+        self.altered += len(partitions)
+
+    def drop_partition(
+        self, database: str, name: str, values: Sequence[str], _delete: object
+    ) -> None:
+        found = self._partitions[database, name]
+        for key, partition in list(found.items()):
+            if partition.values == list(values):
+                del found[key]
+                return
+        raise ttypes.NoSuchObjectException("/".join(values))
+
+    def _name(self, partition: Any) -> str:
+        table = self._tables[partition.dbName, partition.tableName]
+        return partition_name([c.name for c in table.partitionKeys], partition.values)
+
+
+@final
+class MemoryMetastore:
+    """A metastore in memory; `connect` gives sessions over it, `thrift` is the raw API."""
+
+    def __init__(self) -> None:
+        self.thrift: Any = _MemoryThrift()
+
+    @property
+    def partitions_added(self) -> int:
+        """Hive partitions that requests made new."""
+        return int(self.thrift.added)
+
+    @property
+    def partitions_altered(self) -> int:
+        """Hive partitions that requests replaced."""
+        return int(self.thrift.altered)
+
+    @contextmanager
+    def connect(self) -> Iterator[MetastoreSession]:
+        """A session."""
+        yield MetastoreSession(self.thrift, "thrift://memory:9083")

@@ -1,0 +1,92 @@
+"""Table specs: what is taken, and what each mistake says."""
+
+import pytest
+
+from gazette_platform.errors import ValidationError
+from gazette_platform.lake.table_spec import load_table_specs, parse_table_spec
+
+GOOD = """
+name: flights.flights
+selector: name:prefix=flights/
+format: json
+columns:
+  - {name: carrier, type: string, comment: two letters}
+  - {name: hour, type: int}
+partitions:
+  - {name: day, type: date}
+  - {name: fragment, as: fragment_hour, type: int}
+"""
+
+
+def test_good_spec():
+    spec = parse_table_spec(GOOD)
+    assert (spec.schema, spec.table, spec.format) == ("flights", "flights", "json")
+    assert [(c.name, c.type, c.comment) for c in spec.columns] == [
+        ("carrier", "string", "two letters"),
+        ("hour", "int", ""),
+    ]
+    assert [(p.name, p.column, p.type) for p in spec.partitions] == [
+        ("day", "day", "date"),
+        ("fragment", "fragment_hour", "int"),
+    ]
+
+
+def test_digest_changes_with_the_spec_only():
+    assert parse_table_spec(GOOD).digest == parse_table_spec(GOOD + "\n# a comment\n").digest
+    assert parse_table_spec(GOOD).digest != parse_table_spec(GOOD + "comment: x\n").digest
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("name: flights.flights", "name: [", "not valid YAML"),
+        ("name: flights.flights", "name: flights", "name: 'flights' is not schema.table"),
+        ("name: flights.flights", "name: F.f", "lower-case letters"),
+        ("name: flights.flights", "", "missing required field `name`"),
+        ("format: json", "format: xml", "Invalid enum value 'xml'"),
+        ("format: json", "format: json\nfromat: x", "unknown field `fromat`"),
+        ("selector: name:prefix=flights/", "selector: ''", "selector: may not be empty"),
+        ("selector: name:prefix=flights/", "selector: 'a = = b'", "^selector"),
+        ("type: string, comment", "type: text, comment", r"columns\[0\].type: unknown type 'text'"),
+        ("name: carrier", "name: a-b", r"columns\[0\].name: 'a-b' is not a column name"),
+        ("name: hour, type: int", "name: Carrier, type: int", "repeats 'carrier'; engines ignore"),
+        ("name: day, type: date", "name: day, type: double", "is not a type of partition columns"),
+        ("as: fragment_hour", "as: hour", "is also a data column.*as: fragment_fragment"),
+        ("as: fragment_hour", "as: day", r"partitions\[1\]: 'fragment' repeats another"),
+        ("format: json", "format: csv", "raw CSV tables hold strings"),
+    ],
+)
+def test_mistake_is_named_with_its_place(old, new, message):
+    assert old in GOOD
+    with pytest.raises(ValidationError, match=message):
+        parse_table_spec(GOOD.replace(old, new, 1))
+
+
+def test_clash_names_both_ways_out():
+    text = GOOD.replace("{name: fragment, as: fragment_hour, type: int}", "{name: hour, type: int}")
+    with pytest.raises(ValidationError, match=r"leave the column out .*name: hour, as: fragment_h"):
+        parse_table_spec(text)
+
+
+def test_folder_is_read_anew_and_bad_files_hide_no_good_ones(tmp_path):
+    assert load_table_specs(tmp_path / "missing") == ({}, {})
+    (tmp_path / "a.yaml").write_text(GOOD)
+    (tmp_path / "b.yml").write_text("nonsense: 1")
+    (tmp_path / "c.yaml").write_text(GOOD)
+    (tmp_path / ".hidden.yaml").write_text("x")
+    (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "d.yaml").write_text("# " + "x" * (1 << 20))
+    specs, errors = load_table_specs(tmp_path)
+    assert list(specs) == ["flights.flights"]
+    assert sorted(errors) == ["b.yml", "c.yaml", "d.yaml"]
+    assert "is defined in a.yaml already" in str(errors["c.yaml"])
+    assert str(errors["b.yml"]).startswith("b.yml: ")
+    assert "at most 1048576" in str(errors["d.yaml"])
+    (tmp_path / "a.yaml").write_text(GOOD.replace("flights.flights", "other.name"))
+    assert list(load_table_specs(tmp_path)[0]) == ["flights.flights", "other.name"]
+
+
+def test_unreadable_file_is_an_error_of_its_own(tmp_path):
+    (tmp_path / "a.yaml").mkdir()
+    _, errors = load_table_specs(tmp_path)
+    assert "cannot be read" in str(errors["a.yaml"])
