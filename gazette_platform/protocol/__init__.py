@@ -20,6 +20,15 @@ from gazette_platform.protocol.enums import (
     SuspendLevel,
 )
 from gazette_platform.protocol.fragments import ZERO_SUM, Fragment, parse_fragment_path
+from gazette_platform.protocol.journal_tree import JournalChange, JournalNode
+from gazette_platform.protocol.journal_yaml import parse_journal_tree, to_journal_tree
+from gazette_platform.protocol.json_form import (
+    fragment_json,
+    journal_listing_jsonpb,
+    journal_spec_jsonpb,
+    list_response_jsonpb,
+    selector_json,
+)
 from gazette_platform.protocol.labels import Label, LabelSet
 from gazette_platform.protocol.names import (
     conflicting_prefix,
@@ -61,6 +70,7 @@ from gazette_platform.protocol.routing import EtcdHeader, Header, Route
 from gazette_platform.protocol.selectors import LabelSelector
 from gazette_platform.protocol.specs import CONTENT_TYPES, FragmentSpec, JournalSpec, SuspendSpec
 from gazette_platform.protocol.store_urls import StoreUrl, parse_store_url, validate_store_url
+from gazette_platform.protocol.text_form import route_text
 
 __all__ = [
     "CONTENT_TYPES",
@@ -74,7 +84,9 @@ __all__ = [
     "Fragment",
     "FragmentSpec",
     "Header",
+    "JournalChange",
     "JournalFlag",
+    "JournalNode",
     "JournalSpec",
     "Label",
     "LabelSelector",
@@ -89,11 +101,19 @@ __all__ = [
     "conflicting_prefix",
     "endpoint_grpc_address",
     "format_duration",
+    "fragment_json",
+    "journal_listing_jsonpb",
+    "journal_spec_jsonpb",
+    "list_response_jsonpb",
     "parse_duration",
     "parse_fragment_path",
+    "parse_journal_tree",
     "parse_store_url",
+    "route_text",
+    "selector_json",
     "split_meta",
     "strip_meta",
+    "to_journal_tree",
     "validate_append_chunk",
     "validate_append_request",
     "validate_append_response",
