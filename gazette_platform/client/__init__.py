@@ -1,0 +1,68 @@
+"""Client of Gazette-compatible brokers.
+
+`AsyncClient` and the synchronous `Client` list, watch, apply, append to and read journals. An
+append is one atomic span, at least once; an append writer makes few appends of many small writes;
+a reader is one seamless stream over brokers, fragments and broken connections. Content is bytes:
+`lines` and `json_lines` give batches of records at no Python step per byte or line.
+"""
+
+from __future__ import annotations
+
+from gazette_platform.client.append_writer import AppendTicket, AppendWriter
+from gazette_platform.client.async_client import AsyncClient
+from gazette_platform.client.config import ClientConfig
+from gazette_platform.client.direct import read_fragment
+from gazette_platform.client.listing import apply_request, list_response
+from gazette_platform.client.reader import Reader
+from gazette_platform.client.records import (
+    JsonReader,
+    LineReader,
+    json_lines,
+    lines,
+    split_lines,
+)
+from gazette_platform.client.results import (
+    AppendResult,
+    FragmentListing,
+    FragmentPage,
+    JournalListing,
+    ListSnapshot,
+    StoreHealth,
+)
+from gazette_platform.client.sync_client import (
+    Client,
+    SyncAppendTicket,
+    SyncAppendWriter,
+    SyncReader,
+)
+from gazette_platform.client.wire import CallFailed, CallUnanswered
+from gazette_platform.protocol import JournalChange as Change
+
+__all__ = [
+    "AppendResult",
+    "AppendTicket",
+    "AppendWriter",
+    "AsyncClient",
+    "CallFailed",
+    "CallUnanswered",
+    "Change",
+    "Client",
+    "ClientConfig",
+    "FragmentListing",
+    "FragmentPage",
+    "JournalListing",
+    "JsonReader",
+    "LineReader",
+    "ListSnapshot",
+    "Reader",
+    "StoreHealth",
+    "SyncAppendTicket",
+    "SyncAppendWriter",
+    "SyncReader",
+    "apply_request",
+    "json_lines",
+    "lines",
+    "list_response",
+    "read_fragment",
+    "split_lines",
+]

@@ -1,0 +1,383 @@
+"""The client for asyncio programs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Self, final
+
+from gazette_platform.client import listing
+from gazette_platform.client.append_writer import AppendWriter
+from gazette_platform.client.appender import AppendOptions, Content, ContentSource, append
+from gazette_platform.client.config import ClientConfig
+from gazette_platform.client.reader import Reader, ReadOptions
+from gazette_platform.client.results import (
+    AppendResult,
+    FragmentListing,
+    FragmentPage,
+    JournalListing,
+    ListSnapshot,
+    StoreHealth,
+)
+from gazette_platform.client.transport import Transport
+from gazette_platform.errors import JournalNotFound, Suspended, ValidationError, WrongAppendOffset
+from gazette_platform.ops.clock import Clock, SystemClock
+from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.protocol import (
+    AppendSuspend,
+    JournalChange,
+    LabelSelector,
+    LabelSet,
+    validate_apply_request,
+    validate_journal_name,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+    from types import TracebackType
+
+__all__ = ["AsyncClient"]
+
+# Aliases, because within the class `list` is a method.
+JournalListings = list[JournalListing]
+FragmentListings = list[FragmentListing]
+
+
+@final
+class AsyncClient:
+    """Lists, applies, appends to and reads journals of a cluster of brokers.
+
+    Opens no connection before the first call. Belongs to the event loop it is first used on.
+    Every call retries what is likely to pass, for as long as `ClientConfig` says, and raises a
+    `StatusError` for what brokers refuse and a `TransportError` for what they did not answer.
+    """
+
+    def __init__(self, config: ClientConfig | None = None, *, clock: Clock | None = None) -> None:
+        self.config = config or ClientConfig()
+        self._clock = clock or SystemClock()
+        self._tasks = TaskGroup("client")
+        self._transport = Transport(self.config, self._clock, self._tasks)
+        self._is_closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End background appends and calls, and close all connections. May be called again.
+
+        What append writers have not committed is lost: close them first.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        await self._tasks.close()
+        await self._transport.close()
+
+    # ------------------------------------------------------------------ journals
+
+    async def list_snapshot(self, selector: LabelSelector | str = "") -> ListSnapshot:
+        """All journals that match, and the header of the answer; see `list`."""
+        return await listing.list_journals(self._transport, _selector(selector))
+
+    async def list(self, selector: LabelSelector | str = "") -> JournalListings:
+        """All journals whose labels match, ordered by name.
+
+        Args: selector: as ``name:prefix=a/,region=eu``; empty matches all.
+        Raises: ValidationError: the selector does not parse. TransportError.
+        Cancellation: safe.
+        """
+        return [*await self.list_snapshot(selector)]
+
+    async def watch_snapshots(
+        self, selector: LabelSelector | str = ""
+    ) -> AsyncIterator[ListSnapshot]:
+        """The journals that match now, and again after each change of their specs."""
+        async for snapshot in listing.watch_journals(self._transport, _selector(selector)):
+            yield snapshot
+
+    async def watch(self, selector: LabelSelector | str = "") -> AsyncIterator[JournalListings]:
+        """As `list`, at once and again after each change of specs; routes alone do not count.
+
+        Cancellation: safe; ends the watch, as leaving the iteration does.
+        """
+        async for snapshot in self.watch_snapshots(selector):
+            yield [*snapshot]
+
+    async def get(self, journal: str) -> JournalListing:
+        """The listing of one journal.
+
+        Raises: JournalNotFound. Cancellation: safe.
+        """
+        name = _journal(journal)
+        selector = LabelSelector(include=LabelSet.of(name=name))
+        for found in await self.list_snapshot(selector):
+            return found
+        raise JournalNotFound(journal=name)
+
+    async def apply(self, changes: Sequence[JournalChange], *, batch_size: int = 0) -> int:
+        """Create, update and delete journals in one transaction, or in batches.
+
+        Args: changes: each with the revision it expects: 0 to create, -1 not to check.
+            batch_size: changes a transaction; 0 is all. Batches before a failed one stay applied.
+        Returns: revision of etcd after the last transaction.
+        Raises: EtcdTransactionFailed: somebody changed a journal since; ValidationError;
+            TransportError: whether it was applied is unknown.
+        Cancellation: whether it was applied is unknown.
+        """
+        if batch_size < 0:
+            raise ValidationError(f"must not be negative ({batch_size})", path="batch_size")
+        validate_apply_request(listing.apply_request(changes))
+        return await listing.apply_changes(self._transport, changes, batch_size=batch_size)
+
+    # ------------------------------------------------------------------ appends
+
+    async def append(
+        self,
+        journal: str,
+        data: ContentSource,
+        *,
+        offset: int = 0,
+        check_registers: LabelSelector | None = None,
+        union_registers: LabelSet | None = None,
+        subtract_registers: LabelSet | None = None,
+        suspend: AppendSuspend = AppendSuspend.SUSPEND_RESUME,
+    ) -> AppendResult:
+        """Append all of `data` as one span: readers see all of it or nothing.
+
+        At-least-once: an append whose answer was lost is made again. Content that comes out of a
+        one-shot iterator cannot be, and then the error surfaces.
+
+        Args: data: bytes, or an iterable of them, plain or async. offset: where it must begin;
+            0 does not check. check_registers: must match the journal's registers, if it has any.
+            union_registers, subtract_registers: changes to them; need content.
+        Returns: where it was committed.
+        Raises: StatusError: refused, nothing was appended. TransportError: outcome unknown.
+        Cancellation: rolls back, unless all content was sent: then the outcome is unknown.
+        """
+        if offset < 0:
+            raise ValidationError(f"must not be negative ({offset})", path="offset")
+        options = AppendOptions(
+            offset=offset,
+            check_registers=check_registers,
+            union_registers=union_registers,
+            subtract_registers=subtract_registers,
+            suspend=suspend,
+        )
+        return await append(self._transport, _journal(journal), Content(data), options)
+
+    def append_writer(
+        self,
+        journal: str,
+        *,
+        check_registers: LabelSelector | None = None,
+        union_registers: LabelSet | None = None,
+        subtract_registers: LabelSet | None = None,
+        batch_bytes_max: int = 16 << 20,
+        buffer_bytes_max: int = 64 << 20,
+    ) -> AppendWriter:
+        """A writer that turns many small writes into few appends; see `AppendWriter`.
+
+        Args: batch_bytes_max: a batch that reaches it takes no more writes.
+            buffer_bytes_max: bytes not yet committed from which on `write` waits.
+        """
+        options = AppendOptions(
+            check_registers=check_registers,
+            union_registers=union_registers,
+            subtract_registers=subtract_registers,
+        )
+        return AppendWriter(
+            self._transport,
+            _journal(journal),
+            options,
+            batch_bytes_max=batch_bytes_max,
+            buffer_bytes_max=buffer_bytes_max,
+        )
+
+    # ------------------------------------------------------------------ reads
+
+    def read(
+        self,
+        journal: str,
+        offset: int = 0,
+        *,
+        block: bool = False,
+        end_offset: int = 0,
+        metadata_only: bool = False,
+        begin_mod_time: int = 0,
+        direct: bool = False,
+        on_jump: Literal["raise", "continue"] = "raise",
+    ) -> Reader:
+        """Content of a journal from `offset` on; see `Reader`.
+
+        Args: offset: first byte; -1 is the write head. block: wait there for more, for ever.
+            end_offset: where to end; 0 is none. metadata_only: no content, only `Reader`'s
+            attributes. begin_mod_time: Unix seconds; skip fragments persisted before.
+            direct: fetch persisted fragments from their store where it can be reached.
+            on_jump: what to do about content that is gone.
+        """
+        options = ReadOptions(
+            block=block,
+            end_offset=end_offset,
+            metadata_only=metadata_only,
+            begin_mod_time=begin_mod_time,
+            direct=direct,
+            on_jump=on_jump,
+        )
+        return Reader(self._transport, _journal(journal), offset, options)
+
+    def tail(
+        self,
+        journal: str,
+        offset: int = -1,
+        *,
+        direct: bool = False,
+        on_jump: Literal["raise", "continue"] = "raise",
+    ) -> Reader:
+        """A blocking read, from the write head unless an offset is given."""
+        return self.read(journal, offset, block=True, direct=direct, on_jump=on_jump)
+
+    async def write_head(self, journal: str) -> int:
+        """The offset that the next append will begin at. Cancellation: safe."""
+        async with self.read(journal, -1, metadata_only=True) as reader:
+            async for _ in reader:
+                pass
+            return max(reader.write_head, reader.offset)
+
+    # ------------------------------------------------------------------ fragments and upkeep
+
+    async def fragment_page(
+        self,
+        journal: str,
+        *,
+        begin_mod_time: int = 0,
+        end_mod_time: int = 0,
+        next_page_token: int = 0,
+        page_limit: int = 0,
+        ttl_s: float = 0,
+    ) -> FragmentPage:
+        """One page of `fragments`, for callers that bound their work.
+
+        Args: next_page_token: begin offset to list from. page_limit: fragments; 0 is 1000.
+        """
+        return await listing.fragment_page(
+            self._transport,
+            _journal(journal),
+            begin_mod_time=begin_mod_time,
+            end_mod_time=end_mod_time,
+            next_page_token=next_page_token,
+            page_limit=page_limit,
+            ttl_s=ttl_s,
+        )
+
+    async def fragment_pages(
+        self,
+        journal: str,
+        *,
+        begin_mod_time: int = 0,
+        end_mod_time: int = 0,
+        next_page_token: int = 0,
+        page_limit: int = 0,
+        ttl_s: float = 0,
+    ) -> AsyncIterator[FragmentPage]:
+        """All pages of `fragments`, fetched as they are asked for."""
+        token = next_page_token
+        while True:
+            page = await self.fragment_page(
+                journal,
+                begin_mod_time=begin_mod_time,
+                end_mod_time=end_mod_time,
+                next_page_token=token,
+                page_limit=page_limit,
+                ttl_s=ttl_s,
+            )
+            yield page
+            token = page.next_page_token
+            if token == 0:
+                return
+
+    async def fragments(
+        self,
+        journal: str,
+        *,
+        begin_mod_time: int = 0,
+        end_mod_time: int = 0,
+        next_page_token: int = 0,
+        page_limit: int = 0,
+        ttl_s: float = 0,
+    ) -> FragmentListings:
+        """All fragments of a journal, by offset; those only in brokers have no backing store.
+
+        Args: begin_mod_time, end_mod_time: Unix seconds, inclusive; 0 is no bound. An end leaves
+            out what is not persisted. next_page_token: begin offset to list from.
+            page_limit: fragments a request; 0 is 1000. ttl_s: seconds that signed URLs are good
+            for; 0 asks for none.
+        Raises: JournalNotFound, Suspended, NotAllowed, TransportError. Cancellation: safe.
+        """
+        pages = self.fragment_pages(
+            journal,
+            begin_mod_time=begin_mod_time,
+            end_mod_time=end_mod_time,
+            next_page_token=next_page_token,
+            page_limit=page_limit,
+            ttl_s=ttl_s,
+        )
+        return [fragment async for page in pages for fragment in page.fragments]
+
+    async def reset_head(self, journal: str) -> int:
+        """Let appends continue behind all that the store holds, after brokers lost their spools.
+
+        Returns: the write head. Raises: StatusError, TransportError.
+        Cancellation: safe; an empty append moves no content.
+        """
+        head = await self.write_head(journal)
+        try:
+            await self.append(journal, b"", offset=head, suspend=AppendSuspend.SUSPEND_KEEP)
+        except WrongAppendOffset:
+            # Somebody appended in between: then there is nothing to reset.
+            return await self.write_head(journal)
+        return head
+
+    async def suspend(self, journal: str, *, force: bool = False) -> bool:
+        """Suspend a journal that is idle and flushed; `force` flushes it now.
+
+        Returns: whether the journal is suspended now. Raises: StatusError, TransportError.
+        """
+        mode = AppendSuspend.SUSPEND_NOW if force else AppendSuspend.SUSPEND_IF_FLUSHED
+        try:
+            await self.append(journal, b"", suspend=mode)
+        except Suspended:
+            return True
+        return False
+
+    async def store_health(
+        self, store: str, *, check_delete_prefix: str | None = None
+    ) -> StoreHealth:
+        """Whether brokers can use a fragment store.
+
+        Args: check_delete_prefix: also probe deletion under this prefix, which may be empty;
+            None does not.
+        """
+        return await listing.check_store(
+            self._transport, store, check_delete_prefix=check_delete_prefix
+        )
+
+
+def _selector(selector: LabelSelector | str) -> LabelSelector:
+    if isinstance(selector, LabelSelector):
+        return selector
+    return LabelSelector.parse(selector)
+
+
+def _journal(name: str) -> str:
+    """`name`, checked: a request with a bad one would only fail at the broker."""
+    try:
+        validate_journal_name(name, meta=True)
+    except ValidationError as err:
+        raise err.within("Journal") from err
+    return name

@@ -1,0 +1,98 @@
+"""Configuration of a client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gazette_platform.errors import ValidationError
+from gazette_platform.protocol import endpoint_grpc_address
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["ClientConfig"]
+
+_SCHEMES = ("http://", "https://", "unix://")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClientConfig:
+    """How to reach brokers, and how long to keep trying."""
+
+    address: str = "http://localhost:8080"
+    """Endpoint URL of any broker, or of a balancer before them: ``http``, ``https`` or ``unix``."""
+
+    zone: str = "local"
+    """Zone of this process; reads prefer a replica in the same zone."""
+
+    route_cache_size: int = 1024
+    """Journals whose brokers are remembered and dialed directly; 0 lets brokers proxy each call."""
+
+    route_cache_ttl_s: float = 60.0
+    """Seconds after which a remembered route is asked for anew."""
+
+    connect_timeout_s: float = 4.0
+    """Seconds to keep trying when no broker was ever reached, before an error says so."""
+
+    retry_timeout_s: float | None = 60.0
+    """Seconds to keep retrying a call that fails retriably without progress; None for ever."""
+
+    call_timeout_s: float = 30.0
+    """Deadline in seconds of one attempt of a unary call (list, apply, fragments, store health)."""
+
+    append_timeout_s: float = 30.0
+    """Seconds within which a broker must take the next message of an append, or answer it."""
+
+    keepalive_s: float = 30.0
+    """Seconds between HTTP/2 pings while calls are open; a dead peer is noticed within twice that."""
+
+    message_bytes_max: int = 16 << 20
+    """Largest message to accept from a broker."""
+
+    file_root: Path | None = None
+    """Local directory that ``file://`` fragment stores are rooted at, for direct reads."""
+
+    cert_file: str = ""
+    """Path of a PEM client certificate, for ``https`` brokers that ask for one."""
+
+    cert_key_file: str = ""
+    """Path of the PEM key of `cert_file`."""
+
+    trusted_ca_file: str = ""
+    """Path of PEM roots to trust instead of the system's."""
+
+    auth_token: str = ""
+    """Fixed bearer token to send with every call."""
+
+    auth_keys: str = ""
+    """Base64 keys, separated by commas or blanks; the first one signs a token for each call."""
+
+    def __post_init__(self) -> None:
+        """Raises: ValidationError: a value that cannot work, naming the field."""
+        if not self.address.startswith(_SCHEMES):
+            raise ValidationError(
+                f"must begin with one of {' '.join(_SCHEMES)} ({self.address})", path="address"
+            )
+        try:
+            endpoint_grpc_address(self.address)
+        except ValidationError as err:
+            raise err.within("address") from err
+        if not self.zone:
+            raise ValidationError("must not be empty", path="zone")
+        if self.route_cache_size < 0:
+            raise ValidationError(
+                f"must not be negative ({self.route_cache_size})", path="route_cache_size"
+            )
+        for name in (
+            "route_cache_ttl_s",
+            "connect_timeout_s",
+            "call_timeout_s",
+            "append_timeout_s",
+        ):
+            if getattr(self, name) <= 0:
+                raise ValidationError(f"must be positive ({getattr(self, name)})", path=name)
+        if self.keepalive_s < 1:
+            raise ValidationError(f"must be at least 1 s ({self.keepalive_s})", path="keepalive_s")
+        if bool(self.cert_file) != bool(self.cert_key_file):
+            raise ValidationError("cert_file and cert_key_file go together", path="cert_file")

@@ -1,0 +1,324 @@
+"""Journals and fragments: listing, watching, applying."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import grpc  # type: ignore[import-untyped]
+import grpc.aio  # type: ignore[import-untyped]
+
+from gazette_platform.client.auth import Capability
+from gazette_platform.client.results import (
+    FragmentListing,
+    FragmentPage,
+    JournalListing,
+    ListSnapshot,
+    StoreHealth,
+)
+from gazette_platform.client.wire import CallFailed, CallUnanswered
+from gazette_platform.errors import DataError, GazetteError, TransportError, status_error
+from gazette_platform.protocol import (
+    Fragment,
+    Header,
+    JournalChange,
+    JournalSpec,
+    LabelSelector,
+    Route,
+    Status,
+)
+from gazette_platform.protocol.pb import protocol_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from gazette_platform.client.transport import Transport
+
+__all__ = [
+    "apply_changes",
+    "apply_request",
+    "check_store",
+    "fragment_page",
+    "list_journals",
+    "list_response",
+    "watch_journals",
+]
+
+
+async def list_journals(transport: Transport, selector: LabelSelector) -> ListSnapshot:
+    """All journals that match, at one revision. Cancellation: safe."""
+    patience = transport.patience()
+    while True:
+        try:
+            snapshot = await _list_once(transport, selector)
+        except GazetteError as err:
+            if not _may_retry(err):
+                raise
+            await patience.wait(err)
+        else:
+            for journal in snapshot:
+                transport.routes.update(journal.name, journal.route)
+            return snapshot
+
+
+async def _list_once(transport: Transport, selector: LabelSelector) -> ListSnapshot:
+    wire = transport.wire()
+    call = wire.list(
+        pb.ListRequest(selector=selector.to_pb()),
+        timeout=transport.config.call_timeout_s,
+        metadata=transport.auth.metadata(Capability.LIST, selector),
+    )
+    messages = []
+    try:
+        with wire:
+            async for message in call:
+                messages.append(message)  # noqa: PERF401  a comprehension would lose them on error
+    except grpc.aio.AioRpcError as err:
+        raise transport.failed(err, wire, "", "list of journals") from err
+    return _snapshot(transport, messages)
+
+
+async def watch_journals(
+    transport: Transport, selector: LabelSelector
+) -> AsyncIterator[ListSnapshot]:
+    """The journals that match, now and after every change, for as long as it is iterated.
+
+    Broken watches are resumed at the revision of the last snapshot, so that none is told twice.
+    Cancellation: safe; ends the RPC.
+    """
+    patience = transport.patience()
+    last: Header | None = None
+    while True:
+        request = pb.ListRequest(selector=selector.to_pb(), watch=True)
+        if last is not None:
+            request.watch_resume.CopyFrom(last.to_pb())
+        wire = transport.wire()
+        call = wire.list(request, metadata=transport.auth.metadata(Capability.LIST, selector))
+        messages: list[pb.ListResponse] = []
+        error: GazetteError = TransportError("watch of journals: the broker ended the stream")
+        try:
+            with wire:
+                async for message in call:
+                    if messages and message == pb.ListResponse():
+                        snapshot = _snapshot(transport, messages)
+                        messages = []
+                        _require_newer(snapshot.header, last)
+                        last = snapshot.header
+                        patience.progressed()
+                        yield snapshot
+                    else:
+                        messages.append(message)
+            patience.progressed()
+        except grpc.aio.AioRpcError as err:
+            error = transport.failed(err, wire, "", "watch of journals")
+            if not _may_retry(error):
+                raise error from err
+        finally:
+            call.cancel()
+        await patience.wait(error)
+
+
+def _require_newer(header: Header, last: Header | None) -> None:
+    if last is not None and header.etcd.revision <= last.etcd.revision:
+        raise DataError(
+            f"watch of journals: revision {header.etcd.revision} is not above "
+            f"the {last.etcd.revision} that the watch resumed at"
+        )
+
+
+def _snapshot(transport: Transport, messages: Sequence[pb.ListResponse]) -> ListSnapshot:
+    if not messages:
+        raise DataError("validating broker response: a listing without any message")
+    first, *rest = messages
+    if first.status != pb.OK:
+        raise status_error(Status.from_wire(first.status).name, "list of journals")
+    header = transport.learn("", first.header)
+    for message in rest:
+        if not message.journals:
+            raise DataError("validating broker response: an empty continuation of a listing")
+    return ListSnapshot(
+        tuple(_listing(journal) for message in messages for journal in message.journals), header
+    )
+
+
+def _listing(journal: pb.ListResponse.Journal) -> JournalListing:
+    return JournalListing(
+        spec=JournalSpec.from_pb(journal.spec),
+        mod_revision=journal.mod_revision,
+        create_revision=journal.create_revision,
+        route=Route.from_pb(journal.route),
+    )
+
+
+def list_response(snapshot: ListSnapshot) -> pb.ListResponse:
+    """The response that `snapshot` came in, as one message."""
+    return pb.ListResponse(
+        header=snapshot.header.to_pb(),
+        journals=[
+            pb.ListResponse.Journal(
+                spec=journal.spec.to_pb(),
+                mod_revision=journal.mod_revision,
+                create_revision=journal.create_revision,
+                route=journal.route.to_pb(),
+            )
+            for journal in snapshot
+        ],
+    )
+
+
+def apply_request(changes: Sequence[JournalChange]) -> pb.ApplyRequest:
+    """The request of one transaction."""
+    request = pb.ApplyRequest()
+    for change in changes:
+        entry = request.changes.add(expect_mod_revision=change.revision)
+        if change.spec is not None:
+            entry.upsert.CopyFrom(change.spec.to_pb())
+        else:
+            entry.delete = change.delete
+    return request
+
+
+async def apply_changes(
+    transport: Transport, changes: Sequence[JournalChange], *, batch_size: int = 0
+) -> int:
+    """Create, update and delete journals.
+
+    Args: batch_size: changes a transaction; 0 makes all of them in one. Batches before one that
+        fails stay applied.
+    Returns: revision of etcd after the last transaction.
+    Raises: EtcdTransactionFailed: a revision was not as expected; its batch changed nothing.
+    """
+    size = batch_size or max(1, len(changes))
+    revision = 0
+    # An empty list of changes is sent too: it validates that the broker is there.
+    for begin in range(0, max(1, len(changes)), size):
+        revision = await _apply_once(transport, changes[begin : begin + size])
+    return revision
+
+
+async def _apply_once(transport: Transport, changes: Sequence[JournalChange]) -> int:
+    patience = transport.patience()
+    request = apply_request(changes)
+    selector = "" if len(changes) != 1 else changes[0].name
+    while True:
+        wire = transport.wire()
+        try:
+            with wire:
+                response = await wire.apply(
+                    request,
+                    timeout=transport.config.call_timeout_s,
+                    metadata=transport.auth.metadata(Capability.APPLY, selector),
+                )
+        except grpc.aio.AioRpcError as err:
+            error = transport.failed(err, wire, "", "apply of journals")
+            # Once sent, only a connection that never was can be tried again without doubt.
+            if not error.retriable or transport.was_connected:
+                raise error from err
+            await patience.wait(error)
+        else:
+            header = transport.learn("", response.header)
+            if response.status != pb.OK:
+                names = ", ".join(change.name for change in changes[:3])
+                more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
+                raise status_error(
+                    Status.from_wire(response.status).name, f"applying {names}{more}"
+                )
+            return header.etcd.revision
+
+
+async def fragment_page(
+    transport: Transport,
+    journal: str,
+    *,
+    begin_mod_time: int = 0,
+    end_mod_time: int = 0,
+    next_page_token: int = 0,
+    page_limit: int = 0,
+    ttl_s: float = 0,
+) -> FragmentPage:
+    """One page of a journal's fragments; see `AsyncClient.fragments`."""
+    request = pb.FragmentsRequest(
+        journal=journal,
+        begin_mod_time=begin_mod_time,
+        end_mod_time=end_mod_time,
+        next_page_token=next_page_token,
+        page_limit=page_limit,
+    )
+    if ttl_s > 0:
+        request.signatureTTL.FromMilliseconds(int(ttl_s * 1000))
+    patience = transport.patience()
+    while True:
+        wire = transport.wire(journal)
+        try:
+            with wire:
+                response = await wire.fragments(
+                    request,
+                    timeout=transport.config.call_timeout_s,
+                    metadata=transport.auth.metadata(Capability.READ, journal),
+                )
+            return _fragment_page(transport, journal, response)
+        except grpc.aio.AioRpcError as err:
+            error: GazetteError = transport.failed(
+                err, wire, journal, f"list of fragments of {journal}"
+            )
+            if not _may_retry(error):
+                raise error from err
+        except GazetteError as err:
+            if not err.retriable:
+                raise
+            error = err
+        await patience.wait(error)
+
+
+def _fragment_page(
+    transport: Transport, journal: str, response: pb.FragmentsResponse
+) -> FragmentPage:
+    header = transport.learn(journal, response.header)
+    if response.status != pb.OK:
+        raise status_error(Status.from_wire(response.status).name, journal=journal)
+    return FragmentPage(
+        fragments=tuple(
+            FragmentListing(Fragment.from_pb(entry.spec), entry.signed_url)
+            for entry in response.fragments
+        ),
+        next_page_token=response.next_page_token,
+        header=header,
+    )
+
+
+async def check_store(
+    transport: Transport, store: str, *, check_delete_prefix: str | None = None
+) -> StoreHealth:
+    """Ask a broker whether it can use a fragment store; see `AsyncClient.store_health`."""
+    request = pb.FragmentStoreHealthRequest(
+        fragment_store=store,
+        check_delete=check_delete_prefix is not None,
+        check_delete_prefix=check_delete_prefix or "",
+    )
+    patience = transport.patience()
+    while True:
+        wire = transport.wire()
+        try:
+            with wire:
+                response = await wire.store_health(
+                    request,
+                    # A first check and the probes have a minute each at the broker.
+                    timeout=max(transport.config.call_timeout_s, 180.0),
+                    metadata=transport.auth.metadata(Capability.READ, ""),
+                )
+        except grpc.aio.AioRpcError as err:
+            error = transport.failed(err, wire, "", f"health check of {store}")
+            if not _may_retry(error):
+                raise error from err
+            await patience.wait(error)
+        else:
+            transport.was_connected = True
+            if response.status not in (pb.OK, pb.FRAGMENT_STORE_UNHEALTHY):
+                raise status_error(Status.from_wire(response.status).name, store)
+            return StoreHealth(store, response.status == pb.OK, response.store_health_error)
+
+
+def _may_retry(error: GazetteError) -> bool:
+    """Whether to repeat a call that changes nothing."""
+    if isinstance(error, CallFailed):
+        return isinstance(error, CallUnanswered)
+    return error.retriable

@@ -1,0 +1,76 @@
+"""An event loop on a thread of its own, for synchronous callers."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar, final
+
+import uvloop
+
+from gazette_platform.errors import ValidationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+__all__ = ["LoopThread"]
+
+T = TypeVar("T")
+_JOIN_TIMEOUT_S = 10.0
+
+
+@final
+class LoopThread:
+    """Runs coroutines for any number of threads. Does not survive a fork: make it after."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._is_closed = False
+        self._thread.start()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            self._loop.close()
+
+    def run(self, coro: Coroutine[Any, Any, T]) -> T:
+        """Run `coro` on the loop and wait for it; an interrupt of the caller cancels it.
+
+        Raises: what `coro` raises. ValidationError: closed, or called on the loop itself.
+        """
+        if self._is_closed or threading.current_thread() is self._thread:
+            coro.close()
+            state = "is closed" if self._is_closed else "cannot wait for its own event loop"
+            raise ValidationError(f"the client {state}")
+        future = asyncio.run_coroutine_threadsafe(coro, self._loop)
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise ValidationError("the client was closed during the call") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def post(self, callback: Callable[..., object], *args: object) -> None:
+        """Call `callback` on the loop, some time; nothing happens after `close`."""
+        if not self._is_closed:
+            self._loop.call_soon_threadsafe(callback, *args)
+
+    def close(self) -> None:
+        """Stop the loop and its thread. What still runs on it is abandoned."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_JOIN_TIMEOUT_S)

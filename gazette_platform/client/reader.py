@@ -1,0 +1,356 @@
+"""Reads of a journal: one seamless stream of content over many RPCs and fragments."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self, final
+
+import grpc  # type: ignore[import-untyped]
+import grpc.aio  # type: ignore[import-untyped]
+
+from gazette_platform.client.auth import Capability
+from gazette_platform.client.direct import read_fragment
+from gazette_platform.client.wire import CallFailed, CallUnanswered, Wire
+from gazette_platform.errors import (
+    DataError,
+    GazetteError,
+    JournalNotFound,
+    OffsetJump,
+    OffsetNotYetAvailable,
+    StoreError,
+    TransportError,
+    ValidationError,
+    status_error,
+)
+from gazette_platform.protocol import Fragment, Status
+from gazette_platform.protocol.content import decode_read_content
+from gazette_platform.protocol.pb import protocol_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+    from types import TracebackType
+
+    from gazette_platform.client.transport import Transport
+
+__all__ = ["ReadOptions", "Reader"]
+
+_log = logging.getLogger(__name__)
+# A journal that was just applied is not known to every broker at once.
+_NOT_FOUND_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadOptions:
+    """How to read."""
+
+    block: bool = False
+    """Wait for content at the write head; else the stream ends there."""
+    end_offset: int = 0
+    """Offset to end at; 0 is none."""
+    metadata_only: bool = False
+    """Learn offset, write head and fragment, and read no content."""
+    begin_mod_time: int = 0
+    """Unix seconds; persisted fragments older than this are skipped."""
+    direct: bool = False
+    """Fetch persisted fragments from their store, past the brokers, where it can be reached."""
+    on_jump: Literal["raise", "continue"] = "raise"
+    """What to do when content at the offset is gone: raise `OffsetJump`, or read on behind it."""
+
+    def __post_init__(self) -> None:
+        """Raises: ValidationError: options that make no sense."""
+        if self.end_offset < 0:
+            raise ValidationError(f"must not be negative ({self.end_offset})", path="end_offset")
+        if self.on_jump not in ("raise", "continue"):
+            raise ValidationError(f"must be raise or continue ({self.on_jump})", path="on_jump")
+
+
+@final
+class Reader:
+    """Content of a journal from an offset on; an async iterator of `memoryview` pieces.
+
+    Broken streams are resumed where they stopped, by another broker if need be. Iteration ends at
+    the write head, unless blocking, or at `end_offset`. Each byte comes once and in order; pieces
+    have any size and do not respect records.
+
+    After `OffsetJump` the reader may be used on: it continues at the greater offset.
+
+    Attributes: offset: of the journal, of the next byte to come; -1 until the head is known.
+        write_head: end of the journal as last told. fragment: the one being read, if any.
+        fragment_url: where it is stored, if it is.
+    """
+
+    def __init__(
+        self, transport: Transport, journal: str, offset: int, options: ReadOptions
+    ) -> None:
+        if offset < -1:
+            raise ValidationError(f"must be -1 or greater ({offset})", path="offset")
+        if options.end_offset and options.end_offset < offset:
+            raise ValidationError(
+                f"end_offset {options.end_offset} is before offset {offset}", path="end_offset"
+            )
+        self.journal = journal
+        self.offset = offset
+        self.write_head = 0
+        self.fragment: Fragment | None = None
+        self.fragment_url = ""
+        self._transport = transport
+        self._options = options
+        self._is_direct = options.direct
+        self._patience = transport.patience()
+        self._not_found = 0
+        self._call: Any = None
+        self._wire: Wire | None = None
+        self._metadata: pb.ReadResponse | None = None
+        self._store: AsyncGenerator[bytes, None] | None = None
+        self._is_done = False
+        self._rest: memoryview | bytes = b""
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> memoryview | bytes:
+        """The next content; see the class. Cancellation: safe; no content is lost."""
+        if self._rest:
+            rest, self._rest = self._rest, b""
+            return rest
+        piece = await self._next()
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
+
+    async def read(self, size: int = -1) -> bytes:
+        """Up to `size` bytes as soon as there are any; all until the end if negative.
+
+        Returns: b"" at the end. `offset` is then ahead of what was returned by what is buffered.
+        """
+        if size < 0:
+            return b"".join([bytes(piece) async for piece in self])
+        if not self._rest:
+            self._rest = await self._next() or b""
+        piece, self._rest = self._rest[:size], self._rest[size:]
+        return bytes(piece)
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes before `offset` that `read` has not returned yet."""
+        return len(self._rest)
+
+    def end(self) -> None:
+        """End the read: one that another task waits in ends as at the end of content."""
+        self._is_done = True
+        self._drop()
+
+    async def aclose(self) -> None:
+        """As `end`, and close what is open of a store."""
+        self.end()
+        store, self._store = self._store, None
+        if store is not None:
+            await store.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def _next(self) -> memoryview | bytes | None:
+        """The next piece, or None at the end, through as many RPCs as it takes."""
+        while not self._is_done:
+            try:
+                if self._store is not None:
+                    piece: memoryview | bytes | None = await self._next_stored()
+                else:
+                    piece = await self._next_served()
+            except (JournalNotFound, TransportError) as err:
+                await self._retry_or_raise(err)
+            except GazetteError as err:
+                if not err.retriable:
+                    raise
+                await self._retry_or_raise(err)
+            else:
+                if piece is not None:
+                    return piece
+        return None
+
+    async def _retry_or_raise(self, err: GazetteError) -> None:
+        self._drop()
+        if isinstance(err, JournalNotFound):
+            self._not_found += 1
+            if self._not_found > _NOT_FOUND_ATTEMPTS:
+                raise err
+        elif isinstance(err, CallFailed) and not isinstance(err, CallUnanswered):
+            raise err
+        await self._patience.wait(err)
+
+    async def _next_served(self) -> memoryview | None:
+        """The next piece from a broker; None when a message had no content, or the RPC ended."""
+        if self._call is None:
+            self._start()
+        call, wire = self._call, self._wire
+        assert wire is not None  # started together with the call
+        is_whole = False
+        try:
+            raw = await call.read()
+            is_whole = True
+        except asyncio.CancelledError:
+            if self._call is call or not self._is_done:
+                raise  # ours: the caller was cancelled
+            return None  # the call's: `aclose` ended it
+        except grpc.aio.AioRpcError as err:
+            raise self._transport.failed(
+                err, wire, self.journal, f"read of {self.journal}"
+            ) from err
+        finally:
+            if not is_whole and self._call is call:
+                # Also when cancelled, which ends the RPC: the next use starts another.
+                self._drop()
+        if raw is grpc.aio.EOF:
+            await self._ended()
+            return None
+        decoded = decode_read_content(raw)
+        if decoded is None:
+            response = pb.ReadResponse.FromString(raw)
+            if not response.content:
+                self._told(response)
+                return None
+            decoded = response.offset, memoryview(response.content)
+        offset, content = decoded
+        if offset != self.offset:
+            self._move(offset)
+        self._patience.progressed()
+        self.offset = offset + len(content)
+        return content
+
+    def _start(self) -> None:
+        options = self._options
+        request = pb.ReadRequest(
+            journal=self.journal,
+            offset=self.offset,
+            block=options.block,
+            do_not_proxy=self._is_direct,
+            metadata_only=options.metadata_only,
+            end_offset=options.end_offset,
+            begin_mod_time=options.begin_mod_time,
+        )
+        self._metadata = None
+        self._wire = self._transport.wire(self.journal)
+        self._wire.calls += 1
+        self._call = self._wire.read(
+            request.SerializeToString(),
+            metadata=self._transport.auth.metadata(Capability.READ, self.journal),
+        )
+
+    def _drop(self) -> None:
+        """Forget the RPC, and end it if it has not."""
+        call, self._call = self._call, None
+        wire, self._wire = self._wire, None
+        if call is not None:
+            call.cancel()
+        if wire is not None:
+            wire.calls -= 1
+
+    def _told(self, response: pb.ReadResponse) -> None:
+        """Take in a metadata message."""
+        if response.HasField("header"):
+            self._transport.learn(self.journal, response.header)
+        if response.status != pb.OK:
+            self._refused(response)
+            return
+        self._not_found = 0
+        self._patience.progressed()
+        self._metadata = response
+        self.write_head = response.write_head
+        self.fragment = (
+            Fragment.from_pb(response.fragment) if response.HasField("fragment") else None
+        )
+        self.fragment_url = response.fragment_url
+        if response.offset != self.offset:
+            self._move(response.offset)
+
+    def _refused(self, response: pb.ReadResponse) -> None:
+        error = status_error(Status.from_wire(response.status).name, journal=self.journal)
+        self._drop()
+        if not isinstance(error, OffsetNotYetAvailable):
+            raise error
+        self.write_head = response.write_head
+        if self.offset < 0:
+            self.offset = response.offset
+        if not self._options.block:
+            self._is_done = True
+
+    def _move(self, offset: int) -> None:
+        """Go to the offset that a broker answers with.
+
+        Raises: DataError: it goes back. OffsetJump: it goes ahead, and nobody asked for the head.
+        """
+        at, self.offset = self.offset, offset
+        if at < 0:
+            return
+        if offset < at:
+            self.offset = at
+            self._drop()
+            raise DataError(
+                f"{self.journal}: invalid ReadResponse offset ({offset}; expected >= {at})"
+            )
+        if self._options.on_jump == "raise":
+            raise OffsetJump(self.journal, at, offset)
+        _log.warning("%s: content from offset %d to %d is gone", self.journal, at, offset)
+
+    async def _ended(self) -> None:
+        """The RPC ended in order: at our end, at a fragment to fetch, or with its broker."""
+        self._drop()
+        told, options = self._metadata, self._options
+        if (options.metadata_only and told is not None) or (
+            options.end_offset and self.offset >= options.end_offset
+        ):
+            self._is_done = True
+        elif told is not None and self._is_direct and told.fragment_url and self.fragment:
+            self._metadata = None
+            self._store = read_fragment(
+                self.fragment,
+                told.fragment_url,
+                offset=self.offset,
+                file_root=self._transport.config.file_root,
+            )
+        else:
+            self._patience.progressed()
+            await self._patience.wait(
+                TransportError(f"read of {self.journal}: the broker ended the stream")
+            )
+
+    async def _next_stored(self) -> bytes | None:
+        """The next piece of a fragment from its store."""
+        assert self._store is not None  # checked by the caller
+        end = self._options.end_offset
+        try:
+            piece = await anext(self._store, None)
+        except StoreError as err:
+            # The store is not for us: brokers can read it, and will from now on.
+            _log.warning("reading %s through brokers: %s", self.journal, err)
+            self._is_direct = False
+            piece = None
+        except BaseException:
+            self._store = None
+            raise
+        if piece is None:
+            self._store = None
+            if end and self.offset >= end:
+                self._is_done = True
+            return None
+        self._patience.progressed()
+        if end and self.offset + len(piece) >= end:
+            piece = piece[: end - self.offset]
+            self._is_done = True
+            store, self._store = self._store, None
+            async with aclosing(store):
+                pass
+        self.offset += len(piece)
+        return piece

@@ -1,0 +1,98 @@
+"""What calls return: plain typed values, free of gRPC and protobuf."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gazette_platform.protocol import Fragment, Header, JournalSpec, LabelSet, Route
+
+__all__ = [
+    "AppendResult",
+    "FragmentListing",
+    "FragmentPage",
+    "JournalListing",
+    "ListSnapshot",
+    "StoreHealth",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class JournalListing:
+    """A journal as etcd holds it, and who serves it."""
+
+    spec: JournalSpec
+    mod_revision: int
+    """Revision to expect when the spec is changed."""
+    create_revision: int
+    route: Route
+
+    @property
+    def name(self) -> str:
+        """Name of the journal."""
+        return self.spec.name
+
+
+@dataclass(frozen=True, slots=True)
+class ListSnapshot:
+    """All journals matching a selector at one etcd revision, ordered by name."""
+
+    journals: tuple[JournalListing, ...]
+    header: Header
+
+    def __iter__(self) -> Iterator[JournalListing]:
+        return iter(self.journals)
+
+    def __len__(self) -> int:
+        return len(self.journals)
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """Where one append was committed."""
+
+    begin: int
+    """First byte, as an offset of the journal."""
+    end: int
+    """Behind the last byte."""
+    sha1: bytes
+    """SHA-1 of the appended bytes, 20 bytes; zeros for an empty append."""
+    registers: LabelSet
+    """Registers of the journal after the append."""
+    header: Header
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentListing:
+    """A fragment of a journal, local to brokers or persisted."""
+
+    fragment: Fragment
+    signed_url: str = ""
+    """URL to GET the stored bytes with; empty unless asked for and persisted."""
+
+    @property
+    def is_persisted(self) -> bool:
+        """Whether the fragment is in a store; else it is only in the brokers' spools."""
+        return bool(self.fragment.backing_store)
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentPage:
+    """Some fragments of a journal in offset order, and where the next page begins."""
+
+    fragments: tuple[FragmentListing, ...]
+    next_page_token: int
+    """Offset to ask the next page from; 0 when this was the last one."""
+    header: Header
+
+
+@dataclass(frozen=True, slots=True)
+class StoreHealth:
+    """Outcome of a fragment store's health check."""
+
+    store: str
+    is_healthy: bool
+    error: str = ""

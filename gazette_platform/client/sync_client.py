@@ -1,0 +1,303 @@
+"""The client for programs without an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, final
+
+from gazette_platform.client.appender import ContentSource, iter_is_fresh
+from gazette_platform.client.async_client import AsyncClient, FragmentListings, JournalListings
+from gazette_platform.client.loop_thread import LoopThread
+from gazette_platform.client.sync_reader import SyncReader
+from gazette_platform.client.sync_writer import SyncAppendTicket, SyncAppendWriter
+from gazette_platform.protocol import AppendSuspend, JournalChange, LabelSelector, LabelSet
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from gazette_platform.client.config import ClientConfig
+    from gazette_platform.client.results import (
+        AppendResult,
+        FragmentPage,
+        JournalListing,
+        ListSnapshot,
+        StoreHealth,
+    )
+    from gazette_platform.ops.clock import Clock
+
+__all__ = ["Client", "SyncAppendTicket", "SyncAppendWriter", "SyncReader"]
+
+T = TypeVar("T")
+
+
+@final
+class Client:
+    """What `AsyncClient` does, for threads: any number of them may share one client.
+
+    Owns a thread that runs an event loop; close it, or use it as a context manager. Make it after
+    a fork, not before. An interrupt (Ctrl-C) of a waiting call cancels the call.
+    """
+
+    def __init__(self, config: ClientConfig | None = None, *, clock: Clock | None = None) -> None:
+        self._client = AsyncClient(config, clock=clock)
+        self._loop = LoopThread("gazette-client")
+
+    @property
+    def config(self) -> ClientConfig:
+        """The configuration in use."""
+        return self._client.config
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """As `AsyncClient.close`; also ends the thread."""
+        if not self._loop.is_closed:
+            self._loop.run(self._client.close())
+            self._loop.close()
+
+    def run(self, coro: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine of one's own beside the client's calls, on its event loop."""
+        return self._loop.run(coro)
+
+    @property
+    def asynchronous(self) -> AsyncClient:
+        """The client underneath, for coroutines given to `run`."""
+        return self._client
+
+    def list_snapshot(self, selector: LabelSelector | str = "") -> ListSnapshot:
+        """As `AsyncClient.list_snapshot`."""
+        return self._loop.run(self._client.list_snapshot(selector))
+
+    def list(self, selector: LabelSelector | str = "") -> JournalListings:
+        """As `AsyncClient.list`."""
+        return self._loop.run(self._client.list(selector))
+
+    def watch_snapshots(self, selector: LabelSelector | str = "") -> Iterator[ListSnapshot]:
+        """As `AsyncClient.watch_snapshots`."""
+        return self._iterate(self._client.watch_snapshots(selector))
+
+    def watch(self, selector: LabelSelector | str = "") -> Iterator[JournalListings]:
+        """As `AsyncClient.watch`."""
+        return self._iterate(self._client.watch(selector))
+
+    def get(self, journal: str) -> JournalListing:
+        """As `AsyncClient.get`."""
+        return self._loop.run(self._client.get(journal))
+
+    def apply(self, changes: Sequence[JournalChange], *, batch_size: int = 0) -> int:
+        """As `AsyncClient.apply`."""
+        return self._loop.run(self._client.apply(changes, batch_size=batch_size))
+
+    def append(
+        self,
+        journal: str,
+        data: ContentSource,
+        *,
+        offset: int = 0,
+        check_registers: LabelSelector | None = None,
+        union_registers: LabelSet | None = None,
+        subtract_registers: LabelSet | None = None,
+        suspend: AppendSuspend = AppendSuspend.SUSPEND_RESUME,
+    ) -> AppendResult:
+        """As `AsyncClient.append`. Iterables are pulled by a thread, so they may block."""
+        if not isinstance(data, bytes | bytearray | memoryview | AsyncIterable):
+            data = _Threaded(data) if iter_is_fresh(data) else _threaded(iter(data))
+        return self._loop.run(
+            self._client.append(
+                journal,
+                data,
+                offset=offset,
+                check_registers=check_registers,
+                union_registers=union_registers,
+                subtract_registers=subtract_registers,
+                suspend=suspend,
+            )
+        )
+
+    def append_writer(
+        self,
+        journal: str,
+        *,
+        check_registers: LabelSelector | None = None,
+        union_registers: LabelSet | None = None,
+        subtract_registers: LabelSet | None = None,
+        batch_bytes_max: int = 16 << 20,
+        buffer_bytes_max: int = 64 << 20,
+    ) -> SyncAppendWriter:
+        """As `AsyncClient.append_writer`; the writer may be shared by threads."""
+
+        async def make() -> SyncAppendWriter:
+            writer = self._client.append_writer(
+                journal,
+                check_registers=check_registers,
+                union_registers=union_registers,
+                subtract_registers=subtract_registers,
+                batch_bytes_max=batch_bytes_max,
+                buffer_bytes_max=buffer_bytes_max,
+            )
+            return SyncAppendWriter(self._loop, writer, buffer_bytes_max=buffer_bytes_max)
+
+        return self._loop.run(make())
+
+    def read(
+        self,
+        journal: str,
+        offset: int = 0,
+        *,
+        block: bool = False,
+        end_offset: int = 0,
+        metadata_only: bool = False,
+        begin_mod_time: int = 0,
+        direct: bool = False,
+        on_jump: Literal["raise", "continue"] = "raise",
+    ) -> SyncReader:
+        """As `AsyncClient.read`, as a file-like object."""
+        reader = self._client.read(
+            journal,
+            offset,
+            block=block,
+            end_offset=end_offset,
+            metadata_only=metadata_only,
+            begin_mod_time=begin_mod_time,
+            direct=direct,
+            on_jump=on_jump,
+        )
+        return SyncReader(self._loop, reader)
+
+    def tail(
+        self,
+        journal: str,
+        offset: int = -1,
+        *,
+        direct: bool = False,
+        on_jump: Literal["raise", "continue"] = "raise",
+    ) -> SyncReader:
+        """As `AsyncClient.tail`, as a file-like object."""
+        return self.read(journal, offset, block=True, direct=direct, on_jump=on_jump)
+
+    def write_head(self, journal: str) -> int:
+        """As `AsyncClient.write_head`."""
+        return self._loop.run(self._client.write_head(journal))
+
+    def fragment_page(
+        self,
+        journal: str,
+        *,
+        begin_mod_time: int = 0,
+        end_mod_time: int = 0,
+        next_page_token: int = 0,
+        page_limit: int = 0,
+        ttl_s: float = 0,
+    ) -> FragmentPage:
+        """As `AsyncClient.fragment_page`."""
+        return self._loop.run(
+            self._client.fragment_page(
+                journal,
+                begin_mod_time=begin_mod_time,
+                end_mod_time=end_mod_time,
+                next_page_token=next_page_token,
+                page_limit=page_limit,
+                ttl_s=ttl_s,
+            )
+        )
+
+    def fragment_pages(
+        self,
+        journal: str,
+        *,
+        begin_mod_time: int = 0,
+        end_mod_time: int = 0,
+        next_page_token: int = 0,
+        page_limit: int = 0,
+        ttl_s: float = 0,
+    ) -> Iterator[FragmentPage]:
+        """As `AsyncClient.fragment_pages`."""
+        return self._iterate(
+            self._client.fragment_pages(
+                journal,
+                begin_mod_time=begin_mod_time,
+                end_mod_time=end_mod_time,
+                next_page_token=next_page_token,
+                page_limit=page_limit,
+                ttl_s=ttl_s,
+            )
+        )
+
+    def fragments(
+        self,
+        journal: str,
+        *,
+        begin_mod_time: int = 0,
+        end_mod_time: int = 0,
+        next_page_token: int = 0,
+        page_limit: int = 0,
+        ttl_s: float = 0,
+    ) -> FragmentListings:
+        """As `AsyncClient.fragments`."""
+        return self._loop.run(
+            self._client.fragments(
+                journal,
+                begin_mod_time=begin_mod_time,
+                end_mod_time=end_mod_time,
+                next_page_token=next_page_token,
+                page_limit=page_limit,
+                ttl_s=ttl_s,
+            )
+        )
+
+    def reset_head(self, journal: str) -> int:
+        """As `AsyncClient.reset_head`."""
+        return self._loop.run(self._client.reset_head(journal))
+
+    def suspend(self, journal: str, *, force: bool = False) -> bool:
+        """As `AsyncClient.suspend`."""
+        return self._loop.run(self._client.suspend(journal, force=force))
+
+    def store_health(self, store: str, *, check_delete_prefix: str | None = None) -> StoreHealth:
+        """As `AsyncClient.store_health`."""
+        return self._loop.run(
+            self._client.store_health(store, check_delete_prefix=check_delete_prefix)
+        )
+
+    def _iterate(self, source: AsyncIterator[T]) -> Iterator[T]:
+        """Drive an async generator; leaving the iteration closes it."""
+
+        async def pull() -> tuple[T] | None:
+            try:
+                return (await anext(source),)
+            except StopAsyncIteration:
+                return None
+
+        try:
+            while (item := self._loop.run(pull())) is not None:
+                yield item[0]
+        finally:
+            if not self._loop.is_closed:
+                self._loop.run(source.aclose())  # type: ignore[attr-defined]
+
+
+class _Threaded:
+    """An iterable as an async one that may be iterated again."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return _threaded(iter(self._source))
+
+
+async def _threaded(source: Iterator[Any]) -> AsyncIterator[Any]:
+    """Pull `source` in a thread, item by item, so that it may block."""
+    end = object()
+    while (item := await asyncio.to_thread(next, source, end)) is not end:
+        yield item

@@ -1,0 +1,121 @@
+"""What every call needs: a broker to ask, patience, and errors that say who failed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, final
+
+from gazette_platform.client.auth import Authorizer
+from gazette_platform.client.route_cache import RouteCache, pick_endpoint
+from gazette_platform.client.wire import Wire, WirePool, call_error
+from gazette_platform.errors import GazetteError, TransportError
+from gazette_platform.ops.retry import backoff_s
+from gazette_platform.protocol import Header
+
+if TYPE_CHECKING:
+    from gazette_platform.client.config import ClientConfig
+    from gazette_platform.ops.clock import Clock
+    from gazette_platform.ops.tasks import TaskGroup
+    from gazette_platform.protocol.pb import protocol_pb2 as pb
+
+__all__ = ["Patience", "Transport"]
+
+_HEADERS_MAX = 1024
+
+
+@final
+class Transport:
+    """Chooses the broker of each call, and learns routes from what brokers answer."""
+
+    def __init__(self, config: ClientConfig, clock: Clock, tasks: TaskGroup) -> None:
+        self.config = config
+        self.clock = clock
+        self.tasks = tasks
+        self.auth = Authorizer(config, clock)
+        self.routes = RouteCache(config.route_cache_size, config.route_cache_ttl_s, clock)
+        self.was_connected = False
+        """Whether any broker ever answered: then a failure is likely to pass."""
+        self.random = random.Random()  # noqa: S311  spreads retries, guards nothing
+        self._pool = WirePool(config, clock, tasks)
+        self._headers: dict[bytes, Header] = {}
+
+    def wire(self, journal: str = "", *, primary: bool = False) -> Wire:
+        """The broker to ask about `journal`: a cached replica or primary, else the address."""
+        route = self.routes.get(_item(journal)) if journal else None
+        endpoint = pick_endpoint(route, self.config.zone, primary=primary) if route else ""
+        return self._pool.get(endpoint or self.config.address)
+
+    def learn(self, journal: str, message: pb.Header) -> Header:
+        """Remember the route of a response's header, and return the header decoded.
+
+        Headers repeat from call to call, so that decoding them is worth remembering too.
+        """
+        self.was_connected = True
+        raw = message.SerializeToString()
+        header = self._headers.get(raw)
+        if header is None:
+            if len(self._headers) >= _HEADERS_MAX:
+                self._headers.clear()
+            header = self._headers[raw] = Header.from_pb(message)
+        if journal:
+            self.routes.update(_item(journal), header.route)
+        return header
+
+    def failed(self, err: Exception, wire: Wire, journal: str, what: str) -> TransportError:
+        """Translate gRPC's error of a call through `wire`; forgets a route that led nowhere."""
+        error = call_error(err, wire.endpoint, what)
+        if error.retriable and journal:
+            self.routes.invalidate(_item(journal))
+        return error
+
+    def patience(self, *, timeout_s: float | None = None) -> Patience:
+        """Patience for one call; `timeout_s` replaces the configured retry timeout."""
+        return Patience(self, self.config.retry_timeout_s if timeout_s is None else timeout_s)
+
+    async def close(self) -> None:
+        """Close all channels."""
+        await self._pool.close()
+
+
+@final
+class Patience:
+    """Decides whether and when one call is tried again.
+
+    Failures count from the first one since the last `progressed`, so that a reader which was idle
+    for hours has the same patience as a new one.
+    """
+
+    def __init__(self, transport: Transport, timeout_s: float | None) -> None:
+        self._transport = transport
+        self._timeout_s = timeout_s
+        self._failing_since: float | None = None
+        self.attempt = 0
+
+    def progressed(self) -> None:
+        """Something worked: the next failure is a first one."""
+        self._failing_since = None
+        self.attempt = 0
+
+    async def wait(self, error: GazetteError) -> None:
+        """Sleep until the next attempt is due, or raise `error` when patience has run out.
+
+        Cancellation: safe.
+        """
+        now = self._transport.clock.monotonic()
+        if self._failing_since is None:
+            self._failing_since = now
+        delay_s = backoff_s(self.attempt) * self._transport.random.uniform(0.75, 1.0)
+        self.attempt += 1
+        limit_s = self._timeout_s
+        if isinstance(error, TransportError) and not self._transport.was_connected:
+            connect_s = self._transport.config.connect_timeout_s
+            limit_s = connect_s if limit_s is None else min(limit_s, connect_s)
+        if limit_s is not None and now + delay_s - self._failing_since > limit_s:
+            raise error
+        await asyncio.sleep(delay_s)
+
+
+def _item(journal: str) -> str:
+    """The journal's name without the ``;meta`` part, which brokers ignore."""
+    return journal.partition(";")[0]

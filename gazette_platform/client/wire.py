@@ -1,0 +1,202 @@
+"""Channels to brokers, and the calls of the Journal service over them.
+
+Requests of streams and responses of reads travel as raw bytes, because content is encoded and
+decoded by hand (`protocol.content`); everything else uses the generated classes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+import grpc  # type: ignore[import-untyped]
+import grpc.aio  # type: ignore[import-untyped]
+
+from gazette_platform.errors import SetupError, TransportError
+from gazette_platform.protocol import endpoint_grpc_address
+from gazette_platform.protocol.pb import protocol_pb2 as pb
+
+if TYPE_CHECKING:
+    from gazette_platform.client.config import ClientConfig
+    from gazette_platform.ops.clock import Clock
+    from gazette_platform.ops.tasks import TaskGroup
+
+__all__ = ["CallFailed", "CallUnanswered", "Wire", "WirePool", "call_error"]
+
+_SERVICE = "/protocol.Journal/"
+_SWEEP_S = 30.0
+# Codes that say the broker was not reached or went away; everything else is an answer.
+_UNREACHED = frozenset({grpc.StatusCode.UNAVAILABLE})
+
+
+class CallFailed(TransportError):
+    """The broker ended the call with a gRPC error. For an append the outcome is unknown.
+
+    Attributes: code: name of the gRPC code, such as ``UNKNOWN`` or ``UNAUTHENTICATED``.
+    """
+
+    retriable = False
+
+    def __init__(self, message: str, *, code: str) -> None:
+        self.code = code
+        super().__init__(message)
+
+
+class CallUnanswered(CallFailed):
+    """The broker did not answer in time. For an append the outcome is unknown."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="DEADLINE_EXCEEDED")
+
+
+def call_error(err: grpc.aio.AioRpcError, endpoint: str, what: str) -> TransportError:
+    """The error of a failed call.
+
+    Args: endpoint: URL that was dialed. what: the call, as in ``append to a/journal``.
+    Returns: a plain, retriable `TransportError` when the broker was not reached or went away,
+    `CallUnanswered` after a deadline, else `CallFailed`.
+    """
+    code, details = err.code(), _brief(err.details() or "")
+    if code in _UNREACHED:
+        return TransportError(
+            f"{what}: broker {endpoint} is not reachable: {details} "
+            "(is it running, and is the address right?)"
+        )
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return CallUnanswered(f"{what}: broker {endpoint} did not answer in time")
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        details += " (check the auth token or keys)"
+    return CallFailed(f"{what}: broker {endpoint}: {details}", code=code.name)
+
+
+def _brief(details: str) -> str:
+    """The last and most precise part of gRPC's nested explanations."""
+    for marker in ("last error: ", "UNKNOWN: "):
+        details = details.rpartition(marker)[2]
+    return details.strip()
+
+
+@final
+class Wire:
+    """The calls of one broker. `calls` counts those under way, so that sweeps spare them."""
+
+    def __init__(self, endpoint: str, channel: grpc.aio.Channel) -> None:
+        self.endpoint = endpoint
+        self.channel = channel
+        self.calls = 0
+        self.used_at = 0.0
+        self.append: Any = channel.stream_unary(
+            f"{_SERVICE}Append", response_deserializer=pb.AppendResponse.FromString
+        )
+        self.read: Any = channel.unary_stream(f"{_SERVICE}Read")
+        self.list: Any = channel.unary_stream(
+            f"{_SERVICE}List",
+            request_serializer=pb.ListRequest.SerializeToString,
+            response_deserializer=pb.ListResponse.FromString,
+        )
+        self.apply: Any = channel.unary_unary(
+            f"{_SERVICE}Apply",
+            request_serializer=pb.ApplyRequest.SerializeToString,
+            response_deserializer=pb.ApplyResponse.FromString,
+        )
+        self.fragments: Any = channel.unary_unary(
+            f"{_SERVICE}ListFragments",
+            request_serializer=pb.FragmentsRequest.SerializeToString,
+            response_deserializer=pb.FragmentsResponse.FromString,
+        )
+        self.store_health: Any = channel.unary_unary(
+            f"{_SERVICE}FragmentStoreHealth",
+            request_serializer=pb.FragmentStoreHealthRequest.SerializeToString,
+            response_deserializer=pb.FragmentStoreHealthResponse.FromString,
+        )
+
+    def __enter__(self) -> Wire:
+        """Count a call under way."""
+        self.calls += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.calls -= 1
+
+
+@final
+class WirePool:
+    """One channel per broker endpoint, opened at first use and closed when long unused."""
+
+    def __init__(self, config: ClientConfig, clock: Clock, tasks: TaskGroup) -> None:
+        self._config = config
+        self._clock = clock
+        self._tasks = tasks
+        self._wires: dict[str, Wire] = {}
+        self._swept_at = clock.monotonic()
+        self._credentials: grpc.ChannelCredentials | None = None
+
+    def get(self, endpoint: str) -> Wire:
+        """The calls of the broker at `endpoint`, a URL; opens no connection by itself."""
+        now = self._clock.monotonic()
+        if now - self._swept_at > _SWEEP_S:
+            self._sweep(now)
+        wire = self._wires.get(endpoint)
+        if wire is None:
+            wire = self._wires[endpoint] = Wire(endpoint, self._open(endpoint))
+        wire.used_at = now
+        return wire
+
+    def _open(self, endpoint: str) -> grpc.aio.Channel:
+        target, is_secure = endpoint_grpc_address(endpoint)
+        options = _channel_options(self._config)
+        if not is_secure:
+            return grpc.aio.insecure_channel(target, options=options)
+        if self._credentials is None:
+            self._credentials = grpc.ssl_channel_credentials(
+                _pem(self._config.trusted_ca_file),
+                _pem(self._config.cert_key_file),
+                _pem(self._config.cert_file),
+            )
+        return grpc.aio.secure_channel(target, self._credentials, options=options)
+
+    def _sweep(self, now: float) -> None:
+        self._swept_at = now
+        for endpoint, wire in list(self._wires.items()):
+            is_default = endpoint == self._config.address
+            if not is_default and not wire.calls and now - wire.used_at > _SWEEP_S:
+                del self._wires[endpoint]
+                self._tasks.spawn(wire.channel.close(), name=f"close {endpoint}")
+
+    async def close(self) -> None:
+        """Close every channel; calls under way are cancelled."""
+        wires, self._wires = list(self._wires.values()), {}
+        for wire in wires:
+            await wire.channel.close()
+
+
+def _channel_options(config: ClientConfig) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", config.message_bytes_max),
+        ("grpc.max_send_message_length", config.message_bytes_max),
+        # Larger stream windows and frames: one system call then moves a whole content message.
+        ("grpc.http2.lookahead_bytes", 4 << 20),
+        ("grpc.http2.max_frame_size", 1 << 20),
+        ("grpc.http2.write_buffer_size", 1 << 20),
+        ("grpc.keepalive_time_ms", int(config.keepalive_s * 1000)),
+        ("grpc.keepalive_timeout_ms", int(config.keepalive_s * 1000)),
+        ("grpc.http2.max_pings_without_data", 0),
+        # Our own back-off decides when to try again; gRPC's must not be the slower one.
+        ("grpc.initial_reconnect_backoff_ms", 50),
+        ("grpc.min_reconnect_backoff_ms", int(config.connect_timeout_s * 1000)),
+        ("grpc.max_reconnect_backoff_ms", 2000),
+        # Clients with different options must not share a connection.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_retries", 0),
+    ]
+
+
+def _pem(path: str) -> bytes | None:
+    if not path:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as err:
+        raise SetupError(
+            f"cannot read the PEM file {path}: {err.strerror} (check the certificate options)"
+        ) from err

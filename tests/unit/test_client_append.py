@@ -1,0 +1,182 @@
+import hashlib
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from gazette_platform.client import AsyncClient, CallFailed, CallUnanswered, ClientConfig
+from gazette_platform.errors import (
+    FragmentStoreUnhealthy,
+    JournalNotFound,
+    TransportError,
+    ValidationError,
+    WrongAppendOffset,
+)
+from gazette_platform.protocol import LabelSelector, LabelSet
+from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.testing.fake_broker import FakeBroker, Fault
+
+
+@asynccontextmanager
+async def connected(**config):
+    async with FakeBroker() as broker:
+        broker.journal("a/journal")
+        async with AsyncClient(ClientConfig(address=broker.address, **config)) as client:
+            yield broker, client
+
+
+async def test_append_returns_the_span_and_digest():
+    async with connected() as (broker, client):
+        broker.journals["a/journal"].content += b"before"
+        result = await client.append("a/journal", b"hello")
+        assert (result.begin, result.end) == (6, 11)
+        assert result.sha1 == hashlib.sha1(b"hello").digest()
+        assert broker.journals["a/journal"].content == b"beforehello"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: [b"a" * 400_000, b"", b"b" * 900_000],
+        lambda: (piece for piece in (b"a" * 400_000, b"b" * 900_000)),
+        lambda: memoryview(b"a" * 400_000 + b"b" * 900_000),
+    ],
+    ids=["list", "generator", "memoryview"],
+)
+async def test_append_takes_content_in_any_shape(make):
+    async with connected() as (broker, client):
+        await client.append("a/journal", make())
+        assert bytes(broker.journals["a/journal"].content) == b"a" * 400_000 + b"b" * 900_000
+        assert broker.append_sizes == [1_300_000]
+
+
+async def test_append_takes_async_content():
+    async def pieces():
+        yield b"one "
+        yield b"two"
+
+    async with connected() as (broker, client):
+        await client.append("a/journal", pieces())
+        assert broker.journals["a/journal"].content == b"one two"
+
+
+async def test_append_retries_what_may_pass():
+    async with connected() as (broker, client):
+        broker.fail(
+            "Append",
+            Fault(code=grpc.StatusCode.UNAVAILABLE),
+            Fault(status=pb.NOT_JOURNAL_PRIMARY_BROKER),
+            Fault(status=pb.NO_JOURNAL_PRIMARY_BROKER),
+        )
+        await client.append("a/journal", [b"x", b"y"])
+        assert broker.calls["Append"] == 4
+        assert broker.journals["a/journal"].content == b"xy"
+
+
+async def test_append_of_one_shot_iterator_is_not_repeated():
+    async with connected() as (broker, client):
+        broker.fail("Append", Fault(code=grpc.StatusCode.UNAVAILABLE, after_commit=True))
+        with pytest.raises(TransportError):
+            await client.append("a/journal", iter([b"x"]))
+        assert broker.calls["Append"] == 1
+
+
+async def test_append_after_a_lost_answer_is_made_again():
+    async with connected() as (broker, client):
+        broker.fail("Append", Fault(code=grpc.StatusCode.UNAVAILABLE, after_commit=True))
+        result = await client.append("a/journal", b"x")
+        assert (result.begin, result.end) == (1, 2)
+        assert broker.journals["a/journal"].content == b"xx"
+
+
+async def test_append_surfaces_what_will_not_pass():
+    async with connected() as (broker, client):
+        with pytest.raises(WrongAppendOffset, match="a/journal: WRONG_APPEND_OFFSET"):
+            await client.append("a/journal", b"x", offset=99)
+        with pytest.raises(JournalNotFound, match="gazctl journals list"):
+            await client.append("no/such/journal", b"x")
+        broker.fail("Append", Fault(code=grpc.StatusCode.UNKNOWN, details="recv from peer"))
+        with pytest.raises(CallFailed, match=r"append to a/journal: .*recv from peer"):
+            await client.append("a/journal", b"x")
+        broker.fail("Append", Fault(status=pb.FRAGMENT_STORE_UNHEALTHY))
+        with pytest.raises(FragmentStoreUnhealthy):
+            await client.append("a/journal", b"x" * 3_000_000)
+        assert broker.calls["Append"] == 4
+
+
+async def test_append_of_a_failing_iterator_rolls_back():
+    def pieces():
+        yield b"x" * 600_000
+        raise ValueError("no more")
+
+    async with connected() as (broker, client):
+        with pytest.raises(ValueError, match="no more"):
+            await client.append("a/journal", pieces())
+        assert broker.journals["a/journal"].content == b""
+        await client.append("a/journal", b"next")
+        assert broker.journals["a/journal"].content == b"next"
+
+
+async def test_append_to_a_silent_broker_times_out():
+    async with connected(append_timeout_s=0.1) as (broker, client):
+        broker.fail("Append", Fault(stall=True))
+        with pytest.raises(CallUnanswered, match=r"nothing for 0\.1 s.*unknown"):
+            await client.append("a/journal", b"x")
+
+
+async def test_append_sends_conditions():
+    async with connected() as (broker, client):
+        await client.append(
+            "a/journal",
+            b"x",
+            check_registers=LabelSelector.parse("author=me"),
+            union_registers=LabelSet.of(author="me"),
+            subtract_registers=LabelSet.of(author="you"),
+        )
+        request = broker.requests[-1]
+        assert LabelSelector.from_pb(request.check_registers) == LabelSelector.parse("author=me")
+        assert LabelSet.from_pb(request.union_registers) == LabelSet.of(author="me")
+        assert LabelSet.from_pb(request.subtract_registers) == LabelSet.of(author="you")
+
+
+async def test_bad_names_are_refused_before_any_call():
+    async with connected() as (broker, client):
+        with pytest.raises(ValidationError, match="Journal: cannot begin with '/'"):
+            await client.append("/a/journal", b"x")
+        with pytest.raises(ValidationError, match="offset: must not be negative"):
+            await client.append("a/journal", b"x", offset=-1)
+        assert not broker.calls
+
+
+async def test_refused_connection_names_the_address_in_time():
+    config = ClientConfig(address="http://127.0.0.1:1", connect_timeout_s=0.2)
+    async with AsyncClient(config) as client:
+        with pytest.raises(TransportError, match=r"http://127.0.0.1:1 is not reachable.*refused"):
+            await client.append("a/journal", b"x")
+        with pytest.raises(TransportError, match=r"http://127.0.0.1:1 is not reachable"):
+            await client.list()
+        with pytest.raises(TransportError, match=r"http://127.0.0.1:1 is not reachable"):
+            await anext(client.read("a/journal"))
+
+
+async def test_appends_go_to_the_primary_that_headers_name():
+    async with FakeBroker() as other, connected() as (broker, client):
+        from gazette_platform.protocol import ProcessId, Route
+
+        other.journal("a/journal")
+        members = (ProcessId("local", "fake-broker"), ProcessId("local", "other"))
+        broker.route = other.route = Route(members, 1, (broker.address, other.address))
+        await client.append("a/journal", b"first, proxied")
+        await client.append("a/journal", b"then direct")
+        assert other.journals["a/journal"].content == b"then direct"
+
+
+async def test_a_dead_route_is_forgotten():
+    from gazette_platform.protocol import ProcessId, Route
+
+    async with connected() as (broker, client):
+        broker.route = Route((ProcessId("local", "gone"),), 0, ("http://127.0.0.1:1",))
+        await client.append("a/journal", b"a")
+        broker.route = None
+        await client.append("a/journal", b"b")
+        assert broker.journals["a/journal"].content == b"ab"

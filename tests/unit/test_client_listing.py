@@ -1,0 +1,233 @@
+import asyncio
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from gazette_platform.client import AsyncClient, Client, ClientConfig
+from gazette_platform.errors import (
+    DataError,
+    EtcdTransactionFailed,
+    JournalNotFound,
+    StatusError,
+    Suspended,
+    TransportError,
+    ValidationError,
+)
+from gazette_platform.protocol import (
+    CompressionCodec,
+    FragmentSpec,
+    JournalChange,
+    JournalSpec,
+    LabelSet,
+)
+from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.testing.fake_broker import FakeBroker, Fault
+
+
+def spec(name, **labels):
+    return JournalSpec(
+        name=name,
+        replication=1,
+        labels=LabelSet.of(**labels),
+        fragment=FragmentSpec(
+            length=1 << 20, codec=CompressionCodec.GZIP, refresh_interval_ns=10**10
+        ),
+    )
+
+
+@asynccontextmanager
+async def connected(*names, **config):
+    async with FakeBroker() as broker:
+        for name in names:
+            broker.journal(name)
+        async with AsyncClient(ClientConfig(address=broker.address, **config)) as client:
+            yield broker, client
+
+
+async def test_list_selects_by_text_and_learns_routes():
+    async with connected("a/one", "a/two", "b/one") as (broker, client):
+        found = await client.list("name:prefix=a/")
+        assert [journal.name for journal in found] == ["a/one", "a/two"]
+        assert found[0].mod_revision == 1
+        assert found[0].route.endpoints == (broker.address,)
+        with pytest.raises(ValidationError, match="could not match"):
+            await client.list("a = = b")
+
+
+async def test_get_finds_one_journal():
+    async with connected("a/one") as (_, client):
+        assert (await client.get("a/one")).name == "a/one"
+        with pytest.raises(JournalNotFound, match="a/two"):
+            await client.get("a/two")
+
+
+async def test_apply_creates_updates_and_deletes():
+    async with connected() as (broker, client):
+        revision = await client.apply([JournalChange(spec("a/one", env="x"), "", 0)])
+        assert revision == 2
+        found = await client.get("a/one")
+        assert found.spec == spec("a/one", env="x")
+        with pytest.raises(EtcdTransactionFailed, match=r"applying a/one.*revision is stale"):
+            await client.apply([JournalChange(spec("a/one"), "", 0)])
+        await client.apply([JournalChange(None, "a/one", found.mod_revision)])
+        assert await client.list() == []
+        assert broker.calls["Apply"] == 3
+
+
+async def test_apply_in_batches_keeps_what_came_before_a_failure():
+    async with connected() as (broker, client):
+        changes = [JournalChange(spec(f"a/{n:04}"), "", 0) for n in range(5)]
+        broker.fail("Apply", Fault(), Fault(status=pb.ETCD_TRANSACTION_FAILED))
+        with pytest.raises(EtcdTransactionFailed):
+            await client.apply(changes, batch_size=2)
+        assert [journal.name for journal in await client.list()] == ["a/0000", "a/0001"]
+        await client.apply([])
+        assert broker.calls["Apply"] == 3
+
+
+async def test_apply_refuses_bad_changes_before_any_call():
+    async with connected() as (broker, client):
+        with pytest.raises(ValidationError, match=r"Changes\[0\]\.Upsert\.Name: cannot begin"):
+            await client.apply([JournalChange(spec("/a/one"), "", 0)])
+        with pytest.raises(ValidationError, match=r"Changes\[0\]: invalid ExpectModRevision \(0"):
+            await client.apply([JournalChange(None, "a/one", 0)])
+        assert not broker.calls
+
+
+async def test_watch_tells_changes_and_resumes():
+    async with connected("a/one") as (_broker, client):
+        watch = client.watch()
+        assert [j.name for j in await anext(watch)] == ["a/one"]
+        await client.apply([JournalChange(spec("a/two"), "", 0)])
+        assert [j.name for j in await anext(watch)] == ["a/one", "a/two"]
+        await watch.aclose()
+
+
+async def test_broken_watch_resumes_at_its_revision():
+    async with connected("a/one") as (broker, client):
+        broker.fail("List", Fault(code=grpc.StatusCode.UNAVAILABLE))
+        watch = client.watch()
+        await anext(watch)
+        assert broker.calls["List"] == 2
+        broker.fail("List", Fault(code=grpc.StatusCode.INTERNAL, details="broken"))
+        await watch.aclose()
+        with pytest.raises(TransportError, match="broken"):
+            await anext(client.watch())
+
+
+async def test_listing_status_is_an_error():
+    async with connected() as (broker, client):
+        broker.fail("List", Fault(status=1000))
+        with pytest.raises(StatusError, match="unknown status 1000"):
+            await client.list()
+
+
+async def test_fragments_joins_pages_and_signs():
+    async with connected("a/one") as (broker, client):
+        await broker.extend("a/one", b"x" * 45)
+        fragments = await client.fragments("a/one", page_limit=2, ttl_s=1.5)
+        assert [f.fragment.begin for f in fragments] == [0, 10, 20, 30, 40]
+        assert broker.calls["ListFragments"] == 3
+        assert broker.requests[-1].signatureTTL.ToMilliseconds() == 1500
+        assert fragments[0].is_persisted
+        assert fragments[0].signed_url.startswith("file:///a/one/")
+        page = await client.fragment_page("a/one", next_page_token=20, page_limit=1)
+        assert (page.fragments[0].fragment.begin, page.next_page_token) == (20, 30)
+
+
+async def test_fragments_surfaces_and_retries_statuses():
+    async with connected("a/one") as (broker, client):
+        broker.fail("ListFragments", Fault(status=pb.SUSPENDED))
+        with pytest.raises(Suspended):
+            await client.fragments("a/one")
+        broker.fail(
+            "ListFragments",
+            Fault(code=grpc.StatusCode.UNAVAILABLE),
+            Fault(status=pb.INSUFFICIENT_JOURNAL_BROKERS),
+        )
+        assert await client.fragments("a/one") == []
+
+
+async def test_reset_head_appends_nothing_at_the_head():
+    async with connected("a/one") as (broker, client):
+        await broker.extend("a/one", b"x" * 45)
+        assert await client.reset_head("a/one") == 45
+        request = broker.requests[-1]
+        assert (request.offset, request.suspend) == (45, pb.AppendRequest.SUSPEND_KEEP)
+        broker.fail("Append", Fault(status=pb.WRONG_APPEND_OFFSET))
+        assert await client.reset_head("a/one") == 45
+        assert broker.append_sizes == [0]
+
+
+async def test_suspend_counts_suspended_as_success():
+    async with connected("a/one") as (broker, client):
+        assert await client.suspend("a/one") is False
+        broker.fail("Append", Fault(status=pb.SUSPENDED))
+        assert await client.suspend("a/one", force=True) is True
+        assert broker.requests[-1].suspend == pb.AppendRequest.SUSPEND_NOW
+
+
+async def test_store_health_is_a_value():
+    async with connected() as (broker, client):
+        assert (await client.store_health("file:///x/")).is_healthy
+        broker.fail(
+            "FragmentStoreHealth", Fault(status=pb.FRAGMENT_STORE_UNHEALTHY, details="no bucket")
+        )
+        health = await client.store_health("s3://x/", check_delete_prefix="p/")
+        assert (health.is_healthy, health.error) == (False, "no bucket")
+        assert broker.requests[-1].check_delete_prefix == "p/"
+        assert broker.requests[-1].check_delete
+
+
+async def test_unanswered_calls_end_at_their_deadline():
+    async with connected(call_timeout_s=0.05, retry_timeout_s=0.1) as (broker, client):
+        broker.fail("List", *[Fault(stall=True)] * 9)
+        with pytest.raises(TransportError, match="did not answer in time"):
+            await client.list()
+
+
+async def test_synchronous_client_does_the_same():
+    async with FakeBroker() as broker:
+
+        def run():
+            with Client(ClientConfig(address=broker.address)) as client:
+                client.apply([JournalChange(spec("a/one"), "", 0)])
+                assert [j.name for j in client.list()] == ["a/one"]
+                assert client.get("a/one").spec == spec("a/one")
+                assert client.append("a/one", (p for p in [b"x" * 20])).end == 20
+                assert len(client.fragments("a/one")) == 2
+                assert sum(len(p.fragments) for p in client.fragment_pages("a/one")) == 2
+                assert client.write_head("a/one") == 20
+                assert client.reset_head("a/one") == 20
+                watch = client.watch()
+                assert len(next(watch)) == 1
+                watch.close()
+                assert client.store_health("file:///x/").is_healthy
+                assert client.suspend("a/one") is False
+            client.close()
+            with pytest.raises(ValidationError, match="client is closed"):
+                client.list()
+
+        await asyncio.to_thread(run)
+
+
+async def test_synchronous_client_refuses_to_wait_for_itself():
+    with Client(ClientConfig(address="http://127.0.0.1:1")) as client:
+
+        async def bad():
+            client.list()
+
+        with pytest.raises(ValidationError, match="cannot wait for its own event loop"):
+            await asyncio.to_thread(client.run, bad())
+
+
+async def test_continuations_must_hold_journals(monkeypatch):
+    async with connected("a/one") as (_, client):
+        from gazette_platform.client.listing import _snapshot
+
+        with pytest.raises(DataError, match="empty continuation"):
+            _snapshot(
+                client._transport,
+                [pb.ListResponse(header=FakeBroker().header()), pb.ListResponse()],
+            )
