@@ -1,0 +1,37 @@
+"""Assigns the items of a cluster (journals) to its members (brokers).
+
+Nouns: item, member, assignment, slot (0 is the primary), zone, leader (the oldest member), shed
+capacity (what an exiting member gives up). Guarantee: with the keys and the steps of Gazette's
+allocator, so that brokers of both kinds may share a cluster. `solver` says who ought to hold
+what, `converge` which transactions lead there without losing a consistent replica, `loop` runs
+them, `announce` makes a process a member.
+"""
+
+from __future__ import annotations
+
+from gazette_platform.allocator.announce import RETRY_S, Announcement, announce
+from gazette_platform.allocator.converge import (
+    Loads,
+    Piece,
+    batch_pieces,
+    converge_dead_item,
+    converge_item,
+)
+from gazette_platform.allocator.loop import Allocator, DrainStatus
+from gazette_platform.allocator.solver import Plan, effective_limits, load_ratio
+
+__all__ = [
+    "RETRY_S",
+    "Allocator",
+    "Announcement",
+    "DrainStatus",
+    "Loads",
+    "Piece",
+    "Plan",
+    "announce",
+    "batch_pieces",
+    "converge_dead_item",
+    "converge_item",
+    "effective_limits",
+    "load_ratio",
+]

@@ -1,0 +1,235 @@
+"""The next transactions that bring assignments closer to what is desired. Pure.
+
+Convergence goes in steps that never leave a journal with fewer consistent replicas than it
+desires: first more members than needed are assigned, then the primary syncs all of them and tells
+the route in every value (the item is consistent), and only then the surplus is removed. Other
+brokers of the cluster, Gazette's too, rely on these steps.
+
+Source: Gazette allocator/item_state.go, contract etcd §4 and §5.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, final
+
+from gazette_platform.allocator.solver import load_ratio
+from gazette_platform.etcd import TXN_OPS_MAX, Compare, Delete, Operation, Put
+from gazette_platform.keyspace import (
+    Assignment,
+    BrokerState,
+    Item,
+    assignment_key,
+    item_key,
+    member_key,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from gazette_platform.protocol import ProcessId
+
+__all__ = ["Loads", "Piece", "batch_pieces", "converge_dead_item", "converge_item"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Comparisons and operations of one item: they stay in one transaction."""
+
+    item: str
+    compares: tuple[Compare, ...]
+    operations: tuple[Operation, ...]
+
+
+@final
+class Loads:
+    """How many items, and of how many the primary slot, each member holds in etcd.
+
+    Counted on as operations are built, so that the pieces of one round do not overfill a member.
+    """
+
+    def __init__(self, state: BrokerState, limits: Mapping[ProcessId, int]) -> None:
+        self._state = state
+        self._limits = limits
+        self._held: dict[ProcessId, int] = {}
+        self._primaries: dict[ProcessId, int] = {}
+
+    def held(self, member: ProcessId) -> int:
+        """Items of the member."""
+        if member not in self._held:
+            self._held[member] = len(self._state.assignments_to(member))
+        return self._held[member]
+
+    def has_room(self, member: ProcessId) -> bool:
+        """Whether the member may be assigned one more item."""
+        return self.held(member) < self._limits.get(member, 0)
+
+    def ratio(self, member: ProcessId) -> float:
+        """Items per limit; infinite for a member that is gone."""
+        return load_ratio(self.held(member), self._limits.get(member, 0))
+
+    def primary_ratio(self, member: ProcessId) -> float:
+        """Primary slots per limit; infinite for a member that is gone."""
+        return load_ratio(self._primary(member), self._limits.get(member, 0))
+
+    def count(self, member: ProcessId, *, items: int = 0, primaries: int = 0) -> None:
+        """Add to the counts of a member."""
+        self._held[member] = self.held(member) + items
+        self._primaries[member] = self._primary(member) + primaries
+
+    def _primary(self, member: ProcessId) -> int:
+        if member not in self._primaries:
+            self._primaries[member] = self._state.primaries_of(member)
+        return self._primaries[member]
+
+
+@dataclass(slots=True)
+class _Builder:
+    prefix: str
+    journal: str
+    compares: dict[tuple[str, str], Compare] = field(default_factory=dict)
+    operations: list[Operation] = field(default_factory=list)
+
+    def check(self, compare: Compare) -> None:
+        # Several operations of an item rest on the same keys: each is compared once.
+        self.compares[(compare.key, compare.target.value)] = compare
+
+    def move(self, assignment: Assignment, slot: int) -> None:
+        """Another slot is another key; value and lease go along."""
+        self.check(Compare.mod(assignment.key, assignment.mod_revision))
+        key = assignment_key(self.prefix, self.journal, assignment.process_id, slot)
+        self.operations.append(Delete(assignment.key))
+        self.operations.append(Put(key, assignment.value, lease=assignment.lease))
+
+    def piece(self) -> Piece | None:
+        if not self.operations:
+            return None
+        return Piece(self.journal, tuple(self.compares.values()), tuple(self.operations))
+
+
+def converge_item(
+    prefix: str,
+    state: BrokerState,
+    journal: str,
+    *,
+    desired: Sequence[ProcessId],
+    replication: int,
+    loads: Loads,
+) -> Piece | None:
+    """The next step of one item, or None if there is nothing to do, or nothing may be done yet.
+
+    Args: desired: the members that ought to hold it, ascending.
+          replication: replicas that it desires, whether or not there is room for them.
+          loads: counted on by what is returned.
+    """
+    item = state.items[journal]
+    current = state.assignments_of(journal)
+    builder = _Builder(prefix, journal)
+    surplus = [a for a in current if a.process_id not in desired]
+    removed = _removable(
+        surplus, len(current), replication, loads, is_consistent=state.is_consistent(journal)
+    )
+    for assignment in removed:
+        _remove(builder, item, assignment, loads)
+    kept = sorted((a for a in current if a not in removed), key=lambda a: a.slot)
+    if kept and kept[0].slot != 0:
+        # All are as consistent as one another: consistency is of the whole route.
+        promoted = min(kept, key=lambda a: (loads.primary_ratio(a.process_id), a.slot))
+        builder.move(promoted, 0)
+        loads.count(promoted.process_id, primaries=1)
+    added = _add(builder, state, current, desired, loads)
+    if not builder.operations and not added:
+        _pack(builder, kept)
+    return builder.piece()
+
+
+def converge_dead_item(prefix: str, state: BrokerState, journal: str) -> Piece | None:
+    """Removes the assignments of an item that is gone."""
+    builder = _Builder(prefix, journal)
+    builder.check(Compare.create(item_key(prefix, journal), 0))
+    for assignment in state.assignments_of(journal):
+        builder.check(Compare.mod(assignment.key, assignment.mod_revision))
+        builder.operations.append(Delete(assignment.key))
+    return builder.piece()
+
+
+def batch_pieces(pieces: Iterable[Piece], *, fixed_compares: int = 1) -> list[tuple[Piece, ...]]:
+    """Group pieces, in order, so that each group fits one transaction of etcd.
+
+    Args: fixed_compares: comparisons that every transaction has besides.
+    """
+    batches: list[tuple[Piece, ...]] = []
+    batch: list[Piece] = []
+    compares, operations = fixed_compares, 0
+    for piece in pieces:
+        compares += len(piece.compares)
+        operations += len(piece.operations)
+        if batch and max(compares, operations) > TXN_OPS_MAX:
+            batches.append(tuple(batch))
+            batch = []
+            compares = fixed_compares + len(piece.compares)
+            operations = len(piece.operations)
+        batch.append(piece)
+    if batch:
+        batches.append(tuple(batch))
+    return batches
+
+
+def _removable(
+    surplus: Sequence[Assignment],
+    current: int,
+    replication: int,
+    loads: Loads,
+    *,
+    is_consistent: bool,
+) -> list[Assignment]:
+    """The surplus that may go now: the most loaded first, never below `replication` replicas."""
+    consistent = current if is_consistent else 0
+    removed: list[Assignment] = []
+    for assignment in sorted(surplus, key=lambda a: -loads.ratio(a.process_id)):
+        if consistent < replication or (is_consistent and consistent == replication):
+            break
+        consistent -= is_consistent
+        removed.append(assignment)
+    return removed
+
+
+def _remove(builder: _Builder, item: Item, assignment: Assignment, loads: Loads) -> None:
+    builder.check(Compare.mod(item_key(builder.prefix, builder.journal), item.mod_revision))
+    builder.check(Compare.mod(assignment.key, assignment.mod_revision))
+    builder.operations.append(Delete(assignment.key))
+    loads.count(assignment.process_id, items=-1, primaries=-(assignment.slot == 0))
+
+
+def _add(
+    builder: _Builder,
+    state: BrokerState,
+    current: Sequence[Assignment],
+    desired: Sequence[ProcessId],
+    loads: Loads,
+) -> bool:
+    """Assign who is missing, under the member's own lease. Returns whether any was."""
+    held_by = {a.process_id for a in current}
+    slot = max((a.slot for a in current), default=-1)
+    is_added = False
+    for member_id in desired:
+        if member_id in held_by:
+            continue
+        slot += 1
+        member = state.members[member_id]
+        if not loads.has_room(member_id):
+            continue
+        builder.check(Compare.mod(member_key(builder.prefix, member_id), member.mod_revision))
+        key = assignment_key(builder.prefix, builder.journal, member_id, slot)
+        builder.operations.append(Put(key, b"", lease=member.lease))
+        loads.count(member_id, items=1, primaries=int(slot == 0))
+        is_added = True
+    return is_added
+
+
+def _pack(builder: _Builder, kept: Sequence[Assignment]) -> None:
+    """Close the first gap in the slots; the others are closed in later rounds."""
+    for index, assignment in enumerate(kept):
+        if assignment.slot != index:
+            builder.move(assignment, index)
+            return

@@ -1,0 +1,346 @@
+"""Announcements and the allocator loop on a real etcd, with as many members as a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+import pytest
+
+from gazette_platform.allocator import Allocator, Announcement, announce
+from gazette_platform.errors import LeaseLost, TransactionFailed
+from gazette_platform.etcd import Compare, Delete, EtcdClient, Lease, Put
+from gazette_platform.keyspace import (
+    BrokerState,
+    KeySpace,
+    encode_journal_spec,
+    encode_route,
+    item_key,
+    member_key,
+)
+from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.protocol import (
+    BrokerSpec,
+    CompressionCodec,
+    FragmentSpec,
+    JournalSpec,
+    ProcessId,
+)
+
+pytestmark = pytest.mark.etcd
+
+A = ProcessId("zone-a", "broker-a")
+B = ProcessId("zone-b", "broker-b")
+C = ProcessId("zone-b", "broker-c")
+
+
+def broker(process_id: ProcessId, limit: int = 100) -> BrokerSpec:
+    return BrokerSpec(process_id, "http://127.0.0.1:8080", journal_limit=limit)
+
+
+def journal(name: str, replication: int = 1) -> bytes:
+    fragment = FragmentSpec(1024, CompressionCodec.NONE, refresh_interval_ns=10**9)
+    return encode_journal_spec(JournalSpec(name, replication, fragment=fragment))
+
+
+class Process:
+    """A member as a broker process would be one, with a primary that publishes its routes."""
+
+    def __init__(self, endpoint: str, prefix: str, process_id: ProcessId, limit: int) -> None:
+        self.client = EtcdClient([endpoint])
+        self.id = process_id
+        self.space = KeySpace(self.client, prefix, BrokerState(prefix), watch_delay_s=0.005)
+        self.tasks = TaskGroup(process_id.suffix)
+        self.is_syncing = True
+        self._spec = broker(process_id, limit)
+        self.lease: Lease
+        self.announcement: Announcement
+        self.allocator: Allocator
+        self.run: asyncio.Task[None]
+
+    async def start(self) -> None:
+        await self.client.connect()
+        self.lease = await self.client.grant_lease(20)
+        self.announcement = await announce(self.client, self.space.prefix, self._spec, self.lease)
+        await self.space.load(self.announcement.revision)
+        self.allocator = Allocator(self.client, self.space, self.id)
+        self.tasks.spawn(self.space.watch(), name="watch")
+        self.tasks.spawn(self._sync(), name="sync")
+        self.run = self.tasks.spawn(self.allocator.run(), name="allocator")
+
+    async def stop(self) -> None:
+        await self.tasks.close()
+        await self.lease.revoke()
+        await self.client.close()
+
+    async def _sync(self) -> None:
+        """Stands for the brokers' pipelines: as primary, tell the route in every value."""
+        state = self.space.state
+        while True:
+            revision = self.space.revision
+            for name in list(state.journals):
+                mine = state.assignment_of(name, self.id)
+                if mine is None or mine.slot != 0 or not self.is_syncing:
+                    continue
+                if not state.is_consistent(name):
+                    value = encode_route(state.route_of(name))
+                    found = state.assignments_of(name)
+                    await self.client.txn(
+                        [Compare.mod(a.key, a.mod_revision) for a in found],
+                        [Put(a.key, value, ignore_lease=True) for a in found],
+                    )
+            await self.space.wait_for_revision(revision + 1)
+
+
+class Cluster:
+    def __init__(self, etcd: EtcdClient, prefix: str, stack: contextlib.AsyncExitStack) -> None:
+        self.etcd = etcd
+        self.prefix = prefix
+        self._stack = stack
+
+    async def join(self, process_id: ProcessId, *, limit: int = 100) -> Process:
+        process = Process(self.etcd.endpoint, self.prefix, process_id, limit)
+        await process.start()
+        self._stack.push_async_callback(process.stop)
+        return process
+
+    async def apply(self, *names: str, replication: int = 1) -> None:
+        puts = [Put(item_key(self.prefix, n), journal(n, replication)) for n in names]
+        await self.etcd.txn([], puts)
+
+    async def delete(self, name: str) -> None:
+        await self.etcd.txn([], [Delete(item_key(self.prefix, name))])
+
+    async def assigned(self) -> dict[str, list[tuple[str, int]]]:
+        """By journal: (suffix of the member, slot), by slot."""
+        head = f"{self.prefix}/assign/"
+        found: dict[str, list[tuple[str, int]]] = {}
+        for kv in (await self.etcd.range(head, keys_only=True)).kvs:
+            name, _, suffix, slot = kv.key[len(head) :].split("#")
+            found.setdefault(name, []).append((suffix, int(slot)))
+        return {name: sorted(slots, key=lambda s: s[1]) for name, slots in found.items()}
+
+    async def until(self, expected: dict[str, list[tuple[str, int]]]) -> None:
+        """Wait until exactly this is assigned."""
+        found: dict[str, list[tuple[str, int]]] = {}
+        deadline = time.monotonic() + 8
+        while time.monotonic() < deadline:
+            found = await self.assigned()
+            if found == expected:
+                return
+            await asyncio.sleep(0.005)
+        assert found == expected
+
+
+@pytest.fixture
+async def cluster(etcd, etcd_prefix):
+    async with contextlib.AsyncExitStack() as stack:
+        yield Cluster(etcd, etcd_prefix, stack)
+
+
+# ------------------------------------------------------------------- announcing
+
+
+async def test_n1_updates_until_the_lease_ends(etcd, etcd_prefix):
+    lease = await etcd.grant_lease(20)
+    ours = await announce(etcd, etcd_prefix, broker(A), lease)
+    await ours.update(broker(A, limit=7))
+    await ours.set_exiting()
+    await ours.set_exiting()
+    found = await etcd.get(member_key(etcd_prefix, A))
+    assert (found.mod_revision, found.version, found.lease) == (ours.revision, 3, lease.id)
+    assert (ours.spec.exiting, ours.spec.journal_limit) == (True, 7)
+    await lease.revoke()
+    assert await etcd.get(member_key(etcd_prefix, A)) is None
+    with pytest.raises(TransactionFailed, match="key modified or deleted externally"):
+        await ours.update(broker(A))
+
+
+async def test_n2_waits_for_the_lease_of_an_old_instance(etcd, etcd_prefix):
+    old, new = await etcd.grant_lease(20), await etcd.grant_lease(20)
+    await announce(etcd, etcd_prefix, broker(A, limit=1), old)
+    waiting = asyncio.ensure_future(  # noqa: TID251
+        announce(etcd, etcd_prefix, broker(A), new, retry_s=0.02)
+    )
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    await old.revoke()
+    ours = await asyncio.wait_for(waiting, 5)
+    found = await etcd.get(member_key(etcd_prefix, A))
+    assert (found.lease, found.mod_revision) == (new.id, ours.revision)
+
+
+async def test_n3_same_lease_is_idempotent(etcd, etcd_prefix):
+    lease = await etcd.grant_lease(20)
+    first = await announce(etcd, etcd_prefix, broker(A), lease)
+    second = await announce(etcd, etcd_prefix, broker(A), lease)
+    assert second.revision == first.revision
+    third = await announce(etcd, etcd_prefix, broker(A, limit=3), lease)
+    assert third.revision > first.revision
+
+
+# ------------------------------------------------------------------- one broker
+
+
+async def test_lone_broker_is_assigned_fresh_journals_at_once(cluster):
+    a = await cluster.join(A)
+    for n in range(5):
+        name = f"item/{n}"
+        await cluster.apply(name)
+        applied_at = time.monotonic()
+        while a.space.state.assignment_of(name, A) is None:
+            assert time.monotonic() - applied_at < 2
+            await asyncio.sleep(0.001)
+        # Usually 10 ms; the bound leaves room for a busy machine.
+        assert time.monotonic() - applied_at < 0.5
+    key = a.space.state.assignment_of("item/0", A)
+    assert key.slot == 0
+    assert key.lease == a.lease.id
+
+
+async def test_lone_broker_takes_all_of_many_journals_and_lets_go_of_deleted_ones(cluster):
+    names = [f"item/{n:04}" for n in range(700)]
+    for n in range(0, len(names), 100):
+        await cluster.apply(*names[n : n + 100])
+    await cluster.join(A, limit=690)
+    await cluster.until({name: [("broker-a", 0)] for name in names[:690]})
+    await cluster.delete(names[0])
+    # Its place goes to one for which there was no room.
+    await cluster.until({name: [("broker-a", 0)] for name in names[1:691]})
+
+
+async def test_replication_beyond_members_is_capped(cluster):
+    await cluster.join(A)
+    await cluster.apply("item/one", replication=3)
+    await cluster.until({"item/one": [("broker-a", 0)]})
+    await cluster.join(B)
+    await cluster.until({"item/one": [("broker-a", 0), ("broker-b", 1)]})
+
+
+async def test_bad_item_does_not_hold_up_the_others(cluster):
+    a = await cluster.join(A)
+    await cluster.apply("item/bad", "item/good")
+    await cluster.until({"item/bad": [("broker-a", 0)], "item/good": [("broker-a", 0)]})
+    await a.stop()
+    a.tasks = TaskGroup("restarted")
+    await cluster.etcd.put(item_key(cluster.prefix, "item/bad"), b"\xff")
+    orphan = f"{cluster.prefix}/assign/item/bad#zone-a#broker-a#0"
+    await cluster.etcd.put(orphan, b"")  # seen as dead, while its item is in etcd
+    await cluster.join(B)
+    await cluster.apply("item/new")
+    expected = {"item/good": [("broker-b", 0)], "item/new": [("broker-b", 0)]}
+    await cluster.until({**expected, "item/bad": [("broker-a", 0)]})
+
+
+async def test_lost_member_key_ends_the_loop(cluster):
+    a = await cluster.join(A)
+    await cluster.etcd.delete(member_key(cluster.prefix, A))
+    with pytest.raises(LeaseLost, match="member key not found in Etcd"):
+        await asyncio.wait_for(a.run, 5)
+
+
+async def test_lone_broker_drains_only_without_journals(cluster):
+    a = await cluster.join(A)
+    await cluster.apply("item/one")
+    await cluster.until({"item/one": [("broker-a", 0)]})
+    await a.announcement.set_exiting()
+    await a.space.wait_for_revision(a.announcement.revision, timeout_s=5)
+    status = a.allocator.drain_status()
+    assert (status.is_exiting, status.assigned, status.can_complete) == (True, 1, False)
+    await asyncio.sleep(0.1)
+    assert not a.run.done()
+    await cluster.delete("item/one")
+    await asyncio.wait_for(a.run, 5)
+    status = a.allocator.drain_status()
+    assert (status.assigned, status.can_complete) == (0, True)
+
+
+# ------------------------------------------------------------------- several
+
+
+async def test_z1_journals_are_spread_over_members_and_zones(cluster):
+    await cluster.join(A)
+    await cluster.join(B)
+    await cluster.join(C)
+    await cluster.apply("item/1", "item/2", "item/3", replication=2)
+    await asyncio.sleep(0.2)
+    found = await cluster.assigned()
+    assert sorted(found) == ["item/1", "item/2", "item/3"]
+    for slots in found.values():
+        assert [slot for _, slot in slots] == [0, 1]
+        assert "broker-a" in {suffix for suffix, _ in slots}  # the only one of its zone
+    held = [
+        sum((s, n) in v for v in found.values() for n in (0, 1)) for s in ("broker-b", "broker-c")
+    ]
+    assert sorted(held) == [1, 2]
+
+
+async def test_z3_hand_over_waits_for_consistency(cluster):
+    a = await cluster.join(A)
+    await cluster.apply("item/one")
+    await cluster.until({"item/one": [("broker-a", 0)]})
+    a.is_syncing = False
+    await cluster.join(B)
+    await a.announcement.set_exiting()
+    # Over-replicated, and no further: the new replica has nothing yet.
+    await cluster.until({"item/one": [("broker-a", 0), ("broker-b", 1)]})
+    await asyncio.sleep(0.1)
+    await cluster.until({"item/one": [("broker-a", 0), ("broker-b", 1)]})
+    a.is_syncing = True
+    await cluster.etcd.put(f"{cluster.prefix}/items/wake-up", journal("wake-up"))
+    await cluster.delete("wake-up")
+    await cluster.until({"item/one": [("broker-b", 0)]})
+    await asyncio.wait_for(a.run, 5)
+
+
+async def test_z16_exiting_members_drain_and_the_last_one_stays(cluster):
+    a, b, c = [await cluster.join(m) for m in (A, B, C)]
+    names = [f"item/{n}" for n in range(9)]
+    await cluster.apply(*names)
+    await asyncio.sleep(0.1)
+    await a.announcement.set_exiting()
+    await b.announcement.set_exiting()
+    await asyncio.wait_for(asyncio.gather(a.run, b.run), 8)
+    await cluster.until({name: [("broker-c", 0)] for name in names})
+    assert not c.run.done()
+    assert a.allocator.drain_status().can_complete
+
+
+async def test_z6_replication_up_and_down(cluster):
+    for m in (A, B, C):
+        await cluster.join(m)
+    await cluster.apply("item/one")
+    await cluster.until({"item/one": [("broker-a", 0)]})
+    await cluster.apply("item/one", replication=3)
+    await cluster.until({"item/one": [("broker-a", 0), ("broker-b", 1), ("broker-c", 2)]})
+    await cluster.apply("item/one", replication=1)
+    await cluster.until({"item/one": [("broker-a", 0)]})
+
+
+async def test_z19_dead_leader_is_replaced(cluster):
+    a = await cluster.join(A)
+    b = await cluster.join(B)
+    await cluster.apply("item/one", replication=2)
+    await cluster.until({"item/one": [("broker-a", 0), ("broker-b", 1)]})
+    assert b.allocator.leader == A
+    await a.stop()
+    a.tasks = TaskGroup("gone")
+    # B leads now, and promotes itself.
+    await cluster.until({"item/one": [("broker-b", 0)]})
+    assert b.allocator.leader == B
+    await cluster.join(C)
+    await cluster.until({"item/one": [("broker-b", 0), ("broker-c", 1)]})
+
+
+async def test_a2_two_leaders_cannot_both_write(cluster):
+    a = await cluster.join(A)
+    # Somebody else changed A's member key, so that A's comparison is stale until it sees that.
+    stale = a.space.state.members[A].mod_revision
+    await a.announcement.update(broker(A, limit=50))
+    await a.space.wait_for_revision(a.announcement.revision, timeout_s=5)
+    compare = Compare.mod(member_key(cluster.prefix, A), stale)
+    result = await cluster.etcd.txn([compare], [Put(f"{cluster.prefix}/x", b"")])
+    assert not result.succeeded
+    await cluster.apply("item/one")
+    await cluster.until({"item/one": [("broker-a", 0)]})
