@@ -218,7 +218,12 @@ def _install_package(entry: dict[str, Any], into: Path) -> None:
         with show_step(f"installing {requirement}"):
             try:
                 done = subprocess.run(
-                    command, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT_S, check=False
+                    command,
+                    capture_output=True,
+                    text=True,
+                    timeout=_INSTALL_TIMEOUT_S,
+                    check=False,
+                    env=_uv_environment(),
                 )
             except subprocess.TimeoutExpired as error:
                 raise SetupError(
@@ -246,6 +251,15 @@ def _uv() -> str:
             ) from None
         return found
     return str(find_uv_bin())
+
+
+def _uv_environment() -> dict[str, str]:
+    # The same index and certificates as tools/install uses for the project itself.
+    environment = {"UV_SYSTEM_CERTS": "1", **os.environ}
+    mirror = os.environ.get("PIP_INDEX_URL", "")
+    if mirror and "UV_INDEX_URL" not in environment:
+        environment.setdefault("UV_DEFAULT_INDEX", mirror)
+    return environment
 
 
 def _last_lines(text: str, count: int = 5) -> str:

@@ -1,0 +1,62 @@
+"""A broker as a component: ``gazette serve``, with its files in the platform's folder."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from gazette_platform.embedded.component import Component, answers_http
+from gazette_platform.embedded.ports import HOST
+
+if TYPE_CHECKING:
+    from gazette_platform.embedded.layout import PlatformDir
+
+__all__ = ["broker_component"]
+
+# The whole platform is stopping: nobody will relieve this broker, so it need not wait long.
+_DRAIN_TIMEOUT_S = 20
+
+
+def broker_component(
+    layout: PlatformDir,
+    *,
+    name: str,
+    port: int,
+    http_port: int,
+    etcd: str,
+    requires: tuple[str, ...],
+) -> Component:
+    """One broker.
+
+    Args: name: of the component, and id of the broker. etcd: its address, as a URL.
+    """
+    spool = layout.spool / name
+    spool.mkdir(parents=True, exist_ok=True)
+    command = (
+        sys.executable,
+        "-m",
+        "gazette_platform.cli.gazette",
+        "serve",
+        "--broker.zone=local",
+        f"--broker.id={name}",
+        f"--broker.host={HOST}",
+        f"--broker.port={port}",
+        f"--broker.http-host={HOST}",
+        f"--broker.http-port={http_port}",
+        f"--broker.file-root={layout.fragments}",
+        f"--broker.spool-dir={spool}",
+        f"--broker.drain-timeout={_DRAIN_TIMEOUT_S}s",
+        f"--etcd.address={etcd}",
+        "--etcd.prefix=/gazette/cluster",
+        "--etcd.lease=20s",
+        "--log.level=info",
+    )
+    return Component(
+        name=name,
+        command=command,
+        requires=requires,
+        ports=(port, http_port),
+        ready=lambda: answers_http(f"http://{HOST}:{http_port}/debug/ready"),
+        start_timeout_s=60.0,
+        stop_timeout_s=_DRAIN_TIMEOUT_S + 25.0,
+    )

@@ -1,0 +1,154 @@
+"""Dagster as two components: the web server, and the daemon that runs sensors and schedules."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+from gazette_platform.embedded.component import Component
+from gazette_platform.embedded.ports import HOST
+from gazette_platform.errors import SetupError
+from gazette_platform.ops.clock import SystemClock
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+__all__ = ["DAEMON", "WEBSERVER", "dagster_components"]
+
+WEBSERVER = "dagster"
+DAEMON = "dagster-daemon"
+
+_DEFINITIONS = "gazette_platform.definitions"
+_QUERY_TIMEOUT_S = 10.0
+_LOCATIONS = """{ workspaceOrError { ... on Workspace { locationEntries {
+  name loadStatus locationOrLoadError { ... on PythonError { message } } } } } }"""
+_DAEMONS = """{ instance { daemonHealth { allDaemonStatuses {
+  required healthy lastHeartbeatTime } } } }"""
+# SQLite under DAGSTER_HOME is the default of every storage. A run is a process of 0.3 to 1 GB, so
+# two at a time are what a small machine holds; others wait in the queue.
+_INSTANCE = """\
+# Written by `gazette up` where there is none; yours to change.
+telemetry:
+  enabled: false
+nux:
+  enabled: false
+concurrency:
+  runs:
+    max_concurrent_runs: 2
+sensors:
+  use_threads: true
+  num_workers: 4
+schedules:
+  use_threads: true
+  num_workers: 2
+run_monitoring:
+  enabled: true
+  start_timeout_seconds: 180
+retention:
+  sensor:
+    purge_after_days:
+      skipped: 1
+      failure: 7
+      success: 7
+code_servers:
+  local_startup_timeout: 180
+"""
+
+
+def dagster_components(
+    home: Path,
+    *,
+    port: int,
+    environment: Mapping[str, str],
+    requires: tuple[str, ...],
+    daemon_requires: tuple[str, ...],
+) -> list[Component]:
+    """The web server and the daemon, over one DAGSTER_HOME.
+
+    Args: environment: what the definitions need to find the platform. requires: what the web
+          server waits for. daemon_requires: what runs need besides.
+    Raises: SetupError: Dagster is not installed.
+    """
+    if importlib.util.find_spec("dagster_webserver") is None:
+        raise SetupError(
+            "Dagster is not installed: install the extra `gazette-platform[all]`, "
+            "or leave it out with --without dagster"
+        )
+    settings = home / "dagster.yaml"
+    if not settings.exists():
+        settings.write_text(_INSTANCE, "utf-8")
+    all_environment = {
+        **environment,
+        "DAGSTER_HOME": str(home),
+        "DAGSTER_DISABLE_TELEMETRY": "1",
+        # A tick that registers many partitions may outlast the default of 60 s.
+        "DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS": "180",
+    }
+    asked_at = SystemClock().now().timestamp()
+    webserver = Component(
+        name=WEBSERVER,
+        command=(
+            sys.executable,
+            "-m",
+            "dagster_webserver",
+            f"--host={HOST}",
+            f"--port={port}",
+            f"--module-name={_DEFINITIONS}",
+        ),
+        requires=requires,
+        ports=(port,),
+        environment=all_environment,
+        folder=home,
+        ready=lambda: _definitions_loaded(port),
+        stop_timeout_s=20.0,
+    )
+    daemon = Component(
+        name=DAEMON,
+        command=(sys.executable, "-m", "dagster._daemon", "run", f"--module-name={_DEFINITIONS}"),
+        requires=(*requires, *daemon_requires),
+        environment=all_environment,
+        folder=home,
+        ready=lambda: _daemon_beats(port, since=asked_at),
+        stop_timeout_s=30.0,
+    )
+    return [webserver, daemon]
+
+
+def _graphql(port: int, query: str) -> dict[str, Any] | None:
+    request = urllib.request.Request(
+        f"http://{HOST}:{port}/graphql",
+        data=json.dumps({"query": query}).encode(),
+        headers={"content-type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=_QUERY_TIMEOUT_S) as response:  # noqa: S310
+            data = json.load(response).get("data")
+    except (OSError, ValueError, urllib.error.URLError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def _definitions_loaded(port: int) -> bool:
+    data = _graphql(port, _LOCATIONS)
+    entries = [] if data is None else data["workspaceOrError"].get("locationEntries", [])
+    for entry in entries:
+        message = (entry["locationOrLoadError"] or {}).get("message")
+        if message:
+            raise SetupError(f"Dagster cannot load {entry['name']}: {message.strip()}")
+    return bool(entries) and all(entry["loadStatus"] == "LOADED" for entry in entries)
+
+
+def _daemon_beats(port: int, *, since: float) -> bool:
+    # Heartbeats of the last run of the daemon are in the same database.
+    data = _graphql(port, _DAEMONS)
+    if data is None:
+        return False
+    daemons = [d for d in data["instance"]["daemonHealth"]["allDaemonStatuses"] if d["required"]]
+    return bool(daemons) and all(
+        d["healthy"] and (d["lastHeartbeatTime"] or 0) >= since for d in daemons
+    )

@@ -1,0 +1,157 @@
+"""Addresses of a running platform, and what its supervisor knows: two JSON files in its folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gazette_platform.embedded.process import ProcessId
+from gazette_platform.errors import SetupError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["ComponentState", "Endpoints", "PlatformState", "write_json"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Endpoints:
+    """Where the servers of a platform are, each as ``scheme://host:port``; empty: not started.
+
+    It is the contract with programs: ``DIR/endpoints.json`` has these names as keys.
+    """
+
+    broker: str = ""
+    """The first of `brokers`."""
+    brokers: tuple[str, ...] = ()
+    """gRPC services."""
+    http: str = ""
+    """Readiness and metrics of the first broker."""
+    etcd: str = ""
+    """Etcd's client port."""
+    metastore: str = ""
+    """The Hive Metastore, over Thrift."""
+    trino: str = ""
+    """Trino's HTTP port."""
+    dagster: str = ""
+    """Dagster's web server."""
+    pids: dict[str, int] = field(default_factory=dict)
+    """Process id by name of component."""
+
+    @classmethod
+    def load(cls, path: Path) -> Endpoints:
+        """Read a file that `save` wrote.
+
+        Raises: SetupError: it is missing (nothing runs there), or malformed.
+        """
+        raw = _read_json(path)
+        if raw is None:
+            raise SetupError(
+                f"there is no {path}: no platform is up in {path.parent} "
+                f"(start one with `gazette up --root {path.parent}`)"
+            )
+        known = {name: raw[name] for name in cls.__slots__ if name in raw}
+        known["brokers"] = tuple(known.get("brokers", ()))
+        return cls(**known)
+
+    def save(self, path: Path) -> None:
+        """Write it, whole or not at all; servers that were not started are left out."""
+        write_json(path, {key: value for key, value in asdict(self).items() if value})
+
+    def addresses(self) -> dict[str, str]:
+        """What a table of addresses shows, by name; those that were not started are left out."""
+        found = {
+            **{f"broker {n}": address for n, address in enumerate(self.brokers, 1)},
+            "http": self.http,
+            "etcd": self.etcd,
+            "metastore": self.metastore,
+            "trino": self.trino,
+            "dagster": self.dagster,
+        }
+        return {name: address for name, address in found.items() if address}
+
+
+@dataclass(slots=True)
+class ComponentState:
+    """What the supervisor knows of one component."""
+
+    state: str = "waiting"
+    """waiting, starting, ready, stopped or failed."""
+    pid: int = 0
+    started: int = 0
+    """See `ProcessId`."""
+    ready_after_s: float = 0.0
+    """Seconds from start to ready."""
+
+    @property
+    def process(self) -> ProcessId:
+        """Its process."""
+        return ProcessId(self.pid, self.started)
+
+
+@dataclass(slots=True)
+class PlatformState:
+    """``DIR/supervisor.json``: which processes make up the platform, for ``down`` and restarts."""
+
+    phase: str = "stopped"
+    """installing, starting, ready, stopping, stopped or failed."""
+    failure: str = ""
+    """Why it failed."""
+    pid: int = 0
+    """Of the supervisor."""
+    started: int = 0
+    """See `ProcessId`."""
+    ports: dict[str, int] = field(default_factory=dict)
+    """Port by name; kept over restarts."""
+    components: dict[str, ComponentState] = field(default_factory=dict)
+    """In the order of starting."""
+
+    @property
+    def process(self) -> ProcessId:
+        """The supervisor's process."""
+        return ProcessId(self.pid, self.started)
+
+    @classmethod
+    def load(cls, path: Path) -> PlatformState:
+        """Read what was saved; a missing file gives the state of a platform never started.
+
+        Raises: SetupError: the file is malformed.
+        """
+        raw = _read_json(path)
+        if raw is None:
+            return cls()
+        try:
+            components = {
+                str(name): ComponentState(**state) for name, state in raw["components"].items()
+            }
+            return cls(**{**raw, "components": components})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise SetupError(
+                f"{path} is not what `gazette up` writes: {error!r} (remove it if no platform "
+                f"runs in {path.parent})"
+            ) from error
+
+    def save(self, path: Path) -> None:
+        """Write it, whole or not at all."""
+        write_json(path, asdict(self))
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        raw = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise SetupError(f"cannot read {path}: {error} (remove it, then start again)") from error
+    if not isinstance(raw, dict):
+        raise SetupError(f"cannot read {path}: not a JSON object (remove it, then start again)")
+    return raw
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write `value` to `path` by a rename, so that readers see the old or the new, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
+    temporary.replace(path)

@@ -1,0 +1,168 @@
+"""Which components make up a platform, and how they find each other."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gazette_platform.embedded import broker, dagster, etcd, metastore, tools, trino
+from gazette_platform.embedded.endpoints import Endpoints
+from gazette_platform.embedded.ports import HOST
+from gazette_platform.errors import ValidationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gazette_platform.embedded.component import Component
+    from gazette_platform.embedded.layout import PlatformDir
+
+__all__ = ["OPTIONAL", "PlatformOptions", "components_of", "endpoints_of", "environment_of"]
+
+# What `--without` may name. The rest is the journal service itself.
+OPTIONAL = ("metastore", "trino", "dagster", "broker")
+_BROKERS_MAX = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlatformOptions:
+    """What `gazette up` was asked for.
+
+    Raises: ValidationError: a value is out of range or unknown.
+    """
+
+    brokers: int = 1
+    """Number of broker processes."""
+    without: frozenset[str] = frozenset()
+    """Components to leave out, of `OPTIONAL`."""
+    ports: Mapping[str, int] = field(default_factory=dict)
+    """Fixed ports, by the names of `port_names`."""
+
+    def __post_init__(self) -> None:
+        unknown = sorted(self.without - set(OPTIONAL))
+        if unknown:
+            raise ValidationError(
+                f"unknown component {unknown[0]!r}, expected some of {', '.join(OPTIONAL)}",
+                path="--without",
+            )
+        if not 1 <= self.brokers <= _BROKERS_MAX:
+            raise ValidationError(
+                f"expected 1 to {_BROKERS_MAX}, got {self.brokers}", path="--brokers"
+            )
+        unknown = sorted(set(self.ports) - set(self.port_names()))
+        if unknown:
+            raise ValidationError(
+                f"unknown name {unknown[0]!r}, expected some of {', '.join(self.port_names())}",
+                path="--port",
+            )
+
+    def has(self, name: str) -> bool:
+        """Whether the component `name` is part of the platform."""
+        return name not in self.without
+
+    def broker_names(self) -> list[str]:
+        """Names of the brokers; also their ids."""
+        if not self.has("broker"):
+            return []
+        return [f"broker-{n}" for n in range(1, self.brokers + 1)]
+
+    def port_names(self) -> list[str]:
+        """Every port that the platform binds, by a name that is the same in each run."""
+        names = ["etcd", "etcd-peer"]
+        for broker_name in self.broker_names():
+            names += [broker_name, f"{broker_name}-http"]
+        return names + [name for name in ("metastore", "trino", "dagster") if self.has(name)]
+
+
+def endpoints_of(options: PlatformOptions, ports: Mapping[str, int]) -> Endpoints:
+    """Addresses of a platform that runs on `ports`."""
+
+    def address(scheme: str, name: str) -> str:
+        return f"{scheme}://{HOST}:{ports[name]}" if options.has(name) else ""
+
+    brokers = tuple(f"http://{HOST}:{ports[name]}" for name in options.broker_names())
+    return Endpoints(
+        broker=brokers[0] if brokers else "",
+        brokers=brokers,
+        http=f"http://{HOST}:{ports['broker-1-http']}" if brokers else "",
+        etcd=f"http://{HOST}:{ports['etcd']}",
+        metastore=address("thrift", "metastore"),
+        trino=address("http", "trino"),
+        dagster=address("http", "dagster"),
+    )
+
+
+def environment_of(layout: PlatformDir, endpoints: Endpoints) -> dict[str, str]:
+    """Variables by which the lake, Dagster and Spark find this platform."""
+    variables = {
+        "GAZETTE_ENDPOINTS": str(layout.endpoints),
+        "GAZETTE_BROKER_ADDRESS": endpoints.broker,
+        "GAZETTE_METASTORE_URI": endpoints.metastore,
+        "GAZETTE_TRINO_URI": endpoints.trino,
+        "GAZETTE_DAGSTER_URI": endpoints.dagster,
+        "GAZETTE_TABLES": str(layout.tables),
+        "GAZETTE_LAKE_STORE_ROOTS": json.dumps({"file:///": layout.fragments.as_uri() + "/"}),
+        "GAZETTE_WAREHOUSE": layout.warehouse.as_uri(),
+    }
+    if endpoints.metastore:
+        variables |= {
+            "GAZETTE_ICEBERG_JAR": str(tools.iceberg_spark_runtime()),
+            "JAVA_HOME": str(tools.java(21)),
+            # Else Spark's workers start another interpreter, which lacks the packages of this one.
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": HOST,
+        }
+    return {name: value for name, value in variables.items() if value}
+
+
+def components_of(
+    layout: PlatformDir, options: PlatformOptions, ports: Mapping[str, int]
+) -> list[Component]:
+    """The components of a platform, each after what it requires.
+
+    Installs tools that are missing, which may take minutes on the first use, and writes
+    configuration below `layout`. Nothing is started.
+
+    Raises: SetupError: a tool cannot be installed.
+    """
+    endpoints = endpoints_of(options, ports)
+    found = [etcd.etcd_component(layout.etcd, port=ports["etcd"], peer_port=ports["etcd-peer"])]
+    if options.has("metastore"):
+        found.append(
+            metastore.metastore_component(
+                layout.metastore, port=ports["metastore"], warehouse=layout.warehouse
+            )
+        )
+    brokers = tuple(options.broker_names())
+    found += [
+        broker.broker_component(
+            layout,
+            name=name,
+            port=ports[name],
+            http_port=ports[f"{name}-http"],
+            etcd=endpoints.etcd,
+            requires=(etcd.NAME,),
+        )
+        for name in brokers
+    ]
+    lake = tuple(name for name in (metastore.NAME,) if options.has(name))
+    if options.has("trino"):
+        found.append(
+            trino.trino_component(
+                layout.trino,
+                port=ports["trino"],
+                metastore=endpoints.metastore.removeprefix("thrift://"),
+                requires=lake,
+            )
+        )
+    if options.has("dagster"):
+        found += dagster.dagster_components(
+            layout.dagster,
+            port=ports["dagster"],
+            environment=environment_of(layout, endpoints),
+            requires=(*brokers, *lake),
+            daemon_requires=tuple(name for name in (trino.NAME,) if options.has(name)),
+        )
+    return found

@@ -1,0 +1,81 @@
+"""Loopback ports: free ones, and the same again after a restart."""
+
+from __future__ import annotations
+
+import socket
+import zlib
+from typing import TYPE_CHECKING
+
+from gazette_platform.errors import SetupError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+__all__ = ["HOST", "choose_ports", "is_free"]
+
+HOST = "127.0.0.1"
+
+# Below the range that Linux gives to outgoing connections, which could take a port between the
+# moment it is chosen and the moment its server binds it.
+_FIRST = 20_000
+_LAST = 29_999
+_TRIES_MAX = 1_000
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could bind `port` of 127.0.0.1 now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # As servers do: a connection that lingers after a restart is no reason to move.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+            probe.listen(1)
+        except OSError:
+            return False
+    return True
+
+
+def choose_ports(
+    names: Iterable[str],
+    *,
+    root: Path,
+    fixed: Mapping[str, int] | None = None,
+    former: Mapping[str, int] | None = None,
+) -> dict[str, int]:
+    """A port for each name.
+
+    Args: root: folder of the platform, from which the place to search is derived, so that
+          platforms that start together do not compete. fixed: ports asked for by the user.
+          former: ports of the last run, kept where they are still free.
+    Raises: SetupError: a fixed port is taken, or none is free.
+    """
+    fixed = fixed or {}
+    former = former or {}
+    chosen: dict[str, int] = {}
+    for name, port in fixed.items():
+        if not is_free(port):
+            raise SetupError(
+                f"port {port} of {HOST}, asked for {name}, is in use: stop what listens there, or "
+                f"choose another port"
+            )
+        chosen[name] = port
+    at = _FIRST + zlib.crc32(str(root).encode()) % (_LAST - _FIRST)
+    for name in names:
+        if name in chosen:
+            continue
+        taken = set(chosen.values())
+        port = former.get(name, 0)
+        if not port or port in taken or not is_free(port):
+            # Names not chosen yet keep what they had, so their former ports are not taken either.
+            at = port = _next_free(at, taken | set(former.values()))
+        chosen[name] = port
+    return chosen
+
+
+def _next_free(at: int, taken: set[int]) -> int:
+    for _ in range(_TRIES_MAX):
+        at = at + 1 if at < _LAST else _FIRST
+        if at not in taken and is_free(at):
+            return at
+    raise SetupError(f"no free port among {_TRIES_MAX} of {HOST} from {_FIRST} to {_LAST}")

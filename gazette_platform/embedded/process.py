@@ -1,0 +1,167 @@
+"""Child processes: started with a log of their own, found again by pid, and ended with their group."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+from gazette_platform.errors import SetupError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["Child", "ProcessId", "log_tail", "stop_process"]
+
+_PR_SET_PDEATHSIG = 1
+_POLL_S = 0.05
+_KILL_WAIT_S = 5.0
+_LOG_TAIL_BYTES = 8192
+# `comm`, the second field of /proc/<pid>/stat, may hold spaces and brackets; the rest may not.
+_STAT_START_FIELD = 19
+_STAT_STATE_FIELD = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessId:
+    """A process for ever: pids are used again, the pair with the start time is not."""
+
+    pid: int
+    started: int
+    """Clock ticks from the boot of the machine."""
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessId:
+        """The process that has `pid` now; `started` is 0 if there is none."""
+        return cls(pid, _started(pid))
+
+    def is_alive(self) -> bool:
+        """Whether it still runs; a zombie does not."""
+        return self.started != 0 and _started(self.pid) == self.started
+
+
+def _started(pid: int) -> int:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", errors="replace")
+    except OSError:
+        return 0
+    fields = stat.rpartition(")")[2].split()
+    return 0 if fields[_STAT_STATE_FIELD] in {"Z", "X"} else int(fields[_STAT_START_FIELD])
+
+
+@final
+class Child:
+    """A running child of this process, in a session and process group of its own.
+
+    The kernel sends it SIGTERM when the thread that started it ends, however that happens, so no
+    child outlives a killed supervisor. Start it from a thread that lives as long: the main one.
+
+    Args: name: for messages. command: program and arguments. log: appended to.
+    Raises: SetupError: the program cannot be started.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: tuple[str, ...],
+        *,
+        log: Path,
+        environment: Mapping[str, str],
+        folder: Path | None,
+    ) -> None:
+        self.name = name
+        self.log = log
+        tie = _tie_to_parent(os.getpid())
+        try:
+            with log.open("ab") as output:
+                output.write(f"\n--- {' '.join(command)}\n".encode())
+                output.flush()
+                self._popen: subprocess.Popen[bytes] = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=dict(environment),
+                    cwd=folder,
+                    start_new_session=True,
+                    preexec_fn=tie,  # noqa: PLW1509  one system call, no lock is taken
+                )
+        except OSError as error:
+            raise SetupError(f"cannot start {name}: {command[0]}: {error.strerror}") from error
+        self.id = ProcessId.of(self._popen.pid)
+
+    def exit_code(self) -> int | None:
+        """None while it runs; negative for a signal."""
+        return self._popen.poll()
+
+    def how_it_ended(self) -> str:
+        """In words."""
+        code = self._popen.poll()
+        if code is None:
+            return "still runs"
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"exited with code {code}"
+
+    def ask_to_stop(self) -> None:
+        """Send SIGTERM."""
+        with contextlib.suppress(ProcessLookupError):
+            self._popen.send_signal(signal.SIGTERM)
+
+    def end_group(self) -> None:
+        """Kill it, if it still runs, and whatever it started and left behind. Blocks briefly."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(_KILL_WAIT_S)
+
+
+def _tie_to_parent(parent: int) -> Callable[[], None] | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def tie() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        # The parent may have died before the call: then nobody would ever send the signal.
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return tie
+
+
+def stop_process(process: ProcessId, *, timeout_s: float) -> None:
+    """Stop a process that is not a child of ours, and its group: SIGTERM, then SIGKILL.
+
+    Args: timeout_s: seconds from one to the other.
+    """
+    if process.is_alive():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + timeout_s
+        while process.is_alive() and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+    # The leader's group goes even if the leader is gone, unless its number belongs to others now.
+    leader = ProcessId.of(process.pid)
+    if leader.started in {0, process.started}:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def log_tail(log: Path, *, lines: int = 15) -> str:
+    """The last lines of a log; empty if there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _LOG_TAIL_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return "\n".join(text.rstrip().splitlines()[-lines:])

@@ -1,0 +1,304 @@
+"""One process that starts the components of a platform, watches them, and stops them.
+
+It owns a folder: a lock keeps a second one away, ``supervisor.json`` tells others which processes
+belong to it, and a folder that was left by a killed supervisor is cleaned up before it is used.
+
+    waiting ──requirements ready──▶ starting ──ready()──▶ ready ──stop──▶ stopped
+                                        └────── exits or takes too long ──▶ failed: all are stopped
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import signal
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol, final
+
+from gazette_platform.embedded.endpoints import ComponentState, PlatformState
+from gazette_platform.embedded.platform import components_of, endpoints_of
+from gazette_platform.embedded.ports import HOST, choose_ports, is_free
+from gazette_platform.embedded.process import Child, ProcessId, log_tail, stop_process
+from gazette_platform.errors import SetupError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+    from types import FrameType
+
+    from gazette_platform.embedded.component import Component
+    from gazette_platform.embedded.endpoints import Endpoints
+    from gazette_platform.embedded.layout import PlatformDir
+    from gazette_platform.embedded.platform import PlatformOptions
+
+__all__ = ["Observer", "Supervisor", "remove_leftovers"]
+
+_log = logging.getLogger(__name__)
+
+_POLL_S = 0.1
+_PROBES_MAX = 8
+_LEFTOVER_TIMEOUT_S = 20.0
+
+
+class Observer(Protocol):
+    """Is told how the platform comes up."""
+
+    def changed(self, state: PlatformState) -> None:
+        """The phase, or the state of a component, changed."""
+        ...
+
+    def ready(self, endpoints: Endpoints) -> None:
+        """All components are ready."""
+        ...
+
+
+@final
+class Supervisor:
+    """Runs one platform in the calling process; see the module.
+
+    Args: layout: its folder. options: what is part of it. observer: told of every change.
+          build: makes the components from layout, options and ports.
+    """
+
+    def __init__(
+        self,
+        layout: PlatformDir,
+        options: PlatformOptions,
+        observer: Observer,
+        *,
+        build: Callable[
+            [PlatformDir, PlatformOptions, dict[str, int]], Sequence[Component]
+        ] = components_of,
+    ) -> None:
+        self._layout = layout
+        self._options = options
+        self._observer = observer
+        self._build = build
+        self._state = PlatformState()
+        self._components: list[Component] = []
+        self._children: dict[str, Child] = {}
+        self._started_at: dict[str, float] = {}
+        self._probes: dict[str, Future[bool]] = {}
+        self._stop_asked = False
+
+    def run(self) -> None:
+        """Start everything, and come back when it was stopped by SIGTERM, SIGINT or `stop`.
+
+        Must be called from the main thread, which children are tied to.
+
+        Raises: SetupError: the folder is in use or not writable, a tool is missing, a component
+            did not start or died. Everything that was started is stopped by then.
+        """
+        self._layout.make()
+        with self._locked(), self._signals():
+            try:
+                self._prepare()
+                self._start_all()
+                if not self._stop_asked:
+                    self._announce()
+                    self._watch()
+            except SetupError as error:
+                self._state.failure = str(error)
+                raise
+            finally:
+                self._stop_all()
+
+    def stop(self) -> None:
+        """Ask `run` to stop everything and return. Safe from a signal handler or another thread."""
+        self._stop_asked = True
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self._layout.lock.open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                pid = PlatformState.load(self._layout.state).pid
+                raise SetupError(
+                    f"a platform already runs in {self._layout.root} (supervisor pid {pid}): see "
+                    f"`gazette status --root {self._layout.root}`, or stop it with `gazette down`"
+                ) from error
+            yield
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        def ask(_signum: int, _frame: FrameType | None) -> None:
+            self.stop()
+
+        former = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler)
+
+    def _prepare(self) -> None:
+        former = PlatformState.load(self._layout.state)
+        remove_leftovers(former)
+        self._layout.endpoints.unlink(missing_ok=True)
+        me = ProcessId.of(os.getpid())
+        self._state = PlatformState(
+            phase="installing", pid=me.pid, started=me.started, ports=dict(former.ports)
+        )
+        chosen = choose_ports(
+            self._options.port_names(),
+            root=self._layout.root,
+            fixed=self._options.ports,
+            former=former.ports,
+        )
+        # Ports of components left out this time are kept for the next.
+        self._state.ports.update(chosen)
+        self._changed()
+        self._components = list(self._build(self._layout, self._options, dict(self._state.ports)))
+        self._state.components = {c.name: ComponentState() for c in self._components}
+        self._state.phase = "starting"
+        self._changed()
+
+    def _changed(self) -> None:
+        self._state.save(self._layout.state)
+        self._observer.changed(self._state)
+
+    def _start_all(self) -> None:
+        with ThreadPoolExecutor(_PROBES_MAX, thread_name_prefix="probe") as pool:
+            while not self._stop_asked:
+                for component in self._components:
+                    self._advance(component, pool)
+                if all(s.state == "ready" for s in self._state.components.values()):
+                    return
+                time.sleep(_POLL_S)
+
+    def _advance(self, component: Component, pool: ThreadPoolExecutor) -> None:
+        state = self._state.components[component.name]
+        if state.state == "waiting":
+            if all(self._state.components[name].state == "ready" for name in component.requires):
+                self._start(component, state)
+            return
+        self._check_alive(component)
+        if state.state != "starting":
+            return
+        probe = self._probes.get(component.name)
+        waited_s = time.monotonic() - self._started_at[component.name]
+        if probe is not None and probe.done():
+            self._probes.pop(component.name)
+            if probe.result():
+                state.state = "ready"
+                state.ready_after_s = round(waited_s, 1)
+                self._changed()
+                return
+            probe = None
+        if probe is None:
+            self._probes[component.name] = pool.submit(component.ready)
+        if waited_s > component.start_timeout_s:
+            raise SetupError(
+                self._with_log(component, f"was not ready within {component.start_timeout_s:.0f} s")
+            )
+
+    def _start(self, component: Component, state: ComponentState) -> None:
+        for port in component.ports:
+            if not is_free(port):
+                raise SetupError(
+                    f"port {port} of {HOST}, chosen for {component.name}, was taken meanwhile: "
+                    "start again, and another will be chosen"
+                )
+        child = Child(
+            component.name,
+            component.command,
+            log=self._log_of(component),
+            environment={**os.environ, **component.environment},
+            folder=component.folder,
+        )
+        self._children[component.name] = child
+        self._started_at[component.name] = time.monotonic()
+        state.state = "starting"
+        state.pid, state.started = child.id.pid, child.id.started
+        self._changed()
+
+    def _log_of(self, component: Component) -> Path:
+        return self._layout.logs / f"{component.name}.log"
+
+    def _check_alive(self, component: Component) -> None:
+        child = self._children[component.name]
+        if child.exit_code() is not None:
+            self._state.components[component.name].state = "failed"
+            raise SetupError(self._with_log(component, child.how_it_ended()))
+
+    def _with_log(self, component: Component, what: str) -> str:
+        log = self._log_of(component)
+        return f"{component.name} {what}. The end of {log}:\n{log_tail(log)}"
+
+    def _announce(self) -> None:
+        pids = {name: child.id.pid for name, child in self._children.items()}
+        found = endpoints_of(self._options, self._state.ports)
+        endpoints = replace(found, pids={"supervisor": os.getpid(), **pids})
+        endpoints.save(self._layout.endpoints)
+        self._state.phase = "ready"
+        self._changed()
+        self._observer.ready(endpoints)
+
+    def _watch(self) -> None:
+        while not self._stop_asked:
+            for component in self._components:
+                self._check_alive(component)
+            time.sleep(_POLL_S)
+
+    def _stop_all(self) -> None:
+        failure = self._state.failure
+        self._state.phase = "stopping"
+        if self._state.pid:
+            self._changed()
+        self._layout.endpoints.unlink(missing_ok=True)
+        stopping: dict[str, float] = {}
+        while any(name in self._children for name in self._state.components):
+            self._ask_unneeded(stopping)
+            for component in self._components:
+                self._reap(component, stopping)
+            time.sleep(_POLL_S)
+        self._state.phase = "failed" if failure else "stopped"
+        if self._state.pid:
+            self._state.pid = self._state.started = 0
+            self._changed()
+
+    def _ask_unneeded(self, stopping: dict[str, float]) -> None:
+        # A component goes when nobody that needs it is left: the reverse of how they came.
+        needed = {name for c in self._components if c.name in self._children for name in c.requires}
+        for component in self._components:
+            name = component.name
+            if name in self._children and name not in needed and name not in stopping:
+                stopping[name] = time.monotonic() + component.stop_timeout_s
+                self._children[name].ask_to_stop()
+
+    def _reap(self, component: Component, stopping: dict[str, float]) -> None:
+        name = component.name
+        child = self._children.get(name)
+        if child is None or name not in stopping:
+            return
+        late = time.monotonic() > stopping[name]
+        if child.exit_code() is None and not late:
+            return
+        if late:
+            _log.warning("%s did not stop within %s s: killed", name, component.stop_timeout_s)
+        child.end_group()
+        del self._children[name]
+        state = self._state.components[name]
+        state.pid = state.started = 0
+        if state.state != "failed":
+            state.state = "stopped"
+        self._changed()
+
+
+def remove_leftovers(former: PlatformState) -> list[str]:
+    """Stop the processes of a platform whose supervisor is gone, last started first.
+
+    Returns: the names of those that still ran.
+    """
+    found = []
+    for name, state in reversed(former.components.items()):
+        if state.pid and state.process.is_alive():
+            found.append(name)
+        if state.pid:
+            stop_process(state.process, timeout_s=_LEFTOVER_TIMEOUT_S)
+    return found
