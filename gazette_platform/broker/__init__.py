@@ -1,0 +1,10 @@
+"""The broker: serves journals to clients.
+
+Nouns: *resolver* (which broker serves a journal), *replica* (the local state of an assigned
+journal: index, spool, appender), *append state machine* (what an append needs next), *digester*
+(brings a spool's SHA-1 and compressed form up to date behind its commits), *service* (the RPCs, as
+a transport calls them).
+
+Guarantee: an append is atomic, and is answered only when it is part of the journal; bytes of a
+journal never change. Brokers keep nothing that a restart needs but what is not persisted yet.
+"""

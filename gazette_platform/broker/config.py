@@ -82,15 +82,25 @@ class BrokerConfig:
     """Directory of the spools: scratch, on a local disk."""
 
     def __post_init__(self) -> None:
-        _expect(self.id == "" or len(self.id.encode()) >= 4, "broker.id", "at least 4 bytes", self.id)
+        _expect(
+            self.id == "" or len(self.id.encode()) >= 4, "broker.id", "at least 4 bytes", self.id
+        )
         _expect(0 < len(self.zone.encode()) <= 32, "broker.zone", "1 to 32 bytes", self.zone)
         _expect(0 <= self.port < 65536, "broker.port", "0 to 65535", self.port)
         _expect(0 <= self.http_port < 65536, "broker.http-port", "0 to 65535", self.http_port)
-        _expect(0 <= self.journal_limit <= 1 << 17, "broker.limit", "0 to 131072", self.journal_limit)
+        _expect(
+            0 <= self.journal_limit <= 1 << 17, "broker.limit", "0 to 131072", self.journal_limit
+        )
         _expect(self.etcd_lease_s >= 1, "etcd.lease", "at least 1s", self.etcd_lease_s)
-        _expect(self.max_append_rate >= 0, "broker.max-append-rate", "at least 0", self.max_append_rate)
-        _expect(self.min_append_rate >= 0, "broker.min-append-rate", "at least 0", self.min_append_rate)
-        _expect(self.max_replication >= 1, "broker.max-replication", "at least 1", self.max_replication)
+        _expect(
+            self.max_append_rate >= 0, "broker.max-append-rate", "at least 0", self.max_append_rate
+        )
+        _expect(
+            self.min_append_rate >= 0, "broker.min-append-rate", "at least 0", self.min_append_rate
+        )
+        _expect(
+            self.max_replication >= 1, "broker.max-replication", "at least 1", self.max_replication
+        )
         _expect(self.append_wait_s >= 0, "broker.append-wait", "at least 0s", self.append_wait_s)
         _expect(
             self.etcd_prefix.startswith("/") and not self.etcd_prefix.endswith("/"),

@@ -86,18 +86,22 @@ async def health_check(
         raise _of_step(f"health check {step} failed", err) from err
 
 
-async def delete_probe(store: FragmentStore, *, timeout_s: float = _CHECK_TIMEOUT_S) -> None:
+async def delete_probe(
+    store: FragmentStore, *, prefix: str = "", timeout_s: float = _CHECK_TIMEOUT_S
+) -> None:
     """Write and remove a small object, to learn whether fragments could be pruned.
 
+    Args: prefix: where below the store's root, "" or ending in ``/``.
+          timeout_s: seconds for both steps.
     Raises: StoreError: names the step that failed.
     Cancellation: the object may stay; its name is hidden from listings.
     """
     step = "PUT"
     try:
         async with asyncio.timeout(timeout_s):
-            await put_bytes(store, DELETE_PROBE_PATH, _DELETE_PROBE_CONTENT)
+            await put_bytes(store, prefix + DELETE_PROBE_PATH, _DELETE_PROBE_CONTENT)
             step = "DELETE"
-            await store.remove(DELETE_PROBE_PATH)
+            await store.remove(prefix + DELETE_PROBE_PATH)
     except TimeoutError as err:
         raise StoreUnavailable(f"delete-probe {step} failed: over {timeout_s:g} s") from err
     except GazetteError as err:

@@ -1,4 +1,4 @@
-"""pytest fixtures around a real etcd.
+"""pytest fixtures around a real etcd and a real broker.
 
 Use with ``pytest_plugins = ("gazette_platform.testing.plugin",)`` in the top conftest. Override
 the fixture `etcd_binary` to say where else an etcd comes from.
@@ -13,13 +13,14 @@ import pytest
 import pytest_asyncio
 
 from gazette_platform.etcd import EtcdClient
+from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.etcd import EtcdServer, find_etcd
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-__all__ = ["etcd", "etcd_binary", "etcd_prefix", "etcd_server"]
+__all__ = ["broker", "etcd", "etcd_binary", "etcd_prefix", "etcd_server"]
 
 _prefix_numbers = itertools.count(1)
 
@@ -54,3 +55,10 @@ async def etcd(etcd_server: EtcdServer, etcd_prefix: str) -> AsyncIterator[EtcdC
         assert not found.kvs, f"keys of a former test: {[kv.key for kv in found.kvs]}"
         yield client
         await client.delete(etcd_prefix, prefix=True)
+
+
+@pytest.fixture
+def broker(etcd_server: EtcdServer, etcd_prefix: str, tmp_path: Path) -> Iterator[BrokerServer]:
+    """A broker process of this test's own, on a key prefix of its own."""
+    with BrokerServer(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as server:
+        yield server

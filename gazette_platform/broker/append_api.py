@@ -1,0 +1,372 @@
+"""Serves Append: from the client's stream to an outcome of the journal's appender.
+
+An append of moderate size is gathered whole before it takes its turn, so that a slow client holds
+nobody up and several are written together. A larger one takes its turn and streams; it then owns
+the journal, and its client must keep up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, final
+
+from gazette_platform.broker import append_fsm as fsm
+from gazette_platform.broker.appender import Outcome, Pending, content_sum
+from gazette_platform.broker.flow_control import TICK_S, Flow
+from gazette_platform.broker.replica import Replica
+from gazette_platform.broker.spec_writes import write_suspend
+from gazette_platform.broker.wire.interface import Code, ContentSource, RpcFailed
+from gazette_platform.errors import ValidationError
+from gazette_platform.protocol import (
+    AppendSuspend,
+    Header,
+    LabelSelector,
+    LabelSet,
+    Status,
+    SuspendLevel,
+    SuspendSpec,
+    strip_meta,
+    validate_append_chunk,
+    validate_append_request,
+)
+from gazette_platform.protocol.content import decode_append_content
+from gazette_platform.protocol.pb import protocol_pb2 as pb
+
+if TYPE_CHECKING:
+    from gazette_platform.broker.context import BrokerContext
+    from gazette_platform.broker.flow_control import RateBalance
+    from gazette_platform.broker.resolver import Resolution, Resolver
+
+__all__ = ["AppendApi"]
+
+# Gathered whole up to this size, while all that are being gathered fit the budget; what does not
+# fit streams. The budget is what bounds the memory of many clients at once.
+_GATHER_BYTES_MAX = 2 << 20
+_GATHER_BUDGET_BYTES = 48 << 20
+
+# Hashed on the event loop up to this size: a hop to a thread costs more.
+_INLINE_BYTES_MAX = 64 << 10
+
+# Chunks of a streamed append that wait for the disk; the client is held back beyond.
+_STREAM_CHUNKS_MAX = 4
+
+# Seconds that a resumed journal is given to be assigned, whatever --broker.append-wait says.
+_RESUME_WAIT_S = 5.0
+
+# Statuses that pass by themselves while a journal is being assigned.
+_PASSING = frozenset({Status.NO_JOURNAL_PRIMARY_BROKER, Status.INSUFFICIENT_JOURNAL_BROKERS})
+
+
+@final
+class AppendApi:
+    """Append RPCs of one broker."""
+
+    def __init__(self, context: BrokerContext, resolver: Resolver) -> None:
+        self._context = context
+        self._resolver = resolver
+        self._gathering_bytes = 0
+
+    async def append(self, first: bytes, content: ContentSource) -> bytes:
+        """Serve one Append.
+
+        Returns: an AppendResponse.
+        Raises: RpcFailed: malformed, broken or too slow a stream; nothing was applied.
+        Cancellation: nothing is applied unless its turn had come.
+        """
+        message = pb.AppendRequest.FromString(first)
+        try:
+            validate_append_request(message)
+        except ValidationError as err:
+            raise RpcFailed(Code.UNKNOWN, str(err)) from err
+        request = _request(message)
+        resolution = await self._resolve(message, request)
+        if resolution.status is not Status.OK:
+            return _response(resolution, Outcome(resolution.status))
+        replica = self._resolver.replicas.get(request.journal)
+        if not isinstance(replica, Replica):
+            # The assignment went away between two looks at it.
+            return _response(resolution, Outcome(Status.NOT_JOURNAL_PRIMARY_BROKER))
+        if replica.count_replicas().current > 1:
+            raise RpcFailed(
+                Code.UNIMPLEMENTED,
+                f"{request.journal}: this version serves journals of one replica only "
+                "(apply the journal with `replication: 1`)",
+            )
+        body = _Body(content, replica.balance, self._context)
+        outcome = await self._run(replica, request, body)
+        if outcome.is_remote:
+            resolution = self._resolver.resolve_now(
+                request.journal, may_proxy=False, require_primary=True
+            )
+        return _response(resolution, outcome, body)
+
+    async def _resolve(self, message: pb.AppendRequest, request: fsm.AppendRequest) -> Resolution:
+        """Resolve, and wait a bounded time for a journal that is being assigned."""
+        clock, space = self._context.clock, self._context.space
+        header = Header.from_pb(message.header) if message.HasField("header") else None
+        deadline = clock.monotonic() + self._context.config.append_wait_s
+        while True:
+            resolution = await self._resolver.resolve(
+                request.journal,
+                may_proxy=False,
+                require_primary=True,
+                min_revision=request.min_revision,
+                proxy_header=header,
+            )
+            left_s = deadline - clock.monotonic()
+            if _resumes(resolution, request) and resolution.spec is not None:
+                # Nobody serves a fully suspended journal, so whoever is asked to resumes it.
+                offset = resolution.spec.suspend.offset if resolution.spec.suspend else 0
+                await write_suspend(
+                    self._context, request.journal, SuspendSpec(SuspendLevel.NONE, offset)
+                )
+                deadline = max(deadline, clock.monotonic() + _RESUME_WAIT_S)
+                continue
+            if resolution.status not in _PASSING or left_s <= 0:
+                return resolution
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await space.wait_for_revision(space.revision + 1)
+
+    async def _run(self, replica: Replica, request: fsm.AppendRequest, body: _Body) -> Outcome:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Outcome] = loop.create_future()
+        pending = Pending(machine=fsm.AppendFSM(request), done=done)
+        try:
+            is_whole = await self._gather(pending, body)
+            if is_whole:
+                if pending.length > _INLINE_BYTES_MAX:
+                    pending.sum = loop.run_in_executor(
+                        self._context.executor, content_sum, pending.chunks
+                    )
+                else:
+                    pending.sum = content_sum(pending.chunks)
+                replica.appender.submit(pending)
+            else:
+                stream = pending.stream = _Stream()
+                replica.appender.submit(pending)
+                await self._pump(body, stream, done)
+            outcome = await done
+        finally:
+            done.cancel()
+            self._gathering_bytes -= body.gathered_bytes
+            body.close()
+        outcome.total_chunks = body.total_chunks
+        return outcome
+
+    async def _gather(self, pending: Pending, body: _Body) -> bool:
+        """Take content until the commit marker, or until it should stream.
+
+        Returns: whether all of it is here.
+        """
+        while True:
+            chunk = await body.next()
+            if not chunk:
+                await body.expect_end()
+                return True
+            pending.chunks.append(chunk)
+            pending.length += len(chunk)
+            body.gathered_bytes += len(chunk)
+            self._gathering_bytes += len(chunk)
+            if pending.length > _GATHER_BYTES_MAX or self._gathering_bytes > _GATHER_BUDGET_BYTES:
+                return False
+
+    @staticmethod
+    async def _pump(body: _Body, stream: _Stream, done: asyncio.Future[Outcome]) -> None:
+        """Move the rest of the content to the appender, which takes it when its turn comes."""
+        try:
+            while not done.done():
+                chunk = await body.next()
+                if not chunk:
+                    await body.expect_end()
+                await stream.put(chunk, done)
+                if not chunk:
+                    return
+        except RpcFailed as err:
+            stream.fail(err)
+        except asyncio.CancelledError:
+            stream.fail(RpcFailed(Code.CANCELLED, "append stream: the client has gone"))
+            raise
+
+
+@final
+class _Body:
+    """The content of an append, at the pace that its client and its journal owe each other."""
+
+    __slots__ = (
+        "_balance",
+        "_clock",
+        "_content",
+        "_flow",
+        "_is_waiting",
+        "_loop",
+        "_stalled",
+        "_task",
+        "_timer",
+        "delayed_chunks",
+        "gathered_bytes",
+        "total_chunks",
+    )
+
+    def __init__(
+        self, content: ContentSource, balance: RateBalance, context: BrokerContext
+    ) -> None:
+        self._content = content
+        self._balance = balance
+        self._clock = context.clock
+        self._loop = asyncio.get_running_loop()
+        self._flow = Flow.start(context.config.min_append_rate, context.clock.monotonic())
+        self._task = asyncio.current_task()
+        self._timer: asyncio.TimerHandle | None = None
+        self._stalled = False
+        self.total_chunks = 0
+        self.delayed_chunks = 0
+        self.gathered_bytes = 0
+        self._is_waiting = False
+        self._arm(1.0)
+
+    def _arm(self, delay_s: float) -> None:
+        # One timer an append, looked at only if it fires: content that arrives moves the deadline
+        # by adding credit, not by touching the timer.
+        if self._flow.min_rate > 0:
+            self._timer = self._loop.call_later(max(delay_s, TICK_S), self._on_timer)
+
+    def _on_timer(self) -> None:
+        if self._is_waiting and self._flow.underflows(self._clock.monotonic()):
+            self._stalled = True
+            if self._task is not None:
+                self._task.cancel()
+        else:
+            self._arm(self._flow.credit / self._flow.min_rate)
+
+    def close(self) -> None:
+        """Stop judging the client."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def next(self) -> bytes | memoryview:
+        """The next chunk; empty for the commit marker.
+
+        Raises: RpcFailed: the stream ended, broke, or was too slow.
+        """
+        raw = await self._receive()
+        if raw is None:
+            raise RpcFailed(Code.UNKNOWN, "append stream: unexpected EOF")
+        self.total_chunks += 1
+        content = decode_append_content(raw)
+        chunk: bytes | memoryview = content if content is not None else _decode_chunk(raw)
+        if chunk:
+            self._flow.on_content(len(chunk))
+            delay_s = self._balance.take(len(chunk), self._clock.monotonic())
+            if delay_s > 0:
+                self.delayed_chunks += 1
+                await asyncio.sleep(delay_s)
+        return chunk
+
+    async def expect_end(self) -> None:
+        """The client must half-close after its commit marker."""
+        if await self._receive() is not None:
+            raise RpcFailed(Code.UNKNOWN, "append stream: expected EOF after empty Content chunk")
+        self.close()
+
+    async def _receive(self) -> bytes | None:
+        self._flow.on_held(self._clock.monotonic())  # time until now was ours, not the client's
+        self._is_waiting = True
+        try:
+            raw = await self._content.next()
+        except asyncio.CancelledError:
+            if self._stalled and self._task is not None:
+                self._task.uncancel()
+                raise RpcFailed(
+                    Code.UNKNOWN,
+                    "append stream: client stream didn't sustain the minimum append data rate",
+                ) from None
+            raise
+        finally:
+            self._is_waiting = False
+        self._flow.underflows(self._clock.monotonic())
+        return raw
+
+
+@final
+class _Stream:
+    """Chunks on their way from the client's task to the appender's."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[bytes | memoryview] = asyncio.Queue(_STREAM_CHUNKS_MAX)
+        self._error: asyncio.Future[RpcFailed] = asyncio.get_running_loop().create_future()
+
+    async def put(self, chunk: bytes | memoryview, done: asyncio.Future[Outcome]) -> None:
+        """Hand over a chunk once there is room, unless the append is `done`."""
+        putting = asyncio.ensure_future(self._queue.put(chunk))  # noqa: TID251  awaited here
+        try:
+            await asyncio.wait((putting, done), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            putting.cancel()
+
+    def fail(self, error: RpcFailed) -> None:
+        """No more chunks will come."""
+        if not self._error.done():
+            self._error.set_result(error)
+
+    async def next(self) -> bytes | memoryview:
+        """The next chunk. Raises: RpcFailed: as the client's stream did."""
+        getting = asyncio.ensure_future(self._queue.get())  # noqa: TID251  awaited here
+        try:
+            await asyncio.wait((getting, self._error), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not getting.done():
+                getting.cancel()
+        if getting.done() and not getting.cancelled():
+            return getting.result()
+        raise self._error.result()
+
+
+def _decode_chunk(raw: bytes) -> bytes:
+    """A chunk that is not plain content: wrong, or strangely encoded."""
+    message = pb.AppendRequest.FromString(raw)
+    try:
+        validate_append_chunk(message)
+    except ValidationError as err:
+        raise RpcFailed(Code.UNKNOWN, f"append stream: {err}") from err
+    return message.content
+
+
+def _request(message: pb.AppendRequest) -> fsm.AppendRequest:
+    return fsm.AppendRequest(
+        journal=strip_meta(message.journal),
+        offset=message.offset,
+        check_registers=LabelSelector.from_pb(message.check_registers)
+        if message.HasField("check_registers")
+        else None,
+        union_registers=LabelSet.from_pb(message.union_registers)
+        if message.HasField("union_registers")
+        else None,
+        subtract_registers=LabelSet.from_pb(message.subtract_registers)
+        if message.HasField("subtract_registers")
+        else None,
+        suspend=AppendSuspend(message.suspend),
+        min_revision=message.min_etcd_revision,
+    )
+
+
+def _resumes(resolution: Resolution, request: fsm.AppendRequest) -> bool:
+    return resolution.status is Status.SUSPENDED and request.suspend is AppendSuspend.SUSPEND_RESUME
+
+
+def _response(resolution: Resolution, outcome: Outcome, body: _Body | None = None) -> bytes:
+    message = pb.AppendResponse(
+        status=outcome.status.value,  # type: ignore[arg-type]
+        store_health_error=outcome.store_health_error,
+    )
+    resolution.header.into_pb(message.header)
+    if outcome.commit is not None:
+        outcome.commit.into_pb(message.commit)
+    if outcome.registers is not None:
+        outcome.registers.into_pb(message.registers)
+        message.registers.SetInParent()
+    if body is not None:
+        message.total_chunks = body.total_chunks
+        message.delayed_chunks = body.delayed_chunks
+    return message.SerializeToString()

@@ -1,0 +1,49 @@
+"""What the parts of one broker share."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import random
+    from concurrent.futures import Executor
+
+    from gazette_platform.broker.config import BrokerConfig
+    from gazette_platform.broker.metrics import BrokerMetrics
+    from gazette_platform.etcd import EtcdClient
+    from gazette_platform.fragment.persister import Persister
+    from gazette_platform.fragment.refresh import FragmentLister
+    from gazette_platform.keyspace import BrokerState, KeySpace
+    from gazette_platform.ops.clock import Clock
+    from gazette_platform.ops.tasks import TaskGroup
+    from gazette_platform.protocol import ProcessId
+    from gazette_platform.stores import StoreRegistry
+
+__all__ = ["BrokerContext"]
+
+# Listings under way at a time: thousands of journals may fall due together.
+_REFRESHES_MAX = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BrokerContext:
+    """Built once when the process starts."""
+
+    config: BrokerConfig
+    clock: Clock
+    rng: random.Random
+    process_id: ProcessId
+    etcd: EtcdClient
+    space: KeySpace[BrokerState]
+    stores: StoreRegistry
+    lister: FragmentLister
+    persister: Persister
+    executor: Executor
+    """Threads for hashing, compressing and spool I/O."""
+    tasks: TaskGroup
+    metrics: BrokerMetrics
+    refresh_slots: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(_REFRESHES_MAX)
+    )

@@ -1,0 +1,53 @@
+"""The broker's metrics, by Gazette's names."""
+
+from __future__ import annotations
+
+from typing import final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+__all__ = ["BrokerMetrics"]
+
+
+@final
+class BrokerMetrics:
+    """One registry a broker, so that several may live in one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.started = Counter(
+            "gazette_journal_server_started_totals",
+            "RPCs that were begun.",
+            ("operation",),
+            registry=self.registry,
+        )
+        self.completed = Counter(
+            "gazette_journal_server_completed_totals",
+            "RPCs that ended, by the status that they answered.",
+            ("operation", "status"),
+            registry=self.registry,
+        )
+        self.write_head = Gauge(
+            "gazette_write_head",
+            "Offset of the next append, in bytes.",
+            ("journal",),
+            registry=self.registry,
+        )
+        self.spool_commits = self._counter("gazette_spool_commits", "Appends committed.")
+        self.spool_commit_bytes = self._counter(
+            "gazette_spool_commit_bytes", "Bytes committed by appends."
+        )
+        self.spool_rollbacks = self._counter("gazette_spool_rollbacks", "Appends rolled back.")
+        self.spool_completed = self._counter(
+            "gazette_spool_completed", "Fragments that were closed."
+        )
+        self.spool_persisted = self._counter(
+            "gazette_spool_persisted", "Fragments that were written to a store."
+        )
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, registry=self.registry)
+
+    def exposition(self) -> bytes:
+        """The text that Prometheus scrapes."""
+        return generate_latest(self.registry)

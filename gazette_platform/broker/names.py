@@ -1,0 +1,26 @@
+"""Names for brokers that were given none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import random
+
+__all__ = ["random_id"]
+
+_MOODS = (
+    "amber brave calm clever daring eager fair gentle golden happy humble jolly keen kind lively "
+    "lucky merry mighty modest noble patient proud quick quiet ready sharp silent steady sunny "
+    "swift tidy wise"
+).split()  # noqa: SIM905  easier on the eye than a list
+_BEINGS = (
+    "badger beaver bison crane curlew dolphin eagle falcon ferret finch fox gannet hare heron ibis "
+    "jackdaw kestrel lark linnet lynx magpie marten merlin newt osprey otter petrel plover raven "
+    "robin stoat swallow tern wren"
+).split()  # noqa: SIM905  easier on the eye than a list
+
+
+def random_id(rng: random.Random) -> str:
+    """Two words and a number: unique enough for a cluster, and good to talk about."""
+    return f"{rng.choice(_MOODS)}-{rng.choice(_BEINGS)}-{rng.randrange(1000):03d}"

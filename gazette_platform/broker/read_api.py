@@ -1,0 +1,224 @@
+"""Serves Read: what the index knows, then the bytes, fragment after fragment."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import aclosing
+from typing import TYPE_CHECKING, final
+
+from gazette_platform.broker.replica import Replica
+from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.codecs import decompress_steps, decompressor
+from gazette_platform.errors import DataError, GazetteError, StoreError, ValidationError
+from gazette_platform.protocol import (
+    CompressionCodec,
+    Fragment,
+    Header,
+    Status,
+    validate_read_request,
+)
+from gazette_platform.protocol.content import CONTENT_CHUNK_BYTES, encode_read_content
+from gazette_platform.protocol.pb import protocol_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator
+
+    from gazette_platform.broker.context import BrokerContext
+    from gazette_platform.broker.resolver import Resolution, Resolver
+    from gazette_platform.fragment.completed import LocalFile
+    from gazette_platform.fragment.index import QueryResult
+
+__all__ = ["ReadApi"]
+
+# Read on the event loop up to this size: it comes from the page cache, and a hop costs more.
+_INLINE_BYTES_MAX = 64 << 10
+
+_SIGNATURE_TTL_S = 60.0
+
+
+@final
+class ReadApi:
+    """Read RPCs of one broker."""
+
+    def __init__(self, context: BrokerContext, resolver: Resolver) -> None:
+        self._context = context
+        self._resolver = resolver
+
+    async def read(self, raw: bytes) -> AsyncGenerator[bytes]:
+        """Serve one Read.
+
+        Yields: ReadResponses: for each fragment one of metadata, then its content.
+        Raises: RpcFailed: a malformed request, or content that cannot be read.
+        Cancellation: safe.
+        """
+        request = pb.ReadRequest.FromString(raw)
+        try:
+            validate_read_request(request)
+        except ValidationError as err:
+            raise RpcFailed(Code.UNKNOWN, str(err)) from err
+        resolution = await self._resolver.resolve(
+            request.journal,
+            may_proxy=False,
+            require_primary=False,
+            min_revision=request.min_etcd_revision,
+            proxy_header=Header.from_pb(request.header) if request.HasField("header") else None,
+        )
+        replica = self._resolver.replicas.get(resolution.journal)
+        status = resolution.status
+        if status is Status.OK and resolution.spec and not resolution.spec.flags.may_read:
+            status = Status.NOT_ALLOWED
+        if status is not Status.OK or not isinstance(replica, Replica):
+            response = pb.ReadResponse(status=status.value)  # type: ignore[arg-type]
+            resolution.header.into_pb(response.header)
+            yield response.SerializeToString()
+            return
+        async with aclosing(self._serve(request, resolution, replica)) as responses:
+            async for response_bytes in responses:
+                yield response_bytes
+
+    async def _serve(
+        self, request: pb.ReadRequest, resolution: Resolution, replica: Replica
+    ) -> AsyncGenerator[bytes]:
+        offset = request.offset
+        is_first = True
+        while True:
+            result = await replica.index.query(
+                offset, block=request.block, begin_mod_time=request.begin_mod_time
+            )
+            if result is None:
+                return  # the replica has closed: a clean end, and the client looks elsewhere
+            file = result.file
+            if file is not None:
+                file.hold()
+            try:
+                fragment = await self._announced(replica, result)
+                response = self._metadata(replica, result, fragment)
+                if is_first:
+                    resolution.header.into_pb(response.header)
+                    is_first = False
+                yield response.SerializeToString()
+                offset = result.offset
+                if fragment is None or self._ends_at_metadata(request, offset, file):
+                    return
+                end = min(fragment.end, request.end_offset or fragment.end)
+                if file is not None:
+                    contents = self._local(file, fragment, offset, end)
+                else:
+                    contents = self._remote(replica, fragment, offset, end)
+                async with aclosing(contents):
+                    async for content in contents:
+                        yield encode_read_content(offset, content)
+                        offset += len(content)
+            finally:
+                if file is not None:
+                    file.release()
+            if request.end_offset and offset >= request.end_offset:
+                return
+
+    @staticmethod
+    def _ends_at_metadata(request: pb.ReadRequest, offset: int, file: LocalFile | None) -> bool:
+        if request.metadata_only or (request.end_offset and offset >= request.end_offset):
+            return True
+        return file is None and request.do_not_proxy
+
+    @staticmethod
+    async def _announced(replica: Replica, result: QueryResult) -> Fragment | None:
+        """The fragment with its sum. That of the open one is brought up to date first."""
+        fragment = result.fragment
+        if fragment is None or result.status is not Status.OK:
+            return None
+        open_now = replica.appender.digester
+        if open_now.spool.begin == fragment.begin and not fragment.backing_store:
+            digested = await open_now.digested()
+            if digested.begin == fragment.begin and digested.end >= fragment.end:
+                return digested
+        return fragment
+
+    def _metadata(
+        self, replica: Replica, result: QueryResult, fragment: Fragment | None
+    ) -> pb.ReadResponse:
+        response = pb.ReadResponse(
+            status=result.status.value,  # type: ignore[arg-type]
+            offset=result.offset,
+            write_head=result.write_head,
+        )
+        if fragment is not None:
+            response.write_head = max(result.write_head, fragment.end)
+            fragment.into_pb(response.fragment)
+            if fragment.backing_store and fragment.mod_time:
+                response.fragment_url = self._sign(replica, fragment)
+        return response
+
+    def _sign(self, replica: Replica, fragment: Fragment) -> str:
+        try:
+            store = self._context.stores.get(fragment.backing_store)
+            return store.sign_get(fragment.content_path, _SIGNATURE_TTL_S)
+        except GazetteError as err:
+            raise RpcFailed(
+                Code.UNKNOWN, f"{replica.name}: signing {fragment.content_path}: {err}"
+            ) from err
+
+    # -------------------------------------------------------------------------------- content
+    async def _local(
+        self, file: LocalFile, fragment: Fragment, offset: int, end: int
+    ) -> AsyncGenerator[bytes]:
+        loop = asyncio.get_running_loop()
+        while offset < end:
+            want = min(CONTENT_CHUNK_BYTES, end - offset)
+            at = offset - fragment.begin
+            if want <= _INLINE_BYTES_MAX:
+                content = os.pread(file.fd, want, at)
+            else:
+                content = await loop.run_in_executor(
+                    self._context.executor, os.pread, file.fd, want, at
+                )
+            if not content:
+                raise RpcFailed(
+                    Code.UNKNOWN, f"{fragment.journal}: spool ends before offset {offset}"
+                )
+            yield content
+            offset += len(content)
+
+    async def _remote(
+        self, replica: Replica, fragment: Fragment, offset: int, end: int
+    ) -> AsyncGenerator[bytes]:
+        codec = fragment.codec
+        if codec is CompressionCodec.GZIP_OFFLOAD_DECOMPRESSION and not fragment.backing_store:
+            codec = CompressionCodec.NONE
+        loop = asyncio.get_running_loop()
+        skip, left = offset - fragment.begin, end - offset
+        steps = decompressor(codec)
+        try:
+            store = self._context.stores.get(fragment.backing_store)
+            stored = store.get(fragment.content_path)
+            async for piece in stored:
+                contents = decompress_steps(steps, piece, step_bytes_max=CONTENT_CHUNK_BYTES)
+                while left > 0:
+                    content = await loop.run_in_executor(self._context.executor, _next, contents)
+                    if content is None:
+                        break
+                    if skip >= len(content):
+                        skip -= len(content)
+                        continue
+                    view = content[skip : skip + left] if skip or left < len(content) else content
+                    skip = 0
+                    left -= len(view)
+                    yield view
+                if left <= 0:
+                    return
+            steps.finish()
+        except (DataError, StoreError) as err:
+            raise RpcFailed(
+                Code.UNKNOWN, f"{replica.name}: reading {fragment.content_path}: {err}"
+            ) from err
+        if left > 0:
+            raise RpcFailed(
+                Code.UNKNOWN,
+                f"{replica.name}: {fragment.content_path} ends {left} bytes before its name says "
+                "(restore the file, or remove it)",
+            )
+
+
+def _next(contents: Iterator[bytes]) -> bytes | None:
+    return next(contents, None)

@@ -1,0 +1,291 @@
+"""A journal that is assigned to this broker: its index, its appends, its timers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, final
+
+from gazette_platform.broker import append_fsm as fsm
+from gazette_platform.broker.appender import Appender, Outcome, Pending
+from gazette_platform.broker.flow_control import RateBalance
+from gazette_platform.broker.spec_writes import write_route, write_suspend
+from gazette_platform.errors import GazetteError
+from gazette_platform.fragment.index import Index
+from gazette_platform.fragment.refresh import Refresher
+from gazette_platform.ops.retry import backoff_s
+from gazette_platform.protocol import AppendSuspend, Fragment, JournalSpec, LabelSet, Status
+
+if TYPE_CHECKING:
+    from gazette_platform.broker.context import BrokerContext
+    from gazette_platform.broker.resolver import Resolver
+    from gazette_platform.fragment.completed import CompletedSpool
+    from gazette_platform.fragment.spool import Spool
+    from gazette_platform.protocol import SuspendSpec
+    from gazette_platform.stores import ActiveStore
+
+__all__ = ["Replica"]
+
+_log = logging.getLogger(__name__)
+
+# Fragments of all journals end at the same multiples of their flush intervals; spreading the ends
+# keeps thousands of them from being persisted in the same instant.
+_FLUSH_JITTER_S = 2.0
+
+# A window may end while appends are under way; they roll by themselves, or we look again.
+_FLUSH_RETRY_S = 0.25
+
+# Failed health checks that an append waits out before it is refused.
+_HEALTH_CHECKS_MAX = 5
+
+_REFRESH_JITTER = 0.1
+
+
+@final
+class Replica:
+    """The local state of one journal."""
+
+    def __init__(
+        self,
+        name: str,
+        create_revision: int,
+        *,
+        is_primary: bool,
+        context: BrokerContext,
+        resolver: Resolver,
+    ) -> None:
+        self.name = name
+        self.create_revision = create_revision
+        self.is_primary = is_primary
+        self._context = context
+        self._resolver = resolver
+        self._state = context.space.state
+        self._closed = False
+        self._flush_timer: asyncio.TimerHandle | None = None
+        self._refresh_timer: asyncio.TimerHandle | None = None
+        self._stores = self.spec.fragment.stores if self.spec else ()
+        self.index = Index(context.clock)
+        self._refresher = Refresher(self.index, context.lister, lambda: self.spec)
+        self._refresh_failures = 0
+        self._write_head = context.metrics.write_head.labels(name)
+        self.balance = RateBalance.start(self._max_rate(), context.clock.monotonic())
+        self.appender = Appender(
+            self,
+            executor=context.executor,
+            tasks=context.tasks,
+            clock=context.clock,
+            spool_dir=context.config.spool_dir,
+        )
+        self._refresh_soon(0.0)
+        self._pulse()
+
+    # -------------------------------------------------------------- what the appender asks for
+    @property
+    def spec(self) -> JournalSpec | None:
+        """The spec as of now; None once the journal is deleted."""
+        item = self._state.items.get(self.name)
+        return item.spec if item is not None else None
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether every assignment carries the current route."""
+        return self._state.is_consistent(self.name)
+
+    def resolve(self, request: fsm.AppendRequest) -> fsm.Resolved | None:
+        """Look the journal up; None if the key space is not at the revision asked for yet."""
+        if request.min_revision > self._context.space.revision:
+            return None
+        found = self._resolver.resolve_now(self.name, may_proxy=True, require_primary=True)
+        return fsm.Resolved(found.status, found.is_local, found.spec)
+
+    async def wait_revision(self, revision: int) -> None:
+        """Wait for the key space to reach `revision`."""
+        await self._context.space.wait_for_revision(revision)
+
+    def count_replicas(self) -> fsm.Replicas:
+        """Brokers that serve the journal, and how many should."""
+        spec = self.spec
+        desired = spec.desired_replication(self._context.config.max_replication) if spec else 0
+        current = len(self._state.assignments_of(self.name))
+        return fsm.Replicas(current, desired, self._context.space.revision)
+
+    async def update_assignments(self) -> int:
+        """Write the route into the assignments. Returns: the revision to look at."""
+        return await write_route(self._context, self.name)
+
+    async def write_suspend(self, suspend: SuspendSpec) -> int:
+        """Store the spec with this suspension. Returns: the revision to look at."""
+        return await write_suspend(self._context, self.name, suspend)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the stores were listed and the first one is healthy."""
+        if not self.index.first_refresh.is_set():
+            return False
+        try:
+            store = self._first_store()
+        except GazetteError:
+            return False
+        return store is None or store.health.error is None
+
+    async def wait_ready(self) -> str:
+        """Wait until `is_ready`. Returns: "", or why the store stays unhealthy."""
+        url = ""
+        try:
+            store = self._first_store()
+            if store is not None:
+                url = store.url
+                problem = await self._wait_healthy(store)
+                if problem:
+                    return problem
+        except GazetteError as err:  # it cannot even be opened
+            url = self._stores[0] if self._stores else url
+            return f"fragment store {url} unhealthy: {err}"
+        await self.index.first_refresh.wait()
+        return ""
+
+    @staticmethod
+    async def _wait_healthy(store: ActiveStore) -> str:
+        failures = 0
+        health = store.health
+        while health.error is not None:
+            if health.checks:
+                failures += 1
+            if failures > _HEALTH_CHECKS_MAX:
+                return f"fragment store {store.url} unhealthy: {health.error}"
+            health = await store.wait_health_change(health)
+        return ""
+
+    def _first_store(self) -> ActiveStore | None:
+        spec = self.spec
+        if spec is None or not spec.fragment.stores:
+            return None
+        return self._context.stores.get(spec.fragment.stores[0])
+
+    def view(self, *, begin: int, end: int, registers: LabelSet) -> fsm.ReplicaView:
+        """The state as preconditions see it, with a spool of [begin, end)."""
+        spec = self.spec
+        assert spec is not None  # resolved OK in this very step
+        index = self.index.summary
+        return fsm.ReplicaView(
+            spec=spec,
+            spool_begin=begin,
+            spool_end=end,
+            index_begin=index.begin,
+            index_end=index.end,
+            index_mod_time=index.mod_time,
+            registers=registers,
+            now_s=self._context.clock.now().timestamp(),
+        )
+
+    def on_commit(self, spool: Spool) -> None:
+        """The spool holds more: publish it to readers, and see that its window ends."""
+        self.index.spool_commit(spool.fragment(), spool.file)
+        self._write_head.set(spool.end)
+        if self._flush_timer is None:
+            self._arm_flush(spool)
+
+    def on_complete(self, completed: CompletedSpool) -> None:
+        """A fragment closed: publish its sum, and persist it."""
+        self._context.metrics.spool_completed.inc()
+        self.index.spool_commit(completed.fragment, completed.content)
+        self._context.persister.add(completed)
+
+    def on_persisted(self, fragment: Fragment) -> None:
+        """A fragment of ours is in its store: readers and lists see it at once."""
+        self.index.add_remote(fragment)
+
+    # ---------------------------------------------------------------------------------- timers
+    def _arm_flush(self, spool: Spool) -> None:
+        spec = self.spec
+        if spec is None or spec.fragment.flush_interval_ns <= 0 or spool.first_append_at is None:
+            return
+        interval_s = spec.fragment.flush_interval_ns / fsm.NS_PER_S
+        first_s = spool.first_append_at.timestamp()
+        ends_in_s = (first_s // interval_s + 1) * interval_s - self._context.clock.now().timestamp()
+        jitter_s = self._context.rng.uniform(0, _FLUSH_JITTER_S)
+        loop = asyncio.get_running_loop()
+        self._flush_timer = loop.call_later(max(0.0, ends_in_s) + jitter_s, self._flush)
+
+    def _flush(self) -> None:
+        self._flush_timer = None
+        if self._closed:
+            return
+        if not self.appender.roll_if_due():
+            loop = asyncio.get_running_loop()
+            self._flush_timer = loop.call_later(_FLUSH_RETRY_S, self._flush)
+        elif self.appender.spool.content_length:
+            self._arm_flush(self.appender.spool)  # an append rolled it first: a new window runs
+
+    def _refresh_soon(self, delay_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        if self._refresh_timer is not None:
+            self._refresh_timer.cancel()
+        self._refresh_timer = loop.call_later(delay_s, self._start_refresh)
+
+    def _start_refresh(self) -> None:
+        self._refresh_timer = None
+        if not self._closed:
+            self._context.tasks.spawn(self._refresh(), name=f"refresh {self.name}")
+
+    async def _refresh(self) -> None:
+        spec = self.spec
+        if spec is None:
+            return
+        async with self._context.refresh_slots:
+            is_done = await self._refresher.refresh(spec)
+        if self._closed:
+            return
+        delay_s = spec.fragment.refresh_interval_ns / fsm.NS_PER_S
+        delay_s *= self._context.rng.uniform(1 - _REFRESH_JITTER, 1)
+        if not is_done and not self.index.first_refresh.is_set():
+            # Appends wait for the first listing, so it is tried again soon.
+            delay_s = min(delay_s, backoff_s(self._refresh_failures))
+            self._refresh_failures += 1
+        self._refresh_soon(delay_s)
+
+    # ----------------------------------------------------------------------------------- life
+    def on_change(self) -> None:
+        """The journal's spec or assignments changed."""
+        spec = self.spec
+        if spec is None or self._closed:
+            return
+        self.balance.rate = self._max_rate()
+        if spec.fragment.stores != self._stores:
+            self._stores = spec.fragment.stores
+            self._refresh_soon(0.0)
+        self._pulse()
+
+    def _max_rate(self) -> float:
+        """Bytes per second; 0: unlimited. A journal without a rate is not capped by the flag."""
+        spec = self.spec
+        rate = spec.max_append_rate if spec is not None else 0
+        cap = self._context.config.max_append_rate
+        return float(min(rate, cap) if rate and cap else rate)
+
+    def _pulse(self) -> None:
+        """Publish a consistent route without waiting for an append, if it is not published."""
+        if self.is_primary and not self.is_consistent and self.appender.is_idle:
+            self._context.tasks.spawn(self._barrier(), name=f"pulse {self.name}")
+
+    async def _barrier(self) -> None:
+        """A zero-byte append, for what appends do on their way."""
+        request = fsm.AppendRequest(self.name, suspend=AppendSuspend.SUSPEND_NO_RESUME)
+        done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        try:
+            self.appender.submit(Pending(machine=fsm.AppendFSM(request), done=done))
+            outcome = await done
+        except GazetteError as err:
+            _log.debug("%s: pulse: %s", self.name, err)
+            return
+        if outcome.status not in (Status.OK, Status.SUSPENDED):
+            _log.debug("%s: pulse: %s", self.name, outcome.status.name)
+
+    async def close(self) -> None:
+        """Finish appends under way, hand the open fragment to the persister, end reads."""
+        self._closed = True
+        for timer in (self._flush_timer, self._refresh_timer):
+            if timer is not None:
+                timer.cancel()
+        await self.appender.close()
+        self.index.close()

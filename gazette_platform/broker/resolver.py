@@ -1,0 +1,252 @@
+"""Which broker serves a journal, and with which local replica.
+
+Source: the order of checks and the choice of the process that is to answer are Gazette's
+(resolver.go).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, final
+
+from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.protocol import (
+    Header,
+    JournalSpec,
+    ProcessId,
+    Route,
+    Status,
+    SuspendLevel,
+    strip_meta,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gazette_platform.keyspace import BrokerState, KeySpace
+    from gazette_platform.ops.tasks import TaskGroup
+
+__all__ = ["LocalReplica", "Resolution", "Resolver"]
+
+_log = logging.getLogger(__name__)
+
+# Stands in for our identity while etcd does not have our member key.
+_MISSING_ID = ProcessId("local-BrokerSpec", "missing-from-Etcd")
+
+
+class LocalReplica(Protocol):
+    """What the resolver keeps for each journal that is assigned to this broker."""
+
+    create_revision: int
+    is_primary: bool
+
+    def on_change(self) -> None:
+        """The journal's spec or assignments changed."""
+        ...
+
+    async def close(self) -> None:
+        """Finish appends under way, persist, end reads. Called once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Resolution:
+    """The answer to "who serves this journal?", as of one revision."""
+
+    journal: str
+    status: Status
+    header: Header
+    spec: JournalSpec | None
+    is_local: bool
+    """Whether we are the process that is to answer."""
+
+
+@final
+class Resolver:
+    """Keeps the local replicas in step with the key space, and resolves journals.
+
+    Args: make_replica: builds the replica of a journal that was assigned to us.
+    """
+
+    def __init__(
+        self,
+        space: KeySpace[BrokerState],
+        process_id: ProcessId,
+        *,
+        make_replica: Callable[[str, int, bool], LocalReplica],
+        tasks: TaskGroup,
+    ) -> None:
+        self._space = space
+        self._state = space.state
+        self._id = process_id
+        self._make_replica = make_replica
+        self._tasks = tasks
+        self._replicas: dict[str, LocalReplica] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._is_serving = True
+        # Resolutions are asked for per RPC and change only with the key space.
+        self._cache: dict[tuple[str, bool, bool], Resolution] = {}
+        space.observe(self.on_change)
+
+    @property
+    def process_id(self) -> ProcessId:
+        """Our identity, or its stand-in while etcd does not know us."""
+        return self._id if self._id in self._state.members else _MISSING_ID
+
+    @property
+    def replicas(self) -> dict[str, LocalReplica]:
+        """Local replicas by journal. Live: do not keep it over an await."""
+        return self._replicas
+
+    def on_change(self) -> None:
+        """Observe an update of the key space."""
+        self._cache.clear()
+        if self._is_serving:
+            for journal in self._state.changes.journals:
+                self._update(journal)
+
+    def _update(self, journal: str) -> None:
+        item = self._state.items.get(journal)
+        assignment = self._state.assignment_of(journal, self._id)
+        replica = self._replicas.get(journal)
+        if item is None or assignment is None:
+            if replica is not None:
+                self._retire(journal, replica)
+            return
+        is_primary = assignment.slot == 0
+        if replica is not None and (
+            replica.create_revision != item.create_revision
+            or (replica.is_primary and not is_primary)
+        ):
+            # Deleted and created again, or demoted: what it spooled must not be mistaken for
+            # content of the journal as it is now.
+            self._retire(journal, replica)
+            replica = None
+        if replica is None:
+            self._replicas[journal] = self._make_replica(journal, item.create_revision, is_primary)
+        else:
+            replica.is_primary = is_primary
+            replica.on_change()
+
+    def _retire(self, journal: str, replica: LocalReplica) -> None:
+        del self._replicas[journal]
+        task = self._tasks.spawn(replica.close(), name=f"close {journal}")
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        """Stop serving local replicas and wait until all of them are closed."""
+        self._is_serving = False
+        self._cache.clear()
+        for journal, replica in list(self._replicas.items()):
+            self._retire(journal, replica)
+        while self._closing:
+            await asyncio.wait(set(self._closing))
+
+    # ------------------------------------------------------------------------------ resolving
+    async def resolve(
+        self,
+        journal: str,
+        *,
+        may_proxy: bool,
+        require_primary: bool,
+        min_revision: int = 0,
+        proxy_header: Header | None = None,
+    ) -> Resolution:
+        """Resolve once the key space has reached the revision asked for.
+
+        Args: journal: with or without its ``;meta`` part.
+              may_proxy: whether another process may be the answer.
+              require_primary: whether only the primary may.
+              proxy_header: of a broker that forwarded the request to us.
+        Raises: RpcFailed: the forwarding broker means another cluster or process, or we stopped.
+        Cancellation: safe.
+        """
+        if proxy_header is not None:
+            self._check_proxy(proxy_header)
+            min_revision = max(min_revision, proxy_header.etcd.revision)
+        if min_revision > self._space.revision:
+            await self._space.wait_for_revision(min_revision)
+        return self.resolve_now(
+            strip_meta(journal), may_proxy=may_proxy, require_primary=require_primary
+        )
+
+    def resolve_now(self, journal: str, *, may_proxy: bool, require_primary: bool) -> Resolution:
+        """Resolve a name without meta at the present revision. Raises: RpcFailed: we stopped."""
+        key = (journal, may_proxy, require_primary)
+        found = self._cache.get(key)
+        if found is None:
+            found = self._resolve(journal, may_proxy=may_proxy, require_primary=require_primary)
+            self._cache[key] = found
+        return found
+
+    def _resolve(self, journal: str, *, may_proxy: bool, require_primary: bool) -> Resolution:
+        item = self._state.items.get(journal)
+        route = self._state.route_of(journal) if item is not None else Route()
+        own = self.process_id
+        answering: ProcessId | None = None
+        if require_primary and route.primary_id is not None:
+            answering = route.primary_id
+        elif own in route.members:
+            answering = own
+        if answering == own and not self._is_serving:
+            raise RpcFailed(Code.UNKNOWN, "resolve: resolver has stopped serving local replicas")
+        status = self._status(
+            item.spec if item is not None else None,
+            route,
+            is_own=answering == own,
+            may_proxy=may_proxy,
+            require_primary=require_primary,
+        )
+        if status is not Status.OK:
+            answering = own
+        return Resolution(
+            journal=journal,
+            status=status,
+            header=Header(answering, route, self._space.header),
+            spec=item.spec if item is not None else None,
+            is_local=status is Status.OK and answering == own,
+        )
+
+    @staticmethod
+    def _status(
+        spec: JournalSpec | None,
+        route: Route,
+        *,
+        is_own: bool,
+        may_proxy: bool,
+        require_primary: bool,
+    ) -> Status:
+        """The first of the contract's conditions that holds."""
+        checks = (
+            (spec is None, Status.JOURNAL_NOT_FOUND),
+            (_is_fully_suspended(spec), Status.SUSPENDED),
+            (require_primary and route.primary < 0, Status.NO_JOURNAL_PRIMARY_BROKER),
+            (not route.members, Status.INSUFFICIENT_JOURNAL_BROKERS),
+            (
+                not may_proxy and not is_own,
+                Status.NOT_JOURNAL_PRIMARY_BROKER if require_primary else Status.NOT_JOURNAL_BROKER,
+            ),
+        )
+        return next((status for holds, status in checks if holds), Status.OK)
+
+    def _check_proxy(self, header: Header) -> None:
+        ours = self._space.header.cluster_id
+        if header.etcd.cluster_id != ours:
+            raise RpcFailed(
+                Code.UNKNOWN,
+                "request Etcd ClusterId doesn't match our own "
+                f"({header.etcd.cluster_id} vs {ours})",
+            )
+        if header.process_id is not None and header.process_id != self.process_id:
+            raise RpcFailed(
+                Code.UNKNOWN,
+                "request ProcessId doesn't match our own "
+                f"({header.process_id} vs {self.process_id})",
+            )
+
+
+def _is_fully_suspended(spec: JournalSpec | None) -> bool:
+    return spec is not None and spec.suspend is not None and spec.suspend.level is SuspendLevel.FULL

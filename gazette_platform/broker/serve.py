@@ -1,0 +1,347 @@
+"""One broker process, from its announcement in etcd to its last persisted byte."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import random
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, final
+
+import uvloop
+
+from gazette_platform.allocator import Allocator, announce
+from gazette_platform.broker.context import BrokerContext
+from gazette_platform.broker.http import HttpServer
+from gazette_platform.broker.metrics import BrokerMetrics
+from gazette_platform.broker.names import random_id
+from gazette_platform.broker.replica import Replica
+from gazette_platform.broker.resolver import Resolver
+from gazette_platform.broker.service import BrokerService
+from gazette_platform.broker.spec_writes import write_suspend
+from gazette_platform.broker.wire.grpc_server import GrpcServer
+from gazette_platform.errors import EtcdError, LeaseLost
+from gazette_platform.etcd import EtcdClient
+from gazette_platform.fragment.persister import Persister
+from gazette_platform.fragment.refresh import FragmentLister
+from gazette_platform.keyspace import BrokerState, KeySpace
+from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.protocol import BrokerSpec, ProcessId, SuspendLevel, SuspendSpec
+from gazette_platform.stores import StoreRegistry, open_store
+
+if TYPE_CHECKING:
+    from gazette_platform.allocator import Announcement
+    from gazette_platform.broker.config import BrokerConfig
+    from gazette_platform.protocol import Fragment, JournalSpec
+
+__all__ = ["Broker", "run"]
+
+_log = logging.getLogger(__name__)
+
+# Hashing, compressing and spool I/O release the GIL: a few threads fill the cores that a broker
+# should use.
+_IO_THREADS = 3
+
+# RPCs that are under way when the process leaves.
+_GRACE_S = 15.0
+
+# How often a drain says what it waits for.
+_DRAIN_REPORT_S = 10.0
+
+# Without a drain timeout a store that is down holds the process: its spools are the only copy.
+_PERSIST_TIMEOUT_S = 24 * 3600.0
+
+
+@final
+class Broker:
+    """A broker in this process and event loop: `start`, then `drain` or `fail`.
+
+    Attributes: failed: set when it can no longer serve, with the reason in `failure`.
+    """
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self.config = config
+        self.tasks = TaskGroup("broker")
+        self._stack = AsyncExitStack()
+        self._is_ready = False
+        self.port = 0
+        self.http_port = 0
+
+    @property
+    def failed(self) -> asyncio.Event:
+        """Set when a task that the broker needs has ended by an error."""
+        return self.tasks.failed
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why `failed` is set."""
+        return self.tasks.failure
+
+    @property
+    def endpoint(self) -> str:
+        """Where clients reach it."""
+        return f"http://{self.config.host}:{self.port}"
+
+    async def start(self) -> None:
+        """Announce this broker, load the key space, and serve.
+
+        Raises: SetupError: a port is in use. EtcdError: etcd is out of reach, or refuses.
+        Cancellation: leaves what was begun; call `abandon`.
+        """
+        config, clock = self.config, SystemClock()
+        rng = random.Random()  # noqa: S311  spreads timers, keeps no secret
+        process_id = ProcessId(config.zone, config.id or random_id(rng))
+        etcd = EtcdClient(config.etcd_endpoints)
+        self._stack.push_async_callback(etcd.close)
+        await etcd.connect()
+        space = KeySpace(
+            etcd,
+            config.etcd_prefix,
+            BrokerState(config.etcd_prefix),
+            watch_delay_s=config.watch_delay_s,
+        )
+        self._context = self._build(etcd, space, process_id, clock, rng)
+        self._resolver = Resolver(
+            space, process_id, make_replica=self._make_replica, tasks=self.tasks
+        )
+        service = BrokerService(self._context, self._resolver)
+        self._server = GrpcServer(
+            service, host=config.host, port=config.port, recv_bytes_max=config.max_grpc_recv_size
+        )
+        self.port = self._server.port
+        self._http = HttpServer(
+            host=config.http_host,
+            port=config.http_port,
+            metrics=self._context.metrics,
+            is_ready=lambda: self._is_ready,
+        )
+        await self._http.start()
+        self.http_port = self._http.port
+        await self._join(process_id, space)
+        await self._server.start()
+        self._is_ready = True
+        _log.info("broker %s serves at %s", process_id, self.endpoint)
+
+    def _build(
+        self,
+        etcd: EtcdClient,
+        space: KeySpace[BrokerState],
+        process_id: ProcessId,
+        clock: SystemClock,
+        rng: random.Random,
+    ) -> BrokerContext:
+        config = self.config
+        executor = ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="gazette-spool")
+        self._stack.callback(executor.shutdown, wait=False)
+        stores = StoreRegistry(
+            lambda url: open_store(url, file_root=config.file_root, file_only=config.file_only),
+            clock,
+            self.tasks,
+            rng=rng,
+        )
+        lister = FragmentLister(stores)
+        metrics = BrokerMetrics()
+        self._persister = Persister(
+            registry=stores,
+            lister=lister,
+            spec_of=lambda journal: self._spec_of(space, journal),
+            on_persisted=self._on_persisted,
+            clock=clock,
+            tasks=self.tasks,
+            executor=executor,
+            directory=config.spool_dir,
+        )
+        return BrokerContext(
+            config=config,
+            clock=clock,
+            rng=rng,
+            process_id=process_id,
+            etcd=etcd,
+            space=space,
+            stores=stores,
+            lister=lister,
+            persister=self._persister,
+            executor=executor,
+            tasks=self.tasks,
+            metrics=metrics,
+        )
+
+    async def _join(self, process_id: ProcessId, space: KeySpace[BrokerState]) -> None:
+        etcd = self._context.etcd
+        self._lease = await etcd.grant_lease(max(1, round(self.config.etcd_lease_s)))
+        self.tasks.spawn(self._lease.keep_alive(), name="lease")
+        spec = BrokerSpec(
+            id=process_id, endpoint=self.endpoint, journal_limit=self.config.journal_limit
+        )
+        self._announcement: Announcement = await announce(
+            etcd, self.config.etcd_prefix, spec, self._lease
+        )
+        await space.load(self._announcement.revision)
+        self._allocator = Allocator(
+            etcd, space, process_id, max_replication=self.config.max_replication
+        )
+        self.tasks.spawn(space.watch(), name="watch")
+        self.tasks.spawn(self._persister.run(), name="persister")
+        self._allocating = self.tasks.spawn(self._allocator.run(), name="allocator")
+
+    @staticmethod
+    def _spec_of(space: KeySpace[BrokerState], journal: str) -> JournalSpec | None:
+        item = space.state.items.get(journal)
+        return item.spec if item is not None else None
+
+    def _make_replica(self, journal: str, create_revision: int, is_primary: bool) -> Replica:  # noqa: FBT001
+        return Replica(
+            journal,
+            create_revision,
+            is_primary=is_primary,
+            context=self._context,
+            resolver=self._resolver,
+        )
+
+    def _on_persisted(self, fragment: Fragment) -> None:
+        self._context.metrics.spool_persisted.inc()
+        replica = self._resolver.replicas.get(fragment.journal)
+        if isinstance(replica, Replica):
+            replica.on_persisted(fragment)
+
+    # ----------------------------------------------------------------------------------- leaving
+    async def drain(self) -> list[Fragment]:
+        """Hand over what others can take, finish what is under way, persist, leave etcd.
+
+        Returns: fragments that could not be persisted within the drain timeout.
+        Cancellation: leaves the process to end with its lease.
+        """
+        timeout_s = self.config.drain_timeout_s
+        await self._announcement.set_exiting()
+        await self._hand_over(timeout_s)
+        self._is_ready = False
+        replicas = dict(self._resolver.replicas)
+        stopping = self.tasks.spawn(self._server.stop(grace_s=_GRACE_S), name="stop serving")
+        await self._resolver.close()
+        await stopping
+        left = await self._persister.drain(
+            timeout_s=_PERSIST_TIMEOUT_S if timeout_s is None else max(timeout_s, _GRACE_S)
+        )
+        if not left:
+            await self._remember_heads(
+                {
+                    name: r.appender.spool.end
+                    for name, r in replicas.items()
+                    if isinstance(r, Replica)
+                }
+            )
+        await self._leave()
+        return left
+
+    async def _hand_over(self, timeout_s: float | None) -> None:
+        """Wait until no journal is assigned to us, or nobody can take them and time is up."""
+        clock = self._context.clock
+        began = reported = clock.monotonic()
+        while not self._allocating.done():
+            status = self._allocator.drain_status()
+            if status.assigned == 0:
+                return
+            now = clock.monotonic()
+            if timeout_s is not None and (not status.can_complete or now - began > timeout_s):
+                _log.info(
+                    "no broker can take over %d journals; persisting and leaving", status.assigned
+                )
+                return
+            if now - reported >= _DRAIN_REPORT_S:
+                reported = now
+                _log.warning(
+                    "draining: %d journals are still assigned to this broker, and %s",
+                    status.assigned,
+                    "others are taking over"
+                    if status.can_complete
+                    else "no other broker has room (start one, or set --broker.drain-timeout)",
+                )
+            await asyncio.sleep(0.1)
+
+    async def _remember_heads(self, heads: dict[str, int]) -> None:
+        """Note write heads in the specs of journals that nobody serves from now on.
+
+        Everything is persisted and no other replica exists, so that the next broker would start
+        at offset 0 and refuse appends. The resumption offset, made for suspended journals, says
+        where to go on.
+        """
+        state = self._context.space.state
+        for journal, head in heads.items():
+            item = state.items.get(journal)
+            if item is None or len(state.assignments_of(journal)) > 1:
+                continue
+            suspend = item.spec.suspend or SuspendSpec(SuspendLevel.NONE, 0)
+            if head > suspend.offset:
+                try:
+                    await write_suspend(
+                        self._context, journal, dataclasses.replace(suspend, offset=head)
+                    )
+                except EtcdError as err:
+                    _log.warning(
+                        "%s: its write head %d is not noted in etcd: %s "
+                        "(run `gazctl journals reset-head` before the next append)",
+                        journal,
+                        head,
+                        err,
+                    )
+
+    async def _leave(self) -> None:
+        try:
+            await self._lease.revoke()
+        except EtcdError as err:
+            _log.warning("our keys in etcd end with the lease: %s", err)
+        await self.abandon()
+
+    async def abandon(self) -> None:
+        """Stop everything at once; keys in etcd end with the lease."""
+        self._is_ready = False
+        if hasattr(self, "_http"):
+            await self._http.stop()
+        await self.tasks.close()
+        await self._stack.aclose()
+
+    async def fail(self) -> None:
+        """Stop serving after a failure, persist what is here, and leave."""
+        self._is_ready = False
+        if not isinstance(self.failure, LeaseLost):
+            _log.error("broker stops: %s", self.failure)
+        await self._server.stop(grace_s=1.0)
+        await self._resolver.close()
+        await self._persister.drain(timeout_s=_GRACE_S)
+        await self._leave()
+
+
+def run(config: BrokerConfig) -> None:
+    """Serve until SIGTERM or SIGINT, then drain.
+
+    Raises: GazetteError: it could not start, or could not go on; the message says why.
+    """
+    uvloop.run(_run(config))
+
+
+async def _run(config: BrokerConfig) -> None:
+    broker = Broker(config)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        await broker.start()
+    except BaseException:
+        await broker.abandon()
+        raise
+    watching = TaskGroup("signals")
+    stopped = watching.spawn(stop.wait(), name="stop")
+    failed = watching.spawn(broker.failed.wait(), name="failure")
+    await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
+    await watching.close()
+    if broker.failed.is_set() and broker.failure is not None:
+        await broker.fail()
+        raise broker.failure
+    left = await broker.drain()
+    if left:
+        _log.error("%d fragments were not persisted and are lost", len(left))

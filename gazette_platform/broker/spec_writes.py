@@ -1,0 +1,70 @@
+"""What brokers themselves write into etcd about a journal: its route, and its suspension."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gazette_platform.etcd import Compare, Put
+from gazette_platform.keyspace import item_key
+
+if TYPE_CHECKING:
+    from gazette_platform.broker.context import BrokerContext
+    from gazette_platform.protocol import SuspendSpec
+
+__all__ = ["write_route", "write_suspend"]
+
+# A transaction that failed means that the key space moved; give the watch time to bring it.
+_TXN_RETRY_S = 0.05
+
+
+async def write_route(context: BrokerContext, journal: str) -> int:
+    """Write a journal's route into those of its assignments that carry another.
+
+    Returns: the revision to look at, whether or not somebody else was faster.
+    Raises: EtcdError. Cancellation: leaves open whether it was written.
+    """
+    state = context.space.state
+    route = state.route_of(journal)
+    assignments = state.assignments_of(journal)
+    stale = [a for a in assignments if not a.route.equivalent(route)]
+    if not stale:
+        return context.space.revision
+    value = route.without_endpoints().to_pb().SerializeToString(deterministic=True)
+    result = await context.etcd.txn(
+        [Compare.mod(a.key, a.mod_revision) for a in assignments],
+        [Put(a.key, value, ignore_lease=True) for a in stale],
+    )
+    return await _revision(context, succeeded=result.succeeded, revision=result.header.revision)
+
+
+async def write_suspend(context: BrokerContext, journal: str, suspend: SuspendSpec) -> int:
+    """Store a journal's spec with `suspend`, if nothing of the journal changed meanwhile.
+
+    Returns: the revision to look at, whether or not somebody else was faster.
+    Raises: EtcdError. Cancellation: leaves open whether it was written.
+    """
+    state = context.space.state
+    item = state.items.get(journal)
+    if item is None:
+        return context.space.revision
+    key = item_key(context.config.etcd_prefix, journal)
+    spec = replace(item.spec, suspend=suspend)
+    result = await context.etcd.txn(
+        [
+            Compare.mod(key, item.mod_revision),
+            *(Compare.mod(a.key, a.mod_revision) for a in state.assignments_of(journal)),
+        ],
+        [Put(key, spec.to_pb().SerializeToString(deterministic=True))],
+    )
+    revision = await _revision(context, succeeded=result.succeeded, revision=result.header.revision)
+    await context.space.wait_for_revision(revision)
+    return revision
+
+
+async def _revision(context: BrokerContext, *, succeeded: bool, revision: int) -> int:
+    if succeeded:
+        return revision
+    await asyncio.sleep(_TXN_RETRY_S)
+    return context.space.revision

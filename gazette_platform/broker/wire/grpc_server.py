@@ -1,0 +1,132 @@
+"""The transport in use: a `grpc.aio` server that moves undecoded bytes."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, final
+
+import grpc
+from grpc import aio
+
+from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.errors import SetupError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+
+    from gazette_platform.broker.wire.interface import Service
+
+__all__ = ["GrpcServer"]
+
+_SERVICE = "protocol.Journal"
+
+# Fatter flow-control windows and frames than gRPC's defaults: content arrives in large messages,
+# and each frame costs a pass through the library.
+_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.so_reuseport", 0),  # two brokers on one port must fail, not share it
+    ("grpc.max_send_message_length", -1),
+    ("grpc.http2.lookahead_bytes", 4 << 20),
+    ("grpc.http2.max_frame_size", 1 << 20),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+_CODES = {code: getattr(grpc.StatusCode, code.value) for code in Code}
+
+
+@final
+class _Messages:
+    """Content of an append, read from its call."""
+
+    __slots__ = ("_context",)
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    async def next(self) -> bytes | None:
+        raw = await self._context.read()
+        return None if raw is aio.EOF else raw
+
+
+@final
+class GrpcServer:
+    """Serves a `Service` on a port."""
+
+    def __init__(self, service: Service, *, host: str, port: int, recv_bytes_max: int) -> None:
+        options = [*_OPTIONS, ("grpc.max_receive_message_length", recv_bytes_max)]
+        self._server = aio.server(options=options)
+        handlers = {
+            "Append": grpc.stream_unary_rpc_method_handler(_append(service)),
+            "Read": grpc.unary_stream_rpc_method_handler(_streaming(service.read)),
+            "List": grpc.unary_stream_rpc_method_handler(_streaming(service.list)),
+            "Apply": grpc.unary_unary_rpc_method_handler(_unary(service.apply)),
+            "ListFragments": grpc.unary_unary_rpc_method_handler(_unary(service.list_fragments)),
+            "FragmentStoreHealth": grpc.unary_unary_rpc_method_handler(
+                _unary(service.fragment_store_health)
+            ),
+        }
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(_SERVICE, handlers),)
+        )
+        try:
+            self.port = self._server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError as err:
+            raise SetupError(
+                f"cannot listen on {host}:{port} (is the port in use? "
+                "choose another with --broker.port)"
+            ) from err
+
+    async def start(self) -> None:
+        """Begin to accept calls."""
+        await self._server.start()
+
+    async def stop(self, *, grace_s: float) -> None:
+        """Refuse new calls, give those under way `grace_s` seconds, then cancel them."""
+        await self._server.stop(grace_s)
+
+
+def _metadata(context: Any) -> Mapping[str, str]:
+    return dict(context.invocation_metadata() or ())
+
+
+def _append(service: Service) -> Callable[[Any, Any], Awaitable[bytes]]:
+    async def handle(_: Any, context: Any) -> bytes:
+        messages = _Messages(context)
+        first = await messages.next()
+        if first is None:
+            await context.abort(grpc.StatusCode.UNKNOWN, "append stream: unexpected EOF")
+        try:
+            return await service.append(first, messages, _metadata(context))
+        except RpcFailed as err:
+            await context.abort(_CODES[err.code], err.text)
+            raise
+
+    return handle
+
+
+def _unary(
+    method: Callable[[bytes, Mapping[str, str]], Awaitable[bytes]],
+) -> Callable[[bytes, Any], Awaitable[bytes]]:
+    async def handle(request: bytes, context: Any) -> bytes:
+        try:
+            return await method(request, _metadata(context))
+        except RpcFailed as err:
+            await context.abort(_CODES[err.code], err.text)
+            raise
+
+    return handle
+
+
+def _streaming(
+    method: Callable[[bytes, Mapping[str, str]], AsyncGenerator[bytes]],
+) -> Callable[[bytes, Any], Awaitable[None]]:
+    async def handle(request: bytes, context: Any) -> None:
+        try:
+            async with aclosing(method(request, _metadata(context))) as responses:
+                async for response in responses:
+                    await context.write(response)
+        except RpcFailed as err:
+            await context.abort(_CODES[err.code], err.text)
+
+    return handle

@@ -1,0 +1,79 @@
+"""What a transport and the broker know of each other."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol, final
+
+from gazette_platform.errors import GazetteError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping
+
+__all__ = ["Code", "ContentSource", "RpcFailed", "Service"]
+
+
+class Code(Enum):
+    """Failures of an RPC that are no business outcome, by gRPC's names."""
+
+    CANCELLED = "CANCELLED"
+    UNKNOWN = "UNKNOWN"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    UNAVAILABLE = "UNAVAILABLE"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
+    UNIMPLEMENTED = "UNIMPLEMENTED"
+
+
+@final
+class RpcFailed(GazetteError):
+    """The RPC ends with `code` and `text` in place of a response."""
+
+    def __init__(self, code: Code, text: str) -> None:
+        self.code = code
+        self.text = text
+        super().__init__(text)
+
+
+class ContentSource(Protocol):
+    """The messages of an append that follow its first."""
+
+    async def next(self) -> bytes | None:
+        """The next message as it came from the wire; None at the end of the stream.
+
+        Raises: RpcFailed: the stream broke.
+        Cancellation: ends the RPC.
+        """
+        ...
+
+
+class Service(Protocol):
+    """The broker, as a transport sees it. Messages are protobuf's bytes.
+
+    All coroutines may raise RpcFailed. Cancelling one means that its caller has gone.
+    """
+
+    async def append(
+        self, first: bytes, content: ContentSource, metadata: Mapping[str, str]
+    ) -> bytes:
+        """Serve one Append."""
+        ...
+
+    def read(self, request: bytes, metadata: Mapping[str, str]) -> AsyncGenerator[bytes]:
+        """Serve one Read: a stream of responses."""
+        ...
+
+    def list(self, request: bytes, metadata: Mapping[str, str]) -> AsyncGenerator[bytes]:
+        """Serve one List: a stream of responses."""
+        ...
+
+    async def apply(self, request: bytes, metadata: Mapping[str, str]) -> bytes:
+        """Serve one Apply."""
+        ...
+
+    async def list_fragments(self, request: bytes, metadata: Mapping[str, str]) -> bytes:
+        """Serve one ListFragments."""
+        ...
+
+    async def fragment_store_health(self, request: bytes, metadata: Mapping[str, str]) -> bytes:
+        """Serve one FragmentStoreHealth."""
+        ...

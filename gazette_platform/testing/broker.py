@@ -1,0 +1,151 @@
+"""A real broker for tests: one `gazette serve` process, with its store and spool in a folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING, Self, final
+
+from gazette_platform.errors import SetupError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+__all__ = ["BrokerServer"]
+
+_POLL_S = 0.02
+_LOG_TAIL_BYTES = 8192
+
+
+@final
+class BrokerServer:
+    """One broker process, from `start` to `stop`; its store outlives `kill` and a second `start`.
+
+    Args: folder: for its store (``fragments``), spool and log; created if it is not there.
+          etcd: endpoint of a running etcd.
+          prefix: key prefix of the cluster.
+          flags: more flags of `gazette serve`; the last of a flag counts.
+    """
+
+    def __init__(self, folder: Path, *, etcd: str, prefix: str, flags: Sequence[str] = ()) -> None:
+        self.fragments = folder / "fragments"
+        self.log = folder / "broker.log"
+        self._spool = folder / "spool"
+        self._etcd = etcd
+        self._prefix = prefix
+        self._flags = tuple(flags)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port, self.http_port = _free_port(), _free_port()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.kill()
+
+    @property
+    def address(self) -> str:
+        """The endpoint of its gRPC service; stays the same over a restart."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def http_address(self) -> str:
+        """The URL of readiness and metrics."""
+        return f"http://127.0.0.1:{self.http_port}"
+
+    @property
+    def pid(self) -> int:
+        """The process id while it runs, else 0."""
+        return self._process.pid if self._process is not None else 0
+
+    def start(self, *, timeout_s: float = 30.0) -> None:
+        """Start, and wait until it is ready.
+
+        Raises: SetupError: it ended or was not ready in time; with the end of its log.
+        """
+        self.fragments.mkdir(parents=True, exist_ok=True)
+        self._spool.mkdir(parents=True, exist_ok=True)
+        command = [
+            sys.executable,
+            "-m",
+            "gazette_platform.cli.gazette",
+            "serve",
+            "--broker.id=test-broker",
+            "--broker.host=127.0.0.1",
+            f"--broker.port={self.port}",
+            "--broker.http-host=127.0.0.1",
+            f"--broker.http-port={self.http_port}",
+            f"--broker.file-root={self.fragments}",
+            f"--broker.spool-dir={self._spool}",
+            "--broker.drain-timeout=10s",
+            f"--etcd.address={self._etcd}",
+            f"--etcd.prefix={self._prefix}",
+            "--etcd.lease=2s",
+            "--log.level=info",
+            *self._flags,
+        ]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603  our own program
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+        deadline = time.monotonic() + timeout_s
+        while not self._is_ready():
+            code = self._process.poll()
+            if code is not None or time.monotonic() > deadline:
+                self.kill()
+                why = f"exited with {code}" if code is not None else f"not ready in {timeout_s} s"
+                raise SetupError(f"broker {why}; its log ends:\n{self.log_tail()}")
+            time.sleep(_POLL_S)
+
+    def stop(self, *, timeout_s: float = 30.0) -> int:
+        """Send SIGTERM, and wait for it to drain. Returns: its exit status."""
+        return self._end(signal.SIGTERM, timeout_s)
+
+    def kill(self) -> None:
+        """Send SIGKILL; nothing if it does not run."""
+        if self._process is not None:
+            self._end(signal.SIGKILL, 10.0)
+
+    def log_tail(self) -> str:
+        """The end of its log."""
+        with self.log.open("rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - _LOG_TAIL_BYTES))
+            return log.read().decode(errors="replace")
+
+    def _end(self, number: signal.Signals, timeout_s: float) -> int:
+        process, self._process = self._process, None
+        if process is None:
+            raise ValueError("the broker does not run")
+        process.send_signal(number)
+        try:
+            return process.wait(timeout_s)
+        except subprocess.TimeoutExpired as err:
+            process.kill()
+            process.wait()
+            raise SetupError(
+                f"broker did not end within {timeout_s} s of {number.name}; its log ends:\n"
+                f"{self.log_tail()}"
+            ) from err
+
+    def _is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(  # noqa: S310  a loopback address of ours
+                f"{self.http_address}/debug/ready", timeout=1.0
+            ) as response:
+                return bool(response.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
