@@ -70,7 +70,7 @@ def missing_lines(expected: str, output: str) -> list[str]:
     missing = []
     for wanted in filter(str.strip, expected.splitlines()):
         parts = (re.escape(" ".join(part.split())) for part in wanted.split("…"))
-        if not any(re.search(r"\s*.*?\s*".join(parts), line) for line in lines):
+        if not any(re.fullmatch(r"\s*.*?\s*".join(parts), line) for line in lines):
             missing.append(wanted)
     return missing
 
