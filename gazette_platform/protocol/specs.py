@@ -267,7 +267,7 @@ def _validate_journal_labels(labels: LabelSet) -> None:
     labels.validate()
     for name in _META_LABELS:
         if labels.values_of(name):
-            raise ValidationError(f'Labels cannot include label "{name}"')
+            raise ValidationError(f'cannot include label "{name}"')
     previous = ""
     for index, label in enumerate(labels):
         if label.name == previous and label.name in _SINGLE_VALUE_LABELS:
