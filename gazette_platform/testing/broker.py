@@ -93,7 +93,7 @@ class BrokerServer:
             *self._flags,
         ]
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603  our own program
+            self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL
             )
         deadline = time.monotonic() + timeout_s

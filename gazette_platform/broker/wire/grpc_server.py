@@ -96,6 +96,7 @@ def _append(service: Service) -> Callable[[Any, Any], Awaitable[bytes]]:
         first = await messages.next()
         if first is None:
             await context.abort(grpc.StatusCode.UNKNOWN, "append stream: unexpected EOF")
+            raise AssertionError  # abort raises
         try:
             return await service.append(first, messages, _metadata(context))
         except RpcFailed as err:
