@@ -1,0 +1,278 @@
+"""What a broker can serve of a journal: fragments in the stores, and its own open ones.
+
+Guarantee: a fragment that this broker holds is served from its local file until the index knows
+that stores hold all of it; in between there is no instant at which neither is served.
+
+All methods are called on one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, final
+
+from gazette_platform.fragment.cover_set import CoverSet
+from gazette_platform.protocol import Fragment, Status
+
+if TYPE_CHECKING:
+    from gazette_platform.fragment.completed import LocalFile
+    from gazette_platform.ops.clock import Clock
+
+__all__ = ["Index", "IndexSummary", "QueryResult"]
+
+# A hole younger than this may be a fragment that another broker is still uploading: its readers
+# wait. An older one is content that was deleted or lost: they go on behind it.
+_JUMP_AGE_S: Final = 6 * 3600
+
+_FROM_HEAD: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class IndexSummary:
+    """The extent of an index."""
+
+    begin: int
+    """First byte that is known."""
+    end: int
+    """Behind the last byte that is known."""
+    mod_time: int
+    """Unix seconds at which the last fragment was stored; 0 if it is local, or there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryResult:
+    """Where to read next."""
+
+    status: Status
+    """OK, or OFFSET_NOT_YET_AVAILABLE."""
+    offset: int
+    """Where the read goes on: as asked, or behind content that is skipped or missing."""
+    write_head: int
+    fragment: Fragment | None = None
+    """Holds the byte at `offset`, if the status is OK."""
+    file: LocalFile | None = None
+    """The fragment's content, if it is local. Hold it before the next ``await``."""
+
+
+@final
+class Index:
+    """The fragments of one journal at one broker.
+
+    Attributes: first_refresh: set once the stores were listed.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.first_refresh = asyncio.Event()
+        self._all: CoverSet[Fragment] = CoverSet()
+        self._local: CoverSet[Fragment] = CoverSet()
+        self._remote: CoverSet[Fragment] = CoverSet()
+        # Files of local fragments, by their begin. Each is held once while it is here.
+        self._files: dict[int, LocalFile] = {}
+        # Fragments persisted since the last listing began, with a number in order of events.
+        self._persisted: list[tuple[int, Fragment]] = []
+        self._events = 0
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._is_closed = False
+
+    @property
+    def summary(self) -> IndexSummary:
+        """The extent of all fragments."""
+        if not len(self._all):
+            return IndexSummary(0, 0, 0)
+        return IndexSummary(self._all.begin, self._all.end, self._all[-1].mod_time)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the replica stopped."""
+        return self._is_closed
+
+    # ---------------------------------------------------------------- reading
+
+    def lookup(self, offset: int, *, begin_mod_time: int = 0) -> QueryResult:
+        """Where to read at `offset`, as of now.
+
+        Args: offset: byte of the journal; -1 is the write head.
+              begin_mod_time: unix seconds; fragments stored before are skipped.
+        """
+        head = self._all.end
+        if offset == _FROM_HEAD:
+            offset = head
+        while True:
+            index, found = self._all.lookup(offset)
+            if not found and self._may_jump(index):
+                offset = self._all[index].begin
+            elif not found:
+                return QueryResult(Status.OFFSET_NOT_YET_AVAILABLE, offset, head)
+            fragment = self._all[index]
+            if not 0 < fragment.mod_time < begin_mod_time:
+                file = None if fragment.backing_store else self._files.get(fragment.begin)
+                return QueryResult(Status.OK, offset, head, fragment, file)
+            offset = fragment.end
+
+    async def query(
+        self, offset: int, *, block: bool = False, begin_mod_time: int = 0
+    ) -> QueryResult | None:
+        """Where to read at `offset`; with `block`, wait until there is something.
+
+        Args: as `lookup`. Without `block`, -1 only tells the write head.
+        Returns: None if the index was closed while waiting: the read ends cleanly.
+        Cancellation: safe.
+        """
+        if offset == _FROM_HEAD:
+            offset = self._all.end
+            if not block:
+                return QueryResult(Status.OFFSET_NOT_YET_AVAILABLE, offset, offset)
+        while True:
+            result = self.lookup(offset, begin_mod_time=begin_mod_time)
+            if result.status is Status.OK or not block:
+                return result
+            # What was skipped stays skipped, even if it is listed anew with another time.
+            offset = result.offset
+            if not await self.wait_change():
+                return None
+
+    async def wait_change(self) -> bool:
+        """Wait until fragments change. Returns: False if the index is closed.
+
+        Cancellation: safe.
+        """
+        if self._is_closed:
+            return False
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.discard(waiter)
+        return not self._is_closed
+
+    async def inspect(self) -> CoverSet[Fragment] | None:
+        """All fragments, once the stores were listed.
+
+        Returns: the set itself, to be read and not changed before the next ``await``; None if the
+            index was closed while waiting.
+        Cancellation: safe.
+        """
+        while not self.first_refresh.is_set():
+            if not await self.wait_change():
+                return None
+        return self._all
+
+    # ---------------------------------------------------------------- changing
+
+    def spool_commit(self, fragment: Fragment, file: LocalFile | None) -> None:
+        """Publish content of the open or a closed local fragment, and wake readers.
+
+        Args: fragment: replaces what was published of the same begin.
+              file: its content, from position 0; held while the index may serve it.
+        """
+        if self._is_closed or self._remote.covers(fragment.begin, fragment.end):
+            return  # as good from the store, and equal spans must not take it back
+        displaced = self._local.insert(fragment)
+        if displaced is None:
+            return
+        old_file = self._files.get(fragment.begin)
+        if file is not old_file:
+            if file is not None:
+                file.hold()
+                self._files[fragment.begin] = file
+            if old_file is not None:
+                old_file.release()
+                if file is None:
+                    del self._files[fragment.begin]
+        for other in displaced:
+            if other.begin != fragment.begin:
+                self._drop_file(other)
+        self._all.add(fragment)
+        self._wake()
+
+    def listing_began(self) -> int:
+        """Note that a listing of the stores begins now.
+
+        Returns: a token for `replace_remote`, which then keeps fragments that were persisted too
+            late for the listing to have seen them.
+        """
+        return self._events
+
+    def replace_remote(self, remote: CoverSet[Fragment], *, listing: int | None = None) -> None:
+        """Take over a new listing of all stores; local fragments that it covers are dropped.
+
+        Args: remote: owned by the index from now on.
+              listing: from `listing_began`; None if it saw everything persisted so far.
+        """
+        began = self._events if listing is None else listing
+        self._persisted = [(at, fragment) for at, fragment in self._persisted if at > began]
+        for _, fragment in self._persisted:
+            if not remote.covers(fragment.begin, fragment.end):
+                remote.add(fragment)
+        self._remote = remote
+        self._drop_covered()
+        self.first_refresh.set()
+        self._wake()
+
+    def add_remote(self, fragment: Fragment) -> None:
+        """Take over one fragment that was just persisted, without waiting for a listing.
+
+        Args: fragment: with store, time and postfix.
+        """
+        self._events += 1
+        self._persisted.append((self._events, fragment))
+        if not self._remote.add(fragment):
+            return
+        self._drop_covered(near=fragment)
+        self._wake()
+
+    def close(self) -> None:
+        """End waiting queries, and let go of all files. Idempotent."""
+        self._is_closed = True
+        for file in self._files.values():
+            file.release()
+        self._files.clear()
+        self._local = CoverSet()
+        self._all = self._remote.copy()
+        self._wake()
+
+    def _may_jump(self, index: int) -> bool:
+        """Whether a read of a missing offset may go on at the member `index` behind it."""
+        if index == len(self._all):
+            return False
+        mod_time = self._all[index].mod_time
+        if mod_time == 0:
+            return False
+        return index == 0 or mod_time < self._clock.now().timestamp() - _JUMP_AGE_S
+
+    def _drop_covered(self, *, near: Fragment | None = None) -> None:
+        """Drop local fragments that the stores hold.
+
+        Args: near: the one remote fragment that is new; None if all may be.
+        """
+        kept: list[Fragment] = []
+        dropped: list[Fragment] = []
+        for one in self._local:
+            is_covered = self._remote.covers(one.begin, one.end)
+            (dropped if is_covered else kept).append(one)
+        self._local = CoverSet(kept)
+        for one in dropped:
+            self._drop_file(one)
+        if near is not None and all(
+            (one.begin, one.end) == (near.begin, near.end) for one in dropped
+        ):
+            # The usual case: the remote fragment takes the place of the local one.
+            self._all.add(near)
+            return
+        self._all = self._remote.copy()
+        for one in kept:
+            self._all.add(one)
+
+    def _drop_file(self, fragment: Fragment) -> None:
+        file = self._files.pop(fragment.begin, None)
+        if file is not None:
+            file.release()
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()

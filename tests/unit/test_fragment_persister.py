@@ -1,0 +1,451 @@
+"""The persister: Gazette's cases, by their numbers, and what ours adds."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import os
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+
+import pytest
+
+from gazette_platform.codecs import compressor, decompressor
+from gazette_platform.errors import AccessDenied, StoreUnavailable
+from gazette_platform.fragment.completed import CompletedSpool
+from gazette_platform.fragment.persister import Persister
+from gazette_platform.fragment.refresh import FragmentLister
+from gazette_platform.fragment.spool import SpoolFile
+from gazette_platform.ops.clock import ManualClock
+from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.protocol import (
+    CompressionCodec,
+    Fragment,
+    FragmentSpec,
+    JournalSpec,
+    LabelSet,
+)
+from gazette_platform.stores import is_auth_error, open_store
+
+CONTENT = b'{"some": "content"}\n' * 100_000
+JOURNAL = "a/journal"
+
+
+class FaultyStore:
+    """A directory of which a test chooses the faults."""
+
+    def __init__(self, store):
+        self.store = store
+        self.url = store.url
+        self.faults = []
+        self.puts = []
+        self.gate = None
+
+    def __getattr__(self, name):
+        return getattr(self.store, name)
+
+    def is_auth_error(self, error):
+        return is_auth_error(error)
+
+    async def put(self, path, fd, length, *, content_encoding=""):
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.faults:
+            raise self.faults.pop(0)
+        self.puts.append((path, length, content_encoding))
+        await self.store.put(path, fd, length, content_encoding=content_encoding)
+
+
+class Registry:
+    def __init__(self, root):
+        self.root = root
+        self.stores = {}
+        self.broken = {}
+
+    def get(self, url):
+        if url in self.broken:
+            raise self.broken[url]
+        if url not in self.stores:
+            self.stores[url] = FaultyStore(open_store(url, file_root=self.root))
+        return self.stores[url]
+
+
+class Bench:
+    """A persister with everything around it."""
+
+    def __init__(self, root, tasks, executor):
+        self.root = root / "root"
+        self.root.mkdir()
+        scratch = root / "scratch"
+        scratch.mkdir()
+        self.scratch = scratch
+        self.clock = ManualClock()
+        self.registry = Registry(self.root)
+        self.specs = {}
+        self.persisted = []
+        self.was_persisted = asyncio.Event()
+        self.waits = []
+        self.files = []
+        self.configure("file:///")
+        self.persister = Persister(
+            registry=self.registry,
+            lister=FragmentLister(self.registry),
+            spec_of=self.specs.get,
+            on_persisted=self.on_persisted,
+            clock=self.clock,
+            tasks=tasks,
+            executor=executor,
+            directory=scratch,
+            sleep=self.sleep,
+        )
+
+    def on_persisted(self, fragment):
+        self.persisted.append(fragment)
+        self.was_persisted.set()
+
+    async def sleep(self, seconds):
+        self.waits.append(seconds)
+        await asyncio.sleep(0)
+
+    def configure(self, *stores, postfix="", journal=JOURNAL):
+        fragment = FragmentSpec(
+            codec=CompressionCodec.GZIP, stores=stores, path_postfix_template=postfix
+        )
+        self.specs[journal] = JournalSpec(journal, 1, fragment=fragment)
+
+    def spool(
+        self, *, codec=CompressionCodec.NONE, is_primary=True, begin=0, content=CONTENT, pre=False
+    ):
+        file = SpoolFile(self.scratch, begin)
+        self.files.append(file)
+        os.pwrite(file.fd, content + b"not committed", 0)
+        compressed = None
+        stored = b""
+        if pre:
+            compressed = SpoolFile(self.scratch, begin)
+            self.files.append(compressed)
+            stored = compressor(codec).compress(content)
+            os.pwrite(compressed.fd, stored, 0)
+        digest = hashlib.sha1(content, usedforsecurity=False).digest()
+        return CompletedSpool(
+            fragment=Fragment(JOURNAL, begin, begin + len(content), digest, codec),
+            first_append_time=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+            registers=LabelSet.of(),
+            is_primary=is_primary,
+            content=file,
+            compressed=compressed,
+            compressed_length=len(stored),
+        )
+
+    @property
+    def stored(self):
+        return sorted(
+            str(path.relative_to(self.root)) for path in self.root.rglob("*") if path.is_file()
+        )
+
+    def is_closed(self, spool):
+        """Whether nobody holds its content any more."""
+        try:
+            os.fstat(spool.content.fd)
+            spool.content.hold()
+        except (OSError, ValueError):
+            return True
+        spool.content.release()
+        return False
+
+    async def settle(self):
+        assert await self.persister.settle(timeout_s=5)
+
+
+@pytest.fixture
+def executor():
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+@pytest.fixture
+async def tasks():
+    group = TaskGroup("test")
+    yield group
+    await group.close()
+    assert group.failure is None
+
+
+@pytest.fixture
+def bench(tmp_path, tasks, executor):
+    return Bench(tmp_path, tasks, executor)
+
+
+async def test_pe1_replica_spools_queue_empty_ones_do_not(bench):
+    replica = bench.spool(is_primary=False)
+    empty = bench.spool(content=b"")
+    bench.persister.add(replica)
+    bench.persister.add(empty)
+    assert len(bench.persister) == 1
+    assert bench.is_closed(empty)
+    # It waits two whole minutes, and is stored in the third.
+    for _ in range(2):
+        bench.persister.tick()
+        await bench.settle()
+        assert bench.stored == []
+    bench.persister.tick()
+    await bench.settle()
+    assert bench.stored == [replica.fragment.content_path]
+    assert bench.is_closed(replica)
+    assert len(bench.persister) == 0
+
+
+async def test_pe2_primary_persists_at_once_with_the_current_spec(bench):
+    bench.configure(
+        "file:///current/",
+        postfix='date={{ .Spool.FirstAppendTime.Format "2006-01-02" }}/hour='
+        '{{ .Spool.FirstAppendTime.Format "15" }}',
+    )
+    spool = bench.spool()
+    bench.persister.add(spool)
+    await bench.settle()
+    name = spool.fragment.content_name
+    assert bench.stored == [f"current/a/journal/date=2026-01-02/hour=03/{name}"]
+    assert (bench.root / bench.stored[0]).read_bytes() == CONTENT
+    (fragment,) = bench.persisted
+    assert fragment.backing_store == "file:///current/"
+    assert fragment.path_postfix == "date=2026-01-02/hour=03"
+    assert fragment.mod_time == int(bench.clock.now().timestamp())
+    assert fragment.sum == spool.fragment.sum
+    assert bench.is_closed(spool)
+
+
+async def test_pe3_spools_that_nobody_wants_are_dropped(bench):
+    spools = []
+    for stores in ([], None):
+        if stores is None:
+            bench.specs.clear()
+        else:
+            bench.configure(*stores)
+        spool = bench.spool()
+        bench.persister.add(spool)
+        await bench.settle()
+        spools.append(spool)
+    assert bench.stored == []
+    assert bench.persisted == []
+    assert all(bench.is_closed(spool) for spool in spools)
+    assert len(bench.persister) == 0
+
+
+async def test_pe4_failures_are_tried_again_with_the_spec_of_the_day(bench, caplog):
+    bench.registry.get("file:///").faults = [StoreUnavailable("down")] * 99
+    spool = bench.spool(codec=CompressionCodec.GZIP)
+    bench.persister.add(spool)
+    await bench.settle()
+    assert len(bench.persister) == 1
+    assert "failed, trying again later: down" in caplog.text
+    assert not bench.is_closed(spool)
+    for _ in range(3):
+        bench.persister.tick()
+        await bench.settle()
+    assert bench.stored == []
+    bench.configure("file:///other/")
+    for _ in range(3):
+        bench.persister.tick()
+        await bench.settle()
+    assert bench.stored == [f"other/{spool.fragment.content_path}"]
+    assert bench.is_closed(spool)
+
+
+async def test_pe4_drain_persists_all_queues(bench):
+    spools = [
+        bench.spool(is_primary=False, begin=begin, content=b"x" * 10) for begin in (0, 10, 20)
+    ]
+    for spool in spools:
+        bench.persister.add(spool)
+        bench.persister.tick()
+    bench.registry.get("file:///").faults = [StoreUnavailable("down")] * 5
+    assert await bench.persister.drain(timeout_s=5) == []
+    assert bench.stored == [spool.fragment.content_path for spool in spools]
+    assert bench.waits == [0.05, 0.05]
+    # What comes while leaving is persisted at once.
+    late = bench.spool(is_primary=False, begin=30)
+    bench.persister.add(late)
+    await bench.settle()
+    assert late.fragment.content_path in bench.stored
+
+
+async def test_drain_tells_what_it_could_not_persist(bench, caplog):
+    gate = bench.registry.get("file:///").gate = asyncio.Event()
+    spool = bench.spool()
+    bench.persister.add(spool)
+    assert await bench.persister.drain(timeout_s=0.01) == [spool.fragment]
+    assert f"fragment {spool.fragment.content_path} was not persisted" in caplog.text
+    assert not await bench.persister.settle(timeout_s=0.01)
+    gate.set()
+    await bench.settle()
+    assert bench.stored == [spool.fragment.content_path]
+
+
+async def test_st1_authorization_errors_move_on_only_while_exiting(bench):
+    stores = ["file:///one/", "file:///two/", "file:///three/"]
+    bench.configure(*stores)
+    for url in stores[:2]:
+        bench.registry.get(url).faults = [AccessDenied("denied")] * 99
+    spool = bench.spool()
+    bench.persister.add(spool)
+    await bench.settle()
+    assert bench.stored == []
+    assert len(bench.persister) == 1
+    assert await bench.persister.drain(timeout_s=5) == []
+    assert bench.stored == [f"three/{spool.fragment.content_path}"]
+    assert bench.persisted[0].backing_store == "file:///three/"
+
+
+async def test_st1_other_errors_do_not_move_on(bench):
+    bench.configure("file:///one/", "file:///two/")
+    bench.registry.get("file:///one/").faults = [StoreUnavailable("down")] * 3
+    spool = bench.spool()
+    bench.persister.add(spool)
+    await bench.settle()
+    assert await bench.persister.drain(timeout_s=5) == []
+    assert bench.stored == [f"one/{spool.fragment.content_path}"]
+    assert len(bench.waits) == 2
+
+
+async def test_st2_a_store_that_cannot_be_opened_does_not_move_on(bench):
+    bench.configure("file:///one/", "file:///two/")
+    bench.registry.broken["file:///one/"] = AccessDenied("cannot open")
+    spool = bench.spool()
+    bench.persister.add(spool)
+    lost = await bench.persister.drain(timeout_s=0.05)
+    assert lost == [spool.fragment]
+    assert bench.stored == []
+
+
+@pytest.mark.parametrize("pre", [False, True])
+@pytest.mark.parametrize(
+    "codec", [CompressionCodec.GZIP, CompressionCodec.ZSTANDARD, CompressionCodec.SNAPPY]
+)
+async def test_compressed_files_hold_the_content(bench, codec, pre):
+    spool = bench.spool(codec=codec, pre=pre)
+    bench.persister.add(spool)
+    await bench.settle()
+    assert bench.stored == [spool.fragment.content_path]
+    reader = decompressor(codec)
+    stored = (bench.root / bench.stored[0]).read_bytes()
+    assert reader.decompress(stored) == CONTENT
+    reader.finish()
+    assert spool.compressed_length == len(stored)
+    assert bench.is_closed(spool)
+
+
+async def test_offloaded_gzip_says_so(bench):
+    spool = bench.spool(codec=CompressionCodec.GZIP_OFFLOAD_DECOMPRESSION)
+    bench.persister.add(spool)
+    await bench.settle()
+    assert gzip.decompress((bench.root / bench.stored[0]).read_bytes()) == CONTENT
+    ((_, _, content_encoding),) = bench.registry.get("file:///").puts
+    assert content_encoding == "gzip"
+
+
+async def test_compression_is_not_repeated(bench):
+    store = bench.registry.get("file:///")
+    store.faults = [StoreUnavailable("down")]
+    spool = bench.spool(codec=CompressionCodec.GZIP)
+    bench.persister.add(spool)
+    await bench.settle()
+    kept = spool.compressed
+    assert kept is not None
+    assert await bench.persister.drain(timeout_s=5) == []
+    assert spool.compressed is kept
+    assert len(store.puts) == 1
+
+
+async def test_objects_that_exist_are_not_written_again(bench):
+    first, second = bench.spool(), bench.spool()
+    bench.persister.add(first)
+    await bench.settle()
+    bench.persister.add(second)
+    await bench.settle()
+    assert len(bench.registry.get("file:///").puts) == 1
+    assert len(bench.persisted) == 2
+    assert bench.is_closed(second)
+
+
+async def test_replicas_skip_what_stands_in_another_partition(bench):
+    """Near an hour's edge two brokers may compute different postfixes of one fragment."""
+    bench.configure("file:///", postfix="hour=03")
+    bench.persister.add(bench.spool())
+    await bench.settle()
+    bench.configure("file:///", postfix="hour=04")
+    replica = bench.spool(is_primary=False)
+    bench.persister.add(replica)
+    assert await bench.persister.drain(timeout_s=5) == []
+    assert len(bench.stored) == 1
+    assert bench.is_closed(replica)
+
+
+async def test_an_invalid_postfix_waits_for_a_better_spec(bench, caplog):
+    bench.configure("file:///", postfix="{{ .Spool.Begin }}/../x")
+    spool = bench.spool()
+    bench.persister.add(spool)
+    await bench.settle()
+    assert bench.stored == []
+    assert len(bench.persister) == 1
+    assert "PathPostfix" in caplog.text
+    # On the way out, the wrong directory is better than none.
+    assert await bench.persister.drain(timeout_s=5) == []
+    assert bench.stored == [spool.fragment.content_path]
+
+
+async def test_a_short_spool_file_is_not_stored(bench):
+    for codec in (CompressionCodec.NONE, CompressionCodec.GZIP):
+        spool = bench.spool(codec=codec)
+        os.ftruncate(spool.content.fd, 1000)
+        bench.persister.add(spool)
+        await bench.settle()
+        assert not bench.is_closed(spool)
+    assert bench.stored == []
+    assert len(bench.persister) == 2
+
+
+async def test_a_cancelled_attempt_is_kept(bench, tasks):
+    bench.registry.get("file:///").gate = asyncio.Event()
+    spool = bench.spool(codec=CompressionCodec.GZIP)
+    bench.persister.add(spool)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    await tasks.close()
+    assert len(bench.persister) == 1
+    assert not bench.is_closed(spool)
+
+
+async def test_at_most_32_at_once(bench):
+    store = bench.registry.get("file:///")
+    all_slots_taken = asyncio.Event()
+    running = most = 0
+    put = store.put
+
+    async def counting_put(*args, **kwargs):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        if running == 32:
+            all_slots_taken.set()
+        await asyncio.wait_for(all_slots_taken.wait(), 5)
+        await put(*args, **kwargs)
+        running -= 1
+
+    store.put = counting_put
+    for number in range(40):
+        bench.persister.add(bench.spool(begin=number * 10, content=b"0123456789"))
+    await bench.settle()
+    assert len(bench.stored) == 40
+    assert most == 32
+
+
+async def test_run_ticks_each_minute(bench, tasks):
+    replica = bench.spool(is_primary=False)
+    bench.persister.add(replica)
+    task = tasks.spawn(bench.persister.run())
+    await asyncio.wait_for(bench.was_persisted.wait(), 5)
+    task.cancel()
+    assert len(bench.stored) == 1
+    assert set(bench.waits) == {60.0}
