@@ -30,7 +30,7 @@ from gazette_platform.stores.interface import PIECE_BYTES, StoredObject, is_auth
 from gazette_platform.stores.prefix import KeyRule, take_args
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
     from concurrent.futures import Executor
 
     from gazette_platform.protocol import StoreUrl
@@ -75,7 +75,7 @@ class FileStore:
         """Whether the object is there. Cancellation: safe."""
         return await self._run(_is_file, self.local_path(path))
 
-    async def get(self, path: str) -> AsyncIterator[bytes]:
+    async def get(self, path: str) -> AsyncGenerator[bytes, None]:
         """The stored bytes in pieces; see `FragmentStore.get`."""
         fd = await self._run(_open_to_read, self.local_path(path))
         try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from gazette_platform.errors import AccessDenied
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator
     from pathlib import Path
 
 __all__ = ["PIECE_BYTES", "FragmentStore", "StoredObject", "is_auth_error"]
@@ -45,8 +45,8 @@ class FragmentStore(Protocol):
         """Whether the object is there. Cancellation: safe."""
         ...
 
-    def get(self, path: str) -> AsyncIterator[bytes]:
-        """The stored bytes in pieces of about 1 MiB; close the iterator if you leave early.
+    def get(self, path: str) -> AsyncGenerator[bytes, None]:
+        """The stored bytes in pieces of about 1 MiB; use ``contextlib.aclosing`` if you may leave early.
 
         An object that is replaced meanwhile is read to its end as it was.
         """

@@ -12,7 +12,7 @@ from gazette_platform.errors import StoreError, StoreUnavailable
 from gazette_platform.stores.health import health_check
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
     from gazette_platform.ops.clock import Clock
@@ -89,7 +89,7 @@ class ActiveStore:
         """See `FragmentStore.exists`."""
         return await self._store.exists(path)
 
-    def get(self, path: str) -> AsyncIterator[bytes]:
+    def get(self, path: str) -> AsyncGenerator[bytes, None]:
         """See `FragmentStore.get`."""
         return self._store.get(path)
 
