@@ -54,11 +54,13 @@ coverage: $(STAMP) ## Branch coverage of test-fast
 bench: $(STAMP) ## Measure throughput and latency; writes benchmarks/results/latest.json
 	$(PY) -m benchmarks
 
-gen: $(STAMP) ## Generate code from proto/
+gen: $(STAMP) ## Generate code from proto/, and the reference of commands
 	$(PY) tools/gen.py
+	$(PY) tools/gen_reference.py
 
-gen-check: $(STAMP) ## Fail when generated code differs from what proto/ gives
+gen-check: $(STAMP) ## Fail when generated files differ from what `make gen` would write
 	$(PY) tools/gen.py --check
+	$(PY) tools/gen_reference.py --check
 
 docs: $(STAMP) ## Run the snippets of docs/ against a live platform
 	GAZETTE_REQUIRE_SERVERS=1 $(BIN)/pytest --run-slow tests/e2e/test_docs.py $(PYTEST_ARGS)
