@@ -95,6 +95,11 @@ class CoverSet(Generic[T]):
             begins.append(begin)
             ends.append(end)
             return []
+        if begin == begins[-1] and end >= ends[-1]:  # the open fragment grew
+            displaced = [self._items[-1]]
+            self._items[-1] = item
+            ends[-1] = end
+            return displaced
         # Of all members that begin at or before `item`, the last one ends last.
         before = bisect_right(begins, begin) - 1
         if before >= 0 and ends[before] >= end and (begins[before], ends[before]) != (begin, end):
@@ -119,6 +124,8 @@ class CoverSet(Generic[T]):
 
     def covers(self, begin: int, end: int) -> bool:
         """Whether members, one or a run of them without a gap, hold all of [begin, end)."""
+        if end > self.end:
+            return begin >= end
         while begin < end:
             index, found = self.lookup(begin)
             if not found:
