@@ -11,12 +11,14 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
 
+from gazette_platform.embedded.endpoints import PlatformState
+
 if TYPE_CHECKING:
     from types import TracebackType
 
     from rich.console import RenderableType
 
-    from gazette_platform.embedded.endpoints import Endpoints, PlatformState
+    from gazette_platform.embedded.endpoints import Endpoints
 
 __all__ = ["Board", "address_table"]
 
@@ -36,6 +38,8 @@ class Board:
         self._live: Live | None = None
         self._shown: dict[str, str] = {}
         self._phase = ""
+        self._state = PlatformState()
+        self._spinner = Spinner("dots")
         self._since: dict[str, float] = {}
         self.endpoints: Endpoints | None = None
 
@@ -65,19 +69,24 @@ class Board:
         self._console.print(address_table(endpoints))
 
     def _show_live(self, state: PlatformState) -> None:
+        self._state = state
         if self._live is None:
-            self._live = Live(console=self._console, refresh_per_second=8, transient=False)
+            self._live = Live(
+                console=self._console, refresh_per_second=8, get_renderable=self._live_table
+            )
             self._live.start()
+
+    def _live_table(self) -> Table:
         table = Table.grid(padding=(0, 2))
-        for name, component in state.components.items():
+        for name, component in self._state.components.items():
             busy = component.state == "starting"
             since = self._since.setdefault(f"{name} {component.state}", time.monotonic())
-            mark: RenderableType = Spinner("dots") if busy else _MARKS.get(component.state, "")
+            mark: RenderableType = self._spinner if busy else _MARKS.get(component.state, "")
             took = f"{component.ready_after_s:.1f} s" if component.ready_after_s else ""
             if busy:
                 took = f"{time.monotonic() - since:.0f} s"
             table.add_row(mark, name, component.state, took)
-        self._live.update(table)
+        return table
 
     def _end_live(self) -> None:
         if self._live is not None:
@@ -89,9 +98,12 @@ class Board:
             print(f"platform: {state.phase}", file=self._stream, flush=True)
         self._phase = state.phase
         for name, component in state.components.items():
-            if self._shown.get(name, "waiting") == component.state:
-                continue
+            before = self._shown.get(name, "waiting")
             self._shown[name] = component.state
+            # What was ready before we began to look, as for a platform to stop, is no news.
+            old = component.state == "ready" and before == "waiting" and state.phase != "starting"
+            if before == component.state or old:
+                continue
             took = f" after {component.ready_after_s:.1f} s" if component.state == "ready" else ""
             print(f"{name}: {component.state}{took}", file=self._stream, flush=True)
 

@@ -29,6 +29,8 @@ class Component:
     """One try, of seconds at most; called in a worker thread, again and again until true."""
     requires: tuple[str, ...] = ()
     """Names of components that must be ready before this one is started."""
+    uses: tuple[str, ...] = ()
+    """Names of components that it calls but can start without; they are stopped after it."""
     ports: tuple[int, ...] = ()
     """TCP ports of 127.0.0.1 that it will bind; checked to be free just before it starts."""
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from gazette_platform.embedded.endpoints import Endpoints, PlatformState
 from gazette_platform.embedded.process import ProcessId, log_tail, stop_process
-from gazette_platform.embedded.supervisor import remove_leftovers
+from gazette_platform.embedded.supervisor import ComponentFailed, remove_leftovers
 from gazette_platform.errors import SetupError
 
 if TYPE_CHECKING:
@@ -75,11 +75,17 @@ def _follow(layout: PlatformDir, child: subprocess.Popen[bytes], observer: Obser
             child.terminate()
             break
         time.sleep(_POLL_S)
-    state = PlatformState.load(layout.state)
-    observer.changed(state)
+    # Of a supervisor that was turned away, because another has the folder, only its log tells.
     log = layout.logs / "supervisor.log"
-    last = log_tail(log, lines=40).rpartition("error: ")[2]
-    raise SetupError(last or f"the supervisor ended: see {log}")
+    words = log_tail(log, lines=40).rpartition("error: ")[2].strip()
+    state = PlatformState.load(layout.state)
+    if state.phase == "failed" and state.failure == words:
+        observer.changed(state)
+        if state.failed_component:
+            name = state.failed_component
+            what = words.removeprefix(name).partition(" (its log is ")[0].strip()
+            raise ComponentFailed(name, what, layout.logs / f"{name}.log")
+    raise SetupError(words or f"the supervisor ended without a word: see {log}")
 
 
 def stop_platform(layout: PlatformDir, observer: Observer) -> bool:

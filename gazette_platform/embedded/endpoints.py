@@ -99,6 +99,8 @@ class PlatformState:
     """installing, starting, ready, stopping, stopped or failed."""
     failure: str = ""
     """Why it failed."""
+    failed_component: str = ""
+    """Which component died, if one did."""
     pid: int = 0
     """Of the supervisor."""
     started: int = 0

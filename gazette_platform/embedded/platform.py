@@ -18,7 +18,14 @@ if TYPE_CHECKING:
     from gazette_platform.embedded.component import Component
     from gazette_platform.embedded.layout import PlatformDir
 
-__all__ = ["OPTIONAL", "PlatformOptions", "components_of", "endpoints_of", "environment_of"]
+__all__ = [
+    "OPTIONAL",
+    "PlatformOptions",
+    "components_of",
+    "endpoints_of",
+    "environment_of",
+    "install_tools",
+]
 
 # What `--without` may name. The rest is the journal service itself.
 OPTIONAL = ("metastore", "trino", "dagster", "broker")
@@ -117,6 +124,20 @@ def environment_of(layout: PlatformDir, endpoints: Endpoints) -> dict[str, str]:
     return {name: value for name, value in variables.items() if value}
 
 
+def install_tools(options: PlatformOptions) -> None:
+    """Install what the components of a platform run on and is missing.
+
+    Raises: SetupError: a tool cannot be installed.
+    """
+    tools.etcd()
+    if options.has("metastore"):
+        tools.java(21)
+        tools.iceberg_spark_runtime()
+    if options.has("trino"):
+        tools.java(25)
+        tools.trino()
+
+
 def components_of(
     layout: PlatformDir, options: PlatformOptions, ports: Mapping[str, int]
 ) -> list[Component]:
@@ -154,7 +175,7 @@ def components_of(
                 layout.trino,
                 port=ports["trino"],
                 metastore=endpoints.metastore.removeprefix("thrift://"),
-                requires=lake,
+                uses=lake,
             )
         )
     if options.has("dagster"):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol, final
 from gazette_platform.embedded.endpoints import ComponentState, PlatformState
 from gazette_platform.embedded.platform import components_of, endpoints_of
 from gazette_platform.embedded.ports import HOST, choose_ports, is_free
-from gazette_platform.embedded.process import Child, ProcessId, log_tail, stop_process
+from gazette_platform.embedded.process import Child, ProcessId, stop_process
 from gazette_platform.errors import SetupError
 
 if TYPE_CHECKING:
@@ -35,13 +35,25 @@ if TYPE_CHECKING:
     from gazette_platform.embedded.layout import PlatformDir
     from gazette_platform.embedded.platform import PlatformOptions
 
-__all__ = ["Observer", "Supervisor", "remove_leftovers"]
+__all__ = ["ComponentFailed", "Observer", "Supervisor", "remove_leftovers"]
 
 _log = logging.getLogger(__name__)
 
 _POLL_S = 0.1
 _PROBES_MAX = 8
 _LEFTOVER_TIMEOUT_S = 20.0
+
+
+class ComponentFailed(SetupError):
+    """A component died, or was not ready in time.
+
+    Attributes: component: its name. log: path of its log.
+    """
+
+    def __init__(self, component: str, what: str, log: Path) -> None:
+        self.component = component
+        self.log = log
+        super().__init__(f"{component} {what} (its log is {log})")
 
 
 class Observer(Protocol):
@@ -103,6 +115,8 @@ class Supervisor:
                     self._watch()
             except SetupError as error:
                 self._state.failure = str(error)
+                if isinstance(error, ComponentFailed):
+                    self._state.failed_component = error.component
                 raise
             finally:
                 self._stop_all()
@@ -193,8 +207,11 @@ class Supervisor:
         if probe is None:
             self._probes[component.name] = pool.submit(component.ready)
         if waited_s > component.start_timeout_s:
-            raise SetupError(
-                self._with_log(component, f"was not ready within {component.start_timeout_s:.0f} s")
+            state.state = "failed"
+            raise ComponentFailed(
+                component.name,
+                f"was not ready within {component.start_timeout_s:.0f} s",
+                self._log_of(component),
             )
 
     def _start(self, component: Component, state: ComponentState) -> None:
@@ -224,11 +241,7 @@ class Supervisor:
         child = self._children[component.name]
         if child.exit_code() is not None:
             self._state.components[component.name].state = "failed"
-            raise SetupError(self._with_log(component, child.how_it_ended()))
-
-    def _with_log(self, component: Component, what: str) -> str:
-        log = self._log_of(component)
-        return f"{component.name} {what}. The end of {log}:\n{log_tail(log)}"
+            raise ComponentFailed(component.name, child.how_it_ended(), self._log_of(component))
 
     def _announce(self) -> None:
         pids = {name: child.id.pid for name, child in self._children.items()}
@@ -264,7 +277,12 @@ class Supervisor:
 
     def _ask_unneeded(self, stopping: dict[str, float]) -> None:
         # A component goes when nobody that needs it is left: the reverse of how they came.
-        needed = {name for c in self._components if c.name in self._children for name in c.requires}
+        needed = {
+            name
+            for c in self._components
+            if c.name in self._children
+            for name in (*c.requires, *c.uses)
+        }
         for component in self._components:
             name = component.name
             if name in self._children and name not in needed and name not in stopping:

@@ -101,12 +101,10 @@ def write_configuration(etc: Path, *, port: int, data_dir: Path, metastore: str)
         (etc / name).write_text(text, "utf-8")
 
 
-def trino_component(
-    folder: Path, *, port: int, metastore: str, requires: tuple[str, ...]
-) -> Component:
+def trino_component(folder: Path, *, port: int, metastore: str, uses: tuple[str, ...]) -> Component:
     """Trino with its state in `folder`; its tools are installed and its configuration written.
 
-    Args: port: of HTTP, on 127.0.0.1. metastore: ``host:port``, or empty.
+    Args: port: of HTTP, on 127.0.0.1. metastore: ``host:port``, or empty. uses: what it calls.
     """
     home = tools.trino()
     etc = folder / "etc"
@@ -127,7 +125,7 @@ def trino_component(
     return Component(
         name=NAME,
         command=command,
-        requires=requires,
+        uses=uses,
         ports=(port,),
         folder=folder,
         ready=lambda: _answers(port, query),

@@ -1,0 +1,297 @@
+"""The ``gazette`` program: run a broker, or a whole platform on one machine."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from gazette_platform.cli import errors
+from gazette_platform.cli.ini import apply_ini, render_ini
+from gazette_platform.cli.logs import set_up_logging
+from gazette_platform.cli.serve_options import (
+    SERVE_OPTIONS,
+    broker_config,
+    option_values,
+    with_serve_options,
+)
+from gazette_platform.errors import GazetteError, SetupError, ValidationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gazette_platform.embedded.layout import PlatformDir
+    from gazette_platform.embedded.platform import PlatformOptions
+
+__all__ = ["app", "main"]
+
+_INI = "gazette.ini"
+_LOG_LINES = 20
+
+app = typer.Typer(
+    name="gazette",
+    help="A streaming log whose storage is the data lake itself.",
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+
+Root = Annotated[
+    Path, typer.Option("--root", metavar="DIR", help="Folder of the platform; made if missing.")
+]
+
+
+@app.callback(invoke_without_command=True)
+def _root_command(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(1)
+
+
+def _serve(values: dict[str, Any]) -> None:
+    """Run one broker until SIGTERM or SIGINT.
+
+    Options come from flags, else from gazette.ini (in ., or ~/.config/gazette), else from the
+    environment.
+
+    **Examples**
+
+    gazette serve --etcd.address http://localhost:2379 --broker.file-root /srv/fragments
+
+    BROKER_PORT=8080 gazette serve --broker.zone us-east-1a --log.level info
+    """
+    set_up_logging(values["log.level"], values["log.format"])
+    config = broker_config(values)
+    from gazette_platform.broker import serve as broker_serve  # noqa: PLC0415  starts no faster else
+
+    broker_serve.run(config)
+
+
+def _print_config(values: dict[str, Any]) -> None:
+    """Print the options of **gazette serve**, merged from all sources, as an INI file.
+
+    **Example**
+
+    gazette print-config --broker.zone us-east-1a > gazette.ini
+    """
+    broker_config({**values})
+    print(render_ini(option_values(values)), end="")
+
+
+app.command("serve")(with_serve_options(_serve))
+app.command("print-config")(with_serve_options(_print_config))
+
+
+@app.command()
+def up(
+    root: Root,
+    brokers: Annotated[int, typer.Option(help="Number of broker processes.")] = 1,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAMES", help="Leave out, comma-separated: metastore, trino, dagster, broker."
+        ),
+    ] = None,
+    port: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=PORT", help="Fix a port, as trino=8080. Repeatable."),
+    ] = None,
+    *,
+    detach: Annotated[bool, typer.Option("--detach", help="Return when all is ready.")] = False,
+) -> None:
+    """Start a platform: etcd, brokers, Hive Metastore, Trino and Dagster, on this machine.
+
+    Tools that are missing are installed first, into GAZETTE_CACHE. All ports are of 127.0.0.1, and
+    the same again when the folder is used again. When all is ready, the addresses are printed and
+    written to DIR/endpoints.json; logs are in DIR/logs. Without --detach it runs until interrupted.
+
+    **Examples**
+
+    gazette up --root ~/platform --detach
+
+    gazette up --root /tmp/p --without dagster,trino --port broker-1=8080
+    """
+    from gazette_platform.embedded.board import Board  # noqa: PLC0415  an extra
+    from gazette_platform.embedded.control import start_detached  # noqa: PLC0415
+    from gazette_platform.embedded.layout import PlatformDir  # noqa: PLC0415
+    from gazette_platform.embedded.platform import install_tools  # noqa: PLC0415
+    from gazette_platform.embedded.supervisor import ComponentFailed, Supervisor  # noqa: PLC0415
+
+    layout = PlatformDir.at(root)
+    options = _platform_options(brokers, without or [], port or [])
+    try:
+        with Board() as board:
+            if detach:
+                layout.make()
+                install_tools(options)
+                start_detached(layout, options, board)
+            else:
+                Supervisor(layout, options, board).run()
+    except ComponentFailed as error:
+        _show_log(error.log)
+        raise
+
+
+def _platform_options(brokers: int, without: list[str], ports: list[str]) -> PlatformOptions:
+    from gazette_platform.embedded.platform import PlatformOptions  # noqa: PLC0415
+
+    names = frozenset(name.strip() for text in without for name in text.split(",") if name.strip())
+    fixed: dict[str, int] = {}
+    for text in ports:
+        name, _, number = text.partition("=")
+        if not number.isdecimal() or not 0 < int(number) < 65536:
+            raise ValidationError(f"expected NAME=PORT, got {text!r}", path="--port")
+        fixed[name] = int(number)
+    return PlatformOptions(brokers=brokers, without=names, ports=fixed)
+
+
+def _show_log(log: Path) -> None:
+    from gazette_platform.embedded.process import log_tail  # noqa: PLC0415
+
+    print(f"--- the end of {log}", file=sys.stderr)
+    print(log_tail(log, lines=_LOG_LINES), file=sys.stderr)
+    print("---", file=sys.stderr)
+
+
+@app.command()
+def down(root: Root) -> None:
+    """Stop the platform of a folder, in order. Its data stays.
+
+    **Example**
+
+    gazette down --root ~/platform
+    """
+    from gazette_platform.embedded.board import Board  # noqa: PLC0415
+    from gazette_platform.embedded.control import stop_platform  # noqa: PLC0415
+
+    layout = _existing(root)
+    with Board() as board:
+        ran = stop_platform(layout, board)
+    if not ran:
+        print(f"nothing runs in {layout.root}")
+
+
+@app.command()
+def status(
+    root: Root,
+    *,
+    output: Annotated[str, typer.Option("-o", "--output", help="table or json.")] = "table",
+) -> None:
+    """Show the components of a platform. Exits with 1 unless all are ready.
+
+    **Example**
+
+    gazette status --root ~/platform -o json
+    """
+    from gazette_platform.embedded.control import platform_state  # noqa: PLC0415
+
+    if output not in {"table", "json"}:
+        raise ValidationError(f"expected table or json, got {output!r}", path="--output")
+    layout = _existing(root)
+    state = platform_state(layout)
+    if output == "json":
+        components = {
+            name: {"state": c.state, "pid": c.pid, "ready_after_s": c.ready_after_s}
+            for name, c in state.components.items()
+        }
+        print(json.dumps({"phase": state.phase, "components": components}, indent=2))
+    else:
+        table = Table(title=f"{layout.root}: {state.phase}", title_justify="left")
+        for column in ("component", "state", "pid", "log"):
+            table.add_column(column)
+        for name, component in state.components.items():
+            log = str(layout.logs / f"{name}.log")
+            table.add_row(name, component.state, str(component.pid or ""), log)
+        Console().print(table)
+    if state.phase != "ready" or any(c.state != "ready" for c in state.components.values()):
+        raise typer.Exit(1)
+
+
+@app.command()
+def env(root: Root) -> None:
+    """Print what programs need to find a running platform, as shell assignments.
+
+    With it Spark, Dagster and this package's clients work against the platform.
+
+    **Example**
+
+    eval "$(gazette env --root ~/platform)"
+    """
+    from gazette_platform.embedded.endpoints import Endpoints  # noqa: PLC0415
+    from gazette_platform.embedded.platform import environment_of  # noqa: PLC0415
+
+    layout = _existing(root)
+    endpoints = Endpoints.load(layout.endpoints)
+    variables = environment_of(layout, endpoints)
+    if endpoints.broker:
+        variables["BROKER_ADDRESS"] = endpoints.broker  # gazctl's own
+    for name, value in variables.items():
+        print(f"export {name}={shlex.quote(value)}")
+
+
+@app.command()
+def install() -> None:
+    """Install every tool that platform, demo and tests need, into GAZETTE_CACHE.
+
+    What is there is not fetched again, so this is quick the second time.
+    """
+    from gazette_platform.embedded import tools  # noqa: PLC0415
+
+    tools.install_all()
+    print(f"all tools are in {tools.cache_dir()}")
+
+
+@app.command()
+def demo(
+    root: Annotated[
+        Path | None,
+        typer.Option("--root", metavar="DIR", help="Folder of the platform; default: temporary."),
+    ] = None,
+    *,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the platform running.")] = False,
+) -> None:
+    """Publish 336,776 real flights, and query them from Trino and Spark.
+
+    Starts a platform, appends every flight of 2013 from New York as a JSON line, follows the
+    journals live, waits until sensor and rollups have done their work, and compares all counts.
+
+    **Example**
+
+    gazette demo --keep --root ~/demo
+    """
+    from gazette_platform.cli import demo as content  # noqa: PLC0415  needs every extra
+
+    code = content.run(root=root, keep=keep)
+    if code:
+        raise typer.Exit(code)
+
+
+def _existing(root: Path) -> PlatformDir:
+    from gazette_platform.embedded.layout import PlatformDir  # noqa: PLC0415
+
+    layout = PlatformDir.at(root)
+    if not layout.root.is_dir():
+        raise SetupError(
+            f"there is no folder {layout.root} (start a platform there with "
+            f"`gazette up --root {layout.root}`)"
+        )
+    return layout
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program. Returns: the exit code."""
+    try:
+        apply_ini(_INI, {option.name: option.variable for option in SERVE_OPTIONS})
+    except GazetteError as error:
+        print(f"gazette: error: {error}", file=sys.stderr)
+        return errors.EXIT_FAILED
+    return errors.run(app, "gazette", argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,195 @@
+"""Options of `gazette serve`, in one table: flag, environment variable, INI key, default, help."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gazette_platform.broker.config import BrokerConfig
+from gazette_platform.errors import ValidationError
+from gazette_platform.protocol import format_duration, parse_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["SERVE_OPTIONS", "ServeOption", "broker_config", "option_values", "with_serve_options"]
+
+_NANOSECONDS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOption:
+    """One option of a broker process."""
+
+    name: str
+    """As ``broker.zone``; the part before the first dot is its group and INI section."""
+    variable: str
+    """Environment variable."""
+    kind: type
+    """str, int, bool or Path; float stands for a duration in seconds, given as ``1m30s``."""
+    field: str
+    """Field of `BrokerConfig`; empty for options of the process itself."""
+    help: str
+    """One sentence."""
+    fallback: str = ""
+    """Default of options that have no field."""
+
+    @property
+    def parameter(self) -> str:
+        """Name of the Python parameter."""
+        return self.name.replace(".", "_").replace("-", "_")
+
+    def default(self) -> Any:
+        """Default, in the form that a user would write; None for no value."""
+        if not self.field:
+            return self.fallback
+        known = {f.name: f for f in fields(BrokerConfig)}[self.field]
+        factory = known.default_factory
+        value = known.default if factory is MISSING else factory()
+        return None if value is None else _text(self.kind, value)
+
+    def parse(self, value: Any) -> Any:
+        """The value of the field.
+
+        Raises: ValidationError: a duration is malformed.
+        """
+        if self.kind is not float:
+            return value
+        try:
+            return parse_duration(value) / _NANOSECONDS
+        except ValidationError as error:
+            raise ValidationError(str(error), path=self.name) from error
+
+
+def _text(kind: type, value: Any) -> Any:
+    if kind is float:
+        return format_duration(round(value * _NANOSECONDS))
+    return str(value) if kind is Path else value
+
+
+def _broker(name: str, kind: type, text: str, field: str = "") -> ServeOption:
+    variable = "BROKER_" + name.replace("-", "_").upper()
+    return ServeOption(f"broker.{name}", variable, kind, field or name.replace("-", "_"), text)
+
+
+SERVE_OPTIONS = (
+    _broker("zone", str, "Availability zone of this broker."),
+    _broker(
+        "id", str, "Id of this broker in its zone, at least 4 bytes. Default: two random words."
+    ),
+    _broker("host", str, "Host that is bound, and advertised to clients and peers."),
+    _broker("port", int, "TCP port of the gRPC service; 0 for any free one."),
+    _broker("http-host", str, "Address that the HTTP port binds to."),
+    _broker("http-port", int, "TCP port of readiness and metrics; 0 for any free one."),
+    _broker("file-root", Path, "Folder that roots file:// stores; must exist."),
+    _broker("file-only", bool, "Map every store to file:///; needs --broker.file-root."),
+    _broker("spool-dir", Path, "Folder of the spools: scratch, on a local disk."),
+    _broker("limit", int, "Most journals that this broker takes on.", "journal_limit"),
+    _broker("max-append-rate", int, "Bytes per second and journal; 0 for no cap."),
+    _broker("min-append-rate", int, "Bytes per second that an appending client must sustain."),
+    _broker("max-replication", int, "Cap on the replication of journals."),
+    _broker("max-grpc-recv-size", int, "Largest message received, in bytes."),
+    _broker("watch-delay", float, "Time over which etcd events are gathered.", "watch_delay_s"),
+    _broker(
+        "append-wait",
+        float,
+        "How long an append waits for its journal to become writable; 0s fails at once.",
+        "append_wait_s",
+    ),
+    _broker(
+        "drain-timeout",
+        float,
+        "After SIGTERM, when to leave although nobody took over. Default: wait for ever.",
+        "drain_timeout_s",
+    ),
+    ServeOption(
+        "etcd.address",
+        "ETCD_ADDRESS",
+        str,
+        "etcd_address",
+        "Etcd endpoints, comma-separated: http, https or unix.",
+    ),
+    ServeOption(
+        "etcd.prefix", "ETCD_PREFIX", str, "etcd_prefix", "Path under which the cluster keeps keys."
+    ),
+    ServeOption(
+        "etcd.lease",
+        "ETCD_LEASE_TTL",
+        float,
+        "etcd_lease_s",
+        "Time after which etcd forgets a broker that died.",
+    ),
+    ServeOption(
+        "log.level", "LOG_LEVEL", str, "", "trace, debug, info, warn, error or fatal.", "warn"
+    ),
+    ServeOption("log.format", "LOG_FORMAT", str, "", "text, json or color.", "text"),
+)
+
+
+def with_serve_options(command: Callable[[dict[str, Any]], None]) -> Callable[..., None]:
+    """A function for Typer with a parameter per option, which calls `command` with all values.
+
+    The values are keyed by the full name of the option, as ``broker.zone``.
+    """
+
+    def call(**parameters: Any) -> None:
+        command({option.name: parameters[option.parameter] for option in SERVE_OPTIONS})
+
+    call.__doc__ = command.__doc__
+    call.__name__ = command.__name__
+    parameters = [
+        inspect.Parameter(
+            option.parameter,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=option.default(),
+            annotation=_annotation(option),
+        )
+        for option in SERVE_OPTIONS
+    ]
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {p.name: p.annotation for p in parameters}
+    return call
+
+
+def _annotation(option: ServeOption) -> Any:
+    kind: Any = str if option.kind in {float, Path} else option.kind
+    if option.default() is None:
+        kind = kind | None
+    group = option.name.partition(".")[0].capitalize()
+    declaration = typer.Option(
+        f"--{option.name}",
+        envvar=option.variable,
+        help=option.help,
+        metavar="DURATION" if option.kind is float else None,
+        rich_help_panel=group,
+        show_default=option.default() not in {None, ""},
+    )
+    return Annotated[kind, declaration]
+
+
+def broker_config(values: Mapping[str, Any]) -> BrokerConfig:
+    """The settings of a broker from the values of its options.
+
+    Raises: ValidationError: a value is malformed, out of range, or names what does not exist.
+    """
+    chosen: dict[str, Any] = {}
+    for option in SERVE_OPTIONS:
+        value = values[option.name]
+        if not option.field or value is None:
+            continue
+        chosen[option.field] = Path(value) if option.kind is Path else option.parse(value)
+    return BrokerConfig(**chosen)
+
+
+def option_values(values: Mapping[str, Any]) -> dict[str, str]:
+    """The values as text, by full name, for an INI file; options without a value are left out."""
+    found = {}
+    for option in SERVE_OPTIONS:
+        value = values[option.name]
+        if value is not None:
+            found[option.name] = str(value).lower() if option.kind is bool else str(value)
+    return found
