@@ -80,6 +80,7 @@ class Allocator:
         self._plan: Plan | None = None
         self._dirty: set[str] = set()
         self._starved: set[str] = set()
+        self._starved_at = 0
         space.observe(self._note_changes)
 
     @property
@@ -166,7 +167,9 @@ class Allocator:
             self._plan = Plan(self._state, limits)
             self._dirty = {*self._state.journals, *self._state.assignments}
             self._starved.clear()
-        elif self._starved and self._plan.has_room:
+        elif self._starved and self._plan.has_room and self._starved_at != self._space.revision:
+            # Once a revision, or rounds would never end while an item cannot be served.
+            self._starved_at = self._space.revision
             self._dirty |= self._starved
         names = sorted(self._dirty)[:_ROUND_ITEMS]
         self._dirty.difference_update(names)
@@ -191,7 +194,8 @@ class Allocator:
                 continue
             replication = item.spec.desired_replication(self._max_replication)
             desired = plan.solve(name, replication, self._state.assignments_of(name))
-            if len(desired) < min(replication, members_usable):
+            is_short = len(desired) < min(replication, members_usable)
+            if is_short or any(plan.is_overfull(member) for member in desired):
                 self._starved.add(name)
             pieces.append(
                 converge_item(

@@ -79,6 +79,10 @@ class Plan:
         """Whether any member could hold one more item."""
         return any(self._held[member] < limit for member, limit in self.limits.items())
 
+    def is_overfull(self, member: ProcessId) -> bool:
+        """Whether the member holds more than it may, for want of room elsewhere."""
+        return self._held[member] > self.limits[member]
+
     def desired_of(self, item: str) -> tuple[ProcessId, ...]:
         """The members that ought to hold the item, as solved last."""
         return self._desired.get(item, ())
@@ -101,18 +105,19 @@ class Plan:
         slots = {a.process_id: a.slot for a in assignments if a.process_id in self.limits}
         # Who was chosen before goes first: a hand-over under way must not turn back half-way.
         # Then the primary, whose move costs most.
-        current = sorted(
-            slots, key=lambda m: (m not in before, slots[m] != 0, self._ratio(m), slots[m], m)
+        known = sorted(
+            {*slots, *(m for m in before if m in self.limits)},
+            key=lambda m: (m not in before, slots.get(m, 1) != 0, self._ratio(m), m),
         )
-        chosen = [m for m in current if self._has_room(m)][:replication]
+        chosen = [m for m in known if self._has_room(m)][:replication]
         while len(chosen) < replication:
             best = self._best_addition(chosen)
             if best is None:
                 break
             chosen.append(best)
         # No room elsewhere: better an overfull member than a lost replica.
-        reluctant = (m for m in current if m not in chosen)
-        chosen.extend(m for m, _ in zip(reluctant, range(replication - len(chosen)), strict=False))
+        reluctant = [m for m in known if m in slots and m not in chosen]
+        chosen.extend(reluctant[: max(0, replication - len(chosen))])
         self._spread(chosen)
         self._set(item, tuple(sorted(chosen)))
         return self.desired_of(item)

@@ -140,10 +140,9 @@ def test_t7_primary_stays_even_if_inconsistent():
 def test_t8_full_member_is_not_added_but_its_slot_is_left_out():
     ids = [ProcessId("zone", f"member-{n}") for n in ("d", "e")]
     state = cluster({A: 7}, replication=5)
-    for n, m in enumerate(ids):
-        LEASES[m], MEMBER_REVISIONS[m] = 0xD + n, 20 + n
+    for m in ids:
         value = encode_broker_spec(BrokerSpec(m, "http://host:80", journal_limit=10))
-        state.put(kv(member_key(P, m), value, MEMBER_REVISIONS[m], LEASES[m]))
+        state.put(kv(member_key(P, m), value, 20, 0xD))
     limits = {**LIMITS, ids[0]: 0, ids[1]: 10}
     piece = step(state, [A, B, *ids], replication=4, limits=limits)
     puts = [op.key for op in piece.operations if isinstance(op, Put)]
