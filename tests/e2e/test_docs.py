@@ -69,8 +69,9 @@ def missing_lines(expected: str, output: str) -> list[str]:
     lines = [" ".join(line.split()) for line in output.splitlines()]
     missing = []
     for wanted in filter(str.strip, expected.splitlines()):
-        parts = (re.escape(" ".join(part.split())) for part in wanted.split("…"))
-        if not any(re.fullmatch(r"\s*.*?\s*".join(parts), line) for line in lines):
+        parts = [re.escape(" ".join(part.split())) for part in wanted.split("…")]
+        pattern = re.compile(r"\s*.*?\s*".join(parts))
+        if not any(pattern.fullmatch(line) for line in lines):
             missing.append(wanted)
     return missing
 
@@ -179,8 +180,8 @@ def test_snippets_are_found_with_their_words_and_lines():
 def test_page_runs_in_order_in_one_folder(tmp_path):
     text = (
         "```text file=in/data.txt\none\ntwo\n```\n"
-        "```bash run\nwc -l < in/data.txt > count; echo lines: $(cat count) at 12:34\n```\n"
-        "```text output\nlines: 2 at …\n```\n"
+        "```bash run\nwc -l < in/data.txt > count; echo first; echo lines: $(cat count) at 12:34; echo 15\n```\n"
+        "```text output\nfirst\nlines: 2 at …\n15\n```\n"
         "```python run\nprint(open('count').read())\n```\n"
         "```bash run fails\ncat nowhere\n```\n"
     )
@@ -193,7 +194,7 @@ def test_page_runs_in_order_in_one_folder(tmp_path):
     [
         ("```bash run\nfalse | true\n```\n", "page.md:1: exit code 1"),
         ("```bash run fails\ntrue\n```\n", "exit code 0"),
-        ("```bash run\necho 3\n```\n```text output\n4\n```\n", r"not printed: \['4'\]"),
+        ("```bash run\necho 3; echo 14\n```\n```text output\n4\n```\n", r"not printed: \['4'\]"),
     ],
 )
 def test_page_that_lies_fails(tmp_path, text, why):
