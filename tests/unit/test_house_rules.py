@@ -165,7 +165,8 @@ def test_installed_hive_metastore_is_the_thrift_client():
 def test_tree_names_no_place_of_one_machine():
     # Spelled in pieces, or this file would be the first find.
     places = ["/" + "root/", "/" + "work/main", "/" + "work/shared", f"{ROOT}/", f"{Path.home()}/"]
-    pattern = re.compile("|".join([*map(re.escape, places), "/(?:home|Users)/" + "[a-z]"]))
+    alternatives = "|".join([*map(re.escape, places), "/(?:home|Users)/" + "[a-z]"])
+    pattern = re.compile(rf"(?<![\w/])(?:{alternatives})")
     found = []
     for path in tracked():
         if path.name == "uv.lock" or path.suffix in {".gz", ".zip", ".png", ".jar"}:
