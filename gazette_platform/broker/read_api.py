@@ -22,12 +22,13 @@ from gazette_platform.protocol.content import CONTENT_CHUNK_BYTES, encode_read_c
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
+    from collections.abc import AsyncGenerator
 
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.resolver import Resolution, Resolver
     from gazette_platform.fragment.completed import LocalFile
     from gazette_platform.fragment.index import QueryResult
+    from gazette_platform.stores import ActiveStore
 
 __all__ = ["ReadApi"]
 
@@ -102,10 +103,7 @@ class ReadApi:
                 if fragment is None or self._ends_at_metadata(request, offset, file):
                     return
                 end = min(fragment.end, request.end_offset or fragment.end)
-                if file is not None:
-                    contents = self._local(file, fragment, offset, end)
-                else:
-                    contents = self._remote(replica, fragment, offset, end)
+                contents = self._content(replica, file, fragment, offset, end)
                 async with aclosing(contents):
                     async for content in contents:
                         yield encode_read_content(offset, content)
@@ -160,6 +158,19 @@ class ReadApi:
             ) from err
 
     # -------------------------------------------------------------------------------- content
+    def _content(
+        self,
+        replica: Replica,
+        file: LocalFile | None,
+        fragment: Fragment,
+        offset: int,
+        end: int,
+    ) -> AsyncGenerator[bytes] | AsyncGenerator[memoryview]:
+        """Bytes [offset, end) of the journal, in pieces fit for a message."""
+        if file is not None:
+            return self._local(file, fragment, offset, end)
+        return self._remote(replica, fragment, offset, end)
+
     async def _local(
         self, file: LocalFile, fragment: Fragment, offset: int, end: int
     ) -> AsyncGenerator[bytes]:
@@ -182,43 +193,43 @@ class ReadApi:
 
     async def _remote(
         self, replica: Replica, fragment: Fragment, offset: int, end: int
-    ) -> AsyncGenerator[bytes]:
-        codec = fragment.codec
-        if codec is CompressionCodec.GZIP_OFFLOAD_DECOMPRESSION and not fragment.backing_store:
-            codec = CompressionCodec.NONE
-        loop = asyncio.get_running_loop()
+    ) -> AsyncGenerator[memoryview]:
         skip, left = offset - fragment.begin, end - offset
-        steps = decompressor(codec)
         try:
             store = self._context.stores.get(fragment.backing_store)
-            stored = store.get(fragment.content_path)
-            async for piece in stored:
-                contents = decompress_steps(steps, piece, step_bytes_max=CONTENT_CHUNK_BYTES)
-                while left > 0:
-                    content = await loop.run_in_executor(self._context.executor, _next, contents)
-                    if content is None:
-                        break
+            async with aclosing(self._contents(store, fragment)) as contents:
+                async for content in contents:
                     if skip >= len(content):
                         skip -= len(content)
                         continue
-                    view = content[skip : skip + left] if skip or left < len(content) else content
+                    view = memoryview(content)[skip : skip + left]
                     skip = 0
                     left -= len(view)
                     yield view
-                if left <= 0:
-                    return
-            steps.finish()
+                    if left <= 0:
+                        return
         except (DataError, StoreError) as err:
             raise RpcFailed(
                 Code.UNKNOWN, f"{replica.name}: reading {fragment.content_path}: {err}"
             ) from err
-        if left > 0:
-            raise RpcFailed(
-                Code.UNKNOWN,
-                f"{replica.name}: {fragment.content_path} ends {left} bytes before its name says "
-                "(restore the file, or remove it)",
-            )
+        raise RpcFailed(
+            Code.UNKNOWN,
+            f"{replica.name}: {fragment.content_path} ends {left} bytes before its name says "
+            "(restore the file, or remove it)",
+        )
 
-
-def _next(contents: Iterator[bytes]) -> bytes | None:
-    return next(contents, None)
+    async def _contents(self, store: ActiveStore, fragment: Fragment) -> AsyncGenerator[bytes]:
+        """All content of a stored fragment, in steps of bounded size."""
+        loop = asyncio.get_running_loop()
+        steps = decompressor(fragment.codec)
+        async with aclosing(store.get(fragment.content_path)) as pieces:
+            async for piece in pieces:
+                if fragment.codec is CompressionCodec.NONE:
+                    yield piece
+                    continue
+                contents = decompress_steps(steps, piece, step_bytes_max=CONTENT_CHUNK_BYTES)
+                while content := await loop.run_in_executor(
+                    self._context.executor, next, contents, b""
+                ):
+                    yield content
+        steps.finish()
