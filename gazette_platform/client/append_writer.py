@@ -118,6 +118,7 @@ class AppendWriter:
         self._queue: list[_Batch] = []
         self._current: _Batch | None = None
         self._buffered_bytes = 0
+        self._committed_bytes = 0
         self._is_draining = False
         self._is_closed = False
         self._error: GazetteError | None = None
@@ -127,6 +128,11 @@ class AppendWriter:
         self._is_idle.set()
         self.last_result: AppendResult | None = None
         """The latest commit; covers a whole batch."""
+
+    @property
+    def committed_bytes(self) -> int:
+        """Bytes written here that are committed."""
+        return self._committed_bytes
 
     @property
     def buffered_bytes(self) -> int:
@@ -237,6 +243,7 @@ class AppendWriter:
         else:
             batch.committed_at = result.begin
             self.last_result = result
+            self._committed_bytes += batch.size
 
     def _fail(self, err: GazetteError) -> None:
         """End the writer: order would break if later batches were appended."""

@@ -31,7 +31,7 @@ from gazette_platform.protocol import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, Sequence
     from types import TracebackType
 
 __all__ = ["AsyncClient"]
@@ -96,12 +96,14 @@ class AsyncClient:
 
     async def watch_snapshots(
         self, selector: LabelSelector | str = ""
-    ) -> AsyncIterator[ListSnapshot]:
+    ) -> AsyncGenerator[ListSnapshot, None]:
         """The journals that match now, and again after each change of their specs."""
         async for snapshot in listing.watch_journals(self._transport, _selector(selector)):
             yield snapshot
 
-    async def watch(self, selector: LabelSelector | str = "") -> AsyncIterator[JournalListings]:
+    async def watch(
+        self, selector: LabelSelector | str = ""
+    ) -> AsyncGenerator[JournalListings, None]:
         """As `list`, at once and again after each change of specs; routes alone do not count.
 
         Cancellation: safe; ends the watch, as leaving the iteration does.
@@ -284,7 +286,7 @@ class AsyncClient:
         next_page_token: int = 0,
         page_limit: int = 0,
         ttl_s: float = 0,
-    ) -> AsyncIterator[FragmentPage]:
+    ) -> AsyncGenerator[FragmentPage, None]:
         """All pages of `fragments`, fetched as they are asked for."""
         token = next_page_token
         while True:

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-import aiohttp
-
 from gazette_platform.codecs import Decompressor, decompressor
 from gazette_platform.errors import (
     ChecksumMismatch,
@@ -107,6 +105,8 @@ async def _file_pieces(path: Path) -> AsyncIterator[bytes]:
 
 async def _http_pieces(url: str) -> AsyncIterator[bytes]:
     """Stored bytes by HTTP; the library must not decompress them."""
+    import aiohttp  # noqa: PLC0415  slow to import, and only stores behind HTTP need it
+
     timeout = aiohttp.ClientTimeout(
         total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=_STALL_TIMEOUT_S
     )

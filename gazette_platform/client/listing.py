@@ -29,7 +29,7 @@ from gazette_platform.protocol import (
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from gazette_platform.client.transport import Transport
 
@@ -79,7 +79,7 @@ async def _list_once(transport: Transport, selector: LabelSelector) -> ListSnaps
 
 async def watch_journals(
     transport: Transport, selector: LabelSelector
-) -> AsyncIterator[ListSnapshot]:
+) -> AsyncGenerator[ListSnapshot, None]:
     """The journals that match, now and after every change, for as long as it is iterated.
 
     Broken watches are resumed at the revision of the last snapshot, so that none is told twice.

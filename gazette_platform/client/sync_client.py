@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Coroutine,
+    Iterator,
+    Sequence,
+)
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, final
 
 from gazette_platform.client.appender import ContentSource, iter_is_fresh
@@ -269,7 +276,7 @@ class Client:
             self._client.store_health(store, check_delete_prefix=check_delete_prefix)
         )
 
-    def _iterate(self, source: AsyncIterator[T]) -> Iterator[T]:
+    def _iterate(self, source: AsyncGenerator[T, None]) -> Iterator[T]:
         """Drive an async generator; leaving the iteration closes it."""
 
         async def pull() -> tuple[T] | None:
@@ -283,7 +290,7 @@ class Client:
                 yield item[0]
         finally:
             if not self._loop.is_closed:
-                self._loop.run(source.aclose())  # type: ignore[attr-defined]
+                self._loop.run(source.aclose())
 
 
 class _Threaded:

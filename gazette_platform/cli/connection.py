@@ -1,0 +1,223 @@
+"""Options of every `gazctl journals` command: which brokers to talk to, and how to log."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from typer.core import TyperGroup
+from typing_extensions import override
+
+from gazette_platform.cli.logs import set_up_logging
+from gazette_platform.client import AsyncClient, ClientConfig, JournalListing, ListSnapshot
+from gazette_platform.errors import ValidationError
+from gazette_platform.protocol import LabelSelector, parse_duration
+
+__all__ = [
+    "CONNECTION_VARIABLES",
+    "CommonOptionsGroup",
+    "Connection",
+    "Selector",
+    "connect",
+    "connected",
+    "matching",
+]
+
+T = TypeVar("T")
+
+CONNECTION_VARIABLES = {
+    "zone": "ZONE",
+    "log.level": "LOG_LEVEL",
+    "log.format": "LOG_FORMAT",
+    "broker.address": "BROKER_ADDRESS",
+    "broker.cert-file": "BROKER_CERT_FILE",
+    "broker.cert-key-file": "BROKER_CERT_KEY_FILE",
+    "broker.trusted-ca-file": "BROKER_TRUSTED_CA_FILE",
+    "broker.auth-keys": "BROKER_AUTH_KEYS",
+    "broker.auth-token": "BROKER_AUTH_TOKEN",
+    "broker.cache.size": "BROKER_CACHE_SIZE",
+    "broker.cache.ttl": "BROKER_CACHE_TTL",
+}
+"""Environment variables of the options, for INI files."""
+
+Selector = Annotated[
+    str,
+    typer.Option(
+        "-l",
+        "--selector",
+        metavar="SELECTOR",
+        help="Labels of the journals, as in 'name:prefix=a/, env in (dev, test), !private'.",
+    ),
+]
+
+
+class CommonOptionsGroup(TyperGroup):
+    """A group whose own options may also stand behind the name of the command.
+
+    Gazette's programs take them anywhere, and scripts rely on it.
+    """
+
+    @override
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Move the group's options to the front, and parse."""
+        names = {f"--{name}" for name in CONNECTION_VARIABLES}
+        front: list[str] = []
+        back: list[str] = []
+        rest = iter(args)
+        for arg in rest:
+            if arg == "--":
+                back += [arg, *rest]
+                break
+            name, equals, _ = arg.partition("=")
+            if name not in names:
+                back.append(arg)
+            else:
+                front.append(arg)
+                if not equals:
+                    front += [value for value in (next(rest, None),) if value is not None]
+        return super().parse_args(ctx, front + back)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Connection:
+    """The brokers to talk to, as options told."""
+
+    client: ClientConfig
+    has_route_cache: bool
+    """A route cache was asked for: then fragments are read from their stores too."""
+
+
+def connect(
+    ctx: typer.Context,
+    *,
+    zone: Annotated[
+        str, typer.Option("--zone", envvar="ZONE", help="Zone of this process.")
+    ] = "local",
+    log_level: Annotated[
+        str,
+        typer.Option(
+            "--log.level", envvar="LOG_LEVEL", help="trace, debug, info, warn, error or fatal."
+        ),
+    ] = "warn",
+    log_format: Annotated[
+        str, typer.Option("--log.format", envvar="LOG_FORMAT", help="json, text or color.")
+    ] = "text",
+    address: Annotated[
+        str,
+        typer.Option(
+            "--broker.address", envvar="BROKER_ADDRESS", help="Endpoint URL of any broker."
+        ),
+    ] = "http://localhost:8080",
+    cert_file: Annotated[
+        str,
+        typer.Option(
+            "--broker.cert-file", envvar="BROKER_CERT_FILE", help="PEM client certificate."
+        ),
+    ] = "",
+    cert_key_file: Annotated[
+        str,
+        typer.Option(
+            "--broker.cert-key-file", envvar="BROKER_CERT_KEY_FILE", help="PEM key of it."
+        ),
+    ] = "",
+    trusted_ca_file: Annotated[
+        str,
+        typer.Option(
+            "--broker.trusted-ca-file",
+            envvar="BROKER_TRUSTED_CA_FILE",
+            help="PEM roots to trust instead of the system's.",
+        ),
+    ] = "",
+    auth_keys: Annotated[
+        str,
+        typer.Option(
+            "--broker.auth-keys",
+            envvar="BROKER_AUTH_KEYS",
+            help="Base64 keys; the first one signs our calls.",
+            show_default=False,
+        ),
+    ] = "",
+    auth_token: Annotated[
+        str,
+        typer.Option(
+            "--broker.auth-token",
+            envvar="BROKER_AUTH_TOKEN",
+            help="Bearer token to send instead of signing.",
+            show_default=False,
+        ),
+    ] = "",
+    cache_size: Annotated[
+        int,
+        typer.Option(
+            "--broker.cache.size",
+            envvar="BROKER_CACHE_SIZE",
+            min=0,
+            help="Journals whose brokers are dialed directly; 0 lets brokers proxy.",
+        ),
+    ] = 0,
+    cache_ttl: Annotated[
+        str,
+        typer.Option(
+            "--broker.cache.ttl",
+            envvar="BROKER_CACHE_TTL",
+            help="How long a route is believed, as in 1m30s.",
+        ),
+    ] = "1m",
+) -> None:
+    """List, apply, read and append to journals, and keep their fragments."""
+    set_up_logging(log_level, log_format)
+    try:
+        ttl_s = parse_duration(cache_ttl) / 1e9
+    except ValidationError as err:
+        raise err.within("--broker.cache.ttl") from err
+    try:
+        config = ClientConfig(
+            address=address,
+            zone=zone,
+            route_cache_size=cache_size,
+            route_cache_ttl_s=ttl_s,
+            cert_file=cert_file,
+            cert_key_file=cert_key_file,
+            trusted_ca_file=trusted_ca_file,
+            auth_keys=auth_keys,
+            auth_token=auth_token,
+        )
+    except ValidationError as err:
+        raise err.within("--broker") from err
+    ctx.obj = Connection(client=config, has_route_cache=cache_size > 0)
+
+
+def connected(
+    ctx: typer.Context,
+    work: Callable[[AsyncClient], Awaitable[T]],
+    *,
+    file_root: Path | None = None,
+) -> T:
+    """Run `work` with a client of the brokers that options told, on an event loop of its own."""
+    config: ClientConfig = ctx.find_object(Connection).client  # type: ignore[union-attr]
+    if file_root is not None:
+        if not file_root.is_dir():
+            raise ValidationError(f"is not a directory ({file_root})", path="--file-root")
+        config = replace(config, file_root=file_root)
+
+    async def run() -> T:
+        async with AsyncClient(config) as client:
+            return await work(client)
+
+    return asyncio.run(run())
+
+
+async def matching(client: AsyncClient, selector: str) -> list[JournalListing]:
+    """The journals that match.
+
+    Raises: ValidationError: none does; a command that changes things then has nothing to do.
+    """
+    snapshot: ListSnapshot = await client.list_snapshot(LabelSelector.parse(selector))
+    if not snapshot.journals:
+        raise ValidationError(
+            f"no journals match the selector ({selector}); "
+            "`gazctl journals list` shows the journals there are"
+        )
+    return list(snapshot.journals)

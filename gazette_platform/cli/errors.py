@@ -1,0 +1,90 @@
+"""How commands end: exit codes, and errors in one line on stderr without a traceback."""
+
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+
+import typer
+from rich.console import Console
+
+from gazette_platform.errors import GazetteError
+
+__all__ = ["EXIT_FAILED", "EXIT_INTERRUPTED", "one_line", "run"]
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+
+_TRACE_VARIABLE = "GAZETTE_TRACEBACK"
+
+
+def run(app: typer.Typer, prog: str, argv: Sequence[str] | None = None) -> int:
+    """Run a command line, and map how it ended to an exit code.
+
+    Usage errors exit with 2 and are printed by the parser; whatever else fails is one line on
+    stderr and exits with 1. ``GAZETTE_TRACEBACK=1`` adds the traceback.
+
+    Args: argv: arguments without the program's name; None takes the process's.
+    """
+    try:
+        app(args=list(sys.argv[1:] if argv is None else argv), prog_name=prog)
+    except SystemExit as err:
+        return _exit_code(err, prog)
+    except KeyboardInterrupt:
+        _say(prog, "interrupted")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone, as `| head` does: nothing is wrong, and nothing more
+        # can be said. Point stdout elsewhere, or the interpreter complains at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except Exception as err:  # noqa: BLE001  the supervisor of a process: nothing may print a trace
+        return _fail(prog, _message(err))
+    return 0
+
+
+def _message(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, GazetteError):
+        return one_line(str(error))
+    if isinstance(error, OSError):
+        name = f"{error.filename}: " if error.filename else ""
+        return one_line(f"{name}{error.strerror or error}")
+    return (
+        f"unexpected {type(error).__name__}: {one_line(str(error))} "
+        f"(this is a bug; {_TRACE_VARIABLE}=1 shows where)"
+    )
+
+
+def _exit_code(err: SystemExit, prog: str) -> int:
+    if err.code is None:
+        return 0
+    if isinstance(err.code, int):
+        return err.code
+    return _fail(prog, one_line(str(err.code)))
+
+
+def _fail(prog: str, message: str) -> int:
+    if os.environ.get(_TRACE_VARIABLE):
+        traceback.print_exc()
+    _say(prog, message)
+    return EXIT_FAILED
+
+
+def _say(prog: str, message: str) -> None:
+    logging.getLogger(__name__).debug("%s ended: %s", prog, message)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(f"{prog}: error: ", style="bold red", end="")
+    console.print(message, markup=False)
+
+
+def one_line(text: str) -> str:
+    r"""`text` without line breaks.
+
+    >>> one_line("two\n  lines")
+    'two lines'
+    """
+    return " ".join(text.split())

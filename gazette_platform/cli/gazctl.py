@@ -1,0 +1,89 @@
+"""`gazctl`: the command line of journals."""
+
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from gazette_platform.cli import (
+    gazctl_journals_append,
+    gazctl_journals_fragments,
+    gazctl_journals_list,
+    gazctl_journals_read,
+    gazctl_journals_upkeep,
+)
+from gazette_platform.cli.connection import CONNECTION_VARIABLES, CommonOptionsGroup, connect
+from gazette_platform.cli.errors import EXIT_FAILED, run
+from gazette_platform.cli.ini import apply_ini
+from gazette_platform.errors import GazetteError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="gazctl",
+    help="Work with the journals of Gazette-compatible brokers.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+journals = typer.Typer(
+    cls=CommonOptionsGroup,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="List, apply, read and append to journals, and keep their fragments.",
+    epilog=(
+        "Options of the connection may also stand behind the command, come from environment "
+        "variables, or from gazctl.ini in the current folder or ~/.config/gazette."
+    ),
+)
+journals.callback()(connect)
+journals.command("list")(gazctl_journals_list.list_journals)
+journals.command("apply")(gazctl_journals_list.apply)
+journals.command("edit")(gazctl_journals_list.edit)
+journals.command("append")(gazctl_journals_append.append)
+journals.command("read")(gazctl_journals_read.read)
+journals.command("fragments")(gazctl_journals_fragments.fragments)
+journals.command("prune")(gazctl_journals_fragments.prune)
+journals.command("reset-head")(gazctl_journals_upkeep.reset_head)
+journals.command("suspend")(gazctl_journals_upkeep.suspend)
+journals.command("store-health")(gazctl_journals_upkeep.store_health)
+app.add_typer(journals, name="journals")
+
+
+def _print_version(is_asked: bool) -> None:  # noqa: FBT001  the parser's way to call back
+    if is_asked:
+        print(version("gazette-platform"))
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    *,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Work with the journals of Gazette-compatible brokers."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run `gazctl`; returns its exit code, or ends the process when it is the program itself."""
+    try:
+        apply_ini("gazctl.ini", CONNECTION_VARIABLES)
+    except GazetteError as err:
+        print(f"gazctl: error: {err}", file=sys.stderr)
+        code = EXIT_FAILED
+    else:
+        code = run(app, "gazctl", argv)
+    if argv is None:
+        sys.exit(code)
+    return code
+
+
+if __name__ == "__main__":
+    main()

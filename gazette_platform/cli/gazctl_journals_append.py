@@ -1,0 +1,305 @@
+"""`gazctl journals append`."""
+
+import asyncio
+import base64
+import binascii
+import enum
+import os
+import random
+import stat
+import sys
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated, Self, final
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TransferSpeedColumn,
+)
+
+from gazette_platform.cli.connection import Selector, connected, matching
+from gazette_platform.cli.output import note
+from gazette_platform.client import AppendWriter, AsyncClient
+from gazette_platform.errors import DataError, ValidationError
+from gazette_platform.message import fnv1a32, modulo, rendezvous, split_fixed, split_lines
+
+__all__ = ["append"]
+
+_BLOCK_BYTES = 1 << 20
+_STDIN = 0
+
+
+class Framing(enum.StrEnum):
+    """How the input is cut into records."""
+
+    NONE = "none"
+    LINES = "lines"
+    FIXED = "fixed"
+
+
+class Mapping(enum.StrEnum):
+    """How the journal of a record is chosen."""
+
+    RANDOM = "random"
+    MODULO = "modulo"
+    RENDEZVOUS = "rendezvous"
+    DIRECT = "direct"
+
+
+def append(
+    ctx: typer.Context,
+    *,
+    selector: Selector,
+    input_file: Annotated[
+        str, typer.Option("-i", "--input", metavar="FILE", help="What to append; - is stdin.")
+    ] = "-",
+    framing: Annotated[
+        Framing,
+        typer.Option(
+            "-f",
+            "--framing",
+            help="none: all input is one atomic append. lines: each line is one. "
+            "fixed: each frame of magic bytes, length and body is one.",
+        ),
+    ] = Framing.NONE,
+    mapping: Annotated[
+        Mapping,
+        typer.Option(
+            "-m",
+            "--mapping",
+            help="random: any journal that matches. modulo, rendezvous: by the hash of a key, the "
+            "record before each record. direct: the record before each is its journal's name.",
+        ),
+    ] = Mapping.RANDOM,
+    is_base64: Annotated[
+        bool, typer.Option("--base64", help="Keys of framing 'lines' are base64.")
+    ] = False,
+) -> None:
+    """Append a file or stdin to journals.
+
+    Records of framing 'lines' and 'fixed' keep their delimiters, are never split, and reach each
+    journal in the order of the input.
+
+    **Examples**
+
+    gazctl journals append -l name=a/journal -i archive.bin
+
+    gazctl journals append -l name:prefix=a/ --framing lines < events.jsonl
+
+    gazctl journals append -l name:prefix=a/ -f lines -m modulo -i keys-and-records.txt
+    """
+    if framing is Framing.NONE and mapping is not Mapping.RANDOM:
+        raise ValidationError("needs --framing lines or fixed", path=f"--mapping {mapping}")
+    if is_base64 and framing is not Framing.LINES:
+        raise ValidationError("needs --framing lines", path="--base64")
+
+    async def work(client: AsyncClient) -> None:
+        source = _Input(input_file)
+        with source:
+            if framing is Framing.NONE:
+                await _append_whole(client, selector, source)
+            else:
+                await _append_records(
+                    client, selector, source, framing, mapping, is_base64=is_base64
+                )
+
+    connected(ctx, work)
+
+
+@final
+class _Input:
+    """The input in blocks, read by a thread, with a progress bar on a terminal."""
+
+    def __init__(self, name: str) -> None:
+        self._is_stdin = name == "-"
+        self._fd = _STDIN if self._is_stdin else os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+        status = os.fstat(self._fd)
+        if stat.S_ISDIR(status.st_mode):
+            raise ValidationError(f"is a directory ({name})", path="--input")
+        self._size = status.st_size if stat.S_ISREG(status.st_mode) else None
+        self._progress = Progress(
+            TextColumn("appending"),
+            BarColumn(),
+            TaskProgressColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            disable=not sys.stderr.isatty() or (self._is_stdin and sys.stdin.isatty()),
+            transient=True,
+        )
+        self._task = self._progress.add_task("", total=self._size)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+        if not self._is_stdin:
+            os.close(self._fd)
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._blocks()
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether the input can be read again from its begin."""
+        return self._size is not None and not self._is_stdin
+
+    async def _blocks(self) -> AsyncIterator[bytes]:
+        if self.may_repeat:
+            os.lseek(self._fd, 0, os.SEEK_SET)
+            self._progress.reset(self._task)
+        while block := await self._read():
+            yield block
+            self._progress.advance(self._task, len(block))
+
+    async def _read(self) -> bytes:
+        """The next block; b"" at the end. Cancellation: safe, also while a terminal is silent."""
+        if self._size is None:
+            loop = asyncio.get_running_loop()
+            is_ready = asyncio.Event()
+            try:
+                loop.add_reader(self._fd, is_ready.set)
+            except PermissionError:
+                pass  # a device that never blocks, such as /dev/null
+            else:
+                try:
+                    await is_ready.wait()
+                finally:
+                    loop.remove_reader(self._fd)
+        return await asyncio.to_thread(os.read, self._fd, _BLOCK_BYTES)
+
+
+async def _append_whole(client: AsyncClient, selector: str, source: _Input) -> None:
+    journal = random.choice(await matching(client, selector)).name  # noqa: S311  no secret
+    content = source if source.may_repeat else aiter(source)
+    result = await client.append(journal, content)
+    note(f"appended {result.end - result.begin} bytes to {journal} at offset {result.begin}")
+
+
+async def _append_records(
+    client: AsyncClient,
+    selector: str,
+    source: _Input,
+    framing: Framing,
+    mapping: Mapping,
+    *,
+    is_base64: bool,
+) -> None:
+    journals = [journal.name for journal in await matching(client, selector)]
+    router = _Router(journals, mapping, framing, is_base64=is_base64)
+    writers = [client.append_writer(journal) for journal in journals]
+    try:
+        async for records in _records(source, framing):
+            for index, content in router.route(records).items():
+                _ = await writers[index].write(b"".join(content))
+        router.finish()
+    finally:
+        # Also after bad input: what came before it was accepted in order, and is told about.
+        appended = await _close(writers)
+        note(f"appended {router.count} records, {appended} bytes, to {len(journals)} journals")
+
+
+async def _close(writers: list[AppendWriter]) -> int:
+    results = await asyncio.gather(*(writer.close() for writer in writers), return_exceptions=True)
+    errors = [result for result in results if isinstance(result, BaseException)]
+    if errors:
+        raise errors[0]
+    return sum(writer.committed_bytes for writer in writers)
+
+
+async def _records(source: _Input, framing: Framing) -> AsyncIterator[list[bytes]]:
+    """Batches of whole records, delimiters included."""
+    rest = b""
+    async for block in source:
+        if framing is Framing.LINES:
+            lines, rest = split_lines(rest + block)
+            records = [line + b"\n" for line in lines]
+        else:
+            records, rest = split_fixed(rest + block, has_headers=True)
+        if records:
+            yield records
+    if not rest:
+        return
+    if framing is Framing.FIXED:
+        raise DataError(f"unexpected EOF: the input ends within a frame ({len(rest)} bytes of it)")
+    note("the last line has no newline: one was added")
+    yield [rest + b"\n"]
+
+
+@final
+class _Router:
+    """Sorts records by journal; remembers a key at the end of a batch for the next one."""
+
+    def __init__(
+        self, journals: list[str], mapping: Mapping, framing: Framing, *, is_base64: bool
+    ) -> None:
+        self.count = 0
+        self._journals = {name: index for index, name in enumerate(journals)}
+        self._hashes = [fnv1a32(name.encode()) for name in journals]
+        self._mapping = mapping
+        self._framing = framing
+        self._is_base64 = is_base64
+        self._key: bytes | None = None
+        self._random = random.Random()  # noqa: S311  spreads load, guards nothing
+        self._index_of: Callable[[bytes], int] = {
+            Mapping.RANDOM: lambda _: 0,
+            Mapping.MODULO: lambda key: modulo(key, len(journals)),
+            Mapping.RENDEZVOUS: lambda key: rendezvous(key, self._hashes),
+            Mapping.DIRECT: self._named,
+        }[mapping]
+
+    def route(self, records: list[bytes]) -> dict[int, list[bytes]]:
+        """Content for each journal, by its index."""
+        routed: dict[int, list[bytes]] = {}
+        if self._mapping is Mapping.RANDOM:
+            self.count += len(records)
+            if len(self._hashes) == 1:
+                return {0: records}
+            for record in records:
+                index = self._random.randrange(len(self._hashes))
+                routed.setdefault(index, []).append(record)
+            return routed
+        for record in records:
+            if self._key is None:
+                self._key = self._key_of(record)
+            else:
+                routed.setdefault(self._index_of(self._key), []).append(record)
+                self._key = None
+                self.count += 1
+        return routed
+
+    def finish(self) -> None:
+        """Raises: DataError: a key was left without its record."""
+        if self._key is not None:
+            raise DataError(f"unexpected EOF: no record follows the key {self._key[:80]!r}")
+
+    def _key_of(self, record: bytes) -> bytes:
+        if self._framing is Framing.FIXED:
+            return record[8:]
+        key = record.rstrip(b"\r\n")
+        if not self._is_base64:
+            return key
+        try:
+            return base64.b64decode(key, validate=True)
+        except binascii.Error as err:
+            raise DataError(
+                f"the key of record {self.count + 1} is not base64: {key[:80]!r}"
+            ) from err
+
+    def _named(self, key: bytes) -> int:
+        name = key.decode(errors="replace")
+        if name not in self._journals:
+            raise DataError(
+                f'journal "{name}" of record {self.count + 1} is not among those that match the '
+                "selector"
+            )
+        return self._journals[name]

@@ -1,0 +1,198 @@
+"""`gazctl journals fragments` and `prune`."""
+
+import enum
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from google.protobuf import text_format
+
+from gazette_platform.cli.connection import Selector, connected, matching
+from gazette_platform.cli.gazctl_journals_upkeep import is_fully_suspended
+from gazette_platform.cli.output import note, print_json, print_table, print_text
+from gazette_platform.client import AsyncClient, FragmentListing
+from gazette_platform.errors import GazetteError, ObjectNotFound, StoreError, ValidationError
+from gazette_platform.ops.clock import SystemClock
+from gazette_platform.protocol import fragment_json, parse_duration
+from gazette_platform.stores import FragmentStore, open_store
+
+__all__ = ["fragments", "prune"]
+
+_SUM_BYTES_SHOWN = 6
+
+
+class FragmentsFormat(enum.StrEnum):
+    """Formats of a listing of fragments."""
+
+    TABLE = "table"
+    JSON = "json"
+    PROTO = "proto"
+
+
+def fragments(
+    ctx: typer.Context,
+    *,
+    selector: Selector = "",
+    output_format: Annotated[
+        FragmentsFormat, typer.Option("-o", "--format", help="Output format.")
+    ] = FragmentsFormat.TABLE,
+    begin_mod_time: Annotated[
+        int, typer.Option("--from", min=0, metavar="SECONDS", help="Persisted since, Unix time.")
+    ] = 0,
+    end_mod_time: Annotated[
+        int, typer.Option("--to", min=0, metavar="SECONDS", help="Persisted until; 0 is no bound.")
+    ] = 0,
+    url_ttl: Annotated[
+        str,
+        typer.Option(
+            "--url-ttl", metavar="DURATION", help="Show signed URLs, good for so long, as 5m."
+        ),
+    ] = "0s",
+) -> None:
+    """List the fragments of journals: those in their stores, and those still in brokers.
+
+    **Examples**
+
+    gazctl journals fragments -l name=a/journal
+
+    gazctl journals fragments -l name:prefix=a/ -o json --url-ttl 10m
+    """
+    try:
+        ttl_s = parse_duration(url_ttl) / 1e9
+    except ValidationError as err:
+        raise err.within("--url-ttl") from err
+
+    async def work(client: AsyncClient) -> None:
+        found = _all_fragments(client, selector, begin_mod_time, end_mod_time, ttl_s)
+        if output_format is FragmentsFormat.TABLE:
+            columns = ["Journal", "Offset", "Length", "Persisted", "SHA1", "Compression"]
+            if ttl_s:
+                columns.append("URL")
+            rows = [_row(each)[: len(columns)] async for each in found]
+            print_table(columns, rows)
+            return
+        async for each in found:
+            if output_format is FragmentsFormat.JSON:
+                print_json(fragment_json(each.fragment, each.signed_url))
+            else:
+                print_text(f"spec {{\n{_indented(each)}}}")
+                if each.signed_url:
+                    print_text(f'signed_url: "{each.signed_url}"')
+
+    connected(ctx, work)
+
+
+def _indented(listing: FragmentListing) -> str:
+    return text_format.MessageToString(listing.fragment.to_pb(), indent=2)
+
+
+def _row(listing: FragmentListing) -> list[str]:
+    fragment = listing.fragment
+    return [
+        fragment.journal,
+        str(fragment.begin),
+        str(fragment.content_length),
+        _instant(fragment.mod_time) if listing.is_persisted else "",
+        f"{fragment.sum[:_SUM_BYTES_SHOWN].hex()}...",
+        fragment.codec.name,
+        listing.signed_url,
+    ]
+
+
+def _instant(unix_s: int) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat().replace("+00:00", "Z")
+
+
+async def _all_fragments(
+    client: AsyncClient, selector: str, begin_mod_time: int, end_mod_time: int, ttl_s: float
+) -> AsyncIterator[FragmentListing]:
+    for journal in await matching(client, selector):
+        if is_fully_suspended(journal):
+            continue
+        pages = client.fragment_pages(
+            journal.name, begin_mod_time=begin_mod_time, end_mod_time=end_mod_time, ttl_s=ttl_s
+        )
+        async for page in pages:
+            for each in page.fragments:
+                yield each
+
+
+def prune(
+    ctx: typer.Context,
+    *,
+    selector: Selector,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be removed, and remove nothing.")
+    ] = False,
+    file_root: Annotated[
+        Path | None,
+        typer.Option(
+            "--file-root",
+            envvar="BROKER_FILE_ROOT",
+            help="Directory that file:// stores are rooted at, as of the brokers.",
+        ),
+    ] = None,
+) -> None:
+    """Remove persisted fragments that are older than the retention of their journal.
+
+    A journal whose retention is 0 or not set keeps everything. What is removed is gone: reads
+    below the first remaining fragment then jump to it.
+
+    **Example**
+
+    gazctl journals prune -l name:prefix=a/ --dry-run
+    """
+    failed = connected(
+        ctx,
+        lambda client: _prune(client, selector, file_root, dry_run=dry_run),
+        file_root=file_root,
+    )
+    if failed:
+        raise StoreError(f"{failed} fragments could not be removed, see above")
+
+
+async def _prune(
+    client: AsyncClient, selector: str, file_root: Path | None, *, dry_run: bool
+) -> int:
+    """Prune; returns how many fragments resisted."""
+    now_s = SystemClock().now().timestamp()
+    stores: dict[str, FragmentStore] = {}
+    total = removed = removed_bytes = failed = 0
+    for journal in await matching(client, selector):
+        retention_s = journal.spec.fragment.retention_ns / 1e9
+        if retention_s <= 0:
+            note(f"{journal.name}: keeps everything, it has no retention")
+            continue
+        if is_fully_suspended(journal):
+            note(f"{journal.name}: skipped, it is fully suspended")
+            continue
+        for listing in await client.fragments(journal.name):
+            total += 1
+            fragment = listing.fragment
+            if not listing.is_persisted or now_s - fragment.mod_time < retention_s:
+                continue
+            try:
+                if fragment.backing_store not in stores:
+                    stores[fragment.backing_store] = open_store(
+                        fragment.backing_store, file_root=file_root
+                    )
+                if not dry_run:
+                    await _remove(stores[fragment.backing_store], fragment.content_path)
+            except GazetteError as err:
+                failed += 1
+                note(f"{fragment.content_path}: {err}")
+                continue
+            removed += 1
+            removed_bytes += fragment.content_length
+            print_text(f"{'would remove' if dry_run else 'removed'} {fragment.content_path}")
+    verb = "would be removed" if dry_run else "removed"
+    note(f"{removed} of {total} fragments {verb}, {removed_bytes} bytes of content")
+    return failed
+
+
+async def _remove(store: FragmentStore, path: str) -> None:
+    with suppress(ObjectNotFound):  # somebody else pruned it
+        await store.remove(path)

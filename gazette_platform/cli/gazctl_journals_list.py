@@ -1,0 +1,280 @@
+"""`gazctl journals list`, `apply` and `edit`: specs."""
+
+import enum
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from google.protobuf import text_format
+
+from gazette_platform.cli.connection import Selector, connected, matching
+from gazette_platform.cli.errors import one_line
+from gazette_platform.cli.output import NONE, note, print_json, print_table, print_text
+from gazette_platform.client import (
+    AsyncClient,
+    Change,
+    JournalListing,
+    ListSnapshot,
+    apply_request,
+    list_response,
+)
+from gazette_platform.errors import GazetteError, SetupError, ValidationError
+from gazette_platform.protocol import (
+    LabelSelector,
+    SuspendLevel,
+    journal_listing_jsonpb,
+    list_response_jsonpb,
+    parse_journal_tree,
+    to_journal_tree,
+    validate_apply_request,
+)
+
+__all__ = ["apply", "edit", "list_journals"]
+
+
+class ListFormat(enum.StrEnum):
+    """Formats of a listing."""
+
+    TABLE = "table"
+    YAML = "yaml"
+    JSON = "json"
+    PROTO = "proto"
+
+
+def list_journals(
+    ctx: typer.Context,
+    *,
+    selector: Selector = "",
+    output_format: Annotated[
+        ListFormat, typer.Option("-o", "--format", help="Output format.")
+    ] = ListFormat.TABLE,
+    label_columns: Annotated[
+        list[str] | None,
+        typer.Option("-L", "--label-columns", help="Label to show as a column; may be repeated."),
+    ] = None,
+    primary: Annotated[
+        bool, typer.Option("-p", "--primary", help="Show the primary broker.")
+    ] = False,
+    replicas: Annotated[
+        bool, typer.Option("-r", "--replicas", help="Show the other brokers.")
+    ] = False,
+    rf: Annotated[bool, typer.Option("--rf", help="Show the replication factor.")] = False,
+    stores: Annotated[bool, typer.Option("--stores", help="Show the fragment stores.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="List again after each change, until interrupted.")
+    ] = False,
+) -> None:
+    """List journals and their specs.
+
+    **Examples**
+
+    gazctl journals list -l name:prefix=flights/ -p -r -L content-type
+
+    gazctl journals list -l name=a/journal -o yaml > journal.yaml
+    """
+    columns: list[Column] = [("Name", lambda journal: journal.name)]
+    optional = ((rf, "RF", _rf), (primary, "Primary", _primary), (replicas, "Replicas", _replicas))
+    columns += [(title, cell) for is_wanted, title, cell in optional if is_wanted]
+    if stores:
+        columns.append(("Stores", _stores))
+    columns += [_label_column(name) for name in label_columns or ()]
+
+    def show(snapshot: ListSnapshot) -> None:
+        if output_format is ListFormat.TABLE:
+            print_table(
+                [title for title, _ in columns],
+                [[cell(journal) for _, cell in columns] for journal in snapshot],
+            )
+        else:
+            _print_listing(snapshot, output_format)
+
+    async def work(client: AsyncClient) -> None:
+        parsed = LabelSelector.parse(selector)
+        if not watch:
+            show(await client.list_snapshot(parsed))
+            return
+        async with aclosing(client.watch_snapshots(parsed)) as snapshots:
+            async for snapshot in snapshots:
+                show(snapshot)
+
+    connected(ctx, work)
+
+
+Column = tuple[str, Callable[[JournalListing], str]]
+
+
+def _label_column(name: str) -> Column:
+    return name, lambda journal: ",".join(journal.spec.labels.values_of(name)) or NONE
+
+
+def _primary(journal: JournalListing) -> str:
+    route = journal.route
+    name = route.members[route.primary].suffix if route.primary >= 0 else NONE
+    suspend = journal.spec.suspend
+    return f"{name} <S>" if suspend and suspend.level is not SuspendLevel.NONE else name
+
+
+def _replicas(journal: JournalListing) -> str:
+    members = enumerate(journal.route.members)
+    return ",".join(m.suffix for index, m in members if index != journal.route.primary) or NONE
+
+
+def _rf(journal: JournalListing) -> str:
+    return str(journal.spec.replication)
+
+
+def _stores(journal: JournalListing) -> str:
+    return ",".join(journal.spec.fragment.stores) or NONE
+
+
+def _print_listing(snapshot: ListSnapshot, output_format: ListFormat) -> None:
+    if output_format is ListFormat.YAML:
+        tree = to_journal_tree([(each.spec, each.mod_revision) for each in snapshot])
+        print_text(tree, end="")
+    elif output_format is ListFormat.JSON:
+        journals = [
+            journal_listing_jsonpb(each.spec, each.mod_revision, each.create_revision, each.route)
+            for each in snapshot
+        ]
+        print_json(list_response_jsonpb(snapshot.header, journals))
+    else:
+        print_text(text_format.MessageToString(list_response(snapshot)), end="")
+
+
+Specs = Annotated[
+    str, typer.Option("--specs", metavar="FILE", help="YAML tree of journals; - is stdin.")
+]
+BatchSize = Annotated[
+    int,
+    typer.Option(
+        "--max-txn-size", min=0, help="Changes a transaction; 0 makes one transaction of all."
+    ),
+]
+
+
+def apply(
+    ctx: typer.Context,
+    *,
+    specs: Specs = "-",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the specs, print the request, change nothing.")
+    ] = False,
+    max_txn_size: BatchSize = 0,
+) -> None:
+    """Create, update and delete journals as a YAML tree of specs says.
+
+    A journal's `revision` is the one it must be at: 0 or none creates it, -1 does not check.
+
+    **Examples**
+
+    gazctl journals apply --specs journal.yaml --dry-run
+
+    gazctl journals list -o yaml | sed 's/replication: 1/replication: 2/' | gazctl journals apply
+    """
+    changes = _parse(_read_specs(specs), specs)
+    if dry_run:
+        print_text(text_format.MessageToString(apply_request(changes)), end="")
+        return
+    revision = _apply(ctx, changes, max_txn_size)
+    note(_applied(changes, revision))
+
+
+def _apply(ctx: typer.Context, changes: Sequence[Change], batch_size: int) -> int:
+    return connected(ctx, lambda client: client.apply(changes, batch_size=batch_size))
+
+
+def _read_specs(specs: str) -> bytes:
+    if specs == "-":
+        return sys.stdin.buffer.read()
+    return Path(specs).read_bytes()
+
+
+def _parse(document: bytes, name: str) -> list[Change]:
+    """Changes of a tree, checked as the broker would."""
+    try:
+        changes = parse_journal_tree(document)
+        validate_apply_request(apply_request(changes))
+    except ValidationError as err:
+        raise err.within("stdin" if name == "-" else name) from err
+    return changes
+
+
+def _applied(changes: Sequence[Change], revision: int) -> str:
+    deleted = sum(1 for change in changes if change.spec is None)
+    return f"applied {len(changes) - deleted} and deleted {deleted} journals, revision {revision}"
+
+
+def edit(
+    ctx: typer.Context,
+    *,
+    selector: Selector,
+    max_txn_size: BatchSize = 0,
+) -> None:
+    """Edit the specs of journals in an editor, and apply them.
+
+    Opens $GAZ_EDITOR, $EDITOR or vi; again if the result cannot be applied. An unchanged or empty
+    file cancels.
+
+    **Example**
+
+    EDITOR=nano gazctl journals edit -l name:prefix=flights/
+    """
+    original = connected(ctx, lambda client: _tree_of(client, selector))
+    header, text = _EDIT_HEADER, original
+    while True:
+        edited = _strip_header(_edited(header + text))
+        if not edited.strip() or edited == original:
+            note("edit cancelled: nothing was changed")
+            return
+        try:
+            changes = _parse(edited.encode(), "edited specs")
+            revision = _apply(ctx, changes, max_txn_size)
+        except GazetteError as err:
+            if edited == text:
+                # Closing the editor without a change gives up on the error.
+                raise
+            header, text = f"{_EDIT_HEADER}#\N{WARNING SIGN} {one_line(str(err))}\n", edited
+        else:
+            note(_applied(changes, revision))
+            return
+
+
+_EDIT_HEADER = (
+    "#\N{GEAR} Edit the specs, save, and leave the editor to apply them.\n"
+    "#\N{GEAR} Lines like these are ignored; an unchanged or empty file cancels.\n"
+)
+
+
+async def _tree_of(client: AsyncClient, selector: str) -> str:
+    journals = await matching(client, selector)
+    return to_journal_tree([(each.spec, each.mod_revision) for each in journals])
+
+
+def _strip_header(text: str) -> str:
+    lines = text.splitlines(keepends=True)
+    return "".join(
+        each for each in lines if not each.startswith(("#\N{GEAR}", "#\N{WARNING SIGN}"))
+    )
+
+
+def _edited(text: str) -> str:
+    """`text` as the user leaves it in the editor."""
+    editor = os.environ.get("GAZ_EDITOR") or os.environ.get("EDITOR") or "vi"
+    with tempfile.TemporaryDirectory(prefix="gazctl-edit-") as folder:
+        file = Path(folder) / "journals.yaml"
+        file.write_text(text, encoding="utf-8")
+        try:
+            # The user's own command, which may have arguments.
+            subprocess.run([*shlex.split(editor), str(file)], check=True)  # noqa: S603
+        except FileNotFoundError as err:
+            raise SetupError(f"editor {editor} was not found (set EDITOR to yours)") from err
+        except subprocess.CalledProcessError as err:
+            raise SetupError(f"editor {editor} failed with exit code {err.returncode}") from err
+        return file.read_text(encoding="utf-8")

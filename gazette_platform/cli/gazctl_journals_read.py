@@ -1,0 +1,241 @@
+"""`gazctl journals read`."""
+
+import asyncio
+import signal
+import sys
+from contextlib import aclosing
+from pathlib import Path
+from typing import Annotated, BinaryIO, final
+
+import orjson
+import typer
+
+from gazette_platform.cli.connection import Connection, Selector, connected
+from gazette_platform.cli.gazctl_journals_upkeep import is_fully_suspended
+from gazette_platform.cli.output import note
+from gazette_platform.client import AsyncClient, JournalListing, Reader
+from gazette_platform.errors import DataError, JournalNotFound, ValidationError
+from gazette_platform.ops.tasks import TaskGroup
+
+__all__ = ["read"]
+
+
+def read(
+    ctx: typer.Context,
+    *,
+    selector: Selector,
+    block: Annotated[
+        bool,
+        typer.Option(
+            "-b", "--block", help="Wait for more content, and for new journals, until interrupted."
+        ),
+    ] = False,
+    tail: Annotated[
+        bool, typer.Option("--tail", help="Begin at the write head, where no offset is given.")
+    ] = False,
+    output: Annotated[
+        str, typer.Option("-o", "--output", metavar="FILE", help="Where to; - is stdout.")
+    ] = "-",
+    offsets: Annotated[
+        Path | None,
+        typer.Option(
+            "--offsets", metavar="FILE", help="JSON object of journals and offsets to begin at."
+        ),
+    ] = None,
+    offsets_out: Annotated[
+        Path | None,
+        typer.Option("--offsets-out", metavar="FILE", help="Where to write the offsets reached."),
+    ] = None,
+    file_root: Annotated[
+        Path | None,
+        typer.Option(
+            "--file-root",
+            envvar="BROKER_FILE_ROOT",
+            help="Directory that file:// stores are rooted at: read their fragments directly.",
+        ),
+    ] = None,
+    begin_mod_time: Annotated[
+        int,
+        typer.Option(
+            "--from", min=0, metavar="SECONDS", help="Skip what was persisted before, Unix time."
+        ),
+    ] = 0,
+) -> None:
+    """Read the content of journals to a file or to stdout.
+
+    Content of several journals is interleaved, but never within an append. Ends at the write
+    heads, unless --block. With --offsets and --offsets-out of one name, a run continues where the
+    last one ended.
+
+    **Examples**
+
+    gazctl journals read -l name=a/journal > content
+
+    gazctl journals read -l name:prefix=a/ --block --tail
+
+    gazctl journals read -l name:prefix=a/ --offsets o.json --offsets-out o.json -o more
+    """
+    start = _read_offsets(offsets)
+    connection = ctx.find_object(Connection)
+    assert connection is not None  # set by the group
+
+    async def work(client: AsyncClient) -> None:
+        out = sys.stdout.buffer if output == "-" else Path(output).open("wb")  # noqa: ASYNC230, SIM115
+        merge = _Merge(
+            client,
+            out,
+            start,
+            default_offset=-1 if tail else 0,
+            block=block,
+            begin_mod_time=begin_mod_time,
+            direct=connection.has_route_cache or file_root is not None,
+        )
+        try:
+            await merge.run(selector)
+        finally:
+            out.flush()
+            if out is not sys.stdout.buffer:
+                out.close()
+            if offsets_out is not None:
+                _write_offsets(offsets_out, merge.offsets, keeps=offsets)
+
+    connected(ctx, work, file_root=file_root)
+
+
+def _read_offsets(path: Path | None) -> dict[str, int]:
+    if path is None:
+        return {}
+    text = path.read_bytes()
+    try:
+        offsets = orjson.loads(text)
+    except orjson.JSONDecodeError as err:
+        raise DataError(f"{path}: not JSON: {err}") from err
+    if not isinstance(offsets, dict) or not all(type(v) is int for v in offsets.values()):
+        raise DataError(f"{path}: not a JSON object of journals and offsets")
+    return offsets
+
+
+def _write_offsets(path: Path, offsets: dict[str, int], *, keeps: Path | None) -> None:
+    """Replace the file whole; one that this run began with is kept beside it."""
+    temporary = path.with_name(path.name + ".temp")
+    temporary.write_bytes(orjson.dumps(offsets, option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2))
+    if keeps is not None and keeps.resolve() == path.resolve():
+        keeps.rename(path.with_name(path.name + ".previous"))
+    temporary.rename(path)
+
+
+@final
+class _Merge:
+    """Reads journals at once into one output, span by span."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        out: BinaryIO,
+        offsets: dict[str, int],
+        *,
+        default_offset: int,
+        block: bool,
+        begin_mod_time: int,
+        direct: bool,
+    ) -> None:
+        self.offsets = dict(offsets)
+        """Behind what was written, of every journal read or given."""
+        self._client = client
+        self._out = out
+        self._default_offset = default_offset
+        self._block = block
+        self._begin_mod_time = begin_mod_time
+        self._direct = direct
+        self._turn = asyncio.Lock()
+        self._tasks = TaskGroup("read")
+        self._started: set[str] = set()
+        self._stopped = asyncio.Event()
+
+    async def run(self, selector: str) -> None:
+        """Read until all is read, or until a signal asks to stop.
+
+        Raises: what a reader failed for. ValidationError: nothing matches, and nothing is awaited.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stopped.set)
+        work = self._tasks.spawn(self._follow(selector), name="journals")
+        stop = self._tasks.spawn(self._stopped.wait(), name="stop")
+        try:
+            await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+            await self._tasks.close()
+
+    async def _follow(self, selector: str) -> None:
+        """Read the journals that match; those that come later too, if blocking."""
+        if not self._block:
+            found = await self._client.list(selector)
+            if not found:
+                raise ValidationError(
+                    f"no journals match the selector ({selector}); "
+                    "`gazctl journals list` shows the journals there are"
+                )
+            async with asyncio.TaskGroup() as group:
+                for journal in found:
+                    if self._is_new(journal):
+                        group.create_task(self._read(journal.name))
+            return
+        async with asyncio.TaskGroup() as group, aclosing(self._client.watch(selector)) as watch:
+            async for found in watch:
+                for journal in found:
+                    if self._is_new(journal):
+                        group.create_task(self._read(journal.name))
+
+    def _is_new(self, journal: JournalListing) -> bool:
+        if journal.name in self._started:
+            return False
+        if is_fully_suspended(journal):
+            note(f"{journal.name}: skipped, it is fully suspended")
+            return False
+        self._started.add(journal.name)
+        return True
+
+    async def _read(self, journal: str) -> None:
+        reader = self._client.read(
+            journal,
+            self.offsets.get(journal, self._default_offset),
+            block=self._block,
+            begin_mod_time=self._begin_mod_time,
+            direct=self._direct,
+            on_jump="continue",
+        )
+        async with reader:
+            try:
+                await self._copy(reader)
+            except JournalNotFound:
+                # It was deleted while we read: the others go on.
+                self._started.discard(journal)
+                note(f"{journal}: was deleted")
+
+    async def _copy(self, reader: Reader) -> None:
+        """Copy content, holding the turn until a span is whole, so that no append is cut."""
+        has_turn = False
+        try:
+            async for piece in reader:
+                if not has_turn:
+                    await self._turn.acquire()
+                    has_turn = True
+                # On the loop: a consumer that holds us up holds up nobody else, and so the offset
+                # is that of the last byte written, whenever a signal comes.
+                self._out.write(piece)
+                self.offsets[reader.journal] = reader.offset
+                fragment = reader.fragment
+                if fragment is None or reader.offset >= fragment.end:
+                    self._out.flush()
+                    self._turn.release()
+                    has_turn = False
+            if reader.offset >= 0:
+                self.offsets[reader.journal] = reader.offset
+        finally:
+            if has_turn:
+                self._turn.release()

@@ -1,0 +1,42 @@
+"""What commands print: tables for people, JSON, YAML and prototext for programs."""
+
+import sys
+from collections.abc import Iterable, Sequence
+
+import orjson
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["note", "print_json", "print_table", "print_text"]
+
+NONE = "<none>"
+"""What a table shows for a value that is missing."""
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows under their columns: framed on a terminal, aligned by blanks elsewhere."""
+    if sys.stdout.isatty():
+        table = Table(*columns)
+        for row in rows:
+            table.add_row(*[cell.replace("[", r"\[") for cell in row])
+        Console().print(table)
+        return
+    lines = [list(columns), *[list(row) for row in rows]]
+    widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
+    for line in lines:
+        print_text("  ".join(map(str.ljust, line, widths)).rstrip())
+
+
+def print_json(value: object, *, indent: bool = False) -> None:
+    """Print a value as one JSON document."""
+    print_text(orjson.dumps(value, option=orjson.OPT_INDENT_2 if indent else None).decode())
+
+
+def print_text(text: str, *, end: str = "\n") -> None:
+    """Print text to stdout as it is, at once: a watcher may follow it."""
+    print(text, end=end, flush=True)
+
+
+def note(text: str) -> None:
+    """Tell something to the person at the terminal, on stderr."""
+    print(text, file=sys.stderr, flush=True)

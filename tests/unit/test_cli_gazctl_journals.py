@@ -1,0 +1,412 @@
+import base64
+import io
+import re
+import sys
+import types
+
+import orjson
+import pytest
+import yaml
+
+from gazette_platform.cli.gazctl import main
+from gazette_platform.client.loop_thread import LoopThread
+from gazette_platform.message import fnv1a32, frame_fixed, modulo
+from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
+from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.testing.fake_broker import FakeBroker, Fault
+
+
+@pytest.fixture
+def broker():
+    loop = LoopThread("fake-broker")
+
+    async def start():
+        return await FakeBroker().__aenter__()
+
+    broker = loop.run(start())
+    broker.run = loop.run
+    yield broker
+    loop.run(broker.__aexit__())
+    loop.close()
+
+
+@pytest.fixture
+def gazctl(broker, monkeypatch, tmp_path, capfdbinary):
+    monkeypatch.setenv("BROKER_ADDRESS", broker.address)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args, stdin=b""):
+        monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=io.BytesIO(stdin)))
+        code = main(["journals", *map(str, args)])
+        out, err = capfdbinary.readouterr()
+        return types.SimpleNamespace(code=code, out=out, err=err.decode())
+
+    return run
+
+
+SPEC = b"""
+name: a/
+replication: 1
+fragment:
+  length: 1048576
+  compression_codec: GZIP
+  stores: [file:///]
+  refresh_interval: 1m
+  retention: 1h
+children:
+- name: a/one
+- name: a/two
+  labels: [{name: env, value: test}]
+"""
+
+
+def test_apply_list_and_delete(gazctl, broker):
+    assert gazctl("apply", stdin=SPEC).err == "applied 2 and deleted 0 journals, revision 2\n"
+    assert gazctl("list").out == b"Name\na/one\na/two\n"
+    table = gazctl("list", "-p", "-r", "--rf", "--stores", "-L", "env", "-l", "env=test")
+    assert table.out.splitlines()[1].split() == [
+        b"a/two", b"1", b"fake-broker", b"<none>", b"file:///", b"test",
+    ]  # fmt: skip
+    tree = yaml.safe_load(gazctl("list", "-o", "yaml").out)
+    for child in tree["children"]:
+        child["delete"] = True
+    assert gazctl("apply", stdin=yaml.safe_dump(tree).encode()).code == 0
+    assert broker.journals == {}
+
+
+def test_list_as_json_and_prototext(gazctl, broker):
+    gazctl("apply", stdin=SPEC)
+    listing = orjson.loads(gazctl("list", "-l", "name=a/one", "-o", "json").out)
+    assert listing["status"] == "OK"
+    assert listing["journals"][0]["spec"]["fragment"]["refresh_interval"] == "60s"
+    assert listing["journals"][0]["mod_revision"] == "2"
+    assert b'name: "a/one"' in gazctl("list", "-o", "proto").out
+
+
+def test_dry_run_prints_the_request_and_changes_nothing(gazctl, broker):
+    result = gazctl("apply", "--dry-run", stdin=SPEC)
+    assert result.out.startswith(b'changes {\n  upsert {\n    name: "a/one"')
+    assert broker.calls["Apply"] == 0
+
+
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        (b"name: [", "stdin: "),
+        (b"nme: a/one", "nme"),
+        (SPEC.replace(b"a/two", b"b/two"), "expected parent Name to prefix child"),
+        (SPEC.replace(b"GZIP", b"GZIPPED"), "GZIPPED"),
+        (SPEC.replace(b"refresh_interval: 1m", b""), "RefreshInterval"),
+    ],
+    ids=["broken", "key", "prefix", "codec", "interval"],
+)
+def test_bad_specs_are_one_line_and_change_nothing(gazctl, broker, document, text):
+    result = gazctl("apply", stdin=document)
+    assert result.code == 1
+    assert result.err.startswith("gazctl: error: stdin: ")
+    assert text in result.err
+    assert result.err.count("\n") == 1
+    assert not broker.calls
+
+
+def test_stale_revision_is_told_with_what_to_do(gazctl):
+    gazctl("apply", stdin=SPEC)
+    result = gazctl("apply", stdin=SPEC)
+    assert result.code == 1
+    assert "applying a/one, a/two" in result.err
+    assert "list the journals again" in result.err
+
+
+def test_flag_beats_ini_beats_environment(gazctl, broker, tmp_path, monkeypatch):
+    monkeypatch.setenv("BROKER_ADDRESS", "http://127.0.0.1:1")
+    (tmp_path / "gazctl.ini").write_text(f"[Broker]\nAddress = {broker.address}\nNoSuch = 1\n")
+    assert gazctl("list").code == 0
+    assert "must begin with one of" in gazctl("list", "--broker.address=flag").err
+    (tmp_path / "gazctl.ini").write_text("nonsense\n")
+    result = gazctl("list")
+    assert result.code == 1
+    assert "gazctl.ini is not an INI file" in result.err
+
+
+def test_append_whole_input_is_one_append(gazctl, broker, tmp_path):
+    broker.journal("a/one")
+    (tmp_path / "in").write_bytes(b"x" * 3_000_000)
+    result = gazctl("append", "-l", "name=a/one", "-i", "in")
+    assert result.err == "appended 3000000 bytes to a/one at offset 0\n"
+    assert broker.append_sizes == [3_000_000]
+
+
+def test_append_lines_keeps_order_and_completes_the_last(gazctl, broker, tmp_path):
+    broker.journal("a/one")
+    lines = b"".join(b"%d\n" % n for n in range(400_000))
+    (tmp_path / "in").write_bytes(lines + b"last")
+    result = gazctl("append", "-l", "name=a/one", "-i", "in", "--framing", "lines")
+    assert broker.journals["a/one"].content == lines + b"last\n"
+    assert "one was added" in result.err
+    assert "appended 400001 records" in result.err
+
+
+def test_append_lines_spreads_at_random(gazctl, broker, tmp_path):
+    for name in ("a/one", "a/two"):
+        broker.journal(name)
+    (tmp_path / "in").write_bytes(b"line\n" * 1000)
+    gazctl("append", "-l", "name:prefix=a/", "-i", "in", "-f", "lines")
+    sizes = [len(journal.content) for journal in broker.journals.values()]
+    assert sum(sizes) == 5000
+    assert min(sizes) > 1000
+
+
+@pytest.mark.parametrize("is_base64", [False, True])
+def test_append_maps_by_the_key_before_each_line(gazctl, broker, tmp_path, is_base64):
+    names = ["a/one", "a/three", "a/two"]
+    for name in names:
+        broker.journal(name)
+    keys = [b"k%d" % n for n in range(50)]
+    encode = base64.b64encode if is_base64 else bytes
+    (tmp_path / "in").write_bytes(b"".join(encode(key) + b"\r\n" + key + b"\n" for key in keys))
+    flags = ["--base64"] if is_base64 else []
+    gazctl("append", "-l", "name:prefix=a/", "-i", "in", "-f", "lines", "-m", "modulo", *flags)
+    for index, name in enumerate(names):
+        mine = [key for key in keys if modulo(key, 3) == index]
+        assert broker.journals[name].content == b"".join(key + b"\n" for key in mine)
+
+
+def test_append_fixed_frames_by_rendezvous(gazctl, broker, tmp_path):
+    names = ["a/one", "a/two"]
+    for name in names:
+        broker.journal(name)
+    keys = [b"k%d" % n for n in range(20)]
+    (tmp_path / "in").write_bytes(b"".join(frame_fixed(k) + frame_fixed(k + b"v") for k in keys))
+    gazctl("append", "-l", "name:prefix=a/", "-i", "in", "-f", "fixed", "-m", "rendezvous")
+    first, second = (fnv1a32(name.encode()) for name in names)
+    mine = [k for k in keys if fnv1a32(k) ^ first >= fnv1a32(k) ^ second]
+    assert broker.journals["a/one"].content == b"".join(frame_fixed(k + b"v") for k in mine)
+
+
+def test_append_direct_finds_every_journal(gazctl, broker, tmp_path):
+    names = ["ex/aa", "ex/bb", "ex/cc"]
+    for name in names:
+        broker.journal(name)
+    (tmp_path / "in").write_text("".join(f"{name}\nto {name}\n" for name in names))
+    assert (
+        gazctl("append", "-l", "name:prefix=ex/", "-i", "in", "-f", "lines", "-m", "direct").code
+        == 0
+    )
+    for name in names:
+        assert broker.journals[name].content == f"to {name}\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "flags", "text"),
+    [
+        (b"ex/no\nx\n", ["-f", "lines", "-m", "direct"], 'journal "ex/no" of record 1 is not'),
+        (b"key\n", ["-f", "lines", "-m", "modulo"], "no record follows the key b'key'"),
+        (b"*\nx\n", ["-f", "lines", "-m", "modulo", "--base64"], "record 1 is not base64"),
+        (frame_fixed(b"x")[:-1], ["-f", "fixed"], "ends within a frame (8 bytes"),
+        (b"garbage!", ["-f", "fixed"], "detected de-synchronization at byte 0"),
+        (b"", ["-m", "modulo"], "--mapping modulo: needs --framing"),
+        (b"", ["--base64"], "--base64: needs --framing lines"),
+    ],
+    ids=["direct", "key", "base64", "frame", "sync", "mapping", "flag"],
+)
+def test_append_bad_input_is_one_error(gazctl, broker, tmp_path, content, flags, text):
+    broker.journal("ex/aa")
+    (tmp_path / "in").write_bytes(content)
+    result = gazctl("append", "-l", "name:prefix=ex/", "-i", "in", *flags)
+    assert result.code == 1
+    assert text in result.err
+    assert result.err.splitlines()[-1].startswith("gazctl: error: ")
+    assert broker.journals["ex/aa"].content == b""
+
+
+def test_missing_input_and_journals_are_named(gazctl, broker, tmp_path):
+    broker.journal("a/one")
+    assert "no/file: No such file" in gazctl("append", "-l", "name=a/one", "-i", "no/file").err
+    assert "is a directory" in gazctl("append", "-l", "name=a/one", "-i", tmp_path).err
+    (tmp_path / "in").write_bytes(b"x")
+    for command in (["append", "-i", "in"], ["read"], ["fragments"], ["prune"], ["edit"]):
+        result = gazctl(*command, "-l", "name=b/one")
+        assert result.code == 1
+        assert "no journals match the selector (name=b/one)" in result.err
+    assert gazctl("read", "-l", "a = = b").code == 1
+
+
+def test_read_interleaves_whole_spans_and_keeps_offsets(gazctl, broker, tmp_path):
+    broker.journal("a/one", b"1" * 200_000)
+    broker.journal("a/two", b"2" * 200_000)
+    result = gazctl("read", "-l", "name:prefix=a/", "--offsets-out", "offsets.json")
+    assert re.fullmatch(rb"1{200000}2{200000}|2{200000}1{200000}", result.out)
+    offsets = orjson.loads((tmp_path / "offsets.json").read_bytes())
+    assert offsets == {"a/one": 200_000, "a/two": 200_000}
+    broker.run(broker.extend("a/one", b"more"))
+    again = ["--offsets", "offsets.json", "--offsets-out", "offsets.json", "-o", "out"]
+    assert gazctl("read", "-l", "name:prefix=a/", *again).code == 0
+    assert (tmp_path / "out").read_bytes() == b"more"
+    assert orjson.loads((tmp_path / "offsets.json").read_bytes())["a/one"] == 200_004
+    assert orjson.loads((tmp_path / "offsets.json.previous").read_bytes()) == offsets
+
+
+def test_read_tail_learns_the_heads(gazctl, broker, tmp_path):
+    broker.journal("a/one", b"12345")
+    result = gazctl("read", "-l", "name=a/one", "--tail", "--offsets-out", "o.json")
+    assert result.out == b""
+    assert orjson.loads((tmp_path / "o.json").read_bytes()) == {"a/one": 5}
+
+
+def test_read_refuses_bad_offsets(gazctl, broker, tmp_path):
+    (tmp_path / "o.json").write_text('{"a/one": "x"}')
+    assert "not a JSON object" in gazctl("read", "-l", "name=a/one", "--offsets", "o.json").err
+    assert "No such file" in gazctl("read", "-l", "name=a/one", "--offsets", "none.json").err
+
+
+def test_fragments_as_table_json_and_prototext(gazctl, broker):
+    broker.journal("a/one", b"x" * 25)
+    table = gazctl("fragments", "-l", "name=a/one").out.splitlines()
+    assert table[0].split() == [
+        b"Journal", b"Offset", b"Length", b"Persisted", b"SHA1", b"Compression",
+    ]  # fmt: skip
+    assert table[3].split() == [
+        b"a/one", b"20", b"5", b"1970-01-01T00:16:40Z", b"010101010101...", b"NONE",
+    ]  # fmt: skip
+    lines = gazctl("fragments", "-o", "json", "--url-ttl", "1m").out.splitlines()
+    first = orjson.loads(lines[0])
+    assert first["spec"]["end"] == 10
+    assert "begin" not in first["spec"]
+    assert first["signed_url"].startswith("file:///a/one/")
+    assert b"end: 10\n" in gazctl("fragments", "-o", "proto").out
+    assert "--url-ttl: " in gazctl("fragments", "--url-ttl", "soon").err
+
+
+def put(broker, name, retention_s, root):
+    """A journal of three fragments in files."""
+    spec = JournalSpec(
+        name=name,
+        replication=1,
+        labels=LabelSet(),
+        fragment=FragmentSpec(
+            length=1 << 20,
+            codec=CompressionCodec.NONE,
+            refresh_interval_ns=10**10,
+            retention_ns=retention_s * 10**9,
+            stores=("file:///",),
+        ),
+    )
+    broker.journal(name, b"x" * 25).spec = spec
+    (root / name).mkdir(parents=True)
+    for begin in (0, 10, 20):
+        end = min(begin + 10, 25)
+        (root / name / f"{begin:016x}-{end:016x}-{'01' * 20}.raw").write_bytes(b"stored")
+
+
+def test_prune_removes_what_is_older_than_the_retention(gazctl, broker, tmp_path):
+    put(broker, "a/short", 60, tmp_path)
+    put(broker, "a/long", 10**9 * 9, tmp_path)
+    put(broker, "a/ever", 0, tmp_path)
+    dry = gazctl("prune", "-l", "name:prefix=a/", "--dry-run", "--file-root", tmp_path)
+    assert dry.out.count(b"would remove a/short/") == 3
+    assert len(list((tmp_path / "a/short").iterdir())) == 3
+    result = gazctl("prune", "-l", "name:prefix=a/", "--file-root", tmp_path)
+    assert result.code == 0
+    assert list((tmp_path / "a/short").iterdir()) == []
+    assert len(list((tmp_path / "a/long").iterdir())) == 3
+    assert len(list((tmp_path / "a/ever").iterdir())) == 3
+    assert "a/ever: keeps everything" in result.err
+    assert "3 of 6 fragments removed, 25 bytes" in result.err
+
+
+def test_prune_says_what_it_could_not_remove(gazctl, broker, tmp_path):
+    put(broker, "a/short", 60, tmp_path)
+    result = gazctl("prune", "-l", "name=a/short")
+    assert result.code == 1
+    assert "3 fragments could not be removed" in result.err
+    assert (
+        "--file-root: is not a directory"
+        in gazctl("prune", "-l", "name=a/short", "--file-root", "no").err
+    )
+
+
+def test_reset_head_and_suspend(gazctl, broker):
+    broker.journal("a/one", b"x" * 25)
+    assert gazctl("reset-head", "-l", "name=a/one").out == b"a/one: head is 25\n"
+    assert b"not suspended" in gazctl("suspend", "-l", "name=a/one").out
+    broker.fail("Append", Fault(status=pb.SUSPENDED))
+    assert gazctl("suspend", "-l", "name=a/one", "--force").out == b"a/one: suspended\n"
+
+
+def test_store_health(gazctl, broker):
+    assert gazctl("store-health", "file:///").out == b"Fragment store file:/// is healthy\n"
+    broker.fail(
+        "FragmentStoreHealth", Fault(status=pb.FRAGMENT_STORE_UNHEALTHY, details="no such bucket")
+    )
+    result = gazctl("store-health", "s3://bucket/", "--check-delete-prefix", "")
+    assert result.code == 1
+    assert "fragment store s3://bucket/: no such bucket" in result.err
+    assert broker.requests[-1].check_delete
+
+
+def editor(tmp_path, monkeypatch, *scripts):
+    """An editor that runs the next Python script on its file each time it is opened."""
+    for index, script in enumerate(scripts):
+        (tmp_path / f"step-{index}.py").write_text(
+            f"import pathlib, sys; file = pathlib.Path(sys.argv[1]); text = file.read_text(); {script}"
+        )
+    runner = tmp_path / "editor.py"
+    runner.write_text(
+        "import pathlib, runpy, sys\n"
+        "here = pathlib.Path(__file__).parent\n"
+        "step = sorted(here.glob('step-*.py'))[0]\n"
+        "runpy.run_path(str(step))\n"
+        "step.unlink()\n"
+    )
+    monkeypatch.setenv("GAZ_EDITOR", f"{sys.executable} {runner}")
+
+
+def test_edit_applies_and_opens_again_on_error(gazctl, broker, tmp_path, monkeypatch):
+    gazctl("apply", stdin=SPEC)
+    editor(
+        tmp_path,
+        monkeypatch,
+        "file.write_text(text.replace('retention: 1h0m0s', 'retention: soon'))",
+        "assert '#⚠ edited specs: ' in text; "
+        "file.write_text(text.replace('retention: soon', 'retention: 2h'))",
+    )
+    result = gazctl("edit", "-l", "name=a/one")
+    assert result.err == "applied 1 and deleted 0 journals, revision 3\n"
+    assert broker.journals["a/one"].spec.fragment.retention_ns == 7200 * 10**9
+
+
+def test_edit_without_a_change_cancels(gazctl, broker, tmp_path, monkeypatch):
+    gazctl("apply", stdin=SPEC)
+    editor(tmp_path, monkeypatch, "pass", "file.write_text('')")
+    for _ in range(2):
+        assert gazctl("edit", "-l", "name=a/one").err == "edit cancelled: nothing was changed\n"
+    assert broker.calls["Apply"] == 1
+
+
+def test_edit_gives_up_on_an_error_left_as_it_is(gazctl, broker, tmp_path, monkeypatch):
+    gazctl("apply", stdin=SPEC)
+    editor(tmp_path, monkeypatch, "file.write_text('nonsense: 1')", "pass")
+    result = gazctl("edit", "-l", "name=a/one")
+    assert result.code == 1
+    assert "nonsense" in result.err
+
+
+def test_missing_editor_is_named(gazctl, broker, monkeypatch):
+    gazctl("apply", stdin=SPEC)
+    monkeypatch.setenv("GAZ_EDITOR", "/no/such/editor")
+    assert "editor /no/such/editor was not found" in gazctl("edit", "-l", "name=a/one").err
+
+
+def test_usage_errors_exit_with_two(gazctl):
+    assert gazctl("append").code == 2
+    assert gazctl("no-such-command").code == 2
+    assert main(["--version"]) == 0
+
+
+def test_help_of_every_command_has_an_example(gazctl):
+    commands = ["list", "apply", "edit", "append", "read", "fragments", "prune", "reset-head", "suspend", "store-health"]
+    for command in commands:
+        result = gazctl(command, "--help")
+        assert result.code == 0
+        assert f"gazctl journals {command}".encode() in b" ".join(result.out.split())
