@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from typing import TYPE_CHECKING, final
+
+from google.protobuf.message import DecodeError
 
 from gazette_platform.broker import append_fsm as fsm
 from gazette_platform.broker.appender import Outcome, Pending, content_sum
@@ -96,7 +99,7 @@ class AppendApi:
         body = _Body(content, replica.balance, self._context)
         outcome = await self._run(replica, request, body)
         if outcome.is_remote:
-            resolution = self._resolver.resolve_now(
+            resolution = await self._resolver.resolve(
                 request.journal, may_proxy=False, require_primary=True
             )
         return _response(resolution, outcome, body)
@@ -133,23 +136,26 @@ class AppendApi:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Outcome] = loop.create_future()
         pending = Pending(machine=fsm.AppendFSM(request), done=done)
+        pumping: asyncio.Task[None] | None = None
         try:
-            is_whole = await self._gather(pending, body)
-            if is_whole:
+            if await self._gather(pending, body):
                 if pending.length > _INLINE_BYTES_MAX:
                     pending.sum = loop.run_in_executor(
                         self._context.executor, content_sum, pending.chunks
                     )
                 else:
                     pending.sum = content_sum(pending.chunks)
-                replica.appender.submit(pending)
             else:
-                stream = pending.stream = _Stream()
-                replica.appender.submit(pending)
-                await self._pump(body, stream, done)
+                pending.stream = _Stream(done)
+                pumping = self._context.tasks.spawn(
+                    _pump(body, pending.stream, pending), name=f"stream {request.journal}"
+                )
+            replica.appender.submit(pending)
             outcome = await done
         finally:
             done.cancel()
+            if pumping is not None:
+                pumping.cancel()
             self._gathering_bytes -= body.gathered_bytes
             body.close()
         outcome.total_chunks = body.total_chunks
@@ -172,23 +178,6 @@ class AppendApi:
             if pending.length > _GATHER_BYTES_MAX or self._gathering_bytes > _GATHER_BUDGET_BYTES:
                 return False
 
-    @staticmethod
-    async def _pump(body: _Body, stream: _Stream, done: asyncio.Future[Outcome]) -> None:
-        """Move the rest of the content to the appender, which takes it when its turn comes."""
-        try:
-            while not done.done():
-                chunk = await body.next()
-                if not chunk:
-                    await body.expect_end()
-                await stream.put(chunk, done)
-                if not chunk:
-                    return
-        except RpcFailed as err:
-            stream.fail(err)
-        except asyncio.CancelledError:
-            stream.fail(RpcFailed(Code.CANCELLED, "append stream: the client has gone"))
-            raise
-
 
 @final
 class _Body:
@@ -199,11 +188,10 @@ class _Body:
         "_clock",
         "_content",
         "_flow",
-        "_is_waiting",
         "_loop",
         "_stalled",
-        "_task",
         "_timer",
+        "_waiting",
         "delayed_chunks",
         "gathered_bytes",
         "total_chunks",
@@ -217,13 +205,13 @@ class _Body:
         self._clock = context.clock
         self._loop = asyncio.get_running_loop()
         self._flow = Flow.start(context.config.min_append_rate, context.clock.monotonic())
-        self._task = asyncio.current_task()
         self._timer: asyncio.TimerHandle | None = None
         self._stalled = False
         self.total_chunks = 0
         self.delayed_chunks = 0
         self.gathered_bytes = 0
-        self._is_waiting = False
+        # The task that waits for the client, while one does.
+        self._waiting: asyncio.Task[object] | None = None
         self._arm(1.0)
 
     def _arm(self, delay_s: float) -> None:
@@ -233,10 +221,9 @@ class _Body:
             self._timer = self._loop.call_later(max(delay_s, TICK_S), self._on_timer)
 
     def _on_timer(self) -> None:
-        if self._is_waiting and self._flow.underflows(self._clock.monotonic()):
+        if self._waiting is not None and self._flow.underflows(self._clock.monotonic()):
             self._stalled = True
-            if self._task is not None:
-                self._task.cancel()
+            self._waiting.cancel()
         else:
             self._arm(self._flow.credit / self._flow.min_rate)
 
@@ -272,63 +259,81 @@ class _Body:
 
     async def _receive(self) -> bytes | None:
         self._flow.on_held(self._clock.monotonic())  # time until now was ours, not the client's
-        self._is_waiting = True
+        waiting = self._waiting = asyncio.current_task()
         try:
             raw = await self._content.next()
         except asyncio.CancelledError:
-            if self._stalled and self._task is not None:
-                self._task.uncancel()
+            # Unless its caller has gone at the same time.
+            if self._stalled and waiting is not None and waiting.uncancel() == 0:
                 raise RpcFailed(
                     Code.UNKNOWN,
                     "append stream: client stream didn't sustain the minimum append data rate",
                 ) from None
             raise
         finally:
-            self._is_waiting = False
+            self._waiting = None
         self._flow.underflows(self._clock.monotonic())
         return raw
 
 
 @final
 class _Stream:
-    """Chunks on their way from the client's task to the appender's."""
+    """Chunks between the task that receives them and the appender's: a few, then the client waits.
 
-    def __init__(self) -> None:
-        self._queue: asyncio.Queue[bytes | memoryview] = asyncio.Queue(_STREAM_CHUNKS_MAX)
-        self._error: asyncio.Future[RpcFailed] = asyncio.get_running_loop().create_future()
+    Args: done: once the append is over for whatever reason, nothing moves any more.
+    """
 
-    async def put(self, chunk: bytes | memoryview, done: asyncio.Future[Outcome]) -> None:
-        """Hand over a chunk once there is room, unless the append is `done`."""
-        putting = asyncio.ensure_future(self._queue.put(chunk))  # noqa: TID251  awaited here
-        try:
-            await asyncio.wait((putting, done), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            putting.cancel()
+    def __init__(self, done: asyncio.Future[Outcome]) -> None:
+        self._chunks: deque[bytes | memoryview] = deque()
+        self._is_over = False
+        self._changed = asyncio.Event()
+        done.add_done_callback(self._end)
 
-    def fail(self, error: RpcFailed) -> None:
-        """No more chunks will come."""
-        if not self._error.done():
-            self._error.set_result(error)
+    def _end(self, _: asyncio.Future[Outcome]) -> None:
+        self._is_over = True
+        self._changed.set()
+
+    async def put(self, chunk: bytes | memoryview) -> None:
+        """Hand over a chunk once there is room."""
+        while len(self._chunks) >= _STREAM_CHUNKS_MAX and not self._is_over:
+            await self._change()
+        self._chunks.append(chunk)
+        self._changed.set()
 
     async def next(self) -> bytes | memoryview:
-        """The next chunk. Raises: RpcFailed: as the client's stream did."""
-        getting = asyncio.ensure_future(self._queue.get())  # noqa: TID251  awaited here
-        try:
-            await asyncio.wait((getting, self._error), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            if not getting.done():
-                getting.cancel()
-        if getting.done() and not getting.cancelled():
-            return getting.result()
-        raise self._error.result()
+        """The next chunk. Raises: RpcFailed: the append is over."""
+        while not self._chunks and not self._is_over:
+            await self._change()
+        if self._is_over:
+            raise RpcFailed(Code.CANCELLED, "append stream: the client has gone")
+        self._changed.set()
+        return self._chunks.popleft()
+
+    async def _change(self) -> None:
+        self._changed.clear()  # never both sides at once: one waits for room, one for chunks
+        await self._changed.wait()
+
+
+async def _pump(body: _Body, stream: _Stream, pending: Pending) -> None:
+    """Move the rest of the content to the appender, which takes it when its turn comes."""
+    try:
+        while True:
+            chunk = await body.next()
+            if not chunk:
+                await body.expect_end()
+            await stream.put(chunk)
+            if not chunk:
+                return
+    except RpcFailed as err:
+        pending.fail(err)
 
 
 def _decode_chunk(raw: bytes) -> bytes:
     """A chunk that is not plain content: wrong, or strangely encoded."""
-    message = pb.AppendRequest.FromString(raw)
     try:
+        message = pb.AppendRequest.FromString(raw)
         validate_append_chunk(message)
-    except ValidationError as err:
+    except (DecodeError, ValidationError) as err:
         raise RpcFailed(Code.UNKNOWN, f"append stream: {err}") from err
     return message.content
 

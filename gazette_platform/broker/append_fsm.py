@@ -478,6 +478,8 @@ class AppendFSM:
                 self.state = State.STREAM
                 if _is_suspending(self.request) and _level(view.spec) is SuspendLevel.PARTIAL:
                     self.final_status = Status.SUSPENDED
+                    # Nobody else will close the fragment, and only closed ones are persisted.
+                    effect = Stream(view.spool_end)
             case Sync():
                 self.story.append(f"READY: {effect}")
                 self.state = State.SYNC

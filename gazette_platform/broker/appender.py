@@ -11,6 +11,7 @@ every one of them passed the same checks as if it had come alone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 from collections import deque
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol, final
 from gazette_platform.broker import append_fsm as fsm
 from gazette_platform.broker.digester import DISK_RETRY_S, Digester
 from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.errors import GazetteError
 from gazette_platform.fragment.spool import Spool
 from gazette_platform.protocol import ZERO_SUM, Fragment, LabelSet, Status
 
@@ -57,8 +59,8 @@ class Journal(Protocol):
         """The spec as of now; None once the journal is deleted."""
         ...
 
-    def resolve(self, request: fsm.AppendRequest) -> fsm.Resolved | None:
-        """Look the journal up; None if the key space is not at the revision asked for yet."""
+    def resolve(self, min_revision: int) -> fsm.Resolved | None:
+        """Look the journal up; None if the key space is not at `min_revision` yet."""
         ...
 
     async def wait_revision(self, revision: int) -> None:
@@ -95,8 +97,12 @@ class Journal(Protocol):
         """The state as preconditions see it, with a spool of [begin, end)."""
         ...
 
-    def on_commit(self, spool: Spool) -> None:
-        """The spool holds more: publish it to readers."""
+    def on_commit(self, spool: Spool, *, appends: int, length: int) -> None:
+        """The spool holds `length` more bytes, of so many appends: publish it to readers."""
+        ...
+
+    def on_rollback(self) -> None:
+        """An append ended without a commit after its content had come."""
         ...
 
     def on_complete(self, completed: CompletedSpool) -> None:
@@ -107,8 +113,8 @@ class Journal(Protocol):
 class _Stream(Protocol):
     """Content that is still to come."""
 
-    async def next(self) -> bytes | memoryview | None:
-        """The next chunk; empty to commit, None never. Raises: RpcFailed."""
+    async def next(self) -> bytes | memoryview:
+        """The next chunk; empty to commit. Raises: RpcFailed: the caller has gone or failed."""
         ...
 
 
@@ -122,7 +128,7 @@ class Outcome:
     store_health_error: str = ""
     total_chunks: int = 0
     is_remote: bool = False
-    """Another broker is primary now: forward the append there."""
+    """This replica does not serve the journal any more, and nothing was written: look it up again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -148,7 +154,7 @@ class Pending:
             outcome.total_chunks = self.total_chunks
             self.done.set_result(outcome)
 
-    def fail(self, error: RpcFailed) -> None:
+    def fail(self, error: GazetteError) -> None:
         """End the RPC without an answer, unless the caller has gone."""
         if not self.done.done():
             self.done.set_exception(error)
@@ -186,6 +192,8 @@ class Appender:
         self._running = False
         self._closed = False
         self._completing: set[asyncio.Task[None]] = set()
+        self._rolled: set[Digester] = set()
+        self._patience: asyncio.Timeout | None = None
         self._idle = asyncio.Event()
         self._idle.set()
         self.digester = self._open(0, LabelSet())
@@ -199,12 +207,13 @@ class Appender:
         return self.digester.spool
 
     def submit(self, pending: Pending) -> None:
-        """Queue an append. Its `done` is resolved later.
+        """Queue an append. Its `done` is resolved later; at once if the replica was closed.
 
-        Raises: RpcFailed: the replica was closed, or too many appends wait already.
+        Raises: RpcFailed: too many appends wait already.
         """
         if self._closed:
-            raise RpcFailed(Code.UNKNOWN, "resolve: resolver has stopped serving local replicas")
+            pending.finish(_not_ours())
+            return
         if len(self._queue) >= _QUEUE_MAX:
             raise RpcFailed(
                 Code.UNAVAILABLE, f"{self._journal.name}: {_QUEUE_MAX} appends are waiting already"
@@ -216,8 +225,14 @@ class Appender:
             self._tasks.spawn(self._run(), name=f"append {self._journal.name}")
 
     async def close(self) -> None:
-        """Wait for queued appends, then close the open fragment and hand it to the persister."""
+        """Close the open fragment and hand it to the persister, after queued appends.
+
+        Those that are ready, or stream already, are written. Those that wait for etcd or a store,
+        and those that come later, are not ours any more.
+        """
         self._closed = True
+        if self._patience is not None:
+            self._patience.reschedule(asyncio.get_running_loop().time())
         await self._idle.wait()
         self._roll(self.spool.end)
         while self._completing:
@@ -239,6 +254,18 @@ class Appender:
         """Whether no append is queued or under way."""
         return not self._running
 
+    async def digested(self, begin: int) -> Fragment | None:
+        """The fragment at `begin` with its sum, if it is the open one, or one that is closing.
+
+        Returns: at least what was committed when asked; None: there is no such fragment, or the
+            journal was told of its sum already.
+        Cancellation: safe.
+        """
+        for digester in (self.digester, *self._rolled):
+            if digester.spool.begin == begin:
+                return await digester.digested()
+        return None
+
     # ------------------------------------------------------------------------------ the loop
     async def _run(self) -> None:
         try:
@@ -249,7 +276,7 @@ class Appender:
                 if batch:
                     await self._commit(batch)
                 elif self._queue:
-                    await self._unblock(self._queue[0])
+                    await self._advance(self._queue[0])
         finally:
             self._running = False
             self._idle.set()
@@ -299,7 +326,7 @@ class Appender:
         journal = self._journal
         match effect:
             case fsm.Resolve():
-                return journal.resolve(pending.machine.request)
+                return journal.resolve(effect.min_revision)
             case fsm.Acquire():
                 return fsm.Acquired()
             case fsm.Sync(roll_to):
@@ -359,18 +386,40 @@ class Appender:
             case fsm.Fail(status, text):
                 pending.finish(Outcome(status, registers=self._registers, store_health_error=text))
             case fsm.Rollback(text, status):
+                self._journal.on_rollback()
                 if text:
                     pending.fail(RpcFailed(Code.UNKNOWN, text))
                 else:
                     pending.finish(Outcome(status, registers=self._registers))
             case fsm.Proxy():
-                pending.finish(Outcome(Status.NOT_JOURNAL_PRIMARY_BROKER, is_remote=True))
+                pending.finish(_not_ours())
             case _:
                 return False
         return True
 
+    async def _advance(self, pending: Pending) -> None:
+        """Do the slow thing that the queue's head waits for, unless we are to close."""
+        if isinstance(pending.next_effect, fsm.Stream):
+            self._queue.popleft()
+            await self._stream(pending)
+        elif self._closed:
+            self._queue.popleft()
+            pending.finish(_not_ours())
+        else:
+            try:
+                # Timeout without a deadline: `close` sets one, since what is waited for may never
+                # come.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(None) as self._patience:
+                        await self._unblock(pending)
+            except GazetteError as err:
+                self._queue.popleft()
+                pending.fail(err)
+            finally:
+                self._patience = None
+
     async def _unblock(self, pending: Pending) -> None:
-        """Do the slow thing that the queue's head waits for."""
+        """Wait for what the queue's head waits for. Raises: GazetteError: this append failed."""
         journal, machine = self._journal, pending.machine
         match pending.next_effect:
             case fsm.Resolve(min_revision):
@@ -387,9 +436,6 @@ class Appender:
                 pending.next_effect = machine.step(
                     fsm.Unhealthy(problem) if problem else fsm.Invalidated()
                 )
-            case fsm.Stream():
-                self._queue.popleft()
-                await self._stream(pending)
             case effect:
                 raise RuntimeError(f"{journal.name}: append is stuck at {effect}")
 
@@ -402,7 +448,7 @@ class Appender:
             await self._write(chunks, self.spool.end, length)
         registers = batch[-1].registers
         assert registers is not None
-        self._publish(self._end, registers)
+        self._publish(self._end, registers, appends=sum(1 for p in batch if p.length))
         for pending in batch:
             total = pending.sum if isinstance(pending.sum, bytes) else await pending.sum
             self._acknowledge(pending, total)
@@ -428,12 +474,12 @@ class Appender:
             else:
                 return
 
-    def _publish(self, end: int, registers: LabelSet) -> None:
+    def _publish(self, end: int, registers: LabelSet, *, appends: int) -> None:
         spool = self.spool
-        grew = end > spool.end
+        length = end - spool.end
         spool.commit(end, registers=registers, now=self._clock.now())
-        if grew:
-            self._journal.on_commit(spool)
+        if length:
+            self._journal.on_commit(spool, appends=appends, length=length)
             self.digester.kick()
 
     def _acknowledge(self, pending: Pending, total: bytes) -> None:
@@ -463,9 +509,11 @@ class Appender:
                 chunk = backlog.popleft() if backlog else await pending.stream.next()
             except RpcFailed as err:
                 machine.step(fsm.ContentBroken(err.text))
+                self._journal.on_rollback()
                 pending.fail(err)
                 return
-            if pending.done.done():  # the caller has gone: nothing is committed
+            if pending.done.done():  # the caller has gone or failed: nothing is committed
+                self._journal.on_rollback()
                 return
             if not chunk:
                 effect = machine.step(fsm.ContentEnd())
@@ -479,7 +527,7 @@ class Appender:
             pending.begin, pending.length = begin, at - begin
             pending.registers = effect.registers
             await self.digester.below()
-            self._publish(at, effect.registers)
+            self._publish(at, effect.registers, appends=1)
             self._acknowledge(pending, digest.digest())
         elif effect is not None:
             self._is_terminal(pending, effect)
@@ -504,6 +552,7 @@ class Appender:
         self.digester = self._open(to, old.spool.registers)
         self._end = to
         if old.spool.content_length:
+            self._rolled.add(old)
             task = self._tasks.spawn(self._complete(old), name=f"roll {self._journal.name}")
             self._completing.add(task)
             task.add_done_callback(self._completing.discard)
@@ -514,3 +563,8 @@ class Appender:
         completed = await old.complete()
         if completed is not None:
             self._journal.on_complete(completed)
+        self._rolled.discard(old)
+
+
+def _not_ours() -> Outcome:
+    return Outcome(Status.NOT_JOURNAL_PRIMARY_BROKER, is_remote=True)

@@ -66,9 +66,7 @@ class FragmentsApi:
         if status is Status.OK and isinstance(replica, Replica):
             fragments = await replica.index.inspect()
             if fragments is None:
-                raise RpcFailed(
-                    Code.UNKNOWN, "resolve: resolver has stopped serving local replicas"
-                )
+                raise _stopped()
             await self._fill(response, request, replica, list(fragments))
         return response.SerializeToString()
 
@@ -91,14 +89,14 @@ class FragmentsApi:
             if len(response.fragments) == limit:
                 response.next_page_token = fragment.begin
                 return
+            summed = await replica.summed(fragment)
+            if summed is None:
+                raise _stopped()
             listed = response.fragments.add()
-            is_open = fragment.begin == replica.appender.spool.begin and not fragment.backing_store
-            if is_open:
-                fragment = await replica.appender.digester.digested()  # noqa: PLW2901  its sum
-            fragment.into_pb(listed.spec)
-            if ttl_s > 0 and fragment.backing_store:
-                store = self._context.stores.get(fragment.backing_store)
-                listed.signed_url = store.sign_get(fragment.content_path, ttl_s)
+            summed.into_pb(listed.spec)
+            if ttl_s > 0 and summed.backing_store:
+                store = self._context.stores.get(summed.backing_store)
+                listed.signed_url = store.sign_get(summed.content_path, ttl_s)
 
     async def fragment_store_health(self, raw: bytes) -> bytes:
         """Serve one FragmentStoreHealth: the store's own checks, and a delete probe if asked.
@@ -131,6 +129,10 @@ class FragmentsApi:
         header = Header(self._resolver.process_id, Route(), self._context.space.header)
         header.into_pb(response.header)
         return response.SerializeToString()
+
+
+def _stopped() -> RpcFailed:
+    return RpcFailed(Code.UNKNOWN, "resolve: resolver has stopped serving local replicas")
 
 
 def _is_within(request: pb.FragmentsRequest, fragment: Fragment) -> bool:

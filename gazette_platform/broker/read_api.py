@@ -69,6 +69,8 @@ class ReadApi:
         status = resolution.status
         if status is Status.OK and resolution.spec and not resolution.spec.flags.may_read:
             status = Status.NOT_ALLOWED
+        if status is Status.OK and not isinstance(replica, Replica):
+            status = Status.NOT_JOURNAL_BROKER  # unassigned between two looks at it
         if status is not Status.OK or not isinstance(replica, Replica):
             response = pb.ReadResponse(status=status.value)  # type: ignore[arg-type]
             resolution.header.into_pb(response.header)
@@ -122,16 +124,13 @@ class ReadApi:
 
     @staticmethod
     async def _announced(replica: Replica, result: QueryResult) -> Fragment | None:
-        """The fragment with its sum. That of the open one is brought up to date first."""
+        """The fragment with its sum, which may hold more by now."""
         fragment = result.fragment
         if fragment is None or result.status is not Status.OK:
             return None
-        open_now = replica.appender.digester
-        if open_now.spool.begin == fragment.begin and not fragment.backing_store:
-            digested = await open_now.digested()
-            if digested.begin == fragment.begin and digested.end >= fragment.end:
-                return digested
-        return fragment
+        summed = await replica.summed(fragment)
+        # `file` is that of the fragment that was looked up, and a position in it counts from there.
+        return summed if summed is not None and summed.begin == fragment.begin else fragment
 
     def _metadata(
         self, replica: Replica, result: QueryResult, fragment: Fragment | None

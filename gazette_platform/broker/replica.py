@@ -14,7 +14,14 @@ from gazette_platform.errors import GazetteError
 from gazette_platform.fragment.index import Index
 from gazette_platform.fragment.refresh import Refresher
 from gazette_platform.ops.retry import backoff_s
-from gazette_platform.protocol import AppendSuspend, Fragment, JournalSpec, LabelSet, Status
+from gazette_platform.protocol import (
+    ZERO_SUM,
+    AppendSuspend,
+    Fragment,
+    JournalSpec,
+    LabelSet,
+    Status,
+)
 
 if TYPE_CHECKING:
     from gazette_platform.broker.context import BrokerContext
@@ -62,6 +69,7 @@ class Replica:
         self._state = context.space.state
         self._closed = False
         self._flush_timer: asyncio.TimerHandle | None = None
+        self._flush_interval_ns = 0
         self._refresh_timer: asyncio.TimerHandle | None = None
         self._stores = self.spec.fragment.stores if self.spec else ()
         self.index = Index(context.clock)
@@ -91,10 +99,14 @@ class Replica:
         """Whether every assignment carries the current route."""
         return self._state.is_consistent(self.name)
 
-    def resolve(self, request: fsm.AppendRequest) -> fsm.Resolved | None:
-        """Look the journal up; None if the key space is not at the revision asked for yet."""
-        if request.min_revision > self._context.space.revision:
+    def resolve(self, min_revision: int) -> fsm.Resolved | None:
+        """Look the journal up; None if the key space is not at `min_revision` yet."""
+        if min_revision > self._context.space.revision:
             return None
+        if self._resolver.replicas.get(self.name) is not self:
+            # Unassigned, demoted or created anew, even if we are primary again by now: this spool
+            # is not the journal's any more.
+            return fsm.Resolved(Status.OK, is_local_primary=False)
         found = self._resolver.resolve_now(self.name, may_proxy=True, require_primary=True)
         return fsm.Resolved(found.status, found.is_local, found.spec)
 
@@ -178,12 +190,19 @@ class Replica:
             now_s=self._context.clock.now().timestamp(),
         )
 
-    def on_commit(self, spool: Spool) -> None:
+    def on_commit(self, spool: Spool, *, appends: int, length: int) -> None:
         """The spool holds more: publish it to readers, and see that its window ends."""
+        metrics = self._context.metrics
+        metrics.spool_commits.inc(appends)
+        metrics.spool_commit_bytes.inc(length)
         self.index.spool_commit(spool.fragment(), spool.file)
         self._write_head.set(spool.end)
         if self._flush_timer is None:
             self._arm_flush(spool)
+
+    def on_rollback(self) -> None:
+        """An append ended without a commit after its content had come."""
+        self._context.metrics.spool_rollbacks.inc()
 
     def on_complete(self, completed: CompletedSpool) -> None:
         """A fragment closed: publish its sum, and persist it."""
@@ -195,10 +214,31 @@ class Replica:
         """A fragment of ours is in its store: readers and lists see it at once."""
         self.index.add_remote(fragment)
 
+    async def summed(self, fragment: Fragment) -> Fragment | None:
+        """A fragment of the index, with its sum, which open and closing ones do not have.
+
+        Returns: the same one, maybe with content that was added since; None if this replica closed
+            meanwhile.
+        Cancellation: safe.
+        """
+        if fragment.sum != ZERO_SUM:
+            return fragment
+        digested = await self.appender.digested(fragment.begin)
+        if digested is not None:
+            return digested
+        # It closed since it was looked up, and the index knows its sum by now.
+        return self.index.lookup(fragment.begin).fragment
+
     # ---------------------------------------------------------------------------------- timers
     def _arm_flush(self, spool: Spool) -> None:
         spec = self.spec
-        if spec is None or spec.fragment.flush_interval_ns <= 0 or spool.first_append_at is None:
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
+        if spec is None:
+            return
+        self._flush_interval_ns = spec.fragment.flush_interval_ns
+        if self._flush_interval_ns <= 0 or spool.first_append_at is None:
             return
         interval_s = spec.fragment.flush_interval_ns / fsm.NS_PER_S
         first_s = spool.first_append_at.timestamp()
@@ -251,6 +291,8 @@ class Replica:
         if spec is None or self._closed:
             return
         self.balance.rate = self._max_rate()
+        if spec.fragment.flush_interval_ns != self._flush_interval_ns:
+            self._arm_flush(self.appender.spool)
         if spec.fragment.stores != self._stores:
             self._stores = spec.fragment.stores
             self._refresh_soon(0.0)

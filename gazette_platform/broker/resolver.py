@@ -132,16 +132,21 @@ class Resolver:
 
     def _retire(self, journal: str, replica: LocalReplica) -> None:
         del self._replicas[journal]
+        self._close(journal, replica)
+
+    def _close(self, journal: str, replica: LocalReplica) -> None:
         task = self._tasks.spawn(replica.close(), name=f"close {journal}")
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        """Stop serving local replicas and wait until all of them are closed."""
+        """Stop serving local replicas and wait until all of them are closed.
+
+        They stay in `replicas`: appends under way look there whether they are still the ones.
+        """
         self._is_serving = False
-        self._cache.clear()
-        for journal, replica in list(self._replicas.items()):
-            self._retire(journal, replica)
+        for journal, replica in self._replicas.items():
+            self._close(journal, replica)
         while self._closing:
             await asyncio.wait(set(self._closing))
 
@@ -169,12 +174,18 @@ class Resolver:
             min_revision = max(min_revision, proxy_header.etcd.revision)
         if min_revision > self._space.revision:
             await self._space.wait_for_revision(min_revision)
-        return self.resolve_now(
+        found = self.resolve_now(
             strip_meta(journal), may_proxy=may_proxy, require_primary=require_primary
         )
+        if found.is_local and not self._is_serving:
+            raise RpcFailed(Code.UNKNOWN, "resolve: resolver has stopped serving local replicas")
+        return found
 
     def resolve_now(self, journal: str, *, may_proxy: bool, require_primary: bool) -> Resolution:
-        """Resolve a name without meta at the present revision. Raises: RpcFailed: we stopped."""
+        """Resolve a name without meta at the present revision, even when we stopped serving.
+
+        Appends that were taken before are still finished.
+        """
         key = (journal, may_proxy, require_primary)
         found = self._cache.get(key)
         if found is None:
@@ -191,8 +202,6 @@ class Resolver:
             answering = route.primary_id
         elif own in route.members:
             answering = own
-        if answering == own and not self._is_serving:
-            raise RpcFailed(Code.UNKNOWN, "resolve: resolver has stopped serving local replicas")
         status = self._status(
             item.spec if item is not None else None,
             route,
