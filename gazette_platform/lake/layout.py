@@ -26,6 +26,7 @@ __all__ = [
     "Layout",
     "PartitionColumn",
     "StoreRoots",
+    "is_same_location",
     "partition_columns",
     "partition_key",
     "require_location",
@@ -274,12 +275,25 @@ class StoreRoots:
         return f"{base}{directory}".rstrip("/")
 
 
+def is_same_location(first: str, second: str) -> bool:
+    """Whether two locations are one: metastores rewrite ``file:///x`` as ``file:/x``.
+
+    >>> is_same_location("file:/a", "file:///a/"), is_same_location("file:/a", "s3://a")
+    (True, False)
+    """
+    return _plain(first) == _plain(second)
+
+
+def _plain(location: str) -> str:
+    return re.sub(r"\Afile:/+", "file:/", location).rstrip("/")
+
+
 def require_location(table: str, key: str, registered: str, found: str) -> None:
     """Refuse fragments of a registered Hive partition that lie elsewhere.
 
     Raises: PartitionConflict: both places, and what may have led to it.
     """
-    if registered.rstrip("/") != found.rstrip("/"):
+    if not is_same_location(registered, found):
         raise PartitionConflict(
             f"{table}: Hive partition {key} is at {registered}, but fragments lie in {found} (has "
             "the store of the journal changed, or do two directories have one value?); move the "

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["prepare_environment", "spark_configuration", "start_session"]
 
 
+_LOGGING = Path(__file__).with_name("log4j2.properties")
+
+
 def spark_configuration(settings: LakeSettings, *, memory: str = "1g") -> dict[str, str]:
     """Configuration for ``SparkSession.builder``: Hive support, Iceberg catalog, loopback only.
 
@@ -31,7 +34,9 @@ def spark_configuration(settings: LakeSettings, *, memory: str = "1g") -> dict[s
         "spark.driver.memory": memory,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{_LOGGING}",
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.catalogImplementation": "hive",
         "spark.hadoop.hive.metastore.uris": metastore,

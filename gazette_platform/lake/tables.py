@@ -20,7 +20,12 @@ from gazette_platform.hive import (
     MetastoreSession,
     StorageFormat,
 )
-from gazette_platform.lake.layout import Layout, PartitionColumn, partition_columns
+from gazette_platform.lake.layout import (
+    Layout,
+    PartitionColumn,
+    is_same_location,
+    partition_columns,
+)
 from gazette_platform.lake.schema import parse_type, widens
 
 if TYPE_CHECKING:
@@ -129,7 +134,7 @@ def _differences(existing: HiveTable, wanted: HiveTable) -> list[str]:
             f"fragments lay in {existing.parameters.get(LAYOUT)} and now in "
             f"{wanted.parameters[LAYOUT]}"
         )
-    if existing.location.rstrip("/") != wanted.location.rstrip("/"):
+    if not is_same_location(existing.location, wanted.location):
         found.append(f"its location is {existing.location}, not {wanted.location}")
     if existing.storage.serde != wanted.storage.serde:
         found.append(f"its SerDe is {existing.storage.serde}, not {wanted.storage.serde}")

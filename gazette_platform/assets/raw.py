@@ -1,0 +1,94 @@
+"""External assets of table specs: the raw table, and the journals that it is made of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dagster import (
+    AssetKey,
+    AssetSpec,
+    DynamicPartitionsDefinition,
+    MetadataValue,
+    TableColumn,
+    TableSchema,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gazette_platform.lake import TableSpec
+
+__all__ = [
+    "column_schema",
+    "journals_key",
+    "journals_partitions",
+    "raw_asset_specs",
+    "table_key",
+    "table_partitions",
+]
+
+
+def table_key(table: str) -> AssetKey:
+    """Asset key of the raw table ``schema.table``; such names need no escaping."""
+    return AssetKey(table.split("."))
+
+
+def journals_key(table: str) -> AssetKey:
+    """Asset key of the journals of the raw table ``schema.table``."""
+    return AssetKey(["journals", *table.split(".")])
+
+
+def table_partitions(table: str) -> DynamicPartitionsDefinition:
+    """One dynamic partition per Hive partition of the table."""
+    return DynamicPartitionsDefinition(name=table)
+
+
+def journals_partitions(table: str) -> DynamicPartitionsDefinition:
+    """One dynamic partition per journal of the table."""
+    return DynamicPartitionsDefinition(name=f"journals.{table}")
+
+
+def column_schema(spec: TableSpec) -> TableSchema:
+    """The data columns of a table, for Dagster's catalog."""
+    return TableSchema(
+        columns=[
+            TableColumn(name=c.name, type=c.parsed.hive, description=c.comment or None)
+            for c in spec.columns
+        ]
+    )
+
+
+def raw_asset_specs(specs: Iterable[TableSpec]) -> list[AssetSpec]:
+    """External assets of the tables known when definitions load.
+
+    A spec added later works at once: its events appear under the same keys. Reloading the code
+    location adds its description and lineage.
+    """
+    assets: list[AssetSpec] = []
+    for spec in specs:
+        assets.append(
+            AssetSpec(
+                journals_key(spec.name),
+                description=f"Journals that match `{spec.selector}`.",
+                group_name="journals",
+                kinds={"gazette"},
+                partitions_def=journals_partitions(spec.name),
+                metadata={"selector": spec.selector},
+            )
+        )
+        assets.append(
+            AssetSpec(
+                table_key(spec.name),
+                deps=[journals_key(spec.name)],
+                description=spec.comment or f"Raw table of journals `{spec.selector}`.",
+                group_name="raw",
+                kinds={"hive", spec.format},
+                partitions_def=table_partitions(spec.name),
+                metadata={
+                    "dagster/table_name": f"hive.{spec.name}",
+                    "dagster/column_schema": column_schema(spec),
+                    "spec": MetadataValue.text(spec.digest),
+                },
+            )
+        )
+    return assets

@@ -1,0 +1,68 @@
+"""Dagster's entry: assets, the sensor, jobs and schedules of a platform.
+
+`gazette up` starts Dagster with this module; so does ``dagster dev -w workspace.yaml`` with the
+variables of `gazette_platform.lake.settings`. Rollups are there if their engine is configured.
+"""
+
+import os
+from pathlib import Path
+
+from dagster import AssetsDefinition, Definitions, definitions
+from dagster_pyspark import LazyPySparkResource
+
+from gazette_platform.assets import (
+    delays_by_month,
+    raw_asset_specs,
+    rollup_jobs,
+    rollup_schedules,
+    route_by_month,
+)
+from gazette_platform.lake import LakeSettings, load_table_specs
+from gazette_platform.lake.spark import spark_configuration
+from gazette_platform.resources import (
+    BrokerResource,
+    LakeResource,
+    MetastoreResource,
+    TrinoResource,
+)
+from gazette_platform.sensors import fragments_sensor
+
+__all__ = ["build_definitions", "defs"]
+
+
+def build_definitions(settings: LakeSettings) -> Definitions:
+    """The definitions of one platform.
+
+    Table specs are read for the assets' descriptions; broken ones are left to the sensor to tell.
+    """
+    specs, _ = load_table_specs(Path(settings.tables)) if settings.tables else ({}, {})
+    rollups: list[AssetsDefinition] = []
+    resources: dict[str, object] = {
+        "broker": BrokerResource(address=settings.broker),
+        "metastore": MetastoreResource(uri=settings.metastore),
+        "lake": LakeResource(
+            tables=settings.tables,
+            store_roots=dict(settings.store_roots),
+            trino_ui=settings.trino,
+        ),
+    }
+    if settings.trino:
+        rollups.append(route_by_month)
+        resources["trino"] = TrinoResource(uri=settings.trino)
+    if settings.metastore and settings.iceberg_jar:
+        rollups.append(delays_by_month)
+        resources["spark"] = LazyPySparkResource(spark_config=spark_configuration(settings))
+    jobs = rollup_jobs(rollups)
+    return Definitions(
+        assets=[*raw_asset_specs(specs.values()), *rollups],
+        jobs=list(jobs.values()),
+        schedules=rollup_schedules(rollups, jobs),
+        sensors=[fragments_sensor],
+        resources=resources,
+    )
+
+
+@definitions
+def defs() -> Definitions:
+    """The definitions of the platform that the environment names."""
+    return build_definitions(LakeSettings.from_environment(os.environ))

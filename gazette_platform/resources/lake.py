@@ -1,0 +1,49 @@
+"""Resources that are places: the metastore's tables and the folder of table specs."""
+
+from pathlib import Path
+
+from dagster import ConfigurableResource
+from pydantic import Field
+
+from gazette_platform.errors import SetupError, ValidationError
+from gazette_platform.hive import MetastoreClient
+from gazette_platform.lake import FragmentSource, Registrar, StoreRoots, TableSpec, load_table_specs
+from gazette_platform.lake.registration import Metastore
+
+__all__ = ["LakeResource", "MetastoreResource"]
+
+
+class MetastoreResource(ConfigurableResource["MetastoreResource"]):
+    """The Hive Metastore."""
+
+    uri: str = Field(description="thrift://host:port.")
+
+    def client(self) -> Metastore:
+        """Opens sessions; holds no connection.
+
+        Raises: SetupError: no address is configured.
+        """
+        if not self.uri:
+            raise SetupError(
+                "no Hive Metastore is configured: set GAZETTE_METASTORE_URI, or GAZETTE_ENDPOINTS "
+                "to the endpoints.json of `gazette up`"
+            )
+        return MetastoreClient(self.uri)
+
+
+class LakeResource(ConfigurableResource["LakeResource"]):
+    """Table specs, and where fragment stores lie for engines."""
+
+    tables: str = Field(description="Folder of table specs, *.yaml.")
+    store_roots: dict[str, str] = Field(
+        default_factory=dict, description="Fragment-store URL → table location."
+    )
+    trino_ui: str = Field(default="", description="Address of Trino's UI, for links.")
+
+    def specs(self) -> tuple[dict[str, TableSpec], dict[str, ValidationError]]:
+        """Table specs by name, and errors by file, read anew from the folder."""
+        return load_table_specs(Path(self.tables))
+
+    def registrar(self, source: FragmentSource, metastore: Metastore) -> Registrar:
+        """What registers fragments of these tables."""
+        return Registrar(source, metastore, StoreRoots(self.store_roots))

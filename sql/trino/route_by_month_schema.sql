@@ -1,0 +1,2 @@
+-- The schema of all rollups. Idempotent.
+CREATE SCHEMA IF NOT EXISTS iceberg.rollups
