@@ -15,7 +15,7 @@ from gazette_platform.protocol.field_context import check_field
 from gazette_platform.protocol.fragments import Fragment
 from gazette_platform.protocol.labels import LabelSet
 from gazette_platform.protocol.names import validate_journal_name, validate_path_component
-from gazette_platform.protocol.routing import Header
+from gazette_platform.protocol.routing import validate_header
 from gazette_platform.protocol.selectors import LabelSelector
 from gazette_platform.protocol.specs import JournalSpec
 from gazette_platform.protocol.store_urls import validate_store_url
@@ -44,7 +44,7 @@ _DELETE_PREFIX_LENGTH_MAX = 512
 
 def _check_header(request: pb.ReadRequest | pb.AppendRequest | pb.FragmentsRequest) -> None:
     if request.HasField("header"):
-        check_field("Header", Header.from_pb(request.header).validate)
+        check_field("Header", validate_header, request.header)
 
 
 def validate_read_request(request: pb.ReadRequest) -> None:
@@ -145,7 +145,7 @@ def validate_replicate_request(request: pb.ReplicateRequest) -> None:
 
 def _validate_proposal(request: pb.ReplicateRequest) -> None:
     if request.HasField("header"):
-        check_field("Header", Header.from_pb(request.header).validate)
+        check_field("Header", validate_header, request.header)
         if not request.acknowledge:
             raise ValidationError("expected Acknowledge with Header")
     check_field("Proposal", Fragment.from_pb(request.proposal).validate)
@@ -178,7 +178,7 @@ def validate_list_request(request: pb.ListRequest) -> None:
                     path=f'Selector.{context}.Labels["prefix"]',
                 )
     if request.HasField("watch_resume"):
-        check_field("WatchResume", Header.from_pb(request.watch_resume).validate)
+        check_field("WatchResume", validate_header, request.watch_resume)
 
 
 def validate_apply_request(request: pb.ApplyRequest) -> None:

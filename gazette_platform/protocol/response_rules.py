@@ -14,7 +14,7 @@ from gazette_platform.protocol.enums import Status
 from gazette_platform.protocol.field_context import check_field
 from gazette_platform.protocol.fragments import Fragment
 from gazette_platform.protocol.labels import LabelSet
-from gazette_platform.protocol.routing import Header, Route
+from gazette_platform.protocol.routing import Route, validate_header
 from gazette_platform.protocol.specs import JournalSpec
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def validate_read_response(response: pb.ReadResponse) -> None:
     """
     status = _checked_status(response.status)
     if response.HasField("header"):
-        check_field("Header", Header.from_pb(response.header).validate)
+        check_field("Header", validate_header, response.header)
     if response.offset < 0:
         raise ValidationError(f"invalid Offset ({response.offset}; expected >= 0)")
     if response.content:
@@ -105,7 +105,7 @@ def validate_append_response(response: pb.AppendResponse) -> None:
     Raises: ValidationError.
     """
     status = _checked_status(response.status)
-    check_field("Header", Header.from_pb(response.header).validate)
+    check_field("Header", validate_header, response.header)
     if response.HasField("commit"):
         check_field("Commit", Fragment.from_pb(response.commit).validate)
     elif status is Status.OK:
@@ -130,7 +130,7 @@ def validate_replicate_response(response: pb.ReplicateResponse) -> None:
     """
     status = _checked_status(response.status)
     if response.HasField("header"):
-        check_field("Header", Header.from_pb(response.header).validate)
+        check_field("Header", validate_header, response.header)
     elif status is Status.WRONG_ROUTE:
         raise ValidationError("expected Header")
     if status is Status.PROPOSAL_MISMATCH:
@@ -156,7 +156,7 @@ def validate_list_response(response: pb.ListResponse, *, continuation: bool = Fa
     """
     _checked_status(response.status)
     if not continuation:
-        check_field("Header", Header.from_pb(response.header).validate)
+        check_field("Header", validate_header, response.header)
     elif response.HasField("header"):
         raise ValidationError("unexpected Header in a continuation")
     for index, journal in enumerate(response.journals):
@@ -178,7 +178,7 @@ def validate_apply_response(response: pb.ApplyResponse) -> None:
     Raises: ValidationError.
     """
     _checked_status(response.status)
-    check_field("Header", Header.from_pb(response.header).validate)
+    check_field("Header", validate_header, response.header)
 
 
 def validate_fragments_response(response: pb.FragmentsResponse) -> None:
@@ -187,7 +187,7 @@ def validate_fragments_response(response: pb.FragmentsResponse) -> None:
     Raises: ValidationError.
     """
     _checked_status(response.status)
-    check_field("Header", Header.from_pb(response.header).validate)
+    check_field("Header", validate_header, response.header)
     for index, listed in enumerate(response.fragments):
         check_field(f"Fragments[{index}]", _validate_listed_fragment, listed)
     if response.next_page_token < 0:
@@ -206,7 +206,7 @@ def validate_health_response(response: pb.FragmentStoreHealthResponse) -> None:
     Raises: ValidationError.
     """
     status = _checked_status(response.status)
-    check_field("Header", Header.from_pb(response.header).validate)
+    check_field("Header", validate_header, response.header)
     if response.store_health_error and status is Status.OK:
         raise ValidationError(
             f"unexpected StoreHealthError with OK ({response.store_health_error})"

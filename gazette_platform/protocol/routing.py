@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Self
 
 from gazette_platform.errors import ValidationError
@@ -10,7 +11,7 @@ from gazette_platform.protocol.field_context import check_field
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.protocol.processes import ProcessId, validate_endpoint
 
-__all__ = ["EtcdHeader", "Header", "Route"]
+__all__ = ["EtcdHeader", "Header", "Route", "validate_header"]
 
 _NO_PRIMARY = -1
 
@@ -164,16 +165,10 @@ class Header:
         etcd.revision = own.revision
         etcd.raft_term = own.raft_term
 
-    @classmethod
-    def from_pb(cls, message: pb.Header) -> Self:
+    @staticmethod
+    def from_pb(message: pb.Header) -> Header:
         """The header of a message, not validated."""
-        sender = message.process_id
-        zone, suffix = sender.zone, sender.suffix
-        return cls(
-            ProcessId(zone, suffix) if zone or suffix else None,
-            Route.from_pb(message.route),
-            EtcdHeader.from_pb(message.etcd),
-        )
+        return _header_of(message.SerializeToString())
 
     def validate(self) -> None:
         """Check identity (if set), route and etcd state.
@@ -184,3 +179,33 @@ class Header:
             check_field("ProcessId", self.process_id.validate)
         check_field("Route", self.route.validate)
         check_field("Etcd", self.etcd.validate)
+
+
+# A broker's header changes only with its route and with etcd's revision, yet every response has
+# one: taking it apart again and again would cost more than the rest of a small append.
+_HEADER_CACHE_SIZE = 256
+
+
+@lru_cache(_HEADER_CACHE_SIZE)
+def _header_of(raw: bytes) -> Header:
+    message = pb.Header.FromString(raw)
+    sender = message.process_id
+    zone, suffix = sender.zone, sender.suffix
+    return Header(
+        ProcessId(zone, suffix) if zone or suffix else None,
+        Route.from_pb(message.route),
+        EtcdHeader.from_pb(message.etcd),
+    )
+
+
+@lru_cache(_HEADER_CACHE_SIZE)
+def _check_header(raw: bytes) -> None:
+    _header_of(raw).validate()
+
+
+def validate_header(message: pb.Header) -> None:
+    """Check a header.
+
+    Raises: ValidationError.
+    """
+    _check_header(message.SerializeToString())

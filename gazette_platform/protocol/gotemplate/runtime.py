@@ -74,23 +74,33 @@ class _Execution:
 
     def run(self, nodes: Sequence[Node], dot: Value) -> None:
         for node in nodes:
-            self._steps += 1
-            if self._steps > STEPS_MAX:
-                raise ValidationError(f"template takes more than {STEPS_MAX} steps")
+            self._step()
             match node:
                 case Text():
                     self._write(node.text)
-                case Action():
-                    value = self._pipeline(node.pipeline, dot)
-                    if not node.pipeline.variables:
-                        self._write(show(value))
-                case Branch():
-                    self._branch(node, dot)
+                case Action() | Branch():
+                    try:
+                        self._act(node, dot)
+                    except ValidationError as err:
+                        raise _located(err, node.pipeline.commands[0].line) from None
+
+    def _act(self, node: Action | Branch, dot: Value) -> None:
+        if isinstance(node, Branch):
+            self._branch(node, dot)
+            return
+        value = self._pipeline(node.pipeline, dot)
+        if not node.pipeline.variables:
+            self._write(show(value))
+
+    def _step(self) -> None:
+        self._steps += 1
+        if self._steps > STEPS_MAX:
+            raise ValidationError(f"template: takes more than {STEPS_MAX} steps")
 
     def _write(self, text: str) -> None:
         self._length += len(text)
         if self._length > OUTPUT_LENGTH_MAX:
-            raise ValidationError(f"template makes more than {OUTPUT_LENGTH_MAX} characters")
+            raise ValidationError(f"template: makes more than {OUTPUT_LENGTH_MAX} characters")
         self.output.append(text)
 
     def _branch(self, branch: Branch, dot: Value) -> None:
@@ -112,6 +122,7 @@ class _Execution:
             return
         names = branch.pipeline.variables
         for index, item in enumerate(value):
+            self._step()
             scope = len(self._variables)
             bound: tuple[Value, ...] = (item,) if len(names) == 1 else (index, item)
             for name, part in zip(names, bound, strict=False):
@@ -134,9 +145,7 @@ class _Execution:
             try:
                 values = [self._command(command, dot, values)]
             except ValidationError as err:
-                if err.message.startswith("template: "):
-                    raise
-                raise template_error(command.line, err.message) from None
+                raise _located(err, command.line) from None
         if len(pipeline.variables) == 1:
             self._bind(pipeline.variables[0], values[0], declares=pipeline.declares)
         return values[0]
@@ -199,6 +208,11 @@ class _Execution:
             if is_true(value) is (name == "or"):
                 return value
         return piped[0] if piped else value
+
+
+def _located(err: ValidationError, line: int) -> ValidationError:
+    """The error at a line, unless it says already where it is."""
+    return err if err.message.startswith("template: ") else template_error(line, err.message)
 
 
 def _member(value: Value, name: str, arguments: list[Value]) -> Value:
