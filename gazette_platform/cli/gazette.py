@@ -199,7 +199,8 @@ def status(
             name: {"state": c.state, "pid": c.pid, "ready_after_s": c.ready_after_s}
             for name, c in state.components.items()
         }
-        print(json.dumps({"phase": state.phase, "components": components}, indent=2))
+        found = {"phase": state.phase, "failure": state.failure, "components": components}
+        print(json.dumps(found, indent=2))
     else:
         table = Table(title=f"{layout.root}: {state.phase}", title_justify="left")
         for column in ("component", "state", "pid", "log"):
@@ -208,6 +209,8 @@ def status(
             log = str(layout.logs / f"{name}.log")
             table.add_row(name, component.state, str(component.pid or ""), log)
         Console().print(table)
+        if state.failure:
+            print(state.failure)
     if state.phase != "ready" or any(c.state != "ready" for c in state.components.values()):
         raise typer.Exit(1)
 

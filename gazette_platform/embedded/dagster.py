@@ -66,12 +66,12 @@ def dagster_components(
     port: int,
     environment: Mapping[str, str],
     requires: tuple[str, ...],
-    daemon_requires: tuple[str, ...],
+    uses: tuple[str, ...],
 ) -> list[Component]:
     """The web server and the daemon, over one DAGSTER_HOME.
 
-    Args: environment: what the definitions need to find the platform. requires: what the web
-          server waits for. daemon_requires: what runs need besides.
+    Args: environment: what the definitions need to find the platform. requires: what the
+          definitions and sensors call. uses: what only runs call.
     Raises: SetupError: Dagster is not installed.
     """
     if importlib.util.find_spec("dagster_webserver") is None:
@@ -110,7 +110,8 @@ def dagster_components(
     daemon = Component(
         name=DAEMON,
         command=(sys.executable, "-m", "dagster._daemon", "run", f"--module-name={_DEFINITIONS}"),
-        requires=(*requires, *daemon_requires),
+        requires=requires,
+        uses=uses,
         environment=all_environment,
         folder=home,
         ready=lambda: _daemon_beats(port, since=asked_at),

@@ -184,6 +184,6 @@ def components_of(
             port=ports["dagster"],
             environment=environment_of(layout, endpoints),
             requires=(*brokers, *lake),
-            daemon_requires=tuple(name for name in (trino.NAME,) if options.has(name)),
+            uses=tuple(name for name in (trino.NAME,) if options.has(name)),
         )
     return found

@@ -162,7 +162,11 @@ def _locked(name: str) -> Iterator[None]:
     try:
         locks.mkdir(parents=True, exist_ok=True)
         with (locks / f"{name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                with show_step(f"waiting for another process that installs {name}"):
+                    fcntl.flock(lock, fcntl.LOCK_EX)
             yield
     except PermissionError as error:
         raise SetupError(
