@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker.wire.interface import Code, RpcFailed
@@ -42,6 +43,18 @@ class ListApi:
         self._context = context
         self._resolver = resolver
         self._state = context.space.state
+        self._changed = asyncio.Event()
+        self._is_stopping = False
+        context.space.observe(self._wake)
+
+    def stop_watches(self) -> None:
+        """End open watches, cleanly: their clients look for another broker."""
+        self._is_stopping = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     # ---------------------------------------------------------------------------------- List
     async def list_journals(self, raw: bytes) -> AsyncGenerator[bytes]:
@@ -62,7 +75,7 @@ class ListApi:
         selector = _with_prefix_by_name(LabelSelector.from_pb(request.selector))
         last: tuple[int, int] | None = None
         while True:
-            revision = space.revision
+            changed = self._changed
             names = self._matching(selector)
             newest = max((self._state.items[n].mod_revision for n in names), default=0)
             if last != (len(names), newest):
@@ -73,7 +86,9 @@ class ListApi:
                     yield pb.ListResponse().SerializeToString()
             if not request.watch:
                 return
-            await space.wait_for_revision(revision + 1)
+            await changed.wait()
+            if self._is_stopping:
+                return
 
     def _matching(self, selector: LabelSelector) -> list[str]:
         if not selector.include and not selector.exclude:

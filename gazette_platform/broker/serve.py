@@ -49,6 +49,9 @@ _IO_THREADS = 3
 # RPCs that are under way when the process leaves.
 _GRACE_S = 15.0
 
+# Transactions under way at a time when leaving: each waits for the watch to bring it back.
+_WRITES_MAX = 64
+
 # How often a drain says what it waits for.
 _DRAIN_REPORT_S = 10.0
 
@@ -105,13 +108,18 @@ class Broker:
             watch_delay_s=config.watch_delay_s,
         )
         self._context = self._build(etcd, space, process_id, clock, rng)
+        self._stack.push_async_callback(self.tasks.close)
         self._resolver = Resolver(
             space, process_id, make_replica=self._make_replica, tasks=self.tasks
         )
-        service = BrokerService(self._context, self._resolver)
+        self._service = BrokerService(self._context, self._resolver)
         self._server = GrpcServer(
-            service, host=config.host, port=config.port, recv_bytes_max=config.max_grpc_recv_size
+            self._service,
+            host=config.host,
+            port=config.port,
+            recv_bytes_max=config.max_grpc_recv_size,
         )
+        self._stack.push_async_callback(self._server.stop, grace_s=0.0)
         self.port = self._server.port
         self._http = HttpServer(
             host=config.http_host,
@@ -120,6 +128,7 @@ class Broker:
             is_ready=lambda: self._is_ready,
         )
         await self._http.start()
+        self._stack.push_async_callback(self._http.stop)
         self.http_port = self._http.port
         await self._join(process_id, space)
         await self._server.start()
@@ -219,21 +228,14 @@ class Broker:
         await self._announcement.set_exiting()
         await self._hand_over(timeout_s)
         self._is_ready = False
-        replicas = dict(self._resolver.replicas)
+        self._service.stop_watches()
         stopping = self.tasks.spawn(self._server.stop(grace_s=_GRACE_S), name="stop serving")
         await self._resolver.close()
         await stopping
         left = await self._persister.drain(
             timeout_s=_PERSIST_TIMEOUT_S if timeout_s is None else max(timeout_s, _GRACE_S)
         )
-        if not left:
-            await self._remember_heads(
-                {
-                    name: r.appender.spool.end
-                    for name, r in replicas.items()
-                    if isinstance(r, Replica)
-                }
-            )
+        await self._remember_heads()
         await self._leave()
         return left
 
@@ -262,32 +264,37 @@ class Broker:
                 )
             await asyncio.sleep(0.1)
 
-    async def _remember_heads(self, heads: dict[str, int]) -> None:
+    async def _remember_heads(self) -> None:
         """Note write heads in the specs of journals that nobody serves from now on.
 
-        Everything is persisted and no other replica exists, so that the next broker would start
-        at offset 0 and refuse appends. The resumption offset, made for suspended journals, says
-        where to go on.
+        No other replica exists, so that the next broker would start at offset 0 and refuse
+        appends. The resumption offset, made for suspended journals, says where to go on. It counts
+        even if content could not be persisted: readers have seen those bytes, and other bytes must
+        not take their offsets.
         """
+        replicas = [r for r in self._resolver.replicas.values() if isinstance(r, Replica)]
+        for at in range(0, len(replicas), _WRITES_MAX):
+            await asyncio.gather(*map(self._remember_head, replicas[at : at + _WRITES_MAX]))
+
+    async def _remember_head(self, replica: Replica) -> None:
         state = self._context.space.state
-        for journal, head in heads.items():
-            item = state.items.get(journal)
-            if item is None or len(state.assignments_of(journal)) > 1:
-                continue
-            suspend = item.spec.suspend or SuspendSpec(SuspendLevel.NONE, 0)
-            if head > suspend.offset:
-                try:
-                    await write_suspend(
-                        self._context, journal, dataclasses.replace(suspend, offset=head)
-                    )
-                except EtcdError as err:
-                    _log.warning(
-                        "%s: its write head %d is not noted in etcd: %s "
-                        "(run `gazctl journals reset-head` before the next append)",
-                        journal,
-                        head,
-                        err,
-                    )
+        journal, head = replica.name, replica.appender.spool.end
+        item = state.items.get(journal)
+        if item is None or len(state.assignments_of(journal)) > 1:
+            return
+        suspend = item.spec.suspend or SuspendSpec(SuspendLevel.NONE, 0)
+        if head <= suspend.offset:
+            return
+        try:
+            await write_suspend(self._context, journal, dataclasses.replace(suspend, offset=head))
+        except EtcdError as err:
+            _log.warning(
+                "%s: its write head %d is not noted in etcd: %s "
+                "(run `gazctl journals reset-head` before the next append)",
+                journal,
+                head,
+                err,
+            )
 
     async def _leave(self) -> None:
         try:
@@ -299,9 +306,6 @@ class Broker:
     async def abandon(self) -> None:
         """Stop everything at once; keys in etcd end with the lease."""
         self._is_ready = False
-        if hasattr(self, "_http"):
-            await self._http.stop()
-        await self.tasks.close()
         await self._stack.aclose()
 
     async def fail(self) -> None:

@@ -6,6 +6,8 @@ import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING, final
 
+from google.protobuf.message import DecodeError
+
 from gazette_platform.broker.append_api import AppendApi
 from gazette_platform.broker.fragments_api import FragmentsApi
 from gazette_platform.broker.list_api import ListApi
@@ -36,6 +38,10 @@ class BrokerService:
         self._append_started = self._metrics.started.labels("Append")
         self._append_ok = self._metrics.completed.labels("Append", "ok")
 
+    def stop_watches(self) -> None:
+        """End the streams that would otherwise last for ever."""
+        self._list.stop_watches()
+
     async def append(
         self, first: bytes, content: ContentSource, metadata: Mapping[str, str]
     ) -> bytes:
@@ -44,7 +50,7 @@ class BrokerService:
         self._append_started.inc()
         try:
             response = await self._append.append(first, content)
-        except GazetteError as err:
+        except (GazetteError, DecodeError) as err:
             raise self._failed("Append", err) from err
         self._append_ok.inc()
         return response
@@ -83,7 +89,7 @@ class BrokerService:
         self._metrics.started.labels(operation).inc()
         try:
             response = await method(request)
-        except GazetteError as err:
+        except (GazetteError, DecodeError) as err:
             raise self._failed(operation, err) from err
         self._metrics.completed.labels(operation, "ok").inc()
         return response
@@ -96,17 +102,19 @@ class BrokerService:
             async with aclosing(responses):
                 async for response in responses:
                     yield response
-        except GazetteError as err:
+        except (GazetteError, DecodeError) as err:
             raise self._failed(operation, err) from err
         except asyncio.CancelledError:
             self._metrics.completed.labels(operation, "cancelled").inc()
             raise
         self._metrics.completed.labels(operation, "ok").inc()
 
-    def _failed(self, operation: str, err: GazetteError) -> RpcFailed:
+    def _failed(self, operation: str, err: GazetteError | DecodeError) -> RpcFailed:
         self._metrics.completed.labels(operation, "error").inc()
         if isinstance(err, RpcFailed):
             return err
+        if isinstance(err, DecodeError):
+            return RpcFailed(Code.INTERNAL, f"{operation}: malformed message: {err}")
         # Etcd's troubles pass, and clients retry what is unavailable.
         code = Code.UNAVAILABLE if isinstance(err, EtcdError) else Code.UNKNOWN
         return RpcFailed(code, str(err))
