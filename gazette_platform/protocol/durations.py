@@ -84,9 +84,8 @@ def format_duration(nanoseconds: int) -> str:
     sign = "-" if nanoseconds < 0 else ""
     rest = abs(nanoseconds)
     if rest < SECOND_NS:
-        for unit, size in (("ms", 1_000_000), ("µs", 1_000), ("ns", 1)):
-            if rest >= size:
-                return f"{sign}{_decimal(rest, size)}{unit}"
+        unit = "ms" if rest >= 1_000_000 else "µs" if rest >= 1_000 else "ns"
+        return f"{sign}{_decimal(rest, _UNITS_NS[unit])}{unit}"
     hours, rest = divmod(rest, HOUR_NS)
     minutes, rest = divmod(rest, MINUTE_NS)
     seconds = f"{_decimal(rest, SECOND_NS)}s"

@@ -109,19 +109,9 @@ class StrictMapping:
         self._fields = _fields_of(node)
         self._known: list[str] = []
 
-    @property
-    def line(self) -> int:
-        """Line at which the mapping begins, counted from 1."""
-        return int(self._node.start_mark.line) + 1
-
     def error(self, message: str) -> ValidationError:
         """An error at the mapping's line."""
         return _line_error(self._node, message)
-
-    def has(self, key: str) -> bool:
-        """Whether the key is there and not null."""
-        self._known.append(key)
-        return self._value(key) is not None
 
     def text(self, key: str, default: str = "") -> str:
         """A scalar as it is written."""

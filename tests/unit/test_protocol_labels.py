@@ -235,6 +235,11 @@ def test_parsing_errors(text, error):
     assert str(raised.value) == error
 
 
+def test_label_survives_its_message():
+    label = Label("aa", "x", prefix=True)
+    assert Label.from_pb(label.to_pb()) == label
+
+
 def test_selector_survives_its_message():
     selector = LabelSelector.parse("aa in (1,2),name:prefix=x/,!old")
     assert LabelSelector.from_pb(selector.to_pb()) == selector

@@ -79,6 +79,10 @@ def test_journal_names_that_are_fine(name):
     validate_journal_name(f"{name};some/meta", meta=True)
 
 
+def test_an_empty_path_passes_where_its_length_may_be_zero():
+    validate_path_component("", 0, 8)
+
+
 def test_meta_part_is_stripped():
     assert strip_meta("a/journal;with/meta") == "a/journal"
     assert strip_meta("a/journal") == "a/journal"

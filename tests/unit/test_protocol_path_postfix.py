@@ -127,6 +127,12 @@ def test_what_templates_see(template, expected):
         ("{{ index `abc` 1 }}", "98"),
         ("{{ print 1 2 `x` 3 }}|{{ println 1 `x` }}", "1 2x3|1 x\n"),
         ("{{ urlquery `a b/c` }}", "a+b%2Fc"),
+        ("{{ with .JournalSpec.Suspend }}{{ eq . nil }}{{ end }}{{ eq nil nil }}", "falsetrue"),
+        ("{{ slice .JournalSpec.Labels 0 0 }}", "[]"),
+        ("{{ $x := 1 }}{{ $y := 2 }}{{ $x = 3 }}{{ $x }}{{ $y }}", "32"),
+        ("{{ range $s := .JournalSpec.Fragment.Stores }}{{ len $s }}{{ end }}", "99"),
+        ("{{ len print }}", "0"),
+        ("{{ print nil }}{{ not nil }}", "<nil>true"),
     ],
 )
 def test_the_language(template, expected):
@@ -167,6 +173,12 @@ def test_printf(arguments, expected):
         ("{{ / }}", "unexpected '/' in action"),
         ("{{ 3x }}", "unexpected '3' in action"),
         ('{{ "\\z" }}', "unknown escape \\z"),
+        ('{{ "\\UFFFFFFFF" }}', "escape \\UFFFFFFFF is no character"),
+        ('{{ printf "%t" 1 }}', "%t cannot format a int"),
+        ('{{ printf "%q" 1 }}', "%q cannot format a int"),
+        ('{{ printf "%f" 1 }}', "%f cannot format a int"),
+        ('{{ printf "%c" "a" }}', "%c cannot format a string"),
+        ('{{ printf "%v" .Spool }}', "Spool is a struct"),
         ("{{}}", "missing value for command"),
         ("{{ if }}{{ end }}", "missing value for command"),
         ("{{ 1 | }}", "missing value for command"),
@@ -285,6 +297,7 @@ def test_time_layouts(layout, expected):
 def test_times_are_shown_in_utc():
     eastern = datetime(2024, 1, 1, 23, 30, tzinfo=timezone(timedelta(hours=-5)))
     template = PathPostfixTemplate('{{ .Spool.FirstAppendTime.Format "2006-01-02/15" }}')
+    assert template.text.startswith("{{ .Spool")
     assert template.evaluate(_FRAGMENT, eastern, _REGISTERS, _SPEC) == "2024-01-02/04"
 
 

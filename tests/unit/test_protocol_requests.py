@@ -112,6 +112,10 @@ def test_read_request(fields, text):
             {"fragment": _FRAGMENT, "offset": 100, "write_head": 200, "fragment_url": "rel"},
             "FragmentUrl: not absolute (rel)",
         ),
+        (
+            {"fragment": _FRAGMENT, "offset": 100, "write_head": 200, "fragment_url": "x://["},
+            'FragmentUrl: parse "x://[": Invalid IPv6 URL',
+        ),
         ({"content": b"x", "status": 1}, "unexpected Status with Content (JOURNAL_NOT_FOUND)"),
         ({"content": b"x", "header": _HEADER}, "unexpected Header with Content"),
         ({"content": b"x", "write_head": 2}, "unexpected WriteHead with Content (2)"),

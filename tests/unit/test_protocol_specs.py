@@ -280,6 +280,7 @@ def test_endpoint_addresses(endpoint, expected):
         ("/path", "not absolute (/path)"),
         ("http:///path", "missing host (http:///path)"),
         ("unix:///path", "missing host (unix:///path)"),
+        ("http://[bad", 'parse "http://[bad": Invalid IPv6 URL'),
     ],
 )
 def test_endpoints_that_break_a_rule(endpoint, text):
@@ -322,6 +323,7 @@ def test_broker_that_breaks_a_rule(broker, text):
 def test_broker_that_is_fine():
     _BROKER.validate()
     assert BrokerSpec.from_pb(_BROKER.to_pb()) == _BROKER
+    assert ProcessId.from_pb(_BROKER.id.to_pb()) == _BROKER.id
     assert str(_BROKER.id) == 'zone:"zone" suffix:"name" '
 
 
