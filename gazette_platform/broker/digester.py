@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING, TypeVar, final
 
@@ -104,11 +105,12 @@ class Digester:
         """The spool's content with its sum, as of now or a little later. Cancellation: safe."""
         async with self._lock:
             spool = self.spool
+            to = spool.end
             if spool.digest_lag <= _INLINE_BYTES_MAX:
-                spool.digest_step(spool.end)
-            else:
-                to = spool.end
-                await self._in_thread(lambda: spool.digest_step(to))
+                with contextlib.suppress(OSError):  # the thread meets it again, and retries
+                    spool.digest_step(to)
+                    return spool.digested_fragment()
+            await self._in_thread(lambda: spool.digest_step(to))
             return spool.digested_fragment()
 
     async def complete(self) -> CompletedSpool | None:

@@ -155,8 +155,8 @@ class Spool:
 
     @property
     def compress_lag(self) -> int:
-        """Committed bytes in whole batches that are not compressed yet."""
-        if not self._compresses:
+        """Committed bytes in whole batches that are not compressed yet; 0 once complete."""
+        if not self._compresses or self._file is None:
             return 0
         done = self._compressed.content_length if self._compressed else 0
         lag = self.content_length - done
