@@ -1,0 +1,73 @@
+"""CPU time and memory of processes, as the kernel tells them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gazette_platform.errors import SetupError
+
+if TYPE_CHECKING:
+    from gazette_platform.ops.clock import Clock
+
+__all__ = ["busy_s", "cpu_s", "idle", "peak_rss_mb", "rss_mb"]
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_WINDOW_S = 0.2
+# Two ticks: what a broker that does nothing may use of a window by its timers.
+_IDLE_CPU_S = 0.02
+
+
+def cpu_s(pid: int) -> float:
+    """User and system time of a process and its threads since its start, seconds."""
+    fields = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def busy_s() -> float:
+    """Time that all cores together spent on anything, stolen time included, seconds."""
+    fields = [int(value) for value in _read(Path("/proc/stat")).split("\n", 1)[0].split()[1:9]]
+    user, nice, system, _idle, _iowait, irq, softirq, steal = fields
+    return (user + nice + system + irq + softirq + steal) / _TICKS_PER_S
+
+
+def rss_mb(pid: int) -> float:
+    """Resident memory now, in MB of 10^6 bytes."""
+    return _status_mb(pid, "VmRSS:")
+
+
+def peak_rss_mb(pid: int) -> float:
+    """Largest resident memory so far, in MB of 10^6 bytes."""
+    return _status_mb(pid, "VmHWM:")
+
+
+async def idle(pid: int, clock: Clock, *, timeout_s: float = 15.0) -> bool:
+    """Wait until a process has nothing left to do: what one case began must not slow the next.
+
+    Returns: False if it is still busy after `timeout_s` seconds.
+    """
+    deadline = clock.monotonic() + timeout_s
+    before = cpu_s(pid)
+    while clock.monotonic() < deadline:
+        await asyncio.sleep(_WINDOW_S)
+        now = cpu_s(pid)
+        if now - before <= _IDLE_CPU_S:
+            return True
+        before = now
+    return False
+
+
+def _status_mb(pid: int, field: str) -> float:
+    for line in _read(Path(f"/proc/{pid}/status")).splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024 / 1e6
+    raise SetupError(f"process {pid} has no {field} (has it ended?)")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as err:
+        raise SetupError(f"cannot read {path}: {err.strerror} (the benchmark needs Linux)") from err

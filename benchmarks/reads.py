@@ -1,0 +1,141 @@
+"""Reads of history: from the broker's spool, through it from the store, and past it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import TYPE_CHECKING
+
+from benchmarks.bench import create, delete, journal_spec
+from benchmarks.content import SIZES
+from gazette_platform.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from benchmarks.bench import Bench
+    from benchmarks.figures import Figures
+
+__all__ = ["measure_reads"]
+
+_CODECS = ("raw", "gzip")
+_WRITERS = 8
+_PROBE_BYTES = 64 << 20
+_PERSIST_TIMEOUT_S = 60.0
+_POLL_S = 0.1
+
+
+async def measure_reads(bench: Bench) -> AsyncGenerator[tuple[str, Figures], None]:
+    """Yields each way's label and figures.
+
+    A journal is filled with one fragment's worth of content, which is then read out of the spool;
+    the next append closes the fragment, and once it is persisted the same bytes are read out of
+    the store, through the broker and directly.
+    """
+    for codec in _CODECS:
+        journal = f"bench/read-{codec}"
+        total = bench.scale.read_bytes
+        await create(bench.client, journal_spec(journal, codec, fragment_bytes=total))
+        begin = await bench.client.write_head(journal)
+        elapsed_s = await _fill(bench, journal, total)
+        end = begin + total
+        figures: Figures = {}
+        if total == 1 << 30:
+            figures[f"write_1gib_{codec}_mb_per_s"] = total / elapsed_s / 1e6
+        yield f"write {total >> 20} MiB, {codec}", figures
+        ways = _Ways(bench, journal, begin, end)
+        yield f"read from the spool, {codec}", await ways.measure(f"broker_spool_{codec}")
+        await _persist(bench, journal, end)
+        yield f"read through the broker, {codec}", await ways.measure(f"broker_{codec}")
+        yield f"read from the store, {codec}", await ways.measure(f"direct_{codec}")
+        await delete(bench, journal)
+
+
+class _Ways:
+    """Reads of the same span, which must give the same bytes each way."""
+
+    def __init__(self, bench: Bench, journal: str, begin: int, end: int) -> None:
+        self._bench = bench
+        self._journal = journal
+        self._begin = begin
+        self._end = end
+        self._probe = b""
+
+    async def measure(self, way: str) -> Figures:
+        is_direct, is_stored = way.startswith("direct"), "spool" not in way
+        await self._check(is_direct=is_direct, is_stored=is_stored)
+        bench = self._bench
+
+        async def run() -> Figures:
+            with bench.cpu() as used_s:
+                begun = bench.clock.monotonic()
+                await self._read(is_direct=is_direct)
+                elapsed_s = bench.clock.monotonic() - begun
+                size = self._end - self._begin
+                figures = {f"read_{way}_mb_per_s": size / elapsed_s / 1e6}
+                if not is_direct:
+                    figures[f"broker_cpu_s_per_gb_read_{way.removeprefix('broker_')}"] = (
+                        used_s() / size * 1e9
+                    )
+                return figures
+
+        return await bench.repeat(run)
+
+    async def _read(self, *, is_direct: bool) -> None:
+        reader = self._bench.client.read(
+            self._journal, self._begin, end_offset=self._end, direct=is_direct
+        )
+        count = 0
+        async with reader:
+            async for piece in reader:
+                count += len(piece)
+        if count != self._end - self._begin:
+            raise DataError(
+                f"{self._journal}: read {count} bytes, expected {self._end - self._begin}"
+            )
+
+    async def _check(self, *, is_direct: bool, is_stored: bool) -> None:
+        """Warm up, and see that content comes from where it should and is what it was."""
+        end = min(self._end, self._begin + _PROBE_BYTES)
+        digest = hashlib.sha1(usedforsecurity=False)
+        reader = self._bench.client.read(
+            self._journal, self._begin, end_offset=end, direct=is_direct
+        )
+        async with reader:
+            async for piece in reader:
+                digest.update(piece)
+            if bool(reader.fragment_url) != is_stored:
+                raise DataError(f"{self._journal}: read from {reader.fragment_url or 'the spool'}")
+        if self._probe and self._probe != digest.digest():
+            raise DataError(f"{self._journal}: the same span has other bytes than before")
+        self._probe = digest.digest()
+
+
+async def _fill(bench: Bench, journal: str, total: int) -> float:
+    """Append `total` bytes, some appends at a time. Returns: seconds it took."""
+    size = SIZES["1mib"]
+    payloads = bench.payloads.of(size)
+    left = total // size
+
+    async def worker() -> None:
+        nonlocal left
+        while left > 0:
+            left -= 1
+            await bench.client.append(journal, next(payloads))
+
+    begun = bench.clock.monotonic()
+    async with asyncio.TaskGroup() as workers:
+        for _ in range(_WRITERS):
+            workers.create_task(worker())
+    return bench.clock.monotonic() - begun
+
+
+async def _persist(bench: Bench, journal: str, end: int) -> None:
+    """Close the fragment that ends at `end`, and wait until it is in the store."""
+    await bench.client.append(journal, b"last\n")
+    async with asyncio.timeout(_PERSIST_TIMEOUT_S):
+        while not any(  # noqa: ASYNC110  the broker has nothing to wait with
+            found.is_persisted and found.fragment.end == end
+            for found in await bench.client.fragments(journal)
+        ):
+            await asyncio.sleep(_POLL_S)

@@ -1,0 +1,89 @@
+"""What the figures must reach, and what a machine allows them to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["BOUNDS", "TARGETS", "Target", "Verdict", "judge"]
+
+# For each figure the machine's own that no broker and client in Python over gRPC can beat by
+# much: the same messages between a server and a client that do nothing with them. On a slow or a
+# busy machine the ratio to it says more than the figure.
+BOUNDS: Mapping[str, str] = {
+    "append_100b_c1_per_s": "machine_grpc_small_c1_per_s",
+    "append_100b_c16_per_s": "machine_grpc_small_c16_per_s",
+    "append_16kib_c8_raw_mb_per_s": "machine_grpc_16kib_c8_mb_per_s",
+    "append_1mib_c1_raw_mb_per_s": "machine_grpc_send_c1_mb_per_s",
+    "append_1mib_c8_raw_mb_per_s": "machine_grpc_send_c8_mb_per_s",
+    "append_1mib_c8_gzip_mb_per_s": "machine_grpc_send_c8_mb_per_s",
+    "append_1mib_c8_zstd_mb_per_s": "machine_grpc_send_c8_mb_per_s",
+    "read_broker_raw_mb_per_s": "machine_grpc_receive_mb_per_s",
+    "read_broker_gzip_mb_per_s": "machine_grpc_receive_mb_per_s",
+    "read_broker_spool_raw_mb_per_s": "machine_grpc_receive_mb_per_s",
+    "read_broker_spool_gzip_mb_per_s": "machine_grpc_receive_mb_per_s",
+    "read_direct_raw_mb_per_s": "machine_sha1_mb_per_s",
+    "read_direct_gzip_mb_per_s": "machine_sha1_mb_per_s",
+    "tail_p50_ms": "machine_grpc_small_p50_ms",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A figure that is promised for 2 cores with the client on them."""
+
+    name: str
+    limit: float
+    is_upper: bool = False
+    """Whether less is better: a latency, a size."""
+
+    @property
+    def sign(self) -> str:
+        """How the figure should compare with the limit."""
+        return "≤" if self.is_upper else "≥"
+
+
+TARGETS = (
+    Target("tail_p50_ms", 2, is_upper=True),
+    Target("tail_p99_ms", 8, is_upper=True),
+    Target("append_1mib_c8_gzip_mb_per_s", 200),
+    Target("append_1mib_c8_raw_mb_per_s", 250),
+    Target("read_broker_raw_mb_per_s", 400),
+    Target("read_broker_gzip_mb_per_s", 250),
+    Target("broker_rss_mb_100_journals_10_active", 250, is_upper=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A target beside what was measured."""
+
+    target: Target
+    value: float | None
+    """None: the run did not measure it."""
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the figure was measured and reaches the limit."""
+        if self.value is None:
+            return False
+        if self.target.is_upper:
+            return self.value <= self.target.limit
+        return self.value >= self.target.limit
+
+    def line(self) -> str:
+        """One line for people: verdict, figure, value and target."""
+        target = self.target
+        word = "met" if self.is_met else "not measured" if self.value is None else "missed"
+        value = "" if self.value is None else f"{self.value:g} "
+        return f"target {word}: {target.name} {value}(target {target.sign} {target.limit:g})"
+
+
+def judge(
+    figures: Mapping[str, float], targets: tuple[Target, ...] = TARGETS
+) -> tuple[Verdict, ...]:
+    """Each target beside its figure, in the order of the targets."""
+    return tuple(Verdict(target, figures.get(target.name)) for target in targets)
