@@ -1,0 +1,5 @@
+"""The programs: ``gazette`` runs brokers and platforms, ``gazctl`` works with journals.
+
+Each command is a thin function: options in, calls of a library, text out. Failures exit non-zero
+with one line on stderr that says what failed, on which thing, and what to do next.
+"""

@@ -35,27 +35,33 @@ def run(app: typer.Typer, prog: str, argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _say(prog, "interrupted")
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
+    except Exception as err:  # noqa: BLE001  the supervisor of a process: nothing may print a trace
+        return _fail_with(prog, _innermost(err))
+    return 0
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """The first of the errors that a task group gathered."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _fail_with(prog: str, error: BaseException) -> int:
+    if isinstance(error, BrokenPipeError):
         # The reader of our output has gone, as `| head` does: nothing is wrong, and nothing more
         # can be said. Point stdout elsewhere, or the interpreter complains at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
-    except Exception as err:  # noqa: BLE001  the supervisor of a process: nothing may print a trace
-        return _fail(prog, _message(err))
-    return 0
-
-
-def _message(error: BaseException) -> str:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
     if isinstance(error, GazetteError):
-        return one_line(str(error))
+        return _fail(prog, one_line(str(error)))
     if isinstance(error, OSError):
         name = f"{error.filename}: " if error.filename else ""
-        return one_line(f"{name}{error.strerror or error}")
-    return (
+        return _fail(prog, one_line(f"{name}{error.strerror or error}"))
+    return _fail(
+        prog,
         f"unexpected {type(error).__name__}: {one_line(str(error))} "
-        f"(this is a bug; {_TRACE_VARIABLE}=1 shows where)"
+        f"(this is a bug; {_TRACE_VARIABLE}=1 shows where)",
     )
 
 

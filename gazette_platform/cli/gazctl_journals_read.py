@@ -14,7 +14,7 @@ from gazette_platform.cli.connection import Connection, Selector, connected
 from gazette_platform.cli.gazctl_journals_upkeep import is_fully_suspended
 from gazette_platform.cli.output import note
 from gazette_platform.client import AsyncClient, JournalListing, Reader
-from gazette_platform.errors import DataError, JournalNotFound, ValidationError
+from gazette_platform.errors import DataError, GazetteError, JournalNotFound, ValidationError
 from gazette_platform.ops.tasks import TaskGroup
 
 __all__ = ["read"]
@@ -160,16 +160,24 @@ class _Merge:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stopped.set)
-        work = self._tasks.spawn(self._follow(selector), name="journals")
+        work = self._tasks.spawn(self._outcome(selector), name="journals")
         stop = self._tasks.spawn(self._stopped.wait(), name="stop")
         try:
             await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
+            if work.done() and (error := work.result()) is not None:
+                raise error
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
             await self._tasks.close()
+
+    async def _outcome(self, selector: str) -> Exception | None:
+        """What reading failed for: the command reports it, so that the task must not."""
+        try:
+            await self._follow(selector)
+        except (GazetteError, OSError, ExceptionGroup) as err:
+            return err
+        return None
 
     async def _follow(self, selector: str) -> None:
         """Read the journals that match; those that come later too, if blocking."""

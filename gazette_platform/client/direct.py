@@ -63,26 +63,33 @@ async def read_fragment(
     inflate = decompressor(fragment.codec)
     digest = hashlib.sha1(usedforsecurity=False)
     at = fragment.begin
-    async for piece in stored:
-        rest = piece
-        while rest or not inflate.needs_input:
-            content = await asyncio.to_thread(_digested, rest, inflate, digest)
-            rest = b""
-            begin, at = at, at + len(content)
-            if at > fragment.end:
-                raise DataError(
-                    f"{url}: did not read EOF at expected Fragment.End ({fragment.end}); "
-                    "the stored object is longer than its name says"
-                )
-            if content and at > offset:
-                yield content[max(0, offset - begin) :]
-    inflate.finish()
+    try:
+        async for piece in stored:
+            rest = piece
+            while rest or not inflate.needs_input:
+                content = await asyncio.to_thread(_digested, rest, inflate, digest)
+                rest = b""
+                begin, at = at, at + len(content)
+                if at > fragment.end:
+                    raise _too_long(fragment)
+                if content and at > offset:
+                    yield content[max(0, offset - begin) :]
+        inflate.finish()
+    except DataError as err:
+        raise DataError(f"{url}: {err}") from err
     if at != fragment.end:
         raise DataError(f"{url}: unexpected EOF at offset {at}, expected {fragment.end}")
     if digest.digest() != fragment.sum:
         raise ChecksumMismatch(
             f"{url}: content has SHA-1 {digest.hexdigest()}, expected {fragment.sum.hex()}"
         )
+
+
+def _too_long(fragment: Fragment) -> DataError:
+    return DataError(
+        f"did not read EOF at expected Fragment.End ({fragment.end}); "
+        "the stored object is longer than its name says"
+    )
 
 
 def _digested(piece: bytes, inflate: Decompressor, digest: hashlib._Hash) -> bytes:

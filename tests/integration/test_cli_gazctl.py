@@ -1,0 +1,255 @@
+"""Every command of gazctl against a real broker process and a real etcd."""
+
+import io
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import types
+from pathlib import Path
+
+import orjson
+import pytest
+import yaml
+
+from gazette_platform.cli.gazctl import main
+from gazette_platform.testing.broker import BrokerServer
+
+pytestmark = pytest.mark.etcd
+
+SPEC = """
+name: {root}/
+replication: 1
+labels: [{{name: content-type, value: application/x-ndjson}}]
+fragment:
+  length: 1024
+  compression_codec: GZIP
+  stores: [file:///]
+  refresh_interval: 1s
+  path_postfix_template: date={{{{ .Spool.FirstAppendTime.Format "2006-01-02" }}}}
+children:
+- name: {root}/one
+- name: {root}/two
+"""
+
+
+@pytest.fixture(scope="module")
+def shared(etcd_server, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("broker")
+    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix="/test-gazctl") as server:
+        yield server
+
+
+@pytest.fixture
+def root(request):
+    """Journals of this test's own are below this name."""
+    return f"cli/{request.node.name}"
+
+
+@pytest.fixture
+def start(shared, tmp_path):
+    """Start a gazctl process; all are ended and their pipes closed."""
+    processes = []
+
+    def run(*args):
+        command = [sys.executable, "-m", "gazette_platform.cli.gazctl", "journals", *map(str, args)]
+        process = subprocess.Popen(
+            [*command, "--broker.address", shared.address],
+            cwd=tmp_path,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        watchdog = threading.Timer(40, process.kill)
+        watchdog.start()
+        processes.append((process, watchdog))
+        return process
+
+    yield run
+    for process, watchdog in processes:
+        watchdog.cancel()
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            pipe.close()
+
+
+@pytest.fixture
+def gazctl(shared, monkeypatch, tmp_path, capfdbinary):
+    """Run a command to its end, in this process: starting one takes a second."""
+    monkeypatch.setenv("BROKER_ADDRESS", shared.address)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args, stdin=b""):
+        monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=io.BytesIO(stdin)))
+        code = main(["journals", *map(str, args)])
+        out, err = capfdbinary.readouterr()
+        return types.SimpleNamespace(code=code, out=out, err=err.decode())
+
+    return run
+
+
+@pytest.fixture
+def journals(gazctl, root):
+    """Two journals, applied."""
+    result = gazctl("apply", stdin=SPEC.format(root=root).encode())
+    assert result.code == 0, result.err
+    assert re.fullmatch(r"applied 2 and deleted 0 journals, revision \d+\n", result.err)
+    return f"name:prefix={root}/"
+
+
+def append(gazctl, selector, content, *flags):
+    """Append by way of a file, since stdin is this process's own."""
+    Path("content").write_bytes(content)
+    result = gazctl("append", "-l", selector, "-i", "content", *flags)
+    assert result.code == 0, result.err
+    return result.err
+
+
+def test_specs_are_listed_edited_and_deleted(gazctl, journals, root, tmp_path, monkeypatch):
+    append(gazctl, f"name={root}/one", b"x")  # which waits until the journal has its primary
+    table = gazctl("list", "-l", journals, "-p", "--rf", "-L", "content-type").out.decode()
+    assert table.splitlines()[1].split() == [
+        f"{root}/one", "1", "test-broker", "application/x-ndjson",
+    ]  # fmt: skip
+    listing = orjson.loads(gazctl("list", "-l", journals, "-o", "json").out)
+    assert [each["spec"]["name"] for each in listing["journals"]] == [f"{root}/one", f"{root}/two"]
+    (tmp_path / "editor.py").write_text(
+        "import pathlib, sys; file = pathlib.Path(sys.argv[1])\n"
+        "file.write_text(file.read_text().replace('length: 1024', 'length: 2048'))"
+    )
+    monkeypatch.setenv("EDITOR", f"{sys.executable} {tmp_path}/editor.py")
+    assert gazctl("edit", "-l", journals).err.startswith("applied 2 and deleted 0")
+    tree = yaml.safe_load(gazctl("list", "-l", journals, "-o", "yaml").out)
+    assert tree["fragment"]["length"] == 2048
+    tree["delete"] = True
+    result = gazctl("apply", stdin=yaml.safe_dump(tree).encode())
+    assert result.err.startswith("applied 0 and deleted 2")
+    assert gazctl("list", "-l", journals).out == b"Name\n"
+
+
+def test_stale_revision_and_bad_specs_change_nothing(gazctl, journals, root):
+    result = gazctl("apply", stdin=SPEC.format(root=root).encode())
+    assert (result.code, result.err.count("\n")) == (1, 1)
+    assert "ETCD_TRANSACTION_FAILED" in result.err
+    bad = SPEC.format(root=root).replace("replication: 1", "replication: 9")
+    result = gazctl("apply", stdin=bad.encode())
+    assert (result.code, result.err.count("\n")) == (1, 1)
+    assert "Replication" in result.err
+
+
+def test_append_and_read_back(gazctl, journals, root):
+    content = b'{"a":1}\n' * 100_000
+    append(gazctl, f"name={root}/one", content)
+    assert gazctl("read", "-l", f"name={root}/one").out == content
+    said = append(gazctl, journals, b"1\n2\n3\n", "-f", "lines")
+    assert "appended 3 records, 6 bytes, to 2 journals" in said
+    append(gazctl, journals, f"{root}/two\nnamed\n".encode(), "-f", "lines", "-m", "direct")
+    assert gazctl("read", "-l", f"name={root}/two").out.endswith(b"named\n")
+
+
+def test_append_takes_stdin(start, gazctl, journals, root):
+    process = start("append", "-l", f"name={root}/one", "-f", "lines")
+    _, err = process.communicate(b"piped\n" * 1000)
+    assert process.returncode == 0, err
+    assert gazctl("read", "-l", f"name={root}/one").out == b"piped\n" * 1000
+
+
+def test_read_continues_where_it_ended(gazctl, journals, root, tmp_path):
+    offsets = ("--offsets", "o.json", "--offsets-out", "o.json")
+    (tmp_path / "o.json").write_text("{}")
+    append(gazctl, f"name={root}/one", b"first\n")
+    assert gazctl("read", "-l", journals, *offsets).out == b"first\n"
+    append(gazctl, f"name={root}/one", b"second\n")
+    assert gazctl("read", "-l", journals, *offsets).out == b"second\n"
+    assert orjson.loads((tmp_path / "o.json").read_bytes()) == {
+        f"{root}/one": 13,
+        f"{root}/two": 0,
+    }
+
+
+def test_blocking_read_follows_until_a_signal(gazctl, start, journals, root, tmp_path):
+    append(gazctl, f"name={root}/one", b"first\n")
+    process = start("read", "-l", journals, "--block", "--offsets-out", "o.json")
+    assert process.stdout.readline() == b"first\n"
+    append(gazctl, f"name={root}/one", b"second\n")
+    assert process.stdout.readline() == b"second\n"
+    third = SPEC.format(root=root).replace(f"{root}/one", f"{root}/three")
+    third = third.replace(f"- name: {root}/two\n", "")
+    assert gazctl("apply", stdin=third.encode()).code == 0
+    append(gazctl, f"name={root}/three", b"third\n")
+    assert process.stdout.readline() == b"third\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 0
+    assert orjson.loads((tmp_path / "o.json").read_bytes())[f"{root}/one"] == 13
+
+
+def test_broken_pipe_ends_quietly(gazctl, start, journals, root):
+    append(gazctl, f"name={root}/one", b"x" * 5_000_000)
+    process = start("read", "-l", f"name={root}/one")
+    assert process.stdout.read(10) == b"x" * 10
+    process.stdout.close()
+    assert process.wait() == 1
+    assert process.stderr.read() == b""
+
+
+def test_fragments_and_prune(gazctl, journals, root, shared):
+    for _ in range(3):
+        append(gazctl, f"name={root}/one", b"x" * 2000)
+    deadline = time.monotonic() + 30
+    fragments = []
+    while len([each for each in fragments if "backing_store" in each["spec"]]) < 2:
+        assert time.monotonic() < deadline
+        out = gazctl("fragments", "-l", journals, "-o", "json", "--url-ttl", "1m").out
+        fragments = [orjson.loads(line) for line in out.splitlines()]
+    assert fragments[0]["spec"]["end"] == 2000
+    assert fragments[0]["spec"]["path_postfix"].startswith("date=")
+    assert fragments[0]["signed_url"].startswith("file:///cli/")
+    table = gazctl("fragments", "-l", journals).out.decode()
+    assert table.splitlines()[1].split()[:3] == [f"{root}/one", "0", "2000"]
+
+    prune = ("prune", "-l", journals, "--file-root", shared.fragments)
+    result = gazctl(*prune)
+    assert "keeps everything" in result.err
+    tree = yaml.safe_load(gazctl("list", "-l", journals, "-o", "yaml").out)
+    tree["fragment"]["retention"] = "1ns"
+    assert gazctl("apply", stdin=yaml.safe_dump(tree).encode()).code == 0
+    files = list((shared.fragments / root / "one").rglob("*.gz"))
+    assert len(files) >= 2
+    assert gazctl(*prune, "--dry-run").out.count(b"would remove") >= 2
+    assert all(file.exists() for file in files)
+    assert gazctl(*prune).code == 0
+    assert not files[0].exists()
+
+
+def test_reset_head_suspend_and_store_health(gazctl, journals, root):
+    append(gazctl, f"name={root}/one", b"x" * 10)
+    out = gazctl("reset-head", "-l", journals).out.decode()
+    assert out == f"{root}/one: head is 10\n{root}/two: head is 0\n"
+    result = gazctl("suspend", "-l", f"name={root}/one", "--force")
+    assert result.out.decode() == f"{root}/one: suspended\n"
+    append(gazctl, f"name={root}/one", b"resumed")
+    assert gazctl("read", "-l", f"name={root}/one").out == b"x" * 10 + b"resumed"
+    assert gazctl("store-health", "file:///").out == b"Fragment store file:/// is healthy\n"
+    result = gazctl("store-health", "s3://bucket/path/")
+    assert (result.code, result.err.count("\n")) == (1, 1)
+
+
+def test_watch_lists_again_after_changes(gazctl, start, root):
+    process = start("list", "--watch", "-l", f"name:prefix={root}/")
+    assert process.stdout.readline() == b"Name\n"
+    assert gazctl("apply", stdin=SPEC.format(root=root).encode()).code == 0
+    assert process.stdout.readline() == b"Name\n"
+    assert process.stdout.readline() == f"{root}/one\n".encode()
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 130
+
+
+def test_unreachable_broker_is_named_within_five_seconds(gazctl):
+    begin = time.monotonic()
+    result = gazctl("list", "--broker.address", "http://127.0.0.1:1")
+    assert result.code == 1
+    assert time.monotonic() - begin < 5.0

@@ -1,0 +1,258 @@
+"""The client against a real broker process and a real etcd."""
+
+import asyncio
+import hashlib
+import itertools
+import random
+import threading
+
+import pytest
+
+from gazette_platform.client import (
+    AsyncClient,
+    Change,
+    Client,
+    ClientConfig,
+    json_lines,
+    lines,
+)
+from gazette_platform.errors import (
+    DataError,
+    EtcdTransactionFailed,
+    JournalNotFound,
+    NotAllowed,
+    RegisterMismatch,
+    TransportError,
+    WrongAppendOffset,
+)
+from gazette_platform.protocol import (
+    CompressionCodec,
+    FragmentSpec,
+    JournalFlag,
+    JournalSpec,
+    LabelSelector,
+    LabelSet,
+)
+from gazette_platform.testing.broker import BrokerServer
+
+pytestmark = pytest.mark.etcd
+
+SECOND_NS = 10**9
+
+
+def spec(name, *, codec=CompressionCodec.GZIP, length=1 << 20, **fields):
+    return JournalSpec(
+        name=name,
+        replication=1,
+        labels=LabelSet.of(env="test"),
+        fragment=FragmentSpec(
+            length=length, codec=codec, stores=("file:///",), refresh_interval_ns=SECOND_NS
+        ),
+        **fields,
+    )
+
+
+@pytest.fixture(scope="module")
+def shared(etcd_server, tmp_path_factory):
+    """One broker for all tests that neither stop it nor count its journals."""
+    folder = tmp_path_factory.mktemp("broker")
+    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix="/test-client") as server:
+        yield server
+
+
+@pytest.fixture
+async def client(shared):
+    config = ClientConfig(address=shared.address, file_root=shared.fragments)
+    async with AsyncClient(config) as client:
+        yield client
+
+
+@pytest.fixture
+def name(request):
+    """A journal of this test's own."""
+    return f"client/{request.node.name}"
+
+
+async def persisted(client, journal, count):
+    """Wait until `count` fragments of a journal are in the store."""
+    async with asyncio.timeout(30):
+        for delay_s in itertools.repeat(0.1):
+            if sum(each.is_persisted for each in await client.fragments(journal)) >= count:
+                return
+            await asyncio.sleep(delay_s)
+
+
+async def test_journals_are_applied_listed_watched_and_deleted(client, name):
+    async with asyncio.timeout(20):
+        watch = client.watch(f"name:prefix={name}")
+        assert await anext(watch) == []
+        revision = await client.apply([Change(spec(name)), Change(spec(f"{name}-two"))])
+        assert [journal.name for journal in await anext(watch)] == [name, f"{name}-two"]
+        found = await client.get(name)
+        assert found.spec == spec(name)
+        assert found.mod_revision == revision
+        with pytest.raises(EtcdTransactionFailed):
+            await client.apply([Change(spec(name))])
+        await client.apply([Change(None, name, found.mod_revision)])
+        assert [journal.name for journal in await anext(watch)] == [f"{name}-two"]
+        await watch.aclose()
+        with pytest.raises(JournalNotFound):
+            await client.append(name, b"x")
+
+
+async def test_appends_and_reads_of_any_size(client, name):
+    await client.apply([Change(spec(name, length=1 << 30))])
+    rng = random.Random(7)
+    expected = bytearray()
+    for size in (1, 100, 1 << 16, (1 << 19) - 1, 1 << 19, (1 << 19) + 1, 3_000_000):
+        content = rng.randbytes(size)
+        result = await client.append(name, content)
+        assert (result.begin, result.end) == (len(expected), len(expected) + size)
+        assert result.sha1 == hashlib.sha1(content).digest()
+        expected += content
+    assert await client.read(name).read() == expected
+    assert await client.read(name, 100, end_offset=70_000).read() == expected[100:70_000]
+    assert await client.write_head(name) == len(expected)
+
+
+async def test_conditions_of_appends(client, name):
+    await client.apply([Change(spec(name))])
+    await client.append(name, b"x", union_registers=LabelSet.of(author="me"))
+    with pytest.raises(RegisterMismatch, match="registers are author=me"):
+        await client.append(name, b"y", check_registers=LabelSelector.parse("author=you"))
+    with pytest.raises(WrongAppendOffset):
+        await client.append(name, b"y", offset=99)
+    result = await client.append(
+        name, b"y", offset=1, check_registers=LabelSelector.parse("author=me")
+    )
+    assert result.registers == LabelSet.of(author="me")
+    await client.apply([Change(spec(f"{name}-read", flags=JournalFlag.O_RDONLY))])
+    with pytest.raises(NotAllowed):
+        await client.append(f"{name}-read", b"x")
+
+
+async def test_content_that_fails_is_rolled_back(client, name):
+    async def pieces():
+        yield b"x" * 2_000_000
+        raise ValueError("stop")
+
+    await client.apply([Change(spec(name))])
+    with pytest.raises(ValueError, match="stop"):
+        await client.append(name, pieces())
+    assert (await client.append(name, b"whole")).begin == 0
+    assert await client.read(name).read() == b"whole"
+
+
+async def test_tail_receives_what_a_writer_appends(client, name):
+    await client.apply([Change(spec(name))])
+    head = (await client.append(name, b"{}\n")).end
+    reader = client.tail(name, head)
+    values = []
+
+    async def tail():
+        async for batch in json_lines(reader):
+            values.extend(batch)
+            if len(values) == 20_000:
+                return
+
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        group.create_task(tail())
+        async with client.append_writer(name) as writer:
+            for n in range(20_000):
+                _ = await writer.write(b"%d\n" % n)
+    assert values == list(range(20_000))
+    await reader.aclose()
+
+
+async def test_tail_without_offset_begins_at_the_head(client, name):
+    await client.apply([Change(spec(name))])
+    await client.append(name, b"old")
+    async with client.tail(name) as reader, asyncio.timeout(20), asyncio.TaskGroup() as group:
+        first = group.create_task(anext(reader))
+        while not first.done():
+            # When the read has reached its broker nobody tells: append until it shows.
+            await client.append(name, b"new")
+            await asyncio.sleep(0.01)
+    assert bytes(first.result()).startswith(b"new")
+
+
+async def test_direct_reads_fetch_history_from_the_store(client, name, shared):
+    await client.apply([Change(spec(name, length=1 << 20))])
+    content = b"".join(b"%09d\n" % n for n in range(400_000))
+    for begin in range(0, len(content), 500_000):
+        await client.append(name, content[begin : begin + 500_000])
+    await persisted(client, name, 3)
+    reader = client.read(name, 10, direct=True)
+    batches = [batch async for batch in lines(reader)]
+    assert [line for batch in batches for line in batch] == content[10:].split(b"\n")[:-1]
+    # What proves that it was direct: damage in the store shows.
+    stored = shared.fragments / (await client.fragments(name))[0].fragment.content_path
+    stored.write_bytes(stored.read_bytes()[:-20])
+    with pytest.raises(DataError, match=name):
+        await client.read(name, direct=True).read()
+
+
+async def test_fragments_are_paged(client, name):
+    await client.apply([Change(spec(name, length=1 << 10))])
+    for _ in range(8):
+        await client.append(name, b"x" * 2000)
+    fragments = await client.fragments(name, page_limit=2)
+    assert [f.fragment.begin for f in fragments] == sorted(f.fragment.begin for f in fragments)
+    assert fragments[0].fragment.begin == 0
+    assert fragments[-1].fragment.end == 16_000
+    page = await client.fragment_page(name, page_limit=1)
+    assert len(page.fragments) == 1
+    assert page.next_page_token == page.fragments[0].fragment.end
+
+
+async def test_upkeep_calls(client, name):
+    await client.apply([Change(spec(name))])
+    await client.append(name, b"x" * 10)
+    assert await client.reset_head(name) == 10
+    assert (await client.store_health("file:///", check_delete_prefix="probe/")).is_healthy
+    assert not (await client.store_health("s3://bucket/")).is_healthy
+
+
+async def test_calls_survive_a_restart_of_the_broker(broker):
+    client = AsyncClient(ClientConfig(address=broker.address))
+    await client.apply([Change(spec("a/one"))])
+    await client.append("a/one", b"before\n")
+    reader = client.read("a/one", block=True)
+    assert bytes(await anext(reader)) == b"before\n"
+    writer = client.append_writer("a/one")
+    assert await asyncio.to_thread(broker.stop) == 0
+    ticket = await writer.write(b"after\n")
+    restart = asyncio.get_running_loop().run_in_executor(None, broker.start)
+    async with asyncio.timeout(40):
+        assert await ticket == (7, 13)
+        assert bytes(await anext(reader)) == b"after\n"
+        await restart
+    await writer.close()
+    await reader.aclose()
+    await client.close()
+
+
+async def test_stopped_broker_is_named(broker):
+    broker.kill()
+    config = ClientConfig(address=broker.address, connect_timeout_s=1.0)
+    async with AsyncClient(config) as other:
+        with pytest.raises(TransportError, match=f"{broker.address} is not reachable"):
+            await other.list()
+
+
+def test_synchronous_client_of_many_threads(shared, name):
+    with Client(ClientConfig(address=shared.address)) as client:
+        client.apply([Change(spec(name))])
+
+        def produce(producer):
+            for n in range(50):
+                client.append(name, b"%d %d\n" % (producer, n))
+
+        threads = [threading.Thread(target=produce, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with client.read(name) as reader:
+            found = [line for batch in reader.lines() for line in batch]
+        assert sorted(found) == sorted(b"%d %d" % (p, n) for p in range(4) for n in range(50))
