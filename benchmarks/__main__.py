@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from benchmarks.figures import Figures
     from gazette_platform.ops.clock import Clock
 
-_RESULTS = Path(__file__).with_name("results")
+_LATEST = Path(__file__).with_name("results") / "latest.json"
 _DISK_BYTES_MIN = 12 << 30
 _SEED = 2013
 _WIDTH = 110  # of the tables, if no terminal says otherwise
@@ -129,7 +129,7 @@ def _arguments() -> argparse.Namespace:
         "--output",
         type=Path,
         default=None,
-        help="result to write or add to (default: results/latest.json, results/quick.json)",
+        help="result to write or add to (default: results/latest.json; with --quick, none)",
     )
     return parser.parse_args()
 
@@ -145,8 +145,8 @@ def _result(run: Run, *, seed: int, etcd: Path, clock: Clock) -> dict[str, Any]:
 
 
 def _benchmark(arguments: argparse.Namespace, console: Console) -> int:
-    output = arguments.output or _RESULTS / ("quick.json" if arguments.quick else "latest.json")
-    previous, baseline = results.load(output), load_baseline()
+    output = arguments.output or (None if arguments.quick else _LATEST)
+    previous, baseline = results.load(output) if output else {}, load_baseline()
     clock = SystemClock()
     etcd_binary = tools.etcd()
     run = Run(
@@ -168,13 +168,15 @@ def _benchmark(arguments: argparse.Namespace, console: Console) -> int:
             )
         uvloop.run(run.measure(Path(folder), etcd))
     result = _result(run, seed=arguments.seed, etcd=etcd_binary, clock=clock)
-    results.write(output, results.merged(previous, result))
+    if output:
+        results.write(output, results.merged(previous, result))
     for table in (appends_table, others_table):
         console.print(table(result["figures"], baseline))
     verdicts = judge(result["figures"])
     for verdict in verdicts:
         console.print(verdict.line(), highlight=False, soft_wrap=True)
-    console.print(f"written: {output}", highlight=False, soft_wrap=True)
+    if output:
+        console.print(f"written: {output}", highlight=False, soft_wrap=True)
     return 1 if arguments.check and not all(verdict.is_met for verdict in verdicts) else 0
 
 

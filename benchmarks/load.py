@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from benchmarks.figures import percentile
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["Load", "closed_loop"]
+__all__ = ["Load", "closed_loop", "together"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,19 @@ class Load:
     def latency_ms(self, share: float) -> float:
         """Percentile of the latencies."""
         return percentile(self.latencies_s, share) * 1e3
+
+
+async def together(worker: Callable[[], Coroutine[None, None, None]], count: int) -> None:
+    """Run `count` of a worker until all are done.
+
+    Raises: the first error of one; the others are cancelled then.
+    """
+    try:
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(count):
+                workers.create_task(worker())
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from group
 
 
 async def closed_loop(
@@ -57,7 +70,5 @@ async def closed_loop(
             if now >= deadline:
                 return
 
-    async with asyncio.TaskGroup() as workers:
-        for _ in range(concurrency):
-            workers.create_task(worker())
+    await together(worker, concurrency)
     return Load(clock.monotonic() - begun, latencies)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.bench import create, delete, journal_spec
 from benchmarks.content import SIZES
+from benchmarks.load import together
 from gazette_platform.errors import DataError
 
 if TYPE_CHECKING:
@@ -124,9 +125,7 @@ async def _fill(bench: Bench, journal: str, total: int) -> float:
             await bench.client.append(journal, next(payloads))
 
     begun = bench.clock.monotonic()
-    async with asyncio.TaskGroup() as workers:
-        for _ in range(_WRITERS):
-            workers.create_task(worker())
+    await together(worker, _WRITERS)
     return bench.clock.monotonic() - begun
 
 
