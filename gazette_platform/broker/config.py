@@ -5,9 +5,15 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from gazette_platform.errors import ValidationError
+from gazette_platform.keyspace import validate_prefix
+from gazette_platform.protocol import validate_token
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["BrokerConfig"]
 
@@ -82,10 +88,9 @@ class BrokerConfig:
     """Directory of the spools: scratch, on a local disk."""
 
     def __post_init__(self) -> None:
-        _expect(
-            self.id == "" or len(self.id.encode()) >= 4, "broker.id", "at least 4 bytes", self.id
-        )
-        _expect(0 < len(self.zone.encode()) <= 32, "broker.zone", "1 to 32 bytes", self.zone)
+        _check("broker.zone", validate_token, self.zone, 1, 32)
+        if self.id:
+            _check("broker.id", validate_token, self.id, 4, 128)
         _expect(0 <= self.port < 65536, "broker.port", "0 to 65535", self.port)
         _expect(0 <= self.http_port < 65536, "broker.http-port", "0 to 65535", self.http_port)
         _expect(
@@ -102,11 +107,12 @@ class BrokerConfig:
             self.max_replication >= 1, "broker.max-replication", "at least 1", self.max_replication
         )
         _expect(self.append_wait_s >= 0, "broker.append-wait", "at least 0s", self.append_wait_s)
+        _check("etcd.prefix", validate_prefix, self.etcd_prefix)
         _expect(
-            self.etcd_prefix.startswith("/") and not self.etcd_prefix.endswith("/"),
-            "etcd.prefix",
-            "a clean path such as /gazette/cluster",
-            self.etcd_prefix,
+            self.etcd_endpoints != (),
+            "etcd.address",
+            "one or more endpoints, such as http://localhost:2379",
+            self.etcd_address,
         )
         for endpoint in self.etcd_endpoints:
             _expect(
@@ -130,6 +136,14 @@ class BrokerConfig:
     def etcd_endpoints(self) -> tuple[str, ...]:
         """The endpoints of `etcd_address`, in the order given."""
         return tuple(e.strip() for e in self.etcd_address.split(",") if e.strip())
+
+
+def _check(flag: str, check: Callable[..., None], *arguments: object) -> None:
+    """Name the flag in what `check` raises."""
+    try:
+        check(*arguments)
+    except ValidationError as err:
+        raise ValidationError(str(err), path=flag) from None
 
 
 def _expect(holds: bool, flag: str, wanted: str, got: object) -> None:  # noqa: FBT001
