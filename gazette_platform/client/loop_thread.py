@@ -26,6 +26,7 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop = uvloop.new_event_loop()
+        self._loop.set_exception_handler(_on_loop_error)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._is_closed = False
         self._thread.start()
@@ -74,3 +75,14 @@ class LoopThread:
         self._is_closed = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_JOIN_TIMEOUT_S)
+
+
+def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Report what callbacks raise, but for one thing.
+
+    Where several event loops of a process use gRPC, all are woken for each completion, and all but
+    one find nothing to read. gRPC means to ignore that, and lets the error out.
+    """
+    is_grpcs = "PollerCompletionQueue" in str(context.get("message", ""))
+    if not (is_grpcs and isinstance(context.get("exception"), BlockingIOError)):
+        loop.default_exception_handler(context)
