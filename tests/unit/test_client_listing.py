@@ -231,19 +231,3 @@ async def test_continuations_must_hold_journals(monkeypatch):
                 client._transport,
                 [pb.ListResponse(header=FakeBroker().header()), pb.ListResponse()],
             )
-
-
-async def test_several_event_loops_of_a_process_do_not_complain(caplog):
-    async with FakeBroker() as broker:
-        broker.journal("a/one")
-
-        def run():
-            config = ClientConfig(address=broker.address)
-            with Client(config) as one, Client(config) as other:
-                for _ in range(20):
-                    one.append("a/one", b"x")
-                    other.append("a/one", b"x")
-
-        await asyncio.gather(*(asyncio.to_thread(run) for _ in range(3)))
-    complaints = [r for r in caplog.records if "uvloop" in r.getMessage()]
-    assert not complaints

@@ -1,0 +1,64 @@
+import asyncio
+import threading
+
+import pytest
+
+from gazette_platform.client.loop_thread import LoopThread
+from gazette_platform.errors import ValidationError
+
+
+@pytest.fixture
+def loop():
+    loop = LoopThread("test-loop")
+    yield loop
+    loop.close()
+
+
+async def value():
+    return threading.current_thread().name
+
+
+def test_runs_coroutines_on_its_thread(loop):
+    assert loop.run(value()) == "test-loop"
+
+
+def test_errors_come_back_to_the_caller(loop):
+    async def fail():
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        loop.run(fail())
+
+
+def test_closed_loop_refuses(loop):
+    loop.close()
+    loop.close()
+    with pytest.raises(ValidationError, match="client is closed"):
+        loop.run(value())
+    loop.post(pytest.fail, "nothing runs after close")
+
+
+def test_loop_does_not_wait_for_itself(loop):
+    async def nested():
+        loop.run(value())
+
+    with pytest.raises(ValidationError, match="cannot wait for its own event loop"):
+        loop.run(nested())
+
+
+@pytest.mark.parametrize(
+    ("message", "error", "is_told"),
+    [
+        ("Exception in callback PollerCompletionQueue._handle_events", BlockingIOError(), False),
+        ("Exception in callback PollerCompletionQueue._handle_events", OSError("x"), True),
+        ("Exception in callback other", BlockingIOError(), True),
+    ],
+    ids=["grpc", "other-error", "other-callback"],
+)
+def test_only_what_grpc_leaves_for_other_loops_is_dropped(loop, caplog, message, error, is_told):
+    async def complain():
+        context = {"message": message, "exception": error}
+        asyncio.get_running_loop().call_exception_handler(context)
+
+    loop.run(complain())
+    assert bool(caplog.records) == is_told
