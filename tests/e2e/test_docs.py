@@ -111,7 +111,8 @@ class Page:
         return done.returncode, log.read_text(errors="replace")
 
     def check(self, snippet: Snippet, expected: str) -> None:
-        deadline = time.monotonic() + snippet.until_s
+        started = time.monotonic()
+        deadline = started + snippet.until_s
         while True:
             code, output = self.run(snippet)
             wrong = (code == 0) == ("fails" in snippet.words)
@@ -124,6 +125,7 @@ class Page:
                     f"{self.name}:{snippet.line}: {why}\n{snippet.body}---\n{output[-4000:]}"
                 )
             time.sleep(0.5)
+        print(f"{self.name}:{snippet.line}: ok after {time.monotonic() - started:.1f} s")
         assert "Traceback (most recent call last)" not in output, f"{self.name}:{snippet.line}"
 
     def check_all(self, snippets: list[Snippet]) -> None:
