@@ -129,7 +129,7 @@ def trino_component(folder: Path, *, port: int, metastore: str, uses: tuple[str,
         ports=(port,),
         folder=folder,
         ready=lambda: _answers(port, query),
-        start_timeout_s=180.0,
+        start_timeout_s=300.0,
         stop_timeout_s=30.0,
     )
 
