@@ -1,0 +1,614 @@
+"""The appender: batches, order, rolls in between, callers that leave, streams, closing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from gazette_platform.broker import append_fsm as fsm, appender as module, digester
+from gazette_platform.broker.appender import Appender, Outcome, Pending, content_sum
+from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.errors import EtcdError
+from gazette_platform.fragment.index import Index
+from gazette_platform.ops.clock import ManualClock
+from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.protocol import (
+    ZERO_SUM,
+    AppendSuspend,
+    CompressionCodec,
+    Fragment,
+    FragmentSpec,
+    JournalFlag,
+    JournalSpec,
+    LabelSelector,
+    LabelSet,
+    Status,
+)
+
+
+def spec(*, length=1024, codec=CompressionCodec.NONE, flags=JournalFlag.O_RDWR, flush_s=0):
+    fragment = FragmentSpec(length=length, codec=codec, flush_interval_ns=flush_s * fsm.NS_PER_S)
+    return JournalSpec("a/journal", 1, fragment=fragment, flags=flags)
+
+
+class FakeJournal:
+    """A replica whose every answer a test may choose."""
+
+    name = "a/journal"
+
+    def __init__(self, clock):
+        self.clock = clock
+        self.spec = spec()
+        self.index = Index(clock)
+        self.status = Status.OK
+        self.is_local = True
+        self.revision = 10
+        self.is_consistent = True
+        self.replicas = (1, 1)
+        self.is_ready = True
+        self.problem = ""
+        self.gate = asyncio.Event()
+        self.log = []
+        self.commits = []
+        self.rollbacks = 0
+        self.completed = []
+
+    def resolve(self, min_revision):
+        if min_revision > self.revision:
+            return None
+        return fsm.Resolved(self.status, self.is_local, self.spec)
+
+    async def wait_revision(self, revision):
+        self.log.append(f"wait {revision}")
+        await self.gate.wait()
+        self.revision = max(self.revision, revision)
+
+    def count_replicas(self):
+        return fsm.Replicas(*self.replicas, self.revision)
+
+    async def update_assignments(self):
+        self.log.append("update")
+        if not self.gate.is_set():
+            raise EtcdError("etcd is away")
+        self.is_consistent = True
+        return self.revision
+
+    async def write_suspend(self, suspend):
+        self.log.append(f"suspend {suspend.level.name} {suspend.offset}")
+        raise EtcdError("etcd is away")
+
+    async def wait_ready(self):
+        self.log.append("ready?")
+        await self.gate.wait()
+        self.is_ready = not self.problem
+        return self.problem
+
+    def view(self, *, begin, end, registers):
+        summary = self.index.summary
+        return fsm.ReplicaView(
+            spec=self.spec,
+            spool_begin=begin,
+            spool_end=end,
+            index_begin=summary.begin,
+            index_end=summary.end,
+            index_mod_time=summary.mod_time,
+            registers=registers,
+            now_s=self.clock.now().timestamp(),
+        )
+
+    def on_commit(self, spool, *, appends, length):
+        self.commits.append((spool.begin, spool.end, appends, length))
+        self.index.spool_commit(spool.fragment(), spool.file)
+
+    def on_rollback(self):
+        self.rollbacks += 1
+
+    def on_complete(self, completed):
+        self.completed.append(completed)
+        self.index.spool_commit(completed.fragment, completed.content)
+
+
+class Stream:
+    """Content that a test hands over piece by piece."""
+
+    def __init__(self):
+        self.pieces = asyncio.Queue()
+
+    async def next(self):
+        piece = await self.pieces.get()
+        if isinstance(piece, RpcFailed):
+            raise piece
+        return piece
+
+
+class Bench:
+    def __init__(self, directory, tasks, executor):
+        self.clock = ManualClock()
+        self.journal = FakeJournal(self.clock)
+        self.tasks = tasks
+        self.appender = Appender(
+            self.journal, executor=executor, tasks=tasks, clock=self.clock, spool_dir=directory
+        )
+
+    def submit(self, content=b"", *, stream=None, **options):
+        chunks = [content] if content else []
+        pending = Pending(
+            machine=fsm.AppendFSM(fsm.AppendRequest("a/journal", **options)),
+            done=asyncio.get_running_loop().create_future(),
+            chunks=chunks,
+            length=len(content),
+            sum=content_sum(chunks),
+            stream=stream,
+        )
+        self.appender.submit(pending)
+        return pending.done
+
+    async def append(self, content=b"", **options):
+        async with asyncio.timeout(10):
+            return await self.submit(content, **options)
+
+    def read(self):
+        """All content, from local files, by the index."""
+        content, at = b"", self.journal.index.summary.begin
+        while True:
+            found = self.journal.index.lookup(at)
+            if found.status is not Status.OK:
+                return content
+            span = found.fragment.content_length
+            content += os.pread(found.file.fd, span, 0)
+            at += span
+
+
+@pytest.fixture
+async def bench(tmp_path):
+    tasks = TaskGroup("test")
+    with ThreadPoolExecutor(2) as executor:
+        made = Bench(tmp_path, tasks, executor)
+        yield made
+        assert tasks.failure is None
+        await tasks.close()
+    made.journal.index.close()
+    made.appender.spool.discard()
+    for completed in made.journal.completed:
+        completed.close()
+
+
+def span(outcome):
+    return outcome.status, outcome.commit.begin, outcome.commit.end
+
+
+# ------------------------------------------------------------------------------------- one append
+async def test_aa1_an_append_is_committed(bench):
+    outcome = await bench.append(b"foobar")
+    digest = hashlib.sha1(b"foobar", usedforsecurity=False).digest()
+    assert outcome.commit == Fragment("a/journal", 0, 6, digest, CompressionCodec.NONE)
+    assert (outcome.status, outcome.registers) == (Status.OK, LabelSet())
+    assert bench.journal.commits == [(0, 6, 1, 6)]
+    assert bench.read() == b"foobar"
+
+
+async def test_a_barrier_commits_nothing_and_tells_the_head(bench):
+    await bench.append(b"foobar")
+    outcome = await bench.append()
+    assert outcome.commit == Fragment("a/journal", 6, 6, ZERO_SUM, CompressionCodec.NONE)
+    assert len(bench.journal.commits) == 1
+
+
+async def test_aa2_registers_go_from_append_to_append(bench):
+    first = bench.submit(b"x", union_registers=LabelSet.of(reg="1"))
+    second = bench.submit(b"y", check_registers=LabelSelector.parse("reg=2"))
+    third = bench.submit(b"z", check_registers=LabelSelector.parse("reg=1"))
+    assert (await first).registers == LabelSet.of(reg="1")
+    refused = await second
+    assert (refused.status, refused.registers) == (Status.REGISTER_MISMATCH, LabelSet.of(reg="1"))
+    assert span(await third) == (Status.OK, 1, 2)
+    assert bench.read() == b"xz"
+
+
+async def test_aa6_registers_need_content(bench):
+    with pytest.raises(RpcFailed, match="register modification requires non-empty Append"):
+        await bench.append(union_registers=LabelSet.of(a="1"))
+    assert bench.appender.spool.registers == LabelSet()
+    assert bench.journal.rollbacks == 1
+
+
+async def test_aa11_a_read_only_journal(bench):
+    bench.journal.spec = spec(flags=JournalFlag.O_RDONLY)
+    assert (await bench.append(b"x")).status is Status.NOT_ALLOWED
+    assert (await bench.append()).status is Status.OK
+    assert bench.journal.commits == []
+
+
+# ---------------------------------------------------------------------------------------- batches
+async def test_fs26_concurrent_appends_share_a_commit_in_their_order(bench):
+    await bench.append(b"start ")
+    await bench.append(b"roll ")  # the first fragment was flushed
+    bench.journal.commits.clear()
+    outcomes = await asyncio.gather(*(bench.append(b"%d," % n) for n in range(10)))
+    assert [span(o)[1] for o in outcomes] == [11 + 2 * n for n in range(10)]
+    assert bench.journal.commits == [(6, 31, 10, 20)]
+    assert bench.read() == b"start roll 0,1,2,3,4,5,6,7,8,9,"
+
+
+async def test_fs21_the_first_fragment_ends_with_the_first_append(bench):
+    """Even if the second one was waiting already."""
+    await asyncio.gather(bench.append(b"one"), bench.append(b"two"), bench.append(b"three"))
+    assert bench.journal.commits == [(0, 3, 1, 3), (3, 11, 2, 8)]
+    await bench.tasks.join()
+    assert [c.fragment.end for c in bench.journal.completed] == [3]
+
+
+async def test_a_batch_rolls_where_a_single_append_would(bench):
+    bench.journal.spec = spec(length=1024)
+    await bench.append(b"x")
+    outcomes = await asyncio.gather(*(bench.append(b"y" * 600) for _ in range(5)))
+    assert [span(o)[1] for o in outcomes] == [1, 601, 1201, 1801, 2401]
+    await bench.appender.close()
+    ends = [(c.fragment.begin, c.fragment.end) for c in bench.journal.completed]
+    assert sorted(ends) == [(0, 1), (1, 1201), (1201, 2401), (2401, 3001)]
+    assert bench.read() == b"x" + b"y" * 3000
+
+
+@pytest.mark.parametrize(("name", "limit"), [("_BATCH_APPENDS_MAX", 3), ("_BATCH_BYTES_MAX", 6)])
+async def test_batches_are_bounded(bench, monkeypatch, name, limit):
+    await bench.append(b"x")
+    await bench.append(b"x")
+    bench.journal.commits.clear()
+    monkeypatch.setattr(module, name, limit)
+    await asyncio.gather(*(bench.append(b"yy") for _ in range(7)))
+    assert [appends for _, _, appends, _ in bench.journal.commits] == [3, 3, 1]
+
+
+async def test_refusals_within_a_batch_do_not_disturb_it(bench):
+    await bench.append(b"a")
+    await bench.append(b"b")
+    outcomes = await asyncio.gather(
+        bench.append(b"c"),
+        bench.append(b"d", offset=2),
+        bench.append(b"e", offset=3),
+        bench.append(),
+        bench.append(b"f"),
+    )
+    statuses = [o.status for o in outcomes]
+    assert statuses == [
+        Status.OK,
+        Status.WRONG_APPEND_OFFSET,
+        Status.OK,
+        Status.OK,
+        Status.OK,
+    ]
+    assert outcomes[3].commit.begin == 4
+    assert bench.read() == b"abcef"
+
+
+async def test_large_batches_are_written_by_a_thread(bench):
+    bench.journal.spec = spec(length=1 << 30)
+    contents = [bytes([65 + n]) * (200 << 10) for n in range(8)]
+    await asyncio.gather(*(bench.append(content) for content in contents))
+    assert bench.read() == b"".join(contents)
+
+
+async def test_a_sum_that_is_still_being_computed_is_waited_for(bench):
+    pending_sum = asyncio.get_running_loop().create_future()
+    done = asyncio.get_running_loop().create_future()
+    pending = Pending(
+        machine=fsm.AppendFSM(fsm.AppendRequest("a/journal")),
+        done=done,
+        chunks=[b"x"],
+        length=1,
+        sum=pending_sum,
+    )
+    bench.appender.submit(pending)
+    await asyncio.sleep(0.01)
+    assert not done.done()
+    pending_sum.set_result(b"s" * 20)
+    assert (await done).commit.sum == b"s" * 20
+
+
+async def test_the_queue_is_bounded(bench, monkeypatch):
+    monkeypatch.setattr(module, "_QUEUE_MAX", 2)
+    bench.journal.is_ready = False
+    waiting = [bench.submit(b"x"), bench.submit(b"y")]
+    with pytest.raises(RpcFailed, match="2 appends are waiting already") as caught:
+        bench.submit(b"z")
+    assert caught.value.code is Code.UNAVAILABLE
+    bench.journal.gate.set()
+    assert [(await done).status for done in waiting] == [Status.OK, Status.OK]
+
+
+async def test_disk_errors_are_waited_out(bench, monkeypatch, caplog):
+    monkeypatch.setattr(module, "DISK_RETRY_S", 0.0)
+    real, failures = os.pwrite, [OSError(28, "No space left on device")] * 3
+
+    def pwrite(*arguments):
+        if failures:
+            raise failures.pop()
+        return real(*arguments)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    assert span(await bench.append(b"foobar")) == (Status.OK, 0, 6)
+    assert bench.read() == b"foobar"
+    assert "check the disk of --broker.spool-dir" in caplog.text
+
+
+async def test_appends_wait_while_the_digest_lags(bench, monkeypatch):
+    bench.journal.spec = spec(length=1 << 30)
+    monkeypatch.setattr(digester, "LAG_BYTES_MAX", 2 << 20)
+    monkeypatch.setattr(digester.Digester.below, "__defaults__", (2 << 20,))
+    lags = []
+    for _ in range(8):
+        await bench.append(bytes(1 << 20))
+        lags.append(bench.appender.spool.digest_lag)
+    assert max(lags) <= 3 << 20
+
+
+# ------------------------------------------------------------------------------------------ rolls
+async def test_a_changed_codec_is_taken_on_by_an_empty_spool_only(bench):
+    bench.journal.spec = spec(codec=CompressionCodec.GZIP)
+    first = await bench.append(b"x")
+    assert first.commit.codec is CompressionCodec.GZIP
+    bench.journal.spec = spec(codec=CompressionCodec.ZSTANDARD)
+    second = await bench.append(b"y")  # rolls the first fragment
+    assert second.commit.codec is CompressionCodec.ZSTANDARD
+    bench.journal.spec = spec(codec=CompressionCodec.SNAPPY)
+    third = await bench.append(b"z")
+    assert third.commit.codec is CompressionCodec.ZSTANDARD
+
+
+async def test_fs27_an_offset_resets_the_head(bench):
+    stored = Fragment("a/journal", 0, 1024, b"s" * 20, backing_store="file:///", mod_time=1)
+    bench.journal.index.add_remote(stored)
+    assert (await bench.append(b"x")).status is Status.INDEX_HAS_GREATER_OFFSET
+    assert (await bench.append(b"x", offset=512)).status is Status.WRONG_APPEND_OFFSET
+    assert span(await bench.append(offset=1024)) == (Status.OK, 1024, 1024)
+    assert span(await bench.append(b"xyz")) == (Status.OK, 1024, 1027)
+
+
+async def test_roll_if_due_closes_at_the_end_of_the_window(bench):
+    bench.journal.spec = spec(flush_s=60)  # the manual clock stands at second 5
+    await bench.append(b"a")
+    await bench.append(b"b")
+    bench.clock.advance(54)
+    assert bench.appender.roll_if_due()
+    assert bench.appender.spool.content_length == 1
+    bench.clock.advance(1)
+    assert bench.appender.roll_if_due()
+    assert bench.appender.spool.content_length == 0
+    await bench.tasks.join()
+    assert [c.fragment.end for c in bench.journal.completed] == [1, 2]
+    assert span(await bench.append(b"c")) == (Status.OK, 2, 3)
+
+
+async def test_an_append_after_the_window_rolls_first(bench):
+    bench.journal.spec = spec(flush_s=60)
+    await bench.append(b"a")
+    await bench.append(b"b")
+    bench.clock.advance(55)
+    await bench.append(b"c")
+    assert bench.journal.commits[-1] == (2, 3, 1, 1)
+
+
+async def test_roll_if_due_asks_to_come_again_while_appends_are_under_way(bench):
+    bench.journal.is_ready = False
+    waiting = bench.submit(b"x")
+    await asyncio.sleep(0)
+    assert not bench.appender.roll_if_due()
+    bench.journal.gate.set()
+    await waiting
+    assert bench.appender.roll_if_due()
+
+
+async def test_sums_are_known_from_commit_to_completion(bench, monkeypatch):
+    """A listing between roll and completion must not show a zero sum."""
+    await bench.append(b"foobar")
+    digest = hashlib.sha1(b"foobar", usedforsecurity=False).digest()
+    assert (await bench.appender.digested(0)).sum == digest
+    bench.appender._roll(6)
+    assert bench.journal.completed == []
+    assert (await bench.appender.digested(0)).sum == digest
+    await bench.tasks.join()
+    assert bench.journal.completed[0].fragment.sum == digest
+    assert await bench.appender.digested(0) is None, "the journal knows"
+
+
+# ------------------------------------------------------------------------- waiting, and its errors
+async def test_fs8_assignments_are_brought_up_to_date(bench):
+    bench.journal.is_consistent = False
+    bench.journal.gate.set()
+    assert (await bench.append(b"x")).status is Status.OK
+    assert bench.journal.log == ["update"]
+
+
+async def test_etcd_errors_fail_one_append_only(bench):
+    bench.journal.is_consistent = False
+    with pytest.raises(EtcdError, match="etcd is away"):
+        await bench.append(b"x")
+    bench.journal.gate.set()
+    assert span(await bench.append(b"y")) == (Status.OK, 0, 1)
+    with pytest.raises(EtcdError, match="etcd is away"):
+        await bench.append(suspend=AppendSuspend.SUSPEND_NOW)
+    assert bench.journal.log[-1] == "suspend PARTIAL 1"
+    assert span(await bench.append(b"z")) == (Status.OK, 1, 2)
+
+
+async def test_fs13_revisions_are_waited_for(bench):
+    waiting = bench.submit(b"x", min_revision=12)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    bench.journal.gate.set()
+    assert (await waiting).status is Status.OK
+    assert bench.journal.log == ["wait 12"]
+
+
+async def test_fs15_too_many_replicas_wait_for_a_change(bench):
+    """And do not spin meanwhile."""
+    bench.journal.replicas = (2, 1)
+    waiting = bench.submit(b"x")
+    await asyncio.sleep(0)
+    assert bench.journal.log == ["wait 11"]
+    bench.journal.replicas = (1, 1)
+    bench.journal.gate.set()
+    assert (await waiting).status is Status.OK
+
+
+async def test_fs16_an_unhealthy_store(bench):
+    bench.journal.is_ready = False
+    bench.journal.problem = "fragment store file:///x/ unhealthy: too bad"
+    bench.journal.gate.set()
+    outcome = await bench.append(b"x")
+    assert outcome.status is Status.FRAGMENT_STORE_UNHEALTHY
+    assert outcome.store_health_error == bench.journal.problem
+
+
+async def test_another_primary_is_reported(bench):
+    bench.journal.is_local = False
+    outcome = await bench.append(b"x")
+    assert (outcome.status, outcome.is_remote) == (Status.NOT_JOURNAL_PRIMARY_BROKER, True)
+
+
+# ------------------------------------------------------------------------------------ abandonment
+async def test_a_caller_that_left_before_its_turn_leaves_nothing(bench):
+    bench.journal.is_ready = False
+    first, second, third = (bench.submit(c) for c in (b"a", b"b", b"c"))
+    await asyncio.sleep(0)
+    first.cancel()
+    second.cancel()
+    bench.journal.gate.set()
+    assert span(await third) == (Status.OK, 0, 1)
+    assert bench.read() == b"c"
+
+
+async def test_a_caller_that_leaves_while_it_is_written_does_not_undo_it(bench, monkeypatch):
+    bench.journal.spec = spec(length=1 << 30)
+    done = bench.submit(bytes(1 << 20))
+    await asyncio.sleep(0)  # a thread writes it by now
+    assert not bench.appender.is_idle
+    done.cancel()
+    outcome = await bench.append(b"next")
+    assert outcome.commit.begin == 1 << 20
+
+
+# ---------------------------------------------------------------------------------------- streams
+async def test_a_streamed_append_owns_the_journal(bench):
+    stream = Stream()
+    streamed = bench.submit(b"begin ", stream=stream)
+    behind = bench.submit(b"behind")
+    stream.pieces.put_nowait(b"middle ")
+    await asyncio.sleep(0.01)
+    assert not behind.done()
+    assert bench.journal.commits == [], "nothing is visible yet"
+    stream.pieces.put_nowait(b"end ")
+    stream.pieces.put_nowait(b"")
+    outcome = await streamed
+    content = b"begin middle end "
+    assert span(outcome) == (Status.OK, 0, len(content))
+    assert outcome.commit.sum == hashlib.sha1(content, usedforsecurity=False).digest()
+    assert span(await behind) == (Status.OK, 17, 23)
+    assert bench.read() == content + b"behind"
+
+
+async def test_fs22_a_stream_that_breaks_is_rolled_back(bench):
+    await bench.append(b"before ")
+    stream = Stream()
+    streamed = bench.submit(b"gone", stream=stream)
+    stream.pieces.put_nowait(b"gone, too, and longer than what follows")
+    stream.pieces.put_nowait(RpcFailed(Code.UNKNOWN, "append stream: unexpected EOF"))
+    with pytest.raises(RpcFailed, match="append stream: unexpected EOF"):
+        await streamed
+    assert bench.journal.rollbacks == 1
+    await bench.append(b"after")
+    assert bench.read() == b"before after"
+
+
+async def test_a_stream_whose_caller_left_is_rolled_back(bench):
+    stream = Stream()
+    streamed = bench.submit(b"gone", stream=stream)
+    await asyncio.sleep(0.01)
+    streamed.cancel()
+    stream.pieces.put_nowait(b"gone")
+    await bench.append(b"after")
+    assert bench.read() == b"after"
+    assert bench.journal.rollbacks == 1
+
+
+async def test_fs23_a_stream_into_a_read_only_journal(bench):
+    bench.journal.spec = spec(flags=JournalFlag.O_RDONLY)
+    outcome = await bench.append(b"x", stream=Stream())
+    assert outcome.status is Status.NOT_ALLOWED
+    assert bench.appender.spool.file is None
+
+
+async def test_fs25_a_refusal_does_not_wait_for_the_stream(bench):
+    assert (await bench.append(b"x", stream=Stream(), offset=5)).status is (
+        Status.WRONG_APPEND_OFFSET
+    )
+
+
+async def test_appends_batched_before_a_stream_are_committed_first(bench):
+    await bench.append(b"a")
+    await bench.append(b"b")
+    stream = Stream()
+    before = bench.submit(b"c")
+    streamed = bench.submit(b"d", stream=stream)
+    assert span(await before) == (Status.OK, 2, 3)
+    stream.pieces.put_nowait(b"")
+    assert span(await streamed) == (Status.OK, 3, 4)
+
+
+# ---------------------------------------------------------------------------------------- closing
+async def test_close_rolls_and_waits_for_the_completion(bench):
+    await bench.append(b"foobar")
+    await bench.appender.close()
+    assert [c.fragment.end for c in bench.journal.completed] == [6]
+    assert bench.appender.spool.end == 6, "where the journal goes on"
+
+
+async def test_e2_close_finishes_what_streams_and_what_is_ready(bench):
+    stream = Stream()
+    streamed = bench.submit(b"x", stream=stream)
+    queued = bench.submit(b"y")
+    await asyncio.sleep(0.01)
+    closing = bench.tasks.spawn(bench.appender.close())
+    await asyncio.sleep(0.01)
+    assert not closing.done()
+    stream.pieces.put_nowait(b"")
+    assert span(await streamed) == (Status.OK, 0, 1)
+    assert span(await queued) == (Status.OK, 1, 2)
+    await closing
+
+
+@pytest.mark.parametrize("waits_for", ["store", "revision", "replicas"])
+async def test_close_does_not_wait_for_what_may_never_come(bench, waits_for):
+    bench.journal.is_ready = waits_for != "store"
+    bench.journal.replicas = (2, 1) if waits_for == "replicas" else (1, 1)
+    revision = 99 if waits_for == "revision" else 0
+    waiting = [bench.submit(b"x", min_revision=revision) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    async with asyncio.timeout(5):
+        await bench.appender.close()
+    assert [(await done).is_remote for done in waiting] == [True] * 3
+    assert bench.journal.commits == []
+
+
+async def test_e5_an_append_that_comes_after_close_is_not_ours(bench):
+    await bench.appender.close()
+    outcome = await bench.append(b"x")
+    assert (outcome.status, outcome.is_remote) == (Status.NOT_JOURNAL_PRIMARY_BROKER, True)
+
+
+async def test_outcomes_reach_nobody_who_left(bench):
+    """Answering a caller that is gone is no error."""
+    pending = Pending(
+        machine=fsm.AppendFSM(fsm.AppendRequest("a/journal")),
+        done=asyncio.get_running_loop().create_future(),
+    )
+    pending.done.cancel()
+    pending.finish(Outcome(Status.OK))
+    pending.fail(RpcFailed(Code.UNKNOWN, "late"))
+    with contextlib.suppress(asyncio.CancelledError):
+        await pending.done
