@@ -1,0 +1,80 @@
+"""The reference pages name everything that there is to set, and nothing that is not there."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import msgspec
+
+from gazette_platform.broker.metrics import BrokerMetrics
+from gazette_platform.client import ClientConfig
+from gazette_platform.embedded.endpoints import Endpoints
+from gazette_platform.embedded.layout import PlatformDir
+from gazette_platform.lake.schema import type_names
+from gazette_platform.lake.table_spec import Column, Partition, TableSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = ROOT / "docs" / "reference"
+
+
+def words_of(page: str) -> set[str]:
+    """What a page sets in code type within its tables."""
+    rows = [r for r in (REFERENCE / page).read_text().splitlines() if r.startswith("|")]
+    return set(re.findall(r"`([^`]+)`", "\n".join(rows)))
+
+
+def test_every_metric_is_documented():
+    exposed = BrokerMetrics().exposition().decode()
+    names = set(re.findall(r"^# HELP (\w+)", exposed, re.MULTILINE))
+    names = {name for name in names if not name.endswith("_created")}
+    assert names
+    assert {name for name in words_of("metrics.md") if name.startswith("gazette_")} == names
+
+
+def test_every_field_of_the_client_is_documented():
+    fields = {field.name for field in dataclasses.fields(ClientConfig)}
+    assert fields <= words_of("configuration.md")
+
+
+def test_every_variable_is_documented():
+    used: set[str] = set()
+    for path in [*(ROOT / "gazette_platform").rglob("*.py"), ROOT / "tools/check_needs.py"]:
+        used |= set(re.findall(r"\bGAZETTE_[A-Z][A-Z_]+", path.read_text()))
+    used.add("GAZETTE_REQUIRE_SERVERS")
+    documented = set(
+        re.findall(
+            r"\bGAZETTE_[A-Z][A-Z_]+",
+            (REFERENCE / "configuration.md").read_text() + (REFERENCE / "cli.md").read_text(),
+        )
+    )
+    assert documented == used
+
+
+def test_every_key_of_endpoints_is_documented():
+    assert {field.name for field in dataclasses.fields(Endpoints)} <= words_of("endpoints.md")
+
+
+def test_every_folder_of_a_platform_is_documented():
+    names = {
+        name
+        for name, value in vars(PlatformDir).items()
+        if isinstance(value, property) and name not in {"endpoints", "state", "lock"}
+    }
+    assert {f"{name}/" for name in names} <= words_of("endpoints.md")
+
+
+def test_every_key_of_table_specs_is_documented():
+    words = words_of("table-spec.md")
+    assert {f.encode_name for f in msgspec.structs.fields(TableSpec)} <= words
+    text = (REFERENCE / "table-spec.md").read_text()
+    for field in (*msgspec.structs.fields(Column), *msgspec.structs.fields(Partition)):
+        assert f"`{field.encode_name}`" in text
+
+
+def test_every_column_type_is_documented():
+    documented = re.findall(r"`([a-z]+)", (REFERENCE / "table-spec.md").read_text())
+    assert set(re.findall(r"[a-z]+", re.sub(r"[<(][^,]*(,[^,]*)?[>)]", "", type_names))) <= set(
+        documented
+    )
