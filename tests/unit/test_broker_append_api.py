@@ -1,0 +1,236 @@
+"""Receiving an append: the pace that client and journal owe each other, and broken streams."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from gazette_platform.broker.append_api import _Body, _pump, _Stream
+from gazette_platform.broker.config import BrokerConfig
+from gazette_platform.broker.flow_control import RateBalance
+from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.ops.clock import ManualClock
+from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.protocol.content import encode_append_content
+from gazette_platform.protocol.pb import protocol_pb2 as pb
+
+COMMIT = b""
+STALLED = "append stream: client stream didn't sustain the minimum append data rate"
+
+
+class Client:
+    """The messages of a client: those given at once, then those that a test sends."""
+
+    def __init__(self, *messages):
+        self.messages = asyncio.Queue()
+        for message in messages:
+            self.messages.put_nowait(message)
+
+    async def next(self):
+        message = await self.messages.get()
+        if isinstance(message, Exception):
+            raise message
+        return message
+
+
+@pytest.fixture
+async def tasks():
+    group = TaskGroup("test")
+    yield group
+    assert group.failure is None
+    await group.close()
+
+
+def body_of(client, *, clock, min_rate=1000, max_rate=0):
+    context = SimpleNamespace(config=BrokerConfig(min_append_rate=min_rate), clock=clock)
+    return _Body(client, RateBalance.start(max_rate, clock.monotonic()), context)
+
+
+@pytest.fixture
+def receive():
+    """Makes bodies, and closes them."""
+    made = []
+
+    def make(client, *, clock=None, **rates):
+        made.append(body_of(client, clock=clock or ManualClock(), **rates))
+        return made[-1]
+
+    yield make
+    for body in made:
+        body.close()
+
+
+def chunk(content):
+    return encode_append_content(content)
+
+
+# ----------------------------------------------------------------------------------------- chunks
+async def test_fc7_chunks_come_as_they_are(receive):
+    body = receive(Client(chunk(b"foo"), chunk(b"bar"), COMMIT, None))
+    assert [bytes(await body.next()) for _ in range(3)] == [b"foo", b"bar", b""]
+    await body.expect_end()
+    assert (body.total_chunks, body.delayed_chunks) == (3, 0)
+
+
+async def test_aa3_an_end_without_commit(receive):
+    body = receive(Client(chunk(b"foo"), None))
+    await body.next()
+    with pytest.raises(RpcFailed, match=r"^append stream: unexpected EOF$") as caught:
+        await body.next()
+    assert caught.value.code is Code.UNKNOWN
+
+
+async def test_fs22_data_after_the_commit(receive):
+    body = receive(Client(COMMIT, chunk(b"more")))
+    assert not await body.next()
+    with pytest.raises(RpcFailed, match=r"^append stream: expected EOF after empty Content chunk$"):
+        await body.expect_end()
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (pb.AppendRequest(journal="/invalid"), "Journal: cannot begin with '/' (/invalid)"),
+        (pb.AppendRequest(journal="a/journal"), "expected Content chunk"),
+        (pb.AppendRequest(offset=3), "unexpected Offset"),
+    ],
+)
+async def test_fs22_an_invalid_chunk(receive, message, text):
+    body = receive(Client(message.SerializeToString()))
+    with pytest.raises(RpcFailed) as caught:
+        await body.next()
+    assert caught.value.text == f"append stream: {text}"
+
+
+async def test_a_malformed_message(receive):
+    body = receive(Client(b"\xff\xff\xff"))
+    with pytest.raises(RpcFailed, match="append stream: "):
+        await body.next()
+
+
+async def test_fc7_errors_of_the_stream_pass_through(receive):
+    body = receive(Client(RpcFailed(Code.CANCELLED, "some error")))
+    with pytest.raises(RpcFailed, match=r"^some error$"):
+        await body.next()
+
+
+async def test_strangely_encoded_content_is_taken(receive):
+    """Field order and split fields are the encoder's choice."""
+    doubled = chunk(b"thrown away") + chunk(b"kept")  # protobuf: the last of a field counts
+    assert bytes(await receive(Client(doubled)).next()) == b"kept"
+
+
+# ------------------------------------------------------------------------------------------ rates
+async def test_fc7_a_client_that_stalls(receive, tasks):
+    clock = ManualClock()
+    body = receive(Client(), clock=clock)
+    receiving = tasks.spawn(_error_of(body))
+    await asyncio.sleep(0)
+    clock.advance(0.9)
+    body._on_timer()
+    await asyncio.sleep(0)
+    assert not receiving.done(), "it has a second of credit"
+    clock.advance(0.2)
+    body._on_timer()
+    assert await receiving == STALLED
+
+
+async def _error_of(body):
+    with pytest.raises(RpcFailed) as caught:
+        await body.next()
+    return caught.value.text
+
+
+async def test_a_client_is_judged_by_a_timer_of_its_own(receive):
+    """For real, with a credit that lasts a twentieth of a second instead of one."""
+
+    class Hurried(ManualClock):
+        def monotonic(self):
+            return asyncio.get_running_loop().time() * 20
+
+    body = receive(Client(), clock=Hurried())
+    body.close()
+    body._arm(0.0)
+    async with asyncio.timeout(5):
+        assert await _error_of(body) == STALLED
+
+
+async def test_a_client_is_not_judged_while_we_hold_it(receive):
+    clock = ManualClock()
+    client = Client(chunk(b"x"))
+    body = receive(client, clock=clock)
+    await body.next()
+    clock.advance(3600)  # its append waited for its turn
+    body._on_timer()
+    client.messages.put_nowait(COMMIT)
+    assert not await body.next()
+
+
+async def test_a_caller_that_leaves_is_no_stall(receive, tasks):
+    body = receive(Client())
+    receiving = tasks.spawn(body.next())
+    await asyncio.sleep(0)
+    receiving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await receiving
+
+
+async def test_fc7_a_chunk_beyond_the_balance_waits(receive):
+    clock = ManualClock()
+    client = Client(chunk(b"x" * 10_000), chunk(b"y" * 200), COMMIT)
+    body = receive(client, clock=clock, max_rate=10_000)
+    loop = asyncio.get_running_loop()
+    await body.next()
+    began = loop.time()
+    await body.next()
+    assert loop.time() - began == pytest.approx(0.02, abs=0.015)
+    assert (body.total_chunks, body.delayed_chunks) == (2, 1)
+
+
+# ---------------------------------------------------------------------------------------- hand-over
+async def test_the_client_waits_when_the_appender_does_not_take(tasks, receive):
+    done = asyncio.get_running_loop().create_future()
+    stream = _Stream(done)
+    client = Client(*(chunk(b"%d" % n) for n in range(10)), COMMIT, None)
+    tasks.spawn(_pump(receive(client), stream, None))
+    await asyncio.sleep(0.01)
+    assert client.messages.qsize() == 12 - 5, "four are handed over, one waits for room"
+    taken = []
+    while piece := await stream.next():
+        taken.append(bytes(piece))
+    assert taken == [b"%d" % n for n in range(10)]
+    done.cancel()
+
+
+@pytest.mark.parametrize("fill", [0, 4])
+async def test_nothing_moves_once_the_append_is_over(tasks, fill):
+    done = asyncio.get_running_loop().create_future()
+    stream = _Stream(done)
+    for _ in range(fill):
+        await stream.put(b"x")
+    waiting = tasks.spawn(_waits(stream, is_full=fill > 0))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    done.set_result(None)
+    async with asyncio.timeout(1):
+        await waiting
+    with pytest.raises(RpcFailed, match="the client has gone"):
+        await stream.next()
+
+
+async def _waits(stream, *, is_full):
+    if is_full:
+        await stream.put(b"late")
+    else:
+        with pytest.raises(RpcFailed, match="the client has gone"):
+            await stream.next()
+
+
+async def test_a_stream_that_breaks_fails_its_append(receive):
+    failed = []
+    pending = SimpleNamespace(fail=failed.append)
+    stream = _Stream(asyncio.get_running_loop().create_future())
+    await _pump(receive(Client(chunk(b"x"), None)), stream, pending)
+    assert [err.text for err in failed] == ["append stream: unexpected EOF"]
