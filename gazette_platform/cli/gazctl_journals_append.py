@@ -8,8 +8,9 @@ import os
 import random
 import stat
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable
-from typing import Annotated, Self, final
+from typing import Annotated, BinaryIO, Self, final
 
 import typer
 from rich.console import Console
@@ -122,7 +123,9 @@ class _Input:
         status = os.fstat(self._fd)
         if stat.S_ISDIR(status.st_mode):
             raise ValidationError(f"is a directory ({name})", path="--input")
-        self._size = status.st_size if stat.S_ISREG(status.st_mode) else None
+        self._is_file = stat.S_ISREG(status.st_mode)
+        self._begin = os.lseek(self._fd, 0, os.SEEK_CUR) if self._is_file else 0
+        self._spool: BinaryIO | None = None
         self._progress = Progress(
             TextColumn("appending"),
             BarColumn(),
@@ -134,7 +137,7 @@ class _Input:
             disable=not sys.stderr.isatty() or (self._is_stdin and sys.stdin.isatty()),
             transient=True,
         )
-        self._task = self._progress.add_task("", total=self._size)
+        self._task = self._progress.add_task("", total=status.st_size if self._is_file else None)
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -142,20 +145,36 @@ class _Input:
 
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
+        if self._spool is not None:
+            self._spool.close()
         if not self._is_stdin:
             os.close(self._fd)
+
+    async def spool(self) -> None:
+        """Read a pipe or terminal to its end, into a temporary file.
+
+        Brokers roll an append back whose content comes slower than their minimum, and without
+        the file it could not be made again.
+        """
+        if self._is_file:
+            return
+        spool = tempfile.TemporaryFile(prefix="gazctl-append-")  # noqa: SIM115  by __exit__
+        async for block in self:
+            await asyncio.to_thread(spool.write, block)
+        self._spool = spool
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self._blocks()
 
-    @property
-    def may_repeat(self) -> bool:
-        """Whether the input can be read again from its begin."""
-        return self._size is not None and not self._is_stdin
-
     async def _blocks(self) -> AsyncIterator[bytes]:
-        if self.may_repeat:
-            os.lseek(self._fd, 0, os.SEEK_SET)
+        """From the begin each time, if that can be."""
+        if self._spool is not None:
+            self._spool.seek(0)
+            while block := await asyncio.to_thread(self._spool.read, _BLOCK_BYTES):
+                yield block
+            return
+        if self._is_file:
+            os.lseek(self._fd, self._begin, os.SEEK_SET)
             self._progress.reset(self._task)
         while block := await self._read():
             yield block
@@ -163,7 +182,7 @@ class _Input:
 
     async def _read(self) -> bytes:
         """The next block; b"" at the end. Cancellation: safe, also while a terminal is silent."""
-        if self._size is None:
+        if not self._is_file:
             loop = asyncio.get_running_loop()
             is_ready = asyncio.Event()
             try:
@@ -180,8 +199,8 @@ class _Input:
 
 async def _append_whole(client: AsyncClient, selector: str, source: _Input) -> None:
     journal = random.choice(await matching(client, selector)).name  # noqa: S311  no secret
-    content = source if source.may_repeat else aiter(source)
-    result = await client.append(journal, content)
+    await source.spool()
+    result = await client.append(journal, source)
     note(f"appended {result.end - result.begin} bytes to {journal} at offset {result.begin}")
 
 

@@ -153,7 +153,8 @@ class AsyncClient:
         """Append all of `data` as one span: readers see all of it or nothing.
 
         At-least-once: an append whose answer was lost is made again. Content that comes out of a
-        one-shot iterator cannot be, and then the error surfaces.
+        one-shot iterator cannot be, and then the error surfaces. Content must keep coming, too:
+        brokers roll back a stream slower than their minimum rate (64 KiB/s unless configured).
 
         Args: data: bytes, or an iterable of them, plain or async. offset: where it must begin;
             0 does not check. check_registers: must match the journal's registers, if it has any.

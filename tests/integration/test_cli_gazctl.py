@@ -158,6 +158,16 @@ def test_append_takes_stdin(start, gazctl, journals, root):
     assert gazctl("read", "-l", f"name={root}/one").out == b"piped\n" * 1000
 
 
+def test_slow_stdin_is_still_one_append(start, gazctl, journals, root):
+    process = start("append", "-l", f"name={root}/one")
+    process.stdin.write(b"slow ")
+    process.stdin.flush()
+    time.sleep(3)  # slower than the minimum rate of brokers, once their credit is spent
+    _, err = process.communicate(b"input")
+    assert err.decode() == f"appended 10 bytes to {root}/one at offset 0\n"
+    assert gazctl("read", "-l", f"name={root}/one").out == b"slow input"
+
+
 def test_read_continues_where_it_ended(gazctl, journals, root, tmp_path):
     offsets = ("--offsets", "o.json", "--offsets-out", "o.json")
     (tmp_path / "o.json").write_text("{}")
