@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, final
 
-import grpc
+import grpc  # type: ignore[import-untyped]
 from grpc import aio
 
 from gazette_platform.broker.wire.interface import Code, RpcFailed

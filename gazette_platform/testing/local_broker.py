@@ -1,0 +1,155 @@
+"""Brokers inside the test's own process and event loop, and calls in the words of the wire."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Self, final
+
+from grpc import aio  # type: ignore[import-untyped]
+
+from gazette_platform.broker.config import BrokerConfig
+from gazette_platform.broker.serve import Broker
+from gazette_platform.protocol import JournalSpec, Status
+from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+    from pathlib import Path
+
+__all__ = ["AppendCall", "LocalBrokers", "append", "eventually", "read", "read_all", "spans"]
+
+_DEADLINE_S = 20.0
+_POLL_S = 0.01
+
+
+@final
+class LocalBrokers:
+    """A cluster of brokers on a key prefix of their own; a context manager that stops them all.
+
+    Args: folder: for the store (``fragments``) and the spools; exists.
+          etcd: endpoint of a running etcd.
+          prefix: key prefix that nobody else uses.
+    """
+
+    def __init__(self, folder: Path, *, etcd: str, prefix: str) -> None:
+        self.fragments = folder / "fragments"
+        self._spools = folder / "spool"
+        self._etcd = etcd
+        self._prefix = prefix
+        self._brokers: list[Broker] = []
+        self._channels: list[aio.Channel] = []
+
+    async def __aenter__(self) -> Self:
+        self.fragments.mkdir(exist_ok=True)
+        self._spools.mkdir(exist_ok=True)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        for channel in self._channels:
+            await channel.close()
+        for broker in self._brokers:
+            await broker.abandon()
+
+    async def start(self, **settings: Any) -> Broker:
+        """Start a broker; `settings` are those of its config that differ."""
+        defaults: dict[str, Any] = {
+            "id": f"broker-{len(self._brokers)}",
+            "etcd_address": self._etcd,
+            "etcd_prefix": self._prefix,
+            "etcd_lease_s": 2.0,
+            "file_root": self.fragments,
+            "spool_dir": self._spools,
+            "drain_timeout_s": 0.0,
+            "watch_delay_s": 0.0,
+        }
+        broker = Broker(BrokerConfig(**(defaults | settings)))
+        self._brokers.append(broker)
+        await broker.start()
+        return broker
+
+    def stub(self, broker: Broker) -> Any:
+        """The raw RPCs of a broker, as protobuf's generated stub has them."""
+        channel = aio.insecure_channel(f"{broker.config.host}:{broker.port}")
+        self._channels.append(channel)
+        return protocol_pb2_grpc.JournalStub(channel)  # type: ignore[no-untyped-call]
+
+    async def apply(self, stub: Any, *specs: JournalSpec) -> None:
+        """Create journals, and wait until each has a primary that is ready for appends."""
+        request = pb.ApplyRequest()
+        for spec in specs:
+            request.changes.add().upsert.CopyFrom(spec.to_pb())
+        response = await stub.Apply(request, timeout=_DEADLINE_S)
+        assert response.status == Status.OK, response
+        for spec in specs:
+            if spec.flags.may_write:
+                await append(stub, spec.name)
+
+
+@final
+class AppendCall:
+    """One Append that a test drives message by message."""
+
+    def __init__(self, stub: Any, journal: str, **fields: Any) -> None:
+        self.call = stub.Append(timeout=_DEADLINE_S)
+        self._first = pb.AppendRequest(journal=journal, **fields)
+        self._is_begun = False
+
+    async def send(self, *chunks: bytes) -> None:
+        """Send content; the first time, behind the request itself."""
+        if not self._is_begun:
+            self._is_begun = True
+            await self.call.write(self._first)
+        for chunk in chunks:
+            await self.call.write(pb.AppendRequest(content=chunk))
+
+    async def commit(self) -> pb.AppendResponse:
+        """Send the commit marker, and wait for the answer."""
+        await self.send()
+        await self.call.write(pb.AppendRequest())
+        return await self.finish()
+
+    async def finish(self) -> pb.AppendResponse:
+        """End the stream, and wait for the answer."""
+        await self.call.done_writing()
+        response: pb.AppendResponse = await self.call
+        return response
+
+
+async def append(stub: Any, journal: str, *chunks: bytes, **fields: Any) -> pb.AppendResponse:
+    """Append and commit."""
+    call = AppendCall(stub, journal, **fields)
+    await call.send(*chunks)
+    return await call.commit()
+
+
+async def read_all(stub: Any, journal: str, offset: int = 0, **fields: Any) -> bytes:
+    """What a read that does not block gives."""
+    responses = read(stub, journal, offset, **fields)
+    return b"".join([response.content async for response in responses])
+
+
+def read(stub: Any, journal: str, offset: int = 0, **fields: Any) -> AsyncIterator[pb.ReadResponse]:
+    """The responses of a read."""
+    request = pb.ReadRequest(journal=journal, offset=offset, **fields)
+    responses: AsyncIterator[pb.ReadResponse] = stub.Read(request, timeout=_DEADLINE_S)
+    return responses
+
+
+async def eventually(condition: Any, *, timeout_s: float = _DEADLINE_S) -> Any:
+    """Poll until `condition()`, which may be a coroutine function, is true. Returns: its value."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while True:
+        found = condition()
+        if asyncio.iscoroutine(found):
+            found = await found
+        if found:
+            return found
+        if loop.time() > deadline:
+            raise TimeoutError(f"not so after {timeout_s} s: {condition}")
+        await asyncio.sleep(_POLL_S)
+
+
+def spans(fragments: Iterable[pb.Fragment]) -> list[tuple[int, int]]:
+    """Begin and end of each."""
+    return [(fragment.begin, fragment.end) for fragment in fragments]
