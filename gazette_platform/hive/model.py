@@ -95,7 +95,7 @@ class HiveTable:
         return cls(
             database=table.dbName,
             name=table.tableName,
-            location=table.sd.location or "",
+            location=_location(table.sd),
             columns=_columns_from_thrift(table.sd.cols),
             partition_columns=_columns_from_thrift(table.partitionKeys),
             storage=_storage_from_thrift(table.sd),
@@ -127,7 +127,7 @@ class HivePartition:
         """The value of a Thrift `Partition`."""
         return cls(
             values=tuple(partition.values),
-            location=partition.sd.location or "",
+            location=_location(partition.sd),
             parameters=dict(partition.parameters or {}),
         )
 
@@ -150,6 +150,14 @@ def partition_name(columns: Sequence[str], values: Sequence[str]) -> str:
         f"{_escape(column.lower())}={_escape(value)}"
         for column, value in zip(columns, values, strict=True)
     )
+
+
+def _location(sd: Any) -> str:
+    """The location as it was given: the server rewrites ``file:///x`` to ``file:/x``."""
+    location: str = sd.location or ""
+    if location.startswith("file:/") and not location.startswith("file://"):
+        return f"file://{location.removeprefix('file:')}"
+    return location
 
 
 def _column_to_thrift(column: HiveColumn) -> Any:

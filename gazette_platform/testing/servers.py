@@ -1,0 +1,126 @@
+"""Servers of the embedded platform, one at a time, for tests: real metastore, Trino and Spark."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import time
+import warnings
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from gazette_platform.embedded import tools
+from gazette_platform.embedded.metastore import metastore_component
+from gazette_platform.embedded.ports import choose_ports
+from gazette_platform.embedded.trino import trino_component
+from gazette_platform.errors import SetupError
+from gazette_platform.lake import LakeSettings
+from gazette_platform.lake.spark import start_session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from gazette_platform.embedded.component import Component
+
+__all__ = ["lake_servers", "running", "spark_session"]
+
+_LOG_LINES = 40
+
+
+@contextmanager
+def running(component: Component, log: Path) -> Iterator[None]:
+    """Start a component and wait until it is ready; stop it, and its children, at the end.
+
+    Raises: SetupError: it ended early or was not ready in time; with the end of its log.
+    """
+    if component.folder is not None:
+        component.folder.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            component.command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=component.folder,
+            env={**os.environ, **component.environment},
+            start_new_session=True,
+        )
+    try:
+        deadline = time.monotonic() + component.start_timeout_s
+        while not component.ready():
+            if process.poll() is not None or time.monotonic() > deadline:
+                tail = log.read_text("utf-8", "replace").splitlines()[-_LOG_LINES:]
+                state = f"ended with {process.returncode}" if process.poll() else "is not ready"
+                raise SetupError(f"{component.name} {state}:\n" + "\n".join(tail))
+            time.sleep(0.2)
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(component.stop_timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def lake_servers(folder: Path, *, trino: bool = True) -> Iterator[LakeSettings]:
+    """A Hive Metastore and, unless left out, a Trino over it, with empty state in `folder`.
+
+    Returns: their settings; store ``file:///`` is ``folder/fragments``.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    ports = choose_ports(["metastore", "trino"], root=folder)
+    warehouse = folder / "warehouse"
+    warehouse.mkdir(exist_ok=True)
+    metastore = metastore_component(
+        folder / "metastore", port=ports["metastore"], warehouse=warehouse
+    )
+    settings = LakeSettings(
+        metastore=f"thrift://127.0.0.1:{ports['metastore']}",
+        trino=f"http://127.0.0.1:{ports['trino']}" if trino else "",
+        tables=str(folder / "tables"),
+        warehouse=warehouse.as_uri(),
+        iceberg_jar=str(tools.iceberg_spark_runtime()),
+        store_roots={"file:///": f"file://{folder}/fragments/"},
+    )
+    with running(metastore, folder / "metastore.log"):
+        if not trino:
+            yield settings
+            return
+        server = trino_component(
+            folder / "trino",
+            port=ports["trino"],
+            metastore=f"127.0.0.1:{ports['metastore']}",
+            uses=(),
+        )
+        with running(server, folder / "trino.log"):
+            yield settings
+
+
+@contextmanager
+def spark_session(settings: LakeSettings) -> Iterator[SparkSession]:
+    """A Spark session on the lake; its JVM ends with the scope."""
+    from pyspark import SparkContext  # noqa: PLC0415  loads Spark
+
+    os.environ["JAVA_HOME"] = str(tools.java(21))
+    session = start_session(settings)
+    try:
+        yield session
+    finally:
+        session.stop()
+        gateway = SparkContext._gateway  # noqa: SLF001  PySpark has no public way to end its JVM
+        SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
+        if gateway is not None:
+            gateway.shutdown()
+            gateway.proc.stdin.close()
+            gateway.proc.wait(20)
+        # Sockets over which rows were collected are left to the garbage collector; its warnings
+        # would else hit whatever runs later.
+        del gateway, session
+        with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+            gc.collect()

@@ -1,0 +1,35 @@
+"""Servers of the lake, one set a session."""
+
+from __future__ import annotations
+
+import pytest
+
+from gazette_platform.hive import MetastoreClient
+from gazette_platform.lake.trino import TrinoSession
+from gazette_platform.testing.servers import lake_servers, spark_session
+
+
+@pytest.fixture(scope="session")
+def lake_settings(tmp_path_factory):
+    """Settings of a live metastore and Trino."""
+    with lake_servers(tmp_path_factory.mktemp("lake")) as settings:
+        yield settings
+
+
+@pytest.fixture(scope="session")
+def metastore(lake_settings):
+    """The live metastore."""
+    return MetastoreClient(lake_settings.metastore)
+
+
+@pytest.fixture(scope="session")
+def trino(lake_settings):
+    """The live Trino."""
+    return TrinoSession(lake_settings.trino)
+
+
+@pytest.fixture(scope="module")
+def spark(lake_settings):
+    """A Spark session on the live metastore; its JVM ends with the module."""
+    with spark_session(lake_settings) as session:
+        yield session

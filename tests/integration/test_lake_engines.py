@@ -1,0 +1,355 @@
+"""Raw tables and rollups in the real engines: both see the same rows, and prune."""
+
+import json
+from datetime import date
+from decimal import Decimal
+
+import pytest
+from dagster import AssetMaterialization, DagsterInstance, ResourceDefinition, materialize
+
+from gazette_platform.assets import SOURCE_KEY, delays_by_month, route_by_month
+from gazette_platform.assets.rollups import FLIGHTS, write_delays
+from gazette_platform.lake import Registrar, StoreRoots, parse_table_spec
+from gazette_platform.resources import LakeResource, TrinoResource
+from gazette_platform.testing.lake import FragmentFiles
+
+# The first test pays for the start of three servers.
+pytestmark = [
+    pytest.mark.hive,
+    pytest.mark.trino,
+    pytest.mark.spark,
+    pytest.mark.timeout(400),
+    # PySpark leaves the sockets over which it collects rows to the garbage collector.
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
+
+EVENTS = """
+name: engines.events
+selector: name:prefix=events/
+format: json
+columns:
+  - {name: id, type: bigint}
+  - {name: userName, type: string}
+  - {name: amount, type: "decimal(10,2)"}
+  - {name: day, type: date}
+  - {name: tags, type: array<string>}
+  - {name: place, type: "struct<lat:double,cityName:string>"}
+  - {name: ok, type: boolean}
+partitions:
+  - {name: hour, as: append_hour, type: int}
+  - {name: date, type: date}
+"""
+
+
+def event(n):
+    record = {
+        "id": n,
+        "userName": f"u{n}",
+        "amount": 1.25,
+        "day": "2026-01-02",
+        "tags": ["a", "b"],
+        "place": {"lat": 0.5, "cityName": "Köln"},
+        "ok": True,
+        "extra": n * 2,
+    }
+    return json.dumps(record).encode() + b"\n"
+
+
+@pytest.fixture
+def files(tmp_path):
+    return FragmentFiles(tmp_path / "fragments")
+
+
+@pytest.fixture
+def registrar(files, metastore):
+    return Registrar(files, metastore, StoreRoots(files.roots))
+
+
+@pytest.fixture(autouse=True)
+def no_tables_left(metastore):
+    yield
+    with metastore.connect() as session:
+        for database in ("engines", "flights"):
+            for table in session.tables(database):
+                session.drop_table(database, table)
+
+
+def in_spark(spark, sql):
+    return [tuple(row) for row in spark.sql(sql).collect()]
+
+
+def test_both_engines_read_the_same_rows(registrar, files, trino, spark):
+    for part in ("0", "a%3Db+c"):
+        for hour in ("05", "06"):
+            content = b"".join(event(n) for n in range(10))
+            files.append(f"events/part={part}", content, postfix=f"date=2026-01-02/hour={hour}")
+    spec = parse_table_spec(EVENTS)
+    report = registrar.tick(spec, {})
+    assert report.errors == []
+    assert sum(u.rows_added for u in report.updates) == 40
+    expected = [
+        (
+            hour,
+            date(2026, 1, 2),
+            part,
+            10,
+            45,
+            "u9",
+            Decimal("12.50"),
+            date(2026, 1, 2),
+            "Köln",
+            "a",
+        )
+        for hour in (5, 6)
+        for part in ("0", "a%3Db+c")
+    ]
+    in_trino = trino.query(
+        "SELECT append_hour, date, part, count(*), sum(id), max(username), sum(amount), max(day),"
+        " max(place.cityname), max(tags[1]) FROM hive.engines.events GROUP BY 1, 2, 3 ORDER BY 1, 3"
+    )
+    assert in_trino == expected
+    assert (
+        in_spark(
+            spark,
+            "SELECT append_hour, date, part, count(*), sum(id), max(userName), sum(amount), "
+            "max(day), max(place.cityName), max(tags[0]) FROM engines.events "
+            "GROUP BY 1, 2, 3 ORDER BY 1, 3",
+        )
+        == expected
+    )
+
+    # A new fragment of a known Hive partition is seen without any registration.
+    files.append("events/part=0", event(99), postfix="date=2026-01-02/hour=06")
+    assert trino.query("SELECT count(*) FROM hive.engines.events") == [(41,)]
+    assert in_spark(spark, "SELECT count(*) FROM engines.events") == [(41,)]
+    again = registrar.tick(spec, report.offsets)
+    assert [(u.is_new, u.state.rows) for u in again.updates] == [(False, 11)]
+
+    # And twice the same tick changes nothing.
+    assert registrar.tick(spec, {}).updates == []
+    assert trino.query("SELECT count(*) FROM hive.engines.events") == [(41,)]
+
+
+def test_engines_read_only_the_partitions_asked_for(registrar, files, trino, spark):
+    good = files.append("events/part=0", event(1), postfix="date=2026-01-02/hour=05")
+    bad = files.append("events/part=0", event(2) * 50, postfix="date=2026-01-02/hour=06")
+    (files.root / bad.content_path).write_bytes(b"\x1f\x8b\x08\x00 not gzip at all")
+    report = registrar.tick(parse_table_spec(EVENTS), {})
+    assert len(report.updates) == 2
+    assert "is damaged" in report.errors[0]
+    where = "WHERE append_hour = 5 AND date = DATE '2026-01-02'"
+    (row,) = trino.query(f'SELECT count(*), max("$path") FROM hive.engines.events {where}')
+    assert row[0] == 1
+    assert row[1].endswith(good.content_path)
+    (row,) = in_spark(
+        spark, f"SELECT count(*), max(_metadata.file_path) FROM engines.events {where}"
+    )
+    assert row[0] == 1
+    assert row[1].endswith(good.content_path)
+
+
+def test_bad_lines_are_rows_of_nulls_in_both(registrar, files, trino, spark):
+    files.append("events/part=0", event(1) + b"not json\n", postfix="date=2026-01-02/hour=05")
+    (update,) = registrar.tick(parse_table_spec(EVENTS), {}).updates
+    assert update.rows_added == 2
+    query = "SELECT count(*), count(id), count(place) FROM {}engines.events"
+    assert trino.query(query.format("hive.")) == [(2, 1, 1)]
+    assert in_spark(spark, query.format("")) == [(2, 1, 1)]
+
+
+def test_new_column_shows_in_old_partitions_of_both(registrar, files, trino, spark):
+    files.append("events/part=0", event(21), postfix="date=2026-01-02/hour=05")
+    report = registrar.tick(parse_table_spec(EVENTS), {})
+    wider = EVENTS.replace("  - {name: id,", "  - {name: extra, type: int}\n  - {name: id,")
+    registrar.tick(parse_table_spec(wider), report.offsets)
+    query = "SELECT extra, id FROM {}engines.events"
+    assert trino.query(query.format("hive.")) == [(42, 21)]
+    assert in_spark(spark, query.format("")) == [(42, 21)]
+
+
+def test_unpartitioned_csv_table(registrar, files, trino, spark):
+    spec = parse_table_spec(
+        "{name: engines.plain, selector: name=plain/log, format: csv, "
+        "columns: [{name: a, type: string}, {name: b, type: string}]}"
+    )
+    files.append("plain/log", b'1,"x, y"\n2,"say ""hi"""\n')
+    report = registrar.tick(spec, {})
+    files.append("plain/log", b"3,z\n")
+    report = registrar.tick(spec, report.offsets)
+    assert report.updates[0].state.rows == 3
+    query = "SELECT a, b FROM {}engines.plain ORDER BY a"
+    expected = [("1", "x, y"), ("2", 'say "hi"'), ("3", "z")]
+    assert trino.query(query.format("hive.")) == expected
+    assert in_spark(spark, query.format("")) == expected
+
+
+def test_unpartitioned_json_table_sees_new_fragments(registrar, files, trino, spark):
+    spec = parse_table_spec(
+        "{name: engines.flat, selector: name=flat/log, format: json, "
+        "columns: [{name: id, type: bigint}]}"
+    )
+    files.append("flat/log", event(1))
+    report = registrar.tick(spec, {})
+    query = "SELECT count(*), sum(id) FROM {}engines.flat"
+    assert trino.query(query.format("hive.")) == [(1, 1)]
+    assert in_spark(spark, query.format("")) == [(1, 1)]
+    files.append("flat/log", event(2))
+    registrar.tick(spec, report.offsets)
+    assert trino.query(query.format("hive.")) == [(2, 3)]
+    assert in_spark(spark, query.format("")) == [(2, 3)]
+
+
+# --------------------------------------------------------------------------- rollups
+
+
+def flight(month, origin, dest, delay):
+    record = {"year": 2013, "month": month, "day": 1, "origin": origin, "dest": dest, "hour": 5}
+    if delay is not None:
+        record |= {"dep_time": 500, "dep_delay": delay, "arr_delay": delay + 1}
+    return json.dumps(record).encode() + b"\n"
+
+
+@pytest.fixture
+def flights(request, files, registrar):
+    text = (
+        request.config.rootpath / "gazette_platform/embedded/demo/flights.table.yaml"
+    ).read_text()
+    spec = parse_table_spec(text)
+
+    def publish(origin, *records, hour="05"):
+        files.append(
+            f"flights/origin={origin}/part=000",
+            b"".join(flight(month, origin, *rest) for month, *rest in records),
+            postfix=f"append_date=2026-01-02/append_hour={hour}",
+        )
+        report = registrar.tick(spec, {})
+        assert report.errors == []
+        return report
+
+    return publish
+
+
+@pytest.fixture
+def instance():
+    with DagsterInstance.ephemeral() as made:
+        yield made
+
+
+@pytest.fixture
+def run(instance, lake_settings, trino, spark):
+    class Lazy:
+        spark_session = spark
+
+    def execute(rollup, first, last):
+        result = materialize(
+            [rollup],
+            instance=instance,
+            resources={
+                "trino": TrinoResource(uri=lake_settings.trino),
+                "lake": LakeResource(tables="", trino_ui=lake_settings.trino),
+                "spark": ResourceDefinition.hardcoded_resource(Lazy()),
+            },
+            tags={
+                "dagster/asset_partition_range_start": first,
+                "dagster/asset_partition_range_end": last,
+            },
+        )
+        assert result.success
+        return {
+            e.partition: {
+                k: v.value for k, v in e.step_materialization_data.materialization.metadata.items()
+            }
+            for e in result.get_asset_materialization_events()
+        }
+
+    yield execute
+    trino.query("DROP TABLE IF EXISTS iceberg.rollups.route_by_month")
+    trino.query("DROP TABLE IF EXISTS iceberg.rollups.delays_by_month")
+
+
+ROUTES = "SELECT origin, dest, month, flights, cancelled, dep_delay_avg FROM {} ORDER BY 1, 2, 3"
+
+
+def test_trino_rollup_is_idempotent_and_follows_its_source(flights, run, trino, spark, instance):
+    flights("JFK", (1, "LAX", 10), (1, "LAX", 20), (1, "LAX", None), (2, "SFO", -5))
+    flights("EWR", (1, "IAH", 0))
+    instance.report_runless_asset_event(
+        AssetMaterialization(FLIGHTS, partition="origin=JFK/part=000/append_hour=5")
+    )
+    first = run(route_by_month, "EWR", "LGA")
+    assert first["JFK"]["dagster/partition_row_count"] == 2
+    assert first["JFK"]["flights"] == 4
+    assert first["LGA"]["dagster/partition_row_count"] == 0
+    assert first["JFK"]["dagster/row_count"] == 3
+    assert len(first["JFK"][SOURCE_KEY]) == 16
+    assert first["LGA"][SOURCE_KEY] == ""
+    assert [c.name for c in first["JFK"]["dagster/column_schema"].columns][:2] == ["origin", "dest"]
+    expected = [
+        ("EWR", "IAH", 1, 1, 0, 0.0),
+        ("JFK", "LAX", 1, 3, 1, 15.0),
+        ("JFK", "SFO", 2, 1, 0, -5.0),
+    ]
+    table = "iceberg.rollups.route_by_month"
+    assert trino.query(ROUTES.format(table)) == expected
+    assert in_spark(spark, ROUTES.format(table)) == expected
+    files_before = trino.query(
+        'SELECT file_path FROM iceberg.rollups."route_by_month$files" ORDER BY 1'
+    )
+    run(route_by_month, "EWR", "LGA")
+    assert trino.query(ROUTES.format(table)) == expected
+    assert (
+        trino.query('SELECT file_path FROM iceberg.rollups."route_by_month$files" ORDER BY 1')
+        == files_before
+    )
+    flights("JFK", (1, "LAX", 30), (3, "BOS", 1), hour="06")
+    run(route_by_month, "JFK", "JFK")
+    assert trino.query(ROUTES.format(table)) == [
+        ("EWR", "IAH", 1, 1, 0, 0.0),
+        ("JFK", "BOS", 3, 1, 0, 1.0),
+        ("JFK", "LAX", 1, 4, 1, 20.0),
+        ("JFK", "SFO", 2, 1, 0, -5.0),
+    ]
+
+
+def test_trino_rollup_drops_what_its_source_no_longer_has(flights, run, trino, metastore):
+    report = flights("JFK", (1, "LAX", 10))
+    flights("JFK", (2, "SFO", 5), hour="06")
+    run(route_by_month, "JFK", "JFK")
+    with metastore.connect() as session:
+        table = session.table("flights", "flights")
+        session.drop_partition(table, report.updates[0].values)
+    run(route_by_month, "JFK", "JFK")
+    assert trino.query(ROUTES.format("iceberg.rollups.route_by_month")) == [
+        ("JFK", "SFO", 2, 1, 0, 5.0)
+    ]
+
+
+DELAYS = "SELECT month, flights, cancelled, delayed, dep_delay_avg FROM {} ORDER BY 1"
+
+
+def test_spark_rollup_is_idempotent_and_replaces_whole_months(
+    flights, run, trino, spark, metastore
+):
+    report = flights("JFK", (1, "LAX", 10), (1, "LAX", 20), (1, "LAX", None), (2, "SFO", -5))
+    first = run(delays_by_month, "2013-01-01", "2013-12-01")
+    assert len(first) == 12
+    assert first["2013-01-01"]["flights"] == 3
+    assert first["2013-01-01"]["dagster/partition_row_count"] == 1
+    assert first["2013-03-01"]["dagster/partition_row_count"] == 0
+    expected = [(1, 3, 1, 1, 15.0), (2, 1, 0, 0, -5.0)]
+    table = "iceberg.rollups.delays_by_month"
+    assert in_spark(spark, DELAYS.format(table)) == expected
+    assert trino.query(DELAYS.format(table)) == expected
+    run(delays_by_month, "2013-01-01", "2013-12-01")
+    assert trino.query(DELAYS.format(table)) == expected
+
+    # One month alone leaves the others as they are; a month without flights goes.
+    flights("JFK", (2, "SFO", 5), (3, "SFO", 5), hour="06")
+    assert write_delays(spark, ["2013-02-01"]) == {"2013-02-01": 2}
+    assert trino.query(DELAYS.format(table)) == [(1, 3, 1, 1, 15.0), (2, 2, 0, 0, 0.0)]
+    with metastore.connect() as session:
+        session.drop_partition(session.table("flights", "flights"), report.updates[0].values)
+    run(delays_by_month, "2013-01-01", "2013-12-01")
+    assert trino.query(DELAYS.format(table)) == [(2, 1, 0, 0, 5.0), (3, 1, 0, 0, 5.0)]
+    snapshots = trino.query('SELECT count(*) FROM iceberg.rollups."delays_by_month$snapshots"')
+    assert snapshots == [(4,)]
