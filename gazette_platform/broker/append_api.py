@@ -70,10 +70,10 @@ class AppendApi:
         self._resolver = resolver
         self._gathering_bytes = 0
 
-    async def append(self, first: bytes, content: ContentSource) -> bytes:
+    async def append(self, first: bytes, content: ContentSource) -> tuple[Status, bytes]:
         """Serve one Append.
 
-        Returns: an AppendResponse.
+        Returns: the outcome, and the AppendResponse that says so.
         Raises: RpcFailed: malformed, broken or too slow a stream; nothing was applied.
         Cancellation: nothing is applied unless its turn had come.
         """
@@ -85,11 +85,12 @@ class AppendApi:
         request = _request(message)
         resolution = await self._resolve(message, request)
         if resolution.status is not Status.OK:
-            return _response(resolution, Outcome(resolution.status))
+            return resolution.status, _response(resolution, Outcome(resolution.status))
         replica = self._resolver.replicas.get(request.journal)
         if not isinstance(replica, Replica):
             # The assignment went away between two looks at it.
-            return _response(resolution, Outcome(Status.NOT_JOURNAL_PRIMARY_BROKER))
+            outcome = Outcome(Status.NOT_JOURNAL_PRIMARY_BROKER)
+            return outcome.status, _response(resolution, outcome)
         if replica.count_replicas().current > 1:
             raise RpcFailed(
                 Code.UNIMPLEMENTED,
@@ -102,7 +103,7 @@ class AppendApi:
             resolution = await self._resolver.resolve(
                 request.journal, may_proxy=False, require_primary=True
             )
-        return _response(resolution, outcome, body)
+        return outcome.status, _response(resolution, outcome, body)
 
     async def _resolve(self, message: pb.AppendRequest, request: fsm.AppendRequest) -> Resolution:
         """Resolve, and wait a bounded time for a journal that is being assigned."""

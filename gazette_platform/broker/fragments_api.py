@@ -39,10 +39,10 @@ class FragmentsApi:
         self._context = context
         self._resolver = resolver
 
-    async def list_fragments(self, raw: bytes) -> bytes:
+    async def list_fragments(self, raw: bytes) -> tuple[Status, bytes]:
         """Serve one page of ListFragments, once the stores were listed.
 
-        Returns: a FragmentsResponse.
+        Returns: the status, and the FragmentsResponse that says so.
         Raises: RpcFailed: a malformed request, or the replica closed meanwhile.
         Cancellation: safe.
         """
@@ -68,7 +68,7 @@ class FragmentsApi:
             if fragments is None:
                 raise _stopped()
             await self._fill(response, request, replica, list(fragments))
-        return response.SerializeToString()
+        return status, response.SerializeToString()
 
     async def _fill(
         self,
@@ -98,10 +98,10 @@ class FragmentsApi:
                 store = self._context.stores.get(summed.backing_store)
                 listed.signed_url = store.sign_get(summed.content_path, ttl_s)
 
-    async def fragment_store_health(self, raw: bytes) -> bytes:
+    async def fragment_store_health(self, raw: bytes) -> tuple[Status, bytes]:
         """Serve one FragmentStoreHealth: the store's own checks, and a delete probe if asked.
 
-        Returns: a FragmentStoreHealthResponse.
+        Returns: the status, and the FragmentStoreHealthResponse that says so.
         Raises: RpcFailed: a malformed request. Cancellation: safe.
         """
         request = pb.FragmentStoreHealthRequest.FromString(raw)
@@ -128,7 +128,7 @@ class FragmentsApi:
         )
         header = Header(self._resolver.process_id, Route(), self._context.space.header)
         header.into_pb(response.header)
-        return response.SerializeToString()
+        return status, response.SerializeToString()
 
 
 def _stopped() -> RpcFailed:

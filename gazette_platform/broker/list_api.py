@@ -116,10 +116,10 @@ class ListApi:
         return [m.SerializeToString() for m in messages]
 
     # --------------------------------------------------------------------------------- Apply
-    async def apply(self, raw: bytes) -> bytes:
+    async def apply(self, raw: bytes) -> tuple[Status, bytes]:
         """Serve one Apply: all changes in one etcd transaction.
 
-        Returns: an ApplyResponse, sent once our mirror has the change.
+        Returns: the status, and the ApplyResponse that says so; once our mirror has the change.
         Raises: RpcFailed: a malformed request. EtcdError: etcd did not answer.
         Cancellation: leaves open whether it was applied.
         """
@@ -151,7 +151,7 @@ class ListApi:
         )
         response = pb.ApplyResponse(status=status.value)  # type: ignore[arg-type]
         Header(self._resolver.process_id, Route(), etcd).into_pb(response.header)
-        return response.SerializeToString()
+        return status, response.SerializeToString()
 
     async def _changed_anything(self, request: pb.ApplyRequest) -> bool:
         """Whether a transaction that succeeded has a revision of its own to wait for.

@@ -15,13 +15,15 @@ class BrokerMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.started = Counter(
+        # Gauges, though they only grow: the library would end a counter's name in `_total`, and
+        # these are Gazette's names, which dashboards ask for.
+        self.started = Gauge(
             "gazette_journal_server_started_totals",
             "RPCs that were begun.",
             ("operation",),
             registry=self.registry,
         )
-        self.completed = Counter(
+        self.completed = Gauge(
             "gazette_journal_server_completed_totals",
             "RPCs that ended, by the status that they answered.",
             ("operation", "status"),

@@ -14,6 +14,7 @@ from gazette_platform.broker.list_api import ListApi
 from gazette_platform.broker.read_api import ReadApi
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import EtcdError, GazetteError
+from gazette_platform.protocol import Status
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -49,10 +50,13 @@ class BrokerService:
         del metadata
         self._append_started.inc()
         try:
-            response = await self._append.append(first, content)
+            status, response = await self._append.append(first, content)
         except (GazetteError, DecodeError) as err:
             raise self._failed("Append", err) from err
-        self._append_ok.inc()
+        if status is Status.OK:
+            self._append_ok.inc()
+        else:
+            self._metrics.completed.labels("Append", status.name).inc()
         return response
 
     async def read(self, request: bytes, metadata: Mapping[str, str]) -> AsyncGenerator[bytes]:
@@ -84,14 +88,18 @@ class BrokerService:
         return await self._unary("FragmentStoreHealth", method, request)
 
     async def _unary(
-        self, operation: str, method: Callable[[bytes], Awaitable[bytes]], request: bytes
+        self,
+        operation: str,
+        method: Callable[[bytes], Awaitable[tuple[Status, bytes]]],
+        request: bytes,
     ) -> bytes:
         self._metrics.started.labels(operation).inc()
         try:
-            response = await method(request)
+            status, response = await method(request)
         except (GazetteError, DecodeError) as err:
             raise self._failed(operation, err) from err
-        self._metrics.completed.labels(operation, "ok").inc()
+        label = "ok" if status is Status.OK else status.name
+        self._metrics.completed.labels(operation, label).inc()
         return response
 
     async def _streamed(

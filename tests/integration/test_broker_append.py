@@ -385,7 +385,12 @@ async def test_commits_are_counted(cluster, stub, broker):
     await asyncio.sleep(0.1)  # some of it was written
     with pytest.raises(grpc.aio.AioRpcError):
         await call.finish()
+    await append(stub, "a/journal", b"x", offset=77)
     text = broker._context.metrics.exposition().decode()
+    prefix = "gazette_journal_server_completed_totals"
+    assert f'{prefix}{{operation="Append",status="ok"}} 3.0' in text
+    assert f'{prefix}{{operation="Append",status="error"}} 1.0' in text
+    assert f'{prefix}{{operation="Append",status="WRONG_APPEND_OFFSET"}} 1.0' in text
     assert "gazette_spool_commits_total 2.0" in text
     assert "gazette_spool_commit_bytes_total 8.0" in text
     assert "gazette_spool_rollbacks_total 1.0" in text
