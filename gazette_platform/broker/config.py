@@ -82,7 +82,10 @@ class BrokerConfig:
     """Seconds that an append waits for its journal to become writable; 0: fail at once."""
 
     drain_timeout_s: float | None = None
-    """Seconds after SIGTERM until a broker that nobody can relieve leaves; None: wait for ever."""
+    """Seconds after SIGTERM until a broker leaves though others have not taken over its journals.
+
+    None: it waits for ever. The last broker of a cluster never waits: it persists, and leaves.
+    """
 
     spool_dir: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
     """Directory of the spools: scratch, on a local disk."""

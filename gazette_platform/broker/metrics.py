@@ -51,5 +51,8 @@ class BrokerMetrics:
         return Counter(name, text, registry=self.registry)
 
     def exposition(self) -> bytes:
-        """The text that Prometheus scrapes."""
-        return generate_latest(self.registry)
+        """The text that Prometheus scrapes.
+
+        The library ends names of counters in ``_total``; two of Gazette's end in ``_totals``.
+        """
+        return generate_latest(self.registry).replace(b"_totals_total", b"_totals")

@@ -248,7 +248,9 @@ class Broker:
             if status.assigned == 0:
                 return
             now = clock.monotonic()
-            if timeout_s is not None and (not status.can_complete or now - began > timeout_s):
+            is_late = timeout_s is not None and (not status.can_complete or now - began > timeout_s)
+            # Whoever waits for others to take over has to have others.
+            if is_late or len(self._context.space.state.members) == 1:
                 _log.info(
                     "no broker can take over %d journals; persisting and leaving", status.assigned
                 )

@@ -267,7 +267,13 @@ def demo(
 
     gazette demo --keep --root ~/demo
     """
-    from gazette_platform.cli import demo as content  # noqa: PLC0415  needs every extra
+    try:
+        from gazette_platform.cli import demo as content  # noqa: PLC0415  needs every extra
+    except ModuleNotFoundError as err:
+        raise SetupError(
+            f"the demo needs {err.name}, which is not installed "
+            "(install every extra: pip install 'gazette-platform[all]')"
+        ) from err
 
     code = content.run(root=root, keep=keep)
     if code:

@@ -103,7 +103,7 @@ SERVE_OPTIONS = (
     _broker(
         "drain-timeout",
         float,
-        "After SIGTERM, when to leave although nobody took over. Default: wait for ever.",
+        "After SIGTERM, when to leave although nobody took over. Default: wait for ever, if there are others.",
         "drain_timeout_s",
     ),
     ServeOption(

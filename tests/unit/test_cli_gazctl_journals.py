@@ -405,7 +405,18 @@ def test_usage_errors_exit_with_two(gazctl):
 
 
 def test_help_of_every_command_has_an_example(gazctl):
-    commands = ["list", "apply", "edit", "append", "read", "fragments", "prune", "reset-head", "suspend", "store-health"]
+    commands = [
+        "list",
+        "apply",
+        "edit",
+        "append",
+        "read",
+        "fragments",
+        "prune",
+        "reset-head",
+        "suspend",
+        "store-health",
+    ]
     for command in commands:
         result = gazctl(command, "--help")
         assert result.code == 0
