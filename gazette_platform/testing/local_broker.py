@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
+import os
 from typing import TYPE_CHECKING, Any, Self, final
 
 from grpc import aio  # type: ignore[import-untyped]
 
 from gazette_platform.broker.config import BrokerConfig
 from gazette_platform.broker.serve import Broker
-from gazette_platform.protocol import JournalSpec, Status
+from gazette_platform.codecs import compressor
+from gazette_platform.protocol import CompressionCodec, Fragment, JournalSpec, Status
 from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
     from pathlib import Path
 
-__all__ = ["AppendCall", "LocalBrokers", "append", "eventually", "read", "read_all", "spans"]
+__all__ = [
+    "AppendCall",
+    "LocalBrokers",
+    "append",
+    "eventually",
+    "read",
+    "read_all",
+    "spans",
+    "store_fragment",
+]
 
 _DEADLINE_S = 20.0
 _POLL_S = 0.01
@@ -98,14 +111,19 @@ class AppendCall:
         """Send content; the first time, behind the request itself."""
         if not self._is_begun:
             self._is_begun = True
-            await self.call.write(self._first)
+            await self._write(self._first)
         for chunk in chunks:
-            await self.call.write(pb.AppendRequest(content=chunk))
+            await self._write(pb.AppendRequest(content=chunk))
+
+    async def _write(self, message: pb.AppendRequest) -> None:
+        # The broker may answer before it has read everything, and then a send breaks.
+        with contextlib.suppress(aio.AioRpcError):
+            await self.call.write(message)
 
     async def commit(self) -> pb.AppendResponse:
         """Send the commit marker, and wait for the answer."""
         await self.send()
-        await self.call.write(pb.AppendRequest())
+        await self._write(pb.AppendRequest())
         return await self.finish()
 
     async def finish(self) -> pb.AppendResponse:
@@ -153,3 +171,27 @@ async def eventually(condition: Any, *, timeout_s: float = _DEADLINE_S) -> Any:
 def spans(fragments: Iterable[pb.Fragment]) -> list[tuple[int, int]]:
     """Begin and end of each."""
     return [(fragment.begin, fragment.end) for fragment in fragments]
+
+
+def store_fragment(
+    root: Path,
+    journal: str,
+    begin: int,
+    content: bytes,
+    *,
+    codec: CompressionCodec = CompressionCodec.NONE,
+    stored_at: float | None = None,
+) -> Fragment:
+    """Write a fragment below the root of a ``file:///`` store, as a broker of before would have.
+
+    Args: stored_at: Unix seconds of its modification time; None is now.
+    """
+    total = hashlib.sha1(content, usedforsecurity=False).digest()
+    fragment = Fragment(journal, begin, begin + len(content), total, codec)
+    path = root / fragment.content_path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = compressor(codec)
+    path.write_bytes(writer.compress(content) + writer.finish())
+    if stored_at is not None:
+        os.utime(path, (stored_at, stored_at))
+    return fragment

@@ -1,0 +1,436 @@
+"""Read at a real broker: Gazette's cases RD1 to RD5 and RD10 to RD14, codecs, stops, restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+
+import grpc
+import pytest
+
+from gazette_platform.client import AsyncClient, ClientConfig
+from gazette_platform.ops.clock import SystemClock
+from gazette_platform.protocol import (
+    CompressionCodec,
+    Fragment,
+    FragmentSpec,
+    JournalFlag,
+    JournalSpec,
+    LabelSet,
+)
+from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.testing.local_broker import (
+    LocalBrokers,
+    append,
+    eventually,
+    read,
+    read_all,
+    store_fragment,
+)
+
+pytestmark = pytest.mark.etcd
+
+MIB = 1 << 20
+JOURNAL = "a/journal"
+
+
+def spec(name=JOURNAL, *, length=64 * MIB, stores=("file:///",), codec=None, **fields):
+    return JournalSpec(
+        name,
+        1,
+        fragment=FragmentSpec(
+            length=length,
+            codec=codec or CompressionCodec.NONE,
+            stores=stores,
+            refresh_interval_ns=10**9,
+        ),
+        **fields,
+    )
+
+
+def sha1(content):
+    return hashlib.sha1(content, usedforsecurity=False).digest()
+
+
+@pytest.fixture
+async def cluster(etcd_server, etcd_prefix, tmp_path):
+    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
+        yield brokers
+
+
+@pytest.fixture
+async def broker(cluster):
+    return await cluster.start()
+
+
+@pytest.fixture
+async def stub(cluster, broker):
+    return cluster.stub(broker)
+
+
+async def next_metadata(responses):
+    """The next response of metadata; it has no content."""
+    response = await anext(responses)
+    assert not response.content
+    return response
+
+
+async def collect(responses):
+    return [response async for response in responses]
+
+
+def stored(cluster):
+    folder = cluster.fragments / JOURNAL
+    return sorted(folder.rglob("*-*-*")) if folder.is_dir() else []
+
+
+# ------------------------------------------------------------------------------------ local content
+async def test_rd1_a_blocking_read_follows_the_commits(cluster, stub):
+    await cluster.apply(stub, spec())
+    await append(stub, JOURNAL, b"rolled")  # ends the first fragment, so that one stays open
+    responses = aiter(read(stub, JOURNAL, 6, block=True))
+    await append(stub, JOURNAL, b"open ")
+    metadata = await next_metadata(responses)
+    assert (metadata.status, metadata.offset, metadata.write_head) == (pb.OK, 6, 11)
+    assert (metadata.fragment.begin, metadata.fragment.end) == (6, 11)
+    assert Fragment.from_pb(metadata.fragment).sum == sha1(b"open ")
+    assert metadata.header.process_id.suffix == "broker-0"
+    content = await anext(responses)
+    assert (content.offset, content.content) == (6, b"open ")
+    await append(stub, JOURNAL, b"more")
+    metadata = await next_metadata(responses)
+    assert (metadata.offset, metadata.fragment.begin, metadata.fragment.end) == (11, 6, 15)
+    assert Fragment.from_pb(metadata.fragment).sum == sha1(b"open more")
+    assert not metadata.HasField("header"), "only the first response has one"
+    assert (await anext(responses)).content == b"more"
+
+
+async def test_rd2_end_offset_cuts(cluster, stub):
+    await cluster.apply(stub, spec())
+    await append(stub, JOURNAL, b"0123456789")
+    metadata, content = await collect(read(stub, JOURNAL, 2, end_offset=7))
+    assert metadata.fragment.end == 10
+    assert (content.offset, content.content) == (2, b"23456")
+
+
+async def test_rd3_end_offset_beyond_the_head_is_waited_for(cluster, stub):
+    await cluster.apply(stub, spec())
+    await append(stub, JOURNAL, b"0123456789")
+    responses = aiter(read(stub, JOURNAL, 8, end_offset=12, block=True))
+    await next_metadata(responses)
+    assert (await anext(responses)).content == b"89"
+    await append(stub, JOURNAL, b"abcdef")
+    await next_metadata(responses)
+    assert (await anext(responses)).content == b"ab"
+    with pytest.raises(StopAsyncIteration):
+        await anext(responses)
+
+
+async def test_rd4_a_read_ends_at_the_head(cluster, stub):
+    await cluster.apply(stub, spec())
+    await append(stub, JOURNAL, b"01234567")
+    metadata, content, end = await collect(read(stub, JOURNAL, 3))
+    assert (metadata.offset, metadata.write_head) == (3, 8)
+    assert (content.offset, content.content) == (3, b"34567")
+    assert (end.status, end.offset, end.write_head) == (pb.OFFSET_NOT_YET_AVAILABLE, 8, 8)
+    assert not end.HasField("fragment")
+
+
+async def test_rd5_metadata_only_waits_for_a_commit(cluster, stub):
+    await cluster.apply(stub, spec())
+    await append(stub, JOURNAL, b"abc")
+    waiting = asyncio.ensure_future(  # noqa: TID251  awaited below
+        collect(read(stub, JOURNAL, 3, block=True, metadata_only=True))
+    )
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await append(stub, JOURNAL, b"def")
+    (metadata,) = await waiting
+    assert (metadata.status, metadata.offset, metadata.write_head) == (pb.OK, 3, 6)
+
+
+async def test_the_head_without_block_is_told_and_with_block_is_read(cluster, stub):
+    await cluster.apply(stub, spec())
+    await append(stub, JOURNAL, b"abc")
+    (end,) = await collect(read(stub, JOURNAL, -1))
+    assert (end.status, end.offset, end.write_head) == (pb.OFFSET_NOT_YET_AVAILABLE, 3, 3)
+    responses = aiter(read(stub, JOURNAL, -1, block=True))
+    await asyncio.sleep(0.05)
+    await append(stub, JOURNAL, b"def")
+    assert (await next_metadata(responses)).offset == 3
+    content = await anext(responses)
+    assert (content.offset, content.content) == (3, b"def")
+
+
+async def test_many_readers_and_a_writer(cluster, stub):
+    """Each reader sees every byte once, in order, over rolls and the move into the store."""
+    await cluster.apply(stub, spec(length=4096, codec=CompressionCodec.GZIP))
+    lines = [b"%06d %s\n" % (n, b"x" * (n % 97)) for n in range(2000)]
+    expected = b"".join(lines)
+
+    async def tail():
+        responses = read(stub, JOURNAL, 0, block=True, end_offset=len(expected))
+        return b"".join([response.content async for response in responses])
+
+    tails = [asyncio.ensure_future(tail()) for _ in range(4)]  # noqa: TID251  awaited below
+    for at in range(0, len(lines), 20):
+        await append(stub, JOURNAL, b"".join(lines[at : at + 20]))
+    assert await asyncio.gather(*tails) == [expected] * 4
+    await eventually(lambda: len(stored(cluster)) > 10)
+    assert await read_all(stub, JOURNAL) == expected
+
+
+# ----------------------------------------------------------------------------------- remote content
+@pytest.fixture
+async def remote(cluster, stub):
+    """A journal of which the store holds [95, 120), SNAPPY, and brokers nothing."""
+    store_fragment(
+        cluster.fragments, JOURNAL, 95, b"remote fragment content!!", codec=CompressionCodec.SNAPPY
+    )
+    await cluster.apply(stub, spec(codec=CompressionCodec.SNAPPY))
+    await stub.ListFragments(pb.FragmentsRequest(journal=JOURNAL))  # waits for the listing
+    return stub
+
+
+async def test_rd10_a_remote_fragment_is_decompressed(remote):
+    metadata, content, end = await collect(read(remote, JOURNAL, 100))
+    assert (metadata.status, metadata.offset, metadata.write_head) == (pb.OK, 100, 120)
+    assert metadata.fragment.backing_store == "file:///"
+    assert metadata.fragment_url.startswith("file:///a/journal/000000000000005f-")
+    assert (content.offset, content.content) == (100, b"e fragment content!!")
+    assert (end.status, end.offset) == (pb.OFFSET_NOT_YET_AVAILABLE, 120)
+
+
+async def test_rd11_do_not_proxy_gives_the_url_only(remote):
+    (metadata,) = await collect(read(remote, JOURNAL, 100, do_not_proxy=True))
+    assert metadata.status == pb.OK
+    assert metadata.fragment_url
+
+
+async def test_rd12_a_read_jumps_over_what_is_gone(remote):
+    (metadata,) = await collect(read(remote, JOURNAL, 10, end_offset=20, block=True))
+    assert (metadata.status, metadata.offset, metadata.fragment.begin) == (pb.OK, 95, 95)
+
+
+async def test_a_remote_fragment_that_lies_about_its_length(remote, cluster):
+    """A clear error instead of silently short content."""
+    (path,) = stored(cluster)
+    path.rename(path.with_name(path.name.replace("0000000000000078", "0000000000000100")))
+
+    async def reads_the_new_name():
+        responses = read(remote, JOURNAL, 100, metadata_only=True)
+        return [r.fragment.end async for r in responses] == [256]
+
+    await eventually(reads_the_new_name)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await collect(read(remote, JOURNAL, 100))
+    assert "ends 136 bytes before its name says" in caught.value.details()
+
+
+async def test_begin_mod_time_skips_what_was_stored_before(cluster, stub):
+    now = int(SystemClock().now().timestamp())
+    for n, age_s in enumerate((300, 200, 100)):
+        store_fragment(cluster.fragments, JOURNAL, n * 10, b"%d" % n * 10, stored_at=now - age_s)
+    await cluster.apply(stub, spec())
+    await eventually(lambda: _head_is(stub, 30))
+    assert await read_all(stub, JOURNAL, begin_mod_time=now - 250) == b"1" * 10 + b"2" * 10
+    assert await read_all(stub, JOURNAL, begin_mod_time=now - 50) == b""
+    await append(stub, JOURNAL, offset=30)
+    await append(stub, JOURNAL, b"local")
+    assert await read_all(stub, JOURNAL, begin_mod_time=now - 50) == b"local"
+
+
+async def _head_is(stub, head):
+    (end,) = await collect(read(stub, JOURNAL, -1))
+    return end.write_head == head
+
+
+# ------------------------------------------------------------------------------------------ codecs
+@pytest.mark.parametrize(
+    "codec",
+    [
+        CompressionCodec.NONE,
+        CompressionCodec.GZIP,
+        CompressionCodec.ZSTANDARD,
+        CompressionCodec.SNAPPY,
+    ],
+)
+async def test_content_is_the_same_from_spool_and_from_store(cluster, stub, codec):
+    await cluster.apply(stub, spec(codec=codec, length=3 * MIB))
+    content = b""
+    for n in range(5):
+        part = (b"%d," % n) * (400_000) + os.urandom(1000)
+        content += part
+        await append(stub, JOURNAL, *(part[at : at + MIB] for at in range(0, len(part), MIB)))
+    assert await read_all(stub, JOURNAL) == content
+    await append(stub, JOURNAL, suspend=pb.AppendRequest.SUSPEND_NOW)
+    listed = await eventually(lambda: _all_stored(stub))
+    assert await read_all(stub, JOURNAL) == content
+    middle = len(content) // 2
+    assert await read_all(stub, JOURNAL, middle) == content[middle:]
+    for fragment in listed:
+        assert fragment.sum == sha1(content[fragment.begin : fragment.end])
+        assert (cluster.fragments / fragment.content_path).is_file()
+
+
+async def _all_stored(stub):
+    response = await stub.ListFragments(pb.FragmentsRequest(journal=JOURNAL))
+    listed = [Fragment.from_pb(item.spec) for item in response.fragments]
+    return listed if all(fragment.backing_store for fragment in listed) else None
+
+
+# ---------------------------------------------------------------------------------------- refusals
+async def test_rd13_refusals(cluster, stub):
+    await cluster.apply(stub, spec(flags=JournalFlag.O_WRONLY))
+    with pytest.raises(grpc.aio.AioRpcError, match="cannot begin with '/'"):
+        await collect(read(stub, "/baddd/name"))
+    (refused,) = await collect(read(stub, JOURNAL))
+    assert refused.status == pb.NOT_ALLOWED
+    assert refused.header.process_id.suffix == "broker-0"
+    (unknown,) = await collect(read(stub, "b/journal"))
+    assert unknown.status == pb.JOURNAL_NOT_FOUND
+
+
+async def test_rd14_content_fits_what_clients_take(cluster, stub):
+    """Gazette's clients receive messages of 4 MiB at most."""
+    await cluster.apply(stub, spec())
+    await append(stub, JOURNAL, *[b"x" * MIB] * 5)
+    sizes = [r.ByteSize() for r in await collect(read(stub, JOURNAL))]
+    assert MIB // 4 < max(sizes) <= MIB
+
+
+# ------------------------------------------------------------------------------- changes of the end
+async def test_e6_a_blocked_read_ends_cleanly_when_the_journal_goes(cluster, stub):
+    await cluster.apply(stub, spec())
+    responses = aiter(read(stub, JOURNAL, 0, block=True))
+    await append(stub, JOURNAL, b"abc")
+    assert (await next_metadata(responses)).status == pb.OK
+    assert (await anext(responses)).content == b"abc"
+    request = pb.ApplyRequest()
+    change = request.changes.add(delete=JOURNAL)
+    change.expect_mod_revision = -1
+    assert (await stub.Apply(request)).status == pb.OK
+    with pytest.raises(StopAsyncIteration):
+        await anext(responses)
+
+
+async def test_e7_a_blocked_read_and_a_watch_end_cleanly_at_shutdown(cluster, broker, stub):
+    await cluster.apply(stub, spec())
+    responses = aiter(read(stub, JOURNAL, 0, block=True))
+    watch = aiter(stub.List(pb.ListRequest(watch=True)))
+    await append(stub, JOURNAL, b"abc")
+    assert (await next_metadata(responses)).status == pb.OK
+    assert (await anext(responses)).content == b"abc"
+    await anext(watch)
+    await anext(watch)
+    async with asyncio.timeout(10):  # well below the grace that calls are given
+        assert await broker.drain() == []
+    with pytest.raises(StopAsyncIteration):
+        await anext(responses)
+    with pytest.raises(StopAsyncIteration):
+        await anext(watch)
+
+
+async def test_rs12_a_journal_deleted_and_created_at_once_is_another(cluster, stub, broker):
+    await cluster.apply(stub, spec(stores=()))
+    await append(stub, JOURNAL, b"former")
+    before = broker._resolver.replicas[JOURNAL]
+    request = pb.ApplyRequest()
+    request.changes.add(delete=JOURNAL).expect_mod_revision = -1
+    await stub.Apply(request)
+    request = pb.ApplyRequest()
+    request.changes.add().upsert.CopyFrom(spec(stores=(), labels=LabelSet.of(new="1")).to_pb())
+    await stub.Apply(request)
+    response = await append(stub, JOURNAL, b"new")
+    assert (response.status, response.commit.begin) == (pb.OK, 0)
+    assert broker._resolver.replicas[JOURNAL] is not before
+    assert await read_all(stub, JOURNAL) == b"new"
+
+
+async def test_rs15_changed_stores_are_listed_at_once(cluster, stub, tmp_path):
+    store_fragment(cluster.fragments / "one", JOURNAL, 0, b"0123456789")
+    store_fragment(cluster.fragments / "two", JOURNAL, 10, b"abcdef")
+
+    async def set_stores(*stores):
+        slow = spec(stores=stores)
+        request = pb.ApplyRequest()
+        change = request.changes.add(expect_mod_revision=-1)
+        change.upsert.CopyFrom(slow.to_pb())
+        change.upsert.fragment.refresh_interval.seconds = 3600
+        assert (await stub.Apply(request)).status == pb.OK
+
+    async def head():
+        (end,) = await collect(read(stub, JOURNAL, -1))
+        return end.write_head
+
+    await set_stores("file:///one/", "file:///two/")
+    await append(stub, JOURNAL)
+    await eventually(lambda: _head_is(stub, 16))
+    await set_stores("file:///one/")
+    await eventually(lambda: _head_is(stub, 10))
+    await set_stores("file:///three/", "file:///two/", "file:///one/")
+    await eventually(lambda: _head_is(stub, 16))
+    await set_stores()
+    await eventually(lambda: _head_is(stub, 0))
+
+
+# ---------------------------------------------------------------------------------------- restarts
+async def test_a_drained_journal_goes_on_where_it_was(cluster, broker, stub):
+    await cluster.apply(stub, spec(codec=CompressionCodec.GZIP))
+    for word in (b"one ", b"two ", b"three "):
+        await append(stub, JOURNAL, word)
+    assert await broker.drain() == []
+    assert len(stored(cluster)) == 2, "all is persisted"
+    second = cluster.stub(await cluster.start())
+    response = await append(second, JOURNAL, b"four")
+    assert (response.status, response.commit.begin) == (pb.OK, 14)
+    assert await read_all(second, JOURNAL) == b"one two three four"
+
+
+async def test_a_crashed_journal_refuses_until_its_head_is_reset(cluster, broker, stub):
+    await cluster.apply(stub, spec())
+    await append(stub, JOURNAL, b"persisted ")
+    await append(stub, JOURNAL, b"lost")
+    await eventually(lambda: len(stored(cluster)) == 1)
+    await broker.abandon()
+    again = await cluster.start()
+    second = cluster.stub(again)
+
+    async def is_taken_over():
+        # Until the lease of the former one ends, it is still the primary.
+        response = await append(second, JOURNAL, b"x")
+        return response.status != pb.NOT_JOURNAL_PRIMARY_BROKER and response
+
+    assert (await eventually(is_taken_over)).status == pb.INDEX_HAS_GREATER_OFFSET
+    async with AsyncClient(ClientConfig(address=again.endpoint)) as client:
+        assert await client.reset_head(JOURNAL) == 10
+    response = await append(second, JOURNAL, b"new")
+    assert (response.status, response.commit.begin) == (pb.OK, 10)
+    assert await read_all(second, JOURNAL) == b"persisted new"
+
+
+async def test_the_head_is_remembered_even_if_content_could_not_be_persisted(cluster, broker, stub):
+    """Readers may have seen it: other bytes must not take its offsets."""
+    await cluster.apply(stub, spec())
+    await append(stub, JOURNAL, b"one ")
+    await append(stub, JOURNAL, b"two ")
+    await eventually(lambda: len(stored(cluster)) == 1)
+    cluster.fragments.rename(cluster.fragments.with_name("away"))
+    broker._persister._sleep = _no_sleep
+    left = await _drain_within(broker, 0.5)
+    assert [(fragment.begin, fragment.end) for fragment in left] == [(4, 8)]
+    cluster.fragments.with_name("away").rename(cluster.fragments)
+    second = cluster.stub(await cluster.start())
+    response = await append(second, JOURNAL, b"three")
+    assert (response.status, response.commit.begin) == (pb.OK, 8)
+
+
+async def _no_sleep(_):
+    await asyncio.sleep(0.01)
+
+
+async def _drain_within(broker, timeout_s):
+    drain = broker._persister.drain
+    broker._persister.drain = lambda **_: drain(timeout_s=timeout_s)
+    return await broker.drain()
