@@ -1,0 +1,60 @@
+"""The broker as the lake's source, content of fragments that are not local files, and Trino's errors."""
+
+import io
+import socket
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from gazette_platform.errors import LakeError
+from gazette_platform.lake import BrokerSource
+from gazette_platform.lake.content import FragmentContent
+from gazette_platform.lake.trino import TrinoSession
+from gazette_platform.protocol import Fragment, LabelSelector
+
+
+class StubClient:
+    """Answers as the client does, and notes what it was asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def list(self, selector):
+        self.asked.append(str(selector))
+        return [SimpleNamespace(spec="a-spec")]
+
+    def fragment_page(self, journal, *, next_page_token, page_limit):
+        self.asked.append((journal, next_page_token, page_limit))
+        return SimpleNamespace(fragments=[SimpleNamespace(fragment=Fragment(journal, 5, 9))])
+
+    def read(self, journal, offset, *, end_offset):
+        self.asked.append((journal, offset, end_offset))
+        return io.BytesIO(b"a\nb\nc")
+
+
+def test_source_asks_the_broker_for_one_page():
+    client = StubClient()
+    source = BrokerSource(client)
+    assert source.journals(LabelSelector.parse("name:prefix=a/")) == ["a-spec"]
+    assert source.fragments("a/b", 5, 100) == [Fragment("a/b", 5, 9)]
+    assert client.asked == ["name:prefix=a/", ("a/b", 5, 100)]
+
+
+def test_fragments_in_object_stores_are_counted_through_the_broker():
+    client = StubClient()
+    content = FragmentContent(BrokerSource(client))
+    fragment = Fragment("a/b", 10, 15, backing_store="s3://bucket/")
+    counted = content.count(fragment, "s3://bucket/a/b")
+    assert (counted.rows, counted.stored_bytes) == (3, None)
+    assert client.asked == [("a/b", 10, 15)]
+
+
+def test_unreachable_trino_names_address_and_next_step():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        uri = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        begun = time.monotonic()
+        with pytest.raises(LakeError, match=f"cannot reach Trino at {uri}.*GAZETTE_TRINO_URI"):
+            TrinoSession(uri).query("SELECT 1")
+        assert time.monotonic() - begun < 10
