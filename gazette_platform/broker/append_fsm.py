@@ -39,20 +39,56 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING, final
+from typing import final
 
+from gazette_platform.broker.append_events import (
+    Acknowledged,
+    Acquire,
+    Acquired,
+    AppendRequest,
+    AssignmentsFresh,
+    AwaitReady,
+    CheckAssignments,
+    Commit,
+    Content,
+    ContentBroken,
+    ContentEnd,
+    CountReplicas,
+    Effect,
+    Event,
+    Fail,
+    Finish,
+    Invalidated,
+    Proxy,
+    Ready,
+    Replicas,
+    ReplicaView,
+    Resolve,
+    Resolved,
+    Rollback,
+    Stream,
+    Sync,
+    Synced,
+    SyncMismatch,
+    Unhealthy,
+    WriteSuspend,
+    Written,
+    WrongRoute,
+)
+from gazette_platform.broker.append_rules import (
+    NS_PER_S,
+    is_suspending,
+    must_roll,
+    preconditions,
+    suspend_level,
+    updated_registers,
+)
 from gazette_platform.protocol import (
     AppendSuspend,
-    JournalSpec,
-    LabelSelector,
-    LabelSet,
     Status,
     SuspendLevel,
     SuspendSpec,
 )
-
-if TYPE_CHECKING:
-    from datetime import datetime
 
 __all__ = [
     "NS_PER_S",
@@ -94,263 +130,6 @@ __all__ = [
     "preconditions",
     "updated_registers",
 ]
-
-NS_PER_S = 1_000_000_000
-_FLUSHED_AFTER_S = 24 * 3600  # age that counts as flushed where no flush interval is set
-
-
-@dataclass(frozen=True, slots=True)
-class AppendRequest:
-    """What the client asked for, ahead of its content."""
-
-    journal: str
-    offset: int = 0
-    check_registers: LabelSelector | None = None
-    union_registers: LabelSet | None = None
-    subtract_registers: LabelSet | None = None
-    suspend: AppendSuspend = AppendSuspend.SUSPEND_RESUME
-    min_revision: int = 0
-
-    @property
-    def changes_registers(self) -> bool:
-        """Whether it asks to modify registers, which needs content."""
-        return bool(self.union_registers) or bool(self.subtract_registers)
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaView:
-    """A primary's state, as preconditions see it; offsets are journal bytes."""
-
-    spec: JournalSpec
-    spool_begin: int
-    spool_end: int
-    index_begin: int
-    index_end: int
-    index_mod_time: int
-    """Unix seconds of the last fragment; 0: it is local."""
-    registers: LabelSet
-    now_s: float
-    """Unix seconds."""
-
-
-# ---------------------------------------------------------------------------------------- events
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    """The journal was looked up."""
-
-    status: Status
-    is_local_primary: bool
-    spec: JournalSpec | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Acquired:
-    """This append owns the journal now."""
-
-
-@dataclass(frozen=True, slots=True)
-class Invalidated:
-    """The resolution no longer holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Synced:
-    """Every replica is at the spool's end."""
-
-
-@dataclass(frozen=True, slots=True)
-class SyncMismatch:
-    """A peer is ahead, or asked to start anew at our end."""
-
-    roll_to: int
-    registers: LabelSet | None
-
-
-@dataclass(frozen=True, slots=True)
-class WrongRoute:
-    """A peer knows a newer route."""
-
-    revision: int
-
-
-@dataclass(frozen=True, slots=True)
-class AssignmentsFresh:
-    """Every assignment in etcd carries the current route."""
-
-
-@dataclass(frozen=True, slots=True)
-class Replicas:
-    """How many brokers serve the journal, and how many should, at `revision`."""
-
-    current: int
-    desired: int
-    revision: int
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """An etcd transaction ran; whatever its outcome, look again at `revision`."""
-
-    revision: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """The store was listed and is healthy."""
-
-    view: ReplicaView
-
-
-@dataclass(frozen=True, slots=True)
-class Unhealthy:
-    """The store kept failing its health checks."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """Content arrived: `length` bytes, more than none."""
-
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class ContentEnd:
-    """The client asked to commit."""
-
-
-@dataclass(frozen=True, slots=True)
-class ContentBroken:
-    """The client's stream ended otherwise; `text` is what the RPC fails with."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Acknowledged:
-    """The commit is on every replica."""
-
-
-Event = (
-    Resolved
-    | Acquired
-    | Invalidated
-    | Synced
-    | SyncMismatch
-    | WrongRoute
-    | AssignmentsFresh
-    | Replicas
-    | Written
-    | Ready
-    | Unhealthy
-    | Content
-    | ContentEnd
-    | ContentBroken
-    | Acknowledged
-)
-
-
-# --------------------------------------------------------------------------------------- effects
-@dataclass(frozen=True, slots=True)
-class Resolve:
-    """Look the journal up at `min_revision` or later."""
-
-    min_revision: int
-
-
-@dataclass(frozen=True, slots=True)
-class Acquire:
-    """Wait for the journal to be free."""
-
-
-@dataclass(frozen=True, slots=True)
-class Proxy:
-    """Another broker is primary: forward the append."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sync:
-    """Bring every replica to the same fragment, after rolling to `roll_to` if it is not 0."""
-
-    roll_to: int = 0
-    registers: LabelSet | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CheckAssignments:
-    """Write the current route into the journal's assignments where it is not there yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class CountReplicas:
-    """Compare the route with the replication that the journal should have."""
-
-
-@dataclass(frozen=True, slots=True)
-class AwaitReady:
-    """Wait for the first listing and a healthy store."""
-
-
-@dataclass(frozen=True, slots=True)
-class WriteSuspend:
-    """Store the spec with this suspension."""
-
-    suspend: SuspendSpec
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """Take content, after rolling the spool if due (see `must_roll`, with this `roll_to`)."""
-
-    roll_to: int
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """Make the content part of the journal, with these registers."""
-
-    registers: LabelSet
-
-
-@dataclass(frozen=True, slots=True)
-class Rollback:
-    """Forget the content; then fail the RPC with `text`, or answer `status` if there is none."""
-
-    text: str = ""
-    status: Status = Status.OK
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """Answer `status`; nothing was written."""
-
-    status: Status
-    text: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """Answer `status` with the commit."""
-
-    status: Status
-
-
-Effect = (
-    Resolve
-    | Acquire
-    | Proxy
-    | Sync
-    | CheckAssignments
-    | CountReplicas
-    | AwaitReady
-    | WriteSuspend
-    | Stream
-    | Commit
-    | Rollback
-    | Fail
-    | Finish
-)
 
 
 class State(Enum):
@@ -476,7 +255,7 @@ class AppendFSM:
         match effect:
             case Stream():
                 self.state = State.STREAM
-                if _is_suspending(self.request) and _level(view.spec) is SuspendLevel.PARTIAL:
+                if is_suspending(self.request) and suspend_level(view.spec) is SuspendLevel.PARTIAL:
                     self.final_status = Status.SUSPENDED
                     # Nobody else will close the fragment, and only closed ones are persisted.
                     effect = Stream(view.spool_end)
@@ -514,97 +293,3 @@ _WITHOUT_CONTENT = frozenset(
         AppendSuspend.SUSPEND_KEEP,
     }
 )
-
-
-def preconditions(request: AppendRequest, view: ReplicaView) -> Effect:
-    """Decide whether an append may stream, in the order of checks that clients rely on.
-
-    Returns: Stream with the offset to roll to (0: none), or Fail, Sync or WriteSuspend.
-    """
-    selector = request.check_registers
-    if selector is not None and view.registers and not selector.matches(view.registers):
-        return Fail(Status.REGISTER_MISMATCH)
-    suspend = view.spec.suspend
-    if suspend is not None and view.spool_end < suspend.offset:
-        return Sync(roll_to=suspend.offset)
-    head = max(view.spool_end, view.index_end)
-    is_behind = view.spool_end != head
-    if is_behind and request.offset == 0 and view.spec.flags.may_write:
-        # Content is in the store that no replica remembers. Read-only journals are exempt: they
-        # mirror a store that somebody else writes.
-        return Fail(Status.INDEX_HAS_GREATER_OFFSET)
-    if request.offset not in (0, head):
-        return Fail(Status.WRONG_APPEND_OFFSET)
-    if request.offset != 0 and is_behind:
-        return Sync(roll_to=head)
-    roll_to = view.spool_end if view.spool_begin == view.index_begin else 0
-    return _suspension(request, view) or Stream(roll_to)
-
-
-def _suspension(request: AppendRequest, view: ReplicaView) -> Effect | None:
-    level = _level(view.spec)
-    match request.suspend:
-        case AppendSuspend.SUSPEND_RESUME if level is not SuspendLevel.NONE:
-            return WriteSuspend(SuspendSpec(SuspendLevel.NONE, view.spool_end))
-        case AppendSuspend.SUSPEND_NO_RESUME if level is not SuspendLevel.NONE:
-            return Fail(Status.SUSPENDED)
-        case AppendSuspend.SUSPEND_IF_FLUSHED | AppendSuspend.SUSPEND_NOW:
-            if view.index_begin == view.index_end and level is not SuspendLevel.FULL:
-                return WriteSuspend(SuspendSpec(SuspendLevel.FULL, view.spool_end))
-            now = request.suspend is AppendSuspend.SUSPEND_NOW
-            if level is SuspendLevel.NONE and (now or _is_clean(view)):
-                return WriteSuspend(SuspendSpec(SuspendLevel.PARTIAL, view.spool_end))
-        case _:
-            pass
-    return None
-
-
-def _is_suspending(request: AppendRequest) -> bool:
-    return request.suspend in (AppendSuspend.SUSPEND_IF_FLUSHED, AppendSuspend.SUSPEND_NOW)
-
-
-def _is_clean(view: ReplicaView) -> bool:
-    """Whether the last fragment is in the store for longer than a flush interval."""
-    quiet_s = view.spec.fragment.flush_interval_ns / NS_PER_S or _FLUSHED_AFTER_S
-    return view.index_mod_time != 0 and view.now_s - view.index_mod_time > quiet_s
-
-
-def _level(spec: JournalSpec) -> SuspendLevel:
-    return spec.suspend.level if spec.suspend is not None else SuspendLevel.NONE
-
-
-def updated_registers(registers: LabelSet, request: AppendRequest) -> LabelSet:
-    """The registers after an append: first subtracted from, then united with the request's."""
-    if request.subtract_registers:
-        registers = registers.subtract(request.subtract_registers)
-    if request.union_registers:
-        registers = request.union_registers.union(registers)
-    return registers
-
-
-def must_roll(
-    spec: JournalSpec,
-    *,
-    begin: int,
-    end: int,
-    first_append_at: datetime | None,
-    now: datetime,
-    roll_to: int = 0,
-) -> bool:
-    """Whether the spool [begin, end) closes before the next append.
-
-    An empty spool always "rolls", which is how a changed codec takes effect.
-
-    Args: roll_to: journal offset at which to start anew; 0: none asked for.
-    Source: fragments close by length (exceeded by at most one append), by a passed UTC-aligned
-    flush window, or because another offset is asked for.
-    """
-    if begin == end or end - begin > spec.fragment.length:
-        return True
-    if roll_to not in (0, begin):
-        return True
-    interval_ns = spec.fragment.flush_interval_ns
-    if interval_ns <= 0 or first_append_at is None:
-        return False
-    interval_s = interval_ns / NS_PER_S
-    return first_append_at.timestamp() // interval_s != now.timestamp() // interval_s

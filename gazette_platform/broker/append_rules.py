@@ -1,0 +1,137 @@
+"""The rules of appends, as pure functions: may it stream, must the spool roll, which registers result.
+
+Source: the order of checks and their outcomes are Gazette's, and clients rely on them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gazette_platform.broker.append_events import (
+    AppendRequest,
+    Effect,
+    Fail,
+    ReplicaView,
+    Stream,
+    Sync,
+    WriteSuspend,
+)
+from gazette_platform.protocol import (
+    AppendSuspend,
+    JournalSpec,
+    LabelSet,
+    Status,
+    SuspendLevel,
+    SuspendSpec,
+)
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+__all__ = [
+    "NS_PER_S",
+    "is_suspending",
+    "must_roll",
+    "preconditions",
+    "suspend_level",
+    "updated_registers",
+]
+
+NS_PER_S = 1_000_000_000
+_FLUSHED_AFTER_S = 24 * 3600  # age that counts as flushed where no flush interval is set
+
+
+def preconditions(request: AppendRequest, view: ReplicaView) -> Effect:
+    """Decide whether an append may stream, in the order of checks that clients rely on.
+
+    Returns: Stream with the offset to roll to (0: none), or Fail, Sync or WriteSuspend.
+    """
+    selector = request.check_registers
+    if selector is not None and view.registers and not selector.matches(view.registers):
+        return Fail(Status.REGISTER_MISMATCH)
+    suspend = view.spec.suspend
+    if suspend is not None and view.spool_end < suspend.offset:
+        return Sync(roll_to=suspend.offset)
+    head = max(view.spool_end, view.index_end)
+    is_behind = view.spool_end != head
+    if is_behind and request.offset == 0 and view.spec.flags.may_write:
+        # Content is in the store that no replica remembers. Read-only journals are exempt: they
+        # mirror a store that somebody else writes.
+        return Fail(Status.INDEX_HAS_GREATER_OFFSET)
+    if request.offset not in (0, head):
+        return Fail(Status.WRONG_APPEND_OFFSET)
+    if request.offset != 0 and is_behind:
+        return Sync(roll_to=head)
+    roll_to = view.spool_end if view.spool_begin == view.index_begin else 0
+    return _suspension(request, view) or Stream(roll_to)
+
+
+def _suspension(request: AppendRequest, view: ReplicaView) -> Effect | None:
+    level = suspend_level(view.spec)
+    match request.suspend:
+        case AppendSuspend.SUSPEND_RESUME if level is not SuspendLevel.NONE:
+            return WriteSuspend(SuspendSpec(SuspendLevel.NONE, view.spool_end))
+        case AppendSuspend.SUSPEND_NO_RESUME if level is not SuspendLevel.NONE:
+            return Fail(Status.SUSPENDED)
+        case AppendSuspend.SUSPEND_IF_FLUSHED | AppendSuspend.SUSPEND_NOW:
+            if view.index_begin == view.index_end and level is not SuspendLevel.FULL:
+                return WriteSuspend(SuspendSpec(SuspendLevel.FULL, view.spool_end))
+            now = request.suspend is AppendSuspend.SUSPEND_NOW
+            if level is SuspendLevel.NONE and (now or _is_clean(view)):
+                return WriteSuspend(SuspendSpec(SuspendLevel.PARTIAL, view.spool_end))
+        case _:
+            pass
+    return None
+
+
+def is_suspending(request: AppendRequest) -> bool:
+    """Whether the append asks to suspend its journal."""
+    return request.suspend in (AppendSuspend.SUSPEND_IF_FLUSHED, AppendSuspend.SUSPEND_NOW)
+
+
+def _is_clean(view: ReplicaView) -> bool:
+    """Whether the last fragment is in the store for longer than a flush interval."""
+    quiet_s = view.spec.fragment.flush_interval_ns / NS_PER_S or _FLUSHED_AFTER_S
+    return view.index_mod_time != 0 and view.now_s - view.index_mod_time > quiet_s
+
+
+def suspend_level(spec: JournalSpec) -> SuspendLevel:
+    """How far the journal is suspended."""
+    return spec.suspend.level if spec.suspend is not None else SuspendLevel.NONE
+
+
+def updated_registers(registers: LabelSet, request: AppendRequest) -> LabelSet:
+    """The registers after an append: first subtracted from, then united with the request's."""
+    if request.subtract_registers:
+        registers = registers.subtract(request.subtract_registers)
+    if request.union_registers:
+        registers = request.union_registers.union(registers)
+    return registers
+
+
+def must_roll(
+    spec: JournalSpec,
+    *,
+    begin: int,
+    end: int,
+    first_append_at: datetime | None,
+    now: datetime,
+    roll_to: int = 0,
+) -> bool:
+    """Whether the spool [begin, end) closes before the next append.
+
+    An empty spool always "rolls", which is how a changed codec takes effect.
+
+    Args: roll_to: journal offset at which to start anew; 0: none asked for.
+    Source: fragments close by length (exceeded by at most one append), by a passed UTC-aligned
+    flush window, or because another offset is asked for.
+    """
+    if begin == end or end - begin > spec.fragment.length:
+        return True
+    if roll_to not in (0, begin):
+        return True
+    interval_ns = spec.fragment.flush_interval_ns
+    if interval_ns <= 0 or first_append_at is None:
+        return False
+    interval_s = interval_ns / NS_PER_S
+    return first_append_at.timestamp() // interval_s != now.timestamp() // interval_s
