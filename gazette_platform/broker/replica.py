@@ -323,11 +323,15 @@ class Replica:
         if outcome.status not in (Status.OK, Status.SUSPENDED):
             _log.debug("%s: pulse: %s", self.name, outcome.status.name)
 
-    async def close(self) -> None:
-        """Finish appends under way, hand the open fragment to the persister, end reads."""
+    def stop(self) -> None:
+        """Start nothing any more by itself. Idempotent."""
         self._closed = True
         for timer in (self._flush_timer, self._refresh_timer):
             if timer is not None:
                 timer.cancel()
+
+    async def close(self) -> None:
+        """Finish appends under way, hand the open fragment to the persister, end reads."""
+        self.stop()
         await self.appender.close()
         self.index.close()

@@ -112,6 +112,7 @@ class Broker:
         self._resolver = Resolver(
             space, process_id, make_replica=self._make_replica, tasks=self.tasks
         )
+        self._stack.callback(self._stop_replicas)
         self._service = BrokerService(self._context, self._resolver)
         self._server = GrpcServer(
             self._service,
@@ -210,6 +211,11 @@ class Broker:
             context=self._context,
             resolver=self._resolver,
         )
+
+    def _stop_replicas(self) -> None:
+        for replica in self._resolver.replicas.values():
+            if isinstance(replica, Replica):
+                replica.stop()
 
     def _on_persisted(self, fragment: Fragment) -> None:
         self._context.metrics.spool_persisted.inc()

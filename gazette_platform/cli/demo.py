@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import os
 import shutil
 import signal
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
     from gazette_platform.embedded.flights import Flight
 
 __all__ = ["Report", "run"]
-
-_log = logging.getLogger(__name__)
 
 # Flights that are handed to the writer at a time; it makes appends of them as fast as they commit.
 _GROUP = 500
@@ -141,6 +138,7 @@ class _Demo:
         self._console = console
         self._trino = TrinoSession(endpoints.trino)
         self._report = Report()
+        self._last_error = ""  # told if what is waited for does not come
 
     def run(self, data: Path) -> Report:
         """All steps in order. Raises: GazetteError: a step failed."""
@@ -264,14 +262,14 @@ class _Demo:
             is_covered = _poll(covered, _ROLLUPS_TIMEOUT_S)
         self._report.rollup_rows = sum(rows for rows, _ in found.values()) if is_covered else 0
         states = [f"{name} has {rows} rows" for name, (rows, _) in found.items()]
-        self._say(f"rollups: {', '.join(states) or 'none'}")
+        self._say(f"rollups: {', '.join(states) or f'none ({self._last_error})'}")
 
     def _rollups(self) -> dict[str, tuple[int, int]]:
         """Rows of each rollup, and the flights that they cover; empty until all exist."""
         try:
             rows = self._trino.query(load_sql("trino/rollup_coverage.sql"))
         except LakeError as err:
-            _log.debug("not yet: %s", err)
+            self._last_error = str(err)
             return {}
         return {name: (int(count), int(flights or 0)) for name, count, flights in rows}
 
@@ -280,7 +278,7 @@ class _Demo:
         try:
             return int(self._trino.query(sql)[0][0] or 0)
         except LakeError as err:
-            _log.debug("not yet: %s", err)
+            self._last_error = str(err)
             return 0
 
     def _query_spark(self) -> None:

@@ -18,7 +18,13 @@ from gazette_platform.client.results import (
     StoreHealth,
 )
 from gazette_platform.client.transport import Transport
-from gazette_platform.errors import JournalNotFound, Suspended, ValidationError, WrongAppendOffset
+from gazette_platform.errors import (
+    IndexHasGreaterOffset,
+    JournalNotFound,
+    Suspended,
+    ValidationError,
+    WrongAppendOffset,
+)
 from gazette_platform.ops.clock import Clock, SystemClock
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import (
@@ -35,6 +41,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 __all__ = ["AsyncClient"]
+
+# Each attempt fails only if the head moved meanwhile.
+_RESET_ATTEMPTS = 5
 
 # Aliases, because within the class `list` is a method.
 JournalListings = list[JournalListing]
@@ -338,13 +347,19 @@ class AsyncClient:
         Returns: the write head. Raises: StatusError, TransportError.
         Cancellation: safe; an empty append moves no content.
         """
-        head = await self.write_head(journal)
-        try:
-            await self.append(journal, b"", offset=head, suspend=AppendSuspend.SUSPEND_KEEP)
-        except WrongAppendOffset:
-            # Somebody appended in between: then there is nothing to reset.
-            return await self.write_head(journal)
-        return head
+        attempt = 1
+        while True:
+            head = await self.write_head(journal)
+            try:
+                await self.append(journal, b"", offset=head, suspend=AppendSuspend.SUSPEND_KEEP)
+            except (IndexHasGreaterOffset, WrongAppendOffset):
+                # Somebody appended in between, or the broker told the head before it had listed
+                # the store, which it has done by now.
+                if attempt == _RESET_ATTEMPTS:
+                    raise
+                attempt += 1
+            else:
+                return head
 
     async def suspend(self, journal: str, *, force: bool = False) -> bool:
         """Suspend a journal that is idle and flushed; `force` flushes it now.

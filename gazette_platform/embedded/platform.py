@@ -109,8 +109,8 @@ def environment_of(layout: PlatformDir, endpoints: Endpoints) -> dict[str, str]:
         "GAZETTE_TRINO_URI": endpoints.trino,
         "GAZETTE_DAGSTER_URI": endpoints.dagster,
         "GAZETTE_TABLES": str(layout.tables),
-        "GAZETTE_LAKE_STORE_ROOTS": json.dumps({"file:///": layout.fragments.as_uri() + "/"}),
-        "GAZETTE_WAREHOUSE": layout.warehouse.as_uri(),
+        "GAZETTE_LAKE_STORE_ROOTS": json.dumps({"file:///": f"file://{layout.fragments}/"}),
+        "GAZETTE_WAREHOUSE": f"file://{layout.warehouse}",
     }
     if endpoints.metastore:
         variables |= {

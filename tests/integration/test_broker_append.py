@@ -395,3 +395,60 @@ async def test_commits_are_counted(cluster, stub, broker):
     assert "gazette_spool_commit_bytes_total 8.0" in text
     assert "gazette_spool_rollbacks_total 1.0" in text
     assert 'gazette_write_head{journal="a/journal"} 8.0' in text
+
+
+# --------------------------------------------------------------------------------------- shutdown
+STOPPED = "resolve: resolver has stopped serving local replicas"
+
+
+async def test_e2_an_append_in_progress_at_shutdown_finishes(cluster, broker, stub):
+    await cluster.apply(stub, spec())
+    call = AppendCall(stub, "a/journal")
+    await call.send(*[b"x" * MIB] * 3)
+    await asyncio.sleep(0.1)  # it has its turn
+    draining = asyncio.ensure_future(broker.drain())  # noqa: TID251  awaited below
+    await asyncio.sleep(0.1)
+    assert not draining.done()
+    response = await call.commit()
+    assert (response.status, response.commit.end) == (pb.OK, 3 * MIB)
+    assert await draining == []
+    (path,) = (cluster.fragments / "a/journal").iterdir()
+    assert path.name.startswith("0000000000000000-0000000000300000-")
+
+
+async def test_e3_an_append_that_is_late_is_refused(cluster, broker, stub):
+    await cluster.apply(stub, spec())
+    call = AppendCall(stub, "a/journal")
+    await call.send(b"begun, but not whole")
+    await asyncio.sleep(0.05)
+    draining = asyncio.ensure_future(broker.drain())  # noqa: TID251  awaited below
+    await asyncio.sleep(0.2)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.commit()
+    assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.UNKNOWN, STOPPED)
+    assert await draining == []
+
+
+async def test_a_store_that_is_down_does_not_hold_up_a_drain(cluster, broker, stub):
+    request = pb.ApplyRequest()
+    blocked = cluster.fragments / "blocked"
+    blocked.write_text("a file where a directory should be")
+    request.changes.add().upsert.CopyFrom(spec(stores=("file:///blocked/",)).to_pb())
+    assert (await stub.Apply(request)).status == pb.OK
+    calls = [AppendCall(stub, "a/journal") for _ in range(3)]
+    waiting = [asyncio.ensure_future(_whole(call)) for call in calls]  # noqa: TID251  below
+    replicas = broker._resolver.replicas
+    await eventually(
+        lambda: "a/journal" in replicas and len(replicas["a/journal"].appender._queue) >= 3
+    )
+    async with asyncio.timeout(5):
+        assert await broker.drain() == []
+    for done in waiting:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await done
+        assert caught.value.details() == STOPPED
+
+
+async def _whole(call):
+    await call.send(b"x")
+    return await call.commit()

@@ -434,3 +434,40 @@ async def _drain_within(broker, timeout_s):
     drain = broker._persister.drain
     broker._persister.drain = lambda **_: drain(timeout_s=timeout_s)
     return await broker.drain()
+
+
+async def test_a_read_of_local_content_outlives_its_journal(cluster, stub):
+    """It holds the file, which is closed behind it."""
+    await cluster.apply(stub, spec(stores=()))
+    content = os.urandom(20 * MIB)
+    await append(stub, JOURNAL, *(content[at : at + MIB] for at in range(0, len(content), MIB)))
+    responses = aiter(read(stub, JOURNAL, 0, block=True))
+    assert (await next_metadata(responses)).fragment.end == len(content)
+    received = (await anext(responses)).content
+    request = pb.ApplyRequest()
+    request.changes.add(delete=JOURNAL).expect_mod_revision = -1
+    assert (await stub.Apply(request)).status == pb.OK
+    async for response in responses:
+        received += response.content
+    assert received == content
+
+
+async def test_the_head_can_be_reset_right_after_a_start(cluster, broker, stub, monkeypatch):
+    """Before the store was listed."""
+    await cluster.apply(stub, spec())
+    await append(stub, JOURNAL, b"persisted ")
+    await append(stub, JOURNAL, b"lost")
+    await eventually(lambda: len(stored(cluster)) == 1)
+    await broker.abandon()
+    again = await cluster.start()
+    lister = again._context.lister
+    real = lister.list
+
+    async def slow(_, listed):
+        await asyncio.sleep(0.3)
+        return await real(listed)
+
+    monkeypatch.setattr(type(lister), "list", slow)
+    async with AsyncClient(ClientConfig(address=again.endpoint)) as client:
+        assert await client.reset_head(JOURNAL) == 10
+        assert (await client.append(JOURNAL, b"new")).begin == 10
