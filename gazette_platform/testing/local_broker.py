@@ -117,7 +117,7 @@ class AppendCall:
 
     async def _write(self, message: pb.AppendRequest) -> None:
         # The broker may answer before it has read everything, and then a send breaks.
-        with contextlib.suppress(aio.AioRpcError):
+        with contextlib.suppress(aio.AioRpcError, asyncio.InvalidStateError):
             await self.call.write(message)
 
     async def commit(self) -> pb.AppendResponse:

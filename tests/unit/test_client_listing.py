@@ -155,7 +155,14 @@ async def test_reset_head_appends_nothing_at_the_head():
         assert await client.reset_head("a/one") == 45
         request = broker.requests[-1]
         assert (request.offset, request.suspend) == (45, pb.AppendRequest.SUSPEND_KEEP)
-        broker.fail("Append", Fault(status=pb.WRONG_APPEND_OFFSET))
+        assert broker.append_sizes == [0]
+
+
+@pytest.mark.parametrize("status", [pb.WRONG_APPEND_OFFSET, pb.INDEX_HAS_GREATER_OFFSET])
+async def test_reset_head_looks_again_if_the_head_moved(status):
+    async with connected("a/one") as (broker, client):
+        await broker.extend("a/one", b"x" * 45)
+        broker.fail("Append", Fault(status=status))
         assert await client.reset_head("a/one") == 45
         assert broker.append_sizes == [0]
 
