@@ -167,11 +167,21 @@ def _benchmark(arguments: argparse.Namespace, console: Console) -> int:
                 f"{_DISK_BYTES_MIN >> 30} (name another folder with --folder)"
             )
         uvloop.run(run.measure(Path(folder), etcd))
+    speed = baseline.speed(run.figures)
+    if speed is not None:
+        run.figures["machine_speed_ratio"] = speed
     result = _result(run, seed=arguments.seed, etcd=etcd_binary, clock=clock)
     if output:
         results.write(output, results.merged(previous, result))
     for table in (appends_table, others_table):
         console.print(table(result["figures"], baseline))
+    if speed is not None:
+        console.print(
+            f"machine: {speed:.2f} times as fast as the one that targets and Go's figures are of; "
+            f"other programs used {run.figures['machine_other_cores']:.2f} cores meanwhile",
+            highlight=False,
+            soft_wrap=True,
+        )
     verdicts = judge(result["figures"])
     for verdict in verdicts:
         console.print(verdict.line(), highlight=False, soft_wrap=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import statistics
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,15 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-__all__ = ["BASELINE", "appends_table", "load_baseline", "others_table", "quantity", "ratio"]
+__all__ = [
+    "BASELINE",
+    "Baseline",
+    "appends_table",
+    "load_baseline",
+    "others_table",
+    "quantity",
+    "ratio",
+]
 
 BASELINE = Path(__file__).with_name("go_baseline.toml")
 
@@ -28,20 +38,38 @@ _RATE = re.compile(r"(append_(100b|16kib|1mib)_c\d+(?:_[a-z]+)?)_((?:mb_)?per_s)
 _OF_APPEND = re.compile(r"(broker_cpu_us_per_)?append_(100b|16kib|1mib)_c\d+.*")
 
 
-def load_baseline(path: Path = BASELINE) -> dict[str, dict[str, float]]:
-    """Figures of other servers: by our name of the figure, then by server.
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What was measured elsewhere."""
+
+    figures: Mapping[str, Mapping[str, float]]
+    """Of other servers: by our name of the figure, then by server."""
+    machine: Mapping[str, float]
+    """Of the machine that they, and the targets, were stated for."""
+
+    def speed(self, figures: Mapping[str, float]) -> float | None:
+        """How fast this machine is in terms of that one: the median of the ratios, if any."""
+        ratios = [
+            figures[name] / reference for name, reference in self.machine.items() if name in figures
+        ]
+        return statistics.median(ratios) if ratios else None
+
+
+def load_baseline(path: Path = BASELINE) -> Baseline:
+    """The figures that ours are compared with.
 
     Raises: DataError: not TOML, or a server that is not known.
     """
     try:
         found: dict[str, Any] = tomllib.loads(path.read_text())
         figures: dict[str, dict[str, float]] = found["figures"]
+        machine: dict[str, float] = found["machine"]
     except (tomllib.TOMLDecodeError, KeyError) as err:
         raise DataError(f"{path}: not a table of figures: {err!r}") from err
     for name, values in figures.items():
         if unknown := values.keys() - _SERVERS.keys():
             raise DataError(f"{path}: {name}: unknown server {min(unknown)!r}")
-    return figures
+    return Baseline(figures, machine)
 
 
 def quantity(value: float | None) -> str:
@@ -60,9 +88,7 @@ def ratio(value: float, reference: float | None) -> str:
     return f"{value / reference:.2f}" if reference else "-"
 
 
-def appends_table(
-    figures: Mapping[str, float], baseline: Mapping[str, Mapping[str, float]]
-) -> Table:
+def appends_table(figures: Mapping[str, float], baseline: Baseline) -> Table:
     """A row for each case of appends: its rate beside others', its latencies and its cost."""
     table = _table("Appends to one journal", "case")
     for heading in ("rate", "unit", "p50 ms", "p99 ms", "CPU µs", "Go", "÷ Go", "of bound"):
@@ -75,7 +101,7 @@ def appends_table(
         if size not in ("", size_now):
             table.add_section()
         size = size_now
-        go = baseline.get(name, {}).get("go")
+        go = baseline.figures.get(name, {}).get("go")
         table.add_row(
             case,
             quantity(value),
@@ -89,9 +115,7 @@ def appends_table(
     return table
 
 
-def others_table(
-    figures: Mapping[str, float], baseline: Mapping[str, Mapping[str, float]]
-) -> Table:
+def others_table(figures: Mapping[str, float], baseline: Baseline) -> Table:
     """All other figures, in their order, beside each server's."""
     table = _table("Other figures", "figure")
     for heading in ("ours", "Go", "÷ Go", "NATS", "Kafka", "of bound"):
@@ -104,7 +128,7 @@ def others_table(
         if group not in ("", group_now):
             table.add_section()
         group = group_now
-        others = baseline.get(name, {})
+        others = baseline.figures.get(name, {})
         table.add_row(
             name, *_beside(value, others), ratio(value, figures.get(BOUNDS.get(name, "")))
         )

@@ -12,7 +12,7 @@ from benchmarks.appends import append_cases
 from benchmarks.bench import FULL, QUICK
 from benchmarks.content import Payloads
 from benchmarks.load import closed_loop
-from benchmarks.report import appends_table, load_baseline, others_table, quantity, ratio
+from benchmarks.report import Baseline, appends_table, load_baseline, others_table, quantity, ratio
 from benchmarks.tail import Record
 from benchmarks.targets import BOUNDS, TARGETS, Target, judge
 from gazette_platform.errors import DataError
@@ -69,7 +69,7 @@ def test_appends_stand_beside_go_with_latencies_and_bound():
         "append_1mib_c8_gzip_mb_per_s": 164.0,
         "machine_grpc_small_c1_per_s": 4000.0,
     }
-    baseline = {"append_100b_c1_per_s": {"go": 4000, "nats": 9100}}
+    baseline = Baseline({"append_100b_c1_per_s": {"go": 4000, "nats": 9100}}, {})
     text = rendered(appends_table(figures, baseline))
     assert row_of(text, "append_100b_c1") == [
         "append_100b_c1", "2,000", "/s", "0.5", "1.5", "340", "4,000", "0.50", "0.50",
@@ -80,7 +80,9 @@ def test_appends_stand_beside_go_with_latencies_and_bound():
 
 def test_other_figures_have_a_row_each_and_appends_none():
     figures = {"tail_p50_ms": 0.62, "append_100b_c1_p50_ms": 1.0, "append_writer_100b_per_s": 740e3}
-    text = rendered(others_table(figures, {"tail_p50_ms": {"go": 0.31, "nats": 0.18}}))
+    text = rendered(
+        others_table(figures, Baseline({"tail_p50_ms": {"go": 0.31, "nats": 0.18}}, {}))
+    )
     assert row_of(text, "tail_p50_ms")[1:] == ["0.62", "0.31", "2.00", "0.18", "-", "-"]
     assert row_of(text, "append_writer_100b_per_s")[1] == "740,000"
     assert "c1_p50" not in text
@@ -89,6 +91,12 @@ def test_other_figures_have_a_row_each_and_appends_none():
 def test_quantities_and_ratios_of_nothing_are_dashes():
     assert (quantity(None), ratio(1.0, None), ratio(1.0, 0.0)) == ("-", "-", "-")
     assert (quantity(99.96), quantity(100.4), quantity(1234.0)) == ("100", "100", "1,234")
+
+
+def test_the_speed_of_a_machine_is_the_median_of_its_ratios():
+    baseline = Baseline({}, {"a": 100.0, "b": 100.0, "c": 100.0, "d": 100.0})
+    assert baseline.speed({"a": 50.0, "b": 60.0, "c": 500.0, "x": 1.0}) == 0.6
+    assert baseline.speed({"x": 1.0}) is None
 
 
 def names_of_appends(scale) -> set[str]:
@@ -108,7 +116,7 @@ def test_promised_figures_are_among_the_cases(scale, name):
 def test_every_figure_of_go_for_a_case_is_one_that_we_measure():
     names = {
         name
-        for name in load_baseline()
+        for name in load_baseline().figures
         if name.startswith("append_") and name.endswith("per_s") and "writer" not in name
     }
     assert names
@@ -126,7 +134,9 @@ def test_targets_and_bounds_name_each_figure_once():
     assert all(bound.startswith("machine_") for bound in BOUNDS.values())
 
 
-@pytest.mark.parametrize("text", ["[", "provenance = 'x'", "[figures]\na = { perl = 1 }"])
+@pytest.mark.parametrize(
+    "text", ["[", "provenance = 'x'", "[machine]\n[figures]\na = { perl = 1 }"]
+)
 def test_a_baseline_that_is_wrong_is_named(tmp_path, text):
     path = tmp_path / "base.toml"
     path.write_text(text)
