@@ -7,7 +7,7 @@ variables of `gazette_platform.lake.settings`. Rollups are there if their engine
 import os
 from pathlib import Path
 
-from dagster import AssetsDefinition, Definitions, definitions
+from dagster import AssetsDefinition, Definitions, definitions, in_process_executor
 from dagster_pyspark import LazyPySparkResource
 
 from gazette_platform.assets import (
@@ -59,6 +59,8 @@ def build_definitions(settings: LakeSettings) -> Definitions:
         schedules=rollup_schedules(rollups, jobs),
         sensors=[fragments_sensor],
         resources=resources,
+        # One step a run: a process of its own for it would only cost its imports.
+        executor=in_process_executor,
     )
 
 

@@ -15,15 +15,13 @@ class BrokerMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        # Gauges, though they only grow: the library would end a counter's name in `_total`, and
-        # these are Gazette's names, which dashboards ask for.
-        self.started = Gauge(
+        self.started = Counter(
             "gazette_journal_server_started_totals",
             "RPCs that were begun.",
             ("operation",),
             registry=self.registry,
         )
-        self.completed = Gauge(
+        self.completed = Counter(
             "gazette_journal_server_completed_totals",
             "RPCs that ended, by the status that they answered.",
             ("operation", "status"),
