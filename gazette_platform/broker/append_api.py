@@ -91,7 +91,8 @@ class AppendApi:
             # The assignment went away between two looks at it.
             outcome = Outcome(Status.NOT_JOURNAL_PRIMARY_BROKER)
             return outcome.status, _response(resolution, outcome)
-        if replica.count_replicas().current > 1:
+        replicas = replica.count_replicas()
+        if min(replicas.current, replicas.desired) > 1:
             raise RpcFailed(
                 Code.UNIMPLEMENTED,
                 f"{request.journal}: this version serves journals of one replica only "

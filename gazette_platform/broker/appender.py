@@ -235,8 +235,7 @@ class Appender:
             self._patience.reschedule(asyncio.get_running_loop().time())
         await self._idle.wait()
         self._roll(self.spool.end)
-        while self._completing:
-            await asyncio.wait(set(self._completing))
+        await self._settle()
 
     def roll_if_due(self) -> bool:
         """Close the open fragment if its window ended.
@@ -248,6 +247,18 @@ class Appender:
         if self.spool.content_length and self._must_roll(self.spool.end, 0):
             self._roll(self.spool.end)
         return True
+
+    async def flush(self) -> None:
+        """Close the open fragment, and hand it to the persister.
+
+        Only for the journal's answers to this appender, which asks while it writes nothing.
+        """
+        self._roll(self.spool.end)
+        await self._settle()
+
+    async def _settle(self) -> None:
+        while self._completing:
+            await asyncio.wait(set(self._completing))
 
     @property
     def is_idle(self) -> bool:

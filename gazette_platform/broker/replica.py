@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker import append_fsm as fsm
@@ -21,6 +22,8 @@ from gazette_platform.protocol import (
     JournalSpec,
     LabelSet,
     Status,
+    SuspendLevel,
+    SuspendSpec,
 )
 
 if TYPE_CHECKING:
@@ -28,7 +31,6 @@ if TYPE_CHECKING:
     from gazette_platform.broker.resolver import Resolver
     from gazette_platform.fragment.completed import CompletedSpool
     from gazette_platform.fragment.spool import Spool
-    from gazette_platform.protocol import SuspendSpec
     from gazette_platform.stores import ActiveStore
 
 __all__ = ["Replica"]
@@ -41,6 +43,10 @@ _FLUSH_JITTER_S = 2.0
 
 # A window may end while appends are under way; they roll by themselves, or we look again.
 _FLUSH_RETRY_S = 0.25
+
+# Seconds that a hand-over waits for content to be persisted: its readers at the next broker wait for
+# it, but its appends do not.
+_HAND_OVER_S = 10.0
 
 # Failed health checks that an append waits out before it is refused.
 _HEALTH_CHECKS_MAX = 5
@@ -122,8 +128,37 @@ class Replica:
         return fsm.Replicas(current, desired, self._context.space.revision)
 
     async def update_assignments(self) -> int:
-        """Write the route into the assignments. Returns: the revision to look at."""
+        """Write the route into the assignments. Returns: the revision to look at.
+
+        A consistent route lets the allocator hand the journal over to another broker, which knows
+        only what is in the store and in the spec. So both are brought up to date before; and until
+        the journal is at one broker again, appends wait for the number of replicas.
+        """
+        if len(self._state.assignments_of(self.name)) > 1:
+            await self.appender.flush()
+            await self._context.persister.settle(timeout_s=_HAND_OVER_S)
+            if not await self.note_head():
+                return self._context.space.revision
         return await write_route(self._context, self.name)
+
+    async def note_head(self) -> bool:
+        """Note the write head in the spec, for a broker that will not have our spool.
+
+        The resumption offset, made for suspended journals, says where to go on.
+
+        Returns: whether it is noted; False: something of the journal changed meanwhile.
+        Raises: EtcdError. Cancellation: leaves open whether it was written.
+        """
+        spec, head = self.spec, self.appender.spool.end
+        if spec is not None and head > self._noted_head:
+            suspend = spec.suspend or SuspendSpec(SuspendLevel.NONE, 0)
+            await write_suspend(self._context, self.name, replace(suspend, offset=head))
+        return head <= self._noted_head
+
+    @property
+    def _noted_head(self) -> int:
+        spec = self.spec
+        return spec.suspend.offset if spec is not None and spec.suspend is not None else 0
 
     async def write_suspend(self, suspend: SuspendSpec) -> int:
         """Store the spec with this suspension. Returns: the revision to look at."""
@@ -285,11 +320,14 @@ class Replica:
         self._refresh_soon(delay_s)
 
     # ----------------------------------------------------------------------------------- life
-    def on_change(self) -> None:
+    def on_change(self, *, is_primary: bool) -> None:
         """The journal's spec or assignments changed."""
         spec = self.spec
         if spec is None or self._closed:
             return
+        if is_primary and not self.is_primary:
+            self._refresh_soon(0.0)  # our predecessor persisted what it had
+        self.is_primary = is_primary
         self.balance.rate = self._max_rate()
         if spec.fragment.flush_interval_ns != self._flush_interval_ns:
             self._arm_flush(self.appender.spool)

@@ -42,8 +42,8 @@ class LocalReplica(Protocol):
     create_revision: int
     is_primary: bool
 
-    def on_change(self) -> None:
-        """The journal's spec or assignments changed."""
+    def on_change(self, *, is_primary: bool) -> None:
+        """The journal's spec or assignments changed; and whether we are its primary now."""
         ...
 
     async def close(self) -> None:
@@ -127,8 +127,7 @@ class Resolver:
         if replica is None:
             self._replicas[journal] = self._make_replica(journal, item.create_revision, is_primary)
         else:
-            replica.is_primary = is_primary
-            replica.on_change()
+            replica.on_change(is_primary=is_primary)
 
     def _retire(self, journal: str, replica: LocalReplica) -> None:
         del self._replicas[journal]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import random
 import signal
@@ -21,7 +20,6 @@ from gazette_platform.broker.names import random_id
 from gazette_platform.broker.replica import Replica
 from gazette_platform.broker.resolver import Resolver
 from gazette_platform.broker.service import BrokerService
-from gazette_platform.broker.spec_writes import write_suspend
 from gazette_platform.broker.wire.grpc_server import GrpcServer
 from gazette_platform.errors import EtcdError, LeaseLost
 from gazette_platform.etcd import EtcdClient
@@ -30,7 +28,7 @@ from gazette_platform.fragment.refresh import FragmentLister
 from gazette_platform.keyspace import BrokerState, KeySpace
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.tasks import TaskGroup
-from gazette_platform.protocol import BrokerSpec, ProcessId, SuspendLevel, SuspendSpec
+from gazette_platform.protocol import BrokerSpec, ProcessId
 from gazette_platform.stores import StoreRegistry, open_store
 
 if TYPE_CHECKING:
@@ -231,8 +229,16 @@ class Broker:
         Cancellation: leaves the process to end with its lease.
         """
         timeout_s = self.config.drain_timeout_s
-        await self._announcement.set_exiting()
-        await self._hand_over(timeout_s)
+        try:
+            await self._announcement.set_exiting()
+            # Who can relieve us is judged by the mirror, which must know that we are leaving.
+            await self._context.space.wait_for_revision(
+                self._announcement.revision, timeout_s=_GRACE_S
+            )
+        except EtcdError as err:
+            _log.warning("others are not asked to take over, since etcd fails: %s", err)
+        else:
+            await self._hand_over(timeout_s)
         self._is_ready = False
         self._service.stop_watches()
         stopping = self.tasks.spawn(self._server.stop(grace_s=_GRACE_S), name="stop serving")
@@ -273,35 +279,33 @@ class Broker:
             await asyncio.sleep(0.1)
 
     async def _remember_heads(self) -> None:
-        """Note write heads in the specs of journals that nobody serves from now on.
+        """Note write heads in the specs of journals of which nobody else has a replica.
 
-        No other replica exists, so that the next broker would start at offset 0 and refuse
-        appends. The resumption offset, made for suspended journals, says where to go on. It counts
-        even if content could not be persisted: readers have seen those bytes, and other bytes must
-        not take their offsets.
+        Else the next broker would start at offset 0 and refuse appends. They count even if content
+        could not be persisted: readers have seen those bytes, and other bytes must not take their
+        offsets.
         """
-        replicas = [r for r in self._resolver.replicas.values() if isinstance(r, Replica)]
+        replicas = [
+            replica
+            for replica in self._resolver.replicas.values()
+            if isinstance(replica, Replica) and replica.count_replicas().desired == 1
+        ]
         for at in range(0, len(replicas), _WRITES_MAX):
             await asyncio.gather(*map(self._remember_head, replicas[at : at + _WRITES_MAX]))
 
-    async def _remember_head(self, replica: Replica) -> None:
-        state = self._context.space.state
-        journal, head = replica.name, replica.appender.spool.end
-        item = state.items.get(journal)
-        if item is None or len(state.assignments_of(journal)) > 1:
-            return
-        suspend = item.spec.suspend or SuspendSpec(SuspendLevel.NONE, 0)
-        if head <= suspend.offset:
-            return
+    @staticmethod
+    async def _remember_head(replica: Replica) -> None:
         try:
-            await write_suspend(self._context, journal, dataclasses.replace(suspend, offset=head))
+            is_noted = await replica.note_head() or await replica.note_head()
         except EtcdError as err:
+            _log.warning("%s: %s", replica.name, err)
+            is_noted = False
+        if not is_noted:
             _log.warning(
-                "%s: its write head %d is not noted in etcd: %s "
+                "%s: its write head %d is not noted in etcd "
                 "(run `gazctl journals reset-head` before the next append)",
-                journal,
-                head,
-                err,
+                replica.name,
+                replica.appender.spool.end,
             )
 
     async def _leave(self) -> None:

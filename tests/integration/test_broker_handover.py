@@ -1,0 +1,136 @@
+"""Journals that move from one broker to another, while clients append and read."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from gazette_platform.client import AsyncClient, ClientConfig
+from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
+from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.testing.local_broker import LocalBrokers, append, eventually, read_all
+
+pytestmark = pytest.mark.etcd
+
+NAMES = [f"moving/{n}" for n in range(6)]
+
+
+def spec(name, **fields):
+    fragment = FragmentSpec(
+        length=1 << 16,
+        codec=CompressionCodec.GZIP,
+        stores=("file:///",),
+        refresh_interval_ns=3600 * 10**9,  # listings that matter are asked for
+    )
+    return JournalSpec(name, 1, fragment=fragment, **fields)
+
+
+@pytest.fixture
+async def cluster(etcd_server, etcd_prefix, tmp_path):
+    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
+        yield brokers
+
+
+async def test_a_leaving_broker_hands_its_journals_over(cluster):
+    first = await cluster.start(drain_timeout_s=30.0)
+    stub = cluster.stub(first)
+    await cluster.apply(stub, *map(spec, NAMES))
+    for name in NAMES[1:]:
+        await append(stub, name, b"one ")  # nothing of it is persisted by itself
+    for name in NAMES[2:]:
+        await append(stub, name, b"two ")
+    second = cluster.stub(await cluster.start())
+    assert await first.drain() == []
+    contents = [b"", b"one ", *[b"one two "] * 4]
+    for name, content in zip(NAMES, contents, strict=True):
+        response = await eventually(lambda n=name: _appended(second, n, b"three"))
+        assert (response.status, response.commit.begin) == (pb.OK, len(content)), name
+        await eventually(lambda n=name, c=content: _reads(second, n, c + b"three"))
+
+
+async def _appended(stub, name, content):
+    """The answer, unless the broker has not heard yet that it is the primary."""
+    response = await append(stub, name, content)
+    return response.status != pb.NOT_JOURNAL_PRIMARY_BROKER and response
+
+
+async def _reads(stub, name, content):
+    return await read_all(stub, name) == content
+
+
+async def test_appends_go_on_while_journals_move(cluster):
+    """Each is acknowledged at an offset of its own, and is there afterwards."""
+    first = await cluster.start(drain_timeout_s=30.0)
+    await cluster.apply(cluster.stub(first), *map(spec, NAMES))
+    acknowledged = {name: {} for name in NAMES}
+    brokers = [first]
+
+    async def append_to(name, client):
+        number = 0
+        while True:
+            content = b"%s %06d\n" % (name.encode(), number)
+            result = await client.append(name, content)
+            assert result.begin not in acknowledged[name]
+            acknowledged[name][result.begin] = content
+            number += 1
+
+    async with AsyncClient(ClientConfig(address=first.endpoint)) as client:
+        appending = [
+            asyncio.ensure_future(append_to(name, client))  # noqa: TID251  awaited below
+            for name in NAMES
+        ]
+
+        def all_grew(before):
+            for task in appending:
+                if task.done():
+                    task.result()
+            return all(len(found) > before[name] + 3 for name, found in acknowledged.items())
+
+        for _ in range(3):
+            brokers.append(await cluster.start(drain_timeout_s=30.0))
+            before = {name: len(found) for name, found in acknowledged.items()}
+            await eventually(lambda b=before: all_grew(b))
+            async with asyncio.timeout(30):
+                assert await brokers[-2].drain() == []
+        before = {name: len(found) for name, found in acknowledged.items()}
+        await eventually(lambda: all_grew(before))
+        for task in appending:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+    stub = cluster.stub(brokers[-1])
+    for name, found in acknowledged.items():
+        head = max(begin + len(content) for begin, content in found.items())
+        await eventually(lambda n=name, h=head: _is_whole(stub, n, h))
+        content = await read_all(stub, name)
+        for begin, expected in found.items():
+            assert content[begin : begin + len(expected)] == expected
+
+
+async def _is_whole(stub, name, head):
+    return len(await read_all(stub, name)) >= head
+
+
+async def test_a_journal_of_more_replicas_is_refused_clearly(cluster):
+    """Until brokers replicate, an append to it would be on one of them only."""
+    import grpc
+
+    stub = cluster.stub(await cluster.start())
+    await cluster.start()
+    request = pb.ApplyRequest()
+    replicated = spec("replicated/journal")
+    request.changes.add().upsert.CopyFrom(replicated.to_pb())
+    request.changes[0].upsert.replication = 2
+    assert (await stub.Apply(request)).status == pb.OK
+
+    async def text():
+        try:
+            await append(stub, "replicated/journal", b"x")
+        except grpc.aio.AioRpcError as err:
+            return err.details()
+
+    refusal = await eventually(text)
+    assert "journals of one replica only" in refusal
+    assert "`replication: 1`" in refusal
