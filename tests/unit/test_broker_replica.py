@@ -1,0 +1,304 @@
+"""A replica: its timers, what it tells of its fragments, and when it stops being the journal's."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+
+from gazette_platform.broker import append_fsm as fsm, replica as module
+from gazette_platform.broker.appender import Pending, content_sum
+from gazette_platform.broker.metrics import BrokerMetrics
+from gazette_platform.broker.replica import Replica
+from gazette_platform.errors import StoreUnavailable
+from gazette_platform.fragment.cover_set import CoverSet
+from gazette_platform.ops.clock import ManualClock
+from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.protocol import (
+    ZERO_SUM,
+    CompressionCodec,
+    Fragment,
+    FragmentSpec,
+    JournalSpec,
+    Status,
+)
+
+JOURNAL = "a/journal"
+NS_PER_S = 10**9
+
+
+class Health:
+    """A store whose checks a test makes up."""
+
+    url = "file:///"
+
+    def __init__(self):
+        self.changed = asyncio.Event()
+        self.set(None, checks=1)
+
+    def set(self, error, *, checks):
+        self.health = SimpleNamespace(error=error, checks=checks)
+        self.changed.set()
+
+    async def wait_health_change(self, since):
+        while self.health is since:
+            self.changed.clear()
+            await self.changed.wait()
+        return self.health
+
+
+class Bench:
+    """A replica with everything around it."""
+
+    def __init__(self, directory, tasks, executor):
+        self.spec = None
+        self.configure(flush_s=60)
+        self.clock = ManualClock()  # at second 5 of a minute
+        self.store = Health()
+        self.listings = 0
+        self.persisted = []
+        self.state = SimpleNamespace(
+            items={},
+            is_consistent=lambda _: True,
+            assignments_of=lambda _: [None],
+        )
+        space = SimpleNamespace(state=self.state, revision=1)
+        self.context = SimpleNamespace(
+            config=SimpleNamespace(max_append_rate=0, max_replication=9, spool_dir=directory),
+            clock=self.clock,
+            rng=random.Random(1),
+            space=space,
+            stores=SimpleNamespace(get=lambda _: self.store),
+            lister=SimpleNamespace(list=self.list),
+            persister=SimpleNamespace(add=self.persisted.append),
+            executor=executor,
+            tasks=tasks,
+            metrics=BrokerMetrics(),
+            refresh_slots=asyncio.Semaphore(1),
+        )
+        self.resolver = SimpleNamespace(replicas={}, resolve_now=self.resolve)
+        self.apply()
+        self.replica = self.make()
+
+    def make(self):
+        replica = Replica(JOURNAL, 1, is_primary=True, context=self.context, resolver=self.resolver)
+        self.resolver.replicas[JOURNAL] = replica
+        return replica
+
+    def configure(self, *, flush_s=0, stores=("file:///",), rate=0):
+        self.spec = JournalSpec(
+            JOURNAL,
+            1,
+            fragment=FragmentSpec(
+                length=1 << 20,
+                codec=CompressionCodec.NONE,
+                stores=stores,
+                refresh_interval_ns=300 * NS_PER_S,
+                flush_interval_ns=flush_s * NS_PER_S,
+            ),
+            max_append_rate=rate,
+        )
+
+    def apply(self):
+        self.state.items[JOURNAL] = SimpleNamespace(spec=self.spec, create_revision=1)
+
+    async def list(self, spec):
+        self.listings += 1
+        return CoverSet()
+
+    def resolve(self, journal, *, may_proxy, require_primary):
+        return SimpleNamespace(status=Status.OK, is_local=True, spec=self.spec)
+
+    async def append(self, content):
+        pending = Pending(
+            machine=fsm.AppendFSM(fsm.AppendRequest(JOURNAL)),
+            done=asyncio.get_running_loop().create_future(),
+            chunks=[content],
+            length=len(content),
+            sum=content_sum([content]),
+        )
+        self.replica.appender.submit(pending)
+        async with asyncio.timeout(10):
+            return await pending.done
+
+    def flushes_in(self):
+        """Seconds until the flush timer fires, None if it is not set."""
+        timer = self.replica._flush_timer
+        return timer and timer.when() - asyncio.get_running_loop().time()
+
+
+@pytest.fixture
+async def bench(tmp_path):
+    tasks = TaskGroup("test")
+    with ThreadPoolExecutor(2) as executor:
+        made = Bench(tmp_path, tasks, executor)
+        yield made
+        await made.replica.close()
+        assert tasks.failure is None
+        await tasks.close()
+    for completed in made.persisted:
+        completed.close()
+
+
+# ----------------------------------------------------------------------------------- flush timers
+async def test_the_flush_timer_fires_at_the_end_of_the_window_with_some_spread(bench):
+    await bench.append(b"x")
+    assert 54.9 < bench.flushes_in() <= 57
+
+
+async def test_a_window_that_ended_closes_the_fragment(bench):
+    await bench.append(b"first ")
+    await bench.append(b"second")
+    bench.clock.advance(56)
+    bench.replica._flush()
+    assert bench.replica.appender.spool.content_length == 0
+    assert bench.flushes_in() is None, "an empty spool has no window"
+    await bench.context.tasks.join()
+    assert [c.fragment.end for c in bench.persisted] == [6, 12]
+
+
+async def test_a_fragment_that_an_append_began_since_keeps_its_window(bench):
+    await bench.append(b"first ")
+    await bench.append(b"second ")
+    bench.clock.advance(56)
+    await bench.append(b"third")  # rolled the one before
+    bench.replica._flush()
+    assert bench.replica.appender.spool.content_length == 5
+    assert 58.9 < bench.flushes_in() <= 61
+
+
+async def test_a_busy_journal_is_looked_at_again(bench):
+    bench.store.set(StoreUnavailable("down"), checks=1)
+    await bench.replica.index.first_refresh.wait()
+    waiting = bench.context.tasks.spawn(bench.append(b"x"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    bench.replica._flush()
+    assert bench.flushes_in() == pytest.approx(module._FLUSH_RETRY_S, abs=0.05)
+    bench.store.set(None, checks=2)
+    await waiting
+
+
+async def test_without_an_interval_there_is_no_timer(bench):
+    bench.configure(flush_s=0)
+    bench.apply()
+    bench.replica.on_change(is_primary=True)
+    await bench.append(b"x")
+    assert bench.flushes_in() is None
+
+
+async def test_a_changed_interval_counts_for_the_open_fragment(bench):
+    await bench.append(b"x")
+    bench.configure(flush_s=3600)
+    bench.apply()
+    bench.replica.on_change(is_primary=True)
+    assert bench.flushes_in() > 3000
+    bench.configure(flush_s=60)
+    bench.apply()
+    bench.replica.on_change(is_primary=True)
+    assert bench.flushes_in() < 60
+
+
+async def test_a_closed_replica_has_no_timers(bench):
+    await bench.append(b"x")
+    await bench.replica.close()
+    assert bench.replica._flush_timer.cancelled()
+    bench.replica._flush()
+    bench.replica._start_refresh()
+    bench.replica.on_change(is_primary=True)
+    assert len(bench.context.tasks) == 0
+
+
+# ------------------------------------------------------------------------------------- fragments
+async def test_the_sum_of_the_open_fragment_is_told(bench):
+    await bench.append(b"foo")
+    listed = bench.replica.index.lookup(0).fragment
+    assert listed.sum == ZERO_SUM
+    assert (await bench.replica.summed(listed)).sum == content_sum([b"foo"])
+
+
+async def test_a_fragment_that_closed_since_it_was_listed_has_its_sum(bench):
+    await bench.append(b"foo")
+    listed = bench.replica.index.lookup(0).fragment
+    await bench.append(b"bar")
+    await bench.context.tasks.join()
+    assert await bench.replica.summed(listed) == Fragment(
+        JOURNAL, 0, 3, content_sum([b"foo"]), CompressionCodec.NONE
+    )
+
+
+async def test_a_replica_that_closed_has_no_sums(bench):
+    await bench.append(b"foo")
+    listed = bench.replica.index.lookup(0).fragment
+    await bench.replica.close()
+    assert await bench.replica.summed(listed) is None
+
+
+# ----------------------------------------------------------------------------------- whose journal
+async def test_a_replica_that_was_replaced_writes_no_more(bench):
+    """Even if the broker is the primary again, by another replica."""
+    await bench.append(b"former")
+    former = bench.replica
+    bench.make()
+    bench.replica = former
+    outcome = await bench.append(b"late")
+    assert outcome.is_remote
+    assert former.appender.spool.end == 6
+    bench.resolver.replicas[JOURNAL].stop()
+    bench.resolver.replicas[JOURNAL].appender.spool.discard()
+
+
+async def test_whoever_becomes_primary_lists_the_store_again(bench):
+    await bench.replica.index.first_refresh.wait()
+    assert bench.listings == 1
+    bench.replica.on_change(is_primary=False)
+    bench.replica.on_change(is_primary=True)
+    await asyncio.sleep(0.01)
+    assert bench.listings == 2
+
+
+@pytest.mark.parametrize(
+    ("of_spec", "cap", "rate"),
+    [(0, 0, 0), (0, 100, 0), (500, 0, 500), (500, 100, 100), (50, 100, 50)],
+)
+async def test_fc6_the_brokers_cap_bounds_the_journals_rate(bench, of_spec, cap, rate):
+    bench.context.config.max_append_rate = cap
+    bench.configure(rate=of_spec)
+    bench.apply()
+    bench.replica.on_change(is_primary=True)
+    assert bench.replica.balance.rate == rate
+
+
+# ------------------------------------------------------------------------------------------ stores
+async def test_fs16_more_than_five_failed_checks_are_the_end(bench):
+    bench.store.set(StoreUnavailable("too bad"), checks=0)
+    waiting = bench.context.tasks.spawn(bench.replica.wait_ready())
+    for checks in range(1, 6):
+        bench.store.set(StoreUnavailable("too bad"), checks=checks)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not waiting.done(), checks
+    bench.store.set(StoreUnavailable("too bad"), checks=6)
+    assert await waiting == "fragment store file:/// unhealthy: too bad"
+
+
+async def test_fs16_a_store_that_recovers_is_ready(bench):
+    await bench.replica.index.first_refresh.wait()
+    bench.store.set(StoreUnavailable("for now"), checks=1)
+    assert not bench.replica.is_ready
+    waiting = bench.context.tasks.spawn(bench.replica.wait_ready())
+    await asyncio.sleep(0)
+    bench.store.set(None, checks=2)
+    assert await waiting == ""
+    assert bench.replica.is_ready
+
+
+async def test_a_journal_without_stores_needs_none(bench):
+    await bench.replica.index.first_refresh.wait()
+    bench.configure(stores=())
+    bench.apply()
+    bench.store.set(StoreUnavailable("nobody asks"), checks=9)
+    assert bench.replica.is_ready
