@@ -28,7 +28,8 @@ CONTRACTS = {
     ("lake-is-a-client", "forbidden_modules"): "broker consumer allocator keyspace etcd",
     ("core-is-light", "source_modules"): _CORE,
     ("pure", "source_modules"): (
-        "allocator.flow_network broker.append_fsm message.sequencer consumer.recoverylog.fsm fragment.cover_set"
+        "allocator.flow_network broker.append_events broker.append_fsm broker.append_rules message.sequencer "
+        "consumer.recoverylog.fsm fragment.cover_set"
     ),
     ("pb-edges", "allowed_importers"): "protocol client broker consumer testing",
 }
