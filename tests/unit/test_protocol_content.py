@@ -65,6 +65,8 @@ def test_truncated_append_is_not_taken(raw):
     assert content.decode_append_content(raw) is None
 
 
-@pytest.mark.parametrize("raw", [b"\x18", b"\x18\x80", b"\x18\x05", b"\x3a\x05abc", b"\x18\x05\x3a"])
+@pytest.mark.parametrize(
+    "raw", [b"\x18", b"\x18\x80", b"\x18\x05", b"\x3a\x05abc", b"\x18\x05\x3a"]
+)
 def test_truncated_read_is_not_taken(raw):
     assert content.decode_read_content(raw) is None
