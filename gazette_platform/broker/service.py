@@ -123,6 +123,7 @@ class BrokerService:
             return err
         if isinstance(err, DecodeError):
             return RpcFailed(Code.INTERNAL, f"{operation}: malformed message: {err}")
-        # Etcd's troubles pass, and clients retry what is unavailable.
-        code = Code.UNAVAILABLE if isinstance(err, EtcdError) else Code.UNKNOWN
+        # Most of etcd's troubles pass, and clients retry what is unavailable.
+        passes = isinstance(err, EtcdError) and err.retriable
+        code = Code.UNAVAILABLE if passes else Code.UNKNOWN
         return RpcFailed(code, str(err))

@@ -220,6 +220,14 @@ async def test_la5_deleting_what_is_not_there(stub):
     assert (await apply(stub, (A, 77))).status == pb.ETCD_TRANSACTION_FAILED
 
 
+async def test_la5_more_changes_than_etcd_takes(stub):
+    """Trying again would not help, so the code must not say so."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await apply(stub, *((spec(f"many/{n:03d}"), 0) for n in range(200)))
+    assert caught.value.code() is grpc.StatusCode.UNKNOWN
+    assert "too many operations" in caught.value.details()
+
+
 async def test_no_changes_are_fine(stub):
     assert (await apply(stub)).status == pb.OK
 
