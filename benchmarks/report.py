@@ -116,22 +116,20 @@ def appends_table(figures: Mapping[str, float], baseline: Baseline) -> Table:
 
 
 def others_table(figures: Mapping[str, float], baseline: Baseline) -> Table:
-    """All other figures, in their order, beside each server's."""
+    """All other figures, by the first word of their names, beside each server's."""
     table = _table("Other figures", "figure")
     for heading in ("ours", "Go", "÷ Go", "NATS", "Kafka", "of bound"):
         table.add_column(heading, justify="right", no_wrap=True)
-    group = ""
-    for name, value in figures.items():
-        if _OF_APPEND.fullmatch(name):
-            continue
-        group_now = name.split("_")[0]
-        if group not in ("", group_now):
-            table.add_section()
-        group = group_now
-        others = baseline.figures.get(name, {})
-        table.add_row(
-            name, *_beside(value, others), ratio(value, figures.get(BOUNDS.get(name, "")))
-        )
+    groups: dict[str, list[str]] = {}
+    for name in figures:
+        if not _OF_APPEND.fullmatch(name):
+            groups.setdefault(name.split("_")[0], []).append(name)
+    for names in groups.values():
+        for name in names:
+            value, others = figures[name], baseline.figures.get(name, {})
+            bound = figures.get(BOUNDS.get(name, ""))
+            table.add_row(name, *_beside(value, others), ratio(value, bound))
+        table.add_section()
     return table
 
 
