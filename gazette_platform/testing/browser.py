@@ -1,0 +1,165 @@
+"""A headless Chromium for tests of web pages, driven over its DevTools protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import shutil
+import tempfile
+from base64 import b64decode
+from pathlib import Path
+from typing import Any, Self, final
+
+import aiohttp
+
+from gazette_platform.errors import SetupError
+
+__all__ = ["Browser", "find_chromium"]
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+_START_TIMEOUT_S = 60.0
+_CALL_TIMEOUT_S = 30.0
+_STOP_TIMEOUT_S = 10.0
+_POLL_S = 0.25
+
+# Chromium calls home in the background, which fails, slowly, on machines without the internet.
+_FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--window-size=1400,1000",
+    "--remote-debugging-port=0",
+)
+
+
+def find_chromium() -> Path:
+    """The browser named by ``GAZETTE_CHROMIUM``, else the one on ``PATH``.
+
+    Raises: SetupError: there is none.
+    """
+    named = os.environ.get("GAZETTE_CHROMIUM")
+    found = named or next(filter(None, map(shutil.which, _NAMES)), None)
+    if found is None or not os.access(found, os.X_OK):
+        raise SetupError(
+            f"no Chromium: {named or 'none on PATH'} (install Debian's package `chromium`, or set "
+            "GAZETTE_CHROMIUM)"
+        )
+    return Path(found)
+
+
+@final
+class Browser:
+    """One page of one browser process, with an empty profile. An async context manager."""
+
+    def __init__(self, binary: Path) -> None:
+        self._binary = binary
+        self._profile = Path(tempfile.mkdtemp(prefix="gazette-chromium-"))
+        self._process: asyncio.subprocess.Process | None = None
+        self._http = aiohttp.ClientSession()
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._ids = itertools.count(1)
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def _start(self) -> None:
+        log = self._profile / "chromium.log"
+        with log.open("wb") as output:
+            self._process = await asyncio.create_subprocess_exec(
+                str(self._binary),
+                *_FLAGS,
+                f"--user-data-dir={self._profile}",
+                "about:blank",
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        # Chromium writes the port that it chose, and the path of its socket, to this file.
+        chosen = self._profile / "DevToolsActivePort"
+        async with asyncio.timeout(_START_TIMEOUT_S):
+            while not chosen.exists() or len(chosen.read_text().splitlines()) < 2:
+                if self._process.returncode is not None:
+                    raise SetupError(f"{self._binary} ended: {log.read_text()[-2000:]}")
+                await asyncio.sleep(_POLL_S)
+            port = chosen.read_text().splitlines()[0]
+            async with self._http.get(f"http://127.0.0.1:{port}/json/list") as response:
+                pages = await response.json()
+        page = next(page for page in pages if page["type"] == "page")
+        self._socket = await self._http.ws_connect(
+            page["webSocketDebuggerUrl"], max_msg_size=64 << 20
+        )
+
+    async def _call(self, method: str, **params: object) -> dict[str, Any]:
+        assert self._socket is not None
+        number = next(self._ids)
+        await self._socket.send_json({"id": number, "method": method, "params": params})
+        async with asyncio.timeout(_CALL_TIMEOUT_S):
+            while True:  # answers come among events, which nobody asked for
+                message = await self._socket.receive_json()
+                if message.get("id") == number:
+                    break
+        if "error" in message:
+            raise SetupError(f"chromium refused {method}: {message['error']}")
+        return dict(message["result"])
+
+    async def open(self, url: str) -> None:
+        """Go to `url`; returns before the page has rendered."""
+        await self._call("Page.navigate", url=url)
+
+    async def text(self) -> str:
+        """The text that a reader of the page sees."""
+        expression = "document.body ? document.body.innerText : ''"
+        result = await self._call("Runtime.evaluate", expression=expression)
+        return str(result["result"].get("value", ""))
+
+    async def wait_for(self, *texts: str, timeout_s: float = 60.0) -> str:
+        """Wait until the page shows all `texts`. Returns: all that it shows.
+
+        Raises: TimeoutError: with what is missing, and what is shown instead.
+        """
+        shown = ""
+        missing = list(texts)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while loop.time() < deadline:
+            shown = await self.text()
+            missing = [text for text in texts if text not in shown]
+            if not missing:
+                return shown
+            await asyncio.sleep(_POLL_S)
+        raise TimeoutError(f"the page lacks {missing} after {timeout_s:g} s; it shows:\n{shown}")
+
+    async def screenshot(self, path: Path) -> None:
+        """Save a picture of the page as PNG."""
+        result = await self._call("Page.captureScreenshot", format="png")
+        await asyncio.to_thread(path.write_bytes, b64decode(result["data"]))
+
+    async def close(self) -> None:
+        """End the browser and remove its profile."""
+        if self._socket is not None:
+            await self._socket.close()
+        await self._http.close()
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                async with asyncio.timeout(_STOP_TIMEOUT_S):
+                    await self._process.wait()
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+        shutil.rmtree(self._profile, ignore_errors=True)

@@ -1,0 +1,133 @@
+"""The demo as a user runs it, and what the Dagster UI shows of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from gazette_platform.testing.browser import Browser, find_chromium
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+
+DEMO_TIMEOUT_S = 600
+LAST_LINE = re.compile(
+    r"^demo: ok appended=336776 tailed=336776 trino=336776 spark=336776 "
+    r"partitions=(\d+) rollup_rows=(\d+) freshness_s=([\d.]+)$"
+)
+
+
+def run_gazette(*args: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gazette_platform.cli.gazette", *args],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """Output of `gazette demo --keep`, and the folder of the platform that it leaves up."""
+    root = tmp_path_factory.mktemp("demo") / "platform"
+    try:
+        done = run_gazette("demo", "--keep", "--root", str(root), timeout_s=DEMO_TIMEOUT_S)
+        yield done, root
+    finally:
+        stopped = run_gazette("down", "--root", str(root), timeout_s=200)
+        assert stopped.returncode == 0, stopped.stderr
+
+
+@pytest.fixture(scope="module")
+def dagster(demo):
+    """URL of the Dagster UI."""
+    _, root = demo
+    return json.loads((root / "endpoints.json").read_text())["dagster"]
+
+
+def test_demo_ends_with_counts_that_agree(demo):
+    done, _ = demo
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    last = done.stdout.rstrip().splitlines()[-1]
+    match = LAST_LINE.match(last)
+    assert match, last
+    partitions, rollup_rows, freshness_s = match.groups()
+    assert 3 <= int(partitions) <= 6, "three journals, and at most one change of the hour"
+    assert int(rollup_rows) > 2000
+    assert 0 < float(freshness_s) < 120
+
+
+def test_demo_shows_both_engines_and_addresses(demo):
+    done, _ = demo
+    for text in ("busiest routes · Trino", "busiest routes · Spark", "delays by month"):
+        assert text in done.stdout
+    assert "dagster" in done.stdout
+
+
+def test_endpoints_name_every_server_and_process(demo):
+    _, root = demo
+    endpoints = json.loads((root / "endpoints.json").read_text())
+    for key in ("broker", "http", "etcd", "metastore", "trino", "dagster"):
+        assert re.fullmatch(r"[a-z]+://127\.0\.0\.1:\d+", endpoints[key]), key
+    assert endpoints["brokers"][0] == endpoints["broker"]
+    for name, pid in endpoints["pids"].items():
+        assert Path(f"/proc/{pid}").exists(), name
+
+
+def test_broker_exposes_metrics(demo):
+    _, root = demo
+    http = json.loads((root / "endpoints.json").read_text())["http"]
+    with urllib.request.urlopen(f"{http}/debug/metrics", timeout=10) as response:
+        text = response.read().decode()
+    heads = re.findall(
+        r'^gazette_write_head\{journal="flights/origin=(\w+)/part=000"\} (\S+)$', text, re.MULTILINE
+    )
+    assert {origin for origin, _ in heads} == {"EWR", "JFK", "LGA"}
+    assert sum(float(head) for _, head in heads) > 100e6
+
+
+@pytest.mark.browser
+class TestDagsterUi:
+    """Pages of the Dagster UI in a headless browser."""
+
+    @pytest.fixture
+    async def browser(self):
+        async with Browser(find_chromium()) as browser:
+            yield browser
+
+    async def test_lists_the_assets(self, browser, dagster):
+        await browser.open(f"{dagster}/assets")
+        await browser.wait_for("flights", "route_by_month", "delays_by_month")
+        await self.keep(browser, "assets")
+
+    async def test_shows_hive_partitions_as_partitions(self, browser, dagster):
+        await browser.open(f"{dagster}/assets/flights/flights?view=partitions")
+        shown = await browser.wait_for("origin=EWR", "origin=JFK", "origin=LGA")
+        assert "append_date=" in shown
+        await self.keep(browser, "partitions")
+
+    async def test_shows_materializations_with_their_metadata(self, browser, dagster):
+        await browser.open(f"{dagster}/assets/flights/flights?view=events")
+        await browser.wait_for("Materialized", "origin=")
+        await self.keep(browser, "events")
+
+    async def test_shows_the_rollup_of_each_engine_as_materialized(self, browser, dagster):
+        for name in ("route_by_month", "delays_by_month"):
+            await browser.open(f"{dagster}/assets/rollups/{name}?view=events")
+            await browser.wait_for(name, "Materialized")
+            await self.keep(browser, name)
+
+    @staticmethod
+    async def keep(browser, name):
+        """Keep a picture where GAZETTE_SCREENSHOTS asks for it."""
+        folder = os.environ.get("GAZETTE_SCREENSHOTS")
+        if folder:
+            await browser.screenshot(Path(folder) / f"{name}.png")
