@@ -51,6 +51,13 @@ _GATHER_BUDGET_BYTES = 48 << 20
 # Hashed on the event loop up to this size: a hop to a thread costs more.
 _INLINE_BYTES_MAX = 64 << 10
 
+# Seconds of credit that a client has while its append is gathered. It then holds up nobody, and many
+# that share a connection may starve each other; what streams gets the one second of Gazette's.
+_GATHER_CREDIT_S = 10.0
+
+# A timer that fires later than this tells of a busy broker, which is no fault of the client's.
+_TIMER_LATE_S = 0.1
+
 # Chunks of a streamed append that wait for the disk; the client is held back beyond.
 _STREAM_CHUNKS_MAX = 4
 
@@ -148,6 +155,7 @@ class AppendApi:
                 else:
                     pending.sum = content_sum(pending.chunks)
             else:
+                body.stream()
                 pending.stream = _Stream(done)
                 pumping = self._context.tasks.spawn(
                     _pump(body, pending.stream, pending), name=f"stream {request.journal}"
@@ -189,6 +197,7 @@ class _Body:
         "_balance",
         "_clock",
         "_content",
+        "_due_at",
         "_flow",
         "_loop",
         "_stalled",
@@ -207,6 +216,8 @@ class _Body:
         self._clock = context.clock
         self._loop = asyncio.get_running_loop()
         self._flow = Flow.start(context.config.min_append_rate, context.clock.monotonic())
+        self._flow.credit *= _GATHER_CREDIT_S
+        self._due_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._stalled = False
         self.total_chunks = 0
@@ -214,20 +225,31 @@ class _Body:
         self.gathered_bytes = 0
         # The task that waits for the client, while one does.
         self._waiting: asyncio.Task[object] | None = None
-        self._arm(1.0)
+        self._arm()
 
-    def _arm(self, delay_s: float) -> None:
+    def stream(self) -> None:
+        """From now on the client holds up others, or will: one second of credit is left."""
+        self._flow.credit = min(self._flow.credit, self._flow.min_rate)
+        self.close()
+        self._arm()
+
+    def _arm(self) -> None:
         # One timer an append, looked at only if it fires: content that arrives moves the deadline
         # by adding credit, not by touching the timer.
         if self._flow.min_rate > 0:
-            self._timer = self._loop.call_later(max(delay_s, TICK_S), self._on_timer)
+            delay_s = max(self._flow.credit / self._flow.min_rate, TICK_S)
+            self._due_at = self._loop.time() + delay_s
+            self._timer = self._loop.call_at(self._due_at, self._on_timer)
 
     def _on_timer(self) -> None:
-        if self._waiting is not None and self._flow.underflows(self._clock.monotonic()):
+        now = self._clock.monotonic()
+        if self._loop.time() - self._due_at > _TIMER_LATE_S:
+            self._flow.on_held(now)
+        if self._waiting is not None and self._flow.underflows(now):
             self._stalled = True
             self._waiting.cancel()
         else:
-            self._arm(self._flow.credit / self._flow.min_rate)
+            self._arm()
 
     def close(self) -> None:
         """Stop judging the client."""

@@ -73,7 +73,8 @@ class Flow:
 
     def on_content(self, length: int) -> None:
         """Content arrived. More than a second's worth is not banked."""
-        self.credit = min(self.credit + length, self.min_rate)
+        if self.credit < self.min_rate:
+            self.credit = min(self.credit + length, self.min_rate)
 
     def on_held(self, now: float) -> None:
         """We, not the client, caused the time until `now` to pass."""

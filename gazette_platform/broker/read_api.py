@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from contextlib import aclosing
 from typing import TYPE_CHECKING, final
@@ -76,9 +77,21 @@ class ReadApi:
             resolution.header.into_pb(response.header)
             yield response.SerializeToString()
             return
+        if request.offset < 0 or not request.block:
+            await self._await_listing(replica)
         async with aclosing(self._serve(request, resolution, replica)) as responses:
             async for response_bytes in responses:
                 yield response_bytes
+
+    async def _await_listing(self, replica: Replica) -> None:
+        """Wait a bounded time until the head of a journal that was just assigned is known.
+
+        Else a read would end before what the store holds, and one from the head begin at 0.
+        """
+        if not replica.index.first_refresh.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._context.config.append_wait_s):
+                    await replica.index.inspect()
 
     async def _serve(
         self, request: pb.ReadRequest, resolution: Resolution, replica: Replica

@@ -128,6 +128,11 @@ async def test_fc7_a_client_that_stalls(receive, tasks):
     body = receive(Client(), clock=clock)
     receiving = tasks.spawn(_error_of(body))
     await asyncio.sleep(0)
+    clock.advance(8)
+    body._on_timer()
+    await asyncio.sleep(0)
+    assert not receiving.done(), "while it is gathered, it holds up nobody"
+    body.stream()
     clock.advance(0.9)
     body._on_timer()
     await asyncio.sleep(0)
@@ -144,17 +149,30 @@ async def _error_of(body):
 
 
 async def test_a_client_is_judged_by_a_timer_of_its_own(receive):
-    """For real, with a credit that lasts a twentieth of a second instead of one."""
+    """For real: its timer fires after a second, in which twenty seconds of credit are spent."""
 
     class Hurried(ManualClock):
         def monotonic(self):
             return asyncio.get_running_loop().time() * 20
 
     body = receive(Client(), clock=Hurried())
-    body.close()
-    body._arm(0.0)
+    body.stream()
     async with asyncio.timeout(5):
         assert await _error_of(body) == STALLED
+
+
+async def test_a_client_is_not_judged_by_a_late_timer(receive, tasks):
+    """The broker was paused or busy: what the client sent meanwhile is not read yet."""
+    clock = ManualClock()
+    client = Client()
+    body = receive(client, clock=clock)
+    receiving = tasks.spawn(body.next())
+    await asyncio.sleep(0)
+    body._due_at -= 60
+    clock.advance(3600)
+    body._on_timer()
+    client.messages.put_nowait(chunk(b"x"))
+    assert bytes(await receiving) == b"x"
 
 
 async def test_a_client_is_not_judged_while_we_hold_it(receive):
