@@ -79,7 +79,10 @@ class BrokerConfig:
     """Seconds over which etcd events are gathered before they are applied."""
 
     append_wait_s: float = 5.0
-    """Seconds that an append waits for its journal to become writable; 0: fail at once."""
+    """Seconds that an append waits for its journal to become writable; 0: fail at once.
+
+    Also those that a read of or to the write head waits for the first listing of the stores.
+    """
 
     drain_timeout_s: float | None = None
     """Seconds after SIGTERM until a broker leaves though others have not taken over its journals.

@@ -246,6 +246,50 @@ async def _head_is(stub, head):
     return end.write_head == head
 
 
+async def test_reads_wait_for_the_first_listing(cluster, broker, stub, monkeypatch):
+    """Else one to the head would end early, and one from the head begin at 0."""
+    store_fragment(cluster.fragments, JOURNAL, 0, b"0123456789")
+    gate = asyncio.Event()
+    lister = broker._context.lister
+    real = lister.list
+
+    async def slow(_, listed):
+        await gate.wait()
+        return await real(listed)
+
+    monkeypatch.setattr(type(lister), "list", slow)
+    request = pb.ApplyRequest()
+    request.changes.add().upsert.CopyFrom(spec().to_pb())
+    await stub.Apply(request)
+    await eventually(lambda: JOURNAL in broker._resolver.replicas)
+    to_head = asyncio.ensure_future(read_all(stub, JOURNAL))  # noqa: TID251  awaited below
+    from_head = aiter(read(stub, JOURNAL, -1, block=True))
+    await asyncio.sleep(0.1)
+    assert not to_head.done()
+    gate.set()
+    assert await to_head == b"0123456789"
+    await append(stub, JOURNAL, offset=10)
+    await append(stub, JOURNAL, b"tail")
+    assert (await next_metadata(from_head)).offset == 10
+    assert (await anext(from_head)).content == b"tail"
+
+
+async def test_reads_do_not_wait_for_ever(cluster, monkeypatch):
+    broker = await cluster.start(append_wait_s=0.1)
+    stub = cluster.stub(broker)
+
+    async def never(*_):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(type(broker._context.lister), "list", never)
+    request = pb.ApplyRequest()
+    request.changes.add().upsert.CopyFrom(spec().to_pb())
+    await stub.Apply(request)
+    await eventually(lambda: JOURNAL in broker._resolver.replicas)
+    (end,) = await collect(read(stub, JOURNAL))
+    assert (end.status, end.write_head) == (pb.OFFSET_NOT_YET_AVAILABLE, 0)
+
+
 # ------------------------------------------------------------------------------------------ codecs
 @pytest.mark.parametrize(
     "codec",
