@@ -108,6 +108,10 @@ def run(*, root: Path | None, keep: bool) -> int:
             stack.callback(shutil.rmtree, layout.root, ignore_errors=True)
         report = None
         try:
+            layout.make()
+            # Before Dagster loads its definitions, so that its catalog describes the table.
+            spec = _package_text("flights.table.yaml")
+            (layout.tables / "flights.yaml").write_text(spec, "utf-8")
             with Board() as board:
                 endpoints = start_detached(layout, options, board)
             os.environ.update(environment_of(layout, endpoints))
@@ -174,8 +178,6 @@ class _Demo:
                     f"{self._layout.root} has journals flights/ already (choose another --root)"
                 )
             await client.apply(changes)
-            specs = self._layout.tables / "flights.yaml"
-            specs.write_text(_package_text("flights.table.yaml"), "utf-8")
             progress = stack.enter_context(self._progress())
             published = progress.add_task("appended", total=len(flights))
             tailed = progress.add_task("tailed live", total=len(flights))

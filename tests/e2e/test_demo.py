@@ -116,13 +116,13 @@ class TestDagsterUi:
 
     async def test_shows_materializations_with_their_metadata(self, browser, dagster):
         await browser.open(f"{dagster}/assets/flights/flights?view=events")
-        await browser.wait_for("Materialized", "origin=")
+        await browser.wait_for("materialized", "origin=EWR", "content_bytes")
         await self.keep(browser, "events")
 
     async def test_shows_the_rollup_of_each_engine_as_materialized(self, browser, dagster):
         for name in ("route_by_month", "delays_by_month"):
             await browser.open(f"{dagster}/assets/rollups/{name}?view=events")
-            await browser.wait_for(name, "Materialized")
+            await browser.wait_for(name, "materialized", "dagster/row_count")
             await self.keep(browser, name)
 
     @staticmethod
