@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from gazette_platform.cli.logs import set_up_logging
 from gazette_platform.client import AsyncClient, ClientConfig, JournalListing, ListSnapshot
+from gazette_platform.client.loop_thread import on_loop_error
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol import LabelSelector, parse_duration
 
@@ -203,6 +204,7 @@ def connected(
         config = replace(config, file_root=file_root)
 
     async def run() -> T:
+        asyncio.get_running_loop().set_exception_handler(on_loop_error)
         async with AsyncClient(config) as client:
             return await work(client)
 

@@ -14,7 +14,7 @@ from gazette_platform.errors import ValidationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-__all__ = ["LoopThread"]
+__all__ = ["LoopThread", "on_loop_error"]
 
 T = TypeVar("T")
 _JOIN_TIMEOUT_S = 10.0
@@ -26,7 +26,7 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop = uvloop.new_event_loop()
-        self._loop.set_exception_handler(_on_loop_error)
+        self._loop.set_exception_handler(on_loop_error)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._is_closed = False
         self._thread.start()
@@ -77,12 +77,13 @@ class LoopThread:
         self._thread.join(_JOIN_TIMEOUT_S)
 
 
-def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Report what callbacks raise, but for one thing.
+def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Report what callbacks raise, but for two things of gRPC's: an event loop's exception handler.
 
     Where several event loops of a process use gRPC, all are woken for each completion, and all but
-    one find nothing to read. gRPC means to ignore that, and lets the error out.
+    one find nothing to read. gRPC means to ignore that, and lets the error out. And a completion
+    that comes while a loop ends finds it closed, when nobody waits for it any more.
     """
     is_grpcs = "PollerCompletionQueue" in str(context.get("message", ""))
-    if not (is_grpcs and isinstance(context.get("exception"), BlockingIOError)):
+    if not (is_grpcs and isinstance(context.get("exception"), BlockingIOError | RuntimeError)):
         loop.default_exception_handler(context)

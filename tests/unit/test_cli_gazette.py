@@ -74,7 +74,7 @@ def test_options_become_the_settings_of_a_broker(tmp_path: Path):
 @pytest.mark.parametrize(
     ("argv", "code", "message"),
     [
-        (["serve", "--broker.id=abc"], 1, "broker.id: expected at least 4 bytes"),
+        (["serve", "--broker.id=abc"], 1, "broker.id: invalid length (3; expected 4"),
         (["serve", "--broker.file-root=/nonexistent"], 1, "/nonexistent is not a directory"),
         (["serve", "--etcd.lease=20"], 1, "etcd.lease"),
         (["serve", "--etcd.address=localhost:2379"], 1, "etcd.address: expected http://host:port"),
