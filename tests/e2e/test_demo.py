@@ -122,7 +122,7 @@ class TestDagsterUi:
     async def test_shows_the_rollup_of_each_engine_as_materialized(self, browser, dagster):
         for name in ("route_by_month", "delays_by_month"):
             await browser.open(f"{dagster}/assets/rollups/{name}?view=events")
-            await browser.wait_for(name, "materialized", "dagster/row_count")
+            await browser.wait_for(name, "materialized", "partition_row_count")
             await self.keep(browser, name)
 
     @staticmethod
