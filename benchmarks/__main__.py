@@ -166,6 +166,8 @@ def _benchmark(arguments: argparse.Namespace, console: Console) -> int:
                 f"only {free >> 30} GiB are free where the benchmark writes, it needs "
                 f"{_DISK_BYTES_MIN >> 30} (name another folder with --folder)"
             )
+        gc.collect()
+        gc.freeze()  # a full pass over all modules would show as latency of the broker
         uvloop.run(run.measure(Path(folder), etcd))
     speed = baseline.speed(run.figures)
     if speed is not None:
