@@ -74,7 +74,7 @@ labels:
 fragment:
   length: 1048576
   compression_codec: GZIP
-  stores: [s3://root/]
+  stores: [s3://base/]
   refresh_interval: 1m
   flush_interval: 3600000000000
 suspend: {level: FULL, offset: 9}
@@ -110,7 +110,7 @@ def test_push_down_of_a_tree():
     root_fragment = FragmentSpec(
         1 << 20,
         CompressionCodec.GZIP,
-        ("s3://root/",),
+        ("s3://base/",),
         60 * 10**9,
         flush_interval_ns=3600 * 10**9,
     )
