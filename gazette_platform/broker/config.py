@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from gazette_platform.broker.tls import TlsFiles
 from gazette_platform.errors import ValidationError
+from gazette_platform.etcd import EtcdTls
 from gazette_platform.keyspace import validate_prefix
 from gazette_platform.protocol import validate_token
+from gazette_platform.protocol.auth import KeyRing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +42,39 @@ class BrokerConfig:
     port: int = 0
     """TCP port of the gRPC service; 0: any free one."""
 
+    socket: Path | None = None
+    """Unix socket of the gRPC service, in place of `host` and `port`."""
+
+    server_cert_file: Path | None = None
+    """PEM certificate of both ports; None: they are plain."""
+
+    server_cert_key_file: Path | None = None
+    """PEM key of `server_cert_file`."""
+
+    server_ca_file: Path | None = None
+    """PEM roots of clients; when given, clients must show a certificate."""
+
+    peer_cert_file: Path | None = None
+    """PEM certificate shown to other brokers."""
+
+    peer_cert_key_file: Path | None = None
+    """PEM key of `peer_cert_file`."""
+
+    peer_ca_file: Path | None = None
+    """PEM roots to trust of other brokers; None: the system's."""
+
+    auth_keys: str = field(default="", repr=False)
+    """Base64 keys: the first signs, any verifies; empty: every call is allowed."""
+
+    allow_origin: tuple[str, ...] = ()
+    """Origins whose pages may use the HTTP gateway; ``*`` for all."""
+
+    debug_port: int | None = None
+    """TCP port of one more plain listener, with diagnostics only; None: no such listener."""
+
+    debug_private: bool = False
+    """Whether the HTTP port leaves the diagnostics to `debug_port`."""
+
     http_host: str = "127.0.0.1"
     """Address that the HTTP port binds to."""
 
@@ -47,6 +83,15 @@ class BrokerConfig:
 
     etcd_address: str = "http://localhost:2379"
     """One or several comma-separated etcd endpoints."""
+
+    etcd_cert_file: Path | None = None
+    """PEM certificate shown to etcd."""
+
+    etcd_cert_key_file: Path | None = None
+    """PEM key of `etcd_cert_file`."""
+
+    etcd_trusted_ca_file: Path | None = None
+    """PEM roots to trust of https etcd endpoints; None: the system's."""
 
     etcd_prefix: str = "/gazette/cluster"
     """Clean path under which the cluster keeps its keys."""
@@ -99,6 +144,7 @@ class BrokerConfig:
             _check("broker.id", validate_token, self.id, 4, 128)
         _expect(0 <= self.port < 65536, "broker.port", "0 to 65535", self.port)
         _expect(0 <= self.http_port < 65536, "broker.http-port", "0 to 65535", self.http_port)
+        self._check_security()
         _expect(
             0 <= self.journal_limit <= 1 << 17, "broker.limit", "0 to 131072", self.journal_limit
         )
@@ -137,6 +183,65 @@ class BrokerConfig:
             raise ValidationError(
                 f"{self.spool_dir} is not a directory; create it first", path="broker.spool-dir"
             )
+
+    def _check_security(self) -> None:
+        _ = self.server_tls, self.peer_tls, self.etcd_tls  # checked when built
+        if self.server_ca_file is not None and self.server_cert_file is None:
+            raise ValidationError(
+                "needs --broker.server-cert-file: without one the ports speak no TLS, and ask "
+                "for no certificates",
+                path="broker.server-ca-file",
+            )
+        if self.socket is not None and self.server_cert_file is not None:
+            raise ValidationError(
+                f"unix://{self.socket} speaks no TLS; leave out --broker.server-cert-file, or "
+                "give a TCP port",
+                path="broker.port",
+            )
+        if self.auth_keys.strip():
+            try:
+                KeyRing(self.auth_keys)
+            except ValidationError as err:
+                raise err.within("broker.auth-keys") from None
+        for origin in self.allow_origin:
+            parts = urlsplit(origin)
+            _expect(
+                origin == "*" or bool(parts.scheme and parts.netloc and not parts.path),
+                "broker.allow-origin",
+                "an origin such as https://console.example:8443, or *",
+                origin,
+            )
+        if self.debug_port is not None:
+            _expect(0 <= self.debug_port < 65536, "debug.port", "0 to 65535", self.debug_port)
+
+    @property
+    def server_tls(self) -> TlsFiles:
+        """Files of the broker's own ports."""
+        return TlsFiles(
+            flags="broker.server",
+            cert_file=self.server_cert_file,
+            cert_key_file=self.server_cert_key_file,
+            ca_file=self.server_ca_file,
+        )
+
+    @property
+    def peer_tls(self) -> TlsFiles:
+        """Files for connections to other brokers."""
+        return TlsFiles(
+            flags="broker.peer",
+            cert_file=self.peer_cert_file,
+            cert_key_file=self.peer_cert_key_file,
+            ca_file=self.peer_ca_file,
+        )
+
+    @property
+    def etcd_tls(self) -> EtcdTls:
+        """Files for https endpoints of etcd."""
+        return EtcdTls(
+            trusted_ca_file=self.etcd_trusted_ca_file,
+            cert_file=self.etcd_cert_file,
+            cert_key_file=self.etcd_cert_key_file,
+        )
 
     @property
     def etcd_endpoints(self) -> tuple[str, ...]:

@@ -10,8 +10,10 @@ if TYPE_CHECKING:
     import random
     from concurrent.futures import Executor
 
+    from gazette_platform.broker.auth import Authenticator
     from gazette_platform.broker.config import BrokerConfig
     from gazette_platform.broker.metrics import BrokerMetrics
+    from gazette_platform.broker.peers import Peers
     from gazette_platform.etcd import EtcdClient
     from gazette_platform.fragment.persister import Persister
     from gazette_platform.fragment.refresh import FragmentLister
@@ -44,6 +46,10 @@ class BrokerContext:
     """Threads for hashing, compressing and spool I/O."""
     tasks: TaskGroup
     metrics: BrokerMetrics
+    auth: Authenticator
+    """Verifies the tokens of calls."""
+    peers: Peers
+    """Channels and tokens for calls to other brokers."""
     refresh_slots: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(_REFRESHES_MAX)
     )

@@ -15,6 +15,7 @@ from gazette_platform.protocol import (
     validate_fragments_request,
     validate_health_request,
 )
+from gazette_platform.protocol.auth import ALL_CLAIMS
 from gazette_platform.protocol.durations import duration_from_pb
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.stores import delete_probe
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.resolver import Resolver
+    from gazette_platform.protocol.auth import Claims
 
 __all__ = ["FragmentsApi"]
 
@@ -39,7 +41,7 @@ class FragmentsApi:
         self._context = context
         self._resolver = resolver
 
-    async def list_fragments(self, raw: bytes) -> tuple[Status, bytes]:
+    async def list_fragments(self, raw: bytes, claims: Claims = ALL_CLAIMS) -> tuple[Status, bytes]:
         """Serve one page of ListFragments, once the stores were listed.
 
         Returns: the status, and the FragmentsResponse that says so.
@@ -56,6 +58,7 @@ class FragmentsApi:
             may_proxy=False,
             require_primary=False,
             proxy_header=Header.from_pb(request.header) if request.HasField("header") else None,
+            claims=claims,
         )
         status = resolution.status
         if status is Status.OK and resolution.spec and not resolution.spec.flags.may_read:
@@ -98,12 +101,17 @@ class FragmentsApi:
                 store = self._context.stores.get(summed.backing_store)
                 listed.signed_url = store.sign_get(summed.content_path, ttl_s)
 
-    async def fragment_store_health(self, raw: bytes) -> tuple[Status, bytes]:
+    async def fragment_store_health(
+        self, raw: bytes, claims: Claims = ALL_CLAIMS
+    ) -> tuple[Status, bytes]:
         """Serve one FragmentStoreHealth: the store's own checks, and a delete probe if asked.
+
+        Stores belong to no journal: the selector of `claims` does not limit them.
 
         Returns: the status, and the FragmentStoreHealthResponse that says so.
         Raises: RpcFailed: a malformed request. Cancellation: safe.
         """
+        del claims
         request = pb.FragmentStoreHealthRequest.FromString(raw)
         try:
             validate_health_request(request)

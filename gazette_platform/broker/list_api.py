@@ -21,6 +21,7 @@ from gazette_platform.protocol import (
     validate_apply_request,
     validate_list_request,
 )
+from gazette_platform.protocol.auth import ALL_CLAIMS, Forbidden
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.resolver import Resolver
+    from gazette_platform.protocol.auth import Claims
 
 __all__ = ["ListApi"]
 
@@ -57,8 +59,8 @@ class ListApi:
         self._changed = asyncio.Event()
 
     # ---------------------------------------------------------------------------------- List
-    async def list_journals(self, raw: bytes) -> AsyncGenerator[bytes]:
-        """Serve one List.
+    async def list_journals(self, raw: bytes, claims: Claims = ALL_CLAIMS) -> AsyncGenerator[bytes]:
+        """Serve one List: of what both the request and the claims of its caller select.
 
         Yields: ListResponses: the first of a snapshot with status and header. A watch ends each
             snapshot with an empty one, and yields another when the selected specs changed.
@@ -73,10 +75,12 @@ class ListApi:
         if request.watch and request.HasField("watch_resume"):
             await space.wait_for_revision(request.watch_resume.etcd.revision + 1)
         selector = _with_prefix_by_name(LabelSelector.from_pb(request.selector))
+        # Clients sign the selector that they ask with, legacy label and all.
+        allowed = _with_prefix_by_name(claims.selector)
         last: tuple[int, int] | None = None
         while True:
             changed = self._changed
-            names = self._matching(selector)
+            names = self._matching(selector, allowed)
             newest = max((self._state.items[n].mod_revision for n in names), default=0)
             if last != (len(names), newest):
                 last = (len(names), newest)
@@ -90,12 +94,12 @@ class ListApi:
             if self._is_stopping:
                 return
 
-    def _matching(self, selector: LabelSelector) -> list[str]:
-        if not selector.include and not selector.exclude:
-            return list(self._state.journals)
-        items = self._state.items
-        matches = selector.matches
-        return [n for n in self._state.journals if matches(items[n].spec.label_set_with_name())]
+    def _matching(self, *selectors: LabelSelector) -> list[str]:
+        names, items = list(self._state.journals), self._state.items
+        for selector in dict.fromkeys(s for s in selectors if s.include or s.exclude):
+            matches = selector.matches
+            names = [n for n in names if matches(items[n].spec.label_set_with_name())]
+        return names
 
     def _snapshot(self, names: list[str]) -> list[bytes]:
         """Messages of one snapshot, built in one go: all of one revision."""
@@ -116,11 +120,12 @@ class ListApi:
         return [m.SerializeToString() for m in messages]
 
     # --------------------------------------------------------------------------------- Apply
-    async def apply(self, raw: bytes) -> tuple[Status, bytes]:
+    async def apply(self, raw: bytes, claims: Claims = ALL_CLAIMS) -> tuple[Status, bytes]:
         """Serve one Apply: all changes in one etcd transaction.
 
         Returns: the status, and the ApplyResponse that says so; once our mirror has the change.
-        Raises: RpcFailed: a malformed request. EtcdError: etcd did not answer.
+        Raises: RpcFailed: a malformed request. Forbidden: a change is beyond the claims.
+            EtcdError: etcd did not answer.
         Cancellation: leaves open whether it was applied.
         """
         request = pb.ApplyRequest.FromString(raw)
@@ -129,6 +134,7 @@ class ListApi:
             self._refuse_nested(request)
         except ValidationError as err:
             raise RpcFailed(Code.UNKNOWN, str(err)) from err
+        _authorize(request, claims)
         compares: list[Compare] = []
         operations: list[Operation] = []
         for change in request.changes:
@@ -177,6 +183,18 @@ class ListApi:
                 f"journal {shorter} would be a directory of journal {longer}, whose fragments it "
                 "would list as its own; name them so that neither is a prefix of the other at a /"
             )
+
+
+def _authorize(request: pb.ApplyRequest, claims: Claims) -> None:
+    """Refuse what is beyond the claims: a spec by all its labels, a deletion by the name alone."""
+    for change in request.changes:
+        if change.HasField("upsert"):
+            spec = JournalSpec.from_pb(change.upsert)
+            name, labels = spec.name, spec.label_set_with_name()
+        else:
+            name, labels = change.delete, LabelSet.of(name=change.delete)
+        if not claims.match(labels):
+            raise Forbidden(f"not authorized to {name}")
 
 
 def _with_prefix_by_name(selector: LabelSelector) -> LabelSelector:

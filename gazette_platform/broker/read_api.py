@@ -19,6 +19,7 @@ from gazette_platform.protocol import (
     Status,
     validate_read_request,
 )
+from gazette_platform.protocol.auth import ALL_CLAIMS
 from gazette_platform.protocol.content import CONTENT_CHUNK_BYTES, encode_read_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from gazette_platform.broker.resolver import Resolution, Resolver
     from gazette_platform.fragment.completed import LocalFile
     from gazette_platform.fragment.index import QueryResult
+    from gazette_platform.protocol.auth import Claims
     from gazette_platform.stores import ActiveStore
 
 __all__ = ["ReadApi"]
@@ -47,7 +49,7 @@ class ReadApi:
         self._context = context
         self._resolver = resolver
 
-    async def read(self, raw: bytes) -> AsyncGenerator[bytes]:
+    async def read(self, raw: bytes, claims: Claims = ALL_CLAIMS) -> AsyncGenerator[bytes]:
         """Serve one Read.
 
         Yields: ReadResponses: for each fragment one of metadata, then its content.
@@ -65,6 +67,7 @@ class ReadApi:
             require_primary=False,
             min_revision=request.min_etcd_revision,
             proxy_header=Header.from_pb(request.header) if request.HasField("header") else None,
+            claims=claims,
         )
         replica = self._resolver.replicas.get(resolution.journal)
         status = resolution.status

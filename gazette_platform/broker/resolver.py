@@ -21,12 +21,14 @@ from gazette_platform.protocol import (
     SuspendLevel,
     strip_meta,
 )
+from gazette_platform.protocol.auth import ALL_CLAIMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gazette_platform.keyspace import BrokerState, KeySpace
     from gazette_platform.ops.tasks import TaskGroup
+    from gazette_platform.protocol.auth import Claims
 
 __all__ = ["LocalReplica", "Resolution", "Resolver"]
 
@@ -158,6 +160,7 @@ class Resolver:
         require_primary: bool,
         min_revision: int = 0,
         proxy_header: Header | None = None,
+        claims: Claims = ALL_CLAIMS,
     ) -> Resolution:
         """Resolve once the key space has reached the revision asked for.
 
@@ -165,6 +168,7 @@ class Resolver:
               may_proxy: whether another process may be the answer.
               require_primary: whether only the primary may.
               proxy_header: of a broker that forwarded the request to us.
+              claims: of the caller; journals beyond them do not exist for it.
         Raises: RpcFailed: the forwarding broker means another cluster or process, or we stopped.
         Cancellation: safe.
         """
@@ -176,6 +180,12 @@ class Resolver:
         found = self.resolve_now(
             strip_meta(journal), may_proxy=may_proxy, require_primary=require_primary
         )
+        if (
+            claims is not ALL_CLAIMS
+            and found.spec is not None
+            and not claims.match(found.spec.label_set_with_name())
+        ):
+            return self._hidden(found.journal)
         if found.is_local and not self._is_serving:
             raise RpcFailed(Code.UNKNOWN, "resolve: resolver has stopped serving local replicas")
         return found
@@ -216,6 +226,16 @@ class Resolver:
             header=Header(answering, route, self._space.header),
             spec=item.spec if item is not None else None,
             is_local=status is Status.OK and answering == own,
+        )
+
+    def _hidden(self, journal: str) -> Resolution:
+        """What a caller learns of a journal beyond its claims: nothing, not even its route."""
+        return Resolution(
+            journal=journal,
+            status=Status.JOURNAL_NOT_FOUND,
+            header=Header(self.process_id, Route(), self._space.header),
+            spec=None,
+            is_local=False,
         )
 
     @staticmethod

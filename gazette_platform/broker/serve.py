@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, final
 import uvloop
 
 from gazette_platform.allocator import Allocator, announce
+from gazette_platform.broker.auth import Authenticator
 from gazette_platform.broker.context import BrokerContext
 from gazette_platform.broker.http import HttpServer
 from gazette_platform.broker.metrics import BrokerMetrics
 from gazette_platform.broker.names import random_id
+from gazette_platform.broker.peers import Peers
 from gazette_platform.broker.replica import Replica
 from gazette_platform.broker.resolver import Resolver
 from gazette_platform.broker.service import BrokerService
@@ -86,7 +88,10 @@ class Broker:
     @property
     def endpoint(self) -> str:
         """Where clients reach it."""
-        return f"http://{self.config.host}:{self.port}"
+        if self.config.socket is not None:
+            return f"unix://{self.config.host}{self.config.socket}"
+        scheme = "https" if self.config.server_cert_file is not None else "http"
+        return f"{scheme}://{self.config.host}:{self.port}"
 
     async def start(self) -> None:
         """Announce this broker, load the key space, and serve.
@@ -95,9 +100,10 @@ class Broker:
         Cancellation: leaves what was begun; call `abandon`.
         """
         config, clock = self.config, SystemClock()
+        tls = config.server_tls.load() if config.server_cert_file is not None else None
         rng = random.Random()  # noqa: S311  spreads timers, keeps no secret
         process_id = ProcessId(config.zone, config.id or random_id(rng))
-        etcd = EtcdClient(config.etcd_endpoints)
+        etcd = EtcdClient(config.etcd_endpoints, tls=config.etcd_tls)
         self._stack.push_async_callback(etcd.close)
         await etcd.connect()
         space = KeySpace(
@@ -117,6 +123,8 @@ class Broker:
             self._service,
             host=config.host,
             port=config.port,
+            socket=config.socket,
+            tls=tls,
             recv_bytes_max=config.max_grpc_recv_size,
         )
         self._stack.push_async_callback(self._server.stop, grace_s=0.0)
@@ -154,6 +162,8 @@ class Broker:
         )
         lister = FragmentLister(stores)
         metrics = BrokerMetrics()
+        peers = Peers(config, clock)
+        self._stack.push_async_callback(peers.close)
         self._persister = Persister(
             registry=stores,
             lister=lister,
@@ -177,6 +187,8 @@ class Broker:
             executor=executor,
             tasks=self.tasks,
             metrics=metrics,
+            auth=Authenticator(config.auth_keys, clock),
+            peers=peers,
         )
 
     async def _join(self, process_id: ProcessId, space: KeySpace[BrokerState]) -> None:

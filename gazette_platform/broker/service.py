@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, TypeVar, final
 
 from google.protobuf.message import DecodeError
 
@@ -15,6 +15,7 @@ from gazette_platform.broker.read_api import ReadApi
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import EtcdError, GazetteError
 from gazette_platform.protocol import Status
+from gazette_platform.protocol.auth import Capability, Unauthenticated
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.resolver import Resolver
     from gazette_platform.broker.wire.interface import ContentSource
+    from gazette_platform.protocol.auth import Claims
 
 __all__ = ["BrokerService"]
+
+T = TypeVar("T")
 
 
 @final
@@ -32,6 +36,7 @@ class BrokerService:
 
     def __init__(self, context: BrokerContext, resolver: Resolver) -> None:
         self._metrics = context.metrics
+        self._auth = context.auth
         self._append = AppendApi(context, resolver)
         self._read = ReadApi(context, resolver)
         self._list = ListApi(context, resolver)
@@ -47,10 +52,11 @@ class BrokerService:
         self, first: bytes, content: ContentSource, metadata: Mapping[str, str]
     ) -> bytes:
         """Serve one Append."""
-        del metadata
         self._append_started.inc()
         try:
-            status, response = await self._append.append(first, content)
+            claims = self._auth.authorize(metadata, Capability.APPEND)
+            appending = self._append.append(first, content)
+            status, response = await self._before_expiry(claims, appending)
         except (GazetteError, DecodeError) as err:
             raise self._failed("Append", err) from err
         if status is Status.OK:
@@ -61,41 +67,51 @@ class BrokerService:
 
     async def read(self, request: bytes, metadata: Mapping[str, str]) -> AsyncGenerator[bytes]:
         """Serve one Read: a stream of responses."""
-        del metadata
-        async for response in self._streamed("Read", self._read.read(request)):
-            yield response
+        responses = self._streamed("Read", Capability.READ, self._read.read, request, metadata)
+        try:
+            async with aclosing(responses):
+                async for response in responses:
+                    yield response
+        except RpcFailed as err:
+            # As Gazette's, a read that has run out of time ends in order: clients go on with
+            # another, and a token that is good.
+            if err.code is not Code.DEADLINE_EXCEEDED:
+                raise
 
     async def list(self, request: bytes, metadata: Mapping[str, str]) -> AsyncGenerator[bytes]:
         """Serve one List: a stream of responses."""
-        del metadata
-        async for response in self._streamed("List", self._list.list_journals(request)):
-            yield response
+        method = self._list.list_journals
+        responses = self._streamed("List", Capability.LIST, method, request, metadata)
+        async with aclosing(responses):
+            async for response in responses:
+                yield response
 
     async def apply(self, request: bytes, metadata: Mapping[str, str]) -> bytes:
         """Serve one Apply."""
-        del metadata
-        return await self._unary("Apply", self._list.apply, request)
+        return await self._unary("Apply", Capability.APPLY, self._list.apply, request, metadata)
 
     async def list_fragments(self, request: bytes, metadata: Mapping[str, str]) -> bytes:
         """Serve one ListFragments."""
-        del metadata
-        return await self._unary("ListFragments", self._fragments.list_fragments, request)
+        method = self._fragments.list_fragments
+        return await self._unary("ListFragments", Capability.READ, method, request, metadata)
 
     async def fragment_store_health(self, request: bytes, metadata: Mapping[str, str]) -> bytes:
         """Serve one FragmentStoreHealth."""
-        del metadata
         method = self._fragments.fragment_store_health
-        return await self._unary("FragmentStoreHealth", method, request)
+        return await self._unary("FragmentStoreHealth", Capability.READ, method, request, metadata)
 
     async def _unary(
         self,
         operation: str,
-        method: Callable[[bytes], Awaitable[tuple[Status, bytes]]],
+        capability: Capability,
+        method: Callable[[bytes, Claims], Awaitable[tuple[Status, bytes]]],
         request: bytes,
+        metadata: Mapping[str, str],
     ) -> bytes:
         self._metrics.started.labels(operation).inc()
         try:
-            status, response = await method(request)
+            claims = self._auth.authorize(metadata, capability)
+            status, response = await self._before_expiry(claims, method(request, claims))
         except (GazetteError, DecodeError) as err:
             raise self._failed(operation, err) from err
         label = "ok" if status is Status.OK else status.name
@@ -103,13 +119,27 @@ class BrokerService:
         return response
 
     async def _streamed(
-        self, operation: str, responses: AsyncGenerator[bytes]
+        self,
+        operation: str,
+        capability: Capability,
+        method: Callable[[bytes, Claims], AsyncGenerator[bytes]],
+        request: bytes,
+        metadata: Mapping[str, str],
     ) -> AsyncGenerator[bytes]:
         self._metrics.started.labels(operation).inc()
         try:
-            async with aclosing(responses):
-                async for response in responses:
-                    yield response
+            claims = self._auth.authorize(metadata, capability)
+            async with aclosing(method(request, claims)) as responses:
+                if claims.expires_at is None:
+                    async for response in responses:
+                        yield response
+                else:
+                    while True:
+                        following = anext(responses, None)
+                        found = await self._before_expiry(claims, following)
+                        if found is None:
+                            break
+                        yield found
         except (GazetteError, DecodeError) as err:
             raise self._failed(operation, err) from err
         except asyncio.CancelledError:
@@ -117,10 +147,28 @@ class BrokerService:
             raise
         self._metrics.completed.labels(operation, "ok").inc()
 
+    async def _before_expiry(self, claims: Claims, work: Awaitable[T]) -> T:
+        """Await `work`, for no longer than the claims of its caller are good.
+
+        Raises: RpcFailed: DEADLINE_EXCEEDED, which clients answer with a new token.
+        """
+        if claims.expires_at is None:
+            return await work
+        limit = asyncio.timeout(self._auth.remaining_s(claims))
+        try:
+            async with limit:
+                return await work
+        except TimeoutError as err:
+            if not limit.expired():
+                raise
+            raise RpcFailed(Code.DEADLINE_EXCEEDED, "the call's authorization has expired") from err
+
     def _failed(self, operation: str, err: GazetteError | DecodeError) -> RpcFailed:
         self._metrics.completed.labels(operation, "error").inc()
         if isinstance(err, RpcFailed):
             return err
+        if isinstance(err, Unauthenticated):
+            return RpcFailed(Code.UNAUTHENTICATED, str(err))
         if isinstance(err, DecodeError):
             return RpcFailed(Code.INTERNAL, f"{operation}: malformed message: {err}")
         # Most of etcd's troubles pass, and clients retry what is unavailable.

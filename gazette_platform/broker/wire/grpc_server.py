@@ -13,7 +13,9 @@ from gazette_platform.errors import SetupError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+    from pathlib import Path
 
+    from gazette_platform.broker.tls import TlsMaterial
     from gazette_platform.broker.wire.interface import Service
 
 __all__ = ["GrpcServer"]
@@ -51,9 +53,22 @@ class _Messages:
 
 @final
 class GrpcServer:
-    """Serves a `Service` on a port."""
+    """Serves a `Service` on a port, or on a Unix socket.
 
-    def __init__(self, service: Service, *, host: str, port: int, recv_bytes_max: int) -> None:
+    Args: socket: to listen on in place of host and port. tls: of the port; None: it is plain.
+    Raises: SetupError: it cannot listen there.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        *,
+        host: str,
+        port: int,
+        recv_bytes_max: int,
+        socket: Path | None = None,
+        tls: TlsMaterial | None = None,
+    ) -> None:
         options = [*_OPTIONS, ("grpc.max_receive_message_length", recv_bytes_max)]
         self._server = aio.server(options=options)
         handlers = {
@@ -69,12 +84,15 @@ class GrpcServer:
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(_SERVICE, handlers),)
         )
+        address = f"unix:{socket}" if socket is not None else f"{host}:{port}"
         try:
-            self.port = self._server.add_insecure_port(f"{host}:{port}")
+            if tls is None:
+                self.port = self._server.add_insecure_port(address)
+            else:
+                self.port = self._server.add_secure_port(address, _credentials(tls))
         except RuntimeError as err:
             raise SetupError(
-                f"cannot listen on {host}:{port} (is the port in use? "
-                "choose another with --broker.port)"
+                f"cannot listen on {address} (is it in use? choose another with --broker.port)"
             ) from err
 
     async def start(self) -> None:
@@ -84,6 +102,14 @@ class GrpcServer:
     async def stop(self, *, grace_s: float) -> None:
         """Refuse new calls, give those under way `grace_s` seconds, then cancel them."""
         await self._server.stop(grace_s)
+
+
+def _credentials(tls: TlsMaterial) -> Any:
+    return grpc.ssl_server_credentials(
+        [(tls.key, tls.cert)],
+        root_certificates=tls.ca or None,
+        require_client_auth=bool(tls.ca),
+    )
 
 
 def _metadata(context: Any) -> Mapping[str, str]:

@@ -1,0 +1,87 @@
+"""Who may call this broker: verifies the token of each RPC. Pure: it reads a clock, and no more."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, final
+
+from gazette_platform.errors import ValidationError
+from gazette_platform.protocol.auth import (
+    ALL_CLAIMS,
+    LEEWAY_S,
+    Claims,
+    KeyRing,
+    Unauthenticated,
+    check_times,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gazette_platform.ops.clock import Clock
+    from gazette_platform.protocol.auth import Capability
+
+__all__ = ["Authenticator"]
+
+# Verified tokens that are remembered: clients send one for as long as it is good.
+_VERIFIED_MAX = 4096
+
+_SCHEME = "Bearer "
+
+
+@final
+class Authenticator:
+    """Verifies tokens against the keys of the cluster.
+
+    Args: keys: as `KeyRing` takes them; empty: every call is allowed everything.
+    Raises: ValidationError: a key is malformed, or none is left that could sign.
+
+    Source: errors and their texts are Gazette's (auth/keyed_auth.go).
+    """
+
+    def __init__(self, keys: str, clock: Clock) -> None:
+        self._clock = clock
+        try:
+            self._keys = KeyRing(keys) if keys.strip() else None
+        except ValidationError as err:
+            raise err.within("broker.auth-keys") from err
+        self._verified: OrderedDict[str, tuple[Mapping[str, Any], Claims]] = OrderedDict()
+
+    def authorize(self, metadata: Mapping[str, str], required: Capability) -> Claims:
+        """The claims of a call.
+
+        Args: metadata: with lower-case names.
+        Raises: Unauthenticated: no token, or none that verifies; Forbidden: it lacks `required`.
+        """
+        if self._keys is None:
+            return ALL_CLAIMS
+        header = metadata.get("authorization", "")
+        if not header:
+            if self._keys.admits_all:
+                return ALL_CLAIMS
+            raise Unauthenticated("missing or empty Authorization token")
+        if not header.startswith(_SCHEME):
+            raise Unauthenticated("invalid or unsupported Authorization header (expected 'Bearer')")
+        claims = self._verify(self._keys, header.removeprefix(_SCHEME))
+        claims.require(required)
+        return claims
+
+    def remaining_s(self, claims: Claims) -> float | None:
+        """Seconds until a call with these claims must end; None: it need not."""
+        if claims.expires_at is None:
+            return None
+        return claims.expires_at + LEEWAY_S - self._clock.now().timestamp()
+
+    def _verify(self, keys: KeyRing, token: str) -> Claims:
+        now = self._clock.now().timestamp()
+        found = self._verified.get(token)
+        if found is None:
+            payload = keys.verify(token)
+            check_times(payload, now)
+            found = self._verified[token] = payload, Claims.from_payload(payload)
+            if len(self._verified) > _VERIFIED_MAX:
+                self._verified.popitem(last=False)
+        else:
+            check_times(found[0], now)
+            self._verified.move_to_end(token)
+        return found[1]

@@ -1,0 +1,276 @@
+"""Tokens: what their bearer may do, and the keys that sign and verify them.
+
+A token is a JWT whose claims are a mask of capabilities and a label selector: it lets its bearer
+do these things to the journals that the selector matches, until it expires. Keys are symmetric and
+shared by all brokers and by the clients that sign for themselves; the first one of a list signs,
+any one verifies, so that keys are rotated by putting a new one first, process after process.
+
+No module of this file reads a clock or a file: callers pass the time.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import enum
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self, final
+
+import jwt
+import orjson
+from jwt.algorithms import HMACAlgorithm
+from typing_extensions import override
+
+from gazette_platform.errors import GazetteError, ValidationError
+from gazette_platform.protocol.labels import Label, LabelSet
+from gazette_platform.protocol.selectors import LabelSelector
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "ALL_CLAIMS",
+    "LEEWAY_S",
+    "Capability",
+    "Claims",
+    "Forbidden",
+    "KeyRing",
+    "Unauthenticated",
+    "check_times",
+]
+
+LEEWAY_S = 5.0
+"""Seconds by which the clocks of who signs and who verifies may differ."""
+
+# `AA==`, a single zero byte, is no key: it says that calls without a token are admitted, for as
+# long as clients are given theirs.
+_ADMIT_ALL = b"\0"
+
+_SIGNING_ALGORITHM = "HS256"
+_ALGORITHMS = ["HS256", "HS384"]
+
+
+class _AnyLength(HMACAlgorithm):
+    """HMAC with keys as short as operators made them for Gazette, which takes any."""
+
+    @override
+    def check_key_length(self, key: Any) -> None:
+        """Say nothing."""
+
+
+def _signatures() -> jwt.PyJWS:
+    signatures = jwt.PyJWS(algorithms=[])
+    signatures.register_algorithm("HS256", _AnyLength(HMACAlgorithm.SHA256))
+    signatures.register_algorithm("HS384", _AnyLength(HMACAlgorithm.SHA384))
+    return signatures
+
+
+# The claims are looked at here, with the caller's clock: PyJWT has one of its own.
+_JWS = _signatures()
+
+
+class Capability(enum.IntFlag):
+    """What a token allows its bearer, as a bit mask in its `cap` claim.
+
+    Bits from 65536 on belong to applications.
+    """
+
+    LIST = 2
+    APPLY = 4
+    READ = 8
+    APPEND = 16
+    REPLICATE = 32
+    ALL = (1 << 32) - 1
+
+
+class Unauthenticated(GazetteError):
+    """A call has no token, or one that does not verify. The text is Gazette's."""
+
+
+class Forbidden(Unauthenticated):
+    """A token is good, but not for this. Gazette's code on the wire is UNAUTHENTICATED, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What a call may do, and to which journals."""
+
+    capability: int = Capability.ALL
+    """Mask of `Capability`."""
+    selector: LabelSelector = LabelSelector()  # noqa: RUF009  immutable
+    """Matches the labels of journals, their implicit ``name`` among them; empty: all."""
+    expires_at: float | None = None
+    """Unix seconds; None: never."""
+
+    def require(self, capability: Capability) -> None:
+        """Raises: Forbidden: it is not among the capabilities."""
+        if self.capability & capability != capability:
+            raise Forbidden(f"authorization is missing required {capability.name} capability")
+
+    def match(self, labels: LabelSet) -> bool:
+        """Whether a journal with these labels, its name among them, is within the claims."""
+        selector = self.selector
+        return (not selector.include and not selector.exclude) or selector.matches(labels)
+
+    def payload(self, *, issued_at: int, lifetime_s: int) -> dict[str, Any]:
+        """The claims of a token, as JSON has them."""
+        return {
+            "cap": int(self.capability),
+            "sel": {
+                "include": {"labels": _labels_json(self.selector.include)},
+                "exclude": {"labels": _labels_json(self.selector.exclude)},
+            },
+            "exp": issued_at + lifetime_s,
+            "iat": issued_at,
+        }
+
+    @classmethod
+    def from_payload(cls, payload: Mapping[str, Any]) -> Self:
+        """The claims of a verified token. Raises: Unauthenticated: they are malformed."""
+        capability = payload.get("cap", 0)
+        if not isinstance(capability, int) or isinstance(capability, bool):
+            raise _malformed("cap is not a number")
+        selector = _object(payload, "sel")
+        return cls(
+            capability,
+            LabelSelector(
+                _labels_of(_object(selector, "include")), _labels_of(_object(selector, "exclude"))
+            ),
+            _time_of(payload, "exp"),
+        )
+
+
+ALL_CLAIMS = Claims()
+"""Those of every call while a broker has no keys."""
+
+
+@final
+class KeyRing:
+    """Keys that sign and verify tokens.
+
+    Args: text: base64 keys, separated by blanks or commas. ``AA==`` among them admits calls
+        without a token, and needs another key beside it.
+    Raises: ValidationError: a key is not base64, or there is none.
+    """
+
+    def __init__(self, text: str) -> None:
+        keys = [_key(index, part) for index, part in enumerate(re.split(r"[,\s]+", text)) if part]
+        self._keys = [key for key in keys if key != _ADMIT_ALL]
+        self.admits_all = len(self._keys) < len(keys)
+        """Whether calls without a token pass."""
+        if not self._keys:
+            raise ValidationError(
+                "holds no key that could sign (make one with `head -c 32 /dev/urandom | base64`)",
+            )
+
+    def sign(self, claims: Claims, *, now: float, lifetime_s: int) -> str:
+        """A token, signed by the first key. Args: now: Unix seconds."""
+        payload = claims.payload(issued_at=int(now), lifetime_s=lifetime_s)
+        return _JWS.encode(orjson.dumps(payload), self._keys[0], algorithm=_SIGNING_ALGORITHM)
+
+    def verify(self, token: str) -> Mapping[str, Any]:
+        """The payload of a token that one of the keys signed; its times are not looked at.
+
+        Raises: Unauthenticated: it is malformed, or no key fits.
+        """
+        for key in self._keys:
+            try:
+                raw = _JWS.decode(token, key, algorithms=_ALGORITHMS)
+                payload = orjson.loads(raw)
+            except jwt.InvalidSignatureError:
+                continue
+            except jwt.InvalidAlgorithmError as err:
+                raise Unauthenticated(
+                    f"verifying Authorization: token signature is invalid: {err} "
+                    f"(expected {' or '.join(_ALGORITHMS)})"
+                ) from err
+            except (jwt.InvalidTokenError, orjson.JSONDecodeError) as err:
+                raise _malformed(str(err)) from err
+            if not isinstance(payload, dict):
+                raise _malformed("the claims are not an object")
+            return payload
+        raise Unauthenticated(
+            "verifying Authorization: token signature is invalid: signature is invalid"
+        )
+
+
+def check_times(payload: Mapping[str, Any], now: float) -> None:
+    """Refuse a token that has expired, or is not valid yet.
+
+    Args: now: Unix seconds. Raises: Unauthenticated.
+    """
+    expires_at = _time_of(payload, "exp")
+    if expires_at is None:
+        problem = "token is missing required claim: exp claim is required"
+    elif now >= expires_at + LEEWAY_S:
+        problem = "token is expired"
+    elif (_time_of(payload, "iat") or 0) > now + LEEWAY_S:
+        problem = "token used before issued"
+    elif (_time_of(payload, "nbf") or 0) > now + LEEWAY_S:
+        problem = "token is not valid yet"
+    else:
+        return
+    raise Unauthenticated(f"verifying Authorization: token has invalid claims: {problem}")
+
+
+def _key(index: int, text: str) -> bytes:
+    try:
+        key = base64.b64decode(text, validate=True)
+    except binascii.Error as err:
+        raise ValidationError(f"key {index} is not base64: {err}") from err
+    if not key:
+        raise ValidationError(f"key {index} is empty")
+    return key
+
+
+def _malformed(why: str) -> Unauthenticated:
+    return Unauthenticated(f"verifying Authorization: token is malformed: {why}")
+
+
+def _time_of(payload: Mapping[str, Any], name: str) -> float | None:
+    value = payload.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _malformed(f"{name} is not a number")
+    return float(value)
+
+
+def _object(payload: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = payload.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise _malformed(f"{name} is not an object")
+    return value
+
+
+def _labels_json(labels: LabelSet) -> list[dict[str, Any]] | None:
+    """Labels as Go encodes them: empty fields left out, and null for none."""
+    out: list[dict[str, Any]] = []
+    for label in labels.labels:
+        entry: dict[str, Any] = {"name": label.name}
+        if label.value:
+            entry["value"] = label.value
+        if label.prefix:
+            entry["prefix"] = True
+        out.append(entry)
+    return out or None
+
+
+def _labels_of(holder: Mapping[str, Any]) -> LabelSet:
+    entries = holder.get("labels")
+    if entries is None:
+        return LabelSet()
+    if not isinstance(entries, list):
+        raise _malformed("labels is not a list")
+    labels = set()
+    for entry in entries:
+        if not isinstance(entry, dict):
+            raise _malformed("a label is not an object")
+        name, value, prefix = entry.get("name"), entry.get("value", ""), entry.get("prefix", False)
+        if not isinstance(name, str) or not isinstance(value, str) or not isinstance(prefix, bool):
+            raise _malformed("a label has no name, or a value of another type")
+        labels.add(Label(name, value, prefix))
+    return LabelSet(tuple(sorted(labels)))
