@@ -191,8 +191,9 @@ async def _attempt(
                 await call.write(request)
                 if (view := content.whole()) is not None:
                     for message in encoded_messages(view):
-                        stall.reschedule(loop.time() + stall_s)
                         await call.write(message)
+                        if len(view) > CONTENT_CHUNK_BYTES:
+                            stall.reschedule(loop.time() + stall_s)
                 else:
                     # The caller's iterator may wait as long as it likes; only the broker may not.
                     stall.reschedule(None)
@@ -200,7 +201,7 @@ async def _attempt(
                         stall.reschedule(loop.time() + stall_s)
                         await call.write(message)
                         stall.reschedule(None)
-                stall.reschedule(loop.time() + stall_s)
+                    stall.reschedule(loop.time() + stall_s)
                 await call.write(COMMIT_MARKER)
                 await call.done_writing()
             except (asyncio.InvalidStateError, grpc.aio.AioRpcError):

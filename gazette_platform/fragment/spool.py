@@ -13,6 +13,7 @@ threads at the same time: they touch disjoint state.
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import os
@@ -56,9 +57,7 @@ class SpoolFile:
     __slots__ = ("_holders", "begin", "fd")
 
     def __init__(self, directory: Path, begin: int) -> None:
-        descriptor, path = tempfile.mkstemp(prefix=".gazette-spool-", dir=directory)
-        os.unlink(path)  # noqa: PTH108  nobody else needs the name, and a crash leaves no litter
-        self.fd = descriptor
+        self.fd = _open_unnamed(directory)
         self.begin = begin
         self._holders = 1
 
@@ -78,6 +77,21 @@ class SpoolFile:
             else:
                 os.close(self.fd)
 
+
+def _open_unnamed(directory: Path) -> int:
+    """A file without a name, so that a crash leaves no litter. A store may give it one later."""
+    try:
+        return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as err:
+        if err.errno not in _NO_UNNAMED_FILES:
+            raise
+    descriptor, path = tempfile.mkstemp(prefix=".gazette-spool-", dir=directory)
+    os.unlink(path)  # noqa: PTH108
+    return descriptor
+
+
+# What file systems answer that have no unnamed files.
+_NO_UNNAMED_FILES = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL})
 
 # Freeing the pages of a large unlinked file takes 10 ms per 256 MiB, which readers would notice.
 _CLOSE_INLINE_BYTES_MAX = 1 << 20
@@ -264,6 +278,8 @@ class Spool:
             return None
         self.digest_step(self.end)
         self.compress_step(self.end, last=True)
+        # What was rolled back behind the end is not part of the file that a store may take over.
+        os.ftruncate(self._file.fd, self.content_length)
         compressed = self._compressed
         file, self._file, self._compressed = self._file, None, None
         return CompletedSpool(

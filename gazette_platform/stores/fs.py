@@ -2,7 +2,7 @@
 
 Our own driver, because engines read the directory while brokers write: an object appears under its
 name by a rename, whole and synced to disk. While being written its name begins with a dot, which
-engines and listings hide.
+engines and listings hide. A spool on the same file system is not copied: its file gets the name.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import stat
 import tempfile
 import threading
@@ -179,6 +180,41 @@ def _put(
         # directory would take fragments that nobody finds again.
         raise AccessDenied(f"invalid file store directory {root} (create or mount it)")
     _make_directories(target.parent)
+    written = _link(source_fd, length, target) or _write(source_fd, length, target, is_cancelled)
+    try:
+        written.rename(target)
+    except BaseException:
+        written.unlink(missing_ok=True)
+        raise
+    _sync_directory(target.parent)
+
+
+def _link(source_fd: int, length: int, target: Path) -> Path | None:
+    """Give an unnamed file a name beside the target.
+
+    Returns: None if that cannot be: it has a name, holds more, or lies on another file system.
+    """
+    info = os.fstat(source_fd)
+    if info.st_nlink or info.st_size != length:
+        return None
+    partial = target.with_name(f"{_PARTIAL_PREFIX}{target.name}.{secrets.token_hex(4)}")
+    try:
+        # The directory is of no use to an absolute path: it makes Python follow the symbolic link.
+        os.link(f"/proc/self/fd/{source_fd}", partial, src_dir_fd=source_fd, follow_symlinks=True)
+    except OSError:
+        return None
+    try:
+        os.fchmod(source_fd, _FILE_MODE)
+        os.utime(source_fd)  # an object is as old as its name
+        os.fsync(source_fd)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    return partial
+
+
+def _write(source_fd: int, length: int, target: Path, is_cancelled: threading.Event) -> Path:
+    """Copy the content to a new file beside the target."""
     partial_fd, partial_name = tempfile.mkstemp(
         prefix=f"{_PARTIAL_PREFIX}{target.name}.", dir=target.parent
     )
@@ -189,11 +225,10 @@ def _put(
             os.fsync(partial_fd)
         finally:
             os.close(partial_fd)
-        Path(partial_name).rename(target)
     except BaseException:
         Path(partial_name).unlink(missing_ok=True)
         raise
-    _sync_directory(target.parent)
+    return Path(partial_name)
 
 
 def _make_directories(directory: Path) -> None:

@@ -335,3 +335,12 @@ def test_discard_releases_both_files(make):
     for fd in fds:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(fd)
+
+
+def test_what_was_rolled_back_is_cut_off_the_completed_file(make):
+    spool = make()
+    append(spool, b"kept")
+    spool.write([b"rolled back"], spool.end)
+    completed = spool.complete()
+    assert os.fstat(completed.content.fd).st_size == 4
+    completed.close()

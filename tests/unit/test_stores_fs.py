@@ -265,3 +265,58 @@ def test_file_stores_need_a_root():
 def test_bad_urls_are_refused(tmp_path):
     with pytest.raises(ValidationError, match="doesn't end in '/'"):
         open_store("file:///x", file_root=tmp_path)
+
+
+# ------------------------------------------------------------------------- unnamed files take names
+def unnamed(directory, content):
+    fd = os.open(directory, os.O_TMPFILE | os.O_RDWR)
+    os.write(fd, content)
+    os.utime(fd, (1, 1))
+    return fd
+
+
+async def test_an_unnamed_file_is_not_copied(tmp_path, executor):
+    store = make(tmp_path, executor)
+    fd = unnamed(tmp_path, b"whole")
+    try:
+        await store.put("a/b/c", fd, 5)
+        stored = store.local_path("a/b/c").stat()
+        assert os.path.samestat(stored, os.fstat(fd))
+        assert stat.S_IMODE(stored.st_mode) == 0o640
+        assert stored.st_mtime > 1  # an object is as old as its name, not as its content
+        assert [path.name for path in (tmp_path / "a/b").iterdir()] == ["c"]
+        await store.put("again", fd, 5)  # it has its name already
+        assert not os.path.samestat(store.local_path("again").stat(), os.fstat(fd))
+    finally:
+        os.close(fd)
+    assert await read_all(store, "again") == await read_all(store, "a/b/c") == b"whole"
+
+
+async def test_an_unnamed_file_that_holds_more_is_copied(tmp_path, executor):
+    store = make(tmp_path, executor)
+    fd = unnamed(tmp_path, b"whole, and what was rolled back")
+    try:
+        await store.put("c", fd, 5)
+        assert not os.path.samestat(store.local_path("c").stat(), os.fstat(fd))
+    finally:
+        os.close(fd)
+    assert await read_all(store, "c") == b"whole"
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """A directory on another file system than tmp_path's."""
+    shared_memory = Path("/dev/shm")
+    if shared_memory.is_dir() and shared_memory.stat().st_dev != tmp_path.stat().st_dev:
+        return shared_memory
+    pytest.skip("one file system only")
+
+
+async def test_an_unnamed_file_of_another_file_system_is_copied(tmp_path, executor, elsewhere):
+    store = make(tmp_path, executor)
+    fd = unnamed(elsewhere, b"whole")
+    try:
+        await store.put("c", fd, 5)
+    finally:
+        os.close(fd)
+    assert await read_all(store, "c") == b"whole"
