@@ -3,18 +3,26 @@
 Content is nearly all that a broker moves, and a generated message copies it twice on each side.
 These functions read and write exactly the bytes that protobuf would for an ``AppendRequest`` or
 ``ReadResponse`` which holds only content (and, for reads, its offset), copying once to encode and
-never to decode. Anything else is left to the generated classes.
+never to decode. Content on its way to replicas is treated likewise. Anything else is left to the
+generated classes.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "COMMIT_MARKER",
     "CONTENT_CHUNK_BYTES",
     "decode_append_content",
     "decode_read_content",
+    "decode_replicate_content",
     "encode_append_content",
     "encode_read_content",
+    "encode_replicate_content",
 ]
 
 # Larger messages cost fewer Python steps a byte; the receive limit of Gazette's servers is 4 MiB.
@@ -24,6 +32,7 @@ CONTENT_CHUNK_BYTES = 512 * 1024
 COMMIT_MARKER = b""
 
 _APPEND_CONTENT_TAG = 0x22  # field 4, length-delimited
+_REPLICATE_DELTA_TAG = 0x28  # field 5, varint
 _READ_OFFSET_TAG = 0x18  # field 3, varint
 _READ_CONTENT_TAG = 0x3A  # field 7, length-delimited
 
@@ -73,6 +82,33 @@ def decode_read_content(raw: bytes) -> tuple[int, memoryview] | None:
         return None
     content = _rest(raw, at + 1)
     return None if content is None or not content else (offset, content)
+
+
+def encode_replicate_content(pieces: Sequence[bytes | memoryview], delta: int) -> bytes:
+    """A ReplicateRequest of the concatenated pieces, which are not all empty, and `delta` only."""
+    length = sum(map(len, pieces))
+    if not length:
+        raise ValueError("replicated content is empty, which nobody may send")
+    tail = b"\x28" + _varint(delta) if delta else b""
+    return b"".join((b"\x22", _varint(length), *pieces, tail))
+
+
+def decode_replicate_content(raw: bytes) -> tuple[int, memoryview] | None:
+    """Delta and content of a ReplicateRequest without more; see `decode_append_content`."""
+    if not raw or raw[0] != _APPEND_CONTENT_TAG:
+        return None
+    length, at = _read_varint(raw, 1)
+    end = at + length
+    if at < 0 or length == 0 or end > len(raw):
+        return None
+    delta = 0
+    if end < len(raw):
+        if raw[end] != _REPLICATE_DELTA_TAG:
+            return None
+        delta, behind = _read_varint(raw, end + 1)
+        if behind != len(raw):
+            return None
+    return delta, memoryview(raw)[at:end]
 
 
 def _rest(raw: bytes, at: int) -> memoryview | None:

@@ -70,3 +70,38 @@ def test_truncated_append_is_not_taken(raw):
 )
 def test_truncated_read_is_not_taken(raw):
     assert content.decode_read_content(raw) is None
+
+
+@pytest.mark.parametrize("delta", OFFSETS)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_replicated_content_is_what_protobuf_writes(delta, length):
+    data = bytes(i % 251 for i in range(length))
+    pieces = [data[: length // 2], memoryview(data)[length // 2 :]]
+    raw = content.encode_replicate_content(pieces, delta)
+    assert raw == pb.ReplicateRequest(content=data, content_delta=delta).SerializeToString()
+    assert content.decode_replicate_content(raw) == (delta, data)
+
+
+def test_replicated_content_is_never_empty():
+    with pytest.raises(ValueError, match="empty"):
+        content.encode_replicate_content([b""], 3)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pb.ReplicateRequest(),
+        pb.ReplicateRequest(content_delta=3),
+        pb.ReplicateRequest(content=b"x", acknowledge=True),
+        pb.ReplicateRequest(content=b"x", content_delta=3, acknowledge=True),
+        pb.ReplicateRequest(proposal=pb.Fragment(), acknowledge=True),
+    ],
+    ids=str,
+)
+def test_other_messages_to_replicas_are_left_to_protobuf(message):
+    assert content.decode_replicate_content(message.SerializeToString()) is None
+
+
+@pytest.mark.parametrize("raw", [b"\x22", b"\x22\x05abc", b"\x22\x01a\x28", b"\x22\x01a\x28\x80"])
+def test_broken_messages_to_replicas_are_left_to_protobuf(raw):
+    assert content.decode_replicate_content(raw) is None
