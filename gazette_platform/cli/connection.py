@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, BinaryIO, Literal, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -24,6 +24,8 @@ __all__ = [
     "connect",
     "connected",
     "matching",
+    "opened",
+    "parse_selector",
 ]
 
 T = TypeVar("T")
@@ -169,6 +171,12 @@ def connect(
 ) -> None:
     """List, apply, read and append to journals, and keep their fragments."""
     set_up_logging(log_level, log_format)
+    _check_files(cert_file, cert_key_file, trusted_ca_file)
+    if not auth_token.isprintable() or not auth_token.isascii():
+        raise ValidationError(
+            "has characters that no header may have, such as a line break; give the bare token",
+            path="--broker.auth-token",
+        )
     try:
         ttl_s = parse_duration(cache_ttl) / 1e9
     except ValidationError as err:
@@ -188,6 +196,49 @@ def connect(
     except ValidationError as err:
         raise err.within("--broker") from err
     ctx.obj = Connection(client=config, has_route_cache=cache_size > 0)
+
+
+def _check_files(cert_file: str, cert_key_file: str, trusted_ca_file: str) -> None:
+    """Raises: ValidationError: a file is missing, or a certificate without its key."""
+    files = {
+        "--broker.cert-file": cert_file,
+        "--broker.cert-key-file": cert_key_file,
+        "--broker.trusted-ca-file": trusted_ca_file,
+    }
+    for option, file in files.items():
+        if file:
+            with opened(file, option):
+                pass
+    if bool(cert_file) != bool(cert_key_file):
+        raise ValidationError(
+            "go together; give both, or neither", path="--broker.cert-file, --broker.cert-key-file"
+        )
+
+
+def opened(file: str | Path, option: str, mode: Literal["rb", "wb"] = "rb") -> BinaryIO:
+    """Open the file that `option` names.
+
+    Raises: ValidationError: it cannot be opened; says which, and why.
+    """
+    try:
+        return Path(file).open(mode)
+    except OSError as err:
+        verb = "read" if mode == "rb" else "write"
+        raise ValidationError(f"cannot {verb} {file}: {err.strerror}", path=option) from err
+
+
+def parse_selector(text: str) -> LabelSelector:
+    """The selector that ``--selector`` gave.
+
+    Raises: ValidationError: it cannot be parsed; shows one that can.
+    """
+    try:
+        return LabelSelector.parse(text)
+    except ValidationError as err:
+        raise ValidationError(
+            f"{err} (write it as 'name:prefix=a/, env in (dev, test), !private')",
+            path="--selector",
+        ) from err
 
 
 def connected(
@@ -216,7 +267,7 @@ async def matching(client: AsyncClient, selector: str) -> list[JournalListing]:
 
     Raises: ValidationError: none does; a command that changes things then has nothing to do.
     """
-    snapshot: ListSnapshot = await client.list_snapshot(LabelSelector.parse(selector))
+    snapshot: ListSnapshot = await client.list_snapshot(parse_selector(selector))
     if not snapshot.journals:
         raise ValidationError(
             f"no journals match the selector ({selector}); "

@@ -119,7 +119,10 @@ class _Input:
 
     def __init__(self, name: str) -> None:
         self._is_stdin = name == "-"
-        self._fd = _STDIN if self._is_stdin else os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._fd = _STDIN if self._is_stdin else os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as err:
+            raise ValidationError(f"cannot read {name}: {err.strerror}", path="--input") from err
         status = os.fstat(self._fd)
         if stat.S_ISDIR(status.st_mode):
             raise ValidationError(f"is a directory ({name})", path="--input")
@@ -224,7 +227,8 @@ async def _append_records(
     finally:
         # Also after bad input: what came before it was accepted in order, and is told about.
         appended = await _close(writers)
-        note(f"appended {router.count} records, {appended} bytes, to {len(journals)} journals")
+        if router.count or sys.exc_info()[0] is None:
+            note(f"appended {router.count} records, {appended} bytes, to {len(journals)} journals")
 
 
 async def _close(writers: list[AppendWriter]) -> int:

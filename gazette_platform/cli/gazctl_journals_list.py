@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from google.protobuf import text_format
 
-from gazette_platform.cli.connection import Selector, connected, matching
+from gazette_platform.cli.connection import Selector, connected, matching, opened, parse_selector
 from gazette_platform.cli.errors import one_line
 from gazette_platform.cli.output import NONE, note, print_json, print_table, print_text
 from gazette_platform.client import (
@@ -25,7 +25,7 @@ from gazette_platform.client import (
     apply_request,
     list_response,
 )
-from gazette_platform.errors import GazetteError, SetupError, ValidationError
+from gazette_platform.errors import EtcdTransactionFailed, GazetteError, SetupError, ValidationError
 from gazette_platform.protocol import (
     LabelSelector,
     SuspendLevel,
@@ -96,7 +96,7 @@ def list_journals(
             _print_listing(snapshot, output_format)
 
     async def work(client: AsyncClient) -> None:
-        parsed = LabelSelector.parse(selector)
+        parsed = parse_selector(selector)
         if not watch:
             show(await client.list_snapshot(parsed))
             return
@@ -187,13 +187,44 @@ def apply(
 
 
 def _apply(ctx: typer.Context, changes: Sequence[Change], batch_size: int) -> int:
-    return connected(ctx, lambda client: client.apply(changes, batch_size=batch_size))
+    async def work(client: AsyncClient) -> int:
+        try:
+            return await client.apply(changes, batch_size=batch_size)
+        except EtcdTransactionFailed as err:
+            stale = await _stale(client, changes)
+            if not stale:
+                raise
+            raise EtcdTransactionFailed(stale) from err
+
+    return connected(ctx, work)
+
+
+async def _stale(client: AsyncClient, changes: Sequence[Change]) -> str:
+    """Which of the changes are at another revision than they expect, in words; empty if none."""
+    found = {each.name: each.mod_revision for each in await client.list_snapshot(LabelSelector())}
+    stale = []
+    for change in changes:
+        name = change.delete if change.spec is None else change.spec.name
+        at = found.get(name, 0)
+        if change.revision not in {-1, at}:
+            is_at = f"is at revision {at}" if at else "does not exist"
+            expected = f"revision {change.revision}" if change.revision else "that it is new"
+            stale.append(f"{name} {is_at}, and the specs expect {expected}")
+    more = f"; and {len(stale) - _STALE_MAX} more" if len(stale) > _STALE_MAX else ""
+    return "; ".join(stale[:_STALE_MAX]) + more
+
+
+_STALE_MAX = 3
 
 
 def _read_specs(specs: str) -> bytes:
     if specs == "-":
         return sys.stdin.buffer.read()
-    return Path(specs).read_bytes()
+    with opened(specs, "--specs") as file:
+        try:
+            return file.read()
+        except OSError as err:
+            raise ValidationError(f"cannot read {specs}: {err.strerror}", path="--specs") from err
 
 
 def _parse(document: bytes, name: str) -> list[Change]:

@@ -10,7 +10,7 @@ from typing import Annotated, BinaryIO, final
 import orjson
 import typer
 
-from gazette_platform.cli.connection import Connection, Selector, connected
+from gazette_platform.cli.connection import Connection, Selector, connected, opened
 from gazette_platform.cli.gazctl_journals_upkeep import is_fully_suspended
 from gazette_platform.cli.output import note
 from gazette_platform.client import AsyncClient, JournalListing, Reader
@@ -76,11 +76,16 @@ def read(
     gazctl journals read -l name:prefix=a/ --offsets o.json --offsets-out o.json -o more
     """
     start = _read_offsets(offsets)
+    if offsets_out is not None and not offsets_out.absolute().parent.is_dir():
+        raise ValidationError(
+            f"there is no folder {offsets_out.absolute().parent} to write {offsets_out.name} to",
+            path="--offsets-out",
+        )
     connection = ctx.find_object(Connection)
     assert connection is not None  # set by the group
 
     async def work(client: AsyncClient) -> None:
-        out = sys.stdout.buffer if output == "-" else Path(output).open("wb")  # noqa: ASYNC230, SIM115
+        out = sys.stdout.buffer if output == "-" else opened(output, "--output", "wb")
         merge = _Merge(
             client,
             out,
@@ -105,13 +110,20 @@ def read(
 def _read_offsets(path: Path | None) -> dict[str, int]:
     if path is None:
         return {}
-    text = path.read_bytes()
+    with opened(path, "--offsets") as file:
+        text = file.read()
     try:
         offsets = orjson.loads(text)
     except orjson.JSONDecodeError as err:
         raise DataError(f"{path}: not JSON: {err}") from err
     if not isinstance(offsets, dict) or not all(type(v) is int for v in offsets.values()):
         raise DataError(f"{path}: not a JSON object of journals and offsets")
+    for journal, offset in offsets.items():
+        if not -1 <= offset < 1 << 63:
+            raise ValidationError(
+                f'the offset of "{journal}" must be from 0 on, or -1 for the write head ({offset})',
+                path=str(path),
+            )
     return offsets
 
 
@@ -228,6 +240,7 @@ class _Merge:
     async def _copy(self, reader: Reader) -> None:
         """Copy content, holding the turn until a span is whole, so that no append is cut."""
         has_turn = False
+        start = reader.offset
         try:
             async for piece in reader:
                 if not has_turn:
@@ -242,6 +255,11 @@ class _Merge:
                     self._out.flush()
                     self._turn.release()
                     has_turn = False
+            if reader.offset > reader.write_head and reader.offset == start:
+                note(
+                    f"{reader.journal}: nothing to read at offset {reader.offset}, its write head "
+                    f"is {reader.write_head}"
+                )
             if reader.offset >= 0:
                 self.offsets[reader.journal] = reader.offset
         finally:

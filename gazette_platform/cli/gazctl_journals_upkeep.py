@@ -7,7 +7,7 @@ import typer
 from gazette_platform.cli.connection import Selector, connected, matching
 from gazette_platform.cli.output import note, print_text
 from gazette_platform.client import AsyncClient, JournalListing
-from gazette_platform.errors import FragmentStoreUnhealthy
+from gazette_platform.errors import StoreUnavailable
 from gazette_platform.protocol import SuspendLevel
 
 __all__ = ["is_fully_suspended", "reset_head", "store_health", "suspend"]
@@ -94,7 +94,7 @@ def store_health(
     async def work(client: AsyncClient) -> None:
         health = await client.store_health(store_url, check_delete_prefix=check_delete_prefix)
         if not health.is_healthy:
-            raise FragmentStoreUnhealthy(f"fragment store {store_url}: {health.error}")
+            raise StoreUnavailable(f"fragment store {store_url} is not healthy: {health.error}")
         print_text(f"Fragment store {store_url} is healthy")
 
     connected(ctx, work)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,8 +42,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+
+def _folder(text: str | Path) -> Path:
+    if not str(text):
+        # An unset variable of a shell: it must not make a platform of the current folder.
+        raise typer.BadParameter("is empty: name a folder, or . for the current one")
+    return Path(text)
+
+
+NewRoot = Annotated[
+    Path,
+    typer.Option(
+        "--root", metavar="DIR", parser=_folder, help="Folder of the platform; made if missing."
+    ),
+]
 Root = Annotated[
-    Path, typer.Option("--root", metavar="DIR", help="Folder of the platform; made if missing.")
+    Path, typer.Option("--root", metavar="DIR", parser=_folder, help="Folder of the platform.")
 ]
 
 
@@ -67,9 +82,24 @@ def _serve(values: dict[str, Any]) -> None:
     """
     set_up_logging(values["log.level"], values["log.format"])
     config = broker_config(values)
+    for folder, name in ((config.spool_dir, "spool-dir"), (config.file_root, "file-root")):
+        if folder is not None:
+            _check_writable(folder, f"broker.{name}")
     from gazette_platform.broker import serve as broker_serve  # noqa: PLC0415  starts no faster else
 
     broker_serve.run(config)
+
+
+def _check_writable(folder: Path, option: str) -> None:
+    """Raises: ValidationError: no file can be made in `folder`."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as err:
+        raise ValidationError(
+            f"cannot write to {folder}: {err.strerror} (choose another folder with --{option})",
+            path=option,
+        ) from err
 
 
 def _print_config(values: dict[str, Any]) -> None:
@@ -89,7 +119,7 @@ app.command("print-config")(with_serve_options(_print_config))
 
 @app.command()
 def up(
-    root: Root,
+    root: NewRoot,
     brokers: Annotated[int, typer.Option(help="Number of broker processes.")] = 1,
     without: Annotated[
         list[str] | None,
@@ -145,7 +175,9 @@ def _platform_options(brokers: int, without: list[str], ports: list[str]) -> Pla
     for text in ports:
         name, _, number = text.partition("=")
         if not number.isdecimal() or not 0 < int(number) < 65536:
-            raise ValidationError(f"expected NAME=PORT, got {text!r}", path="--port")
+            raise ValidationError(
+                f"expected NAME=PORT with a port from 1 to 65535, got {text!r}", path="--port"
+            )
         fixed[name] = int(number)
     return PlatformOptions(brokers=brokers, without=names, ports=fixed)
 
@@ -154,7 +186,7 @@ def _show_log(log: Path) -> None:
     from gazette_platform.embedded.process import log_tail  # noqa: PLC0415
 
     print(f"--- the end of {log}", file=sys.stderr)
-    print(log_tail(log, lines=_LOG_LINES), file=sys.stderr)
+    print(log_tail(log, lines=_LOG_LINES, of_last_run=True), file=sys.stderr)
     print("---", file=sys.stderr)
 
 
@@ -253,7 +285,12 @@ def install() -> None:
 def demo(
     root: Annotated[
         Path | None,
-        typer.Option("--root", metavar="DIR", help="Folder of the platform; default: temporary."),
+        typer.Option(
+            "--root",
+            metavar="DIR",
+            parser=_folder,
+            help="Folder of the platform; default: temporary.",
+        ),
     ] = None,
     *,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the platform running.")] = False,

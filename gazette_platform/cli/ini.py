@@ -37,7 +37,9 @@ def apply_ini(
         return None
     parser = configparser.ConfigParser(interpolation=None, strict=False)
     try:
-        parser.read_string(path.read_text(encoding="utf-8"))
+        parser.read_string(path.read_text(encoding="utf-8"), source=str(path))
+    except OSError as err:
+        raise ValidationError(f"cannot read {path}: {err.strerror}") from err
     except (configparser.Error, UnicodeDecodeError) as err:
         raise ValidationError(f"{path} is not an INI file: {' '.join(str(err).split())}") from err
     by_key = {_key(option): variable for option, variable in variables.items()}

@@ -97,7 +97,8 @@ SERVE_OPTIONS = (
     _broker(
         "append-wait",
         float,
-        "How long an append waits for its journal to become writable; 0s fails at once.",
+        "How long an append waits for its journal to become writable, and a read for the first "
+        "listing of its stores; 0s fails at once.",
         "append_wait_s",
     ),
     _broker(

@@ -100,6 +100,8 @@ class PlatformDir:
             self.warehouse,
             self.tables,
         )
+        if self.root.exists() and not self.root.is_dir():
+            raise SetupError(f"{self.root} is not a folder (choose another with --root)")
         try:
             for folder in folders:
                 folder.mkdir(parents=True, exist_ok=True)

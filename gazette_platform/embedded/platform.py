@@ -63,6 +63,14 @@ class PlatformOptions:
                 f"unknown name {unknown[0]!r}, expected some of {', '.join(self.port_names())}",
                 path="--port",
             )
+        by_port: dict[int, str] = {}
+        for name, port in self.ports.items():
+            if port in by_port:
+                raise ValidationError(
+                    f"{port} is given to both {by_port[port]} and {name}; each needs its own",
+                    path="--port",
+                )
+            by_port[port] = name
 
     def has(self, name: str) -> bool:
         """Whether the component `name` is part of the platform."""

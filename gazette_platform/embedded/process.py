@@ -23,6 +23,7 @@ __all__ = ["Child", "ProcessId", "log_tail", "stop_process"]
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.05
 _KILL_WAIT_S = 5.0
+_RUN_MARK = "--- "
 _LOG_TAIL_BYTES = 8192
 # `comm`, the second field of /proc/<pid>/stat, may hold spaces and brackets; the rest may not.
 _STAT_START_FIELD = 19
@@ -81,7 +82,7 @@ class Child:
         tie = _tie_to_parent(os.getpid())
         try:
             with log.open("ab") as output:
-                output.write(f"\n--- {' '.join(command)}\n".encode())
+                output.write(f"\n{_RUN_MARK}{' '.join(command)}\n".encode())
                 output.flush()
                 self._popen: subprocess.Popen[bytes] = subprocess.Popen(
                     command,
@@ -155,8 +156,11 @@ def stop_process(process: ProcessId, *, timeout_s: float) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def log_tail(log: Path, *, lines: int = 15) -> str:
-    """The last lines of a log; empty if there is none."""
+def log_tail(log: Path, *, lines: int = 15, of_last_run: bool = False) -> str:
+    """The last lines of a log; empty if there is none.
+
+    Args: of_last_run: only what the `Child` that wrote last has said, without its command.
+    """
     try:
         with log.open("rb") as file:
             file.seek(0, os.SEEK_END)
@@ -164,4 +168,8 @@ def log_tail(log: Path, *, lines: int = 15) -> str:
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return ""
-    return "\n".join(text.rstrip().splitlines()[-lines:])
+    found = text.rstrip().splitlines()
+    if of_last_run:
+        marks = [index for index, line in enumerate(found) if line.startswith(_RUN_MARK)]
+        found = found[marks[-1] + 1 :] if marks else found
+    return "\n".join(found[-lines:])

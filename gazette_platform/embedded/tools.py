@@ -23,7 +23,7 @@ import tomllib
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from gazette_platform.embedded.maven import MavenArtifact, fetch_maven
 from gazette_platform.embedded.progress import show_step
@@ -158,17 +158,21 @@ def _home_name(package: str, prefix: str) -> str:
 
 @contextmanager
 def _locked(name: str) -> Iterator[None]:
+    with _lock_file(name) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with show_step(f"waiting for another process that installs {name}"):
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _lock_file(name: str) -> IO[str]:
     locks = cache_dir() / "locks"
     try:
         locks.mkdir(parents=True, exist_ok=True)
-        with (locks / f"{name}.lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                with show_step(f"waiting for another process that installs {name}"):
-                    fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-    except PermissionError as error:
+        return (locks / f"{name}.lock").open("w")
+    except OSError as error:
         raise SetupError(
             f"cannot write to the tool cache {cache_dir()}: {error.strerror} "
             "(choose another folder with GAZETTE_CACHE)"

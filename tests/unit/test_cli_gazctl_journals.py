@@ -114,7 +114,7 @@ def test_stale_revision_is_told_with_what_to_do(gazctl):
     gazctl("apply", stdin=SPEC)
     result = gazctl("apply", stdin=SPEC)
     assert result.code == 1
-    assert "applying a/one, a/two" in result.err
+    assert "a/one is at revision 2, and the specs expect that it is new" in result.err
     assert "list the journals again" in result.err
 
 
@@ -216,7 +216,8 @@ def test_append_bad_input_is_one_error(gazctl, broker, tmp_path, content, flags,
     result = gazctl("append", "-l", "name:prefix=ex/", "-i", "in", *flags)
     assert result.code == 1
     assert text in result.err
-    assert result.err.splitlines()[-1].startswith("gazctl: error: ")
+    assert len(result.err.splitlines()) == 1
+    assert result.err.startswith("gazctl: error: ")
     assert broker.journals["ex/aa"].content == b""
 
 
@@ -257,7 +258,44 @@ def test_read_tail_learns_the_heads(gazctl, broker, tmp_path):
 def test_read_refuses_bad_offsets(gazctl, broker, tmp_path):
     (tmp_path / "o.json").write_text('{"a/one": "x"}')
     assert "not a JSON object" in gazctl("read", "-l", "name=a/one", "--offsets", "o.json").err
-    assert "No such file" in gazctl("read", "-l", "name=a/one", "--offsets", "none.json").err
+    missing = gazctl("read", "-l", "name=a/one", "--offsets", "none.json")
+    assert "--offsets: cannot read none.json: No such file" in missing.err
+    (tmp_path / "o.json").write_text('{"a/one": -2}')
+    refused = gazctl("read", "-l", "name=a/one", "--offsets", "o.json")
+    assert 'o.json: the offset of "a/one" must be from 0 on' in refused.err
+
+
+def test_read_says_that_an_offset_is_beyond_the_head(gazctl, broker, tmp_path):
+    broker.journal("a/one", content=b"0123")
+    (tmp_path / "o.json").write_text('{"a/one": 9}')
+    result = gazctl("read", "-l", "name=a/one", "--offsets", "o.json")
+    assert result.out == b""
+    assert "a/one: nothing to read at offset 9, its write head is 4" in result.err
+
+
+def test_read_looks_at_where_it_writes_before_it_reads(gazctl, broker):
+    broker.journal("a/one", content=b"0123")
+    flags = ("read", "-l", "name=a/one")
+    for more in (("--offsets-out", "none/o.json"), ("--output", "none/content")):
+        result = gazctl(*flags, *more)
+        assert result.code == 1
+        assert result.out == b""
+        assert more[0] in result.err
+
+
+def test_connection_options_that_cannot_work_are_named(gazctl, tmp_path):
+    (tmp_path / "cert.pem").write_text("")
+    for flags, text in (
+        (("--broker.cert-file=none.pem",), "--broker.cert-file: cannot read none.pem"),
+        (("--broker.trusted-ca-file=none.pem",), "--broker.trusted-ca-file: cannot read none.pem"),
+        (("--broker.cert-file=cert.pem",), "--broker.cert-key-file: go together"),
+        (("--broker.auth-token=a\nb",), "--broker.auth-token: has characters"),
+        (("--selector=a = = b",), "--selector: could not match"),
+    ):
+        result = gazctl("list", *flags)
+        assert result.code == 1
+        assert text in result.err
+        assert len(result.err.splitlines()) == 1
 
 
 def test_fragments_as_table_json_and_prototext(gazctl, broker):
@@ -341,7 +379,7 @@ def test_store_health(gazctl, broker):
     )
     result = gazctl("store-health", "s3://bucket/", "--check-delete-prefix", "")
     assert result.code == 1
-    assert "fragment store s3://bucket/: no such bucket" in result.err
+    assert "fragment store s3://bucket/ is not healthy: no such bucket" in result.err
     assert broker.requests[-1].check_delete
 
 

@@ -83,8 +83,15 @@ def test_options_become_the_settings_of_a_broker(tmp_path: Path):
         (["serve", "--broker.port=many"], 2, "Invalid value for '--broker.port'"),
         (["serve", "--broker.prot=1"], 2, "No such option"),
         (["up", "--root=x", "--without=trio"], 1, "--without: unknown component 'trio'"),
-        (["up", "--root=x", "--port=trino"], 1, "--port: expected NAME=PORT, got 'trino'"),
+        (["up", "--root=x", "--port=trino"], 1, "--port: expected NAME=PORT with a port"),
         (["up", "--root=x", "--brokers=0"], 1, "--brokers: expected 1 to 64"),
+        (
+            ["up", "--root=x", "--port=etcd=2000", "--port=trino=2000"],
+            1,
+            "--port: 2000 is given to both etcd and trino",
+        ),
+        (["up", "--root="], 2, "is empty: name a folder"),
+        (["serve", "--broker.spool-dir=/proc"], 1, "cannot write to /proc"),
         (["up"], 2, "Missing option '--root'"),
         (["down", "--root=missing"], 1, "there is no folder"),
         (["status", "--root=.", "-o", "xml"], 1, "--output: expected table or json"),
@@ -110,6 +117,19 @@ def test_broken_ini_file_is_one_clear_message(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "gazette.ini").write_text("zone = nowhere\n")
     assert gazette.main(["print-config"]) == 1
     assert "gazette.ini is not an INI file" in capsys.readouterr().err
+
+
+def test_ini_file_that_cannot_be_read_is_one_clear_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "gazette.ini").write_text("[Broker]\n")
+
+    def refuse(*_args: object, **_kwargs: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.read_text", refuse)
+    assert gazette.main(["print-config"]) == 1
+    assert capsys.readouterr().err == "gazette: error: cannot read gazette.ini: Permission denied\n"
 
 
 def test_without_a_command_help_is_shown(capsys: pytest.CaptureFixture[str]):

@@ -82,6 +82,7 @@ def test_state_survives_the_file(tmp_path: Path):
     [
         ({"without": frozenset({"hive"})}, "--without: unknown component 'hive'"),
         ({"brokers": 0}, "--brokers: expected 1 to 64"),
+        ({"ports": {"etcd": 7, "dagster": 7}}, "--port: 7 is given to both etcd and dagster"),
         ({"ports": {"oracle": 1}}, "--port: unknown name 'oracle'"),
     ],
 )

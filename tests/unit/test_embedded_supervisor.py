@@ -136,6 +136,9 @@ def test_component_that_dies_at_start_is_named_and_the_rest_is_stopped(stage: St
     with pytest.raises(ComponentFailed, match="bad exited with code 3") as caught:
         stage.run(Recorder())
     assert "port is taken by somebody" in log_tail(caught.value.log)
+    with caught.value.log.open("a") as log:
+        log.write("\n--- bad again\nsecond words\n")
+    assert log_tail(caught.value.log, of_last_run=True) == "second words"
     state = PlatformState.load(stage.layout.state)
     assert state.phase == "failed"
     assert {n: c.state for n, c in state.components.items()} == {"good": "stopped", "bad": "failed"}

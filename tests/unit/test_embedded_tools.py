@@ -71,6 +71,15 @@ def test_named_etcd_that_is_missing_is_an_error(cache: Path, monkeypatch: pytest
         tools.etcd()
 
 
+def test_cache_that_cannot_be_written_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("GAZETTE_CACHE", str(tmp_path / "file"))
+    with pytest.raises(SetupError, match="choose another folder with GAZETTE_CACHE"):
+        tools.iceberg_spark_runtime()
+
+
 def test_tool_is_built_once_and_appears_whole(cache: Path):
     built: list[Path] = []
 
