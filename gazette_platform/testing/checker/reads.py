@@ -1,0 +1,176 @@
+"""Checks of reads: slices of one byte string, in order, of nothing that was never committed."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from gazette_platform.testing.checker.report import Anomaly
+from gazette_platform.testing.history import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from gazette_platform.testing.checker.attribution import ContentIndex, Segment
+    from gazette_platform.testing.history import Append, FinalContent, Piece, Poll
+
+__all__ = ["check_contents", "check_streams", "lag_and_unseen"]
+
+
+def check_streams(journal: str, polls: Sequence[Poll], *, first_offset: int) -> Iterator[Anomaly]:
+    """Each stream gives every byte once and in order, from where it was asked to begin.
+
+    Args: first_offset: what lies before it is gone, so that readers may be led past it.
+    """
+    for stream in _streams(polls).values():
+        at = stream[0].offset
+        last: Poll | None = None
+        for poll in stream:
+            for number, piece in enumerate(poll.pieces):
+                if at >= 0:
+                    yield from _step(
+                        journal, last, poll, piece, at, number=number, first_offset=first_offset
+                    )
+                at = piece.end
+            if poll.pieces:
+                last = poll
+
+
+def _step(
+    journal: str,
+    last: Poll | None,
+    poll: Poll,
+    piece: Piece,
+    at: int,
+    *,
+    number: int,
+    first_offset: int,
+) -> Iterator[Anomaly]:
+    internal = "int-" if number else ""
+    shown = (poll,) if number or last is None else (last, poll)
+    if piece.begin < at:
+        text = f"{poll.process} had read up to {at}, and then got {piece}"
+        yield Anomaly(f"{internal}nonmonotonic-poll", journal, text, shown)
+    elif piece.begin > max(at, first_offset):
+        text = f"{poll.process} had read up to {at}, and then got {piece}"
+        yield Anomaly(f"{internal}poll-skip", journal, text, shown)
+
+
+def check_contents(
+    final: FinalContent, polls: Sequence[Poll], index: ContentIndex, segments: Sequence[Segment]
+) -> Iterator[Anomaly]:
+    """Reads are slices of the final content, and see nothing before it was appended."""
+    begins = [segment.begin for segment in segments]
+    for poll in polls:
+        if poll.write_head > final.end:
+            text = f"{poll.process} was told of a write head {poll.write_head}, beyond {final.end}"
+            yield Anomaly("precommitted-read", final.journal, text, (poll,))
+        for piece in poll.pieces:
+            if piece.begin < final.begin:
+                continue  # pruned since: there is nothing to compare with
+            kept = final.content[piece.begin - final.begin : piece.end - final.begin]
+            if len(kept) == piece.length and _sha1(kept) == piece.sha1:
+                yield from _from_the_future(final.journal, poll, piece, segments, begins)
+            else:
+                yield _differs(final, poll, piece, index, segments)
+
+
+def _from_the_future(
+    journal: str, poll: Poll, piece: Piece, segments: Sequence[Segment], begins: list[int]
+) -> Iterator[Anomaly]:
+    for number in range(max(0, bisect_right(begins, piece.begin) - 1), len(segments)):
+        segment = segments[number]
+        if segment.begin >= piece.end:
+            return
+        op = segment.op
+        if op is not None and segment.end > piece.begin and op.invoked_at > poll.completed_at:
+            text = f"{poll.process} read {op.label} before it was invoked"
+            yield Anomaly("G1c-realtime", journal, text, (poll, op))
+
+
+def _differs(
+    final: FinalContent,
+    poll: Poll,
+    piece: Piece,
+    index: ContentIndex,
+    segments: Sequence[Segment],
+) -> Anomaly:
+    """What a reader got is not what the journal holds."""
+    seen: Append | None = None
+    at = piece.begin
+    if piece.content is not None:
+        kept = final.content[piece.begin - final.begin : piece.end - final.begin]
+        at += _common_length(piece.content, kept)
+        seen = index.seen_at(piece.content, at - piece.begin)
+    holds = next((s.op for s in segments if s.op is not None and s.begin <= at < s.end), None)
+    if at >= final.end:
+        now = f"and the journal ends at {final.end}"
+    else:
+        now = f"where the journal holds {holds.label}" if holds else "which is not in the journal"
+    shown: tuple[Append | Poll, ...] = (poll,)
+    shown = tuple(op for op in (seen, holds) if op is not None) + shown
+    if seen is None:
+        text = f"{poll.process} got {piece}, which differs from offset {at} on, {now}"
+        name = "inconsistent-offsets" if at < final.end else "precommitted-read"
+        return Anomaly(name, final.journal, text, shown)
+    text = f"{poll.process} read {seen.label} at offset {at}, {now}"
+    name = {
+        Outcome.OK: "inconsistent-offsets",
+        Outcome.FAIL: "G1a",
+        Outcome.UNKNOWN: "precommitted-read",
+    }[seen.outcome]
+    return Anomaly(name, final.journal, text, shown)
+
+
+def lag_and_unseen(appends: Sequence[Append], polls: Sequence[Poll]) -> tuple[float, int]:
+    """The longest time until a reader saw an acknowledged append, and how many none saw.
+
+    A reader that began behind an append, or ended before it came to it, has nothing to say of it.
+    """
+    acknowledged = sorted(
+        (op for op in appends if op.outcome is Outcome.OK and op.content), key=lambda op: op.end
+    )
+    seen: set[int] = set()
+    worst_s = 0.0
+    for stream in _streams(polls).values():
+        got = [(piece, poll) for poll in stream for piece in poll.pieces]
+        number = 0
+        for op in acknowledged:
+            while number < len(got) and got[number][0].end < op.end:
+                number += 1
+            if number == len(got):
+                break
+            if op.begin >= got[0][0].begin:
+                seen.add(op.id)
+                worst_s = max(worst_s, got[number][1].completed_at - op.completed_at)
+    return worst_s, len(acknowledged) - len(seen) if polls else 0
+
+
+def _streams(polls: Sequence[Poll]) -> dict[int, list[Poll]]:
+    streams: defaultdict[int, list[Poll]] = defaultdict(list)
+    for poll in sorted(polls, key=lambda poll: (poll.invoked_at, poll.id)):
+        if poll.outcome is Outcome.OK:
+            streams[poll.stream].append(poll)
+    return streams
+
+
+def _common_length(left: bytes, right: bytes) -> int:
+    """Bytes that both begin with.
+
+    >>> _common_length(b"abcd", b"abx")
+    2
+    """
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[:middle] == right[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _sha1(content: bytes) -> bytes:
+    return hashlib.sha1(content, usedforsecurity=False).digest()

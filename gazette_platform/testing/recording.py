@@ -1,0 +1,157 @@
+"""A client whose appends and reads are recorded as operations of a history."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self, final
+
+from gazette_platform.errors import GazetteError, StatusError, ValidationError
+from gazette_platform.testing.payloads import Payload, payload_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gazette_platform.client import AsyncClient
+    from gazette_platform.client.reader import Reader
+    from gazette_platform.client.results import AppendResult
+    from gazette_platform.protocol import LabelSelector, LabelSet
+    from gazette_platform.testing.history import Recorder
+
+__all__ = ["RecordedReader", "RecordingClient"]
+
+
+@final
+class RecordingClient:
+    """Appends and reads through a client, and tells a `Recorder` what was asked and answered.
+
+    Args: client: who calls; it may retry, which is counted. recorder: of the process's history.
+          process: name of this client in the history; it should have one append at a time on a
+          journal, as the order of its own appends is checked.
+    """
+
+    def __init__(self, client: AsyncClient, recorder: Recorder, process: str) -> None:
+        self._client = client
+        self._recorder = recorder
+        self._process = process
+
+    async def append(
+        self,
+        journal: str,
+        content: bytes | Payload,
+        *,
+        offset: int = 0,
+        check_registers: LabelSelector | None = None,
+        union_registers: LabelSet | None = None,
+        subtract_registers: LabelSet | None = None,
+    ) -> AppendResult:
+        """As `AsyncClient.append`, recorded; generates the bytes of a `Payload`.
+
+        Raises: as `AsyncClient.append`. Cancellation: is recorded as an unknown outcome.
+        """
+        recorder = self._recorder
+        data = (
+            payload_bytes(recorder.seed, content)
+            if isinstance(content, Payload)
+            else bytes(content)
+        )
+        counted = _Counted(data)
+        op = recorder.invoke_append(
+            self._process,
+            journal,
+            content,
+            offset=offset,
+            check=check_registers,
+            union=union_registers,
+            subtract=subtract_registers,
+        )
+        try:
+            result = await self._client.append(
+                journal,
+                counted,
+                offset=offset,
+                check_registers=check_registers,
+                union_registers=union_registers,
+                subtract_registers=subtract_registers,
+            )
+        except (StatusError, ValidationError) as err:
+            if counted.attempts <= 1:
+                recorder.fail(op, _brief(err))
+            else:
+                # The last attempt was refused, but one before it may have been applied.
+                recorder.unknown(op, _brief(err), attempts=counted.attempts - 1)
+            raise
+        except BaseException as err:
+            recorder.unknown(op, _brief(err), attempts=max(1, counted.attempts))
+            raise
+        recorder.ok_append(
+            op,
+            begin=result.begin,
+            end=result.end,
+            sha1=result.sha1 if data else b"",
+            registers=result.registers,
+            attempts=max(1, counted.attempts),
+        )
+        return result
+
+    def read(
+        self, journal: str, offset: int = 0, *, block: bool = False, end_offset: int = 0
+    ) -> RecordedReader:
+        """As `AsyncClient.read`, each piece recorded as one poll."""
+        reader = self._client.read(journal, offset, block=block, end_offset=end_offset)
+        return RecordedReader(reader, self._recorder, self._process)
+
+
+@final
+class RecordedReader:
+    """A `Reader` whose pieces are recorded; an async iterator of bytes.
+
+    Attributes: reader: the one that it wraps.
+    """
+
+    def __init__(self, reader: Reader, recorder: Recorder, process: str) -> None:
+        self.reader = reader
+        self._recorder = recorder
+        self._process = process
+        self._stream = recorder.stream()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """The next content. Cancellation: safe; the poll is recorded as having got nothing."""
+        recorder, reader = self._recorder, self.reader
+        op = recorder.invoke_poll(
+            self._process, reader.journal, stream=self._stream, offset=reader.offset
+        )
+        try:
+            piece = bytes(await anext(reader))
+        except StopAsyncIteration:
+            recorder.ok_poll(op, write_head=reader.write_head)
+            raise
+        except BaseException as err:
+            recorder.fail(op, _brief(err))
+            raise
+        recorder.ok_poll(op, (reader.offset - len(piece), piece), write_head=reader.write_head)
+        return piece
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.reader.aclose()
+
+
+class _Counted:
+    """Content that counts how often it was sent: clients iterate it once for each attempt."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.attempts = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        self.attempts += 1
+        return iter((self._data,) if self._data else ())
+
+
+def _brief(err: BaseException) -> str:
+    text = str(err) if isinstance(err, GazetteError) else repr(err)
+    return f"{type(err).__name__}: {text}"[:300]

@@ -1,0 +1,274 @@
+"""Histories that a correct log would give show no anomaly; each corruption of one is found."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from hypothesis import assume, given, strategies as st
+
+from gazette_platform.protocol import LabelSelector, LabelSet
+from gazette_platform.testing.checker import check_history
+from gazette_platform.testing.history import (
+    Append,
+    FinalContent,
+    History,
+    Outcome,
+    Piece,
+    Poll,
+)
+from gazette_platform.testing.payloads import Payload, payload_bytes
+
+JOURNAL = "a/journal"
+NAMES = st.sampled_from(["aa", "bb"])
+VALUES = st.sampled_from(["1", "2"])
+
+
+class Log:
+    """A correct log: applies appends one after another, at an instant within each."""
+
+    def __init__(self, draw):
+        self.draw = draw
+        self.content = b""
+        self.registers = LabelSet()
+        self.history = History()
+        self.instant = 0.0
+        self.free_at: dict[str, float] = {}
+
+    def between(self, begin, end):
+        """An instant, in quarters."""
+        return self.draw(st.integers(math.ceil(begin * 4), math.floor(end * 4))) / 4
+
+    def conditions(self):
+        draw = self.draw
+        labels = st.one_of(st.none(), st.builds(lambda n, v: LabelSet.of((n, v)), NAMES, VALUES))
+        check = draw(st.one_of(st.none(), st.builds(lambda n, v: f"{n}={v}", NAMES, VALUES)))
+        return {
+            "check": LabelSelector.parse(check) if check else None,
+            "union": draw(labels),
+            "subtract": draw(labels),
+        }
+
+    def step(self, number):
+        """One append that takes effect at the next instant."""
+        draw = self.draw
+        self.instant += 1
+        free = [name for name, at in self.free_at.items() if at <= self.instant]
+        process = draw(st.sampled_from([*free, f"w{number}"]))
+        invoked_at = self.between(self.free_at.get(process, 0.0), self.instant)
+        completed_at = self.between(self.instant, self.instant + 3)
+        is_barrier = draw(st.integers(0, 5)) == 0
+        payload = Payload(f"{process}-{number}", draw(st.integers(20, 60)))
+        data = b"" if is_barrier else payload_bytes(0, payload)
+        conditions = self.conditions()
+        if is_barrier:
+            conditions |= {"union": None, "subtract": None}
+        op = Append(
+            id=number,
+            process=process,
+            journal=JOURNAL,
+            content=data,
+            payload=None if is_barrier else payload,
+            invoked_at=invoked_at,
+            completed_at=completed_at,
+            **conditions,
+        )
+        op, ended_at = self.apply(op)
+        # A process whose append was applied late goes on before that happened.
+        self.free_at[process] = ended_at
+        self.history.appends.append(op)
+
+    def apply(self, op):
+        if op.check is not None and self.registers and not op.check.matches(self.registers):
+            op = replace(op, outcome=Outcome.FAIL, error="RegisterMismatch: differs")
+            return op, op.completed_at
+        fate = self.draw(st.sampled_from(["ok", "ok", "ok", "lost answer", "late", "lost"]))
+        if fate == "lost":
+            # Without a change of registers, of which nobody could tell whether others saw it.
+            return replace(op, union=None, subtract=None), op.completed_at
+        begin = len(self.content)
+        self.content += op.content
+        if op.content:
+            if op.subtract:
+                self.registers = self.registers.subtract(op.subtract)
+            if op.union:
+                self.registers = self.registers.union(op.union)
+        if fate == "ok":
+            op = replace(
+                op,
+                outcome=Outcome.OK,
+                begin=begin,
+                end=len(self.content),
+                registers=self.registers,
+            )
+            return op, op.completed_at
+        if fate == "late":
+            # The client gave up before it was applied.
+            at = self.between(op.invoked_at, self.instant)
+            return replace(op, completed_at=at), at
+        return op, op.completed_at
+
+    def read(self, number):
+        """A stream that begins somewhere and reads on as content comes."""
+        draw = self.draw
+        at = draw(st.integers(0, len(self.content)))
+        ends = draw(st.lists(st.integers(at, len(self.content)), max_size=4).map(sorted))
+        when = self.instant + 10
+        for end in ends:
+            middle = draw(st.integers(at, end))
+            pieces = [(at, middle), (middle, end)]
+            poll = Poll(
+                id=10_000 + len(self.history.polls),
+                process=f"r{number}",
+                journal=JOURNAL,
+                stream=number,
+                offset=at,
+                invoked_at=when,
+                completed_at=when + 0.5,
+                outcome=Outcome.OK,
+                write_head=draw(st.integers(end, len(self.content))),
+                pieces=tuple(Piece.of(b, self.content[b:e]) for b, e in pieces if b < e),
+            )
+            self.history.polls.append(poll)
+            at, when = end, when + 1
+
+    def done(self):
+        self.history.finals[JOURNAL] = FinalContent(JOURNAL, 0, self.content)
+        return self.history
+
+
+@st.composite
+def histories(draw):
+    log = Log(draw)
+    for number in range(draw(st.integers(1, 12))):
+        log.step(number)
+    for number in range(draw(st.integers(0, 2))):
+        log.read(number)
+    return log.done()
+
+
+def names(history):
+    report = check_history(history)
+    return {anomaly.name for anomaly in report.anomalies}
+
+
+@given(histories())
+def test_correct_log_shows_no_anomaly(history):
+    report = check_history(history)
+    assert report.is_valid, str(report)
+
+
+def acknowledged(history):
+    return [op for op in history.appends if op.outcome is Outcome.OK and op.content]
+
+
+def swap(history, old, new):
+    history.appends[history.appends.index(old)] = new
+
+
+def with_final(history, content):
+    history.finals[JOURNAL] = FinalContent(JOURNAL, 0, content)
+
+
+@given(histories(), st.data())
+def test_acknowledged_append_that_is_cut_out_is_found(history, data):
+    ops = acknowledged(history)
+    assume(ops)
+    op = data.draw(st.sampled_from(ops))
+    content = history.finals[JOURNAL].content
+    history.polls.clear()
+    with_final(history, content[: op.begin] + content[op.end :])
+    assert "lost-write" in names(history)
+
+
+@given(histories(), st.data())
+def test_truncated_journal_is_found(history, data):
+    ops = acknowledged(history)
+    assume(ops)
+    content = history.finals[JOURNAL].content
+    with_final(history, content[: data.draw(st.integers(0, ops[-1].end - 1))])
+    assert "lost-write" in names(history)
+
+
+@given(histories(), st.data())
+def test_copy_of_an_acknowledged_append_is_found(history, data):
+    ops = acknowledged(history)
+    assume(ops)
+    op = data.draw(st.sampled_from(ops))
+    with_final(history, history.finals[JOURNAL].content + op.content)
+    assert "duplicate" in names(history)
+
+
+@given(histories(), st.data())
+def test_acknowledged_append_that_claims_to_have_failed_is_found(history, data):
+    ops = acknowledged(history)
+    assume(ops)
+    op = data.draw(st.sampled_from(ops))
+    swap(history, op, replace(op, outcome=Outcome.FAIL, begin=-1, end=-1, error="NotAllowed"))
+    assert "G1a" in names(history)
+
+
+@given(histories(), st.data())
+def test_changed_byte_is_found(history, data):
+    content = history.finals[JOURNAL].content
+    assume(content)
+    at = data.draw(st.integers(0, len(content) - 1))
+    with_final(history, content[:at] + b"#" + content[at + 1 :])
+    assert names(history) & {"G0", "lost-write", "unexpected"}
+
+
+@given(histories(), st.data())
+def test_changed_read_is_found(history, data):
+    polls = [poll for poll in history.polls if poll.pieces]
+    assume(polls)
+    poll = data.draw(st.sampled_from(polls))
+    piece = poll.pieces[0]
+    wrong = piece.content[:-1] + b"#"
+    new = replace(poll, pieces=(Piece.of(piece.begin, wrong), *poll.pieces[1:]))
+    history.polls[history.polls.index(poll)] = new
+    assert "inconsistent-offsets" in names(history)
+
+
+@given(histories(), st.data(), st.sampled_from([-1, 1]))
+def test_read_that_is_moved_is_found(history, data, by):
+    polls = [poll for poll in history.polls if poll.pieces]
+    assume(polls)
+    poll = data.draw(st.sampled_from(polls))
+    first = poll.pieces[0]
+    moved = replace(first, begin=first.begin + by)
+    new = replace(poll, pieces=(moved, *poll.pieces[1:]))
+    history.polls[history.polls.index(poll)] = new
+    assert names(history) & {"poll-skip", "nonmonotonic-poll"}
+
+
+@given(histories(), st.data())
+def test_append_invoked_after_its_successor_ended_is_found(history, data):
+    ops = acknowledged(history)
+    assume(len(ops) > 1)
+    at = data.draw(st.integers(1, len(ops) - 1))
+    first, second = ops[at - 1], ops[at]
+    assume(math.isfinite(second.completed_at))
+    late = second.completed_at + 1
+    swap(history, first, replace(first, invoked_at=late, completed_at=late + 1))
+    assert names(history) & {"G0-realtime", "nonmonotonic-send"}
+
+
+@given(histories(), st.data())
+def test_forgotten_registers_are_found(history, data):
+    ops = [op for op in acknowledged(history) if op.registers]
+    assume(ops)
+    op = data.draw(st.sampled_from(ops))
+    swap(history, op, replace(op, registers=LabelSet()))
+    assert "nonlinearizable" in names(history)
+
+
+@given(histories(), st.data())
+def test_overlapping_acknowledgements_are_found(history, data):
+    ops = acknowledged(history)
+    assume(len(ops) > 1)
+    at = data.draw(st.integers(1, len(ops) - 1))
+    first, second = ops[at - 1], ops[at]
+    begin = data.draw(st.integers(first.begin, first.end - 1))
+    moved = replace(second, begin=begin, end=begin + len(second.content))
+    swap(history, second, moved)
+    assert "inconsistent-offsets" in names(history)

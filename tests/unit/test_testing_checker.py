@@ -1,0 +1,540 @@
+"""The checker finds every kind of planted anomaly, explains it briefly, and finds nothing else."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from gazette_platform.protocol import LabelSelector, LabelSet
+from gazette_platform.testing.checker import ANOMALIES, check_history
+from gazette_platform.testing.history import (
+    Append,
+    FinalContent,
+    History,
+    Outcome,
+    Piece,
+    Poll,
+)
+from gazette_platform.testing.payloads import Payload, payload_bytes
+
+JOURNAL = "a/journal"
+SIZE = 32
+
+
+def content(tag, length=SIZE):
+    return payload_bytes(0, Payload(tag, length))
+
+
+class Story:
+    """Writes a history by hand. Instants are numbers, one unit an operation unless told."""
+
+    def __init__(self):
+        self.history = History()
+        self.now = 0.0
+        self.bytes = b""
+
+    def append(self, tag, outcome="ok", *, begin=None, at=None, process="w1", data=None, **fields):
+        """An append; an ok one is put where the story stands, unless `begin` says otherwise."""
+        data = content(tag) if data is None else data
+        start, end = at or (self.now, self.now + 0.5)
+        self.now = max(self.now, start) + 1
+        outcome = Outcome(outcome)
+        if outcome is Outcome.OK:
+            where = len(self.bytes) if begin is None else begin
+            fields = {"begin": where, "end": where + len(data)} | fields
+            if begin is None:
+                self.bytes += data
+        op = Append(
+            id=len(self.history.appends),
+            process=process,
+            journal=JOURNAL,
+            content=data,
+            payload=Payload(tag, SIZE) if tag else None,
+            invoked_at=start,
+            completed_at=end,
+            outcome=outcome,
+            **fields,
+        )
+        self.history.appends.append(op)
+        return op
+
+    def poll(self, *pieces, offset=None, stream=1, at=None, keep=True, **fields):
+        """A poll that got pieces: (begin, end) of the bytes so far, or (begin, bytes)."""
+        start, end = at or (self.now, self.now + 0.5)
+        self.now = max(self.now, start) + 1
+        got = tuple(
+            Piece.of(b, self.bytes[b:e] if isinstance(e, int) else e, keep=keep) for b, e in pieces
+        )
+        if offset is None:
+            offset = got[0].begin if got else 0
+        op = Poll(
+            id=1000 + len(self.history.polls),
+            process=f"r{stream}",
+            journal=JOURNAL,
+            stream=stream,
+            offset=offset,
+            invoked_at=start,
+            completed_at=end,
+            outcome=Outcome.OK,
+            pieces=got,
+            **fields,
+        )
+        self.history.polls.append(op)
+        return op
+
+    def check(self, *, final=None, begin=0):
+        data = self.bytes if final is None else final
+        self.history.finals[JOURNAL] = FinalContent(JOURNAL, begin, data)
+        return check_history(self.history)
+
+
+@pytest.fixture
+def story():
+    return Story()
+
+
+def found(report):
+    return sorted(anomaly.name for anomaly in report.anomalies)
+
+
+def labels(anomaly):
+    return [getattr(op, "label", "poll") for op in anomaly.operations]
+
+
+def only(report, name, *operations):
+    """Assert that one anomaly was found, of this name, explained by these operations."""
+    assert found(report) == [name], str(report)
+    (anomaly,) = report.anomalies
+    assert sorted(op.id for op in anomaly.operations) == sorted(op.id for op in operations)
+    assert report.shortest is anomaly
+    text = str(anomaly)
+    assert text.startswith(f"{name} (")
+    assert len(text.splitlines()) == 1 + len(operations)
+
+
+# ------------------------------------------------------------------ what is allowed
+
+
+def test_empty_history_is_valid():
+    report = check_history(History())
+    assert report.is_valid
+    assert report.shortest is None
+
+
+def test_appends_in_sequence_and_their_reads_are_valid(story):
+    story.append("a")
+    story.append("b")
+    story.poll((0, 20))
+    story.poll((20, 40), (40, 64))
+    report = story.check()
+    assert report.is_valid, str(report)
+    assert (report.appends_ok, report.polls, report.bytes_read, report.unseen) == (2, 2, 64, 0)
+
+
+def test_concurrent_appends_may_lie_in_any_order(story):
+    story.append("b", at=(0, 10))
+    story.append("a", at=(0, 5), process="w2")
+    assert story.check().is_valid
+
+
+def test_unknown_append_may_be_there_or_not(story):
+    story.append("a", "unknown")
+    story.append("b", "unknown")
+    report = story.check(final=content("b"))
+    assert report.is_valid
+    assert (report.appends_unknown, report.unknown_visible) == (2, 1)
+
+
+def test_unknown_append_may_be_applied_late(story):
+    story.append("late", "unknown", at=(0, 1))
+    story.append("a", at=(5, 6))
+    assert story.check(final=story.bytes + content("late")).is_valid
+
+
+def test_append_that_never_ended_is_unknown(story):
+    story.append("a", "unknown", at=(0, math.inf))
+    story.append("b", at=(5, 6))
+    assert story.check(final=content("b") + content("a")).is_valid
+
+
+@pytest.mark.parametrize(("outcome", "attempts"), [("unknown", 3), ("ok", 3)])
+def test_retried_append_may_be_there_as_often_as_attempted(story, outcome, attempts):
+    story.append("a", outcome, attempts=attempts)
+    assert story.check(final=3 * content("a")).is_valid
+
+
+def test_failed_append_that_is_not_there_is_fine(story):
+    story.append("a", "fail", error="NotAllowed")
+    assert story.check(final=b"").is_valid
+
+
+def test_pruned_content_is_not_lost(story):
+    story.append("a")
+    story.append("b")
+    story.poll((SIZE, 2 * SIZE), offset=0)
+    assert story.check(final=content("b"), begin=SIZE).is_valid
+
+
+def test_other_journals_do_not_mix(story):
+    story.append("a")
+    story.history.finals["b/journal"] = FinalContent("b/journal", 0, b"")
+    assert story.check().is_valid
+
+
+def test_barriers_lie_between_appends(story):
+    story.append("", data=b"")
+    story.append("a")
+    story.append("", data=b"")
+    story.append("", data=b"")
+    story.append("b")
+    assert story.check().is_valid
+
+
+def test_equal_contents_are_told_apart_by_where_they_were_acknowledged(story):
+    story.append("", data=b"same\n")
+    story.append("", "unknown", data=b"same\n")
+    story.append("", data=b"same\n")
+    assert story.check().is_valid
+    assert story.check(final=3 * b"same\n").is_valid
+    assert found(story.check(final=4 * b"same\n")) == ["duplicate"]
+
+
+def test_head_that_readers_wait_at_gives_no_pieces(story):
+    story.poll(offset=0, write_head=0)
+    story.append("a")
+    story.poll((0, SIZE), write_head=SIZE)
+    assert story.check().is_valid
+
+
+def test_read_from_the_head_begins_anywhere(story):
+    story.append("a")
+    story.poll((SIZE - 5, SIZE), offset=-1)
+    assert story.check().is_valid
+
+
+# ------------------------------------------------------------------ appends
+
+
+def test_lost_write_at_the_end(story):
+    story.append("a")
+    lost = story.append("b")
+    only(story.check(final=content("a")), "lost-write", lost)
+
+
+def test_lost_write_that_another_took_the_place_of(story):
+    lost = story.append("a")
+    other = story.append("b", "unknown", at=(0, 1), process="w2")
+    only(story.check(final=content("b")), "lost-write", lost, other)
+
+
+def test_duplicate_of_an_acknowledged_append(story):
+    op = story.append("a")
+    only(story.check(final=2 * content("a")), "duplicate", op)
+
+
+def test_duplicate_beyond_the_attempts_of_an_unknown_append(story):
+    op = story.append("a", "unknown", attempts=2)
+    only(story.check(final=3 * content("a")), "duplicate", op)
+
+
+def test_overlapping_acknowledgements(story):
+    first = story.append("a")
+    second = story.append("b", begin=10, at=(0, 1), process="w2")
+    report = story.check()
+    assert "inconsistent-offsets" in found(report)
+    overlap = next(a for a in report.anomalies if a.name == "inconsistent-offsets")
+    assert overlap.operations == (first, second)
+
+
+def test_acknowledgement_at_another_offset_than_the_bytes(story):
+    story.append("a")
+    moved = story.append("b", begin=5 * SIZE)
+    only(story.check(final=content("a") + content("b")), "inconsistent-offsets", moved)
+
+
+def test_acknowledgement_of_another_length(story):
+    op = story.append("a", end=SIZE + 4)
+    report = story.check()
+    assert "inconsistent-offsets" in found(report)
+    assert report.shortest.operations == (op,)
+
+
+@pytest.mark.parametrize("outcome", ["ok", "unknown"])
+def test_append_at_another_offset_than_asked(story, outcome):
+    story.append("a")
+    op = story.append("b", outcome, offset=5)
+    only(story.check(final=content("a") + content("b")), "inconsistent-offsets", op)
+
+
+def test_acknowledgement_with_the_digest_of_other_bytes(story):
+    op = story.append("a", sha1=b"x" * 20)
+    only(story.check(), "inconsistent-offsets", op)
+
+
+def test_failed_append_that_is_there(story):
+    story.append("a")
+    op = story.append("b", "fail", error="NotAllowed")
+    only(story.check(final=content("a") + content("b")), "G1a", op)
+
+
+@pytest.mark.parametrize("part", [slice(20), slice(10, 25), slice(20, SIZE)])
+def test_part_of_an_append_is_there(story, part):
+    story.append("a")
+    op = story.append("b", "unknown")
+    only(story.check(final=content("a") + content("b")[part]), "G0", op)
+
+
+def test_mixed_appends(story):
+    one = story.append("a", "unknown", at=(0, 1))
+    two = story.append("b", "unknown", at=(0, 1), process="w2")
+    mixed = content("a")[:20] + content("b")[:18] + content("a")[20:] + content("b")[18:]
+    report = story.check(final=mixed)
+    assert set(found(report)) == {"G0"}
+    assert set(report.anomalies[0].operations) == {one, two}
+
+
+def test_bytes_of_nobody(story):
+    story.append("a")
+    report = story.check(final=content("a") + b"garbage that nobody wrote")
+    assert found(report) == ["unexpected"]
+    assert "[32, 57)" in str(report)
+
+
+def test_order_of_one_process(story):
+    second = story.append("b", at=(5, 6))
+    first = story.append("a", at=(0, 1))
+    only(story.check(), "nonmonotonic-send", first, second)
+
+
+def test_order_of_two_processes_in_real_time(story):
+    second = story.append("b", at=(5, 6), process="w2")
+    first = story.append("a", at=(0, 1))
+    only(story.check(), "G0-realtime", first, second)
+
+
+def test_unknown_append_before_what_had_ended(story):
+    early = story.append("b", "unknown", at=(5, 6), process="w2")
+    story.bytes = content("b")
+    first = story.append("a", at=(0, 1))
+    only(story.check(), "G0-realtime", first, early)
+
+
+def test_barrier_at_an_offset_that_was_passed(story):
+    first = story.append("a", at=(0, 1))
+    barrier = story.append("", data=b"", begin=0, at=(5, 6), process="w2")
+    only(story.check(), "G0-realtime", first, barrier)
+
+
+def test_acknowledged_append_of_a_journal_that_nobody_read(story):
+    op = story.append("a")
+    only(check_history(story.history), "unseen", op)
+
+
+# ------------------------------------------------------------------ reads
+
+
+def test_read_that_leaves_content_out(story):
+    story.append("a")
+    one, two = story.poll((0, 10)), story.poll((12, SIZE), offset=10)
+    only(story.check(), "poll-skip", one, two)
+
+
+def test_read_that_begins_too_late(story):
+    story.append("a")
+    poll = story.poll((5, SIZE), offset=0)
+    only(story.check(), "poll-skip", poll)
+
+
+def test_read_that_goes_back(story):
+    story.append("a")
+    one, two = story.poll((0, 10)), story.poll((9, SIZE), offset=10)
+    only(story.check(), "nonmonotonic-poll", one, two)
+
+
+def test_poll_whose_pieces_leave_content_out(story):
+    story.append("a")
+    poll = story.poll((0, 10), (12, SIZE))
+    only(story.check(), "int-poll-skip", poll)
+
+
+def test_poll_whose_pieces_go_back(story):
+    story.append("a")
+    poll = story.poll((0, 10), (8, SIZE))
+    only(story.check(), "int-nonmonotonic-poll", poll)
+
+
+def test_streams_are_judged_apart(story):
+    story.append("a")
+    story.poll((0, 20), stream=1)
+    story.poll((0, 10), stream=2)
+    story.poll((20, SIZE), stream=1)
+    assert story.check().is_valid
+
+
+def test_read_of_a_failed_append(story):
+    op = story.append("b", "fail", error="NotAllowed", at=(0, 1))
+    poll = story.poll((0, content("b")))
+    kept = story.append("a")
+    only(story.check(), "G1a", op, poll, kept)
+
+
+def test_read_of_what_was_never_committed(story):
+    op = story.append("b", "unknown", at=(0, 1))
+    poll = story.poll((0, content("b")[:20]))
+    only(story.check(), "precommitted-read", op, poll)
+
+
+def test_read_of_what_another_append_replaced(story):
+    story.append("first")
+    op = story.append("b", "unknown", at=(1, 2), process="w2")
+    poll = story.poll((10, story.bytes[10:] + content("b")[:18]), at=(2, 3))
+    kept = story.append("a", at=(3, 4))
+    only(story.check(), "precommitted-read", op, poll, kept)
+
+
+def test_write_head_that_was_never_reached(story):
+    story.append("a")
+    poll = story.poll(offset=0, write_head=SIZE + 1)
+    only(story.check(), "precommitted-read", poll)
+
+
+def test_readers_that_differ(story):
+    one = story.append("a", at=(0, 5))
+    two = story.append("b", at=(0, 5), process="w2")
+    poll = story.poll((0, content("b")))
+    only(story.check(), "inconsistent-offsets", one, two, poll)
+
+
+def test_read_of_changed_bytes(story):
+    kept = story.append("a")
+    poll = story.poll((0, b"?" * 10))
+    only(story.check(), "inconsistent-offsets", kept, poll)
+
+
+def test_read_that_differs_by_digest_only(story):
+    kept = story.append("a")
+    poll = story.poll((0, b"?" * 10), keep=False)
+    only(story.check(), "inconsistent-offsets", kept, poll)
+
+
+def test_read_beyond_the_end_by_digest_only(story):
+    poll = story.poll((0, b"?" * 10), keep=False)
+    only(story.check(), "precommitted-read", poll)
+
+
+def test_read_of_the_future(story):
+    op = story.append("a", at=(10, 11))
+    poll = story.poll((0, SIZE), at=(1, 2))
+    only(story.check(), "G1c-realtime", op, poll)
+
+
+def test_lag_of_readers_is_measured(story):
+    story.append("a", at=(0, 1))
+    story.append("b", at=(1, 2))
+    story.append("c", at=(2, 3))
+    story.poll((0, SIZE), at=(0, 4))
+    story.poll((SIZE, 2 * SIZE), at=(4, 9))
+    report = story.check()
+    assert report.worst_realtime_lag_s == 7
+    assert report.unseen == 1
+
+
+# ------------------------------------------------------------------ registers
+
+ME, YOU = LabelSet.of(owner="me"), LabelSet.of(owner="you")
+IF_ME, IF_YOU = (LabelSelector.parse(f"owner={who}") for who in ("me", "you"))
+MISMATCH = "RegisterMismatch: the journal's registers differ"
+
+
+def test_registers_that_compare_and_set(story):
+    story.append("a", union=ME, registers=ME)
+    story.append("b", check=IF_ME, union=YOU, registers=YOU)
+    story.append("c", "fail", check=IF_ME, error=MISMATCH)
+    story.append("d", check=IF_YOU, subtract=ME, registers=YOU)
+    story.append("e", check=IF_YOU, subtract=YOU, registers=LabelSet())
+    story.append("f", check=IF_ME, registers=LabelSet())
+    report = story.check()
+    assert report.is_valid, str(report)
+
+
+def test_both_of_two_that_compared_and_set(story):
+    story.append("a", union=ME)
+    one = story.append("b", check=IF_ME, union=YOU, at=(5, 9))
+    two = story.append("c", check=IF_ME, union=YOU, at=(5, 9), process="w2")
+    only(story.check(), "nonlinearizable", one, two)
+
+
+def test_unknown_append_that_was_applied_though_registers_differ(story):
+    setter = story.append("a", union=YOU)
+    op = story.append("b", "unknown", check=IF_ME)
+    only(story.check(final=content("a") + content("b")), "nonlinearizable", setter, op)
+
+
+def test_change_of_registers_that_was_forgotten(story):
+    setter = story.append("a", union=ME, registers=ME)
+    op = story.append("b", registers=LabelSet())
+    only(story.check(), "nonlinearizable", setter, op)
+
+
+def test_barrier_that_should_have_been_refused(story):
+    setter = story.append("a", union=ME)
+    op = story.append("", data=b"", check=IF_YOU)
+    only(story.check(), "nonlinearizable", setter, op)
+
+
+def test_refusal_without_reason(story):
+    setter = story.append("a", union=ME)
+    op = story.append("b", "fail", check=IF_ME, error=MISMATCH)
+    story.append("c", union=YOU)
+    only(story.check(), "nonlinearizable", setter, op)
+
+
+def test_refusal_because_of_a_concurrent_change(story):
+    story.append("a", union=ME)
+    story.append("b", "fail", check=IF_ME, error=MISMATCH, at=(5, 9), process="w2")
+    story.append("c", union=YOU, at=(6, 10))
+    assert story.check().is_valid
+
+
+def test_refusal_while_a_change_was_given_up(story):
+    story.append("a", union=ME)
+    story.append("b", "unknown", union=YOU)
+    story.append("c", "fail", check=IF_ME, error=MISMATCH)
+    assert story.check().is_valid
+
+
+def test_registers_of_before_the_history_count(story):
+    story.append("a", check=IF_ME)
+    story.history.finals[JOURNAL] = FinalContent(JOURNAL, 0, story.bytes, YOU)
+    assert found(check_history(story.history)) == ["nonlinearizable"]
+
+
+# ------------------------------------------------------------------ the report
+
+
+def test_every_anomaly_is_planted_by_a_test_of_this_file():
+    from pathlib import Path
+
+    text = Path(__file__).read_text()
+    assert [name for name in ANOMALIES if f'"{name}"' not in text] == []
+
+
+def test_anomalies_of_one_name_are_counted_beyond_the_first_few(story):
+    for number in range(9):
+        story.append(f"a{number}")
+    report = story.check(final=b"")
+    assert len(report.anomalies) == 5
+    assert report.anomaly_count == 9
+    assert "and 4 more of lost-write" in str(report)
+
+
+def test_shortest_explanation_comes_first(story):
+    second = story.append("b", at=(5, 6), process="w2")
+    first = story.append("a", at=(0, 1))
+    failed = story.append("c", "fail", error="NotAllowed")
+    report = story.check(final=story.bytes + content("c"))
+    assert found(report) == ["G0-realtime", "G1a"]
+    assert labels(report.shortest) == [failed.label]
+    assert str(report).index("G1a") < str(report).index("G0-realtime")
+    assert (first, second) == report.anomalies[-1].operations
