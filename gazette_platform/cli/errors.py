@@ -69,6 +69,8 @@ def _exit_code(err: SystemExit, prog: str) -> int:
     if err.code is None:
         return 0
     if isinstance(err.code, int):
+        if err.code == EXIT_INTERRUPTED:
+            _say(prog, "interrupted")
         return err.code
     return _fail(prog, one_line(str(err.code)))
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -104,7 +104,9 @@ def list_journals(
             async for snapshot in snapshots:
                 show(snapshot)
 
-    connected(ctx, work)
+    # An interrupt is how a watch ends.
+    with suppress(KeyboardInterrupt) if watch else nullcontext():
+        connected(ctx, work)
 
 
 Column = tuple[str, Callable[[JournalListing], str]]

@@ -149,11 +149,12 @@ def up(
     from gazette_platform.embedded.board import Board  # noqa: PLC0415  an extra
     from gazette_platform.embedded.control import start_detached  # noqa: PLC0415
     from gazette_platform.embedded.layout import PlatformDir  # noqa: PLC0415
-    from gazette_platform.embedded.platform import install_tools  # noqa: PLC0415
+    from gazette_platform.embedded.platform import check_extras, install_tools  # noqa: PLC0415
     from gazette_platform.embedded.supervisor import ComponentFailed, Supervisor  # noqa: PLC0415
 
     layout = PlatformDir.at(root)
     options = _platform_options(brokers, without or [], port or [])
+    check_extras(options)
     try:
         with Board() as board:
             if detach:
@@ -162,6 +163,8 @@ def up(
                 start_detached(layout, options, board)
             else:
                 Supervisor(layout, options, board).run()
+                if board.endpoints is None:
+                    raise KeyboardInterrupt  # asked to stop before all was ready
     except ComponentFailed as error:
         _show_log(error.log)
         raise
@@ -274,6 +277,10 @@ def install() -> None:
     """Install every tool that platform, demo and tests need, into GAZETTE_CACHE.
 
     What is there is not fetched again, so this is quick the second time.
+
+    **Example**
+
+    GAZETTE_CACHE=/srv/cache gazette install
     """
     from gazette_platform.embedded import tools  # noqa: PLC0415
 

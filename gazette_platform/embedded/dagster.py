@@ -24,6 +24,8 @@ WEBSERVER = "dagster"
 DAEMON = "dagster-daemon"
 
 _DEFINITIONS = "gazette_platform.definitions"
+# Dagster's other formats put terminal colours into log files.
+_LOG_FORMAT = "--log-format=json"
 _QUERY_TIMEOUT_S = 10.0
 _LOCATIONS = """{ workspaceOrError { ... on Workspace { locationEntries {
   name loadStatus locationOrLoadError { ... on PythonError { message } } } } } }"""
@@ -99,6 +101,7 @@ def dagster_components(
             f"--host={HOST}",
             f"--port={port}",
             f"--module-name={_DEFINITIONS}",
+            _LOG_FORMAT,
         ),
         requires=requires,
         ports=(port,),
@@ -109,7 +112,14 @@ def dagster_components(
     )
     daemon = Component(
         name=DAEMON,
-        command=(sys.executable, "-m", "dagster._daemon", "run", f"--module-name={_DEFINITIONS}"),
+        command=(
+            sys.executable,
+            "-m",
+            "dagster._daemon",
+            "run",
+            f"--module-name={_DEFINITIONS}",
+            _LOG_FORMAT,
+        ),
         requires=requires,
         uses=uses,
         environment=all_environment,

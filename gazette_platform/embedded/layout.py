@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from gazette_platform.errors import SetupError
 
 __all__ = ["PlatformDir", "package_data", "pyspark_jars"]
+
+# Etcd alone sets 128 MiB aside for its log, and panics where it cannot.
+_FREE_BYTES_MIN = 256 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +90,7 @@ class PlatformDir:
     def make(self) -> None:
         """Create every folder that is missing.
 
-        Raises: SetupError: the root is a file, or cannot be written.
+        Raises: SetupError: the root is a file, cannot be written, or is on a full disk.
         """
         folders = (
             self.root,
@@ -108,11 +112,18 @@ class PlatformDir:
             probe = self.root / ".write-probe"
             probe.write_bytes(b"")
             probe.unlink()
+            free = shutil.disk_usage(self.root).free
         except OSError as error:
             raise SetupError(
                 f"cannot write to {self.root}: {error.strerror or error} "
                 "(choose another folder with --root)"
             ) from error
+        if free < _FREE_BYTES_MIN:
+            raise SetupError(
+                f"the disk of {self.root} has {free >> 20} MiB left, and a platform needs "
+                f"{_FREE_BYTES_MIN >> 20} to begin with (make room, or choose another folder "
+                "with --root)"
+            )
 
 
 def package_data(name: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from dataclasses import dataclass, field
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from gazette_platform.embedded import broker, dagster, etcd, metastore, tools, trino
 from gazette_platform.embedded.endpoints import Endpoints
+from gazette_platform.embedded.layout import pyspark_jars
 from gazette_platform.embedded.ports import HOST
-from gazette_platform.errors import ValidationError
+from gazette_platform.errors import SetupError, ValidationError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "OPTIONAL",
     "PlatformOptions",
+    "check_extras",
     "components_of",
     "endpoints_of",
     "environment_of",
@@ -130,6 +133,20 @@ def environment_of(layout: PlatformDir, endpoints: Endpoints) -> dict[str, str]:
             "SPARK_LOCAL_IP": HOST,
         }
     return {name: value for name, value in variables.items() if value}
+
+
+def check_extras(options: PlatformOptions) -> None:
+    """Look for the Python packages that the components need, before anything is fetched or made.
+
+    Raises: SetupError: one is not installed; names the extra.
+    """
+    if options.has("metastore"):
+        pyspark_jars()
+    if options.has("dagster") and importlib.util.find_spec("dagster_webserver") is None:
+        raise SetupError(
+            "Dagster is not installed: install the extra `gazette-platform[all]`, or leave it out "
+            "with --without dagster"
+        )
 
 
 def install_tools(options: PlatformOptions) -> None:

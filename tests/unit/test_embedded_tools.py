@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from gazette_platform.embedded import tools
 from gazette_platform.embedded.layout import PlatformDir, package_data, pyspark_jars
+from gazette_platform.embedded.platform import PlatformOptions, check_extras
 from gazette_platform.errors import SetupError
 
 if TYPE_CHECKING:
@@ -161,6 +163,22 @@ def test_shipped_data_and_jars_are_found():
     assert list(pyspark_jars().glob("ivy-*.jar"))
     with pytest.raises(SetupError, match="data folder nothing is missing"):
         package_data("nothing")
+
+
+def test_platform_is_not_begun_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=3 << 20))
+    with pytest.raises(SetupError, match="has 3 MiB left, and a platform needs 256"):
+        PlatformDir.at(tmp_path).make()
+
+
+@pytest.mark.parametrize("name", ["dagster", "metastore"])
+def test_missing_extra_is_named_before_anything_is_fetched(
+    name: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    others = frozenset({"dagster", "metastore"} - {name})
+    with pytest.raises(SetupError, match=f"install the extra.*--without {name}"):
+        check_extras(PlatformOptions(without=others))
 
 
 def test_platform_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path):
