@@ -21,7 +21,7 @@ import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Protocol, final
 
 from gazette_platform.codecs import compressor
 from gazette_platform.fragment.completed import CompletedSpool
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-__all__ = ["COMPRESS_BATCH_BYTES", "LAG_BYTES_MAX", "Spool", "SpoolFile"]
+__all__ = ["COMPRESS_BATCH_BYTES", "LAG_BYTES_MAX", "Digest", "Spool", "SpoolFile"]
 
 # Each batch becomes one gzip member or zstd frame; a MiB compresses nearly as well as a stream.
 COMPRESS_BATCH_BYTES = 1 << 20
@@ -102,6 +102,22 @@ def _closer() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="gazette-spool-close")
 
 
+class Digest(Protocol):
+    """A SHA-1 under way, as hashlib makes them."""
+
+    def update(self, data: bytes | memoryview, /) -> None:
+        """Add bytes; without the GIL if they are many."""
+        ...
+
+    def digest(self) -> bytes:
+        """The sum of the bytes so far."""
+        ...
+
+    def copy(self) -> Digest:
+        """Another one of the same bytes."""
+        ...
+
+
 @dataclass(slots=True)
 class _Compressed:
     """The compressed form of the first bytes of the content."""
@@ -160,7 +176,7 @@ class Spool:
         # Idle journals are many: an empty spool holds neither files nor a compressor.
         self._file: SpoolFile | None = None
         self._compressed: _Compressed | None = None
-        self._sha = hashlib.sha1(usedforsecurity=False)
+        self._sha: Digest = hashlib.sha1(usedforsecurity=False)
         self._digested_to = begin
 
     @property
@@ -223,12 +239,29 @@ class Spool:
                 view = view[written:]
         return at
 
-    def commit(self, end: int, *, registers: LabelSet, now: datetime) -> None:
-        """Publish what was written up to `end`."""
+    def commit(
+        self, end: int, *, registers: LabelSet, now: datetime, digest: Digest | None = None
+    ) -> None:
+        """Publish what was written up to `end`.
+
+        Args: digest: SHA-1 of all content up to `end`, if it was made on the way; from
+            `digest_copy`.
+        """
         if end > self.end and self.first_append_at is None:
             self.first_append_at = now
         self.end = end
         self.registers = registers
+        if digest is not None:
+            self._sha, self._digested_to = digest, end
+
+    def digest_copy(self) -> Digest:
+        """A digest of the committed content, to be carried on with what is written behind it.
+
+        Raises: ValueError: the digest trails; call `digest_step` before.
+        """
+        if self._digested_to != self.end:
+            raise ValueError(f"digest is at {self._digested_to}, not at {self.end}")
+        return self._sha.copy()
 
     def digest_step(self, to: int) -> None:
         """Bring the SHA-1 up to journal offset `to`, at most `end`. Safe in a thread.

@@ -1,0 +1,106 @@
+"""Replicate streams to peers, in bytes; what they raise is `RpcFailed`, with Gazette's texts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, final
+
+import grpc  # type: ignore[import-untyped]
+from grpc import aio
+
+from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.protocol.auth import Capability
+
+if TYPE_CHECKING:
+    from gazette_platform.broker.peers import Peers
+    from gazette_platform.protocol import ProcessId
+
+__all__ = ["PeerStream", "open_replicate"]
+
+_REPLICATE = "/protocol.Journal/Replicate"
+
+
+class PeerStream(Protocol):
+    """A Replicate stream to one peer."""
+
+    async def write(self, raw: bytes) -> None:
+        """Send a message. Raises: RpcFailed: the stream broke."""
+        ...
+
+    async def read(self) -> bytes | None:
+        """The next message; None at the end. Raises: RpcFailed: the stream broke."""
+        ...
+
+    async def done_writing(self) -> None:
+        """Tell the peer that nothing more comes. Raises: RpcFailed: the stream broke."""
+        ...
+
+    def cancel(self) -> None:
+        """Give the stream up."""
+        ...
+
+
+def open_replicate(peers: Peers, journal: str, peer: ProcessId, endpoint: str) -> PeerStream:
+    """Begin a Replicate stream about `journal`; connects by itself.
+
+    Raises: RpcFailed: nobody knows where the peer is.
+    """
+    if not endpoint:
+        raise RpcFailed(Code.UNAVAILABLE, f"broker {peer}has no endpoint in etcd")
+    method = peers.channel(endpoint).stream_stream(_REPLICATE)
+    return _GrpcStream(method(metadata=peers.metadata(Capability.REPLICATE, journal)))
+
+
+@final
+class _GrpcStream:
+    """A stream of gRPC's."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    async def write(self, raw: bytes) -> None:
+        try:
+            await self._call.write(raw)
+        except (grpc.RpcError, aio.UsageError) as err:
+            raise await self._failed(err) from err
+
+    async def read(self) -> bytes | None:
+        try:
+            raw = await self._call.read()
+        except grpc.RpcError as err:
+            raise await self._failed(err) from err
+        if raw is not aio.EOF:
+            return bytes(raw)
+        if await self._call.code() is not grpc.StatusCode.OK:
+            raise await self._failed(None)
+        return None
+
+    async def done_writing(self) -> None:
+        try:
+            await self._call.done_writing()
+        except (grpc.RpcError, aio.UsageError) as err:
+            raise await self._failed(err) from err
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+    async def _failed(self, err: Exception | None) -> RpcFailed:
+        if self._call.done():
+            code, details = await self._call.code(), await self._call.details()
+        else:
+            code, details = grpc.StatusCode.UNKNOWN, str(err)
+        known = _CODES.get(code, Code.UNKNOWN)
+        return RpcFailed(known, f"rpc error: code = {_camel(code.name)} desc = {details or ''}")
+
+
+_CODES = {getattr(grpc.StatusCode, code.value): code for code in Code}
+
+
+def _camel(name: str) -> str:
+    """A code as Go spells it.
+
+    >>> _camel("DEADLINE_EXCEEDED")
+    'DeadlineExceeded'
+    """
+    return "".join(word.capitalize() for word in name.split("_"))

@@ -1,0 +1,222 @@
+"""The streams of a pipeline: order, slow peers, failures, and the way back of spools."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gazette_platform.broker import pipeline as module
+from gazette_platform.broker.pipeline import Pipeline
+from gazette_platform.broker.pipeline_fsm import SyncOutcome
+from gazette_platform.broker.replicate_fsm import Answer
+from gazette_platform.broker.replicate_wire import (
+    ContentMessage,
+    ProposalMessage,
+    decode_request,
+    encode_answer,
+    encode_proposal,
+)
+from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.protocol import (
+    EtcdHeader,
+    Fragment,
+    Header,
+    LabelSet,
+    ProcessId,
+    Route,
+    Status,
+)
+from gazette_platform.protocol.content import encode_replicate_content
+
+A, B, OWN = ProcessId("A", "peer-1"), ProcessId("B", "peer-2"), ProcessId("C", "own-1")
+ROUTE = Route((A, B, OWN), 2, ("http://a:1", "http://b:1", "http://c:1"))
+ETCD = EtcdHeader(1, 2, 3, 4)
+EMPTY = LabelSet()
+FRAGMENT = Fragment("a/journal", 0, 0)
+OK = encode_answer(Answer(Status.OK))
+
+
+class Peer:
+    """The far end of a stream."""
+
+    def __init__(self):
+        self.got = []
+        self.arrived = asyncio.Event()
+        self.answers = asyncio.Queue()
+        self.may_take = asyncio.Event()
+        self.may_take.set()
+        self.is_done = False
+        self.is_cancelled = False
+
+    async def write(self, raw):
+        await self.may_take.wait()
+        self.got.append(decode_request(raw))
+        self.arrived.set()
+
+    async def read(self):
+        answer = await self.answers.get()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def done_writing(self):
+        self.is_done = True
+        self.answers.put_nowait(None)
+
+    def cancel(self):
+        self.is_cancelled = True
+
+    async def messages(self, count):
+        async with asyncio.timeout(5):
+            while len(self.got) < count:
+                self.arrived.clear()
+                await self.arrived.wait()
+        return self.got
+
+
+class Bench:
+    def __init__(self, tasks):
+        self.peers = {A: Peer(), B: Peer()}
+        self.opened = []
+        self.settled = []
+        self.broken = []
+        self.pipeline = Pipeline(
+            ROUTE,
+            OWN,
+            ETCD,
+            open_stream=self.open,
+            tasks=tasks,
+            on_settled=self.settled.append,
+            on_broken=self.broken.append,
+        )
+
+    def open(self, peer, endpoint):
+        self.opened.append((peer, endpoint))
+        return self.peers[peer]
+
+    def ask(self):
+        return self.pipeline.ask(encode_proposal(FRAGMENT, EMPTY, acknowledge=True))
+
+
+@pytest.fixture
+async def bench():
+    tasks = TaskGroup("test")
+    yield Bench(tasks)
+    await tasks.close()
+
+
+async def settle():
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_fs3_a_sync_greets_each_peer_once(bench):
+    assert bench.opened == [(A, "http://a:1"), (B, "http://b:1")]
+    for header_of in (lambda peer: Header(peer, ROUTE, ETCD), lambda _: None):
+        for peer in bench.peers.values():
+            peer.got.clear()
+            peer.answers.put_nowait(OK)
+        assert await bench.pipeline.sync(FRAGMENT, EMPTY, timeout_s=5) == SyncOutcome()
+        for name, peer in bench.peers.items():
+            (message,) = peer.got
+            assert isinstance(message, ProposalMessage)
+            assert message.header == header_of(name)
+            assert message.proposal.acknowledge
+            assert message.proposal.fragment == FRAGMENT
+
+
+async def test_p1_messages_go_to_all_in_order_and_all_must_answer(bench):
+    bench.pipeline.send(encode_replicate_content([b"foo"], 0))
+    bench.pipeline.send(encode_replicate_content([b"bar"], 3))
+    assert bench.ask() == 1
+    for peer in bench.peers.values():
+        first, second, third = await peer.messages(3)
+        assert (first, second) == (ContentMessage(0, b"foo"), ContentMessage(3, b"bar"))
+        assert third.header is None
+    assert bench.ask() == 2
+    bench.peers[A].answers.put_nowait(OK)
+    bench.peers[A].answers.put_nowait(OK)
+    await settle()
+    assert bench.settled == []
+    bench.peers[B].answers.put_nowait(OK)
+    await settle()
+    assert bench.settled == [1]
+    assert bench.pipeline.unsettled == 1
+
+
+async def test_a_slow_peer_holds_no_other_up_and_senders_at_some_point(bench, monkeypatch):
+    monkeypatch.setattr(module, "_OUTBOX_BYTES_MAX", 10)
+    bench.peers[A].may_take.clear()
+    bench.pipeline.send(encode_replicate_content([b"x" * 20], 0))
+    await bench.peers[B].messages(1)
+    waiting = asyncio.ensure_future(bench.pipeline.room())  # noqa: TID251
+    await settle()
+    assert not waiting.done()
+    bench.peers[A].may_take.set()
+    await asyncio.wait_for(waiting, 5)
+    assert len(bench.peers[A].got) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (RpcFailed(Code.UNAVAILABLE, "rpc error: x"), 'recv from zone:"B" suffix:"peer-2" : rpc'),
+        (None, 'recv from zone:"B" suffix:"peer-2" : unexpected EOF'),
+        (b"\xff", 'recv from zone:"B" suffix:"peer-2" : malformed ReplicateResponse'),
+        (
+            encode_answer(Answer(Status.PROPOSAL_MISMATCH, FRAGMENT, EMPTY)),
+            'recv from zone:"B" suffix:"peer-2" : unexpected !OK response: status:PROPOSAL_MIS',
+        ),
+    ],
+)
+async def test_p2_fs24_a_failed_peer_breaks_it(bench, answer, text):
+    bench.ask()
+    bench.peers[A].answers.put_nowait(OK)
+    bench.peers[B].answers.put_nowait(answer)
+    await settle()
+    (failure,) = bench.broken
+    assert failure.text.startswith(text)
+    assert bench.pipeline.failure is failure
+    assert not bench.pipeline.is_usable
+    assert all(peer.is_cancelled for peer in bench.peers.values())
+    assert bench.settled == []
+    for doing in (bench.pipeline.room(), bench.pipeline.sync(FRAGMENT, EMPTY, timeout_s=1)):
+        with pytest.raises(RpcFailed, match="recv from"):
+            await doing
+    with pytest.raises(RpcFailed, match="recv from"):
+        bench.ask()
+
+
+async def test_fs5_a_failed_sync_says_so(bench):
+    bench.peers[A].answers.put_nowait(RpcFailed(Code.UNKNOWN, "rpc error: foobar"))
+    with pytest.raises(RpcFailed) as caught:
+        await bench.pipeline.sync(FRAGMENT, EMPTY, timeout_s=5)
+    assert caught.value.text == 'gatherSync: recv from zone:"A" suffix:"peer-1" : rpc error: foobar'
+    assert len(bench.broken) == 1
+
+
+async def test_a_sync_that_nobody_answers_ends(bench):
+    with pytest.raises(RpcFailed, match=r"gatherSync: no answer from all replicas within 0\.01 s"):
+        await bench.pipeline.sync(FRAGMENT, EMPTY, timeout_s=0.01)
+    assert not bench.pipeline.is_usable
+
+
+async def test_p1_close_tells_the_end_and_awaits_theirs(bench):
+    bench.pipeline.send(encode_replicate_content([b"x"], 0))
+    await bench.pipeline.close()
+    for peer in bench.peers.values():
+        assert peer.got
+        assert peer.is_done
+    assert bench.broken == []
+    assert not bench.pipeline.is_usable
+
+
+async def test_close_gives_up_on_peers_that_hang(bench, monkeypatch):
+    monkeypatch.setattr(module, "_CLOSE_TIMEOUT_S", 0.01)
+    bench.peers[A].may_take.clear()
+    bench.pipeline.send(encode_replicate_content([b"x"], 0))
+    await bench.pipeline.close()
+    assert bench.peers[A].is_cancelled
+    assert bench.broken == []
