@@ -3,8 +3,9 @@
 Nouns: item, member, assignment, slot (0 is the primary), zone, leader (the oldest member), shed
 capacity (what an exiting member gives up). Guarantee: with the keys and the steps of Gazette's
 allocator, so that brokers of both kinds may share a cluster. `solver` says who ought to hold
-what, `converge` which transactions lead there without losing a consistent replica, `loop` runs
-them, `announce` makes a process a member.
+what (`flow_network` and `push_relabel` are its data and its search), `converge` which transactions
+lead there without losing a consistent replica, `loop` runs them, `announce` makes a process a
+member. Cost: in the number of items that change, and in slices of some milliseconds.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from gazette_platform.allocator.converge import (
     converge_item,
 )
 from gazette_platform.allocator.loop import Allocator, DrainStatus
-from gazette_platform.allocator.solver import Plan, effective_limits, load_ratio
+from gazette_platform.allocator.solver import Solver, effective_limits, load_ratio
 
 __all__ = [
     "RETRY_S",
@@ -27,7 +28,7 @@ __all__ = [
     "DrainStatus",
     "Loads",
     "Piece",
-    "Plan",
+    "Solver",
     "announce",
     "batch_pieces",
     "converge_dead_item",

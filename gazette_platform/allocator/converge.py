@@ -53,6 +53,8 @@ class Loads:
         self._limits = limits
         self._held: dict[ProcessId, int] = {}
         self._primaries: dict[ProcessId, int] = {}
+        self.refused: dict[ProcessId, set[str]] = {}
+        """Items that a member ought to hold and had no room for."""
 
     def held(self, member: ProcessId) -> int:
         """Items of the member."""
@@ -210,14 +212,19 @@ def _add(
 ) -> bool:
     """Assign who is missing, under the member's own lease. Returns whether any was."""
     held_by = {a.process_id for a in current}
+    missing = [m for m in desired if m not in held_by]
+    if not current:
+        # The first of a fresh item is its primary: spread those, too.
+        missing.sort(key=lambda m: (not loads.has_room(m), loads.primary_ratio(m), m))
     slot = max((a.slot for a in current), default=-1)
     is_added = False
-    for member_id in desired:
-        if member_id in held_by:
-            continue
+    for member_id in missing:
         slot += 1
-        member = state.members[member_id]
+        member = state.members.get(member_id)
+        if member is None:
+            continue  # it left since the items were solved; they will be again
         if not loads.has_room(member_id):
+            loads.refused.setdefault(member_id, set()).add(builder.journal)
             continue
         builder.check(Compare.mod(member_key(builder.prefix, member_id), member.mod_revision))
         key = assignment_key(builder.prefix, builder.journal, member_id, slot)

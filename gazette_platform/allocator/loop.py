@@ -3,9 +3,8 @@
 Every member runs it; the member whose key is the oldest acts. Each transaction compares that
 member's own key, so that two that think they lead cannot both write.
 
-Source: Gazette allocator/allocator.go, contract etcd §5. Departs: only items that changed are
-solved anew, not all of them, unless members changed; and one item whose comparisons fail does not
-hold up the others of its transaction.
+Source: Gazette allocator/allocator.go, contract etcd §5. Departs: only what changed is solved and
+converged; and one item whose comparisons fail does not hold up the others of its transaction.
 """
 
 from __future__ import annotations
@@ -22,21 +21,27 @@ from gazette_platform.allocator.converge import (
     converge_dead_item,
     converge_item,
 )
-from gazette_platform.allocator.solver import Plan, effective_limits
+from gazette_platform.allocator.solver import Solver, effective_limits
 from gazette_platform.errors import EtcdError, LeaseLost
 from gazette_platform.etcd import Compare, EtcdClient, Operation, TxnResult
 from gazette_platform.keyspace import BrokerState, KeySpace, member_key
 from gazette_platform.ops.retry import backoff_s
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from gazette_platform.protocol import ProcessId
 
 __all__ = ["Allocator", "DrainStatus"]
 
 _log = logging.getLogger(__name__)
 
-# Items per round. Bounds how long the event loop is held: some 10 us an item.
-_ROUND_ITEMS = 512
+# Items between two turns of the event loop: some 20 us an item.
+_SLICE_ITEMS = 256
+# Items of which the steps are written before the mirror is waited for.
+_ROUND_ITEMS = 4096
+# Transactions under way: etcd writes several to its log at once.
+_TXNS_MAX = 4
 _MAX_REPLICATION = 9
 # Own transactions come back through the watch within milliseconds; longer means it is restarting.
 _MIRROR_S = 60.0
@@ -77,10 +82,16 @@ class Allocator:
         self._state = space.state
         self._id = process_id
         self._max_replication = max_replication
-        self._plan: Plan | None = None
-        self._dirty: set[str] = set()
-        self._starved: set[str] = set()
-        self._starved_at = 0
+        self._solver: Solver | None = None
+        self._limits: dict[ProcessId, int] = {}
+        # What the key space changed, and the solver does not know yet.
+        self._changed: set[str] = set()
+        self._is_members_changed = False
+        # Items of which the next step is to be taken.
+        self._todo: set[str] = set()
+        # Items that wait for room at a member, and those that wait for a member's key to change.
+        self._refused: dict[ProcessId, set[str]] = {}
+        self._failed: set[str] = set()
         space.observe(self._note_changes)
 
     @property
@@ -96,7 +107,7 @@ class Allocator:
         return DrainStatus(
             is_exiting=is_exiting,
             assigned=len(self._state.assignments_to(self._id)),
-            can_complete=is_exiting and self._limits()[self._id] == 0,
+            can_complete=is_exiting and self._own_limit() == 0,
         )
 
     async def run(self) -> None:
@@ -117,11 +128,11 @@ class Allocator:
             if member.spec.exiting and not self._state.assignments_to(self._id):
                 return
             try:
-                next_revision = await self._act(member.mod_revision, revision + 1)
+                next_revision = await self._act(revision + 1)
             except EtcdError as err:
                 if not err.retriable:
                     raise
-                self._plan = None  # what was written is unknown: start from what the mirror says
+                self._solver = None  # what was written is unknown: ask the mirror
                 _log.warning("items are not assigned: %s", err)
                 await asyncio.sleep(backoff_s(failures))
                 failures += 1
@@ -133,104 +144,182 @@ class Allocator:
                 await asyncio.sleep(0)  # others run between two rounds
 
     def _note_changes(self) -> None:
+        if self._solver is None:
+            return
         changes = self._state.changes
+        self._changed |= changes.journals
         if changes.members:
-            self._plan = None
-        if self._plan is not None:
-            self._dirty |= changes.journals
+            self._is_members_changed = True
+            self._todo |= self._failed
+            self._failed.clear()
 
-    def _limits(self) -> dict[ProcessId, int]:
+    def _own_limit(self) -> int:
         bound = self._max_replication
-        replications = (i.spec.desired_replication(bound) for i in self._state.items.values())
-        return effective_limits(self._state.members, replications)
+        wanted = [i.spec.desired_replication(bound) for i in self._state.items.values()]
+        members = self._state.members
+        return effective_limits(
+            members, replicas=sum(wanted), replication_max=max(wanted, default=0)
+        )[self._id]
 
-    async def _act(self, own_revision: int, next_revision: int) -> int:
+    async def _act(self, next_revision: int) -> int:
         """One round. Returns the revision to wait for, 0 to go on at once."""
         if self.leader != self._id:
-            self._plan = None  # solve everything when we come to lead
+            self._solver = None  # solve everything when we come to lead
             return next_revision
-        names = self._take_dirty()
-        pieces = self._step(names)
-        fixed = Compare.mod(member_key(self._space.prefix, self._id), own_revision)
-        written_at = 0
-        for batch in batch_pieces(pieces):
-            written_at = max(written_at, await self._execute(fixed, batch))
+        await self._solve()
+        names = sorted(self._todo)[:_ROUND_ITEMS]
+        self._todo.difference_update(names)
+        pieces = await self._steps(names)
+        written_at = await self._write_all(pieces)
         if written_at:
             # Before the next round counts what members hold.
             await self._space.wait_for_revision(written_at, timeout_s=_MIRROR_S)
-        return 0 if self._dirty or written_at else next_revision
+        self._retry_refused()
+        is_idle = not (self._todo or self._changed or self._is_members_changed or written_at)
+        return next_revision if is_idle else 0
 
-    def _take_dirty(self) -> list[str]:
-        limits = self._limits() if self._has_exiting() or self._plan is None else None
-        if self._plan is None or (limits is not None and limits != self._plan.limits):
-            assert limits is not None
-            self._plan = Plan(self._state, limits)
-            self._dirty = {*self._state.journals, *self._state.assignments}
-            self._starved.clear()
-        elif self._starved and self._plan.has_room and self._starved_at != self._space.revision:
-            # Once a revision, or rounds would never end while an item cannot be served.
-            self._starved_at = self._space.revision
-            self._dirty |= self._starved
-        names = sorted(self._dirty)[:_ROUND_ITEMS]
-        self._dirty.difference_update(names)
-        return names
+    # ------------------------------------------------------------------ solving
 
-    def _has_exiting(self) -> bool:
-        return any(member.spec.exiting for member in self._state.members.values())
+    async def _solve(self) -> None:
+        """Tell the solver what changed, and let it revise its answer, in slices."""
+        if self._solver is None:
+            self._solver = Solver()
+            self._limits = {}
+            self._changed = {*self._state.journals, *self._state.assignments}
+            self._is_members_changed = True
+            for waiting in (self._todo, self._failed, self._refused):
+                waiting.clear()
+        solver = self._solver
+        # Members first, so that assignments to them are understood.
+        self._set_limits(solver)
+        while self._changed:
+            names = sorted(self._changed)[:_ROUND_ITEMS]
+            self._changed.difference_update(names)
+            self._todo.update(names)
+            for names_of_slice in _slices(names):
+                for name in names_of_slice:
+                    self._tell(solver, name)
+                await asyncio.sleep(0)
+        self._set_limits(solver)
+        solving = solver.solve()
+        while True:
+            try:
+                next(solving)
+            except StopIteration as solved:
+                self._todo.update(solved.value)
+                return
+            await asyncio.sleep(0)
 
-    def _step(self, names: list[str]) -> list[Piece]:
-        plan = self._plan
-        assert plan is not None
-        loads = Loads(self._state, plan.limits)
-        prefix = self._space.prefix
-        members_usable = sum(limit > 0 for limit in plan.limits.values())
-        pieces: list[Piece | None] = []
-        for name in names:
-            item = self._state.items.get(name)
-            self._starved.discard(name)
-            if item is None:
-                plan.forget(name)
-                pieces.append(converge_dead_item(prefix, self._state, name))
-                continue
+    def _tell(self, solver: Solver, name: str) -> None:
+        item = self._state.items.get(name)
+        if item is None:
+            solver.forget(name)
+        else:
             replication = item.spec.desired_replication(self._max_replication)
-            desired = plan.solve(name, replication, self._state.assignments_of(name))
-            is_short = len(desired) < min(replication, members_usable)
-            if is_short or any(plan.is_overfull(member) for member in desired):
-                self._starved.add(name)
-            pieces.append(
-                converge_item(
-                    prefix,
-                    self._state,
-                    name,
-                    desired=desired,
-                    replication=replication,
-                    loads=loads,
-                )
-            )
-        return [piece for piece in pieces if piece is not None]
+            solver.set_item(name, replication, self._state.assignments_of(name))
 
-    async def _execute(self, fixed: Compare, batch: tuple[Piece, ...]) -> int:
+    def _set_limits(self, solver: Solver) -> None:
+        members = self._state.members
+        # What an exiting member sheds depends on what all items desire, too.
+        if self._is_members_changed or any(m.spec.exiting for m in members.values()):
+            self._is_members_changed = False
+            self._limits = effective_limits(
+                members, replicas=solver.replicas, replication_max=solver.replication_max
+            )
+            solver.set_limits(self._limits)
+
+    # ------------------------------------------------------------------ converging
+
+    async def _steps(self, names: list[str]) -> list[Piece]:
+        loads = Loads(self._state, self._limits)
+        pieces: list[Piece] = []
+        for names_of_slice in _slices(names):
+            for name in names_of_slice:
+                piece = self._step(name, loads)
+                if piece is not None:
+                    pieces.append(piece)
+            await asyncio.sleep(0)
+        for member, refused in loads.refused.items():
+            self._refused.setdefault(member, set()).update(refused)
+        return pieces
+
+    def _step(self, name: str, loads: Loads) -> Piece | None:
+        state, prefix = self._state, self._space.prefix
+        item = state.items.get(name)
+        if item is None:
+            return converge_dead_item(prefix, state, name)
+        assert self._solver is not None
+        return converge_item(
+            prefix,
+            state,
+            name,
+            desired=self._solver.desired_of(name),
+            replication=item.spec.desired_replication(self._max_replication),
+            loads=loads,
+        )
+
+    def _retry_refused(self) -> None:
+        """Look again at as many items as there is room for at members that had none."""
+        for member, refused in list(self._refused.items()):
+            room = self._limits.get(member, 0) - len(self._state.assignments_to(member))
+            names = sorted(refused)[: max(0, room)]
+            self._todo.update(names)
+            refused.difference_update(names)
+            if not refused or member not in self._limits:
+                del self._refused[member]
+
+    async def _write_all(self, pieces: list[Piece]) -> int:
+        """Write all pieces, some transactions at a time. Returns the last revision, or 0."""
+        batches = iter(batch_pieces(pieces))
+        revision = 0
+
+        async def write_some() -> None:
+            nonlocal revision
+            for batch in batches:
+                written_at = await self._execute(batch)
+                revision = max(revision, written_at)
+
+        writers = (write_some() for _ in range(_TXNS_MAX if pieces else 0))
+        # All are waited for, so that none is left behind when one fails.
+        for outcome in await asyncio.gather(*writers, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return revision
+
+    async def _execute(self, batch: tuple[Piece, ...]) -> int:
         """Write one batch; item by item if a comparison fails. Returns the revision, or 0."""
-        result = await self._write(fixed, batch)
+        result = await self._write(batch)
         if result.succeeded:
             return result.header.revision
         # A change that the mirror has not seen yet, which will bring the item back; or a bad
         # entry that we leave out but etcd has. Neither may hold up the other items.
         revision = 0
         failed: list[str] = []
-        for piece in batch if len(batch) > 1 else ():
-            result = await self._write(fixed, (piece,))
+        for piece in batch:
+            if len(batch) > 1:
+                result = await self._write((piece,))
             if result.succeeded:
                 revision = result.header.revision
             else:
                 failed.append(piece.item)
-        _log.warning(
-            "transaction checks did not succeed for %s; trying again when they change",
-            ", ".join(failed[:5]) or batch[0].item,
-        )
+        if failed:
+            self._failed.update(failed)
+            _log.warning(
+                "transaction checks did not succeed for %s; trying again when they change",
+                ", ".join(failed[:5]),
+            )
         return revision
 
-    async def _write(self, fixed: Compare, batch: tuple[Piece, ...]) -> TxnResult:
+    async def _write(self, batch: tuple[Piece, ...]) -> TxnResult:
+        # That we are who we were when we were found to lead.
+        member = self._state.members.get(self._id)
+        own_revision = member.mod_revision if member is not None else -1
+        fixed = Compare.mod(member_key(self._space.prefix, self._id), own_revision)
         compares = [fixed, *(compare for piece in batch for compare in piece.compares)]
         operations: list[Operation] = [op for piece in batch for op in piece.operations]
         return await self._client.txn(compares, operations)
+
+
+def _slices(names: list[str]) -> Iterator[list[str]]:
+    for begin in range(0, len(names), _SLICE_ITEMS):
+        yield names[begin : begin + _SLICE_ITEMS]

@@ -1,51 +1,54 @@
 """Decides which members ought to hold which items. Pure: no clock, no I/O.
 
-A greedy solver, one item at a time. What holds an item goes on holding it as long as its member
-has room and stays; what is missing is added at the least loaded members, in another zone first.
-It never moves an item for the sake of balance alone.
+Capacities are tried from the best to the barest, each as a maximum flow from what the last left:
 
-Source: contract etcd §5.1 and §6 say what any solver has to respect: limits, shed capacity of
-exiting members, two zones where there are two. Departs from Gazette's max flow in how it chooses
-among allowed assignments; keys and transactions (see `converge`) are the same.
+1. Members hold at most their fair share, and no item is within one zone.
+2. Members hold up to their limits.
+3. Zones are given up rather than replicas.
+
+What cannot be placed even so stays out. Units beyond a capacity that nobody can take stay where
+they are, up to the limit. So what is assigned moves only for a reason: a member that is new, over
+its share, over its limit, or leaving; never because another solution is as good.
+
+Source: contract etcd §5.1 and §6. Departs from Gazette in the order in which arcs are tried, which
+decides among equal solutions; keys and transactions (see `converge`) are the same.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+from gazette_platform.allocator.flow_network import FlowNetwork, bits
+from gazette_platform.allocator.push_relabel import SLICE_ARCS, Pusher
 
-    from gazette_platform.keyspace import Assignment, BrokerState, Member
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Mapping, Sequence
+
+    from gazette_platform.keyspace import Assignment, Member
     from gazette_platform.protocol import ProcessId
 
-__all__ = ["Plan", "effective_limits", "load_ratio"]
+__all__ = ["Solver", "effective_limits", "load_ratio"]
 
-_ZONES_WANTED = 2
+# Giving up zones may open ways that were closed before; each pass leaves fewer. A bound, in case.
+_PASSES_MAX = 4
 
 
 def effective_limits(
-    members: Mapping[ProcessId, Member], replications: Iterable[int]
+    members: Mapping[ProcessId, Member], *, replicas: int, replication_max: int
 ) -> dict[ProcessId, int]:
     """How many items each member may hold: its limit, less what it sheds because it exits.
 
     The oldest exiting members shed first, as long as the others can take over: never more slots
     than the cluster has in excess, and never so many members that an item lacks replicas.
 
-    Args: replications: desired replicas of every item; read only if a member exits.
+    Args: replicas: desired by all items together. replication_max: by any one of them.
     """
     limits = {process_id: member.spec.journal_limit for process_id, member in members.items()}
     exiting = sorted(
         (m.create_revision, process_id) for process_id, m in members.items() if m.spec.exiting
     )
-    if not exiting:
-        return limits
-    total, greatest = 0, 0
-    for replication in replications:
-        total += replication
-        greatest = max(greatest, replication)
-    excess = max(0, sum(limits.values()) - total)
-    for _, process_id in exiting[: max(0, len(members) - greatest)]:
+    excess = max(0, sum(limits.values()) - replicas)
+    for _, process_id in exiting[: max(0, len(members) - replication_max)]:
         shed = min(limits[process_id], excess)
         limits[process_id] -= shed
         excess -= shed
@@ -58,97 +61,215 @@ def load_ratio(held: int, limit: int) -> float:
 
 
 @final
-class Plan:
-    """The desired members of each item, and how many items that gives each member.
+class Solver:
+    """The desired members of each item, revised as items and members change.
 
-    It starts as what is assigned now, and is revised item by item with `solve`. So the answer
-    for one item respects what all others hold, at the cost of one item.
+    It keeps its last answer and changes what has to change. The cost of a solve is in the number
+    of items that lack a member or have to leave one; with none it is that of looking at members.
     """
 
-    def __init__(self, state: BrokerState, limits: Mapping[ProcessId, int]) -> None:
-        self.limits = dict(limits)
-        self._desired: dict[str, tuple[ProcessId, ...]] = {}
-        self._held: dict[ProcessId, int] = dict.fromkeys(limits, 0)
-        for journal, assignments in state.assignments.items():
-            if journal in state.items:
-                alive = (a.process_id for a in assignments if a.process_id in self.limits)
-                self._set(journal, tuple(dict.fromkeys(alive)))
+    def __init__(self) -> None:
+        self._net = FlowNetwork()
+        self._members: dict[ProcessId, int] = {}
+        self._ids: list[ProcessId | None] = []
+        self._zones: dict[str, int] = {}
+        self._items: dict[str, int] = {}
+        self._names: list[str] = []
+        self._seen: list[int] = []
+        self._is_stale = False
+
+    # ------------------------------------------------------------------ inputs
 
     @property
-    def has_room(self) -> bool:
-        """Whether any member could hold one more item."""
-        return any(self._held[member] < limit for member, limit in self.limits.items())
+    def replicas(self) -> int:
+        """Desired by all items together."""
+        return sum(wanted * count for wanted, count in self._net.histogram.items())
 
-    def is_overfull(self, member: ProcessId) -> bool:
-        """Whether the member holds more than it may, for want of room elsewhere."""
-        return self._held[member] > self.limits[member]
+    @property
+    def replication_max(self) -> int:
+        """The most that any item desires."""
+        return max(self._net.histogram, default=0)
 
-    def desired_of(self, item: str) -> tuple[ProcessId, ...]:
-        """The members that ought to hold the item, as solved last."""
-        return self._desired.get(item, ())
+    @property
+    def is_stale(self) -> bool:
+        """Whether anything changed since the last solve that may change its answer."""
+        return self._is_stale
 
-    def forget(self, item: str) -> None:
-        """The item is gone."""
-        self._set(item, ())
+    def set_limits(self, limits: Mapping[ProcessId, int]) -> None:
+        """Name all members, with the number of items that each may hold."""
+        net = self._net
+        gone = [process_id for process_id in self._members if process_id not in limits]
+        for process_id in gone:
+            number = self._members.pop(process_id)
+            net.remove_member(number)
+            self._ids[number] = None
+            # Its number may come to mean another; -1 differs from any answer.
+            self._seen = [-1 if mask >> number & 1 else mask for mask in self._seen]
+        for process_id in sorted(limits.keys() - self._members.keys()):
+            zone = self._zones.setdefault(process_id.zone, len(self._zones))
+            number = net.add_member(zone)
+            self._members[process_id] = number
+            if number == len(self._ids):
+                self._ids.append(None)
+            self._ids[number] = process_id
+        changed = {
+            number: limits[process_id]
+            for process_id, number in self._members.items()
+            if net.limits[number] != limits[process_id]
+        }
+        if changed:
+            net.set_limits(changed)
+        self._is_stale |= bool(changed or gone)
 
-    def solve(
-        self, item: str, replication: int, assignments: Iterable[Assignment]
-    ) -> tuple[ProcessId, ...]:
-        """Choose the members of one item anew, and remember them.
+    def set_item(self, name: str, replication: int, assignments: Sequence[Assignment]) -> None:
+        """Tell what an item desires, and who holds it now.
 
         Args: replication: replicas to have; fewer are chosen if there is no room for more.
-              assignments: who is assigned now.
-        Returns: ascending by zone, suffix.
         """
-        before = self.desired_of(item)
-        self._set(item, ())
-        slots = {a.process_id: a.slot for a in assignments if a.process_id in self.limits}
-        # Who was chosen before goes first: a hand-over under way must not turn back half-way.
-        # Then the primary, whose move costs most.
-        known = sorted(
-            {*slots, *(m for m in before if m in self.limits)},
-            key=lambda m: (m not in before, slots.get(m, 1) != 0, self._ratio(m), m),
-        )
-        chosen = [m for m in known if self._has_room(m)][:replication]
-        while len(chosen) < replication:
-            best = self._best_addition(chosen)
-            if best is None:
+        net = self._net
+        assigned = primary = 0
+        for assignment in assignments:
+            number = self._members.get(assignment.process_id)
+            if number is not None:
+                assigned |= 1 << number
+                if assignment.slot == 0:
+                    primary = 1 << number
+        item = self._items.get(name)
+        is_new = item is None
+        if item is None:
+            item = self._items[name] = net.add_item()
+            if item == len(self._names):
+                self._names.append(name)
+                self._seen.append(0)
+            self._names[item], self._seen[item] = name, 0
+        # What was chosen stays chosen whoever holds it: a hand-over must not turn back half-way.
+        self._is_stale |= is_new or net.wanted[item] != replication
+        net.set_item(item, wanted=replication, assigned=assigned, primary=primary)
+        if is_new:
+            # All who hold it, to begin with; the surplus is given up once all items are known.
+            for number in bits(primary) + bits(assigned & ~primary):
+                net.place(item, number)
+
+    def forget(self, name: str) -> None:
+        """The item is gone."""
+        item = self._items.pop(name, None)
+        if item is not None:
+            self._net.remove_item(item)
+            self._seen[item] = 0
+            self._is_stale = True
+
+    # ------------------------------------------------------------------ answers
+
+    def desired_of(self, name: str) -> tuple[ProcessId, ...]:
+        """The members that ought to hold the item, as solved last; ascending."""
+        item = self._items.get(name)
+        return self._members_of(self._net.flow[item]) if item is not None else ()
+
+    def held_by(self, process_id: ProcessId) -> int:
+        """How many items the member ought to hold."""
+        number = self._members.get(process_id)
+        return len(self._net.items_of[number]) if number is not None else 0
+
+    def solve(self) -> Generator[None, None, list[str]]:
+        """Revise the answer. Yields every few milliseconds, so that others may run.
+
+        Nothing may be told to the solver until the generator ends.
+
+        Returns: the items whose answer may differ from that of the last solve.
+        """
+        if not self._is_stale:
+            return []
+        net = self._net
+        yield from self._give_up_surplus()
+        for _ in range(_PASSES_MAX):
+            before = list(net.flow)
+            yield from self._push(Pusher(net, net.shares(), is_strict=True))
+            crowded = yield from self._take_out_crowded()
+            for is_strict in (True, False):
+                pusher = Pusher(net, net.limits, is_strict=is_strict, preferred=crowded)
+                yield from self._push(pusher)
+            for member, limit in enumerate(net.limits):
+                for item in list(net.items_of[member])[limit:]:
+                    net.remove(item, member)
+            if net.flow == before:
                 break
-            chosen.append(best)
-        # No room elsewhere: better an overfull member than a lost replica.
-        reluctant = [m for m in known if m in slots and m not in chosen]
-        chosen.extend(reluctant[: max(0, replication - len(chosen))])
-        self._spread(chosen)
-        self._set(item, tuple(sorted(chosen)))
-        return self.desired_of(item)
+        self._is_stale = False
+        return (yield from self._changed())
 
-    def _spread(self, chosen: list[ProcessId]) -> None:
-        # Replicas in one zone fall together: give one up for a member of another zone.
-        if len(chosen) < _ZONES_WANTED or len({m.zone for m in chosen}) >= _ZONES_WANTED:
-            return
-        best = self._best_addition(chosen)
-        if best is not None and best.zone != chosen[0].zone:
-            chosen[-1] = best
+    # ------------------------------------------------------------------ steps
 
-    def _best_addition(self, chosen: list[ProcessId]) -> ProcessId | None:
-        in_zone: dict[str, int] = {}
-        for member in chosen:
-            in_zone[member.zone] = in_zone.get(member.zone, 0) + 1
-        candidates = (m for m in self.limits if m not in chosen and self._has_room(m))
-        return min(
-            candidates, key=lambda m: (in_zone.get(m.zone, 0), self._ratio(m), m), default=None
-        )
+    def _push(self, pusher: Pusher) -> Generator[None, None, None]:
+        net = self._net
+        for item in self._in_order(net.lacking):
+            while net.flow[item].bit_count() < net.wanted[item]:
+                if not (yield from pusher.place(item)):
+                    break
+        for member in range(len(net.limits)):
+            while pusher.is_over(member):
+                if not (yield from pusher.push_out(member)):
+                    break
 
-    def _has_room(self, member: ProcessId) -> bool:
-        return self._held[member] < self.limits[member]
+    def _give_up_surplus(self) -> Generator[None, None, None]:
+        """Of items that more members hold than wanted, choose the ones that need not stay."""
+        net = self._net
+        shares = net.shares()
+        for count, item in enumerate(self._in_order(net.surplus)):
+            while net.flow[item].bit_count() > net.wanted[item]:
+                net.remove(item, self._least_wanted(item, shares))
+            if count % (SLICE_ARCS // 16) == 0:
+                yield
 
-    def _ratio(self, member: ProcessId) -> float:
-        return load_ratio(self._held[member], self.limits[member])
+    def _least_wanted(self, item: int, shares: Sequence[int]) -> int:
+        net = self._net
+        crowded = net.crowded_zone(item)
 
-    def _set(self, item: str, members: tuple[ProcessId, ...]) -> None:
-        for member in self._desired.pop(item, ()):
-            self._held[member] -= 1
-        for member in members:
-            self._held[member] += 1
-        if members:
-            self._desired[item] = members
+        def reluctance(member: int) -> tuple[bool, bool, bool, bool, float, int]:
+            held, bit = len(net.items_of[member]), 1 << member
+            return (
+                net.limits[member] == 0 or held > net.limits[member],
+                bool(crowded & bit),
+                held > shares[member],
+                not net.primary[item] & bit,
+                load_ratio(held, net.limits[member]),
+                member,
+            )
+
+        return max(bits(net.flow[item]), key=reluctance)
+
+    def _take_out_crowded(self) -> Generator[None, None, dict[int, int]]:
+        """Take units out of zones with too many of one item, to be placed anew.
+
+        They come back where they were if there is no other way. Returns the flow of each such item
+        as it was.
+        """
+        net = self._net
+        found: dict[int, int] = {}
+        for count, item in enumerate(self._in_order(net.crowded)):
+            before = net.flow[item]
+            while zone := net.crowded_zone(item):
+                inside = bits(net.flow[item] & zone)
+                # Not the primary, whose move costs most.
+                member = next(m for m in reversed(inside) if not net.primary[item] >> m & 1)
+                net.remove(item, member)
+                found[item] = before
+            if count % (SLICE_ARCS // 16) == 0:
+                yield
+        net.crowded.clear()
+        return found
+
+    def _changed(self) -> Generator[None, None, list[str]]:
+        flow, seen = self._net.flow, self._seen
+        yield
+        if flow == seen:
+            return []
+        changed = [n for n, (now, was) in enumerate(zip(flow, seen, strict=True)) if now != was]
+        self._seen = list(flow)
+        return [self._names[item] for item in changed]
+
+    def _in_order(self, items: Iterable[int]) -> list[int]:
+        # By name: the answer must not depend on who came first.
+        return sorted(items, key=self._names.__getitem__)
+
+    def _members_of(self, mask: int) -> tuple[ProcessId, ...]:
+        found = (self._ids[number] for number in bits(mask))
+        return tuple(sorted(process_id for process_id in found if process_id is not None))

@@ -1,0 +1,238 @@
+"""The flow network of items and members, as arrays of integers. Pure.
+
+Source → item (as many units as it wants replicas) → its node of each zone (at most all but one of
+the units, so that two zones are used) → member (one unit) → sink (as many as the member may hold).
+A unit that arrives at the sink is a replica. Only the units that flow are stored, as one integer an
+item whose bits are members; every other arc is computed when it is looked at. So 10,000 items take
+10,000 integers, and "who may take this item" is a few operations on them.
+
+Source: contract etcd §5.1. Departs: Gazette keeps arcs in pages and solves everything each time;
+here the flow is kept, and a change touches the items that it is about.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+__all__ = ["FlowNetwork", "bits"]
+
+
+def bits(mask: int) -> list[int]:
+    """The numbers of the bits that are set, ascending.
+
+    >>> bits(0b10110)
+    [1, 2, 4]
+    """
+    found = []
+    while mask:
+        low = mask & -mask
+        found.append(low.bit_length() - 1)
+        mask ^= low
+    return found
+
+
+@final
+class FlowNetwork:
+    """Items and members by number, and which member each unit of an item flows to.
+
+    Attributes (read-only to others, except `flow` to who pushes units along a path):
+        flow: by item, the members that ought to hold it, as bits.
+        assigned: by item, the members that hold it now. They are chosen before others.
+        primary: by item, the one bit of its primary; 0 if there is none.
+        wanted: by item, the replicas that it desires.
+        items_of: by member, the items that flow to it, in the order in which they came. Those that
+            came last are given up first.
+        zone_of: by member, the number of its zone. zone_masks: by zone, its members as bits.
+        limits: by member, the items it may hold.
+        lacking: items with fewer units than wanted. surplus: with more.
+        crowded: items that may have more units in one zone than they should.
+        is_strict: whether items have to spread over zones; not if there is one only.
+        histogram: how many items want how many replicas.
+    """
+
+    def __init__(self) -> None:
+        self.flow: list[int] = []
+        self.assigned: list[int] = []
+        self.primary: list[int] = []
+        self.wanted: list[int] = []
+        self.items_of: list[dict[int, None]] = []
+        self.zone_of: list[int] = []
+        self.zone_masks: list[int] = []
+        self.limits: list[int] = []
+        self.lacking: dict[int, None] = {}
+        self.surplus: dict[int, None] = {}
+        self.crowded: dict[int, None] = {}
+        self.is_strict = False
+        self.histogram: dict[int, int] = {}
+        self._free_items: list[int] = []
+        self._free_members: list[int] = []
+
+    # ------------------------------------------------------------------ members
+
+    @property
+    def usable(self) -> int:
+        """Members that may hold anything."""
+        return sum(limit > 0 for limit in self.limits)
+
+    def add_member(self, zone: int) -> int:
+        """A member without room; `set_limits` gives it some. Returns its number."""
+        while len(self.zone_masks) <= zone:
+            self.zone_masks.append(0)
+        if self._free_members:
+            member = self._free_members.pop()
+            self.zone_of[member] = zone
+        else:
+            member = len(self.limits)
+            self.limits.append(0)
+            self.zone_of.append(zone)
+            self.items_of.append({})
+        self.zone_masks[zone] |= 1 << member
+        return member
+
+    def remove_member(self, member: int) -> None:
+        """The member is gone; its items lack a unit now. Its number may be given to another."""
+        bit = 1 << member
+        for item in self.items_of[member]:
+            self.flow[item] ^= bit
+            self._count(item)
+        self.items_of[member] = {}
+        self.assigned = [mask & ~bit for mask in self.assigned]
+        self.primary = [mask & ~bit for mask in self.primary]
+        self.zone_masks[self.zone_of[member]] &= ~bit
+        self.limits[member] = 0
+        self._free_members.append(member)
+
+    def set_limits(self, limits: dict[int, int]) -> None:
+        """Change the limits of members.
+
+        What flows beyond a limit stays until it is pushed elsewhere.
+        """
+        for member, limit in limits.items():
+            self.limits[member] = limit
+        zones = {zone for zone, limit in zip(self.zone_of, self.limits, strict=True) if limit > 0}
+        is_strict = len(zones) > 1
+        if is_strict and not self.is_strict:
+            self.crowded = dict.fromkeys(range(len(self.flow)))
+        self.is_strict = is_strict
+
+    def shares(self) -> list[int]:
+        """By member, its fair share: its part of all units, by limit, rounded up.
+
+        Rounding up is also what keeps small differences from moving items.
+        """
+        room = sum(self.limits)
+        usable = self.usable
+        units = sum(min(wanted, usable) * count for wanted, count in self.histogram.items())
+        if room <= units:
+            return list(self.limits)
+        return [-(-limit * units // room) for limit in self.limits]
+
+    # ------------------------------------------------------------------ items
+
+    def add_item(self) -> int:
+        """An item that wants nothing yet. Returns its number."""
+        if self._free_items:
+            return self._free_items.pop()
+        self.flow.append(0)
+        self.assigned.append(0)
+        self.primary.append(0)
+        self.wanted.append(0)
+        return len(self.flow) - 1
+
+    def remove_item(self, item: int) -> None:
+        """The item is gone. Its number may be given to another."""
+        for member in bits(self.flow[item]):
+            del self.items_of[member][item]
+        self._want(item, 0)
+        self.flow[item] = self.assigned[item] = self.primary[item] = 0
+        for group in (self.lacking, self.surplus, self.crowded):
+            group.pop(item, None)
+        self._free_items.append(item)
+
+    def set_item(self, item: int, *, wanted: int, assigned: int, primary: int) -> None:
+        """What an item desires, and who holds it now."""
+        self._want(item, wanted)
+        self.assigned[item] = assigned
+        self.primary[item] = primary
+        self._count(item)
+
+    def place(self, item: int, member: int) -> None:
+        """A unit of the item flows to the member."""
+        self.flow[item] |= 1 << member
+        self.items_of[member][item] = None
+        self._count(item)
+
+    def remove(self, item: int, member: int) -> None:
+        """A unit of the item flows to the member no longer."""
+        self.flow[item] &= ~(1 << member)
+        del self.items_of[member][item]
+        self._count(item)
+
+    def move(self, item: int, source: int, target: int) -> None:
+        """Note that a unit moved, in `flow` already, from one member to another."""
+        del self.items_of[source][item]
+        self.items_of[target][item] = None
+        if not self.is_spread(item):
+            self.crowded[item] = None
+
+    def _want(self, item: int, wanted: int) -> None:
+        before = self.wanted[item]
+        if before == wanted:
+            return
+        for value, change in ((before, -1), (wanted, 1)):
+            if value:
+                self.histogram[value] = self.histogram.get(value, 0) + change
+                if not self.histogram[value]:
+                    del self.histogram[value]
+        self.wanted[item] = wanted
+
+    def _count(self, item: int) -> None:
+        units, wanted = self.flow[item].bit_count(), self.wanted[item]
+        if units < wanted:
+            self.lacking[item] = None
+        else:
+            self.lacking.pop(item, None)
+        if units > wanted:
+            self.surplus[item] = None
+        else:
+            self.surplus.pop(item, None)
+        if not self.is_spread(item):
+            self.crowded[item] = None
+
+    # ------------------------------------------------------------------ arcs
+
+    def zone_units_max(self, item: int) -> int:
+        """How many units of the item one zone may have: not all, if there are other zones."""
+        wanted = self.wanted[item]
+        return max(wanted - 1, 1) if self.is_strict else max(wanted, 1)
+
+    def is_spread(self, item: int) -> bool:
+        """Whether no zone has more units of the item than it may."""
+        flow, most = self.flow[item], self.zone_units_max(item)
+        if flow.bit_count() <= most:
+            return True
+        return all((flow & zone).bit_count() <= most for zone in self.zone_masks)
+
+    def crowded_zone(self, item: int) -> int:
+        """The members of a zone that has more units of the item than it may, as bits; or 0."""
+        flow, most = self.flow[item], self.zone_units_max(item)
+        return next((z for z in self.zone_masks if (flow & z).bit_count() > most), 0)
+
+    def takers(self, item: int, *, is_strict: bool) -> int:
+        """The members, as bits, to which one more unit of the item may flow."""
+        flow = self.flow[item]
+        found = ~flow
+        if is_strict:
+            most = self.zone_units_max(item)
+            for zone in self.zone_masks:
+                if (flow & zone).bit_count() >= most:
+                    found &= ~zone
+        return found
+
+    def heirs(self, item: int, member: int, *, is_strict: bool) -> int:
+        """The members, as bits, to which the unit of the item at `member` may go instead.
+
+        Within the zone to any, because the zone has no more units than before.
+        """
+        zone = self.zone_masks[self.zone_of[member]]
+        return self.takers(item, is_strict=is_strict) | (zone & ~self.flow[item])
