@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import grpc  # type: ignore[import-untyped]
 from grpc import aio
@@ -59,7 +59,7 @@ class Peers:
             self._channels[endpoint] = channel
         return channel
 
-    def metadata(self, capability: Capability, journal: str) -> Any:
+    def metadata(self, capability: Capability, journal: str) -> tuple[tuple[str, str], ...] | None:
         """Metadata of a call to a peer: a token of ours for this journal; None without keys."""
         return self._authorizer.metadata(capability, journal)
 

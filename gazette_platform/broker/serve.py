@@ -16,6 +16,7 @@ import uvloop
 from gazette_platform.allocator import Allocator, announce
 from gazette_platform.broker.auth import Authenticator
 from gazette_platform.broker.context import BrokerContext
+from gazette_platform.broker.gateway import Gateway
 from gazette_platform.broker.http import HttpServer
 from gazette_platform.broker.metrics import BrokerMetrics
 from gazette_platform.broker.names import random_id
@@ -74,6 +75,7 @@ class Broker:
         self._is_ready = False
         self.port = 0
         self.http_port = 0
+        self.debug_port = 0
 
     @property
     def failed(self) -> asyncio.Event:
@@ -129,19 +131,41 @@ class Broker:
         )
         self._stack.push_async_callback(self._server.stop, grace_s=0.0)
         self.port = self._server.port
-        self._http = HttpServer(
-            host=config.http_host,
-            port=config.http_port,
-            metrics=self._context.metrics,
-            is_ready=lambda: self._is_ready,
-        )
-        await self._http.start()
-        self._stack.push_async_callback(self._http.stop)
-        self.http_port = self._http.port
+        await self._start_http()
         await self._join(process_id, space)
         await self._server.start()
         self._is_ready = True
         _log.info("broker %s serves at %s", process_id, self.endpoint)
+
+    async def _start_http(self) -> None:
+        """Open the HTTP port, and the one for diagnostics if there is to be one."""
+        config = self.config
+        has_tls = config.server_cert_file is not None
+        http = HttpServer(
+            host=config.http_host,
+            port=config.http_port,
+            metrics=self._context.metrics,
+            is_ready=lambda: self._is_ready,
+            tls=config.server_tls.server_context() if has_tls else None,
+            gateway=Gateway(
+                self._service, allow_origin=config.allow_origin, tasks=self._context.tasks
+            ),
+            has_diagnostics=not config.debug_private,
+        )
+        await http.start()
+        self._stack.push_async_callback(http.stop)
+        self.http_port = http.port
+        if config.debug_port is not None:
+            debug = HttpServer(
+                host=config.http_host,
+                port=config.debug_port,
+                metrics=self._context.metrics,
+                is_ready=lambda: self._is_ready,
+                flag="debug.port",
+            )
+            await debug.start()
+            self._stack.push_async_callback(debug.stop)
+            self.debug_port = debug.port
 
     def _build(
         self,

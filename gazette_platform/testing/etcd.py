@@ -7,14 +7,18 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Self, final
+from typing import TYPE_CHECKING, Self, final
 
 from gazette_platform.errors import SetupError
+
+if TYPE_CHECKING:
+    from gazette_platform.testing.certificates import Certificate
 
 __all__ = ["EtcdServer", "find_etcd"]
 
@@ -52,10 +56,13 @@ class EtcdServer:
     Nothing is synced to disk (tests do not survive a power cut), hence it starts in 0.1 to 0.3 s.
 
     Args: binary: the etcd executable, see `find_etcd`.
+          tls: its certificate, and the authority of clients, which must then show one as well;
+              None: it is plain.
     """
 
-    def __init__(self, binary: Path) -> None:
+    def __init__(self, binary: Path, *, tls: tuple[Certificate, Path] | None = None) -> None:
         self._binary = binary
+        self._tls = tls
         self._dir: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._client_port = 0
@@ -71,7 +78,8 @@ class EtcdServer:
     @property
     def endpoint(self) -> str:
         """The client URL; stays the same over `kill` and `start`."""
-        return f"http://127.0.0.1:{self._client_port}"
+        scheme = "http" if self._tls is None else "https"
+        return f"{scheme}://127.0.0.1:{self._client_port}"
 
     @property
     def pid(self) -> int:
@@ -151,6 +159,10 @@ class EtcdServer:
             "--logger=zap",
             "--log-outputs=stderr",
         ]
+        if self._tls is not None:
+            (cert, key), ca = self._tls
+            arguments += [f"--cert-file={cert}", f"--key-file={key}"]
+            arguments += ["--client-cert-auth", f"--trusted-ca-file={ca}"]
         # Settings of a real etcd on this machine must not reach the one under test.
         env = {k: v for k, v in os.environ.items() if not k.startswith("ETCD_")}
         with self.log_path.open("ab") as log:
@@ -176,7 +188,7 @@ class EtcdServer:
 
     def _is_healthy(self) -> bool:
         # http.client ignores proxy variables, which urllib would obey even for loopback.
-        connection = http.client.HTTPConnection("127.0.0.1", self._client_port, timeout=1.0)
+        connection = self._connect()
         try:
             connection.request("GET", "/health")
             response = connection.getresponse()
@@ -185,6 +197,16 @@ class EtcdServer:
             return False
         finally:
             connection.close()
+
+    def _connect(self) -> http.client.HTTPConnection:
+        if self._tls is None:
+            return http.client.HTTPConnection("127.0.0.1", self._client_port, timeout=1.0)
+        (cert, key), ca = self._tls
+        context = ssl.create_default_context(cafile=ca)
+        context.load_cert_chain(cert, key)
+        return http.client.HTTPSConnection(
+            "127.0.0.1", self._client_port, timeout=1.0, context=context
+        )
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is None:

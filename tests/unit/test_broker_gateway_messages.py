@@ -1,0 +1,186 @@
+"""HTTP's queries, headers and statuses: Gazette's cases H1 to H4; and server-sent events."""
+
+from __future__ import annotations
+
+import pytest
+
+from gazette_platform.broker.event_stream import EventStream
+from gazette_platform.broker.gateway_messages import (
+    BadRequest,
+    ReadQuery,
+    append_headers,
+    content_range,
+    failure_status,
+    journal_of,
+    read_headers,
+    status_code,
+)
+from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.errors import DataError
+from gazette_platform.protocol import CompressionCodec, Fragment, Status
+from gazette_platform.protocol.auth import Forbidden, Unauthenticated
+from gazette_platform.protocol.pb import protocol_pb2 as pb
+
+FRAGMENT = Fragment(
+    "a/journal", 1024, 2048, bytes(range(20)), CompressionCodec.GZIP, mod_time=1_500_000_000
+)
+NAME = "0000000000000400-0000000000000800-000102030405060708090a0b0c0d0e0f10111213.gz"
+
+
+def header():
+    made = pb.Header()
+    made.route.members.add(zone="a", suffix="broker")
+    made.route.endpoints.append("http://b/")
+    return made
+
+
+# ------------------------------------------------------------------------------------- queries
+@pytest.mark.parametrize(
+    ("pairs", "query"),
+    [
+        ([], ReadQuery(0, block=False)),
+        ([("offset", "123"), ("block", "true")], ReadQuery(123, block=True)),
+        ([("offset", "-1"), ("block", "1")], ReadQuery(-1, block=True)),
+        ([("offset", "1"), ("offset", "2")], ReadQuery(2)),
+        ([("offset", ""), ("block", "")], ReadQuery()),
+        ([("block", "F")], ReadQuery()),
+        ([("offset", str((1 << 63) - 1))], ReadQuery((1 << 63) - 1)),
+    ],
+)
+def test_h1_queries(pairs, query):
+    assert ReadQuery.parse(pairs) == query
+
+
+@pytest.mark.parametrize(
+    ("pairs", "text"),
+    [
+        ([("offset", "x")], 'schema: error converting value for "offset"'),
+        ([("offset", "1.5")], 'schema: error converting value for "offset"'),
+        ([("offset", "-")], 'schema: error converting value for "offset"'),
+        ([("offset", "\u0661")], 'schema: error converting value for "offset"'),
+        ([("offset", str(1 << 63))], 'schema: error converting value for "offset"'),
+        ([("block", "perhaps")], 'schema: error converting value for "block"'),
+        ([("extra", "1")], 'schema: invalid path "extra"'),
+    ],
+)
+def test_h1_bad_queries_are_told_in_the_words_of_gazette(pairs, text):
+    with pytest.raises(BadRequest) as caught:
+        ReadQuery.parse(pairs)
+    assert str(caught.value) == text
+
+
+def test_h1_paths_name_journals():
+    assert journal_of("/a/journal") == "a/journal"
+    assert journal_of("/a/day=2026%2D01/part%3D0;meta") == "a/day=2026-01/part=0;meta"
+    assert journal_of("//a") == "/a"
+    with pytest.raises(BadRequest, match="not UTF-8"):
+        journal_of("/a/%ff")
+
+
+# ------------------------------------------------------------------------------------- headers
+def test_h3_headers_of_a_read():
+    response = pb.ReadResponse(
+        header=header(),
+        offset=1024,
+        write_head=4096,
+        fragment=FRAGMENT.to_pb(),
+        fragment_url="http://store/fragment",
+    )
+    assert read_headers(response) == {
+        "X-Write-Head": "4096",
+        "X-Route-Token": 'members:<zone:"a" suffix:"broker" > endpoints:"http://b/" ',
+        "X-Fragment-Name": NAME,
+        "X-Fragment-Last-Modified": "Fri, 14 Jul 2017 02:40:00 GMT",
+        "X-Fragment-Location": "http://store/fragment",
+    }
+    assert content_range(1024) == "bytes 1024-9223372036854775807/9223372036854775807"
+
+
+def test_h3_a_fragment_that_is_not_persisted_has_no_time():
+    response = pb.ReadResponse(fragment=FRAGMENT.to_pb(), write_head=1)
+    response.fragment.mod_time = 0
+    assert set(read_headers(response)) == {"X-Write-Head", "X-Fragment-Name"}
+
+
+def test_h4_headers_of_an_append():
+    response = pb.AppendResponse(header=header(), commit=FRAGMENT.to_pb())
+    assert append_headers(response) == {
+        "X-Route-Token": 'members:<zone:"a" suffix:"broker" > endpoints:"http://b/" ',
+        "X-Commit-Begin": "1024",
+        "X-Commit-End": "2048",
+        "X-Write-Head": "2048",
+        "X-Commit-SHA1-Sum": "000102030405060708090a0b0c0d0e0f10111213",
+    }
+
+
+# ------------------------------------------------------------------------------------ statuses
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (Status.JOURNAL_NOT_FOUND, 404),
+        (Status.INSUFFICIENT_JOURNAL_BROKERS, 503),
+        (Status.NO_JOURNAL_PRIMARY_BROKER, 503),
+        (Status.NOT_JOURNAL_BROKER, 503),
+        (Status.OFFSET_NOT_YET_AVAILABLE, 416),
+        (Status.NOT_ALLOWED, 403),
+        (Status.SUSPENDED, 409),
+        (Status.INDEX_HAS_GREATER_OFFSET, 409),
+        (Status.FRAGMENT_STORE_UNHEALTHY, 503),
+        (Status.PROPOSAL_MISMATCH, 500),
+    ],
+)
+def test_statuses(status, code):
+    assert status_code(status) == code
+
+
+def failed(code, cause=None):
+    try:
+        raise RpcFailed(code, "text") from cause
+    except RpcFailed as err:
+        return err
+
+
+def test_failures():
+    unauthenticated = Code.UNAUTHENTICATED
+    assert failure_status(failed(unauthenticated, Unauthenticated("no token"))) == 401
+    assert failure_status(failed(unauthenticated, Forbidden("no capability"))) == 403
+    assert failure_status(failed(Code.UNAVAILABLE)) == 503
+    assert failure_status(failed(Code.UNKNOWN)) == 500
+
+
+# --------------------------------------------------------------------------- server-sent events
+def test_events_are_lines_whatever_the_pieces():
+    content = b"one\ntwo\r\n\nth\xc3\xa9\n"
+    expected = [
+        b"id: 4\ndata: one",
+        b"id: 9\ndata: two",
+        b"id: 10\ndata: ",
+        b"id: 15\ndata: th\xc3\xa9",
+    ]
+    for size in (1, 2, 3, 100):
+        stream = EventStream(0)
+        pieces = [content[i : i + size] for i in range(0, len(content), size)]
+        events = b"".join(stream.feed(memoryview(piece)) for piece in pieces)
+        assert events.split(b"\n\n")[:-1] == expected
+
+
+def test_what_would_break_an_event_is_mended():
+    stream = EventStream(10)
+    assert stream.feed(b"a\rb\n") == b"id: 14\ndata: a\ndata: b\n\n"
+    assert stream.feed(b"\xff\n") == b"id: 16\ndata: \xef\xbf\xbd\n\n"
+
+
+def test_the_end_of_a_stream_gives_what_is_left_only_if_no_more_will_come():
+    stream = EventStream(0)
+    assert stream.feed(b"one\ntw") == b"id: 4\ndata: one\n\n"
+    closing = b"event: close\ndata: why\n\n"
+    assert stream.close("why", is_at_end=False) == closing
+    assert stream.close("why", is_at_end=True) == b"id: 6\ndata: tw\n\n" + closing
+
+
+def test_a_line_without_end_is_refused(monkeypatch):
+    monkeypatch.setattr("gazette_platform.broker.event_stream._LINE_BYTES_MAX", 10)
+    stream = EventStream(5)
+    assert stream.feed(b"ab\n12345") == b"id: 8\ndata: ab\n\n"
+    with pytest.raises(DataError, match="a line at offset 8 is over 10 bytes"):
+        stream.feed(b"678901")
