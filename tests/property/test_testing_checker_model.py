@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from hypothesis import assume, given, strategies as st
+from hypothesis import HealthCheck, assume, given, settings, strategies as st
 
 from gazette_platform.protocol import LabelSelector, LabelSet
 from gazette_platform.testing.checker import check_history
@@ -20,6 +20,9 @@ from gazette_platform.testing.history import (
 from gazette_platform.testing.payloads import Payload, payload_bytes
 
 JOURNAL = "a/journal"
+EXAMPLES = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much]
+)
 NAMES = st.sampled_from(["aa", "bb"])
 VALUES = st.sampled_from(["1", "2"])
 
@@ -152,6 +155,7 @@ def names(history):
     return {anomaly.name for anomaly in report.anomalies}
 
 
+@EXAMPLES
 @given(histories())
 def test_correct_log_shows_no_anomaly(history):
     report = check_history(history)
@@ -170,6 +174,7 @@ def with_final(history, content):
     history.finals[JOURNAL] = FinalContent(JOURNAL, 0, content)
 
 
+@EXAMPLES
 @given(histories(), st.data())
 def test_acknowledged_append_that_is_cut_out_is_found(history, data):
     ops = acknowledged(history)
@@ -181,6 +186,7 @@ def test_acknowledged_append_that_is_cut_out_is_found(history, data):
     assert "lost-write" in names(history)
 
 
+@EXAMPLES
 @given(histories(), st.data())
 def test_truncated_journal_is_found(history, data):
     ops = acknowledged(history)
@@ -190,6 +196,7 @@ def test_truncated_journal_is_found(history, data):
     assert "lost-write" in names(history)
 
 
+@EXAMPLES
 @given(histories(), st.data())
 def test_copy_of_an_acknowledged_append_is_found(history, data):
     ops = acknowledged(history)
@@ -199,6 +206,7 @@ def test_copy_of_an_acknowledged_append_is_found(history, data):
     assert "duplicate" in names(history)
 
 
+@EXAMPLES
 @given(histories(), st.data())
 def test_acknowledged_append_that_claims_to_have_failed_is_found(history, data):
     ops = acknowledged(history)
@@ -208,6 +216,7 @@ def test_acknowledged_append_that_claims_to_have_failed_is_found(history, data):
     assert "G1a" in names(history)
 
 
+@EXAMPLES
 @given(histories(), st.data())
 def test_changed_byte_is_found(history, data):
     content = history.finals[JOURNAL].content
@@ -217,6 +226,7 @@ def test_changed_byte_is_found(history, data):
     assert names(history) & {"G0", "lost-write", "unexpected"}
 
 
+@EXAMPLES
 @given(histories(), st.data())
 def test_changed_read_is_found(history, data):
     polls = [poll for poll in history.polls if poll.pieces]
@@ -229,6 +239,7 @@ def test_changed_read_is_found(history, data):
     assert "inconsistent-offsets" in names(history)
 
 
+@EXAMPLES
 @given(histories(), st.data(), st.sampled_from([-1, 1]))
 def test_read_that_is_moved_is_found(history, data, by):
     polls = [poll for poll in history.polls if poll.pieces]
@@ -241,6 +252,7 @@ def test_read_that_is_moved_is_found(history, data, by):
     assert names(history) & {"poll-skip", "nonmonotonic-poll"}
 
 
+@EXAMPLES
 @given(histories(), st.data())
 def test_append_invoked_after_its_successor_ended_is_found(history, data):
     ops = acknowledged(history)
@@ -253,6 +265,7 @@ def test_append_invoked_after_its_successor_ended_is_found(history, data):
     assert names(history) & {"G0-realtime", "nonmonotonic-send"}
 
 
+@EXAMPLES
 @given(histories(), st.data())
 def test_forgotten_registers_are_found(history, data):
     ops = [op for op in acknowledged(history) if op.registers]
@@ -262,6 +275,7 @@ def test_forgotten_registers_are_found(history, data):
     assert "nonlinearizable" in names(history)
 
 
+@EXAMPLES
 @given(histories(), st.data())
 def test_overlapping_acknowledgements_are_found(history, data):
     ops = acknowledged(history)

@@ -1,0 +1,333 @@
+"""TCP proxies that misbehave on demand: a network between programs that a test can break.
+
+Each `FaultProxy` listens on a loopback port and forwards to one upstream. `FaultProxies` keeps them
+by name. What is broken stays so, also for new connections, until `heal`.
+
+| fault | what the two ends see |
+|---|---|
+| `reset` | connections end with RST; new ones work |
+| `refuse` | connections end with RST; new ones are refused |
+| `black_hole` | nothing arrives, in one direction or in both; after `heal` it does, as TCP repeats |
+| `half_open` | the upstream is reset; clients are not told, and what they send disappears |
+| `delay` | everything arrives later, in order |
+| `limit` | no more than so many bytes a second arrive |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+from enum import Enum
+from typing import TYPE_CHECKING, Self, final
+
+from gazette_platform.errors import SetupError
+from gazette_platform.ops.tasks import TaskGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["Direction", "FaultProxies", "FaultProxy"]
+
+_READ_BYTES = 64 << 10
+# Pieces under way in one direction of a connection: enough for 100 ms of delay at 40 MB/s.
+_PIECES_MAX = 64
+_CONNECT_TIMEOUT_S = 5.0
+# On close, discard what is not sent, and send RST instead of FIN.
+_LINGER_RST = struct.pack("ii", 1, 0)
+
+
+class Direction(Enum):
+    """Which way bytes go."""
+
+    TO_UPSTREAM = "to upstream"
+    TO_CLIENT = "to client"
+    BOTH = "both"
+
+    @property
+    def ways(self) -> tuple[Direction, ...]:
+        """The single directions in it."""
+        if self is Direction.BOTH:
+            return (Direction.TO_UPSTREAM, Direction.TO_CLIENT)
+        return (self,)
+
+
+@final
+class _Way:
+    """The state of one direction of a proxy."""
+
+    def __init__(self) -> None:
+        self.is_open = asyncio.Event()
+        self.heal()
+
+    def heal(self) -> None:
+        self.is_open.set()
+        self.delay_s = 0.0
+        self.bytes_per_s = 0.0
+
+
+@final
+class FaultProxy:
+    """Forwards connections to one upstream, as well or as badly as it is told.
+
+    Belongs to one event loop. An async context manager that starts and stops it.
+
+    Args: host, port: of the upstream, which need not run yet. A connection is reset when the
+          upstream cannot be reached. listen_port: 0 is any free one.
+
+    Attributes: connections: how many are open. accepted: how many there were.
+    """
+
+    def __init__(self, host: str, port: int, *, listen_port: int = 0) -> None:
+        self.upstream = (host, port)
+        self.port = listen_port
+        self.accepted = 0
+        self._server: asyncio.Server | None = None
+        self._tasks = TaskGroup("fault proxy")
+        self._ways = {way: _Way() for way in Direction.BOTH.ways}
+        self._connections: set[_Connection] = set()
+        self._is_stopped = False
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.stop()
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as an endpoint URL; stays the same over faults."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return sum(not connection.is_aborted for connection in self._connections)
+
+    async def start(self) -> None:
+        """Listen. Raises: SetupError: the port is taken."""
+        if self._server is not None:
+            return
+        try:
+            self._server = await asyncio.start_server(
+                self._accept, "127.0.0.1", self.port, limit=_READ_BYTES
+            )
+        except OSError as err:
+            raise SetupError(
+                f"cannot listen on 127.0.0.1:{self.port}: {err.strerror} (choose another port)"
+            ) from err
+        self.port = int(self._server.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        """Reset everything, and stop listening for good."""
+        self._is_stopped = True
+        self.refuse()
+        await self._tasks.close()
+
+    # ------------------------------------------------------------------ faults
+
+    def reset(self) -> None:
+        """End all connections with RST, on both sides. New ones are not affected."""
+        for connection in list(self._connections):
+            connection.abort()
+
+    def refuse(self) -> None:
+        """Refuse new connections, and reset all there are, until `heal`."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+        self.reset()
+
+    def black_hole(self, direction: Direction = Direction.BOTH) -> None:
+        """Let nothing arrive. Connections can be made, as the kernel answers for us."""
+        for way in direction.ways:
+            self._ways[way].is_open.clear()
+
+    def half_open(self) -> None:
+        """Reset the upstream side of all connections, and tell the clients nothing until `heal`.
+
+        As when a machine loses power: its peers have connections that nobody is behind.
+        """
+        for connection in list(self._connections):
+            connection.lose_upstream()
+
+    def delay(self, seconds: float, direction: Direction = Direction.BOTH) -> None:
+        """Let everything arrive `seconds` later, in each direction named."""
+        for way in direction.ways:
+            self._ways[way].delay_s = seconds
+
+    def limit(self, bytes_per_s: float, direction: Direction = Direction.BOTH) -> None:
+        """Let at most so many bytes a second arrive, of each connection and direction."""
+        for way in direction.ways:
+            self._ways[way].bytes_per_s = bytes_per_s
+
+    async def heal(self) -> None:
+        """Work again. Half-open connections are reset: their upstream has forgotten them."""
+        for way in self._ways.values():
+            way.heal()
+        for connection in list(self._connections):
+            if connection.is_half_open:
+                connection.abort()
+        if not self._is_stopped:
+            await self.start()
+
+    # ------------------------------------------------------------------ forwarding
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._server is None:
+            _reset(writer)  # accepted just before we were to refuse
+            return
+        self.accepted += 1
+        connection = _Connection(reader, writer)
+        self._connections.add(connection)
+        self._tasks.spawn(self._serve(connection), name=f"connection {self.accepted}")
+
+    async def _serve(self, connection: _Connection) -> None:
+        try:
+            # A connection that is made during a black hole reaches nobody.
+            await self._ways[Direction.TO_UPSTREAM].is_open.wait()
+            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                reader, writer = await asyncio.open_connection(*self.upstream, limit=_READ_BYTES)
+            if not connection.set_upstream(writer):
+                return
+            to_upstream = self._ways[Direction.TO_UPSTREAM]
+            to_client = self._ways[Direction.TO_CLIENT]
+            async with asyncio.TaskGroup() as pumps:
+                pumps.create_task(self._pump(connection, connection.reader, writer, to_upstream))
+                pumps.create_task(self._pump(connection, reader, connection.writer, to_client))
+        except* OSError:
+            pass  # one side is gone, so the other one goes
+        finally:
+            if connection.is_half_open:
+                await connection.swallow()
+            connection.abort()
+            self._connections.discard(connection)
+
+    @staticmethod
+    async def _pump(
+        connection: _Connection,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        way: _Way,
+    ) -> None:
+        """Forward until the end of the stream, which is forwarded too."""
+        loop = asyncio.get_running_loop()
+        pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_PIECES_MAX)
+
+        async def deliver() -> None:
+            while True:
+                due, piece = await pieces.get()
+                await asyncio.sleep(max(0.0, due - loop.time()))
+                await way.is_open.wait()
+                if not piece:
+                    # Clients are not told of an upstream that vanished.
+                    if not connection.is_half_open:
+                        with contextlib.suppress(OSError):
+                            writer.write_eof()
+                    return
+                writer.write(piece)
+                await writer.drain()
+                if way.bytes_per_s:
+                    await asyncio.sleep(len(piece) / way.bytes_per_s)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(deliver())
+            while True:
+                size = _READ_BYTES
+                if way.bytes_per_s:
+                    # Small pieces, so that the rate is even and can be changed soon.
+                    size = max(1, min(size, int(way.bytes_per_s / 20)))
+                piece = await reader.read(size)
+                await pieces.put((loop.time() + way.delay_s, piece))
+                if not piece:
+                    return
+
+
+class _Connection:
+    """Both sides of one connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.is_half_open = False
+        self._upstream: asyncio.StreamWriter | None = None
+        self.is_aborted = False
+
+    def set_upstream(self, writer: asyncio.StreamWriter) -> bool:
+        """Take the other side. Returns: whether there still is a client."""
+        if self.is_aborted:
+            _reset(writer)
+            return False
+        self._upstream = writer
+        return True
+
+    def abort(self) -> None:
+        """Reset both sides."""
+        self.is_aborted = True
+        self.is_half_open = False
+        _reset(self.writer)
+        if self._upstream is not None:
+            _reset(self._upstream)
+
+    def lose_upstream(self) -> None:
+        """Reset the upstream alone."""
+        if self._upstream is not None and not self.is_aborted:
+            self.is_half_open = True
+            _reset(self._upstream)
+
+    async def swallow(self) -> None:
+        """Take what the client sends, and answer nothing, until somebody ends the connection."""
+        with contextlib.suppress(OSError):
+            while await self.reader.read(_READ_BYTES):
+                pass
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    sock = writer.get_extra_info("socket")
+    # By a copy of the descriptor: event loops other than asyncio's own hide the socket's options.
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(sock.fileno())) as same:
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RST)
+    writer.transport.abort()
+
+
+@final
+class FaultProxies:
+    """Proxies by name: the network of one test. An async context manager that stops them all."""
+
+    def __init__(self) -> None:
+        self._proxies: dict[str, FaultProxy] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        for proxy in self._proxies.values():
+            await proxy.stop()
+
+    async def add(self, name: str, host: str, port: int) -> FaultProxy:
+        """Start a proxy before ``host:port``, and remember it by a name of its own."""
+        if name in self._proxies:
+            raise SetupError(f"there is a proxy {name} already; names are unique")
+        proxy = FaultProxy(host, port)
+        await proxy.start()
+        self._proxies[name] = proxy
+        return proxy
+
+    def __getitem__(self, name: str) -> FaultProxy:
+        return self._proxies[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._proxies)
+
+    def partition(self, names: Iterable[str], direction: Direction = Direction.BOTH) -> None:
+        """Let nothing through these proxies."""
+        for name in names:
+            self._proxies[name].black_hole(direction)
+
+    async def heal(self) -> None:
+        """Heal every proxy."""
+        for proxy in self._proxies.values():
+            await proxy.heal()
