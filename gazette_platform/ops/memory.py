@@ -1,0 +1,29 @@
+"""How a long-lived server of large messages treats memory."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+
+__all__ = ["settle_memory"]
+
+# Parameters of glibc's mallopt, and what we set them to. By default each content message is mapped,
+# faulted in page by page and unmapped again, a tenth of an append's cost.
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_TRIM_BYTES = 128 << 20
+_MMAP_BYTES = 32 << 20
+
+
+def settle_memory() -> None:
+    """Call once, when all that lives as long as the process was built.
+
+    Modules and specs are kept from the garbage collector, because a full pass over them would show
+    as latency; freed buffers of content are kept for the next ones.
+    """
+    gc.collect()
+    gc.freeze()
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # another libc has limits of its own
+        mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
