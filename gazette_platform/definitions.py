@@ -13,11 +13,12 @@ from dagster_pyspark import LazyPySparkResource
 from gazette_platform.assets import (
     delays_by_month,
     raw_asset_specs,
+    raw_checks,
     rollup_jobs,
     rollup_schedules,
     route_by_month,
 )
-from gazette_platform.lake import LakeSettings, load_table_specs
+from gazette_platform.lake import LakeSettings, load_table_specs, specs_digest
 from gazette_platform.lake.spark import spark_configuration
 from gazette_platform.resources import (
     BrokerResource,
@@ -25,7 +26,7 @@ from gazette_platform.resources import (
     MetastoreResource,
     TrinoResource,
 )
-from gazette_platform.sensors import fragments_sensor
+from gazette_platform.sensors import catalog_sensor, fragments_sensor
 
 __all__ = ["build_definitions", "defs"]
 
@@ -44,6 +45,8 @@ def build_definitions(settings: LakeSettings) -> Definitions:
             tables=settings.tables,
             store_roots=dict(settings.store_roots),
             trino_ui=settings.trino,
+            dagster_ui=settings.dagster,
+            loaded=specs_digest(specs),
         ),
     }
     if settings.trino:
@@ -55,9 +58,10 @@ def build_definitions(settings: LakeSettings) -> Definitions:
     jobs = rollup_jobs(rollups)
     return Definitions(
         assets=[*raw_asset_specs(specs.values()), *rollups],
+        asset_checks=raw_checks(specs.values()),
         jobs=list(jobs.values()),
         schedules=rollup_schedules(rollups, jobs),
-        sensors=[fragments_sensor],
+        sensors=[fragments_sensor, catalog_sensor],
         resources=resources,
         # One step a run: a process of its own for it would only cost its imports.
         executor=in_process_executor,

@@ -5,6 +5,7 @@ A *rollup* is materialised by runs that replace whole partitions, so that runnin
 nothing; a schedule asks for those whose source has changed.
 """
 
+from gazette_platform.assets.checks import raw_checks
 from gazette_platform.assets.raw import (
     journals_key,
     journals_partitions,
@@ -21,6 +22,7 @@ __all__ = [
     "journals_key",
     "journals_partitions",
     "raw_asset_specs",
+    "raw_checks",
     "rollup_jobs",
     "rollup_schedules",
     "route_by_month",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from dagster import (
     AssetKey,
     AssetSpec,
     DynamicPartitionsDefinition,
+    FreshnessPolicy,
     MetadataValue,
     TableColumn,
     TableSchema,
@@ -61,8 +63,8 @@ def column_schema(spec: TableSpec) -> TableSchema:
 def raw_asset_specs(specs: Iterable[TableSpec]) -> list[AssetSpec]:
     """External assets of the tables known when definitions load.
 
-    A spec added later works at once: its events appear under the same keys. Reloading the code
-    location adds its description and lineage.
+    A spec added later works at once: its events appear under the same keys. Sensor `catalog` has
+    Dagster load the definitions again, which adds its description, lineage and checks.
     """
     assets: list[AssetSpec] = []
     for spec in specs:
@@ -84,6 +86,10 @@ def raw_asset_specs(specs: Iterable[TableSpec]) -> list[AssetSpec]:
                 group_name="raw",
                 kinds={"hive", spec.format},
                 partitions_def=table_partitions(spec.name),
+                freshness_policy=FreshnessPolicy.time_window(
+                    fail_window=timedelta(seconds=spec.fresh_within_s),
+                    warn_window=timedelta(seconds=spec.fresh_within_s / 2),
+                ),
                 metadata={
                     "dagster/table_name": f"hive.{spec.name}",
                     "dagster/column_schema": column_schema(spec),

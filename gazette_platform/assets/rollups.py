@@ -1,13 +1,14 @@
 """Rollups of the demo's flights: one in Trino SQL, one in PySpark, both in Iceberg tables."""
 
 from collections.abc import Mapping
-from datetime import date
+from datetime import date, timedelta
 from functools import reduce
 from typing import Any
 
 from dagster import (
     AssetExecutionContext,
     AssetKey,
+    FreshnessPolicy,
     MetadataValue,
     MonthlyPartitionsDefinition,
     RetryPolicy,
@@ -26,6 +27,7 @@ from gazette_platform.resources import LakeResource, TrinoResource
 
 __all__ = [
     "FLIGHTS",
+    "FRESHNESS",
     "MONTHS",
     "ORIGINS",
     "SOURCE_KEY",
@@ -37,6 +39,10 @@ __all__ = [
 FLIGHTS: AssetKey = table_key("flights.flights")
 ORIGINS = StaticPartitionsDefinition(["EWR", "JFK", "LGA"])
 MONTHS = MonthlyPartitionsDefinition(start_date="2013-01-01", end_date="2014-01-01")
+# As the raw table's default: a rollup is made anew within minutes of new fragments.
+FRESHNESS = FreshnessPolicy.time_window(
+    fail_window=timedelta(hours=25), warn_window=timedelta(hours=13)
+)
 _DELAYS = "iceberg.rollups.delays_by_month"
 _ROUTES = "iceberg.rollups.route_by_month"
 
@@ -53,6 +59,7 @@ def of_origin(origin: str, partition_key: str) -> bool:
     retry_policy=RetryPolicy(max_retries=1, delay=5),
     group_name="rollups",
     kinds={"trino", "iceberg"},
+    freshness_policy=FRESHNESS,
     pool="iceberg.rollups.route_by_month",
     metadata={"dagster/table_name": _ROUTES},
 )
@@ -101,6 +108,7 @@ def route_by_month(
     retry_policy=RetryPolicy(max_retries=1, delay=5),
     group_name="rollups",
     kinds={"pyspark", "iceberg"},
+    freshness_policy=FRESHNESS,
     pool="iceberg.rollups.delays_by_month",
     metadata={"dagster/table_name": _DELAYS},
 )

@@ -61,7 +61,7 @@ CSV_STORAGE = StorageFormat(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiveTable:
-    """An external table. Partition columns come after the columns and are not among them."""
+    """An external table, or a view. Partition columns come after the columns, not among them."""
 
     database: str
     name: str
@@ -71,6 +71,10 @@ class HiveTable:
     storage: StorageFormat
     parameters: Mapping[str, str] = field(default_factory=dict)
     owner: str = "gazette"
+    view_original: str = ""
+    """What Trino reads of a view; empty for tables."""
+    view_expanded: str = ""
+    """What Spark reads of a view: its SQL; empty for tables."""
 
     @property
     def full_name(self) -> str:
@@ -83,10 +87,15 @@ class HiveTable:
             tableName=self.name,
             dbName=self.database,
             owner=self.owner,
-            tableType="EXTERNAL_TABLE",
+            tableType="VIRTUAL_VIEW" if self.view_original else "EXTERNAL_TABLE",
             sd=_storage_to_thrift(self.columns, self.location, self.storage),
             partitionKeys=[_column_to_thrift(c) for c in self.partition_columns],
-            parameters={"EXTERNAL": "TRUE", **self.parameters},
+            parameters={
+                **({} if self.view_original else {"EXTERNAL": "TRUE"}),
+                **self.parameters,
+            },
+            viewOriginalText=self.view_original or None,
+            viewExpandedText=self.view_expanded or None,
         )
 
     @classmethod
@@ -101,6 +110,8 @@ class HiveTable:
             storage=_storage_from_thrift(table.sd),
             parameters=dict(table.parameters or {}),
             owner=table.owner or "",
+            view_original=table.viewOriginalText or "",
+            view_expanded=table.viewExpandedText or "",
         )
 
 
@@ -173,7 +184,7 @@ def _columns_from_thrift(columns: Any) -> tuple[HiveColumn, ...]:
 def _storage_to_thrift(columns: Sequence[HiveColumn], location: str, storage: StorageFormat) -> Any:
     return ttypes.StorageDescriptor(
         cols=[_column_to_thrift(c) for c in columns],
-        location=location,
+        location=location or None,
         inputFormat=storage.input_format,
         outputFormat=storage.output_format,
         compressed=False,

@@ -8,6 +8,8 @@ each new fragment once to count its rows. The lake is a client: it knows nothing
 nor of Dagster.
 """
 
+from gazette_platform.lake.audit import Audit, Auditor, Finding, FindingKind
+from gazette_platform.lake.exact import ensure_exact_view, excluded_files
 from gazette_platform.lake.layout import Layout, PartitionColumn, StoreRoots, partition_key
 from gazette_platform.lake.planning import Limits
 from gazette_platform.lake.registration import (
@@ -19,10 +21,19 @@ from gazette_platform.lake.registration import (
 )
 from gazette_platform.lake.settings import LakeSettings
 from gazette_platform.lake.source import BrokerSource, FragmentSource
-from gazette_platform.lake.table_spec import TableSpec, load_table_specs, parse_table_spec
+from gazette_platform.lake.table_spec import (
+    TableSpec,
+    load_table_specs,
+    parse_table_spec,
+    specs_digest,
+)
 
 __all__ = [
+    "Audit",
+    "Auditor",
     "BrokerSource",
+    "Finding",
+    "FindingKind",
     "FragmentSource",
     "JournalProgress",
     "LakeSettings",
@@ -35,7 +46,10 @@ __all__ = [
     "StoreRoots",
     "TableReport",
     "TableSpec",
+    "ensure_exact_view",
+    "excluded_files",
     "load_table_specs",
     "parse_table_spec",
     "partition_key",
+    "specs_digest",
 ]

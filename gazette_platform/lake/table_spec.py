@@ -6,6 +6,7 @@ A spec is a YAML file:
     selector: name:prefix=flights/      # over journals; label selector text
     format: json                        # json: one object a line; csv: no header, all strings
     comment: Flights as published.
+    fresh_within: 24h                   # Dagster shows the table as stale after that
     columns:
       - {name: carrier, type: string, comment: two letters}
     partitions:                         # optional: types and names of keys found in the path
@@ -25,9 +26,10 @@ import msgspec
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake.schema import ColumnType, parse_type
-from gazette_platform.protocol import LabelSelector
+from gazette_platform.protocol import LabelSelector, parse_duration
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "check_clash",
     "load_table_specs",
     "parse_table_spec",
+    "specs_digest",
 ]
 
 _TABLE_NAME = re.compile(r"([a-z_][a-z0-9_]{0,126})\.([a-z_][a-z0-9_]{0,126})\Z")
@@ -45,6 +48,9 @@ _COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,126}\Z")
 # Hive partition unnoticed.
 _PARTITION_TYPES = ("string", "tinyint", "smallint", "int", "bigint", "date")
 _COLUMNS_MAX = 2000
+_SECOND_NS = 1_000_000_000
+# Dagster looks once a minute or so.
+_FRESH_MIN_S = 120
 _SPEC_BYTES_MAX = 1 << 20
 
 
@@ -84,6 +90,8 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     columns: tuple[Column, ...]
     partitions: tuple[Partition, ...] = ()
     comment: str = ""
+    fresh_within: str = "24h"
+    """Go duration; the table is stale in Dagster if nothing arrived for longer."""
 
     @property
     def schema(self) -> str:
@@ -99,6 +107,11 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def label_selector(self) -> LabelSelector:
         """The parsed selector."""
         return LabelSelector.parse(self.selector)
+
+    @property
+    def fresh_within_s(self) -> float:
+        """`fresh_within` in seconds."""
+        return parse_duration(self.fresh_within) / _SECOND_NS
 
     @property
     def digest(self) -> str:
@@ -153,6 +166,12 @@ def load_table_specs(folder: Path) -> tuple[dict[str, TableSpec], dict[str, Vali
     return dict(sorted(specs.items())), errors
 
 
+def specs_digest(specs: Mapping[str, TableSpec]) -> str:
+    """16 hex digits that change with any part of any of `specs`."""
+    text = " ".join(f"{name}:{specs[name].digest}" for name in sorted(specs))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def _load(path: Path) -> TableSpec:
     try:
         raw = path.read_bytes()
@@ -177,6 +196,15 @@ def _validate(spec: TableSpec) -> None:
         _ = spec.label_selector
     except ValidationError as err:
         raise err.within("selector") from err
+    try:
+        seconds = spec.fresh_within_s
+    except ValidationError as err:
+        raise err.within("fresh_within") from err
+    if seconds < _FRESH_MIN_S:
+        raise ValidationError(
+            f"{spec.fresh_within} is less than {_FRESH_MIN_S // 60}m, as often as Dagster looks",
+            path="fresh_within",
+        )
     if not 1 <= len(spec.columns) <= _COLUMNS_MAX:
         raise ValidationError(f"needs 1 to {_COLUMNS_MAX} columns", path="columns")
     _validate_columns(spec)

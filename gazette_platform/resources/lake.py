@@ -7,7 +7,15 @@ from pydantic import Field
 
 from gazette_platform.errors import SetupError, ValidationError
 from gazette_platform.hive import MetastoreClient
-from gazette_platform.lake import FragmentSource, Registrar, StoreRoots, TableSpec, load_table_specs
+from gazette_platform.lake import (
+    Auditor,
+    FragmentSource,
+    Registrar,
+    StoreRoots,
+    TableSpec,
+    load_table_specs,
+    specs_digest,
+)
 from gazette_platform.lake.registration import Metastore
 
 __all__ = ["LakeResource", "MetastoreResource"]
@@ -39,6 +47,12 @@ class LakeResource(ConfigurableResource["LakeResource"]):
         default_factory=dict, description="Fragment-store URL → table location."
     )
     trino_ui: str = Field(default="", description="Address of Trino's UI, for links.")
+    dagster_ui: str = Field(default="", description="Address of Dagster's web server.")
+    loaded: str = Field(default="", description="Digest of the specs when definitions loaded.")
+
+    def catalog_digest(self) -> str:
+        """16 hex digits that change with any part of any valid spec."""
+        return specs_digest(self.specs()[0])
 
     def specs(self) -> tuple[dict[str, TableSpec], dict[str, ValidationError]]:
         """Table specs by name, and errors by file, read anew from the folder."""
@@ -47,3 +61,7 @@ class LakeResource(ConfigurableResource["LakeResource"]):
     def registrar(self, source: FragmentSource, metastore: Metastore) -> Registrar:
         """What registers fragments of these tables."""
         return Registrar(source, metastore, StoreRoots(self.store_roots))
+
+    def auditor(self, source: FragmentSource) -> Auditor:
+        """What compares these tables with the brokers' index."""
+        return Auditor(source, StoreRoots(self.store_roots))

@@ -1,5 +1,6 @@
-"""Dagster sensors: the one that registers fragments as tables."""
+"""Dagster sensors: one registers fragments as tables, one keeps the catalog up to date."""
 
+from gazette_platform.sensors.catalog import catalog_sensor
 from gazette_platform.sensors.fragments import fragments_sensor
 
-__all__ = ["fragments_sensor"]
+__all__ = ["catalog_sensor", "fragments_sensor"]

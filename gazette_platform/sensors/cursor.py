@@ -1,4 +1,4 @@
-"""The cursor of the fragment sensor: offsets per table and journal, and problems told already."""
+"""The cursor of the fragment sensor: offsets per table and journal, problems told already, audits."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake import RegistrationCursor
+from gazette_platform.sensors.audits import AuditState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +25,8 @@ class SensorCursor:
     registered: RegistrationCursor = field(default_factory=RegistrationCursor)
     problems: Mapping[str, str] = field(default_factory=dict)
     """Digest of the problem last told, by table; absent when there is none."""
+    audits: Mapping[str, AuditState] = field(default_factory=dict)
+    """What the audits of each table know."""
 
     @classmethod
     def parse(cls, text: str | None) -> SensorCursor:
@@ -36,13 +39,22 @@ class SensorCursor:
         problems = raw.get("problems", {})
         if not isinstance(problems, dict):
             raise ValidationError("problems is not an object", path="cursor")
-        return cls(registered, {str(table): str(digest) for table, digest in problems.items()})
+        audits = raw.get("audits", {})
+        if not isinstance(audits, dict):
+            raise ValidationError("audits is not an object", path="cursor")
+        return cls(
+            registered,
+            {str(table): str(digest) for table, digest in problems.items()},
+            {str(table): AuditState.from_json(state) for table, state in audits.items()},
+        )
 
     def dump(self) -> str:
         """The cursor as text."""
         raw = json.loads(self.registered.dump())
         if self.problems:
             raw["problems"] = dict(self.problems)
+        if self.audits:
+            raw["audits"] = {table: state.to_json() for table, state in self.audits.items()}
         return json.dumps(raw, sort_keys=True, separators=(",", ":"))
 
 

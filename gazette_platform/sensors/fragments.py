@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from dagster import (
+    AssetCheckEvaluation,
     AssetMaterialization,
     AssetObservation,
     DefaultSensorStatus,
@@ -25,8 +26,10 @@ from dagster._core.definitions.dynamic_partitions_request import AddDynamicParti
 
 from gazette_platform.assets.raw import journals_partitions, table_partitions
 from gazette_platform.errors import GazetteError, TransportError
-from gazette_platform.lake import Registrar, RegistrationCursor, TableReport, TableSpec
+from gazette_platform.lake import Auditor, Registrar, RegistrationCursor, TableReport, TableSpec
+from gazette_platform.lake.registration import Metastore
 from gazette_platform.resources import BrokerResource, LakeResource, MetastoreResource
+from gazette_platform.sensors.audits import AuditState, audit_table
 from gazette_platform.sensors.cursor import SensorCursor, problem_digest
 from gazette_platform.sensors.events import (
     journal_partition,
@@ -44,11 +47,31 @@ _EVENTS_MAX = 2000
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class TableAudits:
+    """What audits a table after its part of a tick."""
+
+    auditor: Auditor
+    metastore: Metastore
+
+    def run(
+        self, spec: TableSpec, report: TableReport, state: AuditState
+    ) -> tuple[AuditState, list[AssetCheckEvaluation]]:
+        """See `audit_table`. A table that is not made yet has nothing to audit."""
+        if report.definition is None:
+            return AuditState(), []
+        with self.metastore.connect() as session:
+            return audit_table(self.auditor, session, spec, report, state)
+
+
+@final
 @dataclass(slots=True)
 class TickOutcome:
     """What a tick did to all tables."""
 
-    events: list[AssetMaterialization | AssetObservation] = field(default_factory=list)
+    events: list[AssetMaterialization | AssetObservation | AssetCheckEvaluation] = field(
+        default_factory=list
+    )
     partitions: list[AddDynamicPartitionsRequest] = field(default_factory=list)
     summaries: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -82,8 +105,14 @@ def fragments_sensor(
             skip_reason=f"No table specs (*.yaml) in {lake.tables}.", cursor=SensorCursor().dump()
         )
     with broker.source() as source:
-        registrar = lake.registrar(source, metastore.client())
-        outcome = run_tick(registrar, specs, cursor, trino_ui=lake.trino_ui)
+        client = metastore.client()
+        outcome = run_tick(
+            lake.registrar(source, client),
+            TableAudits(lake.auditor(source), client),
+            specs,
+            cursor,
+            trino_ui=lake.trino_ui,
+        )
     outcome.problems[:0] = problems
     for problem in outcome.problems:
         context.log.error(problem)
@@ -97,6 +126,7 @@ def fragments_sensor(
 
 def run_tick(
     registrar: Registrar,
+    audits: TableAudits,
     specs: Mapping[str, TableSpec],
     cursor: SensorCursor,
     *,
@@ -108,13 +138,15 @@ def run_tick(
         then red in the UI, and the next one tries again.
     """
     outcome = TickOutcome()
+    known: dict[str, AuditState] = {}
     offsets: dict[str, Mapping[str, int]] = {}
     told: dict[str, str] = {}
     is_over = False
     for name, spec in specs.items():
-        before = cursor.registered.offsets.get(name, {})
-        offsets[name] = before
+        offsets[name] = before = cursor.registered.offsets.get(name, {})
         former = cursor.problems.get(name, "")
+        if name in cursor.audits:
+            known[name] = cursor.audits[name]
         if is_over or len(outcome.events) >= _EVENTS_MAX:
             if former:
                 told[name] = former
@@ -122,25 +154,28 @@ def run_tick(
         problems: list[str] = []
         try:
             report = registrar.tick(spec, before)
+            offsets[name] = report.offsets
+            problems = [_one_line(text) for text in report.errors]
+            _tell(outcome, spec, report, trino_ui)
+            state, evaluations = audits.run(spec, report, known.get(name, AuditState()))
+            outcome.events += evaluations
+            known[name] = state
         except TransportError as err:
             if not outcome.events:
                 raise
             # The others would wait in vain for the same brokers.
             is_over = True
-            problems = [_one_line(str(err))]
+            problems.append(_one_line(str(err)))
         except GazetteError as err:
-            problems = [_one_line(str(err))]
-        else:
-            offsets[name] = report.offsets
-            problems = [_one_line(text) for text in report.errors]
-            _tell(outcome, spec, report, trino_ui)
+            problems.append(_one_line(str(err)))
         outcome.problems += problems
         digest = problem_digest(problems)
         if digest != former:
             outcome.events.append(problem_observation(name, problems))
         if digest:
             told[name] = digest
-    outcome.cursor = SensorCursor(RegistrationCursor(offsets), told)
+    known = {name: state for name, state in known.items() if state != AuditState()}
+    outcome.cursor = SensorCursor(RegistrationCursor(offsets), told, known)
     return outcome
 
 

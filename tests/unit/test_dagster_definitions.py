@@ -61,7 +61,7 @@ def test_snapshot(settings):
     ]
     assert {
         s.name: (s.minimum_interval_seconds, s.default_status.value) for s in repository.sensor_defs
-    } == {"fragments": (3, "RUNNING")}
+    } == {"fragments": (3, "RUNNING"), "catalog": (5, "RUNNING")}
     assert {
         s.name: (s.cron_schedule, s.default_status.value) for s in repository.schedule_defs
     } == {
@@ -69,6 +69,19 @@ def test_snapshot(settings):
         "route_by_month_schedule": ("* * * * *", "RUNNING"),
     }
     assert graph.get(FLIGHTS).partitions_def.name == "flights.flights"
+    assert {
+        key.to_user_string(): policy.fail_window.to_timedelta().total_seconds() / 3600
+        for key in graph.get_all_asset_keys()
+        if (policy := graph.get(key).freshness_policy)
+    } == {
+        "flights/flights": 24,
+        "rollups/route_by_month": 25,
+        "rollups/delays_by_month": 25,
+    }
+    assert {
+        (key.asset_key.to_user_string(), key.name, graph.get(key).blocking)
+        for key in graph.asset_check_keys
+    } == {("flights/flights", name, True) for name in ("no_gap", "no_overlap", "counts_agree")}
 
 
 def test_rollups_are_there_if_their_engine_is(settings):
@@ -96,7 +109,7 @@ def test_definitions_need_no_server_to_load():
         timeout=120,
         check=True,
     )
-    assert run.stdout.strip() == "1"
+    assert run.stdout.strip() == "2"
 
 
 # ----------------------------------------------------------------------------- staleness

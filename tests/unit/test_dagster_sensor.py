@@ -4,9 +4,11 @@ import json
 from contextlib import contextmanager
 
 import pytest
-from dagster import AssetKey, DagsterInstance, build_sensor_context
+from dagster import AssetCheckEvaluation, AssetKey, DagsterInstance, build_sensor_context
 
+from gazette_platform.assets import raw_checks
 from gazette_platform.errors import TransportError, ValidationError
+from gazette_platform.lake import parse_table_spec
 from gazette_platform.resources import LakeResource
 from gazette_platform.sensors import fragments_sensor
 from gazette_platform.sensors.cursor import SensorCursor, problem_digest
@@ -52,6 +54,13 @@ class Platform:
         (self.tables / f"{table}.yaml").write_text(SPEC.format(table=table))
 
     def tick(self):
+        result = self.full_tick()
+        self.checks = [e for e in result.asset_events if isinstance(e, AssetCheckEvaluation)]
+        return result._replace(
+            asset_events=[e for e in result.asset_events if e not in self.checks]
+        )
+
+    def full_tick(self):
         context = build_sensor_context(
             instance=self.instance,
             cursor=self.cursor,
@@ -115,7 +124,9 @@ def test_each_partition_gives_one_event_with_its_accounts(platform):
         "journals.s.a": ["a/part=0"],
     }
     assert result.skip_reason.skip_message == "s.a: 5 fragments in 2 Hive partitions, 5 rows."
-    assert json.loads(result.cursor) == {"version": 1, "tables": {"s.a": {"a/part=0": 45}}}
+    cursor = json.loads(result.cursor)
+    assert cursor.pop("audits")["s.a"].keys() == {"journal", "offset", "told"}
+    assert cursor == {"version": 1, "tables": {"s.a": {"a/part=0": 45}}}
 
 
 def test_quiet_tick_tells_nothing_and_keeps_the_cursor(platform):
@@ -208,6 +219,97 @@ def test_spec_that_is_gone_is_forgotten(platform):
     platform.tick()
     (platform.tables / "a.yaml").unlink()
     assert json.loads(platform.tick().cursor) == {"version": 1, "tables": {}}
+
+
+def passed(platform):
+    return {e.check_name: e.passed for e in platform.checks}
+
+
+def test_checks_are_green_and_told_once(platform):
+    platform.write_spec("a")
+    for n in range(3):
+        platform.files.append("a/part=0", line(n), postfix="hour=05")
+    platform.tick()
+    assert passed(platform) == {"no_gap": True, "no_overlap": True, "counts_agree": True}
+    assert all(e.blocking and e.asset_key == AssetKey(["s", "a"]) for e in platform.checks)
+    platform.tick()
+    assert platform.checks == []
+
+
+def test_overlap_turns_red_changes_the_view_and_turns_green_when_repaired(platform):
+    platform.write_spec("a")
+    platform.files.append("a/part=0", line(1) + line(2), postfix="hour=05")
+    platform.tick()
+    planted = platform.files.append("a/part=0", line(1), postfix="hour=05", begin=0)
+    platform.files.forget(planted)
+    platform.tick()
+    assert passed(platform) == {"no_gap": True, "no_overlap": False, "counts_agree": True}
+    red = next(e for e in platform.checks if not e.passed)
+    assert f"a/part=0/hour=05/{planted.content_name} holds bytes [0, 9)" in red.description
+    assert "_exact" in red.description
+    assert red.metadata["findings"].value == 1
+    with platform.metastore.connect() as session:
+        view = session.table("s", "a_exact")
+    assert planted.content_name in view.view_expanded
+    platform.tick()
+    assert platform.checks == []
+    (platform.files.root / planted.content_path).unlink()
+    platform.tick()
+    assert all(passed(platform).values())
+    with platform.metastore.connect() as session:
+        assert "WHERE" not in session.table("s", "a_exact").view_expanded
+
+
+def test_all_journals_get_their_turn(platform):
+    platform.write_spec("a")
+    for part in range(3):
+        platform.files.append(f"a/part={part}", line(part) * 2, postfix="hour=05")
+    platform.tick()
+    planted = platform.files.append("a/part=1", line(1), postfix="hour=05", begin=0)
+    platform.files.forget(planted)
+    seen = [platform.tick() and platform.checks for _ in range(3)]
+    assert sum(bool(checks) for checks in seen) == 1
+
+
+def test_view_name_that_is_taken_is_a_problem_of_that_table_only(platform):
+    for table in ("a", "a_exact"):
+        platform.write_spec(table)
+        platform.files.append(f"{table}/part=0", line(1))
+    platform.tick()
+    message = platform.tick().skip_reason.skip_message
+    assert "s.a_exact" in message
+    assert "exists and was not made from a table spec" in message
+
+
+def test_checks_can_be_executed(platform, tmp_path):
+    from dagster import AssetSelection, ResourceDefinition, materialize
+
+    platform.write_spec("a")
+    platform.files.append("a/part=0", line(1), postfix="hour=05")
+    platform.tick()
+    platform.files.append("a/part=0", line(1), postfix="hour=06", begin=18)
+    platform.tick()
+    assert passed(platform)["no_gap"] is False
+    spec = parse_table_spec(SPEC.format(table="a"))
+    result = materialize(
+        raw_checks([spec]),
+        selection=AssetSelection.all_asset_checks(),
+        instance=platform.instance,
+        raise_on_error=False,
+        resources={
+            "broker": ResourceDefinition.hardcoded_resource(platform),
+            "metastore": ResourceDefinition.hardcoded_resource(platform),
+            "lake": LakeResource(tables="", store_roots=platform.files.roots),
+        },
+    )
+    assert not result.success  # so nothing downstream would run
+    checks = {e.check_name: e for e in result.get_asset_check_evaluations()}
+    assert {name: e.passed for name, e in checks.items()} == {
+        "no_gap": False,
+        "no_overlap": True,
+        "counts_agree": True,
+    }
+    assert "bytes [9, 18) are in no fragment" in checks["no_gap"].description
 
 
 def test_cursor_keeps_problems_told():

@@ -1,0 +1,120 @@
+"""Blocking checks of raw tables: no gap, no overlap, counts agree.
+
+The sensor evaluates them as it registers, without a run. Each can also be executed from the Dagster
+UI, which audits the whole table at once.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from dagster import (
+    AssetCheckEvaluation,
+    AssetCheckExecutionContext,
+    AssetCheckResult,
+    AssetChecksDefinition,
+    AssetCheckSpec,
+    JsonMetadataValue,
+    MetadataValue,
+    multi_asset_check,
+)
+
+from gazette_platform.assets.raw import table_key
+from gazette_platform.errors import LakeError
+from gazette_platform.lake import Finding, FindingKind, TableSpec
+from gazette_platform.resources import BrokerResource, LakeResource, MetastoreResource
+
+__all__ = ["CHECKS", "check_evaluations", "raw_checks"]
+
+# Check name by kind of finding, with what it says.
+CHECKS: dict[FindingKind, tuple[str, str]] = {
+    "gap": ("no_gap", "Between a journal's first and last byte, each byte is in a fragment."),
+    "overlap": (
+        "no_overlap",
+        "No two files hold the same bytes, so queries see each row once; else use view …_exact.",
+    ),
+    "count": (
+        "counts_agree",
+        "Files that engines read, fragments that brokers list and Hive partitions agree.",
+    ),
+}
+_SHOWN = 20
+
+
+def check_evaluations(table: str, findings: Sequence[Finding]) -> list[AssetCheckEvaluation]:
+    """One evaluation per check: red, with every finding (the first 20 in words)."""
+    return [
+        AssetCheckEvaluation(
+            asset_key=table_key(table),
+            check_name=name,
+            passed=not told,
+            description=_description(told),
+            metadata=_metadata(told),
+            blocking=True,
+        )
+        for kind, (name, _) in CHECKS.items()
+        for told in [[f for f in findings if f.kind == kind]]
+    ]
+
+
+def raw_checks(specs: Iterable[TableSpec]) -> list[AssetChecksDefinition]:
+    """The checks of the tables known when definitions load."""
+    return [_checks(spec) for spec in specs]
+
+
+def _checks(spec: TableSpec) -> AssetChecksDefinition:
+    @multi_asset_check(
+        name=f"audit_{spec.schema}__{spec.table}",
+        description=f"Compares {spec.name} with the brokers' index and the files.",
+        specs=[
+            AssetCheckSpec(name, asset=table_key(spec.name), description=text, blocking=True)
+            for name, text in CHECKS.values()
+        ],
+    )
+    def audit(
+        context: AssetCheckExecutionContext,
+        broker: BrokerResource,
+        metastore: MetastoreResource,
+        lake: LakeResource,
+    ) -> Iterator[AssetCheckResult]:
+        findings: list[Finding] = []
+        with broker.source() as source, metastore.client().connect() as session:
+            table = session.table(spec.schema, spec.table)
+            if table is None:
+                raise LakeError(f"table {spec.name} is not made yet: its journals hold no fragment")
+            auditor = lake.auditor(source)
+            for journal in source.journals(spec.label_selector):
+                begin: int | None = 0
+                while begin is not None:
+                    found = auditor.audit(session, spec, table, journal.name, begin=begin)
+                    findings += found.findings
+                    begin = found.end
+                context.log.info("%s is audited", journal.name)
+        for evaluation in check_evaluations(spec.name, findings):
+            yield AssetCheckResult(
+                check_name=evaluation.check_name,
+                asset_key=evaluation.asset_key,
+                passed=evaluation.passed,
+                description=evaluation.description,
+                metadata=evaluation.metadata,
+            )
+
+    return audit
+
+
+def _description(findings: Sequence[Finding]) -> str:
+    if not findings:
+        return "As it should be."
+    lines = [f.text for f in findings[:_SHOWN]]
+    if len(findings) > _SHOWN:
+        lines.append(f"… and {len(findings) - _SHOWN} more.")
+    return "\n".join(lines)
+
+
+def _metadata(findings: Sequence[Finding]) -> dict[str, int | JsonMetadataValue]:
+    if not findings:
+        return {"findings": 0}
+    return {
+        "findings": len(findings),
+        "offsets": MetadataValue.json(
+            [{"journal": f.journal, "begin": f.begin, "end": f.end} for f in findings[:_SHOWN]]
+        ),
+    }

@@ -1,0 +1,205 @@
+"""The view ``<table>_exact``: the raw table without files that would show rows twice.
+
+One object of the metastore serves both engines: Trino reads the definition that it keeps, encoded, in
+the view's original text, and Spark the SQL of the expanded text. As long as nothing overlaps, the
+view is the table itself. It names the files to leave out by Hive partition and file name, so a
+query prunes as on the table.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gazette_platform.errors import SchemaMismatch
+from gazette_platform.hive import HiveTable, StorageFormat
+from gazette_platform.lake.schema import parse_type
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from gazette_platform.hive import HiveColumn, MetastoreSession
+    from gazette_platform.lake.audit import Finding
+    from gazette_platform.lake.schema import ColumnType
+    from gazette_platform.lake.table_spec import TableSpec
+
+__all__ = ["EXACT_SUFFIX", "ensure_exact_view", "exact_view", "excluded_files"]
+
+EXACT_SUFFIX = "_exact"
+_VIEW_OF = "gazette.view_of"
+_TRINO_CATALOG = "hive"
+# What Spark writes for a view; engines never open it.
+_STORAGE = StorageFormat(
+    input_format="org.apache.hadoop.mapred.SequenceFileInputFormat",
+    output_format="org.apache.hadoop.hive.ql.io.HiveSequenceFileOutputFormat",
+    serde="org.apache.hadoop.hive.serde2.lazy.LazySimpleSerDe",
+)
+
+
+def excluded_files(findings: Iterable[Finding]) -> dict[tuple[str, ...], list[str]]:
+    """Names of the files to leave out, by values of their Hive partition; both in order."""
+    found: dict[tuple[str, ...], set[str]] = {}
+    for finding in findings:
+        if finding.excluded:
+            found.setdefault(finding.values, set()).add(finding.excluded)
+    return {values: sorted(found[values]) for values in sorted(found)}
+
+
+def exact_view(
+    spec: TableSpec, table: HiveTable, excluded: Mapping[tuple[str, ...], Collection[str]]
+) -> HiveTable:
+    """The view of `table` without the `excluded` files."""
+    names = [c.name for c in spec.columns] + [c.name for c in table.partition_columns]
+    columns = (*table.columns, *table.partition_columns)
+    comment = f"{table.full_name} without files that show rows twice"
+    parameters = {
+        _VIEW_OF: table.full_name,
+        "presto_view": "true",
+        # By this text, too, Trino knows its views; the description is in the definition.
+        "comment": "Presto View",
+        "view.catalogAndNamespace.numParts": "2",
+        "view.catalogAndNamespace.part.0": "spark_catalog",
+        "view.catalogAndNamespace.part.1": table.database,
+        "view.query.out.numCols": str(len(names)),
+        **{f"view.query.out.col.{index}": name for index, name in enumerate(names)},
+        # Keeps the case of names for Spark; the view has no source of its own.
+        **{
+            key: value
+            for key, value in table.parameters.items()
+            if key == "spark.sql.create.version"
+            or (key.startswith("spark.sql.sources.schema") and "artCol" not in key)
+        },
+    }
+    return HiveTable(
+        database=table.database,
+        name=f"{table.name}{EXACT_SUFFIX}",
+        location="",
+        columns=columns,
+        partition_columns=(),
+        storage=_STORAGE,
+        parameters=parameters,
+        view_original=_trino_definition(table, comment, _trino_sql(table, excluded)),
+        view_expanded=_spark_sql(spec, table, names, excluded),
+    )
+
+
+def ensure_exact_view(
+    session: MetastoreSession,
+    spec: TableSpec,
+    table: HiveTable,
+    excluded: Mapping[tuple[str, ...], Collection[str]],
+) -> bool:
+    """Make the view, or bring it up to date. Idempotent.
+
+    Returns: whether anything changed.
+    Raises: SchemaMismatch: something else has the view's name.
+    """
+    wanted = exact_view(spec, table, excluded)
+    existing = session.table(wanted.database, wanted.name)
+    if existing is None:
+        return session.create_table(wanted)
+    if existing.parameters.get(_VIEW_OF) != table.full_name:
+        raise SchemaMismatch(
+            f"{wanted.full_name} exists and is not the exact view of {table.full_name}, so there is "
+            "none: rename it, or give the table spec another name"
+        )
+    if (existing.view_original, existing.view_expanded) == (
+        wanted.view_original,
+        wanted.view_expanded,
+    ):
+        return False
+    session.alter_table(replace(wanted, owner=existing.owner))
+    return True
+
+
+def _trino_definition(table: HiveTable, comment: str, sql: str) -> str:
+    definition = {
+        "originalSql": sql,
+        "catalog": _TRINO_CATALOG,
+        "schema": table.database,
+        "columns": [
+            {"name": c.name, "type": _trino_type(c)}
+            for c in (*table.columns, *table.partition_columns)
+        ],
+        "comment": comment,
+        "runAsInvoker": True,
+        "path": [],
+    }
+    text = json.dumps(definition, separators=(",", ":")).encode()
+    return f"/* Presto View: {base64.b64encode(text).decode()} */"
+
+
+def _trino_type(column: HiveColumn) -> str:
+    return _type_id(parse_type(column.type))
+
+
+def _type_id(kind: ColumnType) -> str:
+    match kind.name:
+        case "array" | "map":
+            return f"{kind.name}({','.join(_type_id(a) for a in kind.arguments)})"
+        case "struct":
+            fields = zip(kind.field_names, kind.arguments, strict=True)
+            typed = ",".join(f'"{name.lower()}" {_type_id(t)}' for name, t in fields)
+            return f"row({typed})"
+        case _:
+            return kind.trino
+
+
+def _trino_sql(table: HiveTable, excluded: Mapping[tuple[str, ...], Collection[str]]) -> str:
+    columns = ", ".join(f'"{c.name}"' for c in (*table.columns, *table.partition_columns))
+    sql = f'SELECT {columns} FROM "{table.database}"."{table.name}"'  # noqa: S608 (valid names)
+    conditions = []
+    for values, names in excluded.items():
+        keys = [
+            f'"{c.name}" = {_trino_literal(c.type, v)}'
+            for c, v in zip(table.partition_columns, values, strict=True)
+        ]
+        listed = ", ".join(_trino_literal("string", name) for name in names)
+        keys.append(f"""regexp_extract("$path", '[^/]+$') IN ({listed})""")
+        conditions.append(f"NOT ({' AND '.join(keys)})")
+    return f"{sql} WHERE {' AND '.join(conditions)}" if conditions else sql
+
+
+def _spark_sql(
+    spec: TableSpec,
+    table: HiveTable,
+    names: Iterable[str],
+    excluded: Mapping[tuple[str, ...], Collection[str]],
+) -> str:
+    columns = ", ".join(f"`{name}`" for name in names)
+    source, file_name = f"`{table.database}`.`{table.name}`", "_metadata.file_name"
+    if spec.format != "json" and excluded:
+        # Only Spark's own sources know `_metadata`. For a Hive SerDe the path has to be taken in a
+        # query of its own: in a filter, Spark evaluates it before it has opened a file.
+        source = f"(SELECT *, input_file_name() AS `_file` FROM {source})"  # noqa: S608 (valid names)
+        file_name = "substring_index(`_file`, '/', -1)"
+    sql = f"SELECT {columns} FROM {source}"  # noqa: S608 (valid names)
+    conditions = []
+    for values, files in excluded.items():
+        keys = [
+            f"`{c.name}` = {_spark_literal(c.type, v)}"
+            for c, v in zip(table.partition_columns, values, strict=True)
+        ]
+        listed = ", ".join(_spark_literal("string", name) for name in files)
+        conditions.append(f"NOT ({' AND '.join([*keys, f'{file_name} IN ({listed})'])})")
+    return f"{sql} WHERE {' AND '.join(conditions)}" if conditions else sql
+
+
+def _trino_literal(kind: str, value: str) -> str:
+    return _literal(kind, value, "'" + value.replace("'", "''") + "'")
+
+
+def _spark_literal(kind: str, value: str) -> str:
+    return _literal(kind, value, "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'")
+
+
+def _literal(kind: str, value: str, quoted: str) -> str:
+    match kind:
+        case "date":
+            return f"DATE {quoted}"
+        case "tinyint" | "smallint" | "int" | "bigint":
+            return value
+        case _:
+            return quoted

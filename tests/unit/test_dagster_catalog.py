@@ -1,0 +1,98 @@
+"""The catalog sensor: one reload per change of the specs, and again when it failed."""
+
+import json
+import threading
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from dagster import DagsterInstance, build_sensor_context
+
+from gazette_platform.errors import SetupError
+from gazette_platform.resources import LakeResource
+from gazette_platform.sensors import catalog, catalog_sensor
+
+SPEC = "{name: s.a, selector: name=a, format: json, columns: [{name: id, type: int}]}"
+
+
+@dataclass
+class Origin:
+    location_name: str = "there"
+
+
+@pytest.fixture
+def tick(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        catalog, "reload_location", lambda url, name: asked.append((url, name)), raising=True
+    )
+    loaded = LakeResource(tables=str(tmp_path)).catalog_digest()
+
+    def run(cursor, *, ui="http://ui"):
+        context = build_sensor_context(
+            instance=DagsterInstance.ephemeral(),
+            cursor=cursor,
+            resources={"lake": LakeResource(tables=str(tmp_path), dagster_ui=ui, loaded=loaded)},
+        )
+        context._code_location_origin = Origin()
+        result = catalog_sensor(context)
+        return result.cursor, result.skip_reason.skip_message, asked
+
+    return run
+
+
+def test_reload_once_a_change(tick, tmp_path):
+    cursor, message, asked = tick(None)
+    assert (message, asked) == ("The catalog is up to date.", [])
+    (tmp_path / "a.yaml").write_text(SPEC)
+    cursor, message, asked = tick(cursor)
+    assert asked == [("http://ui", "there")]
+    assert "reloaded" in message
+    assert tick(cursor)[2] == asked[:1]
+    (tmp_path / "broken.yaml").write_text("name: [")
+    assert len(tick(cursor)[2]) == 1
+
+
+def test_without_an_address_it_says_what_to_do(tick, tmp_path):
+    (tmp_path / "a.yaml").write_text(SPEC)
+    cursor, message, asked = tick("old", ui="")
+    assert (cursor, asked) == (None, [])
+    assert "GAZETTE_DAGSTER_URI" in message
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"__typename": "WorkspaceLocationEntry"}, ""),
+        ({"__typename": "RepositoryLocationNotFound"}, "RepositoryLocationNotFound"),
+        ({"__typename": "PythonError", "message": "boom"}, "boom"),
+        (None, "did not reload"),
+    ],
+)
+def test_answers_of_the_web_server(answer, message):
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            assert body["variables"] == {"name": "there"}
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"data": {"reloadRepositoryLocation": answer}}).encode())
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        if message:
+            with pytest.raises(SetupError, match=message):
+                catalog.reload_location(url, "there")
+        else:
+            catalog.reload_location(url, "there")
+        thread.join(5)
+
+
+def test_unreachable_web_server():
+    with pytest.raises(SetupError, match="did not reload"):
+        catalog.reload_location("http://127.0.0.1:1", "there")
