@@ -33,6 +33,7 @@ from gazette_platform.protocol import (
     validate_append_chunk,
     validate_append_request,
 )
+from gazette_platform.protocol.auth import ALL_CLAIMS
 from gazette_platform.protocol.content import decode_append_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.flow_control import RateBalance
     from gazette_platform.broker.resolver import Resolution, Resolver
+    from gazette_platform.protocol.auth import Claims
 
 __all__ = ["AppendApi"]
 
@@ -77,8 +79,12 @@ class AppendApi:
         self._resolver = resolver
         self._gathering_bytes = 0
 
-    async def append(self, first: bytes, content: ContentSource) -> tuple[Status, bytes]:
+    async def append(
+        self, first: bytes, content: ContentSource, claims: Claims = ALL_CLAIMS
+    ) -> tuple[Status, bytes]:
         """Serve one Append.
+
+        Args: claims: of the caller; journals beyond them do not exist for it.
 
         Returns: the outcome, and the AppendResponse that says so.
         Raises: RpcFailed: malformed, broken or too slow a stream; nothing was applied.
@@ -90,7 +96,7 @@ class AppendApi:
         except ValidationError as err:
             raise RpcFailed(Code.UNKNOWN, str(err)) from err
         request = _request(message)
-        resolution = await self._resolve(message, request)
+        resolution = await self._resolve(message, request, claims)
         if resolution.status is not Status.OK:
             return resolution.status, _response(resolution, Outcome(resolution.status))
         replica = self._resolver.replicas.get(request.journal)
@@ -109,11 +115,13 @@ class AppendApi:
         outcome = await self._run(replica, request, body)
         if outcome.is_remote:
             resolution = await self._resolver.resolve(
-                request.journal, may_proxy=False, require_primary=True
+                request.journal, may_proxy=False, require_primary=True, claims=claims
             )
         return outcome.status, _response(resolution, outcome, body)
 
-    async def _resolve(self, message: pb.AppendRequest, request: fsm.AppendRequest) -> Resolution:
+    async def _resolve(
+        self, message: pb.AppendRequest, request: fsm.AppendRequest, claims: Claims
+    ) -> Resolution:
         """Resolve, and wait a bounded time for a journal that is being assigned."""
         clock, space = self._context.clock, self._context.space
         header = Header.from_pb(message.header) if message.HasField("header") else None
@@ -125,6 +133,7 @@ class AppendApi:
                 require_primary=True,
                 min_revision=request.min_revision,
                 proxy_header=header,
+                claims=claims,
             )
             left_s = deadline - clock.monotonic()
             if _resumes(resolution, request) and resolution.spec is not None:

@@ -55,7 +55,7 @@ class BrokerService:
         self._append_started.inc()
         try:
             claims = self._auth.authorize(metadata, Capability.APPEND)
-            appending = self._append.append(first, content)
+            appending = self._append.append(first, content, claims)
             status, response = await self._before_expiry(claims, appending)
         except (GazetteError, DecodeError) as err:
             raise self._failed("Append", err) from err
