@@ -27,6 +27,7 @@ from gazette_platform.lake.planning import (
     require_codec,
 )
 from gazette_platform.lake.tables import DIGEST, LAYOUT, ensure_table, table_definition
+from gazette_platform.protocol import CompressionCodec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -139,6 +140,8 @@ class TableReport:
     journals: list[JournalProgress] = field(default_factory=list)
     updates: list[PartitionUpdate] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    """What works, but not as one may think; told once, when the table is made or changed."""
     has_more: bool = False
     definition: HiveTable | None = None
     """The table in the metastore, if it exists."""
@@ -188,6 +191,7 @@ class Registrar:
                 table = self._make_table(session, spec, journals, listed, table)
                 if table is None:
                     return report
+                report.warnings += _codec_warnings(spec, journals)
             report.definition = table
             self._register(session, spec, table, listed, report)
         heads = {p.journal: p.write_head for p in report.journals}
@@ -378,3 +382,15 @@ class Registrar:
             content_bytes_added=state.content_bytes - before.content_bytes,
             state=state,
         )
+
+
+def _codec_warnings(spec: TableSpec, journals: Sequence[JournalSpec]) -> list[str]:
+    zstandard = [j.name for j in journals if j.fragment.codec == CompressionCodec.ZSTANDARD]
+    if not zstandard:
+        return []
+    return [
+        f"{spec.name}: {len(zstandard)} of its journals (such as {zstandard[0]}) write ZSTANDARD "
+        "fragments, which Trino reads, and Spark only with a codec class for them in "
+        "`spark.hadoop.io.compression.codecs`: set `compression_codec: GZIP` if Spark is to read "
+        "the table"
+    ]

@@ -75,12 +75,13 @@ class TickOutcome:
     partitions: list[AddDynamicPartitionsRequest] = field(default_factory=list)
     summaries: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     cursor: SensorCursor = field(default_factory=SensorCursor)
 
     @property
     def text(self) -> str:
         """What the tick says of itself: problems first, then what was registered."""
-        return "\n".join([*self.problems, *self.summaries]) or "No new fragments."
+        return "\n".join([*self.problems, *self.warnings, *self.summaries]) or "No new fragments."
 
 
 @sensor(
@@ -116,6 +117,8 @@ def fragments_sensor(
     outcome.problems[:0] = problems
     for problem in outcome.problems:
         context.log.error(problem)
+    for warning in outcome.warnings:
+        context.log.warning(warning)
     return SensorResult(
         asset_events=outcome.events,
         dynamic_partitions_requests=outcome.partitions,
@@ -156,6 +159,7 @@ def run_tick(
             report = registrar.tick(spec, before)
             offsets[name] = report.offsets
             problems = [_one_line(text) for text in report.errors]
+            outcome.warnings += report.warnings
             _tell(outcome, spec, report, trino_ui)
             state, evaluations = audits.run(spec, report, known.get(name, AuditState()))
             outcome.events += evaluations

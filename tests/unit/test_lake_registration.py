@@ -411,3 +411,13 @@ def test_cursor_round_trip_and_version():
     for text in ("x", "[]", '{"version":2,"tables":{}}', '{"version":1}', "3"):
         with pytest.raises(ValidationError, match="clear it in the Dagster UI"):
             RegistrationCursor.parse(text)
+
+
+def test_zstandard_is_taken_with_one_warning(registrar, files, spec):
+    files.append("events/part=0", lines(0, 1), postfix=HOUR_5, codec=CompressionCodec.ZSTANDARD)
+    report = registrar.tick(spec, {})
+    (warning,) = report.warnings
+    assert "events/part=0" in warning
+    assert "spark.hadoop.io.compression.codecs" in warning
+    assert (report.errors, len(report.updates)) == ([], 1)
+    assert registrar.tick(spec, report.offsets).warnings == []
