@@ -389,8 +389,10 @@ def _codec_warnings(spec: TableSpec, journals: Sequence[JournalSpec]) -> list[st
     if not zstandard:
         return []
     return [
-        f"{spec.name}: {len(zstandard)} of its journals (such as {zstandard[0]}) write ZSTANDARD "
-        "fragments, which Trino reads, and Spark only with a codec class for them in "
-        "`spark.hadoop.io.compression.codecs`: set `compression_codec: GZIP` if Spark is to read "
-        "the table"
+        (
+            f"{spec.name}: {len(zstandard)} of its journals (such as {zstandard[0]}) write ZSTANDARD "
+            "fragments, which Trino reads, and Spark only with a codec class for them in "
+            "`spark.hadoop.io.compression.codecs`: set `compression_codec: GZIP` if Spark is to read "
+            "the table"
+        )
     ]
