@@ -92,6 +92,8 @@ class Allocator:
         # Items that wait for room at a member, and those that wait for a member's key to change.
         self._refused: dict[ProcessId, set[str]] = {}
         self._failed: set[str] = set()
+        # Our limit less what we shed, and the revision that it is of.
+        self._own_limit_at = (-1, 0)
         space.observe(self._note_changes)
 
     @property
@@ -154,12 +156,15 @@ class Allocator:
             self._failed.clear()
 
     def _own_limit(self) -> int:
-        bound = self._max_replication
-        wanted = [i.spec.desired_replication(bound) for i in self._state.items.values()]
-        members = self._state.members
-        return effective_limits(
-            members, replicas=sum(wanted), replication_max=max(wanted, default=0)
-        )[self._id]
+        revision, limit = self._own_limit_at
+        if revision != self._space.revision:
+            bound = self._max_replication
+            wanted = [i.spec.desired_replication(bound) for i in self._state.items.values()]
+            limit = effective_limits(
+                self._state.members, replicas=sum(wanted), replication_max=max(wanted, default=0)
+            )[self._id]
+            self._own_limit_at = (self._space.revision, limit)
+        return limit
 
     async def _act(self, next_revision: int) -> int:
         """One round. Returns the revision to wait for, 0 to go on at once."""
