@@ -85,7 +85,6 @@ class AppendApi:
         """Serve one Append.
 
         Args: claims: of the caller; journals beyond them do not exist for it.
-
         Returns: the outcome, and the AppendResponse that says so.
         Raises: RpcFailed: malformed, broken or too slow a stream; nothing was applied.
         Cancellation: nothing is applied unless its turn had come.

@@ -21,6 +21,12 @@ __all__ = ["SERVE_OPTIONS", "ServeOption", "broker_config", "option_values", "wi
 _NANOSECONDS = 1_000_000_000
 
 
+class ListenAddress(str):
+    """A TCP port, or ``unix:///path``."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class ServeOption:
     """One option of a broker process."""
@@ -30,7 +36,8 @@ class ServeOption:
     variable: str
     """Environment variable."""
     kind: type
-    """str, int, bool or Path; float stands for a duration in seconds, given as ``1m30s``."""
+    """str, int, bool or Path; float stands for a duration in seconds, given as ``1m30s``, list for
+    an option that may be repeated, and `ListenAddress` for a port or a socket."""
     field: str
     """Field of `BrokerConfig`; empty for options of the process itself."""
     help: str
@@ -57,6 +64,10 @@ class ServeOption:
 
         Raises: ValidationError: a duration is malformed.
         """
+        if self.kind is Path:
+            return Path(value)
+        if self.kind is list:
+            return tuple(value)
         if self.kind is not float:
             return value
         try:
@@ -65,10 +76,15 @@ class ServeOption:
             raise ValidationError(str(error), path=self.name) from error
 
 
+_METAVARS: dict[type, str] = {float: "DURATION", ListenAddress: "PORT", list: "ORIGIN"}
+
+
 def _text(kind: type, value: Any) -> Any:
     if kind is float:
         return format_duration(round(value * _NANOSECONDS))
-    return str(value) if kind is Path else value
+    if kind is list:
+        return list(value)
+    return str(value) if kind in {Path, ListenAddress} else value
 
 
 def _broker(name: str, kind: type, text: str, field: str = "") -> ServeOption:
@@ -82,9 +98,30 @@ SERVE_OPTIONS = (
         "id", str, "Id of this broker in its zone, at least 4 bytes. Default: two random words."
     ),
     _broker("host", str, "Host that is bound, and advertised to clients and peers."),
-    _broker("port", int, "TCP port of the gRPC service; 0 for any free one."),
+    _broker(
+        "port",
+        ListenAddress,
+        "TCP port of the gRPC service, 0 for any free one; or a Unix socket, as unix:///path.",
+    ),
     _broker("http-host", str, "Address that the HTTP port binds to."),
-    _broker("http-port", int, "TCP port of readiness and metrics; 0 for any free one."),
+    _broker("http-port", int, "TCP port of HTTP, readiness and metrics; 0 for any free one."),
+    _broker("server-cert-file", Path, "PEM certificate of both ports, which then speak TLS."),
+    _broker("server-cert-key-file", Path, "PEM key of it."),
+    _broker("server-ca-file", Path, "PEM roots of clients, which must then show a certificate."),
+    _broker("peer-cert-file", Path, "PEM certificate to show to other brokers."),
+    _broker("peer-cert-key-file", Path, "PEM key of it."),
+    _broker("peer-ca-file", Path, "PEM roots to trust of other brokers, not the system's."),
+    _broker(
+        "auth-keys",
+        str,
+        "Base64 keys: the first signs, any verifies; AA== beside them admits calls without token. "
+        "Default: every call is allowed.",
+    ),
+    _broker(
+        "allow-origin",
+        list,
+        "Origin whose pages may use the HTTP gateway; * for all. Repeatable.",
+    ),
     _broker("file-root", Path, "Folder that roots file:// stores; must exist."),
     _broker("file-only", bool, "Map every store to file:///; needs --broker.file-root."),
     _broker("spool-dir", Path, "Folder of the spools: scratch, on a local disk."),
@@ -115,6 +152,27 @@ SERVE_OPTIONS = (
         "Etcd endpoints, comma-separated: http, https or unix.",
     ),
     ServeOption(
+        "etcd.cert-file",
+        "ETCD_CERT_FILE",
+        Path,
+        "etcd_cert_file",
+        "PEM certificate to show to https etcd endpoints.",
+    ),
+    ServeOption(
+        "etcd.cert-key-file",
+        "ETCD_CERT_KEY_FILE",
+        Path,
+        "etcd_cert_key_file",
+        "PEM key of it.",
+    ),
+    ServeOption(
+        "etcd.trusted-ca-file",
+        "ETCD_TRUSTED_CA_FILE",
+        Path,
+        "etcd_trusted_ca_file",
+        "PEM roots to trust of them, not the system's.",
+    ),
+    ServeOption(
         "etcd.prefix", "ETCD_PREFIX", str, "etcd_prefix", "Path under which the cluster keeps keys."
     ),
     ServeOption(
@@ -128,6 +186,20 @@ SERVE_OPTIONS = (
         "log.level", "LOG_LEVEL", str, "", "trace, debug, info, warn, error or fatal.", "warn"
     ),
     ServeOption("log.format", "LOG_FORMAT", str, "", "text, json or color.", "text"),
+    ServeOption(
+        "debug.port",
+        "DEBUG_PORT",
+        int,
+        "debug_port",
+        "TCP port of one more, plain listener with readiness and metrics only; 0 for any free one.",
+    ),
+    ServeOption(
+        "debug.private",
+        "DEBUG_PRIVATE",
+        bool,
+        "debug_private",
+        "Leave readiness and metrics to the debug port.",
+    ),
 )
 
 
@@ -157,7 +229,9 @@ def with_serve_options(command: Callable[[dict[str, Any]], None]) -> Callable[..
 
 
 def _annotation(option: ServeOption) -> Any:
-    kind: Any = str if option.kind in {float, Path} else option.kind
+    kind: Any = str if option.kind in {float, Path, ListenAddress} else option.kind
+    if option.kind is list:
+        kind = list[str]
     if option.default() is None:
         kind = kind | None
     group = option.name.partition(".")[0].capitalize()
@@ -165,9 +239,9 @@ def _annotation(option: ServeOption) -> Any:
         f"--{option.name}",
         envvar=option.variable,
         help=option.help,
-        metavar="DURATION" if option.kind is float else None,
+        metavar=_METAVARS.get(option.kind),
         rich_help_panel=group,
-        show_default=option.default() not in {None, ""},
+        show_default=option.default() not in (None, "", []),
     )
     return Annotated[kind, declaration]
 
@@ -182,8 +256,23 @@ def broker_config(values: Mapping[str, Any]) -> BrokerConfig:
         value = values[option.name]
         if not option.field or value is None:
             continue
-        chosen[option.field] = Path(value) if option.kind is Path else option.parse(value)
+        if option.kind is ListenAddress:
+            chosen |= _listening(option.name, value)
+        else:
+            chosen[option.field] = option.parse(value)
     return BrokerConfig(**chosen)
+
+
+def _listening(name: str, address: str) -> dict[str, Any]:
+    """The fields of a `ListenAddress`. Raises: ValidationError: it is none."""
+    path = address.removeprefix("unix://")
+    if path != address and path.startswith("/"):
+        return {"socket": Path(path)}
+    if address.isascii() and address.isdigit():
+        return {"port": int(address)}
+    raise ValidationError(
+        f"expected a port, 0 to 65535, or unix:///path/of/socket, got {address!r}", path=name
+    )
 
 
 def option_values(values: Mapping[str, Any]) -> dict[str, str]:
@@ -191,6 +280,8 @@ def option_values(values: Mapping[str, Any]) -> dict[str, str]:
     found = {}
     for option in SERVE_OPTIONS:
         value = values[option.name]
+        if option.kind is list:
+            value = " ".join(value or ()) or None
         if value is not None:
             found[option.name] = str(value).lower() if option.kind is bool else str(value)
     return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.errors import ValidationError
 from gazette_platform.protocol import LabelSelector, LabelSet, strip_meta
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 
@@ -31,18 +30,12 @@ _TOKENS_MAX = 4096
 
 @final
 class Authorizer:
-    """Makes the metadata of calls.
-
-    Raises: ValidationError: `ClientConfig.auth_keys` holds no key, or something that is none.
-    """
+    """Makes the metadata of calls."""
 
     def __init__(self, config: ClientConfig, clock: Clock) -> None:
         self._clock = clock
         self._fixed = _bearer(config.auth_token) if config.auth_token else None
-        try:
-            self._keys = KeyRing(config.auth_keys) if config.auth_keys.strip() else None
-        except ValidationError as err:
-            raise err.within("auth_keys") from err
+        self._keys = KeyRing(config.auth_keys) if config.auth_keys.strip() else None
         self._signed: OrderedDict[tuple[Capability, LabelSelector | str], tuple[float, Metadata]]
         self._signed = OrderedDict()
 

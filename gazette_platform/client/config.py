@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol import endpoint_grpc_address
+from gazette_platform.protocol.auth import KeyRing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,10 +63,10 @@ class ClientConfig:
     trusted_ca_file: str = ""
     """Path of PEM roots to trust instead of the system's."""
 
-    auth_token: str = ""
+    auth_token: str = field(default="", repr=False)
     """Fixed bearer token to send with every call."""
 
-    auth_keys: str = ""
+    auth_keys: str = field(default="", repr=False)
     """Base64 keys, separated by commas or blanks; the first one signs a token for each call."""
 
     def __post_init__(self) -> None:
@@ -96,3 +97,8 @@ class ClientConfig:
             raise ValidationError(f"must be at least 1 s ({self.keepalive_s})", path="keepalive_s")
         if bool(self.cert_file) != bool(self.cert_key_file):
             raise ValidationError("cert_file and cert_key_file go together", path="cert_file")
+        if self.auth_keys.strip():
+            try:
+                KeyRing(self.auth_keys)
+            except ValidationError as err:
+                raise err.within("auth_keys") from err

@@ -80,7 +80,7 @@ def test_options_become_the_settings_of_a_broker(tmp_path: Path):
         (["serve", "--etcd.address=localhost:2379"], 1, "etcd.address: expected http://host:port"),
         (["serve", "--log.level=loud"], 1, "log.level: expected one of trace"),
         (["serve", "--log.format=xml"], 1, "log.format: expected one of text"),
-        (["serve", "--broker.port=many"], 2, "Invalid value for '--broker.port'"),
+        (["serve", "--broker.port=many"], 1, "broker.port: expected a port, 0 to 65535, or unix"),
         (["serve", "--broker.prot=1"], 2, "No such option"),
         (["up", "--root=x", "--without=trio"], 1, "--without: unknown component 'trio'"),
         (["up", "--root=x", "--port=trino"], 1, "--port: expected NAME=PORT with a port"),
