@@ -16,6 +16,8 @@ __all__ = ["Watch"]
 
 # A member that lost its leader ends the watch instead of staying silent for ever.
 _METADATA = (("hasleader", "true"),)
+# Reasons of cancellation that pass by themselves, which etcd gives as text only.
+_PASSING = ("no leader", "watch canceled", "server stopped", "leader changed")
 
 
 @final
@@ -110,4 +112,9 @@ class Watch:
                 f"{text}: compacted up to {msg.compact_revision}; load again at a newer revision",
                 compact_revision=msg.compact_revision,
             )
-        return EtcdRejected(f"{text}: cancelled: {msg.cancel_reason or 'no reason given'}")
+        reason = msg.cancel_reason or "no reason given"
+        if any(passing in reason for passing in _PASSING):
+            # Of this member of etcd; another one may be better off.
+            self._connection.rotate()
+            return EtcdError(f"{text}: cancelled: {reason}")
+        return EtcdRejected(f"{text}: cancelled: {reason}")

@@ -10,12 +10,11 @@ their names. (d) A known entry that turns bad keeps its last good value until it
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import heapq
 import itertools
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Generic, NoReturn, Protocol, TypeVar, final
 
 from gazette_platform.errors import EtcdError, ValidationError
 from gazette_platform.etcd import (
@@ -147,20 +146,25 @@ class KeySpace(Generic[V]):
         Cancellation: safe; how it is ended.
         """
         attempt = 0
+        is_compacted = False
+        error: EtcdError
         while True:
             before = self._resume_revision
             try:
+                if is_compacted:
+                    await self.load()
+                    is_compacted = False
                 await self._watch_once()
             except Compacted as err:
-                _log.warning("%s", err)
-                await self._reload()
+                is_compacted, error = True, err
             except EtcdError as err:
                 if not err.retriable:
                     raise
-                attempt = 0 if self._resume_revision > before else attempt + 1
-                pause_s = _RESTART_S[attempt] if attempt < len(_RESTART_S) else _RESTART_LAST_S
-                _log.warning("%s; watching again in %s s", err, pause_s)
-                await asyncio.sleep(pause_s)
+                error = err
+            attempt = 0 if self._resume_revision > before else attempt + 1
+            pause_s = _RESTART_S[attempt] if attempt < len(_RESTART_S) else _RESTART_LAST_S
+            _log.warning("%s; watching again in %s s", error, pause_s)
+            await asyncio.sleep(pause_s)
 
     async def wait_for_revision(self, revision: int, *, timeout_s: float | None = None) -> None:
         """Return once `revision` is applied.
@@ -300,7 +304,7 @@ class KeySpace(Generic[V]):
 
     # ------------------------------------------------------------- watching
 
-    async def _watch_once(self) -> None:
+    async def _watch_once(self) -> NoReturn:
         tasks = TaskGroup(f"watch of {self.prefix}")
         applied_at = self._clock.monotonic() - self._delay_s
         pending: list[WatchBatch] = []
@@ -327,10 +331,6 @@ class KeySpace(Generic[V]):
                     read = tasks.spawn(_read(watch))
         finally:
             await tasks.close()
-
-    async def _reload(self) -> None:
-        with contextlib.suppress(Compacted):  # again, meanwhile: the next round loads once more
-            await self.load()
 
 
 async def _read(watch: Watch) -> WatchBatch | EtcdError:

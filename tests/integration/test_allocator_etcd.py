@@ -369,3 +369,18 @@ async def test_a2_two_leaders_cannot_both_write(cluster):
     assert not result.succeeded
     await cluster.apply("item/one")
     await cluster.until({"item/one": [("broker-a", 0)]})
+
+
+async def test_n4_a_session_from_announcement_to_the_end_of_its_lease(cluster):
+    a = await cluster.join(A)
+    b = await cluster.join(B)
+    await cluster.apply("item/one")
+    await cluster.until({"item/one": [("broker-a", 0)]})
+    key = member_key(cluster.prefix, A)
+    assert (await cluster.etcd.get(key)).lease == a.lease.id
+    await a.announcement.set_exiting()  # what a signal does
+    await asyncio.wait_for(a.run, 5)
+    await a.stop()
+    assert await cluster.etcd.get(key) is None
+    assert b.allocator.leader == B
+    await cluster.until({"item/one": [("broker-b", 0)]})

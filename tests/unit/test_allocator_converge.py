@@ -88,7 +88,7 @@ def removed(piece: Piece | None) -> list[str]:
     return [op.key for op in piece.operations if isinstance(op, Delete)] if piece else []
 
 
-def test_fresh_item_gets_its_primary_under_the_member_lease():
+def test_t11_fresh_item_gets_its_primary_under_the_member_lease():
     piece = step(cluster({}), [A])
     assert piece.operations == (Put(slot_key(A, 0), b"", lease=LEASES[A]),)
     assert piece.compares == (Compare.mod(member_key(P, A), MEMBER_REVISIONS[A]),)
@@ -131,6 +131,54 @@ def test_t5_without_primary_the_lowest_primary_load_is_promoted():
         Put(slot_key(B, 0), value, lease=LEASES[B]),
     )
     assert piece.compares == (Compare.mod(slot_key(B, 2), 102),)
+
+
+def test_t6_who_alone_stays_is_promoted():
+    piece = step(cluster({A: 0, B: 3}, others={B: 9}), [B])
+    value = encode_route(Route((A, B), 0))
+    assert piece.operations[1:] == (
+        Delete(slot_key(B, 3)),
+        Put(slot_key(B, 0), value, lease=LEASES[B]),
+    )
+
+
+def test_t11_primary_of_a_fresh_item_is_who_has_the_fewest():
+    state = cluster({}, replication=3, others={A: 2, C: 1})
+    piece = step(state, [A, B, C], replication=3)
+    assert [op.key for op in piece.operations] == [slot_key(B, 0), slot_key(C, 1), slot_key(A, 2)]
+
+
+def test_t11_full_member_does_not_leave_a_fresh_item_without_primary():
+    piece = step(cluster({}, replication=2), [A, B], replication=2, limits={A: 0, B: 10})
+    assert [op.key for op in piece.operations] == [slot_key(B, 0)]
+
+
+def test_members_that_are_gone_are_not_added():
+    assert step(cluster({}, members=(B, C)), [A]) is None
+
+
+def test_refused_items_are_told():
+    state = cluster({A: 0}, replication=2)
+    loads = Loads(state, {A: 10, B: 0})
+    assert converge_item(P, state, ITEM, desired=[A, B], replication=2, loads=loads) is None
+    assert loads.refused == {B: {ITEM}}
+
+
+def test_a4_load_ratios():
+    state = cluster({A: 0, B: 1}, others={A: 4})
+    loads = Loads(state, {A: 10, B: 4})
+    assert [loads.ratio(m) for m in (A, B, C)] == [0.5, 0.25, float("inf")]
+    assert [loads.primary_ratio(m) for m in (A, B)] == [0.5, 0]
+    loads.count(B, items=3, primaries=2)
+    assert (loads.ratio(B), loads.primary_ratio(B), loads.has_room(B)) == (1, 0.5, False)
+
+
+def test_a1_totals_and_primaries_by_member():
+    state = cluster({A: 0, B: 1, C: 2}, others={C: 1})
+    assert [len(state.assignments_to(m)) for m in (A, B, C)] == [1, 1, 2]
+    assert [state.primaries_of(m) for m in (A, B, C)] == [1, 0, 1]
+    # An assignment of an item that does not exist counts for its member, and is no item.
+    assert list(state.journals) == [ITEM]
 
 
 def test_t7_primary_stays_even_if_inconsistent():
