@@ -83,9 +83,12 @@ class ScriptedEtcd:
         self._watches = iter(watches)
         self._loads = iter(loads)
         self.starts: list[int] = []
+        self.restarted = asyncio.Event()
 
     def watch(self, prefix, *, start_revision):
         assert prefix == "/p/"
+        if self.starts:
+            self.restarted.set()
         self.starts.append(start_revision)
         return ScriptedWatch(next(self._watches, ()))
 
@@ -124,8 +127,7 @@ async def test_what_came_before_the_break_is_applied():
         space._delay_s = 60
         await space.wait_for_revision(7, timeout_s=1)
         async with asyncio.timeout(1):
-            while len(etcd.starts) < 2:
-                await asyncio.sleep(0)
+            await etcd.restarted.wait()
     assert etcd.starts == [6, 8]
 
 
