@@ -32,15 +32,35 @@ class BrokerServer:
           etcd: endpoint of a running etcd.
           prefix: key prefix of the cluster.
           flags: more flags of `gazette serve`; the last of a flag counts.
+          broker_id, zone: of the member; unique in the cluster.
+          fragments: folder of the store, where it is not ``fragments`` in `folder`: brokers of one
+          cluster share it.
+          lease_s: seconds after which etcd forgets it.
+
+    Attributes: fragments: folder of the store. log: file. flags: may be changed before `start`.
     """
 
-    def __init__(self, folder: Path, *, etcd: str, prefix: str, flags: Sequence[str] = ()) -> None:
-        self.fragments = folder / "fragments"
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        etcd: str,
+        prefix: str,
+        flags: Sequence[str] = (),
+        broker_id: str = "test-broker",
+        zone: str = "local",
+        fragments: Path | None = None,
+        lease_s: float = 2.0,
+    ) -> None:
+        self.fragments = fragments or folder / "fragments"
         self.log = folder / "broker.log"
         self._spool = folder / "spool"
         self._etcd = etcd
         self._prefix = prefix
-        self._flags = tuple(flags)
+        self.flags = tuple(flags)
+        self.id = broker_id
+        self.zone = zone
+        self._lease_s = lease_s
         self._process: subprocess.Popen[bytes] | None = None
         self.port, self.http_port = _free_port(), _free_port()
 
@@ -78,7 +98,8 @@ class BrokerServer:
             "-m",
             "gazette_platform.cli.gazette",
             "serve",
-            "--broker.id=test-broker",
+            f"--broker.id={self.id}",
+            f"--broker.zone={self.zone}",
             "--broker.host=127.0.0.1",
             f"--broker.port={self.port}",
             "--broker.http-host=127.0.0.1",
@@ -88,9 +109,9 @@ class BrokerServer:
             "--broker.drain-timeout=10s",
             f"--etcd.address={self._etcd}",
             f"--etcd.prefix={self._prefix}",
-            "--etcd.lease=2s",
+            f"--etcd.lease={self._lease_s:g}s",
             "--log.level=info",
-            *self._flags,
+            *self.flags,
         ]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -102,12 +123,37 @@ class BrokerServer:
             if code is not None or time.monotonic() > deadline:
                 self.kill()
                 why = f"exited with {code}" if code is not None else f"not ready in {timeout_s} s"
-                raise SetupError(f"broker {why}; its log ends:\n{self.log_tail()}")
+                raise SetupError(f"broker {self.id} {why}; its log ends:\n{self.log_tail()}")
             time.sleep(_POLL_S)
 
     def stop(self, *, timeout_s: float = 30.0) -> int:
         """Send SIGTERM, and wait for it to drain. Returns: its exit status."""
         return self._end(signal.SIGTERM, timeout_s)
+
+    def terminate(self) -> None:
+        """Send SIGTERM, and do not wait; `wait` does. Nothing if it does not run."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+
+    def wait(self, *, timeout_s: float = 30.0) -> int:
+        """Wait until it has ended by itself, or after `terminate`. Returns: its exit status.
+
+        Raises: SetupError: it did not end in time, and was killed; with the end of its log.
+        """
+        return self._end(None, timeout_s)
+
+    def pause(self) -> None:
+        """Send SIGSTOP: connections stay open, nothing answers, and its lease runs out."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Send SIGCONT after `pause`."""
+        self._signal(signal.SIGCONT)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process that was started is gone without being asked to, or never was."""
+        return self._process is None or self._process.poll() is not None
 
     def kill(self) -> None:
         """Send SIGKILL; nothing if it does not run."""
@@ -120,18 +166,25 @@ class BrokerServer:
             log.seek(max(0, os.fstat(log.fileno()).st_size - _LOG_TAIL_BYTES))
             return log.read().decode(errors="replace")
 
-    def _end(self, number: signal.Signals, timeout_s: float) -> int:
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is None:
+            raise SetupError(f"broker {self.id} does not run; call start() first")
+        self._process.send_signal(number)
+
+    def _end(self, number: signal.Signals | None, timeout_s: float) -> int:
         process, self._process = self._process, None
         if process is None:
             raise ValueError("the broker does not run")
-        process.send_signal(number)
+        if number is not None:
+            process.send_signal(signal.SIGCONT)  # a paused process would not see SIGTERM
+            process.send_signal(number)
         try:
             return process.wait(timeout_s)
         except subprocess.TimeoutExpired as err:
             process.kill()
             process.wait()
             raise SetupError(
-                f"broker did not end within {timeout_s} s of {number.name}; its log ends:\n"
+                f"broker {self.id} did not end within {timeout_s} s; its log ends:\n"
                 f"{self.log_tail()}"
             ) from err
 

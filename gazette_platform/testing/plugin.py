@@ -7,20 +7,34 @@ the fixture `etcd_binary` to say where else an etcd comes from.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
 
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.cluster import BrokerCluster
 from gazette_platform.testing.etcd import EtcdServer, find_etcd
+from gazette_platform.testing.fault_proxy import FaultProxies
+from gazette_platform.testing.local_broker import LocalBrokers
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from pathlib import Path
 
-__all__ = ["broker", "etcd", "etcd_binary", "etcd_prefix", "etcd_server"]
+__all__ = [
+    "broker",
+    "broker_cluster",
+    "etcd",
+    "etcd_binary",
+    "etcd_prefix",
+    "etcd_server",
+    "fault_proxies",
+    "local_brokers",
+    "own_etcd_server",
+]
 
 _prefix_numbers = itertools.count(1)
 
@@ -37,6 +51,13 @@ def etcd_binary() -> Path:
 @pytest.fixture(scope="session")
 def etcd_server(etcd_binary: Path) -> Iterator[EtcdServer]:
     """One etcd for the whole session. Do not kill or pause it: start your own for that."""
+    with EtcdServer(etcd_binary) as server:
+        yield server
+
+
+@pytest.fixture
+def own_etcd_server(etcd_binary: Path) -> Iterator[EtcdServer]:
+    """An etcd of this test's own, to kill, pause and start again."""
     with EtcdServer(etcd_binary) as server:
         yield server
 
@@ -62,3 +83,37 @@ def broker(etcd_server: EtcdServer, etcd_prefix: str, tmp_path: Path) -> Iterato
     """A broker process of this test's own, on a key prefix of its own."""
     with BrokerServer(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as server:
         yield server
+
+
+@pytest_asyncio.fixture
+async def local_brokers(
+    etcd_server: EtcdServer, etcd_prefix: str, tmp_path: Path
+) -> AsyncIterator[LocalBrokers]:
+    """Brokers in the test's own event loop: ``await local_brokers.start(zone="a")``."""
+    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
+        yield brokers
+
+
+@pytest_asyncio.fixture
+async def broker_cluster(
+    etcd_server: EtcdServer, etcd_prefix: str, tmp_path: Path
+) -> AsyncIterator[Callable[..., Awaitable[BrokerCluster]]]:
+    """Clusters of broker processes on demand: `zones` of ``abc`` starts one in each of three.
+
+    It takes the options of `BrokerCluster`; ``etcd`` may be another server than the session's.
+    """
+    async with AsyncExitStack() as stack:
+
+        async def start(**options: Any) -> BrokerCluster:
+            defaults = {"etcd": etcd_server.endpoint, "prefix": etcd_prefix}
+            cluster = BrokerCluster(tmp_path, **(defaults | options))
+            return await stack.enter_async_context(cluster)
+
+        yield start
+
+
+@pytest_asyncio.fixture
+async def fault_proxies() -> AsyncIterator[FaultProxies]:
+    """A network to break: ``await fault_proxies.add("store", host, port)``."""
+    async with FaultProxies() as proxies:
+        yield proxies

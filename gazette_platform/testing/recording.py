@@ -95,8 +95,13 @@ class RecordingClient:
     def read(
         self, journal: str, offset: int = 0, *, block: bool = False, end_offset: int = 0
     ) -> RecordedReader:
-        """As `AsyncClient.read`, each piece recorded as one poll."""
-        reader = self._client.read(journal, offset, block=block, end_offset=end_offset)
+        """As `AsyncClient.read`, each piece recorded as one poll.
+
+        It reads on behind content that is gone: whether that may be so is for the checker to say.
+        """
+        reader = self._client.read(
+            journal, offset, block=block, end_offset=end_offset, on_jump="continue"
+        )
         return RecordedReader(reader, self._recorder, self._process)
 
 

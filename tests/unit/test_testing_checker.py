@@ -76,7 +76,7 @@ class Story:
             offset=offset,
             invoked_at=start,
             completed_at=end,
-            outcome=Outcome.OK,
+            outcome=fields.pop("outcome", Outcome.OK),
             pieces=got,
             **fields,
         )
@@ -350,6 +350,12 @@ def test_read_that_goes_back(story):
     story.append("a")
     one, two = story.poll((0, 10)), story.poll((9, SIZE), offset=10)
     only(story.check(), "nonmonotonic-poll", one, two)
+
+
+def test_broker_that_went_back_and_was_refused(story):
+    story.append("a")
+    poll = story.poll(offset=9, outcome=Outcome.FAIL, error="DataError: invalid ReadResponse")
+    only(story.check(), "nonmonotonic-poll", poll)
 
 
 def test_poll_whose_pieces_leave_content_out(story):

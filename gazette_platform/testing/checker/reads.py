@@ -24,6 +24,11 @@ def check_streams(journal: str, polls: Sequence[Poll], *, first_offset: int) -> 
 
     Args: first_offset: what lies before it is gone, so that readers may be led past it.
     """
+    for poll in polls:
+        # Clients do not follow a broker that goes back, but they say so.
+        if poll.outcome is Outcome.FAIL and poll.error.startswith("DataError"):
+            text = f"{poll.process} refused what it got at {poll.offset}"
+            yield Anomaly("nonmonotonic-poll", journal, text, (poll,))
     for stream in _streams(polls).values():
         at = stream[0].offset
         last: Poll | None = None

@@ -1,0 +1,125 @@
+"""The command line of a chaos run; the last line says how it went, and so does the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gazette_platform.errors import GazetteError, SetupError
+from gazette_platform.testing.chaos.plan import FaultKind
+from gazette_platform.testing.chaos.runner import ChaosConfig, ChaosResult, run_chaos, starved_in
+from gazette_platform.testing.chaos.workload import WorkloadConfig
+from gazette_platform.testing.etcd import find_etcd
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m gazette_platform.testing.chaos",
+        description="Break a cluster of brokers on purpose, and check what its clients saw.",
+    )
+    add = parser.add_argument
+    add("--seed", type=int, default=7, help="of faults and payloads (default %(default)s)")
+    add("--minutes", type=float, default=10.0, help="of faults (default %(default)s)")
+    add("--replication", type=int, default=3, help="of the journals (default %(default)s)")
+    add("--journals", type=int, default=20, help="default %(default)s")
+    add("--writers", type=int, default=16, help="default %(default)s")
+    add("--readers", type=int, default=8, help="default %(default)s")
+    add(
+        "--appends-per-s", type=float, default=10.0, help="most of each writer, default %(default)s"
+    )
+    add("--zones", default="aabbc", help="a letter for each broker (default %(default)s)")
+    add("--lease", type=float, default=6.0, help="seconds (default %(default)s)")
+    add(
+        "--faults",
+        default="",
+        help="comma-separated, of: "
+        + ", ".join(FaultKind)
+        + " (default: all that the replication survives)",
+    )
+    add("--etcd", type=Path, help="etcd binary (default: GAZETTE_ETCD, else the one on PATH)")
+    add("--out", type=Path, help="folder to keep history and logs in (default: only on failure)")
+    return parser.parse_args(arguments)
+
+
+def _config(options: argparse.Namespace) -> ChaosConfig:
+    etcd = options.etcd or find_etcd()
+    if etcd is None:
+        raise SetupError(
+            "no etcd found: install Debian's etcd-server, or name a binary by --etcd or "
+            "GAZETTE_ETCD"
+        )
+    try:
+        kinds = tuple(FaultKind(name) for name in options.faults.split(",") if name)
+    except ValueError as err:
+        raise SetupError(f"--faults: {err}; choose from {', '.join(FaultKind)}") from None
+    if options.out is not None and options.out.exists() and any(options.out.iterdir()):
+        raise SetupError(f"--out: {options.out} is not empty; name another folder")
+    return ChaosConfig(
+        etcd_binary=etcd,
+        seed=options.seed,
+        duration_s=60 * options.minutes,
+        zones=tuple(options.zones),
+        lease_s=options.lease,
+        kinds=kinds,
+        workload=WorkloadConfig(
+            journals=options.journals,
+            writers=options.writers,
+            readers=options.readers,
+            replication=options.replication,
+            appends_per_s=options.appends_per_s,
+        ),
+        folder=options.out,
+    )
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def _tell(result: ChaosResult) -> None:
+    """All that is to be known, the verdict last."""
+    _say(str(result.report).splitlines()[0])
+    for kind, gap in sorted(result.longest.items()):
+        blamed_s = starved_in(gap, result.stalls)
+        why = f", of which {blamed_s:.1f} s of a starved machine" if blamed_s > 0.1 else ""
+        _say(f"longest unavailability, {kind}: {gap.length_s:.1f} s of {gap.journal}{why}")
+    for who in sorted({stall.who for stall in result.stalls}):
+        spans = [stall.length_s for stall in result.stalls if stall.who == who]
+        _say(
+            f"watchdog: {who} starved {len(spans)} times, {sum(spans):.1f} s in all, "
+            f"{max(spans):.1f} s at worst; not a fault of the cluster"
+        )
+    if result.trouble:
+        _say(f"the run did not come to its end: {result.trouble}")
+    shortest = result.report.shortest
+    if shortest is not None:
+        _say(f"the shortest of {result.report.anomaly_count} explanations:\n{shortest}")
+    if result.folder is not None:
+        _say(f"history, explanation and logs: {result.folder}")
+        if not result.is_ok:
+            _say(f"explanation: {result.folder / 'explanation.txt'}")
+    _say(result.summary)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run it. Returns: 0 if all is well, 1 if not, 2 if it could not be started."""
+    try:
+        result = asyncio.run(run_chaos(_config(_parse(arguments)), say=_say))
+    except GazetteError as err:
+        sys.stderr.write(f"chaos: error: {err}\n")
+        return 2
+    _tell(result)
+    return 0 if result.is_ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

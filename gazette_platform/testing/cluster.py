@@ -1,0 +1,235 @@
+"""Several brokers, as processes in zones on a real etcd, behind proxies that can break.
+
+    async with BrokerCluster(folder, etcd=etcd.endpoint, prefix="/test", zones="aabbc") as cluster:
+        async with AsyncClient(ClientConfig(address=cluster.address)) as client: ...
+        cluster.pause("broker-1")
+
+Brokers share one file store. The address of the cluster leads to a broker that is in good health,
+whatever happens to others, as a balancer would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import fields
+from typing import TYPE_CHECKING, Self, final
+from urllib.parse import urlsplit
+
+from gazette_platform.broker.config import BrokerConfig
+from gazette_platform.errors import SetupError
+from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.fault_proxy import FaultProxies, FaultProxy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+__all__ = ["BrokerCluster"]
+
+# Advertises another endpoint than the one that is bound.
+_ADVERTISE = "advertise"
+_DRAIN_TIMEOUT_S = 60.0
+
+
+@final
+class BrokerCluster:
+    """Brokers ``broker-1``, ``broker-2``, … on a key prefix of their own.
+
+    A context manager that starts all of them and kills what is left. Belongs to one event loop.
+
+    Args: folder: for the store (``fragments``), and for each broker's spool and log.
+          etcd: endpoint of a running etcd. prefix: key prefix that nobody else uses.
+          zones: the zone of each broker. lease_s: seconds.
+          is_proxied: put a proxy before each broker, and one between each broker and etcd. Where
+          brokers can advertise another endpoint than their own, their peers go through it, too.
+          flags: more flags of each broker.
+
+    Attributes: brokers: processes by name. proxies: by name of the broker: what clients and peers
+        reach it through. etcd_proxies: likewise: what it reaches etcd through. fragments: folder
+        of the store.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        etcd: str,
+        prefix: str,
+        zones: Sequence[str] = ("a", "a", "b", "b", "c"),
+        lease_s: float = 2.0,
+        is_proxied: bool = False,
+        flags: Sequence[str] = (),
+    ) -> None:
+        self.fragments = folder / "fragments"
+        self.brokers: dict[str, BrokerServer] = {}
+        self.proxies = FaultProxies()
+        self.etcd_proxies = FaultProxies()
+        self._folder = folder
+        self._etcd = etcd
+        self._prefix = prefix
+        self._zones = {f"broker-{number}": zone for number, zone in enumerate(zones, 1)}
+        self._lease_s = lease_s
+        self._is_proxied = is_proxied
+        self._flags = tuple(flags)
+        self._front = FaultProxy("127.0.0.1", 1)
+        self._unfit: set[str] = set()
+
+    @property
+    def address(self) -> str:
+        """An endpoint that leads to some broker that is neither down, paused nor cut off."""
+        return self._front.address
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The brokers, whether they run or not."""
+        return tuple(self._zones)
+
+    @property
+    def peers_are_proxied(self) -> bool:
+        """Whether brokers and routed clients go through `proxies`, so that a partition is one.
+
+        Else only clients that know no routes do, since routes name the brokers' own endpoints.
+        """
+        return self._is_proxied and any(f.name == _ADVERTISE for f in fields(BrokerConfig))
+
+    def zone_of(self, name: str) -> str:
+        """The zone of a broker."""
+        return self._zones[name]
+
+    async def __aenter__(self) -> Self:
+        await self._front.start()
+        try:
+            # One after another, since processes that start at once would be slow to become ready.
+            for name in self._zones:
+                await self._make(name)
+                await self.start(name)
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._front.stop()
+        for name in self.brokers:
+            await asyncio.to_thread(self.brokers[name].kill)
+        for proxies in (self.proxies, self.etcd_proxies):
+            await proxies.__aexit__()
+
+    async def _make(self, name: str) -> None:
+        etcd, flags = self._etcd, list(self._flags)
+        if self._is_proxied:
+            target = urlsplit(etcd)
+            proxy = await self.etcd_proxies.add(name, target.hostname or "", target.port or 2379)
+            etcd = proxy.address
+        folder = self._folder / name
+        folder.mkdir()
+        broker = BrokerServer(
+            folder,
+            etcd=etcd,
+            prefix=self._prefix,
+            broker_id=name,
+            zone=self._zones[name],
+            fragments=self.fragments,
+            lease_s=self._lease_s,
+            flags=flags,
+        )
+        if self._is_proxied:
+            front = await self.proxies.add(name, "127.0.0.1", broker.port)
+            if self.peers_are_proxied:
+                broker.flags += (f"--broker.{_ADVERTISE}={front.address}",)
+        self.brokers[name] = broker
+
+    # ------------------------------------------------------------------ what may happen to them
+
+    async def start(self, name: str, *, timeout_s: float = 60.0) -> None:
+        """Start a broker that does not run, and wait until it is ready.
+
+        After `kill` that takes until its former lease has ended.
+        """
+        await asyncio.to_thread(self.brokers[name].start, timeout_s=timeout_s)
+        self._is_fit(name)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL."""
+        self._is_unfit(name)
+        self.brokers[name].kill()
+
+    def pause(self, name: str) -> None:
+        """SIGSTOP."""
+        self._is_unfit(name)
+        self.brokers[name].pause()
+
+    def resume(self, name: str) -> None:
+        """SIGCONT. A broker that was paused past its lease will end; see `revive`."""
+        self.brokers[name].resume()
+
+    async def drain(self, *names: str, timeout_s: float = _DRAIN_TIMEOUT_S) -> None:
+        """SIGTERM to all of them at once, and wait until they have left.
+
+        Raises: SetupError: one did not leave in time, or left with an error; with its log.
+        """
+        for name in names:
+            self._is_unfit(name)
+            self.brokers[name].terminate()
+        codes = await asyncio.gather(
+            *[asyncio.to_thread(self.brokers[name].wait, timeout_s=timeout_s) for name in names]
+        )
+        for name, code in zip(names, codes, strict=True):
+            if code:
+                raise SetupError(
+                    f"{name} exited with {code} when asked to leave; its log ends:\n"
+                    f"{self.brokers[name].log_tail()}"
+                )
+
+    def isolate(self, *names: str) -> None:
+        """Cut brokers off from clients, etcd and peers, as far as these go through proxies."""
+        for name in names:
+            self._is_unfit(name)
+            self.proxies.partition([name])
+            self.etcd_proxies.partition([name])
+
+    async def heal(self) -> None:
+        """Undo whatever was done to the network. Brokers that lost their lease will end."""
+        await self.proxies.heal()
+        await self.etcd_proxies.heal()
+
+    async def revive(self, *, timeout_s: float = 60.0) -> list[str]:
+        """Start every broker that has ended, whether it was made to or had lost its lease.
+
+        From then on the address of the cluster may lead to any broker again.
+
+        Returns: those that were started.
+        """
+        ended = [name for name, broker in self.brokers.items() if broker.has_ended]
+        for name in ended:
+            self.kill(name)  # forget the process
+            await self.start(name, timeout_s=timeout_s)
+        for name in self.names:
+            self._is_fit(name)
+        return ended
+
+    # ------------------------------------------------------------------ the balancer
+
+    def _is_fit(self, name: str) -> None:
+        self._unfit.discard(name)
+        self._aim()
+
+    def _is_unfit(self, name: str) -> None:
+        self._unfit.add(name)
+        self._aim()
+
+    def _aim(self) -> None:
+        """Let the front lead to the first broker that is fit."""
+        fit = [name for name in self._started() if name not in self._unfit]
+        if not fit:
+            return
+        upstream = ("127.0.0.1", self._port_of(fit[0]))
+        if upstream != self._front.upstream:
+            self._front.upstream = upstream
+            self._front.reset()
+
+    def _started(self) -> Iterable[str]:
+        return [name for name, broker in self.brokers.items() if not broker.has_ended]
+
+    def _port_of(self, name: str) -> int:
+        return self.proxies[name].port if self._is_proxied else self.brokers[name].port
