@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import posixpath
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol import ProcessId
@@ -101,20 +102,31 @@ def parse_key(prefix: str, key: str) -> Key:
 
     Raises: ValidationError: it is none of the three kinds, or a part is missing.
     """
+    assign = f"{prefix}{_ASSIGN}"
+    if key.startswith(assign):  # by far the most
+        parts = key[len(assign) :].split(_SEPARATOR)
+        if len(parts) != 4 or not all(parts):
+            raise ValidationError(f"key {key!r} has {len(parts)} parts; expected 4")
+        item, zone, suffix, slot = parts
+        return AssignmentKey(item, _process_id(zone, suffix), _slot(key, slot))
     if not key.startswith(prefix):
         raise ValidationError(f"unexpected key prefix {key!r}; expected {prefix}/...")
     tail = key[len(prefix) :]
-    for kind, count in ((_ITEMS, 1), (_MEMBERS, 2), (_ASSIGN, 4)):
+    for kind, count in ((_ITEMS, 1), (_MEMBERS, 2)):
         if tail.startswith(kind):
             parts = tail[len(kind) :].split(_SEPARATOR)
             if len(parts) != count or not all(parts):
                 raise ValidationError(f"key {key!r} has {len(parts)} parts; expected {count}")
             if count == 1:
                 return ItemKey(parts[0])
-            if count == 2:
-                return MemberKey(ProcessId(*parts))
-            return AssignmentKey(parts[0], ProcessId(parts[1], parts[2]), _slot(key, parts[3]))
+            return MemberKey(_process_id(*parts))
     raise ValidationError(f"unexpected key prefix {key!r}; expected items, members or assign")
+
+
+@lru_cache(maxsize=1024)
+def _process_id(zone: str, suffix: str) -> ProcessId:
+    # There are few, and each is named by many keys: all of them share one object.
+    return ProcessId(zone, suffix)
 
 
 def _slot(key: str, text: str) -> int:

@@ -48,6 +48,10 @@ _RESTART_S = (0.0, 0.0, 0.005, 2.0, 3.0, 4.0)
 _RESTART_LAST_S = 5.0
 
 
+# Changes that are applied at once, some 10 us each, if they are of more than one revision.
+_PORTION_EVENTS = 500
+
+
 class View(Protocol):
     """The decoded form of a key space, kept up to date by one change at a time."""
 
@@ -316,7 +320,9 @@ class KeySpace(Generic[V]):
                 while True:
                     due_s = applied_at + self._delay_s - self._clock.monotonic()
                     if pending and due_s <= 0:
-                        self.apply_batches(pending)
+                        for portion in _portions(pending):
+                            self.apply_batches(portion)
+                            await asyncio.sleep(0)
                         pending.clear()
                         applied_at = self._clock.monotonic()
                         continue
@@ -331,6 +337,23 @@ class KeySpace(Generic[V]):
                     read = tasks.spawn(_read(watch))
         finally:
             await tasks.close()
+
+
+def _portions(batches: Sequence[WatchBatch]) -> list[list[WatchBatch]]:
+    """Whole revisions, in order, in portions that do not hold the event loop for long."""
+    portions: list[list[WatchBatch]] = [[]]
+    size = 0
+    for batch in batches:
+        # Etcd answers with many revisions at once when it has been waited for.
+        revisions = itertools.groupby(batch.events, key=lambda event: event.kv.mod_revision)
+        parts = [WatchBatch(batch.header, tuple(events)) for _, events in revisions]
+        for part in parts or [batch]:
+            if size >= _PORTION_EVENTS:
+                portions.append([])
+                size = 0
+            portions[-1].append(part)
+            size += len(part.events)
+    return portions
 
 
 async def _read(watch: Watch) -> WatchBatch | EtcdError:

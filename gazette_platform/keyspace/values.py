@@ -5,6 +5,7 @@ Reading checks everything: a value may come from any program that can reach etcd
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -25,6 +26,9 @@ __all__ = [
 _JOURNAL_SPEC = type(JournalSpec("name").to_pb())
 _BROKER_SPEC = type(BrokerSpec(ProcessId("zone", "suffix"), "http://host").to_pb())
 _ROUTE = type(Route().to_pb())
+
+# Different routes that are remembered: more than a large cluster has, some MB at most.
+_ROUTES_MAX = 4096
 
 
 def encode_journal_spec(spec: JournalSpec) -> bytes:
@@ -66,8 +70,12 @@ def encode_route(route: Route) -> bytes:
     return route.without_endpoints().to_pb().SerializeToString(deterministic=True)
 
 
+@lru_cache(maxsize=_ROUTES_MAX)
 def decode_route(raw: bytes) -> Route:
     """The route of an assignment; no value at all is a route without members and primary.
+
+    All assignments of a journal have the same value, and journals share their brokers: the same
+    bytes give the same object.
 
     Raises: ValidationError: no such message, or a broken rule.
     """

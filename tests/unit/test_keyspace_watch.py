@@ -206,3 +206,16 @@ def test_y5_assignments_are_found_by_item_without_its_neighbours():
         assert [a.journal for a in state.assignments_of(name)] == [name]
     assert state.assignments_of("ite") == ()
     assert {a.journal for a in state.assignments_to(process_id).values()} == set(names)
+
+
+async def test_many_changes_are_applied_in_portions_of_whole_revisions():
+    big = [kv(f"big/{n}", 6) for n in range(700)]
+    small = [kv(f"small/{n}", 7 + n) for n in range(1200)]
+    etcd = ScriptedEtcd([[batch(*big, *small)]])
+    async with watching(etcd) as (space, _):
+        seen: list[tuple[int, int]] = []
+        space.observe(lambda: seen.append((space.revision, len(space.state.keys))))
+        await space.wait_for_revision(1206, timeout_s=1)
+    # Revision 6 comes as a whole, though it is large; of each later one there is one change.
+    assert [keys - revision for revision, keys in seen] == [694] * len(seen)
+    assert [revision for revision, _ in seen] == [6, 506, 1006, 1206]
