@@ -57,7 +57,7 @@ class ServeOption:
         known = {f.name: f for f in fields(BrokerConfig)}[self.field]
         factory = known.default_factory
         value = known.default if factory is MISSING else factory()
-        return None if value is None else _text(self.kind, value)
+        return None if value is None or value == () else _text(self.kind, value)
 
     def parse(self, value: Any) -> Any:
         """The value of the field.
@@ -82,8 +82,6 @@ _METAVARS: dict[type, str] = {float: "DURATION", ListenAddress: "PORT", list: "O
 def _text(kind: type, value: Any) -> Any:
     if kind is float:
         return format_duration(round(value * _NANOSECONDS))
-    if kind is list:
-        return list(value)
     return str(value) if kind in {Path, ListenAddress} else value
 
 
@@ -241,7 +239,7 @@ def _annotation(option: ServeOption) -> Any:
         help=option.help,
         metavar=_METAVARS.get(option.kind),
         rich_help_panel=group,
-        show_default=option.default() not in (None, "", []),
+        show_default=option.default() not in {None, ""},
     )
     return Annotated[kind, declaration]
 
