@@ -34,6 +34,7 @@ _NS = 1_000_000_000
 # Among so many journals one has registers that writers compare and set.
 _CONTENDED_EVERY = 5
 _REGISTER = "holder"
+_POLL_S = 0.05
 # Sessions of a reader: it follows a journal for a while, and then goes to another.
 _FOLLOW_S = (5.0, 20.0)
 
@@ -176,21 +177,40 @@ class Workload:
         await self._writers.close()
         await self._readers.close()
 
-    async def read_finals(self, *, timeout_s: float) -> None:
+    async def read_finals(self, *, timeout_s: float) -> list[str]:
         """Record what each journal holds, once it takes appends again.
 
-        Raises: TimeoutError: a journal does not, or not all of it can be read.
+        Returns: what is wrong: of each journal that takes no appends, or cannot be read.
         """
-        async with asyncio.timeout(timeout_s), self._client(retry_timeout_s=timeout_s) as client:
-            recording = RecordingClient(client, self._recorder, "final")
-            for name in self._config.journal_names:
-                barrier = await recording.append(name, b"")
-                content = b""
-                while len(content) < barrier.end:
+        async with self._client(retry_timeout_s=timeout_s) as client:
+            found = await asyncio.gather(
+                *[self._read_final(client, name, timeout_s) for name in self._config.journal_names]
+            )
+        return [trouble for trouble in found if trouble]
+
+    async def _read_final(self, client: AsyncClient, name: str, timeout_s: float) -> str:
+        recording = RecordingClient(client, self._recorder, "final")
+        trouble, end, content = "", 0, b""
+        try:
+            async with asyncio.timeout(timeout_s):
+                try:
+                    end = (await recording.append(name, b"")).end
+                except GazetteError as err:
+                    # What can be read still says what was lost.
+                    trouble = f"{name} takes no appends: {err}"
+                while True:
                     async with client.read(name, len(content)) as reader:
                         content += b"".join([bytes(piece) async for piece in reader])
-                    await asyncio.sleep(0.05)
-                self._recorder.final(name, content)
+                    if len(content) >= end:
+                        break
+                    await asyncio.sleep(_POLL_S)
+        except (GazetteError, TimeoutError) as err:
+            return trouble or (
+                f"{name} can be read up to {len(content)}, not to its head {end}, "
+                f"within {timeout_s} s: {err!r}"
+            )
+        self._recorder.final(name, content)
+        return trouble
 
     # ------------------------------------------------------------------ clients
 
