@@ -59,14 +59,32 @@ def call_error(err: grpc.aio.AioRpcError, endpoint: str, what: str) -> Transport
     code, details = err.code(), _brief(err.details() or "")
     if code in _UNREACHED:
         return TransportError(
-            f"{what}: broker {endpoint} is not reachable: {details} "
-            "(is it running, and is the address right?)"
+            f"{what}: broker {endpoint} is not reachable: {details} ({_advice(details, endpoint)})"
         )
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return CallUnanswered(f"{what}: broker {endpoint} did not answer in time")
     if code is grpc.StatusCode.UNAUTHENTICATED:
         details += " (check the auth token or keys)"
     return CallFailed(f"{what}: broker {endpoint}: {details}", code=code.name)
+
+
+def _advice(details: str, endpoint: str) -> str:
+    """What to look at when a connection failed; gRPC tells of TLS in OpenSSL's words only."""
+    is_secure = endpoint.startswith("https:")
+    if "CERTIFICATE_VERIFY_FAILED" in details:
+        return (
+            "its certificate is of no authority that is trusted here: give the file of that one as "
+            "trusted-ca-file"
+        )
+    if "Hostname Verification" in details or "Peer name" in details:
+        return "its certificate names other hosts: address it by one of them"
+    if "WRONG_VERSION_NUMBER" in details:
+        return "it speaks no TLS: its address begins with http://"
+    if "Socket closed" in details and is_secure:
+        return "does it ask for a certificate? give cert-file and cert-key-file"
+    if "Socket closed" in details:
+        return "does it speak TLS? then its address begins with https://"
+    return "is it running, and is the address right?"
 
 
 def _brief(details: str) -> str:
