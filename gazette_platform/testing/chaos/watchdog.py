@@ -68,6 +68,11 @@ class Watchdog:
         self._tasks = TaskGroup("watchdog")
         self._process: asyncio.subprocess.Process | None = None
 
+    @property
+    def pid(self) -> int:
+        """The process that ticks; 0 if it does not run."""
+        return self._process.pid if self._process is not None else 0
+
     async def __aenter__(self) -> Self:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
