@@ -106,7 +106,7 @@ async def announce(
             return ours
         _log.warning(
             "%s exists under another lease (%x); waiting for it to end: an earlier instance of "
-            "this broker, or another with the same zone and id?",
+            "this broker, or another with the same zone and id (choose another --broker.id)?",
             key,
             found.lease,
         )

@@ -292,28 +292,22 @@ class Allocator:
         return revision
 
     async def _execute(self, batch: tuple[Piece, ...]) -> int:
-        """Write one batch; item by item if a comparison fails. Returns the revision, or 0."""
+        """Write one batch; in halves if a comparison fails. Returns the last revision, or 0."""
         result = await self._write(batch)
         if result.succeeded:
             return result.header.revision
+        if len(batch) > 1:
+            half = len(batch) // 2
+            written_at = await self._execute(batch[:half])
+            return max(written_at, await self._execute(batch[half:]))
         # A change that the mirror has not seen yet, which will bring the item back; or a bad
         # entry that we leave out but etcd has. Neither may hold up the other items.
-        revision = 0
-        failed: list[str] = []
-        for piece in batch:
-            if len(batch) > 1:
-                result = await self._write((piece,))
-            if result.succeeded:
-                revision = result.header.revision
-            else:
-                failed.append(piece.item)
-        if failed:
-            self._failed.update(failed)
-            _log.warning(
-                "transaction checks did not succeed for %s; trying again when they change",
-                ", ".join(failed[:5]),
-            )
-        return revision
+        self._failed.add(batch[0].item)
+        _log.info(
+            "%s: transaction checks did not succeed; trying again when its keys or members change",
+            batch[0].item,
+        )
+        return 0
 
     async def _write(self, batch: tuple[Piece, ...]) -> TxnResult:
         # That we are who we were when we were found to lead.

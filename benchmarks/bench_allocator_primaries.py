@@ -1,0 +1,75 @@
+"""Stands for the primaries of a cluster: tells the route of each journal in its assignments.
+
+``python -m benchmarks.bench_allocator_primaries ETCD PREFIX`` runs until it is ended. A process of
+its own, because in a cluster it is other machines that do this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import sys
+
+import uvloop
+
+from gazette_platform.etcd import TXN_OPS_MAX, Compare, EtcdClient, Operation, Put
+from gazette_platform.keyspace import BrokerState, KeySpace, encode_route
+from gazette_platform.ops.tasks import TaskGroup
+
+__all__ = ["publish_routes"]
+
+_TXNS_MAX = 8
+_ROUND_JOURNALS = 2000
+
+
+async def publish_routes(endpoint: str, prefix: str) -> None:
+    """Make every journal consistent that has a primary, for ever.
+
+    Cancellation: safe; how it is ended.
+    """
+    tasks = TaskGroup("primaries")
+    async with EtcdClient([endpoint]) as etcd:
+        space = KeySpace(etcd, prefix, BrokerState(prefix))
+        await space.load()
+        changed = set(space.state.assignments)
+        space.observe(lambda: changed.update(space.state.changes.journals))
+        tasks.spawn(space.watch(), name="watch")
+        try:
+            while tasks.failure is None:
+                revision = space.revision
+                names = list(itertools.islice(changed, _ROUND_JOURNALS))
+                changed.difference_update(names)
+                await _publish(etcd, space.state, names)
+                if not changed:
+                    await space.wait_for_revision(revision + 1)
+        finally:
+            await tasks.close()
+
+
+async def _publish(etcd: EtcdClient, state: BrokerState, names: list[str]) -> None:
+    batches: list[tuple[list[Compare], list[Operation]]] = [([], [])]
+    for name in names:
+        route = state.route_of(name)
+        if route.primary < 0 or state.is_consistent(name):
+            continue
+        value = encode_route(route)
+        found = state.assignments_of(name)
+        if len(batches[-1][0]) + len(found) > TXN_OPS_MAX:
+            batches.append(([], []))
+        batches[-1][0].extend(Compare.mod(a.key, a.mod_revision) for a in found)
+        batches[-1][1].extend(Put(a.key, value, ignore_lease=True) for a in found)
+    waiting = iter(batches)
+
+    async def write_some() -> None:
+        for compares, puts in waiting:
+            if puts:
+                # If it fails, what made it fail brings the journals back.
+                await etcd.txn(compares, puts)
+
+    await asyncio.gather(*(write_some() for _ in range(_TXNS_MAX)))
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        uvloop.run(publish_routes(sys.argv[1], sys.argv[2]))
