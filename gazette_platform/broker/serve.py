@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import random
 import signal
@@ -31,11 +30,14 @@ from gazette_platform.fragment.persister import Persister
 from gazette_platform.fragment.refresh import FragmentLister
 from gazette_platform.keyspace import BrokerState, KeySpace
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.memory import settle_memory
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import BrokerSpec, ProcessId
 from gazette_platform.stores import StoreRegistry, open_store
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gazette_platform.allocator import Announcement
     from gazette_platform.broker.config import BrokerConfig
     from gazette_platform.protocol import Fragment, JournalSpec
@@ -378,19 +380,16 @@ def run(config: BrokerConfig) -> None:
 
 async def _run(config: BrokerConfig) -> None:
     broker = Broker(config)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
     try:
-        await broker.start()
+        if not await _starts(broker):
+            await broker.abandon()
+            return
     except BaseException:
         await broker.abandon()
         raise
-    # What was built so far (modules, most of it) lives as long as the process. Left to the garbage
-    # collector, each full pass over it would stall all journals for tens of milliseconds.
-    gc.collect()
-    gc.freeze()
+    settle_memory()
+    stop = asyncio.Event()
+    _on_signals(stop.set)
     watching = TaskGroup("signals")
     stopped = watching.spawn(stop.wait(), name="stop")
     failed = watching.spawn(broker.failed.wait(), name="failure")
@@ -402,3 +401,35 @@ async def _run(config: BrokerConfig) -> None:
     left = await broker.drain()
     if left:
         _log.error("%d fragments were not persisted and are lost", len(left))
+
+
+async def _starts(broker: Broker) -> bool:
+    """Start, however long etcd or an earlier instance makes us wait.
+
+    Returns: False: a signal came first.
+    """
+    loop = asyncio.get_running_loop()
+    patience = asyncio.timeout(None)
+    is_stopped = False
+
+    def stop() -> None:
+        nonlocal is_stopped
+        is_stopped = True
+        patience.reschedule(loop.time())
+
+    try:
+        async with patience:
+            _on_signals(stop)
+            await broker.start()
+    except TimeoutError:
+        if not is_stopped:
+            raise
+    if is_stopped:
+        _log.info("stopped before it was ready")
+    return not is_stopped
+
+
+def _on_signals(call: Callable[[], None]) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, call)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import sys
 
 import aiohttp
 import grpc
@@ -185,3 +187,27 @@ async def test_rs9_a_broker_that_etcd_does_not_know_says_so(cluster, broker, stu
     found = unknown.resolve_now(JOURNAL, may_proxy=True, require_primary=True)
     assert found.status is Status.OK
     assert found.header.process_id == ("local", "broker-0")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_a_broker_that_waits_for_its_name(
+    cluster, broker, etcd_server, etcd_prefix, tmp_path, number
+):
+    """Another has its zone and id, and keeps them."""
+    config = broker.config
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gazette_platform.cli.gazette", "serve"),
+        *(f"--broker.zone={config.zone}", f"--broker.id={config.id}", "--broker.host=127.0.0.1"),
+        *("--broker.port=0", "--broker.http-port=0", f"--broker.file-root={tmp_path}"),
+        *(f"--etcd.address={etcd_server.endpoint}", f"--etcd.prefix={etcd_prefix}"),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(20):
+            while b"choose another --broker.id" not in (line := await process.stderr.readline()):
+                assert line
+            process.send_signal(number)
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
