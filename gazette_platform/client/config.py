@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol import endpoint_grpc_address
 from gazette_platform.protocol.auth import KeyRing
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["ClientConfig"]
+__all__ = ["VARIABLES", "ClientConfig"]
+
+VARIABLES = {
+    "address": "BROKER_ADDRESS",
+    "zone": "ZONE",
+    "cert_file": "BROKER_CERT_FILE",
+    "cert_key_file": "BROKER_CERT_KEY_FILE",
+    "trusted_ca_file": "BROKER_TRUSTED_CA_FILE",
+    "auth_token": "BROKER_AUTH_TOKEN",
+    "auth_keys": "BROKER_AUTH_KEYS",
+}
+"""Environment variables of fields, as Gazette's programs name them."""
 
 _SCHEMES = ("http://", "https://", "unix://")
 
@@ -68,6 +80,17 @@ class ClientConfig:
 
     auth_keys: str = field(default="", repr=False)
     """Base64 keys, separated by commas or blanks; the first one signs a token for each call."""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str], **settings: Any) -> Self:
+        """A config out of the variables that `gazctl` reads, such as ``BROKER_AUTH_TOKEN``.
+
+        Args: environment: as `os.environ`; empty variables count as not set.
+            settings: fields that are given, and win.
+        Raises: ValidationError: a value that cannot work, naming the field.
+        """
+        found = {name: environment.get(variable, "") for name, variable in VARIABLES.items()}
+        return cls(**({name: value for name, value in found.items() if value} | settings))
 
     def __post_init__(self) -> None:
         """Raises: ValidationError: a value that cannot work, naming the field."""

@@ -5,8 +5,10 @@ import hmac
 import orjson
 import pytest
 
+from gazette_platform.cli.connection import CONNECTION_VARIABLES
 from gazette_platform.client import ClientConfig
 from gazette_platform.client.auth import Authorizer, Capability
+from gazette_platform.client.config import VARIABLES
 from gazette_platform.errors import ValidationError
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.protocol import LabelSelector
@@ -70,3 +72,31 @@ def test_fixed_token_and_no_token():
     assert Authorizer(ClientConfig(), ManualClock()).metadata(Capability.READ, "a/b") is None
     with pytest.raises(ValidationError, match="auth_keys: key 1 is not base64"):
         Authorizer(ClientConfig(auth_keys="AA==,***"), ManualClock())
+
+
+def test_the_environment_gives_what_gazctl_takes_from_it():
+    variables = {
+        "BROKER_ADDRESS": "https://broker.example:8080",
+        "ZONE": "here",
+        "BROKER_TRUSTED_CA_FILE": "ca.pem",
+        "BROKER_CERT_FILE": "",
+        "BROKER_AUTH_TOKEN": "abc",
+        "HOME": "elsewhere",
+    }
+    assert ClientConfig.from_environment(
+        variables, zone="there", retry_timeout_s=5
+    ) == ClientConfig(
+        address="https://broker.example:8080",
+        zone="there",
+        trusted_ca_file="ca.pem",
+        auth_token="abc",
+        retry_timeout_s=5,
+    )
+    assert ClientConfig.from_environment({}) == ClientConfig()
+
+
+def test_variables_are_those_of_gazctl():
+    flags = {"zone": "zone"} | {
+        name: f"broker.{name.replace('_', '-')}" for name in VARIABLES if name != "zone"
+    }
+    assert {name: CONNECTION_VARIABLES[flag] for name, flag in flags.items()} == VARIABLES
