@@ -196,10 +196,10 @@ class Gateway:
                         await response.write(events)
             except DataError as err:
                 contents.close_error = str(err)
-            await response.write(stream.close(contents.close_error, is_at_end=contents.is_at_end))
-            await response.write_eof()
         finally:
-            keepalive.cancel()
+            keepalive.cancel()  # nothing may be written behind the end
+        await response.write(stream.close(contents.close_error, is_at_end=contents.is_at_end))
+        await response.write_eof()
         return response
 
 

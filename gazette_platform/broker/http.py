@@ -63,6 +63,7 @@ class HttpServer:
             handler_cancellation=True,  # a client that has gone ends its append, or its tail
             shutdown_timeout=_SHUTDOWN_S,
             read_bufsize=_READ_AHEAD_BYTES,
+            auto_decompress=False,  # a body is appended as it was sent
         )
 
     async def start(self) -> None:

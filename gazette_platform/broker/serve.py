@@ -143,15 +143,15 @@ class Broker:
         """Open the HTTP port, and the one for diagnostics if there is to be one."""
         config = self.config
         has_tls = config.server_cert_file is not None
+        tasks = TaskGroup("http")  # of its own: the broker goes on when one of them fails
+        self._stack.push_async_callback(tasks.close)
         http = HttpServer(
             host=config.http_host,
             port=config.http_port,
             metrics=self._context.metrics,
             is_ready=lambda: self._is_ready,
             tls=config.server_tls.server_context() if has_tls else None,
-            gateway=Gateway(
-                self._service, allow_origin=config.allow_origin, tasks=self._context.tasks
-            ),
+            gateway=Gateway(self._service, allow_origin=config.allow_origin, tasks=tasks),
             has_diagnostics=not config.debug_private,
         )
         await http.start()

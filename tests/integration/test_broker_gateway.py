@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gzip
 import hashlib
 
 import aiohttp
@@ -100,6 +101,25 @@ async def test_h6_put_appends_its_body_as_one_span(client, http):
     async with http.put(f"/{JOURNAL}", data=b"more") as response:
         assert response.headers["X-Commit-Begin"] == str(len(content))
     assert await client.read(JOURNAL).read() == content + b"more"
+
+
+async def test_h6_put_appends_a_compressed_body_as_it_is(client, http):
+    content = gzip.compress(b"content")
+    async with http.put(
+        f"/{JOURNAL}", data=content, headers={"Content-Encoding": "gzip"}
+    ) as response:
+        assert response.headers["X-Write-Head"] == str(len(content))
+    assert await client.read(JOURNAL).read() == content
+
+
+async def test_h6_put_takes_a_chunked_body(client, http):
+    async def pieces():
+        for number in range(100):
+            yield b"%d\n" % number
+
+    async with http.put(f"/{JOURNAL}", data=pieces()) as response:
+        assert response.status == 204
+    assert (await client.read(JOURNAL).read()).split() == [b"%d" % n for n in range(100)]
 
 
 async def test_h6_put_without_a_body_is_a_barrier(client, http):
