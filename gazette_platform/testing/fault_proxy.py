@@ -287,9 +287,10 @@ class _Connection:
 
 def _reset(writer: asyncio.StreamWriter) -> None:
     sock = writer.get_extra_info("socket")
-    # By a copy of the descriptor: event loops other than asyncio's own hide the socket's options.
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(sock.fileno())) as same:
-        same.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RST)
+    if sock is not None:  # not closed yet
+        # By a copy of the descriptor: loops other than asyncio's own hide the socket's options.
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(sock.fileno())) as same:
+            same.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RST)
     writer.transport.abort()
 
 

@@ -130,7 +130,7 @@ class Workload:
             codec=CompressionCodec.GZIP,
             stores=("file:///",),
             refresh_interval_ns=5 * _NS,
-            flush_interval_ns=20 * _NS,
+            flush_interval_ns=60 * _NS,
         )
         async with self._client(retry_timeout_s=60.0) as client:
             await client.apply(

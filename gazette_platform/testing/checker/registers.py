@@ -42,12 +42,14 @@ def check_registers(
             text = f"{op.label} was to be applied if {op.check}, and was at {{{before}}}"
             yield Anomaly("nonlinearizable", final.journal, text, _pair(setter, op))
         after = registers_after(before, op)
-        if after != before:
-            states.append((end, after, op))
         is_told = not op.content or (begin, op.id) in acknowledged
         if is_told and op.registers is not None and op.registers != after:
             text = f"{op.label} was told registers {{{op.registers}}}, expected {{{after}}}"
             yield Anomaly("nonlinearizable", final.journal, text, _pair(setter, op))
+            # Go on from what brokers believe, so that each mistake is told once.
+            after = op.registers
+        if after != before:
+            states.append((end, after, op))
     yield from _refused(final.journal, appends, segments, states)
 
 
