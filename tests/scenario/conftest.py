@@ -240,6 +240,13 @@ class Cluster:
                 assert a.lease == self.state.members[a.process_id].lease
 
     # ---------------------------------------------------------------- what it is
+    @property
+    def members(self):
+        return [short_of(m) for m in sorted(self.state.members)]
+
+    def allocator(self, short):
+        return self.allocators[member(short)]
+
     def held(self, name):
         """Short names of who holds the item, by slot."""
         return [short_of(a.process_id) for a in sorted(self._of(name), key=lambda a: a.slot)]

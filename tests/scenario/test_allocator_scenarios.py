@@ -7,6 +7,7 @@ and the fixture `cluster` checks after every round that nothing was removed that
 from __future__ import annotations
 
 import logging
+import random
 
 import pytest
 
@@ -427,3 +428,64 @@ async def test_items_wait_for_room_that_is_being_made(cluster, replication):
 def test_memory_etcd_refuses_what_etcd_refuses(cluster):
     with pytest.raises(AssertionError):
         cluster.etcd.write(Delete("/p/unknown"))
+
+
+async def test_all_members_of_a_zone_leave_at_once(cluster):
+    cluster.join(A1=99, A2=99, B1=99, B2=99, C1=99).items(3, *names(20))
+    await cluster.settle()
+    before = cluster.assigned
+    lost = cluster.loads()["A1"] + cluster.loads()["A2"]
+    cluster.change("A1", exiting=True)
+    cluster.change("A2", exiting=True)
+    await cluster.settle()
+    cluster.assert_settled()
+    loads = cluster.loads()
+    assert (loads["A1"], loads["A2"]) == (0, 0)
+    assert moved(before, cluster.assigned) <= 1.2 * lost
+    for short in ("A1", "A2"):
+        assert cluster.allocator(short).drain_status().can_complete
+
+
+SHORTS = [f"{zone}{n}" for zone in "ABC" for n in range(1, 4)]
+
+
+def change_at_random(cluster, rng):
+    name, short = f"item/{rng.randrange(12)}", rng.choice(cluster.members)
+    match rng.randrange(7):
+        case 0:
+            fresh = rng.choice(SHORTS)
+            if fresh not in cluster.members:
+                cluster.join(**{fresh: rng.randrange(12)})
+        case 1 if len(cluster.members) > 2:
+            cluster.kill(short)
+        case 2:
+            cluster.change(short, journal_limit=rng.randrange(15))
+        case 3:
+            cluster.change(short, exiting=rng.random() < 0.7)
+        case 4 if name in cluster.state.items:
+            cluster.delete(name)
+        case _:
+            cluster.items(rng.randrange(1, 5), name)
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_random_changes_never_remove_what_is_needed(cluster, seed):
+    """Members join, die and leave, items come, go and change, and primaries sync now and then.
+
+    The cluster checks each round. In the end, with room for all, everything is in order.
+    """
+    rng = random.Random(seed)
+    cluster.join(A1=20, B1=20)
+    for _ in range(60):
+        change_at_random(cluster, rng)
+        if rng.random() < 0.6:
+            await cluster.rounds(is_syncing=rng.random() < 0.5)
+        if rng.random() < 0.3:
+            cluster.sync()
+    for short in SHORTS:
+        if short not in cluster.members:
+            cluster.join(**{short: 30})
+        cluster.change(short, exiting=False, journal_limit=30)
+    await cluster.sync().settle()
+    cluster.assert_settled()
+    assert await cluster.settle() == 0
