@@ -1,7 +1,11 @@
 """What tests of this package, and of programs built on it, start and check against.
 
-`EtcdServer` runs a real etcd; `gazette_platform.testing.plugin` offers it as pytest fixtures.
-Servers are subprocesses on loopback ports, with a temporary folder each, stopped by process id.
+Servers are subprocesses on loopback ports, with a temporary folder each, stopped by process id:
+`etcd`, `broker`, `cluster` (brokers in zones), and `local_broker` for brokers in the test's own
+event loop; `plugin` offers all of them as pytest fixtures. `fault_proxy` breaks the network between
+them. `recording` notes what clients do as a `history`, which `checker` judges; `chaos` puts all of
+that together. `stores` has the tests that every fragment store must pass, and `fake_broker` a
+broker that fails on demand.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ SECOND_NS = 1_000_000_000
 
 
 def client_of(cluster, **settings):
-    defaults = {"address": cluster.address, "route_cache_size": 0}
+    defaults = {"address": cluster.address, "route_cache_ttl_s": 1.0}
     return AsyncClient(ClientConfig(**(defaults | settings)))
 
 
