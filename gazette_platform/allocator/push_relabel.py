@@ -15,6 +15,7 @@ of the arc between two members; with some ten members and ten thousand items, th
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.allocator.flow_network import bits
@@ -26,8 +27,11 @@ if TYPE_CHECKING:
 
 __all__ = ["SLICE_ARCS", "Pusher"]
 
-SLICE_ARCS = 4000
-"""Arcs that are looked at between two yields: some 5 ms."""
+# With more candidates than these, the least loaded is not looked for one by one.
+_COMPARED_MAX = 12
+
+SLICE_ARCS = 2000
+"""Arcs that are looked at between two yields: some 3 ms."""
 
 
 @final
@@ -68,6 +72,10 @@ class Pusher:
         # Of each member, its items as of its last relabelling, and the next to look at.
         self._arcs: list[list[int] | None] = [None for _ in members]
         self._next = [0 for _ in members]
+        # Members by load, as of when they were sorted; who is next; and how long that serves.
+        self._order: list[int] = []
+        self._turn = -1
+        self._order_age = 0
 
     def has_room(self, member: int) -> bool:
         """Whether the member has less than its capacity."""
@@ -226,11 +234,26 @@ class Pusher:
                     elif units == fewest:
                         sparse |= members & zone
             members = sparse
+        if members.bit_count() > _COMPARED_MAX:
+            return self._roughly_least_loaded(members)
         found = bits(members)
         self._work += 4 * len(found)
-        best, best_load = -1, 0.0
-        for member in found:
-            load = len(net.items_of[member]) / net.limits[member]
-            if best < 0 or load < best_load:
-                best, best_load = member, load
-        return best
+        return min(found, key=self._load)
+
+    def _load(self, member: int) -> float:
+        return len(self._net.items_of[member]) / self._net.limits[member]
+
+    def _roughly_least_loaded(self, members: int) -> int:
+        # Sorted again once each could have got one more; shares see to the rest.
+        if self._order_age <= 0:
+            self._order = sorted(bits(self._takers), key=self._load)
+            self._order_age = len(self._order)
+            self._turn = -1
+            self._work += 4 * len(self._order)
+        self._order_age -= 1
+        self._turn = (self._turn + 1) % len(self._order)
+        for member in itertools.chain(self._order[self._turn :], self._order):
+            self._work += 1
+            if members >> member & 1:
+                return member
+        raise AssertionError("members that may take an item are among those that may hold any")
