@@ -197,14 +197,13 @@ class Allocator:
         solver = self._solver
         # Members first, so that assignments to them are understood.
         self._set_limits(solver)
-        while self._changed:
-            names = sorted(self._changed)[:_ROUND_ITEMS]
-            self._changed.difference_update(names)
-            self._todo.update(names)
-            for names_of_slice in _slices(names):
-                for name in names_of_slice:
-                    self._tell(solver, name)
-                await asyncio.sleep(0)
+        # What changes meanwhile is for the next round: a flood must not hold up this one.
+        names, self._changed = sorted(self._changed), set()
+        self._todo.update(names)
+        for names_of_slice in _slices(names):
+            for name in names_of_slice:
+                self._tell(solver, name)
+            await asyncio.sleep(0)
         self._set_limits(solver)
         solving = solver.solve()
         while True:
