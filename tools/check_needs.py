@@ -40,6 +40,12 @@ NEEDS = (
         why="the test that opens the Dagster UI",
         install="apt-get install --no-install-recommends chromium",
     ),
+    Need(
+        names=("openssl",),
+        variable="GAZETTE_OPENSSL",
+        why="tests of TLS, which make certificates",
+        install="apt-get install --no-install-recommends openssl",
+    ),
 )
 
 

@@ -1,5 +1,6 @@
 """Resources that are servers to ask: brokers and Trino."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -35,8 +36,9 @@ class BrokerResource(ConfigurableResource["BrokerResource"]):
                 "no broker is configured: set GAZETTE_BROKER_ADDRESS, or GAZETTE_ENDPOINTS to the "
                 "endpoints.json of `gazette up`"
             )
-        config = ClientConfig(
-            address=self.address, zone=self.zone, retry_timeout_s=_RETRY_TIMEOUT_S
+        # Tokens, keys and certificates come from the variables that gazctl reads.
+        config = ClientConfig.from_environment(
+            os.environ, address=self.address, zone=self.zone, retry_timeout_s=_RETRY_TIMEOUT_S
         )
         with Client(config) as client:
             yield client

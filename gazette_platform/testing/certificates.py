@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from typing import TYPE_CHECKING, NamedTuple, final
@@ -52,7 +53,7 @@ class CertificateAuthority:
     """
 
     def __init__(self, folder: Path, *, name: str = "test authority") -> None:
-        found = shutil.which("openssl")
+        found = os.environ.get("GAZETTE_OPENSSL") or shutil.which("openssl")
         if found is None:
             raise SetupError("openssl is not on PATH (Debian: apt-get install openssl)")
         self._openssl = found
