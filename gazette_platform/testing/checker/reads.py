@@ -132,7 +132,7 @@ def _differs(
 def lag_and_unseen(appends: Sequence[Append], polls: Sequence[Poll]) -> tuple[float, int]:
     """The longest time until a reader saw an acknowledged append, and how many none saw.
 
-    A reader that began behind an append, or ended before it came to it, has nothing to say of it.
+    Time counts from the acknowledgement, or from when the reader began, if that was later. A reader that began behind an append, or ended before it came to it, has nothing to say of it.
     """
     acknowledged = sorted(
         (op for op in appends if op.outcome is Outcome.OK and op.content), key=lambda op: op.end
@@ -149,7 +149,8 @@ def lag_and_unseen(appends: Sequence[Append], polls: Sequence[Poll]) -> tuple[fl
                 break
             if op.begin >= got[0][0].begin:
                 seen.add(op.id)
-                worst_s = max(worst_s, got[number][1].completed_at - op.completed_at)
+                since = max(op.completed_at, stream[0].invoked_at)
+                worst_s = max(worst_s, got[number][1].completed_at - since)
     return worst_s, len(acknowledged) - len(seen) if polls else 0
 
 
