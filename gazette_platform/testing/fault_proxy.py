@@ -222,6 +222,8 @@ class FaultProxy:
                 due, piece = await pieces.get()
                 await asyncio.sleep(max(0.0, due - loop.time()))
                 await way.is_open.wait()
+                if writer.is_closing():
+                    raise ConnectionResetError  # uvloop would complain of a write
                 if not piece:
                     # Clients are not told of an upstream that vanished.
                     if not connection.is_half_open:

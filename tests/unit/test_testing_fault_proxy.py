@@ -7,6 +7,7 @@ import contextlib
 import time
 
 import pytest
+import uvloop
 
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import SetupError, TransportError
@@ -241,6 +242,34 @@ async def test_proxies_are_kept_by_name(echo):
         await proxies.heal()
         assert await said(reader, 1) == b"a"
         writer.close()
+
+
+def test_connections_that_were_reset_in_a_black_hole_end_quietly_under_uvloop(caplog):
+    async def scenario():
+        echo = Echo()
+        server = await asyncio.start_server(echo.serve, "127.0.0.1", 0)
+        async with FaultProxy("127.0.0.1", server.sockets[0].getsockname()[1]) as proxy:
+            reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+            writer.write(b"a")
+            await said(reader, 1)
+            proxy.black_hole()
+            writer.write(b"b")
+            await silent(reader)
+            proxy.reset()
+            await silent_end(reader)
+            await proxy.heal()
+            await asyncio.sleep(0.02)
+            assert proxy.connections == 0
+            writer.close()
+        server.close()
+
+    uvloop.run(scenario())
+    assert caplog.text == ""
+
+
+async def silent_end(reader):
+    with pytest.raises(ConnectionResetError):
+        await said(reader, 1)
 
 
 # ------------------------------------------------------------------ gRPC
