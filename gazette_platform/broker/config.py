@@ -135,6 +135,13 @@ class BrokerConfig:
     None: it waits for ever. The last broker of a cluster never waits: it persists, and leaves.
     """
 
+    evict_after_s: float = 0.3
+    """Seconds for which a broker's address refuses connections until it counts as crashed.
+
+    Then two brokers of different zones that see it have etcd revoke its lease. 0: none is evicted;
+    the journals of one that crashed are taken over when its lease ends.
+    """
+
     spool_dir: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
     """Directory of the spools: scratch, on a local disk."""
 
@@ -159,6 +166,7 @@ class BrokerConfig:
             self.max_replication >= 1, "broker.max-replication", "at least 1", self.max_replication
         )
         _expect(self.append_wait_s >= 0, "broker.append-wait", "at least 0s", self.append_wait_s)
+        _expect(self.evict_after_s >= 0, "broker.evict-after", "at least 0s", self.evict_after_s)
         _check("etcd.prefix", validate_prefix, self.etcd_prefix)
         _expect(
             self.etcd_endpoints != (),

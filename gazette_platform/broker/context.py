@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.broker.auth import Authenticator
     from gazette_platform.broker.config import BrokerConfig
+    from gazette_platform.broker.fence import Fence
     from gazette_platform.broker.metrics import BrokerMetrics
     from gazette_platform.broker.peers import Peers
     from gazette_platform.etcd import EtcdClient
@@ -48,6 +49,8 @@ class BrokerContext:
     metrics: BrokerMetrics
     auth: Authenticator
     """Verifies the tokens of calls."""
+    fence: Fence
+    """Says whether appends may still be acknowledged."""
     peers: Peers
     """Channels and tokens for calls to other brokers."""
     refresh_slots: asyncio.Semaphore = field(

@@ -45,6 +45,10 @@ class BrokerMetrics:
             "gazette_spool_persisted", "Fragments that were written to a store."
         )
 
+        self.brokers_evicted = self._counter(
+            "gazette_platform_brokers_evicted", "Crashed brokers that this one had evicted."
+        )
+
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(name, text, registry=self.registry)
 

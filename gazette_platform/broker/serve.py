@@ -15,6 +15,8 @@ import uvloop
 from gazette_platform.allocator import Allocator, announce
 from gazette_platform.broker.auth import Authenticator
 from gazette_platform.broker.context import BrokerContext
+from gazette_platform.broker.evictor import Evictor
+from gazette_platform.broker.fence import Fence
 from gazette_platform.broker.gateway import Gateway
 from gazette_platform.broker.http import HttpServer
 from gazette_platform.broker.metrics import BrokerMetrics
@@ -214,6 +216,7 @@ class Broker:
             tasks=self.tasks,
             metrics=metrics,
             auth=Authenticator(config.auth_keys, clock),
+            fence=Fence(space.state, process_id),
             peers=peers,
         )
 
@@ -227,12 +230,23 @@ class Broker:
         self._announcement: Announcement = await announce(
             etcd, self.config.etcd_prefix, spec, self._lease
         )
+        self._context.fence.hold(self._lease)
         await space.load(self._announcement.revision)
         self._allocator = Allocator(
             etcd, space, process_id, max_replication=self.config.max_replication
         )
         self.tasks.spawn(space.watch(), name="watch")
         self.tasks.spawn(self._persister.run(), name="persister")
+        if self.config.evict_after_s > 0:
+            evictor = Evictor(
+                etcd,
+                space,
+                process_id,
+                after_s=self.config.evict_after_s,
+                clock=self._context.clock,
+                evicted=self._context.metrics.brokers_evicted,
+            )
+            self.tasks.spawn(evictor.run(), name="crash watch")
         self._allocating = self.tasks.spawn(self._allocator.run(), name="allocator")
 
     @staticmethod
@@ -276,6 +290,7 @@ class Broker:
             )
         except EtcdError as err:
             _log.warning("others are not asked to take over, since etcd fails: %s", err)
+            self._context.fence.give_up("this broker leaves")
         else:
             await self._hand_over(timeout_s)
         self._is_ready = False
@@ -364,6 +379,7 @@ class Broker:
         self._is_ready = False
         if not isinstance(self.failure, LeaseLost):
             _log.error("broker stops: %s", self.failure)
+        self._context.fence.give_up("this broker has failed")
         await self._server.stop(grace_s=1.0)
         await self._resolver.close()
         await self._persister.drain(timeout_s=_GRACE_S)

@@ -37,6 +37,7 @@ class BrokerService:
     def __init__(self, context: BrokerContext, resolver: Resolver) -> None:
         self._metrics = context.metrics
         self._auth = context.auth
+        self._fence = context.fence
         self._append = AppendApi(context, resolver)
         self._read = ReadApi(context, resolver)
         self._list = ListApi(context, resolver)
@@ -60,6 +61,10 @@ class BrokerService:
         except (GazetteError, DecodeError) as err:
             raise self._failed("Append", err) from err
         if status is Status.OK:
+            problem = self._fence.problem
+            if problem:
+                self._metrics.completed.labels("Append", "error").inc()
+                raise RpcFailed(Code.UNAVAILABLE, f"{problem}: whether it was appended is unknown")
             self._append_ok.inc()
         else:
             self._metrics.completed.labels("Append", status.name).inc()

@@ -142,6 +142,13 @@ SERVE_OPTIONS = (
         "After SIGTERM, when to leave although nobody took over. Default: wait for ever, if there are others.",
         "drain_timeout_s",
     ),
+    _broker(
+        "evict-after",
+        float,
+        "How long a broker's address has to refuse connections, as two others of different zones "
+        "see it, until it counts as crashed and loses its lease; 0s: leave it to its lease.",
+        "evict_after_s",
+    ),
     ServeOption(
         "etcd.address",
         "ETCD_ADDRESS",

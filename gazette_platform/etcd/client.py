@@ -198,6 +198,25 @@ class EtcdClient:
             self._connection, self._clock, lease_id=msg.ID, ttl_s=msg.TTL, granted_at=before
         )
 
+    async def revoke_lease(self, lease_id: int) -> bool:
+        """End a lease of another process, with all keys under it; one's own has `Lease.revoke`.
+
+        Returns: False if there is no such lease any more.
+        """
+        try:
+            await self._call(
+                wire.stubs.LeaseStub,
+                "LeaseRevoke",
+                wire.rpc_pb2.LeaseRevokeRequest(ID=lease_id),
+                what=f"revocation of lease {lease_id:x}",
+            )
+        except EtcdRejected as err:
+            cause: Any = err.__cause__
+            if cause.code() == wire.grpc.StatusCode.NOT_FOUND:
+                return False
+            raise
+        return True
+
     def watch(self, prefix: str, *, start_revision: int) -> Watch:
         """Changes of all keys that start with `prefix`, from `start_revision` on, inclusive."""
         return Watch(

@@ -1,0 +1,455 @@
+"""When a broker counts as crashed, and who may say so. Pure: no clock, no socket, no etcd.
+
+A process that died leaves its keys in etcd until its lease ends, and nobody takes its journals
+over meanwhile. Yet its peers can see it: the kernel refuses connections to a port that no process
+listens on. Two brokers of different zones that both see that have etcd revoke the lease.
+
+What each broker thinks of one instance of a peer (its id and the revision of its member key):
+
+    state   | connection accepted  | refused                          | anything else
+    UNKNOWN | WELL                 | stays                            | stays
+    WELL    | stays                | REFUSED                          | stays
+    REFUSED | WELL                 | after `after_s`: ACCUSED, testify | WELL
+    ACCUSED | WELL, withdraw       | testify again                    | WELL, withdraw
+
+    ACCUSED, and a testimony from another zone that is younger than our first one: evict.
+    From any state: the peer announces that it exits, or is another instance: forgotten, withdraw.
+
+**Why no live process is evicted.** Only ECONNREFUSED counts: it is the answer of a host that is up
+and has no listener at that port. A process that is stopped, slow or out of sockets still has its
+listener, and the kernel completes connections for it; a host or network that is gone answers
+nothing, or something else. Further:
+
+* It must have accepted a connection of ours before, as this instance. So an address that never led
+  to it (a wrong one, one behind a proxy that is closed to us) accuses nobody, and neither does a
+  process that is starting, which binds its port before it announces itself.
+* A broker that leaves says `exiting` in etcd before it closes its port, and is not looked at from
+  then on. Whoever evicts sees a refusal *first* and reads the member key, unchanged and not
+  exiting, in etcd *then*. So a proper exit cannot be mistaken, however events interleave.
+* If something else listens at the address by now, connections are accepted: nothing happens.
+* Both witnesses must have seen it refused after the other had (by the order of revisions in etcd),
+  so that two hiccups at different times do not add up. And the one that evicts must be accepted
+  by the other witness at that moment: whose own network refuses everything accuses nobody.
+* A lease is one instance's own and is never granted again: a revocation that comes late hits
+  nothing else.
+
+Left is a host that refuses on purpose what its broker listens on (a firewall that rejects, a proxy
+or a service address whose backend is out), for all zones at once, after it had not. Such a broker
+is of no use to its peers; it is evicted, stops itself, and has to be started again. Where brokers
+advertise the address of a proxy that may refuse while they live, switch this off.
+
+**Why one that lives nonetheless acknowledges nothing.** Its assignments vanish with its lease, in
+one revision. An append needs the acknowledgement of every other broker of the route, and these end
+its replication streams when that revision reaches them; the new primary then takes their spools,
+with everything acknowledged before. A journal with one replica has no others to ask: there the
+process itself refuses (`Fence`): it closes its port only when etcd knows that it leaves, or when it
+has stopped to acknowledge; and from the instant at which its mirror of etcd lacks its member key,
+or its lease has run out by its own clock, every append ends as one of unknown outcome. At the
+latest when it renews its lease it learns that it is gone (`LeaseLost`), and stops.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from gazette_platform.protocol import ProcessId
+
+__all__ = [
+    "LOOKS_MAX",
+    "Connect",
+    "Connected",
+    "CrashWatch",
+    "Effect",
+    "Event",
+    "Evict",
+    "Evicted",
+    "Hinted",
+    "MembersChanged",
+    "Peer",
+    "Refuted",
+    "Seen",
+    "Testified",
+    "Testify",
+    "Ticked",
+    "Unheard",
+    "Withdraw",
+]
+
+LOOKS_MAX = 16
+"""Connections to peers under way at a time."""
+
+# How often a broker looks at the peers that it is the neighbour of; each has two neighbours.
+_LOOK_EVERY_S = 0.25
+# How often at all others: they are looked at, too, for the case that a neighbour crashed as well.
+_SWEEP_EVERY_S = 2.0
+# Most of these looks a second, which makes them rarer in large clusters.
+_SWEEPS_PER_S = 16.0
+# How often at a suspect; and once nobody has agreed for a while.
+_RECHECK_S = 0.1
+_ALONE_AFTER_S = 3.0
+_RECHECK_ALONE_S = 1.0
+# Refusals in a row, besides the time that they have to last.
+_REFUSALS_MIN = 3
+# A peer that has not accepted anything yet is tried less and less often.
+_UNKNOWN_S_MAX = 10.0
+_ETCD_RETRY_S = 0.5
+
+
+class Seen(Enum):
+    """How an attempt to connect went."""
+
+    ACCEPTED = "accepted"
+    REFUSED = "refused"
+    """ECONNREFUSED, from every address that the name has."""
+    UNCLEAR = "unclear"
+    """Timeout, reset, unreachable, no such name: says nothing about the process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A member of the cluster, as its key in etcd says."""
+
+    id: ProcessId
+    create_revision: int
+    mod_revision: int
+    lease: int
+    endpoint: str
+    is_exiting: bool = False
+
+
+# ------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class MembersChanged:
+    """The members of the cluster, ourselves among them."""
+
+    members: tuple[Peer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hinted:
+    """A call to this endpoint failed: look at it now."""
+
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """Answers `Connect`."""
+
+    peer: Peer
+    seen: Seen
+
+
+@dataclass(frozen=True, slots=True)
+class Testified:
+    """Answers `Testify`: written at `revision`; all who testify, with their latest revisions."""
+
+    peer: Peer
+    revision: int
+    witnesses: Mapping[ProcessId, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Refuted:
+    """Answers `Testify` or `Evict`: etcd or a last look contradicts; nothing was done."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
+class Unheard:
+    """Answers `Testify` or `Evict`: etcd did not answer."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """Answers `Evict`: the lease is revoked."""
+
+    peer: Peer
+
+
+Event = MembersChanged | Ticked | Hinted | Connected | Testified | Refuted | Unheard | Evicted
+
+
+# ------------------------------------------------------------------------------------ effects
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Connect to the peer's address, and close."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
+class Testify:
+    """Say in etcd that the peer refuses connections, if its member key is what we know."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Take back what was said of this instance."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """Look a last time, compare all of this in etcd, and have the peer's lease revoked."""
+
+    peer: Peer
+    own_revision: int
+    """Of our latest testimony."""
+    witness: Peer
+    witness_revision: int
+    """Of the other's latest testimony."""
+
+
+Effect = Connect | Testify | Withdraw | Evict
+
+
+class _State(Enum):
+    UNKNOWN = "unknown"
+    WELL = "well"
+    REFUSED = "refused"
+    ACCUSED = "accused"
+
+
+@dataclass(slots=True)
+class _Track:
+    """What we think of one instance."""
+
+    peer: Peer
+    due_at: float
+    state: _State = _State.UNKNOWN
+    is_neighbour: bool = False
+    is_busy: bool = False
+    """An effect is under way."""
+    attempts: int = 0
+    refusals: int = 0
+    refused_since: float = 0.0
+    first_revision: int = 0
+    """Of our first testimony of this accusation."""
+
+
+@final
+class CrashWatch:
+    """What one broker thinks of all others.
+
+    Args: own: id of this broker.
+          after_s: seconds for which a peer has to refuse connections, more than 0.
+    """
+
+    def __init__(self, own: ProcessId, *, after_s: float) -> None:
+        self._own = own
+        self._after_s = after_s
+        self._members: dict[ProcessId, Peer] = {}
+        self._tracks: dict[ProcessId, _Track] = {}
+
+    def next_due(self) -> float | None:
+        """When the next look is due; None: nobody is to be looked at."""
+        return min((t.due_at for t in self._tracks.values() if not t.is_busy), default=None)
+
+    def step(self, event: Event, now_s: float) -> list[Effect]:
+        """Take an event. Args: now_s: monotonic seconds. Returns: what is to be done, in order."""
+        match event:
+            case MembersChanged(members):
+                return self._members_changed(members, now_s)
+            case Ticked():
+                return self._looks(now_s)
+            case Hinted(endpoint):
+                for track in self._tracks.values():
+                    if track.peer.endpoint == endpoint and track.state is _State.WELL:
+                        track.due_at = now_s
+                return []
+            case _:
+                found = self._tracks.get(event.peer.id)
+                if found is None or found.peer != event.peer:
+                    return []  # of another instance, or as it was before
+                return self._answered(found, event, now_s)
+
+    # ------------------------------------------------------------------------------- members
+
+    def _members_changed(self, members: tuple[Peer, ...], now_s: float) -> list[Effect]:
+        self._members = {member.id: member for member in members}
+        wanted = self._suspectable()
+        effects: list[Effect] = []
+        for process_id, track in list(self._tracks.items()):
+            peer = wanted.get(process_id)
+            if peer == track.peer:
+                continue
+            if track.state is _State.ACCUSED:
+                effects.append(Withdraw(track.peer))
+            if peer is None or not _is_same_instance(peer, track.peer):
+                del self._tracks[process_id]
+            else:
+                is_known = track.state is not _State.UNKNOWN
+                self._tracks[process_id] = _Track(
+                    peer, now_s, state=_State.WELL if is_known else _State.UNKNOWN
+                )
+        for process_id, peer in wanted.items():
+            self._tracks.setdefault(process_id, _Track(peer, now_s))
+        by_zone: dict[str, list[ProcessId]] = defaultdict(list)
+        for process_id in sorted(self._members):
+            by_zone[process_id.zone].append(process_id)
+        for process_id, track in self._tracks.items():
+            track.is_neighbour = self._own in self._neighbours(process_id, by_zone)
+        return effects
+
+    def _suspectable(self) -> dict[ProcessId, Peer]:
+        """The members that may be found to have crashed."""
+        if self._own not in self._members:
+            return {}
+        zones: dict[str, int] = defaultdict(int)
+        for process_id in self._members:
+            zones[process_id.zone] += 1
+
+        def can_be_agreed(process_id: ProcessId) -> bool:
+            """Whether the others are in two zones at least."""
+            return len(zones) - (zones[process_id.zone] == 1) >= 2
+
+        return {
+            process_id: peer
+            for process_id, peer in self._members.items()
+            if process_id != self._own
+            and not peer.is_exiting
+            and peer.lease
+            and peer.endpoint.startswith(("http://", "https://"))
+            and can_be_agreed(process_id)
+        }
+
+    def _neighbours(
+        self, suspect: ProcessId, by_zone: Mapping[str, Sequence[ProcessId]]
+    ) -> list[ProcessId]:
+        """The two brokers that look at `suspect` often: of two zones, its own only if need be.
+
+        All brokers come to the same result. Args: by_zone: all members, in order.
+        """
+        found: list[ProcessId] = []
+        spread = zlib.crc32(f"{suspect.zone}#{suspect.suffix}".encode())
+        last = suspect.zone
+        for zone in sorted(by_zone, key=lambda zone: (zone == last, zone < last, zone))[:3]:
+            of_zone = by_zone[zone]
+            first = spread % len(of_zone)
+            at_zone = (of_zone[first], of_zone[(first + 1) % len(of_zone)])
+            found += [process_id for process_id in at_zone if process_id != suspect][:1]
+        return found[:2]
+
+    # --------------------------------------------------------------------------------- looks
+
+    def _looks(self, now_s: float) -> list[Effect]:
+        busy = sum(track.is_busy for track in self._tracks.values())
+        due = [t for t in self._tracks.values() if not t.is_busy and t.due_at <= now_s]
+        due.sort(key=lambda t: (t.state not in (_State.REFUSED, _State.ACCUSED), t.due_at))
+        chosen = due[: max(0, LOOKS_MAX - busy)]
+        for track in chosen:
+            track.is_busy = True
+        return [Connect(track.peer) for track in chosen]
+
+    def _answered(
+        self,
+        track: _Track,
+        event: Connected | Testified | Refuted | Unheard | Evicted,
+        now_s: float,
+    ) -> list[Effect]:
+        track.is_busy = False
+        match event:
+            case Connected(_, Seen.REFUSED):
+                return self._refused(track, now_s)
+            case Connected(_, seen):
+                return self._not_refused(track, seen, now_s)
+            case Testified(_, revision, witnesses):
+                return self._testified(track, revision, witnesses, now_s)
+            case Refuted():
+                return self._acquit(track, now_s)
+            case Unheard():
+                track.due_at = now_s + _ETCD_RETRY_S
+            case Evicted():
+                # Its key is about to vanish from our mirror.
+                track.due_at = now_s + _RECHECK_ALONE_S
+        return []
+
+    def _refused(self, track: _Track, now_s: float) -> list[Effect]:
+        if track.state is _State.UNKNOWN:
+            self._look_later(track, now_s)
+            return []
+        if track.state is _State.WELL:
+            track.state, track.refusals, track.refused_since = _State.REFUSED, 0, now_s
+            track.first_revision = 0
+        track.refusals += 1
+        is_long = now_s - track.refused_since >= self._after_s
+        if track.state is _State.ACCUSED or (is_long and track.refusals >= _REFUSALS_MIN):
+            track.state, track.is_busy = _State.ACCUSED, True
+            return [Testify(track.peer)]
+        track.due_at = now_s + _RECHECK_S
+        return []
+
+    def _not_refused(self, track: _Track, seen: Seen, now_s: float) -> list[Effect]:
+        if track.state in (_State.REFUSED, _State.ACCUSED):
+            return self._acquit(track, now_s)
+        if seen is Seen.ACCEPTED:
+            track.state = _State.WELL
+        self._look_later(track, now_s)
+        return []
+
+    def _acquit(self, track: _Track, now_s: float) -> list[Effect]:
+        was_accused = track.state is _State.ACCUSED
+        track.state = _State.WELL
+        self._look_later(track, now_s)
+        return [Withdraw(track.peer)] if was_accused else []
+
+    def _look_later(self, track: _Track, now_s: float) -> None:
+        if track.state is _State.UNKNOWN:
+            track.due_at = now_s + min(
+                _UNKNOWN_S_MAX, _LOOK_EVERY_S * 2.0 ** min(track.attempts, 8)
+            )
+            track.attempts += 1
+        elif track.is_neighbour:
+            track.due_at = now_s + _LOOK_EVERY_S
+        else:
+            track.due_at = now_s + max(_SWEEP_EVERY_S, len(self._tracks) / _SWEEPS_PER_S)
+
+    # ------------------------------------------------------------------------------ verdicts
+
+    def _testified(
+        self, track: _Track, revision: int, witnesses: Mapping[ProcessId, int], now_s: float
+    ) -> list[Effect]:
+        if track.state is not _State.ACCUSED:
+            return []
+        track.first_revision = track.first_revision or revision
+        for process_id, witness_revision in self._agreeing(witnesses):
+            if witness_revision > track.first_revision:
+                track.is_busy = True
+                witness = self._members[process_id]
+                return [Evict(track.peer, revision, witness, witness_revision)]
+        is_alone = now_s - track.refused_since > _ALONE_AFTER_S + self._after_s
+        track.due_at = now_s + (_RECHECK_ALONE_S if is_alone else _RECHECK_S)
+        return []
+
+    def _agreeing(self, witnesses: Mapping[ProcessId, int]) -> Iterable[tuple[ProcessId, int]]:
+        """Testimonies of members of other zones than ours."""
+        for process_id, revision in sorted(witnesses.items()):
+            if process_id.zone != self._own.zone and process_id in self._members:
+                yield process_id, revision
+
+
+def _is_same_instance(one: Peer, other: Peer) -> bool:
+    return one.create_revision == other.create_revision and one.endpoint == other.endpoint

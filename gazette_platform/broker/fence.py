@@ -1,0 +1,49 @@
+"""Whether this process may still speak for its journals."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+if TYPE_CHECKING:
+    from gazette_platform.etcd import Lease
+    from gazette_platform.keyspace import BrokerState
+    from gazette_platform.protocol import ProcessId
+
+__all__ = ["Fence"]
+
+
+@final
+class Fence:
+    """Tells a broker that others took its place, before it acknowledges an append.
+
+    A process that was stopped past its lease knows by its own clock; one whose lease was revoked
+    knows when its mirror of etcd does. Journals of several replicas are safe without: their
+    replicas refuse. With one replica there is nobody else to ask.
+    """
+
+    def __init__(self, state: BrokerState, process_id: ProcessId) -> None:
+        self._state = state
+        self._id = process_id
+        self._lease: Lease | None = None
+        self._reason = ""
+
+    def hold(self, lease: Lease) -> None:
+        """Our member key is under this lease."""
+        self._lease = lease
+
+    def give_up(self, reason: str) -> None:
+        """Acknowledge nothing any more: the port is about to close, and etcd may not know why."""
+        self._reason = self._reason or reason
+
+    @property
+    def problem(self) -> str:
+        """Why we may not acknowledge anything; empty while we may."""
+        if self._reason:
+            return self._reason
+        lease = self._lease
+        if lease is None or lease.remaining_s <= 0:
+            return "the lease of this broker has run out"
+        member = self._state.members.get(self._id)
+        if member is None or member.lease != lease.id:
+            return "this broker is no member of its cluster any more"
+        return ""

@@ -1,0 +1,55 @@
+"""Keys in etcd that Gazette does not know, beside the key space of a cluster.
+
+They lie outside its prefix, because brokers watch everything that begins with that and complain
+of keys that are neither items, members nor assignments. ``<prefix>`` begins with ``/``:
+
+``/.gazette-platform/refused<prefix>/<zone>#<suffix>#<create revision>/<zone>#<suffix>``
+    The latter broker sees that the former refuses connections; under the latter's lease.
+``/.gazette-platform/savepoints<prefix>/<name>``
+    A savepoint: offsets of journals under a name; under no lease.
+"""
+
+from __future__ import annotations
+
+from gazette_platform.protocol import ProcessId
+
+__all__ = [
+    "savepoint_key",
+    "savepoints_prefix",
+    "testimonies_prefix",
+    "testimony_key",
+    "witness_of",
+]
+
+_ROOT = "/.gazette-platform"
+
+
+def testimonies_prefix(prefix: str, suspect: ProcessId, create_revision: int) -> str:
+    """What the keys of all testimonies against one instance of a broker begin with."""
+    return f"{_ROOT}/refused{prefix}/{suspect.zone}#{suspect.suffix}#{create_revision}/"
+
+
+def testimony_key(prefix: str, suspect: ProcessId, create_revision: int, witness: ProcessId) -> str:
+    """Where `witness` says that this instance of `suspect` refuses connections."""
+    base = testimonies_prefix(prefix, suspect, create_revision)
+    return f"{base}{witness.zone}#{witness.suffix}"
+
+
+def witness_of(key: str) -> ProcessId:
+    """Who a testimony is of.
+
+    >>> witness_of("/.gazette-platform/refused/p/a#left#7/b#right")
+    ProcessId(zone='b', suffix='right')
+    """
+    zone, _, suffix = key.rpartition("/")[2].partition("#")
+    return ProcessId(zone, suffix)
+
+
+def savepoints_prefix(prefix: str) -> str:
+    """What the keys of all savepoints of a cluster begin with."""
+    return f"{_ROOT}/savepoints{prefix}/"
+
+
+def savepoint_key(prefix: str, name: str) -> str:
+    """The key of a savepoint."""
+    return f"{savepoints_prefix(prefix)}{name}"
