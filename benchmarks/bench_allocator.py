@@ -14,6 +14,7 @@ import gc
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -143,22 +144,31 @@ class _Settling:
 
 
 class _Stalls:
-    """The longest time that this task was kept from running, beyond what it asked for."""
+    """The longest time that this task was kept from running, beyond what it asked for.
+
+    Also as CPU time of the event loop's thread: what it is when nothing else uses the cores.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._longest_s = 0.0
+        self._longest_s = self._longest_cpu_s = 0.0
         self.is_watching = True
 
     async def watch(self) -> None:
         while self.is_watching:
-            asked = self._clock.monotonic()
+            asked, used = self._clock.monotonic(), time.thread_time()
             await asyncio.sleep(_TICK_S)
             self._longest_s = max(self._longest_s, self._clock.monotonic() - asked - _TICK_S)
+            self._longest_cpu_s = max(self._longest_cpu_s, time.thread_time() - used)
 
-    def take_ms(self) -> float:
-        longest_s, self._longest_s = self._longest_s, 0.0
-        return longest_s * 1e3
+    def take(self, name: str) -> Figures:
+        """The figures since the last call."""
+        found = {
+            f"{name}_stall_ms_max": self._longest_s * 1e3,
+            f"{name}_stall_cpu_ms_max": self._longest_cpu_s * 1e3,
+        }
+        self._longest_s = self._longest_cpu_s = 0.0
+        return found
 
 
 @dataclass(slots=True)
@@ -225,10 +235,8 @@ async def measure_converging(
             with _primaries(endpoint):
                 leader = Allocator(etcd, space, _members(members)[0])
                 tasks.spawn(leader.run(), name="allocator")
-                stalls.take_ms()
-                yield {f"{label}_converge_s": await settle()} | {
-                    f"{label}_stall_ms_max": stalls.take_ms()
-                }
+                stalls.take("")
+                yield {f"{label}_converge_s": await settle()} | stalls.take(label)
                 stalls.is_watching = False  # which is work, too
                 before = procfs.cpu_s(os.getpid())
                 await asyncio.sleep(_IDLE_S)
@@ -244,8 +252,7 @@ async def measure_converging(
                 yield {
                     "alloc_leave_converge_s": await settle(),
                     "alloc_leave_churn_ratio": _moved(space.state, held) / lost,
-                    "alloc_leave_stall_ms_max": stalls.take_ms(),
-                }
+                } | stalls.take("alloc_leave")
                 held = _held(space.state)
                 leaving = _members(members)[-2]
                 lost = len(space.state.assignments_to(leaving))
@@ -254,8 +261,7 @@ async def measure_converging(
                 yield {
                     "alloc_drain_converge_s": await settle(),
                     "alloc_drain_churn_ratio": _moved(space.state, held) / lost,
-                    "alloc_drain_stall_ms_max": stalls.take_ms(),
-                }
+                } | stalls.take("alloc_drain")
         finally:
             await tasks.close()
 

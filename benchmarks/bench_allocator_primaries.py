@@ -40,15 +40,18 @@ async def publish_routes(endpoint: str, prefix: str) -> None:
                 revision = space.revision
                 names = list(itertools.islice(changed, _ROUND_JOURNALS))
                 changed.difference_update(names)
-                await _publish(etcd, space.state, names)
-                if not changed:
+                failed = await _publish(etcd, space.state, names)
+                changed |= failed
+                if not changed or failed:
                     await space.wait_for_revision(revision + 1)
         finally:
             await tasks.close()
 
 
-async def _publish(etcd: EtcdClient, state: BrokerState, names: list[str]) -> None:
-    batches: list[tuple[list[Compare], list[Operation]]] = [([], [])]
+async def _publish(etcd: EtcdClient, state: BrokerState, names: list[str]) -> set[str]:
+    """Returns the journals that changed meanwhile, with those that shared their transaction."""
+    batches: list[tuple[list[Compare], list[Operation], list[str]]] = [([], [], [])]
+    failed: set[str] = set()
     for name in names:
         route = state.route_of(name)
         if route.primary < 0 or state.is_consistent(name):
@@ -56,18 +59,19 @@ async def _publish(etcd: EtcdClient, state: BrokerState, names: list[str]) -> No
         value = encode_route(route)
         found = state.assignments_of(name)
         if len(batches[-1][0]) + len(found) > TXN_OPS_MAX:
-            batches.append(([], []))
+            batches.append(([], [], []))
+        batches[-1][2].append(name)
         batches[-1][0].extend(Compare.mod(a.key, a.mod_revision) for a in found)
         batches[-1][1].extend(Put(a.key, value, ignore_lease=True) for a in found)
     waiting = iter(batches)
 
     async def write_some() -> None:
-        for compares, puts in waiting:
-            if puts:
-                # If it fails, what made it fail brings the journals back.
-                await etcd.txn(compares, puts)
+        for compares, puts, journals in waiting:
+            if puts and not (await etcd.txn(compares, puts)).succeeded:
+                failed.update(journals)
 
     await asyncio.gather(*(write_some() for _ in range(_TXNS_MAX)))
+    return failed
 
 
 if __name__ == "__main__":

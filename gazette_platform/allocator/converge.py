@@ -140,7 +140,9 @@ def converge_item(
         builder.move(promoted, 0)
         loads.count(promoted.process_id, primaries=1)
     added = _add(builder, state, current, desired, loads)
-    if not builder.operations and not added:
+    if not builder.operations and not added and state.is_consistent(journal):
+        # Not before: it would cross the primary, which is about to write these values. And since
+        # packing does not change the route, it leaves the item consistent.
         _pack(builder, kept)
     return builder.piece()
 

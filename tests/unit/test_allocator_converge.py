@@ -219,6 +219,8 @@ def test_t12_packing_moves_one_slot_and_only_when_nothing_else_is_done():
     assert [op.key for op in piece.operations] == [slot_key(B, 2), slot_key(B, 1)]
     piece = step(cluster({A: 0, B: 2}, replication=3), [A, B, C], replication=3)
     assert [op.key for op in piece.operations] == [slot_key(C, 3)]
+    # Nor while the primary is about to write the values.
+    assert step(cluster({A: 0, B: 2}, consistent=False), [A, B], replication=2) is None
 
 
 def test_loads_are_counted_on_within_a_round():
