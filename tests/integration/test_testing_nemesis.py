@@ -141,6 +141,13 @@ async def test_interrupted_faults_are_mended(nemesis, cluster, etcd):
     assert (cluster.fragments / "kept").exists()
 
 
+async def test_broker_that_ends_between_faults_is_started(nemesis, cluster, said):
+    cluster.brokers["broker-2"].has_ended = True
+    await nemesis.watch_over(0.01)
+    assert cluster.done == ["revive broker-2"]
+    assert said == ["ended by itself, and started again: broker-2"]
+
+
 async def test_calm_is_kept_when_mending_takes_long(nemesis, said):
     began = time.monotonic()
     faults = [Fault(at, FaultKind.STORE_CUT, (), 0.1) for at in (0.0, 0.02, 0.1)]

@@ -57,12 +57,21 @@ class Nemesis:
             # The calm between two faults is kept when the first one took longer than planned.
             if wait_s < 0:
                 late_s -= wait_s
-            await asyncio.sleep(max(0.0, wait_s))
+            await self.watch_over(max(0.0, wait_s))
             self._say(f"fault: {fault}")
             self.begins.append((self._clock.monotonic(), fault.kind.value))
             await self._inflict(fault)
             revived = await self._cluster.revive(timeout_s=_REVIVE_TIMEOUT_S)
             self._say(f"mended: {fault.kind}" + "".join(f", {name} started" for name in revived))
+
+    async def watch_over(self, seconds: float) -> None:
+        """Wait, and start brokers that end meanwhile, as they do some time after a lost lease."""
+        until = self._clock.monotonic() + seconds
+        while (left_s := until - self._clock.monotonic()) > 0:
+            if any(broker.has_ended for broker in self._cluster.brokers.values()):
+                revived = await self._cluster.revive(timeout_s=_REVIVE_TIMEOUT_S)
+                self._say(f"ended by itself, and started again: {' '.join(revived)}")
+            await asyncio.sleep(min(left_s, _POLL_S))
 
     async def mend(self) -> None:
         """Make everything work, whatever was under way."""

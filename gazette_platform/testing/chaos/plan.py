@@ -119,7 +119,8 @@ def _fault(
         case FaultKind.PARTITION:
             duration_s = rng.uniform(0.3 * lease_s, 2.0 * lease_s)
         case FaultKind.ETCD_RESTART:
-            targets, duration_s = (), rng.uniform(0.1, 0.5 * lease_s)
+            # With its start, and brokers that renew each third of it, it must stay within the lease.
+            targets, duration_s = (), rng.uniform(0.1, 0.25 * lease_s)
         case FaultKind.STORE_CUT:
             targets, duration_s = (), rng.uniform(2.0, 15.0)
         case FaultKind.DRAIN:

@@ -190,7 +190,7 @@ class _Run:
         workload.start(config.seed)
         try:
             await nemesis.run(plan)
-            await asyncio.sleep(max(0.0, began + config.duration_s - self._clock.monotonic()))
+            await nemesis.watch_over(began + config.duration_s - self._clock.monotonic())
             await workload.stop(timeout_s=6 * config.lease_s)
             await nemesis.mend()
             self._say("clients have stopped, and all is mended; reading what the journals hold")
