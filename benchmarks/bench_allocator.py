@@ -161,6 +161,11 @@ class _Stalls:
             self._longest_s = max(self._longest_s, self._clock.monotonic() - asked - _TICK_S)
             self._longest_cpu_s = max(self._longest_cpu_s, time.thread_time() - used)
 
+    async def forget(self) -> None:
+        """Begin anew: what was measured so far, and what the caller did, does not count."""
+        await asyncio.sleep(10 * _TICK_S)
+        self.take("")
+
     def take(self, name: str) -> Figures:
         """The figures since the last call."""
         found = {
@@ -235,7 +240,7 @@ async def measure_converging(
             with _primaries(endpoint):
                 leader = Allocator(etcd, space, _members(members)[0])
                 tasks.spawn(leader.run(), name="allocator")
-                stalls.take("")
+                await stalls.forget()
                 yield {f"{label}_converge_s": await settle()} | stalls.take(label)
                 stalls.is_watching = False  # which is work, too
                 before = procfs.cpu_s(os.getpid())
@@ -248,20 +253,18 @@ async def measure_converging(
                 dead = _members(members)[-1]
                 lost = len(space.state.assignments_to(dead))
                 settling.done.clear()
+                await stalls.forget()
                 await cluster[dead].lease.revoke()
-                yield {
-                    "alloc_leave_converge_s": await settle(),
-                    "alloc_leave_churn_ratio": _moved(space.state, held) / lost,
-                } | stalls.take("alloc_leave")
+                found = {"alloc_leave_converge_s": await settle()} | stalls.take("alloc_leave")
+                yield found | {"alloc_leave_churn_ratio": _moved(space.state, held) / lost}
                 held = _held(space.state)
                 leaving = _members(members)[-2]
                 lost = len(space.state.assignments_to(leaving))
                 settling.expect_to_leave(leaving)
+                await stalls.forget()
                 await cluster[leaving].announcement.set_exiting()
-                yield {
-                    "alloc_drain_converge_s": await settle(),
-                    "alloc_drain_churn_ratio": _moved(space.state, held) / lost,
-                } | stalls.take("alloc_drain")
+                found = {"alloc_drain_converge_s": await settle()} | stalls.take("alloc_drain")
+                yield found | {"alloc_drain_churn_ratio": _moved(space.state, held) / lost}
         finally:
             await tasks.close()
 

@@ -382,5 +382,6 @@ async def test_n4_a_session_from_announcement_to_the_end_of_its_lease(cluster):
     await asyncio.wait_for(a.run, 5)
     await a.stop()
     assert await cluster.etcd.get(key) is None
+    await cluster.apply("item/two")
+    await cluster.until({"item/one": [("broker-b", 0)], "item/two": [("broker-b", 0)]})
     assert b.allocator.leader == B
-    await cluster.until({"item/one": [("broker-b", 0)]})

@@ -101,9 +101,11 @@ async def put(client, key):
 
 async def test_mirror_goes_on_when_members_of_etcd_die(members, etcd_prefix):
     tasks = TaskGroup("test")
+    async with EtcdClient(members.endpoints, request_timeout_s=30):
+        pass  # they have found each other
     async with (
-        EtcdClient(members.endpoints, request_timeout_s=2) as client,
-        EtcdClient(members.endpoints, request_timeout_s=2) as writer,
+        EtcdClient(members.endpoints, request_timeout_s=3) as client,
+        EtcdClient(members.endpoints, request_timeout_s=3) as writer,
     ):
         await put(writer, f"{etcd_prefix}/a")
         space = KeySpace(client, etcd_prefix, KeyView())
