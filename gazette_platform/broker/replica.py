@@ -79,7 +79,7 @@ class Replica:
         self._refresh_timer: asyncio.TimerHandle | None = None
         self._stores = self.spec.fragment.stores if self.spec else ()
         self.index = Index(context.clock)
-        self._refresher = Refresher(self.index, context.lister, lambda: self.spec)
+        self._refresher = Refresher(self.index, context.lister)
         self._refresh_failures = 0
         self._write_head = context.metrics.write_head.labels(name)
         self.balance = RateBalance.start(self._max_rate(), context.clock.monotonic())

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import GazetteError, StoreUnavailable, ValidationError
 from gazette_platform.fragment.cover_set import CoverSet
-from gazette_platform.ops.retry import backoff_s
 from gazette_platform.protocol import Fragment, parse_fragment_path
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from gazette_platform.fragment.index import Index
     from gazette_platform.protocol import JournalSpec
     from gazette_platform.stores import StoredObject, StoreRegistry
@@ -29,9 +25,6 @@ _NS_PER_S: Final = 1_000_000_000
 # Files that are no fragments are named once in the log. Past this many, a store is plainly used
 # for something else, too, and naming more of them helps nobody.
 _WARNINGS_MAX: Final = 1000
-
-# Listings of many journals that were assigned together spread out over this part of the interval.
-_JITTER: Final = 0.1
 
 _LIST_TIMEOUT_S: Final = 300.0
 
@@ -89,44 +82,13 @@ class FragmentLister:
 class Refresher:
     """Keeps the index of one journal up to date with its stores."""
 
-    def __init__(
-        self,
-        index: Index,
-        lister: FragmentLister,
-        spec_of: Callable[[], JournalSpec | None],
-        *,
-        rng: random.Random | None = None,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        """Prepare; `run` does the work.
-
-        Args: spec_of: the current spec of the journal; None once it is deleted.
-              rng: spreads listings of many journals.
-              sleep: waits a number of seconds.
-        """
+    def __init__(self, index: Index, lister: FragmentLister) -> None:
         self._index = index
         self._lister = lister
-        self._spec_of = spec_of
-        self._rng = rng or random.Random()  # noqa: S311  not for secrets
-        self._sleep = sleep
         self._failures = 0
 
-    async def run(self) -> None:
-        """List now, and each refresh interval of the spec, until the journal is gone.
-
-        Cancellation: safe.
-        """
-        while (spec := self._spec_of()) is not None and not self._index.is_closed:
-            await self.refresh(spec)
-            interval_s = spec.fragment.refresh_interval_ns / _NS_PER_S
-            interval_s *= 1 + _JITTER * self._rng.uniform(-1, 0)
-            if not self._index.first_refresh.is_set():
-                # Appends wait for the first listing, so it is tried again soon.
-                interval_s = min(interval_s, backoff_s(self._failures))
-            await self._sleep(interval_s)
-
     async def refresh(self, spec: JournalSpec) -> bool:
-        """List all stores once. A failure is logged, and keeps what is known.
+        """List all stores once. A failure keeps what is known, and is logged ever more rarely.
 
         Returns: whether it succeeded.
         Cancellation: safe.
@@ -136,8 +98,16 @@ class Refresher:
             remote = await self._lister.list(spec)
         except GazetteError as err:
             self._failures += 1
-            _log.warning("listing the fragments of %s failed: %s", spec.name, err)
+            if self._failures.bit_count() == 1:  # the 1st, 2nd, 4th, 8th …: thousands fail at once
+                _log.warning(
+                    "listing the fragments of %s failed %d times: %s",
+                    spec.name,
+                    self._failures,
+                    err,
+                )
             return False
+        if self._failures:
+            _log.info("fragments of %s are listed again", spec.name)
         self._failures = 0
         self._index.replace_remote(remote, listing=listing)
         return True

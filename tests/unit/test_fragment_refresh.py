@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import random
-from dataclasses import replace
 
 import pytest
 
@@ -92,74 +89,31 @@ async def test_a_failing_store_fails_the_listing(registry, tmp_path):
 
 async def test_no_stores_are_an_empty_listing(registry):
     index = Index(ManualClock())
-    refresher = Refresher(index, FragmentLister(registry), lambda: None)
+    refresher = Refresher(index, FragmentLister(registry))
     assert await refresher.refresh(spec_of())
     assert index.first_refresh.is_set()
 
 
-class Run:
-    """Runs a refresher whose sleeps the test sees."""
-
-    def __init__(self, registry, specs):
-        self.index = Index(ManualClock())
-        self.waits = []
-        self.specs = specs
-        self.refresher = Refresher(
-            self.index,
-            FragmentLister(registry),
-            self.spec,
-            rng=random.Random(1),
-            sleep=self.sleep,
-        )
-
-    def spec(self):
-        return self.specs.pop(0) if self.specs else None
-
-    async def sleep(self, seconds):
-        self.waits.append(seconds)
-
-
-async def test_listings_repeat_until_the_journal_is_gone(registry, tmp_path):
+async def test_a_failure_keeps_what_is_known(registry, tmp_path):
     write(tmp_path, "one", 0, 100)
-    run = Run(registry, [spec_of(*STORES, interval_s=10)] * 3)
-    await asyncio.wait_for(run.refresher.run(), 5)
-    assert run.index.summary.end == 100
-    assert len(run.waits) == 3
-    assert all(9 <= wait <= 10 for wait in run.waits)
-    assert len(set(run.waits)) == 3
+    index = Index(ManualClock())
+    refresher = Refresher(index, FragmentLister(registry))
+    assert await refresher.refresh(spec_of(STORES[0]))
+    registry.failures = [GazetteError("down")]
+    assert not await refresher.refresh(spec_of(STORES[0]))
+    assert index.summary.end == 100
 
 
-async def test_a_failure_keeps_what_is_known(registry, tmp_path, caplog):
-    write(tmp_path, "one", 0, 100)
-    run = Run(registry, [spec_of(STORES[0], interval_s=10)] * 2)
-    registry.failures = [None, GazetteError("down")]
-    with caplog.at_level(logging.WARNING):
-        await asyncio.wait_for(run.refresher.run(), 5)
-    assert run.index.summary.end == 100
-    assert "listing the fragments of a/journal failed: down" in caplog.text
-    assert all(wait >= 9 for wait in run.waits)
-
-
-async def test_the_first_listing_is_tried_again_soon(registry, tmp_path):
-    run = Run(registry, [spec_of(STORES[0])] * 4)
-    registry.failures = [StoreUnavailable("down")] * 3
-    await asyncio.wait_for(run.refresher.run(), 5)
-    assert run.waits[:3] == [0.05, 0.1, 0.1]
-    assert run.waits[3] >= 270
-    assert run.index.first_refresh.is_set()
-
-
-async def test_a_closed_index_is_not_refreshed(registry):
-    run = Run(registry, [spec_of(STORES[0])])
-    run.index.close()
-    await asyncio.wait_for(run.refresher.run(), 5)
-    assert not run.index.first_refresh.is_set()
-
-
-async def test_stores_of_the_current_spec_are_listed(registry, tmp_path):
-    write(tmp_path, "two", 0, 100)
-    spec = spec_of(STORES[0], interval_s=10)
-    moved = replace(spec, fragment=replace(spec.fragment, stores=(STORES[1],)))
-    run = Run(registry, [spec, moved])
-    await asyncio.wait_for(run.refresher.run(), 5)
-    assert run.index.summary.end == 100
+async def test_failures_are_logged_ever_more_rarely(registry, caplog):
+    refresher = Refresher(Index(ManualClock()), FragmentLister(registry))
+    registry.failures = [StoreUnavailable("down")] * 9
+    with caplog.at_level(logging.INFO):
+        for _ in range(10):
+            await refresher.refresh(spec_of(STORES[0]))
+    assert [record.message for record in caplog.records] == [
+        *(
+            f"listing the fragments of a/journal failed {times} times: down"
+            for times in (1, 2, 4, 8)
+        ),
+        "fragments of a/journal are listed again",
+    ]
