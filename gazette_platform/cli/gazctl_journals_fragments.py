@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from google.protobuf import text_format
 
 from gazette_platform.cli.connection import Selector, connected, matching
 from gazette_platform.cli.gazctl_journals_upkeep import is_fully_suspended
@@ -16,7 +15,7 @@ from gazette_platform.cli.output import note, print_json, print_table, print_tex
 from gazette_platform.client import AsyncClient, FragmentListing
 from gazette_platform.errors import GazetteError, ObjectNotFound, StoreError, ValidationError
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.protocol import fragment_json, parse_duration
+from gazette_platform.protocol import fragment_json, fragment_text, parse_duration
 from gazette_platform.stores import FragmentStore, open_store
 
 __all__ = ["fragments", "prune"]
@@ -78,15 +77,9 @@ def fragments(
             if output_format is FragmentsFormat.JSON:
                 print_json(fragment_json(each.fragment, each.signed_url))
             else:
-                print_text(f"spec {{\n{_indented(each)}}}")
-                if each.signed_url:
-                    print_text(f'signed_url: "{each.signed_url}"')
+                print_text(fragment_text(each.fragment, each.signed_url), end="")
 
     connected(ctx, work)
-
-
-def _indented(listing: FragmentListing) -> str:
-    return text_format.MessageToString(listing.fragment.to_pb(), indent=2)
 
 
 def _row(listing: FragmentListing) -> list[str]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from google.protobuf import text_format
 
 from gazette_platform.cli.connection import Selector, connected, matching, opened, parse_selector
 from gazette_platform.cli.errors import one_line
@@ -31,6 +30,7 @@ from gazette_platform.protocol import (
     SuspendLevel,
     journal_listing_jsonpb,
     list_response_jsonpb,
+    message_text,
     parse_journal_tree,
     to_journal_tree,
     validate_apply_request,
@@ -147,7 +147,7 @@ def _print_listing(snapshot: ListSnapshot, output_format: ListFormat) -> None:
         ]
         print_json(list_response_jsonpb(snapshot.header, journals))
     else:
-        print_text(text_format.MessageToString(list_response(snapshot)), end="")
+        print_text(message_text(list_response(snapshot)), end="")
 
 
 Specs = Annotated[
@@ -182,7 +182,7 @@ def apply(
     """
     changes = _parse(_read_specs(specs), specs)
     if dry_run:
-        print_text(text_format.MessageToString(apply_request(changes)), end="")
+        print_text(message_text(apply_request(changes)), end="")
         return
     revision = _apply(ctx, changes, max_txn_size)
     note(_applied(changes, revision))

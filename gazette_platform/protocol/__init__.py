@@ -70,7 +70,7 @@ from gazette_platform.protocol.routing import EtcdHeader, Header, Route
 from gazette_platform.protocol.selectors import LabelSelector
 from gazette_platform.protocol.specs import CONTENT_TYPES, FragmentSpec, JournalSpec, SuspendSpec
 from gazette_platform.protocol.store_urls import StoreUrl, parse_store_url, validate_store_url
-from gazette_platform.protocol.text_form import route_text
+from gazette_platform.protocol.text_form import fragment_text, message_text, route_text
 
 __all__ = [
     "CONTENT_TYPES",
@@ -102,9 +102,11 @@ __all__ = [
     "endpoint_grpc_address",
     "format_duration",
     "fragment_json",
+    "fragment_text",
     "journal_listing_jsonpb",
     "journal_spec_jsonpb",
     "list_response_jsonpb",
+    "message_text",
     "parse_duration",
     "parse_fragment_path",
     "parse_journal_tree",

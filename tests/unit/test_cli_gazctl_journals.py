@@ -7,6 +7,7 @@ import types
 import orjson
 import pytest
 import yaml
+from google.protobuf import text_format
 
 from gazette_platform.cli.gazctl import main
 from gazette_platform.client.loop_thread import LoopThread
@@ -81,12 +82,22 @@ def test_list_as_json_and_prototext(gazctl, broker):
     assert listing["status"] == "OK"
     assert listing["journals"][0]["spec"]["fragment"]["refresh_interval"] == "60s"
     assert listing["journals"][0]["mod_revision"] == "2"
-    assert b'name: "a/one"' in gazctl("list", "-o", "proto").out
+    text = gazctl("list", "-l", "name=a/one", "-o", "proto").out.decode()
+    assert text.startswith('header: <\n  process_id: <\n    zone: "local"\n')
+    assert '\njournals: <\n  spec: <\n    name: "a/one"\n    replication: 1\n' in text
+    assert text_format.Parse(text, pb.ListResponse()).journals[0].spec.name == "a/one"
+
+
+def test_fragments_as_prototext(gazctl, broker):
+    broker.journal("a/one", b"0123456789abc")
+    first = gazctl("fragments", "-l", "name=a/one", "-o", "proto", "--url-ttl", "1m").out.decode()
+    assert first.startswith('spec: <\n  journal: "a/one"\n  end: 10\n  sum: <\n    part1: ')
+    assert first.count('\n>\nsigned_url: "file:///a/one/') == 2
 
 
 def test_dry_run_prints_the_request_and_changes_nothing(gazctl, broker):
     result = gazctl("apply", "--dry-run", stdin=SPEC)
-    assert result.out.startswith(b'changes {\n  upsert {\n    name: "a/one"')
+    assert result.out.startswith(b'changes: <\n  upsert: <\n    name: "a/one"')
     assert broker.calls["Apply"] == 0
 
 
