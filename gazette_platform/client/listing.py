@@ -98,7 +98,7 @@ async def watch_journals(
         try:
             with wire:
                 async for message in call:
-                    if messages and message == pb.ListResponse():
+                    if messages and _ends_snapshot(message):
                         snapshot = _snapshot(transport, messages)
                         messages = []
                         _require_newer(snapshot.header, last)
@@ -115,6 +115,14 @@ async def watch_journals(
         finally:
             call.cancel()
         await patience.wait(error)
+
+
+def _ends_snapshot(message: pb.ListResponse) -> bool:
+    """Whether it is the empty message behind a snapshot of a watch.
+
+    Go writes the header of every response, present though it says nothing.
+    """
+    return not message.journals and not message.header.etcd.revision and message.status == pb.OK
 
 
 def _require_newer(header: Header, last: Header | None) -> None:
