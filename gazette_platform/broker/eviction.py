@@ -63,6 +63,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LOOKS_MAX",
+    "Accuse",
+    "Accused",
     "Connect",
     "Connected",
     "CrashWatch",
@@ -75,8 +77,6 @@ __all__ = [
     "Peer",
     "Refuted",
     "Seen",
-    "Testified",
-    "Testify",
     "Ticked",
     "Unheard",
     "Withdraw",
@@ -155,8 +155,8 @@ class Connected:
 
 
 @dataclass(frozen=True, slots=True)
-class Testified:
-    """Answers `Testify`: written at `revision`; all who testify, with their latest revisions."""
+class Accused:
+    """Answers `Accuse`: written at `revision`; all who testify, with their latest revisions."""
 
     peer: Peer
     revision: int
@@ -165,14 +165,14 @@ class Testified:
 
 @dataclass(frozen=True, slots=True)
 class Refuted:
-    """Answers `Testify` or `Evict`: etcd or a last look contradicts; nothing was done."""
+    """Answers `Accuse` or `Evict`: etcd or a last look contradicts; nothing was done."""
 
     peer: Peer
 
 
 @dataclass(frozen=True, slots=True)
 class Unheard:
-    """Answers `Testify` or `Evict`: etcd did not answer."""
+    """Answers `Accuse` or `Evict`: etcd did not answer."""
 
     peer: Peer
 
@@ -184,7 +184,7 @@ class Evicted:
     peer: Peer
 
 
-Event = MembersChanged | Ticked | Hinted | Connected | Testified | Refuted | Unheard | Evicted
+Event = MembersChanged | Ticked | Hinted | Connected | Accused | Refuted | Unheard | Evicted
 
 
 # ------------------------------------------------------------------------------------ effects
@@ -198,7 +198,7 @@ class Connect:
 
 
 @dataclass(frozen=True, slots=True)
-class Testify:
+class Accuse:
     """Say in etcd that the peer refuses connections, if its member key is what we know."""
 
     peer: Peer
@@ -223,7 +223,7 @@ class Evict:
     """Of the other's latest testimony."""
 
 
-Effect = Connect | Testify | Withdraw | Evict
+Effect = Connect | Accuse | Withdraw | Evict
 
 
 class _State(Enum):
@@ -367,7 +367,7 @@ class CrashWatch:
     def _answered(
         self,
         track: _Track,
-        event: Connected | Testified | Refuted | Unheard | Evicted,
+        event: Connected | Accused | Refuted | Unheard | Evicted,
         now_s: float,
     ) -> list[Effect]:
         track.is_busy = False
@@ -376,7 +376,7 @@ class CrashWatch:
                 return self._refused(track, now_s)
             case Connected(_, seen):
                 return self._not_refused(track, seen, now_s)
-            case Testified(_, revision, witnesses):
+            case Accused(_, revision, witnesses):
                 return self._testified(track, revision, witnesses, now_s)
             case Refuted():
                 return self._acquit(track, now_s)
@@ -398,7 +398,7 @@ class CrashWatch:
         is_long = now_s - track.refused_since >= self._after_s
         if track.state is _State.ACCUSED or (is_long and track.refusals >= _REFUSALS_MIN):
             track.state, track.is_busy = _State.ACCUSED, True
-            return [Testify(track.peer)]
+            return [Accuse(track.peer)]
         track.due_at = now_s + _RECHECK_S
         return []
 

@@ -147,7 +147,7 @@ class Evictor:
             match effect:
                 case fsm.Connect(peer):
                     event = fsm.Connected(peer, await look(peer.endpoint))
-                case fsm.Testify(peer):
+                case fsm.Accuse(peer):
                     event = await self._testify(peer)
                 case fsm.Withdraw(peer):
                     await self._withdraw(peer)
@@ -177,7 +177,7 @@ class Evictor:
         if result is None:
             return fsm.Refuted(peer)
         found = {witness_of(kv.key): kv.mod_revision for kv in result.reads[0].kvs}
-        return fsm.Testified(peer, result.header.revision, found)
+        return fsm.Accused(peer, result.header.revision, found)
 
     async def _withdraw(self, peer: fsm.Peer) -> None:
         key = testimony_key(self._space.prefix, peer.id, peer.create_revision, self._id)
