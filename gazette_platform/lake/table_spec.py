@@ -52,6 +52,12 @@ _SECOND_NS = 1_000_000_000
 # Dagster looks once a minute or so.
 _FRESH_MIN_S = 120
 _SPEC_BYTES_MAX = 1 << 20
+_FORMATS = ("json", "csv")
+_FRESH_EXAMPLE = "a duration with its unit, such as `90m` or `24h`"
+_SELECTOR_EXAMPLE = "select journals by name or label, e.g. `name:prefix=flights/`"
+# `name==` would match any value: a slip of the pen, as `name` alone says that.
+_NO_VALUE = re.compile(r"(?P<term>[^,()]*=)\s*(,|\Z)")
+_ENUM = re.compile(r"Invalid enum value (?P<found>'.*') - at")
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -128,7 +134,7 @@ def parse_table_spec(text: str | bytes) -> TableSpec:
     try:
         spec = msgspec.yaml.decode(text, type=TableSpec)
     except msgspec.ValidationError as err:
-        raise ValidationError(f"{err} (see the table spec reference for the keys)") from err
+        raise _shape_error(str(err)) from err
     except msgspec.DecodeError as err:
         raise ValidationError(f"not valid YAML: {' '.join(str(err).split())}") from err
     _validate(spec)
@@ -182,24 +188,39 @@ def _load(path: Path) -> TableSpec:
     return parse_table_spec(raw)
 
 
+def _shape_error(text: str) -> ValidationError:
+    """What is wrong with the shape of a spec, and where the shapes are told."""
+    if "`$.format`" in text:
+        found = _ENUM.match(text)
+        return ValidationError(
+            f"{found['found'] if found else 'that'} is not a format of raw tables "
+            f"(use one of {', '.join(_FORMATS)})",
+            path="format",
+        )
+    if "`$.fresh_within`" in text:
+        return ValidationError(f"is not {_FRESH_EXAMPLE}", path="fresh_within")
+    return ValidationError(f"{text} (docs/reference/table-spec.md has an example and all keys)")
+
+
 def _validate(spec: TableSpec) -> None:
     if not _TABLE_NAME.match(spec.name):
         raise ValidationError(
             f"{spec.name!r} is not schema.table (lower-case letters, digits, `_`)", path="name"
         )
     if not spec.selector.strip():
-        raise ValidationError(
-            "may not be empty; select journals by name or label, e.g. `name:prefix=flights/`",
-            path="selector",
-        )
+        raise ValidationError(f"may not be empty; {_SELECTOR_EXAMPLE}", path="selector")
     try:
         _ = spec.label_selector
     except ValidationError as err:
-        raise err.within("selector") from err
+        raise ValidationError(f"{err}; {_SELECTOR_EXAMPLE}", path="selector") from err
+    if no_value := _NO_VALUE.search(spec.selector):
+        raise ValidationError(
+            f"{no_value['term'].strip()!r} has no value; {_SELECTOR_EXAMPLE}", path="selector"
+        )
     try:
         seconds = spec.fresh_within_s
     except ValidationError as err:
-        raise err.within("fresh_within") from err
+        raise ValidationError(f"{err}: not {_FRESH_EXAMPLE}", path="fresh_within") from err
     if seconds < _FRESH_MIN_S:
         raise ValidationError(
             f"{spec.fresh_within} is less than {_FRESH_MIN_S // 60}m, as often as Dagster looks",
