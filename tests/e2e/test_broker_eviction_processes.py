@@ -1,0 +1,119 @@
+"""Broker processes that crash, stop or leave, on a real etcd and under a long lease."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from gazette_platform.client import AsyncClient, ClientConfig
+from gazette_platform.errors import GazetteError
+from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalChange, JournalSpec
+
+pytestmark = [pytest.mark.e2e, pytest.mark.etcd]
+
+LEASE_S = 20.0
+# Longer than it takes to notice a crash.
+LONG_S = 2.5
+
+
+async def members(etcd, prefix):
+    found = await etcd.range(f"{prefix}/members/", keys_only=True)
+    return {kv.key.rpartition("#")[2] for kv in found.kvs}
+
+
+async def gone_after(etcd, prefix, name):
+    """Seconds until `name` is no member any more; None if it still is after `LONG_S`."""
+    began = time.monotonic()
+    while name in await members(etcd, prefix):
+        if time.monotonic() - began > LONG_S:
+            return None
+        await asyncio.sleep(0.02)
+    return time.monotonic() - began
+
+
+def tell_of_crashes(cluster):
+    return [
+        line
+        for b in cluster.brokers.values()
+        for line in b.log_tail().splitlines()
+        if "has crashed" in line
+    ]
+
+
+async def test_a_killed_broker_is_evicted_and_a_stopped_one_is_not(
+    broker_cluster, etcd, etcd_prefix
+):
+    cluster = await broker_cluster(zones="abc", lease_s=LEASE_S)
+    await asyncio.sleep(0.6)  # all have seen each other
+    cluster.pause("broker-2")
+    assert await gone_after(etcd, etcd_prefix, "broker-2") is None
+    cluster.resume("broker-2")
+    assert not tell_of_crashes(cluster)
+    cluster.kill("broker-1")
+    seconds = await gone_after(etcd, etcd_prefix, "broker-1")
+    assert seconds is not None
+    assert seconds < 2
+    assert tell_of_crashes(cluster)
+    # Its journals can be taken over, and it may come back under its name at once.
+    await cluster.start("broker-1", timeout_s=15)
+    await asyncio.sleep(0.6)
+    assert await members(etcd, etcd_prefix) == {"broker-1", "broker-2", "broker-3"}
+    # Nothing is left of what was said of it.
+    assert not (await etcd.range(f"/.gazette-platform/refused{etcd_prefix}/")).kvs
+
+
+async def test_no_broker_is_evicted_when_it_is_switched_off(broker_cluster, etcd, etcd_prefix):
+    cluster = await broker_cluster(zones="abc", lease_s=LEASE_S, flags=["--broker.evict-after=0s"])
+    await asyncio.sleep(0.6)
+    cluster.kill("broker-1")
+    assert await gone_after(etcd, etcd_prefix, "broker-1") is None
+
+
+async def test_survivors_of_one_zone_leave_it_to_the_lease(broker_cluster, etcd, etcd_prefix):
+    cluster = await broker_cluster(zones="abb", lease_s=LEASE_S)
+    await asyncio.sleep(0.6)
+    cluster.kill("broker-1")
+    assert await gone_after(etcd, etcd_prefix, "broker-1") is None
+    # The two of zone b and nobody else: of these, too.
+    assert await members(etcd, etcd_prefix) == {"broker-1", "broker-2", "broker-3"}
+
+
+async def test_brokers_that_leave_are_not_mistaken_for_crashed(broker_cluster, etcd, etcd_prefix):
+    cluster = await broker_cluster(zones="abc", lease_s=LEASE_S)
+    await asyncio.sleep(0.6)
+    await cluster.drain("broker-1")
+    await cluster.start("broker-1", timeout_s=15)
+    await asyncio.sleep(0.6)
+    await cluster.drain("broker-1", "broker-2")
+    assert await members(etcd, etcd_prefix) == {"broker-3"}
+    assert not tell_of_crashes(cluster)
+
+
+async def test_who_lost_its_lease_acknowledges_nothing(broker_cluster, etcd, etcd_prefix):
+    """A live process that is evicted by force: no append of a client of its own succeeds."""
+    cluster = await broker_cluster(zones="a", lease_s=LEASE_S)
+    broker = cluster.brokers["broker-1"]
+    spec = JournalSpec(
+        "a/journal",
+        1,
+        fragment=FragmentSpec(
+            length=1 << 20,
+            codec=CompressionCodec.NONE,
+            stores=("file:///",),
+            refresh_interval_ns=60 * 10**9,
+        ),
+    )
+    config = ClientConfig(address=broker.address, retry_timeout_s=0.0)
+    async with AsyncClient(config) as client:
+        await client.apply([JournalChange(spec, "", 0)])
+        await client.append("a/journal", b"one")
+        (member,) = (await etcd.range(f"{etcd_prefix}/members/")).kvs
+        assert await etcd.revoke_lease(member.lease)
+        assert not await etcd.revoke_lease(member.lease)
+        await asyncio.sleep(0.2)  # its watch brings the news
+        for _ in range(5):
+            with pytest.raises(GazetteError):
+                await client.append("a/journal", b"two")
+    assert await asyncio.to_thread(broker.wait, timeout_s=15) != 0

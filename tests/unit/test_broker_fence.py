@@ -1,0 +1,67 @@
+"""When a broker may not speak for its journals any more."""
+
+from __future__ import annotations
+
+import pytest
+
+from gazette_platform.broker.fence import Fence
+from gazette_platform.etcd import KeyValue
+from gazette_platform.keyspace import BrokerState, encode_broker_spec, member_key
+from gazette_platform.protocol import BrokerSpec, ProcessId
+
+OWN = ProcessId("a", "broker-1")
+KEY = member_key("/p", OWN)
+
+
+class FakeLease:
+    id = 77
+    remaining_s = 10.0
+
+
+@pytest.fixture
+def state():
+    state = BrokerState("/p")
+    put(state, lease=77)
+    return state
+
+
+def put(state, *, lease):
+    value = encode_broker_spec(BrokerSpec(OWN, "http://host:1"))
+    state.put(KeyValue(KEY, value, 5, 5, 1, lease))
+
+
+@pytest.fixture
+def fence(state):
+    fence = Fence(state, OWN)
+    fence.hold(FakeLease())
+    return fence
+
+
+def test_a_member_with_a_lease_may_speak(fence):
+    assert fence.problem == ""
+
+
+def test_nobody_speaks_before_the_lease_is_there(state):
+    assert "run out" in Fence(state, OWN).problem
+
+
+def test_a_process_that_slept_past_its_lease_knows_by_its_own_clock(fence, monkeypatch):
+    monkeypatch.setattr(FakeLease, "remaining_s", 0.0)
+    assert "run out" in fence.problem
+
+
+def test_an_evicted_broker_knows_by_its_mirror(fence, state):
+    state.remove(KEY)
+    assert "no member" in fence.problem
+
+
+def test_a_successor_of_the_same_name_is_not_us(fence, state):
+    state.remove(KEY)
+    put(state, lease=78)
+    assert "no member" in fence.problem
+
+
+def test_the_first_reason_to_give_up_stays(fence):
+    fence.give_up("this broker leaves")
+    fence.give_up("another")
+    assert fence.problem == "this broker leaves"
