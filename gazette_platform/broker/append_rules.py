@@ -105,7 +105,7 @@ def updated_registers(registers: LabelSet, request: AppendRequest) -> LabelSet:
     if request.subtract_registers:
         registers = registers.subtract(request.subtract_registers)
     if request.union_registers:
-        registers = request.union_registers.union(registers)
+        registers = registers.union(request.union_registers)
     return registers
 
 

@@ -491,6 +491,14 @@ def test_aa2_registers_are_subtracted_from_then_united():
     assert updated_registers(held, REQUEST) is held
 
 
+def test_united_registers_replace_those_of_their_name():
+    """Else no writer could fence another off, nor compare and set twice."""
+    held = updated_registers(
+        LabelSet.of(author="a", epoch="1"), request(union_registers=LabelSet.of(author="b"))
+    )
+    assert held == LabelSet.of(author="b", epoch="1")
+
+
 # ------------------------------------------------------------------------------------------ rolls
 def at(hour, minute=0, second=0):
     return datetime(2026, 1, 2, hour, minute, second, tzinfo=UTC)
