@@ -103,13 +103,6 @@ class AppendApi:
             # The assignment went away between two looks at it.
             outcome = Outcome(Status.NOT_JOURNAL_PRIMARY_BROKER)
             return outcome.status, _response(resolution, outcome)
-        replicas = replica.count_replicas()
-        if min(replicas.current, replicas.desired) > 1:
-            raise RpcFailed(
-                Code.UNIMPLEMENTED,
-                f"{request.journal}: this version serves journals of one replica only "
-                "(apply the journal with `replication: 1`)",
-            )
         body = _Body(content, replica.balance, self._context)
         outcome = await self._run(replica, request, body)
         if outcome.is_remote:
@@ -152,7 +145,8 @@ class AppendApi:
     async def _run(self, replica: Replica, request: fsm.AppendRequest, body: _Body) -> Outcome:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Outcome] = loop.create_future()
-        pending = Pending(machine=fsm.AppendFSM(request), done=done)
+        wait_until = self._context.clock.monotonic() + self._context.config.append_wait_s
+        pending = Pending(machine=fsm.AppendFSM(request), done=done, wait_until=wait_until)
         pumping: asyncio.Task[None] | None = None
         try:
             if await self._gather(pending, body):

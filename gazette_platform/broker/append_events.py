@@ -132,6 +132,8 @@ class Replicas:
     current: int
     desired: int
     revision: int
+    may_wait: bool = False
+    """Whether the append has time to wait for more of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ The shell feeds events to `AppendFSM.step` and carries out the one effect that c
                    Written(revision)               Resolve(revision)
     REPLICAS       Replicas(as many as wanted)     AwaitReady
                    Replicas(too many)              Resolve(revision + 1)
+                   Replicas(too few, may wait)     Resolve(revision + 1)
                    Replicas(too few)               Fail(INSUFFICIENT_JOURNAL_BROKERS)
     READY          Ready(view)                     by `preconditions`: Fail | Sync | WriteSuspend |
                                                    Stream(roll_to)
@@ -24,12 +25,12 @@ The shell feeds events to `AppendFSM.step` and carries out the one effect that c
                    Invalidated                     Resolve
     SUSPEND        Written(revision)               Resolve(revision)
     STREAM         Content(length)                 Stream goes on; None
+                   Invalidated, before content     Resolve
                    ContentEnd                      Commit(registers)
                    ContentBroken(text)             Rollback(text)
     COMMIT         Acknowledged                    Finish(status)
 
-Peers (Sync with mismatches, wrong routes) take part once journals are replicated; with one replica
-the shell answers `Synced` at once. Steps are taken per append and never per byte; the shell batches
+With one replica the shell answers `Synced` at once. Steps are taken per append and never per byte; the shell batches
 the appends that reach STREAM together into one write.
 
 Source: the states and the order of checks are Gazette's (append_fsm.go).
@@ -209,8 +210,10 @@ class AppendFSM:
         match self.state, event:
             case ((State.ACQUIRE | State.SYNC | State.ASSIGNMENTS | State.READY), Invalidated()):
                 return self._resolve(0)
-            case State.REPLICAS, Replicas(current, desired, revision):
-                if current > desired:  # the allocator is about to remove some
+            case State.STREAM, Invalidated() if self.content_length == 0:
+                return self._resolve(0)
+            case State.REPLICAS, Replicas(current, desired, revision, may_wait):
+                if current > desired or may_wait:  # the allocator is about to change that
                     return self._resolve(revision + 1)
                 return self._fail(Status.INSUFFICIENT_JOURNAL_BROKERS)
             case State.SYNC, SyncMismatch(roll_to, registers):

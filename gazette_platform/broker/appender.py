@@ -6,168 +6,51 @@ batch will leave behind. The batch ends at the first append that needs something
 a store, content still to come). It is then written by one call, committed and answered, before the
 slow thing is done. So concurrent small appends cost one write and one index update together, while
 every one of them passed the same checks as if it had come alone.
+
+With replicas a batch is also one message of content, one proposal and one answer of each. It is
+answered, and shown to readers, when all replicas have it; the next batch is planned, written and sent
+meanwhile, on top of what was proposed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import hashlib
-import logging
+import itertools
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker import append_fsm as fsm
-from gazette_platform.broker.digester import DISK_RETRY_S, Digester
+from gazette_platform.broker.pending import Journal, Outcome, Pending, content_sum
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import GazetteError
-from gazette_platform.fragment.spool import Spool
 from gazette_platform.protocol import ZERO_SUM, Fragment, LabelSet, Status
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
-    from pathlib import Path
-
-    from gazette_platform.fragment.completed import CompletedSpool
+    from gazette_platform.broker.journal_spool import Draft, JournalSpool
+    from gazette_platform.broker.replicator import Replicator
+    from gazette_platform.fragment.spool import Digest, Spool
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.tasks import TaskGroup
-    from gazette_platform.protocol import JournalSpec, SuspendSpec
+    from gazette_platform.protocol import CompressionCodec
 
 __all__ = ["Appender", "Journal", "Outcome", "Pending", "content_sum"]
 
-_log = logging.getLogger(__name__)
-
-# Written on the event loop up to this size: a hop to a thread costs more than the write.
-_INLINE_BYTES_MAX = 64 << 10
-
 # A batch is bounded so that the first append in it does not wait for long.
 _BATCH_BYTES_MAX = 8 << 20
+
+# With replicas several batches are on their way at once, and smaller ones keep all of them busy.
+_REPLICATED_BATCH_BYTES_MAX = 4 << 20
+
 _BATCH_APPENDS_MAX = 512
+
+# A broker that restarts, or whose place another one takes, is tried again at this pace.
+_SYNC_RETRY_S = 0.1
 
 # Appends waiting at one journal; more are refused, since their clients would time out anyway.
 _QUEUE_MAX = 10_000
-
-
-class Journal(Protocol):
-    """What an appender asks of the replica that it belongs to."""
-
-    name: str
-
-    @property
-    def spec(self) -> JournalSpec | None:
-        """The spec as of now; None once the journal is deleted."""
-        ...
-
-    def resolve(self, min_revision: int) -> fsm.Resolved | None:
-        """Look the journal up; None if the key space is not at `min_revision` yet."""
-        ...
-
-    async def wait_revision(self, revision: int) -> None:
-        """Wait for the key space to reach `revision`."""
-        ...
-
-    @property
-    def is_consistent(self) -> bool:
-        """Whether every assignment carries the current route."""
-        ...
-
-    def count_replicas(self) -> fsm.Replicas:
-        """Brokers that serve the journal, and how many should."""
-        ...
-
-    async def update_assignments(self) -> int:
-        """Write the route into the assignments. Returns: the revision to look at."""
-        ...
-
-    async def write_suspend(self, suspend: SuspendSpec) -> int:
-        """Store the spec with this suspension. Returns: the revision to look at."""
-        ...
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the store was listed and is healthy."""
-        ...
-
-    async def wait_ready(self) -> str:
-        """Wait until `is_ready`. Returns: "", or why the store stays unhealthy."""
-        ...
-
-    def view(self, *, begin: int, end: int, registers: LabelSet) -> fsm.ReplicaView:
-        """The state as preconditions see it, with a spool of [begin, end)."""
-        ...
-
-    def on_commit(self, spool: Spool, *, appends: int, length: int) -> None:
-        """The spool holds `length` more bytes, of so many appends: publish it to readers."""
-        ...
-
-    def on_rollback(self) -> None:
-        """An append ended without a commit after its content had come."""
-        ...
-
-    def on_complete(self, completed: CompletedSpool) -> None:
-        """A fragment closed: publish its sum, and persist it."""
-        ...
-
-
-class _Stream(Protocol):
-    """Content that is still to come."""
-
-    async def next(self) -> bytes | memoryview:
-        """The next chunk; empty to commit. Raises: RpcFailed: the caller has gone or failed."""
-        ...
-
-
-@dataclass(slots=True)
-class Outcome:
-    """How an append ended."""
-
-    status: Status
-    commit: Fragment | None = None
-    registers: LabelSet | None = None
-    store_health_error: str = ""
-    total_chunks: int = 0
-    is_remote: bool = False
-    """This replica does not serve the journal any more, and nothing was written: look it up again."""
-
-
-@dataclass(slots=True, eq=False)
-class Pending:
-    """An append that waits for its turn."""
-
-    machine: fsm.AppendFSM
-    done: asyncio.Future[Outcome]
-    chunks: list[bytes | memoryview] = field(default_factory=list)
-    length: int = 0
-    total_chunks: int = 0
-    sum: asyncio.Future[bytes] | bytes = b""
-    """SHA-1 of the content, or where it will be."""
-    stream: _Stream | None = None
-    """Where content beyond `chunks` comes from; None: all of it is here."""
-    next_effect: fsm.Effect | None = None
-    begin: int = 0
-    registers: LabelSet | None = None
-
-    def finish(self, outcome: Outcome) -> None:
-        """Answer, unless the caller has gone."""
-        if not self.done.done():
-            outcome.total_chunks = self.total_chunks
-            self.done.set_result(outcome)
-
-    def fail(self, error: GazetteError) -> None:
-        """End the RPC without an answer, unless the caller has gone."""
-        if not self.done.done():
-            self.done.set_exception(error)
-
-
-def content_sum(chunks: list[bytes | memoryview]) -> bytes:
-    """SHA-1 of the concatenation of chunks; all zero if there are none."""
-    if not chunks:
-        return ZERO_SUM
-    digest = hashlib.sha1(usedforsecurity=False)
-    for chunk in chunks:
-        digest.update(chunk)
-    return digest.digest()
 
 
 @final
@@ -178,25 +61,22 @@ class Appender:
         self,
         journal: Journal,
         *,
-        executor: Executor,
+        spool: JournalSpool,
+        replicator: Replicator,
         tasks: TaskGroup,
         clock: Clock,
-        spool_dir: Path,
     ) -> None:
         self._journal = journal
-        self._executor = executor
         self._tasks = tasks
         self._clock = clock
-        self._spool_dir = spool_dir
+        self._store = spool
+        self._replicator = replicator
         self._queue: deque[Pending] = deque()
         self._running = False
         self._closed = False
-        self._completing: set[asyncio.Task[None]] = set()
-        self._rolled: set[Digester] = set()
         self._patience: asyncio.Timeout | None = None
         self._idle = asyncio.Event()
         self._idle.set()
-        self.digester = self._open(0, LabelSet())
         # State that the batch being planned will leave behind.
         self._end = 0
         self._registers = LabelSet()
@@ -204,7 +84,7 @@ class Appender:
     @property
     def spool(self) -> Spool:
         """The open fragment."""
-        return self.digester.spool
+        return self._store.spool
 
     def submit(self, pending: Pending) -> None:
         """Queue an append. Its `done` is resolved later; at once if the replica was closed.
@@ -233,56 +113,37 @@ class Appender:
         self._closed = True
         if self._patience is not None:
             self._patience.reschedule(asyncio.get_running_loop().time())
+        self._replicator.retire()
         await self._idle.wait()
-        self._roll(self.spool.end)
-        await self._settle()
+        await self._replicator.close()
+        await self._store.close()
 
     def roll_if_due(self) -> bool:
         """Close the open fragment if its window ended.
 
         Returns: whether that is settled; False: appends are under way, ask again shortly.
         """
-        if self._running:
+        if not self.is_idle:
             return False
-        if self.spool.content_length and self._must_roll(self.spool.end, 0):
-            self._roll(self.spool.end)
+        store = self._store
+        if store.content_length and self._must_roll(store.end, 0):
+            self._roll(store.end)
         return True
-
-    async def flush(self) -> None:
-        """Close the open fragment, and hand it to the persister.
-
-        Only for the journal's answers to this appender, which asks while it writes nothing.
-        """
-        self._roll(self.spool.end)
-        await self._settle()
-
-    async def _settle(self) -> None:
-        while self._completing:
-            await asyncio.wait(set(self._completing))
 
     @property
     def is_idle(self) -> bool:
         """Whether no append is queued or under way."""
-        return not self._running
-
-    async def digested(self, begin: int) -> Fragment | None:
-        """The fragment at `begin` with its sum, if it is the open one, or one that is closing.
-
-        Returns: at least what was committed when asked; None: there is no such fragment, or the
-            journal was told of its sum already.
-        Cancellation: safe.
-        """
-        for digester in (self.digester, *self._rolled):
-            if digester.spool.begin == begin:
-                return await digester.digested()
-        return None
+        return not self._running and self._replicator.is_idle
 
     # ------------------------------------------------------------------------------ the loop
     async def _run(self) -> None:
+        store, replicator = self._store, self._replicator
         try:
             while self._queue:
-                self._end = self.spool.end
-                self._registers = self.spool.registers
+                if replicator.has_peers:
+                    await self._gather()
+                self._end = store.end
+                self._registers = store.registers
                 batch = self._plan()
                 if batch:
                     await self._commit(batch)
@@ -292,11 +153,29 @@ class Appender:
             self._running = False
             self._idle.set()
 
+    async def _gather(self) -> None:
+        """Let appends gather while replicas have enough to do."""
+        while self._replicator.holds_back(self._waiting_bytes()):
+            await self._replicator.gather()
+        with contextlib.suppress(RpcFailed):  # then the next append finds out, and syncs
+            await self._replicator.room()
+
+    def _waiting_bytes(self) -> int:
+        """Of appends that would go together."""
+        length = 0
+        for pending in itertools.islice(self._queue, _BATCH_APPENDS_MAX):
+            length += _BATCH_BYTES_MAX if pending.stream is not None else pending.length
+            if length >= _BATCH_BYTES_MAX:
+                break
+        return length
+
     def _plan(self) -> list[Pending]:
         """Walk appends from the queue's head; those ready to be written leave the queue."""
         batch: list[Pending] = []
         planned = 0
-        while self._queue and len(batch) < _BATCH_APPENDS_MAX and planned < _BATCH_BYTES_MAX:
+        has_peers = self._replicator.has_peers
+        bytes_max = _REPLICATED_BATCH_BYTES_MAX if has_peers else _BATCH_BYTES_MAX
+        while self._queue and len(batch) < _BATCH_APPENDS_MAX and planned < bytes_max:
             pending = self._queue[0]
             if pending.done.done():  # the caller has gone before its turn
                 self._queue.popleft()
@@ -341,22 +220,21 @@ class Appender:
             case fsm.Acquire():
                 return fsm.Acquired()
             case fsm.Sync(roll_to):
-                if roll_to == 0:
-                    return fsm.Synced()
-                if batch:
-                    return None
-                self._roll(roll_to)
-                return fsm.Synced()
+                # Anything else takes time, even if it is only to wait for who had the spool before.
+                return fsm.Synced() if roll_to == 0 and self._replicator.is_synced else None
             case fsm.CheckAssignments():
                 return fsm.AssignmentsFresh() if journal.is_consistent else None
             case fsm.CountReplicas():
-                return journal.count_replicas()
+                replicas = journal.count_replicas()
+                if replicas.current < replicas.desired:
+                    pending.is_short = self._clock.monotonic() < pending.wait_until
+                    return dataclasses.replace(replicas, may_wait=pending.is_short)
+                return replicas
             case fsm.AwaitReady():
                 if not journal.is_ready:
                     return None
-                view = journal.view(
-                    begin=self.spool.begin, end=self._end, registers=self._registers
-                )
+                begin = self._store.digester.spool.begin
+                view = journal.view(begin=begin, end=self._end, registers=self._registers)
                 return fsm.Ready(view)
             case fsm.Stream(roll_to):
                 return self._begin_stream(pending, roll_to, batch)
@@ -366,6 +244,10 @@ class Appender:
     def _begin_stream(
         self, pending: Pending, roll_to: int, batch: list[Pending]
     ) -> fsm.Event | None:
+        if not self._replicator.is_synced:
+            # While those before it were written, replicas failed or changed. Nothing may go on as
+            # if they had not, least of all as if there were none.
+            return fsm.Invalidated()
         if self._must_roll(self._end, roll_to):
             if batch:
                 return None
@@ -376,7 +258,7 @@ class Appender:
 
     def _must_roll(self, end: int, roll_to: int) -> bool:
         spec = self._journal.spec
-        spool = self.spool
+        spool = self._store.digester.spool
         if spec is None:
             return False
         if spool.begin == end:
@@ -386,7 +268,7 @@ class Appender:
             spec,
             begin=spool.begin,
             end=end,
-            first_append_at=spool.first_append_at,
+            first_append_at=spool.first_append_at,  # none while all of it is under way
             now=self._clock.now(),
             roll_to=roll_to,
         )
@@ -434,7 +316,12 @@ class Appender:
         journal, machine = self._journal, pending.machine
         match pending.next_effect:
             case fsm.Resolve(min_revision):
-                await journal.wait_revision(min_revision)
+                if pending.is_short:
+                    await self._wait_for_more(pending, min_revision)
+                else:
+                    await journal.wait_revision(min_revision)
+            case fsm.Sync(roll_to, registers):
+                pending.next_effect = machine.step(await self._sync(pending, roll_to, registers))
             case fsm.CheckAssignments():
                 revision = await journal.update_assignments()
                 pending.next_effect = machine.step(fsm.Written(revision))
@@ -450,50 +337,75 @@ class Appender:
             case effect:
                 raise RuntimeError(f"{journal.name}: append is stuck at {effect}")
 
+    async def _wait_for_more(self, pending: Pending, revision: int) -> None:
+        """Wait a bounded time for the allocator to assign more brokers."""
+        pending.is_short = False
+        try:
+            async with asyncio.timeout(max(0.0, pending.wait_until - self._clock.monotonic())):
+                await self._journal.wait_revision(revision)
+        except TimeoutError:
+            pending.next_effect = fsm.Resolve(0)
+
+    async def _sync(self, pending: Pending, roll_to: int, registers: LabelSet | None) -> fsm.Event:
+        """Sync replicas; those that are away come back, or are replaced, within some time."""
+        try:
+            return await self._replicator.sync(
+                roll_to, registers, must_roll=lambda: self._must_roll(self._store.end, 0)
+            )
+        except RpcFailed as err:
+            left_s = pending.wait_until - self._clock.monotonic()
+            if err.code is not Code.UNAVAILABLE or left_s <= 0 or pending.done.done():
+                raise
+            await asyncio.sleep(min(left_s, _SYNC_RETRY_S))
+            return fsm.Invalidated()
+
     # ------------------------------------------------------------------------------- content
     async def _commit(self, batch: list[Pending]) -> None:
         chunks = [chunk for pending in batch for chunk in pending.chunks]
         length = sum(pending.length for pending in batch)
-        if length:
-            await self.digester.below()
-            await self._write(chunks, self.spool.end, length)
         registers = batch[-1].registers
         assert registers is not None
-        self._publish(self._end, registers, appends=sum(1 for p in batch if p.length))
-        for pending in batch:
-            total = pending.sum if isinstance(pending.sum, bytes) else await pending.sum
-            self._acknowledge(pending, total)
-
-    async def _write(self, chunks: list[bytes | memoryview], at: int, length: int) -> None:
-        """Write to the spool, for as long as it takes."""
-        spool = self.spool
-        while True:
-            try:
-                if length <= _INLINE_BYTES_MAX:
-                    spool.write(chunks, at)
-                else:
-                    loop = asyncio.get_running_loop()
-                    await loop.run_in_executor(self._executor, spool.write, chunks, at)
-            except OSError as err:
-                _log.error(
-                    "%s: spool: %s; retrying in %s s (check the disk of --broker.spool-dir)",
-                    self._journal.name,
-                    err,
-                    DISK_RETRY_S,
-                )
-                await asyncio.sleep(DISK_RETRY_S)
-            else:
-                return
-
-    def _publish(self, end: int, registers: LabelSet, *, appends: int) -> None:
-        spool = self.spool
-        length = end - spool.end
-        spool.commit(end, registers=registers, now=self._clock.now())
+        store, replicator = self._store, self._replicator
+        has_peers = replicator.has_peers
+        if has_peers and not self._journal.may_acknowledge:
+            _Answers(self, batch, [ZERO_SUM] * len(batch), store.spool.codec)(
+                _lease_lost(self._journal.name)
+            )
+            return
+        draft = store.draft(with_digest=has_peers)
         if length:
-            self._journal.on_commit(spool, appends=appends, length=length)
-            self.digester.kick()
+            await store.digester.below()
+            if has_peers:
+                replicator.send(chunks, 0)
+            await draft.write(chunks, length)
+        sums = [p.sum if isinstance(p.sum, bytes) else await p.sum for p in batch]
+        answer = _Answers(self, batch, sums, store.spool.codec)
+        appends = sum(1 for pending in batch if pending.length)
+        if has_peers:
+            self._propose(draft, registers, answer, appends=appends)
+        else:
+            self._settle(draft, registers, answer, appends=appends)
 
-    def _acknowledge(self, pending: Pending, total: bytes) -> None:
+    def _settle(self, draft: Draft, registers: LabelSet, answer: _Answers, *, appends: int) -> None:
+        """Commit a draft that nobody else has to have."""
+        if self._journal.may_acknowledge:
+            self._store.commit(draft, registers, appends=appends)
+            answer(None)
+        else:
+            # We were paused, and others may have taken over: nothing of it may count.
+            answer(_lease_lost(self._journal.name))
+
+    def _propose(
+        self, draft: Draft, registers: LabelSet, answer: _Answers, *, appends: int
+    ) -> None:
+        """Propose a draft; its appends are answered once all replicas have it."""
+        try:
+            self._replicator.propose(draft, registers, answer, appends=appends)
+        except RpcFailed as err:
+            answer(err)
+
+    def acknowledge(self, pending: Pending, total: bytes, codec: CompressionCodec) -> None:
+        """Answer an append whose content is on every replica."""
         finish = pending.machine.step(fsm.Acknowledged())
         assert isinstance(finish, fsm.Finish)
         commit = Fragment(
@@ -501,80 +413,107 @@ class Appender:
             pending.begin,
             pending.begin + pending.length,
             total if pending.length else ZERO_SUM,
-            self.spool.codec,
+            codec,
         )
         pending.finish(Outcome(finish.status, commit, pending.registers))
 
     async def _stream(self, pending: Pending) -> None:
         """Take an append whose content still comes, alone: it owns the journal meanwhile."""
-        machine = pending.machine
-        assert pending.stream is not None
+        store, replicator = self._store, self._replicator
+        draft = store.draft(with_digest=replicator.has_peers)
+        # Content was sent to these replicas, and they wait for what becomes of it.
+        has_peers = replicator.has_peers
         digest = hashlib.sha1(usedforsecurity=False)
-        begin = at = self.spool.end
-        chunk: bytes | memoryview | None = None
-        backlog = deque(pending.chunks)
-        pending.chunks.clear()
-        effect: fsm.Effect | None = None
-        while effect is None:
-            try:
-                chunk = backlog.popleft() if backlog else await pending.stream.next()
-            except RpcFailed as err:
-                machine.step(fsm.ContentBroken(err.text))
-                self._journal.on_rollback()
-                pending.fail(err)
-                return
-            if pending.done.done():  # the caller has gone or failed: nothing is committed
-                self._journal.on_rollback()
-                return
-            if not chunk:
-                effect = machine.step(fsm.ContentEnd())
-                break
-            effect = machine.step(fsm.Content(len(chunk)))
-            if effect is None:
-                await self._write([chunk], at, len(chunk))
-                digest.update(chunk)
-                at += len(chunk)
+        try:
+            effect = await self._receive(pending, draft, digest, has_peers=has_peers)
+        except RpcFailed as err:
+            effect = None
+            pending.fail(err)
         if isinstance(effect, fsm.Commit):
-            pending.begin, pending.length = begin, at - begin
+            pending.begin, pending.length = store.end, draft.length
             pending.registers = effect.registers
-            await self.digester.below()
-            self._publish(at, effect.registers, appends=1)
-            self._acknowledge(pending, digest.digest())
-        elif effect is not None:
+            await store.digester.below()
+            answer = _Answers(self, [pending], [digest.digest()], store.spool.codec)
+            end = self._propose if has_peers else self._settle
+            end(draft, effect.registers, answer, appends=1)
+            return
+        if has_peers and draft.length:
+            empty = store.draft(with_digest=True)
+            with contextlib.suppress(RpcFailed):  # they have forgotten it, then
+                replicator.propose(empty, store.registers, lambda _: None, appends=0)
+        if effect is None:
+            self._journal.on_rollback()
+        else:
             self._is_terminal(pending, effect)
 
+    async def _receive(
+        self, pending: Pending, draft: Draft, digest: Digest, *, has_peers: bool
+    ) -> fsm.Effect | None:
+        """Write content as it comes.
+
+        Returns: how the append goes on; None: its caller has gone, or failed.
+        Raises: RpcFailed: the client's stream broke, or that to a replica.
+        """
+        machine, stream = pending.machine, pending.stream
+        assert stream is not None
+        backlog = deque(pending.chunks)
+        pending.chunks.clear()
+        while True:
+            try:
+                chunk = backlog.popleft() if backlog else await stream.next()
+            except RpcFailed as err:
+                machine.step(fsm.ContentBroken(err.text))
+                raise
+            if pending.done.done():  # the caller has gone or failed: nothing is committed
+                return None
+            effect = machine.step(fsm.Content(len(chunk)) if chunk else fsm.ContentEnd())
+            if effect is not None:
+                return effect
+            if has_peers:
+                await self._replicator.room()
+                self._replicator.send([chunk], draft.length)
+            await draft.write([chunk], len(chunk))
+            digest.update(chunk)
+
     # ---------------------------------------------------------------------------------- roll
-    def _open(self, begin: int, registers: LabelSet) -> Digester:
-        spec = self._journal.spec
-        spool = Spool(
-            self._journal.name,
-            directory=self._spool_dir,
-            begin=begin,
-            registers=registers,
-            is_primary=True,
-        )
-        if spec is not None:
-            spool.codec = spec.fragment.codec
-        return Digester(spool, self._executor, self._tasks)
-
     def _roll(self, to: int) -> None:
-        """Close the open fragment and begin another at journal offset `to`."""
-        old = self.digester
-        self.digester = self._open(to, old.spool.registers)
+        """Close the open fragment, here and at all replicas, and begin another at `to`."""
+        self._replicator.roll(to)
         self._end = to
-        if old.spool.content_length:
-            self._rolled.add(old)
-            task = self._tasks.spawn(self._complete(old), name=f"roll {self._journal.name}")
-            self._completing.add(task)
-            task.add_done_callback(self._completing.discard)
-        else:
-            old.spool.discard()
 
-    async def _complete(self, old: Digester) -> None:
-        completed = await old.complete()
-        if completed is not None:
-            self._journal.on_complete(completed)
-        self._rolled.discard(old)
+
+@final
+class _Answers:
+    """Answers the appends of a batch once it is known what became of it."""
+
+    __slots__ = ("_appender", "_batch", "_codec", "_sums")
+
+    def __init__(
+        self,
+        appender: Appender,
+        batch: list[Pending],
+        sums: list[bytes],
+        codec: CompressionCodec,
+    ) -> None:
+        self._appender = appender
+        self._batch = batch
+        self._sums = sums
+        self._codec = codec
+
+    def __call__(self, failure: RpcFailed | None) -> None:
+        """All replicas have it; or nobody knows, and `failure` says why."""
+        appender = self._appender
+        for pending, total in zip(self._batch, self._sums, strict=True):
+            if failure is not None:
+                pending.fail(failure)
+            else:
+                appender.acknowledge(pending, total, self._codec)
+
+
+def _lease_lost(journal: str) -> RpcFailed:
+    return RpcFailed(
+        Code.UNAVAILABLE, f"{journal}: this broker's lease in etcd ran out; ask another one"
+    )
 
 
 def _not_ours() -> Outcome:

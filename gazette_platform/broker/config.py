@@ -129,6 +129,9 @@ class BrokerConfig:
     Also those that a read of or to the write head waits for the first listing of the stores.
     """
 
+    auto_suspend: bool = False
+    """Whether journals that had no appends for a while, and are all in the store, are suspended."""
+
     drain_timeout_s: float | None = None
     """Seconds after SIGTERM until a broker leaves though others have not taken over its journals.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, final
+import asyncio
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
 
 import grpc  # type: ignore[import-untyped]
 from grpc import aio
@@ -11,10 +12,14 @@ from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.protocol.auth import Capability
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from gazette_platform.broker.peers import Peers
     from gazette_platform.protocol import ProcessId
 
 __all__ = ["PeerStream", "open_replicate"]
+
+T = TypeVar("T")
 
 _REPLICATE = "/protocol.Journal/Replicate"
 
@@ -60,16 +65,10 @@ class _GrpcStream:
         self._call = call
 
     async def write(self, raw: bytes) -> None:
-        try:
-            await self._call.write(raw)
-        except (grpc.RpcError, aio.UsageError) as err:
-            raise await self._failed(err) from err
+        await self._of_call(self._call.write(raw))
 
     async def read(self) -> bytes | None:
-        try:
-            raw = await self._call.read()
-        except grpc.RpcError as err:
-            raise await self._failed(err) from err
+        raw = await self._of_call(self._call.read())
         if raw is not aio.EOF:
             return bytes(raw)
         if await self._call.code() is not grpc.StatusCode.OK:
@@ -77,10 +76,19 @@ class _GrpcStream:
         return None
 
     async def done_writing(self) -> None:
+        await self._of_call(self._call.done_writing())
+
+    async def _of_call(self, work: Awaitable[T]) -> T:
         try:
-            await self._call.done_writing()
-        except (grpc.RpcError, aio.UsageError) as err:
+            return await work
+        except (grpc.RpcError, aio.UsageError, asyncio.InvalidStateError) as err:
             raise await self._failed(err) from err
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Not we, but the call was cancelled: its channel was closed, since the peer has left.
+            raise RpcFailed(Code.UNAVAILABLE, "the peer has left the cluster") from None
 
     def cancel(self) -> None:
         self._call.cancel()

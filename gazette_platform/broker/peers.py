@@ -63,6 +63,11 @@ class Peers:
         """Metadata of a call to a peer: a token of ours for this journal; None without keys."""
         return self._authorizer.metadata(capability, journal)
 
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """Of the peers that there are channels to."""
+        return tuple(self._channels)
+
     async def drop(self, endpoint: str) -> None:
         """Close the channel to a peer that left; calls under way are cancelled."""
         channel = self._channels.pop(endpoint, None)

@@ -78,10 +78,14 @@ class Pipeline:
         self._is_closed = False
         self._greeted = False
         self.failure: RpcFailed | None = None
-        self._links = [
-            _Link(n, peer, open_stream(peer, route.endpoint_of(peer)), self)
-            for n, peer in enumerate(self._peers)
-        ]
+        self._links: list[_Link] = []
+        try:
+            for n, peer in enumerate(self._peers):
+                stream = open_stream(peer, route.endpoint_of(peer))
+                self._links.append(_Link(n, peer, stream, self))
+        except RpcFailed:
+            self.abandon()
+            raise
         for link in self._links:
             link.start(tasks)
 

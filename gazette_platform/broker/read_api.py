@@ -91,10 +91,12 @@ class ReadApi:
 
         Else a read would end before what the store holds, and one from the head begin at 0.
         """
-        if not replica.index.first_refresh.is_set():
+        if not replica.index.first_refresh.is_set() or replica.is_filling:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._context.config.append_wait_s):
                     await replica.index.inspect()
+                    while replica.is_filling and await replica.index.wait_change():
+                        pass
 
     async def _serve(
         self, request: pb.ReadRequest, resolution: Resolution, replica: Replica

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker import append_fsm as fsm
+from gazette_platform.broker.append_rules import suspend_level
 from gazette_platform.broker.appender import Appender, Outcome, Pending
 from gazette_platform.broker.flow_control import RateBalance
+from gazette_platform.broker.journal_spool import JournalSpool
+from gazette_platform.broker.peer_stream import open_replicate
+from gazette_platform.broker.replicator import Replicator
 from gazette_platform.broker.spec_writes import write_route, write_suspend
 from gazette_platform.errors import GazetteError
 from gazette_platform.fragment.index import Index
@@ -27,10 +32,14 @@ from gazette_platform.protocol import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gazette_platform.broker.context import BrokerContext
+    from gazette_platform.broker.peer_stream import PeerStream
     from gazette_platform.broker.resolver import Resolver
     from gazette_platform.fragment.completed import CompletedSpool
     from gazette_platform.fragment.spool import Spool
+    from gazette_platform.protocol import EtcdHeader, ProcessId, Route
     from gazette_platform.stores import ActiveStore
 
 __all__ = ["Replica"]
@@ -44,14 +53,26 @@ _FLUSH_JITTER_S = 2.0
 # A window may end while appends are under way; they roll by themselves, or we look again.
 _FLUSH_RETRY_S = 0.25
 
-# Seconds that a hand-over waits for content to be persisted: its readers at the next broker wait for
-# it, but its appends do not.
-_HAND_OVER_S = 10.0
+# A replica that begins behind content which other brokers are about to persist looks for it soon.
+_HOLE_REFRESHES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 30.0, 60.0)
+
+# A pulse may wait for a store, which is no reason to hold up those of other journals.
+_PULSE_TIMEOUT_S = 10.0
+
+# While a route is not published, the allocator cannot go on with the journal.
+_PULSE_RETRIES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+_PULSE_RETRY_LAST_S = 5.0
 
 # Failed health checks that an append waits out before it is refused.
 _HEALTH_CHECKS_MAX = 5
 
 _REFRESH_JITTER = 0.1
+
+# A journal without appends for longer closes its streams to replicas as soon as a pulse is over.
+_REST_S = 5.0
+
+# Quiet seconds after which --broker.auto-suspend looks whether a journal can be suspended.
+_SUSPEND_S = 15 * 60.0
 
 
 @final
@@ -73,7 +94,14 @@ class Replica:
         self._context = context
         self._resolver = resolver
         self._state = context.space.state
-        self._closed = False
+        self.is_closed = False
+        self.watchers: set[Callable[[], None]] = set()
+        """Told of each change of the journal's spec or assignments, and when this replica closes."""
+        self._pulses_failed = 0
+        self._pulse_timer: asyncio.TimerHandle | None = None
+        self._is_pulsing = False
+        self._hole_end = 0
+        self._hole_refreshes = 0
         self._flush_timer: asyncio.TimerHandle | None = None
         self._flush_interval_ns = 0
         self._refresh_timer: asyncio.TimerHandle | None = None
@@ -83,13 +111,23 @@ class Replica:
         self._refresh_failures = 0
         self._write_head = context.metrics.write_head.labels(name)
         self.balance = RateBalance.start(self._max_rate(), context.clock.monotonic())
-        self.appender = Appender(
+        self.spool = JournalSpool(
             self,
             executor=context.executor,
             tasks=context.tasks,
             clock=context.clock,
-            spool_dir=context.config.spool_dir,
+            directory=context.config.spool_dir,
         )
+        self.replicator = Replicator(self, self.spool, tasks=context.tasks, clock=context.clock)
+        self.appender = Appender(
+            self,
+            spool=self.spool,
+            replicator=self.replicator,
+            tasks=context.tasks,
+            clock=context.clock,
+        )
+        self._created_at = context.clock.monotonic()
+        self._last_append_at = -math.inf
         self._refresh_soon(0.0)
         self._pulse()
 
@@ -104,6 +142,31 @@ class Replica:
     def is_consistent(self) -> bool:
         """Whether every assignment carries the current route."""
         return self._state.is_consistent(self.name)
+
+    @property
+    def may_acknowledge(self) -> bool:
+        """Whether our lease in etcd is certain to last: else others may have taken over."""
+        return self._context.membership.is_certain
+
+    # ------------------------------------------------------------ what the replicator asks for
+    @property
+    def route(self) -> Route:
+        """The journal's route, as of now."""
+        return self._state.route_of(self.name)
+
+    @property
+    def etcd_header(self) -> EtcdHeader:
+        """What `route` is from."""
+        return self._context.space.header
+
+    @property
+    def process_id(self) -> ProcessId:
+        """This broker."""
+        return self._context.process_id
+
+    def open_stream(self, peer: ProcessId, endpoint: str) -> PeerStream:
+        """Begin a Replicate stream to a peer. Raises: RpcFailed: it has no endpoint."""
+        return open_replicate(self._context.peers, self.name, peer, endpoint)
 
     def resolve(self, min_revision: int) -> fsm.Resolved | None:
         """Look the journal up; None if the key space is not at `min_revision` yet."""
@@ -130,15 +193,8 @@ class Replica:
     async def update_assignments(self) -> int:
         """Write the route into the assignments. Returns: the revision to look at.
 
-        A consistent route lets the allocator hand the journal over to another broker, which knows
-        only what is in the store and in the spec. So both are brought up to date before; and until
-        the journal is at one broker again, appends wait for the number of replicas.
+        A consistent route tells the allocator that every broker of it is in step.
         """
-        if len(self._state.assignments_of(self.name)) > 1:
-            await self.appender.flush()
-            await self._context.persister.settle(timeout_s=_HAND_OVER_S)
-            if not await self.note_head():
-                return self._context.space.revision
         return await write_route(self._context, self.name)
 
     async def note_head(self) -> bool:
@@ -149,7 +205,7 @@ class Replica:
         Returns: whether it is noted; False: something of the journal changed meanwhile.
         Raises: EtcdError. Cancellation: leaves open whether it was written.
         """
-        spec, head = self.spec, self.appender.spool.end
+        spec, head = self.spec, self.spool.spool.end
         if spec is not None and head > self._noted_head:
             suspend = spec.suspend or SuspendSpec(SuspendLevel.NONE, 0)
             await write_suspend(self._context, self.name, replace(suspend, offset=head))
@@ -232,6 +288,7 @@ class Replica:
         metrics.spool_commit_bytes.inc(length)
         self.index.spool_commit(spool.fragment(), spool.file)
         self._write_head.set(spool.end)
+        self._last_append_at = self._context.clock.monotonic()
         if self._flush_timer is None:
             self._arm_flush(spool)
 
@@ -258,7 +315,7 @@ class Replica:
         """
         if fragment.sum != ZERO_SUM:
             return fragment
-        digested = await self.appender.digested(fragment.begin)
+        digested = await self.spool.digested(fragment.begin)
         if digested is not None:
             return digested
         # It closed since it was looked up, and the index knows its sum by now.
@@ -284,13 +341,17 @@ class Replica:
 
     def _flush(self) -> None:
         self._flush_timer = None
-        if self._closed:
-            return
-        if not self.appender.roll_if_due():
+        if self.is_closed or not self.is_primary:
+            return  # a replica's fragments close with its primary's
+        if not self.replicator.owns_spool or len(self.route.members) > 1:
+            # Replicas close theirs with ours; a barrier syncs them first if it must.
+            self._start_pulse()
+        elif not self.appender.roll_if_due():
             loop = asyncio.get_running_loop()
             self._flush_timer = loop.call_later(_FLUSH_RETRY_S, self._flush)
-        elif self.appender.spool.content_length:
-            self._arm_flush(self.appender.spool)  # an append rolled it first: a new window runs
+            return
+        if self.spool.content_length:
+            self._arm_flush(self.spool.spool)  # an append rolled it first: a new window runs
 
     def _refresh_soon(self, delay_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -300,7 +361,7 @@ class Replica:
 
     def _start_refresh(self) -> None:
         self._refresh_timer = None
-        if not self._closed:
+        if not self.is_closed:
             self._context.tasks.spawn(self._refresh(), name=f"refresh {self.name}")
 
     async def _refresh(self) -> None:
@@ -309,7 +370,7 @@ class Replica:
             return
         async with self._context.refresh_slots:
             is_done = await self._refresher.refresh(spec)
-        if self._closed:
+        if self.is_closed:
             return
         delay_s = spec.fragment.refresh_interval_ns / fsm.NS_PER_S
         delay_s *= self._context.rng.uniform(1 - _REFRESH_JITTER, 1)
@@ -317,23 +378,53 @@ class Replica:
             # Appends wait for the first listing, so it is tried again soon.
             delay_s = min(delay_s, backoff_s(self._refresh_failures))
             self._refresh_failures += 1
+        elif self.is_filling:
+            delay_s = min(delay_s, _HOLE_REFRESHES_S[self._hole_refreshes])
+            self._hole_refreshes += 1
         self._refresh_soon(delay_s)
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether content of before our spool is neither here nor known to be in a store yet.
+
+        It is at other replicas, which persist it: they had it when our spool began. If they do not
+        within minutes it is lost, and nobody waits for it any more.
+        """
+        if self._hole_refreshes == len(_HOLE_REFRESHES_S) or not self._stores:
+            return False
+        # The last byte before tells: what precedes it may have been pruned.
+        end = self._hole_end
+        return end > 0 and not self.index.covers(end - 1, end)
+
+    def on_roll(self) -> None:
+        """The spool began anew, maybe at another offset."""
+        begin = self.spool.spool.begin
+        if not self.spool.is_settled or begin <= self.index.summary.end:
+            return  # all of before is here, or under way
+        self._hole_end = begin
+        self._hole_refreshes = 0
+        if self.is_filling and not self.is_closed:
+            self._refresh_soon(_HOLE_REFRESHES_S[0])
 
     # ----------------------------------------------------------------------------------- life
     def on_change(self, *, is_primary: bool) -> None:
         """The journal's spec or assignments changed."""
         spec = self.spec
-        if spec is None or self._closed:
+        if spec is None or self.is_closed:
             return
         if is_primary and not self.is_primary:
             self._refresh_soon(0.0)  # our predecessor persisted what it had
+            self._arm_flush(self.spool.spool)
         self.is_primary = is_primary
         self.balance.rate = self._max_rate()
         if spec.fragment.flush_interval_ns != self._flush_interval_ns:
-            self._arm_flush(self.appender.spool)
+            self._arm_flush(self.spool.spool)
         if spec.fragment.stores != self._stores:
             self._stores = spec.fragment.stores
             self._refresh_soon(0.0)
+        self.replicator.on_change()
+        for watcher in tuple(self.watchers):
+            watcher()
         self._pulse()
 
     def _max_rate(self) -> float:
@@ -345,28 +436,77 @@ class Replica:
 
     def _pulse(self) -> None:
         """Publish a consistent route without waiting for an append, if it is not published."""
-        if self.is_primary and not self.is_consistent and self.appender.is_idle:
-            self._context.tasks.spawn(self._barrier(), name=f"pulse {self.name}")
+        self._pulse_timer = None
+        if self.is_primary and not self.is_consistent and not self.is_closed:
+            if self.appender.is_idle:
+                self._start_pulse()
+            else:
+                self._pulse_later()  # the append under way does it, unless it fails
 
-    async def _barrier(self) -> None:
+    def _pulse_later(self) -> None:
+        if self._pulse_timer is None and not self.is_closed:
+            failed, steps = self._pulses_failed, _PULSE_RETRIES_S
+            self._pulses_failed += 1
+            delay_s = steps[failed] if failed < len(steps) else _PULSE_RETRY_LAST_S
+            loop = asyncio.get_running_loop()
+            self._pulse_timer = loop.call_later(delay_s, self._pulse)
+
+    def _start_pulse(self, suspend: AppendSuspend = AppendSuspend.SUSPEND_NO_RESUME) -> None:
+        if not self._is_pulsing:
+            self._is_pulsing = True
+            self._context.tasks.spawn(self._barrier(suspend), name=f"pulse {self.name}")
+
+    async def _barrier(self, suspend: AppendSuspend) -> None:
         """A zero-byte append, for what appends do on their way."""
-        request = fsm.AppendRequest(self.name, suspend=AppendSuspend.SUSPEND_NO_RESUME)
+        request = fsm.AppendRequest(self.name, suspend=suspend)
         done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         try:
-            self.appender.submit(Pending(machine=fsm.AppendFSM(request), done=done))
-            outcome = await done
-        except GazetteError as err:
+            async with self._context.pulse_slots, asyncio.timeout(_PULSE_TIMEOUT_S):
+                self.appender.submit(Pending(machine=fsm.AppendFSM(request), done=done))
+                outcome = await done
+        except (GazetteError, TimeoutError) as err:
             _log.debug("%s: pulse: %s", self.name, err)
+        else:
+            if outcome.status not in (Status.OK, Status.SUSPENDED):
+                _log.debug("%s: pulse: %s", self.name, outcome.status.name)
+        finally:
+            done.cancel()
+            self._is_pulsing = False
+        if self.is_consistent:
+            self._pulses_failed = 0
+        elif self.is_primary:
+            self._pulse_later()
+        # Thousands of journals may be synced at once that nobody appends to.
+        now = self._context.clock.monotonic()
+        if now - self._last_append_at > _REST_S and self.appender.is_idle:
+            self.replicator.rest()
+
+    def on_tick(self) -> None:
+        """A minute has passed: see whether the journal should be suspended.
+
+        All else that Gazette does each minute has timers of its own, which idle journals lack.
+        """
+        spec = self.spec
+        quiet_s = self._context.clock.monotonic() - max(self._created_at, self._last_append_at)
+        if not self.is_primary or spec is None or self.is_closed or quiet_s < _SUSPEND_S:
             return
-        if outcome.status not in (Status.OK, Status.SUSPENDED):
-            _log.debug("%s: pulse: %s", self.name, outcome.status.name)
+        if not self.index.first_refresh.is_set() or suspend_level(spec) is not SuspendLevel.NONE:
+            return
+        request = fsm.AppendRequest(self.name, suspend=AppendSuspend.SUSPEND_IF_FLUSHED)
+        view = self.view(
+            begin=self.spool.spool.begin, end=self.spool.end, registers=self.spool.registers
+        )
+        if isinstance(fsm.preconditions(request, view), fsm.WriteSuspend):
+            self._start_pulse(AppendSuspend.SUSPEND_IF_FLUSHED)
 
     def stop(self) -> None:
         """Start nothing any more by itself. Idempotent."""
-        self._closed = True
-        for timer in (self._flush_timer, self._refresh_timer):
+        self.is_closed = True
+        for timer in (self._flush_timer, self._refresh_timer, self._pulse_timer):
             if timer is not None:
                 timer.cancel()
+        for watcher in tuple(self.watchers):
+            watcher()
 
     async def close(self) -> None:
         """Finish appends under way, hand the open fragment to the persister, end reads."""

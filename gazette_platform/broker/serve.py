@@ -58,6 +58,10 @@ _GRACE_S = 15.0
 # Transactions under way at a time when leaving: each waits for the watch to bring it back.
 _WRITES_MAX = 64
 
+# How often quiet journals are looked at, and how many without letting others go on.
+_TICK_S = 60.0
+_TICK_SLICE = 500
+
 # How often a drain says what it waits for.
 _DRAIN_REPORT_S = 10.0
 
@@ -124,6 +128,7 @@ class Broker:
             space, process_id, make_replica=self._make_replica, tasks=self.tasks
         )
         self._stack.callback(self._stop_replicas)
+        space.observe(self._drop_peers)
         self._service = BrokerService(self._context, self._resolver)
         self._server = GrpcServer(
             self._service,
@@ -223,6 +228,7 @@ class Broker:
     async def _join(self, process_id: ProcessId, space: KeySpace[BrokerState]) -> None:
         etcd = self._context.etcd
         self._lease = await etcd.grant_lease(max(1, round(self.config.etcd_lease_s)))
+        self._context.membership.lease = self._lease
         self.tasks.spawn(self._lease.keep_alive(), name="lease")
         spec = BrokerSpec(
             id=process_id, endpoint=self.endpoint, journal_limit=self.config.journal_limit
@@ -236,6 +242,8 @@ class Broker:
             etcd, space, process_id, max_replication=self.config.max_replication
         )
         self.tasks.spawn(space.watch(), name="watch")
+        if self.config.auto_suspend:
+            self.tasks.spawn(self._tick(), name="tick")
         self.tasks.spawn(self._persister.run(), name="persister")
         if self.config.evict_after_s > 0:
             evictor = Evictor(
@@ -262,6 +270,27 @@ class Broker:
             context=self._context,
             resolver=self._resolver,
         )
+
+    def _drop_peers(self) -> None:
+        """Close the channels to brokers that left: what waits for their answers waits in vain."""
+        state, peers = self._context.space.state, self._context.peers
+        if not state.changes.members:
+            return
+        known = {member.spec.endpoint for member in state.members.values()}
+        for endpoint in peers.endpoints:
+            if endpoint not in known:
+                self.tasks.spawn(peers.drop(endpoint), name=f"drop {endpoint}")
+
+    async def _tick(self) -> None:
+        """Let journals look whether they should be suspended; a slice of them at a time."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            replicas = list(self._resolver.replicas.values())
+            for at in range(0, len(replicas), _TICK_SLICE):
+                for replica in replicas[at : at + _TICK_SLICE]:
+                    if isinstance(replica, Replica):
+                        replica.on_tick()
+                await asyncio.sleep(0)
 
     def _stop_replicas(self) -> None:
         for replica in self._resolver.replicas.values():
@@ -359,7 +388,7 @@ class Broker:
                 "%s: its write head %d is not noted in etcd "
                 "(run `gazctl journals reset-head` before the next append)",
                 replica.name,
-                replica.appender.spool.end,
+                replica.spool.spool.end,
             )
 
     async def _leave(self) -> None:

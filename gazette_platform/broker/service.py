@@ -12,6 +12,7 @@ from gazette_platform.broker.append_api import AppendApi
 from gazette_platform.broker.fragments_api import FragmentsApi
 from gazette_platform.broker.list_api import ListApi
 from gazette_platform.broker.read_api import ReadApi
+from gazette_platform.broker.replicate_api import ReplicateApi
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import EtcdError, GazetteError
 from gazette_platform.protocol import Status
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.resolver import Resolver
-    from gazette_platform.broker.wire.interface import ContentSource
+    from gazette_platform.broker.wire.interface import ContentSource, MessageStream
     from gazette_platform.protocol.auth import Claims
 
 __all__ = ["BrokerService"]
@@ -40,6 +41,7 @@ class BrokerService:
         self._fence = context.fence
         self._append = AppendApi(context, resolver)
         self._read = ReadApi(context, resolver)
+        self._replicate = ReplicateApi(resolver)
         self._list = ListApi(context, resolver)
         self._fragments = FragmentsApi(context, resolver)
         self._append_started = self._metrics.started.labels("Append")
@@ -69,6 +71,16 @@ class BrokerService:
         else:
             self._metrics.completed.labels("Append", status.name).inc()
         return response
+
+    async def replicate(self, stream: MessageStream, metadata: Mapping[str, str]) -> None:
+        """Serve one Replicate: another broker writes to our replica of a journal."""
+        self._metrics.started.labels("Replicate").inc()
+        try:
+            claims = self._auth.authorize(metadata, Capability.REPLICATE)
+            await self._before_expiry(claims, self._replicate.replicate(stream, claims))
+        except (GazetteError, DecodeError) as err:
+            raise self._failed("Replicate", err) from err
+        self._metrics.completed.labels("Replicate", "ok").inc()
 
     async def read(self, request: bytes, metadata: Mapping[str, str]) -> AsyncGenerator[bytes]:
         """Serve one Read: a stream of responses."""

@@ -137,6 +137,11 @@ SERVE_OPTIONS = (
         "append_wait_s",
     ),
     _broker(
+        "auto-suspend",
+        bool,
+        "Suspend journals that had no appends for 15 minutes, once all of them is in the store.",
+    ),
+    _broker(
         "drain-timeout",
         float,
         "After SIGTERM, when to leave although nobody took over. Default: wait for ever, if there are others.",

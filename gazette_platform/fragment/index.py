@@ -111,6 +111,10 @@ class Index:
                 return QueryResult(Status.OK, offset, head, fragment, file)
             offset = fragment.end
 
+    def covers(self, begin: int, end: int) -> bool:
+        """Whether all bytes [begin, end) are known to be here or in a store."""
+        return self._all.covers(begin, end)
+
     async def query(
         self, offset: int, *, block: bool = False, begin_mod_time: int = 0
     ) -> QueryResult | None:

@@ -111,26 +111,3 @@ async def test_appends_go_on_while_journals_move(cluster):
 
 async def _is_whole(stub, name, head):
     return len(await read_all(stub, name)) >= head
-
-
-async def test_a_journal_of_more_replicas_is_refused_clearly(cluster):
-    """Until brokers replicate, an append to it would be on one of them only."""
-    import grpc
-
-    stub = cluster.stub(await cluster.start())
-    await cluster.start()
-    request = pb.ApplyRequest()
-    replicated = spec("replicated/journal")
-    request.changes.add().upsert.CopyFrom(replicated.to_pb())
-    request.changes[0].upsert.replication = 2
-    assert (await stub.Apply(request)).status == pb.OK
-
-    async def text():
-        try:
-            await append(stub, "replicated/journal", b"x")
-        except grpc.aio.AioRpcError as err:
-            return err.details()
-
-    refusal = await eventually(text)
-    assert "journals of one replica only" in refusal
-    assert "`replication: 1`" in refusal

@@ -1,8 +1,9 @@
 """The append state machine: Gazette's scenarios FS1 to FS27, as far as one broker meets them.
 
 A scenario is a transcript: events go in, and the effects that come out are compared. What needs
-tasks, files or peers (cancellation, sharing a pipeline) is in test_broker_appender.py and in the
-integration tests; FS24 and the proposals of FS3 to FS5 come with replication.
+tasks, files or peers (cancellation, sharing a pipeline, the messages of FS3 to FS5, FS20, FS24 and
+FS26) is in test_broker_appender.py, test_broker_replicator.py, test_broker_pipeline.py and in the
+integration tests.
 """
 
 from __future__ import annotations
@@ -332,6 +333,7 @@ def test_fs14_resume_of_a_partly_suspended_journal():
         (Replicas(2, 2, 50), AwaitReady()),
         (Replicas(3, 2, 50), Resolve(51)),
         (Replicas(1, 2, 50), Fail(Status.INSUFFICIENT_JOURNAL_BROKERS)),
+        (Replicas(1, 2, 50, may_wait=True), Resolve(51)),
     ],
 )
 def test_fs15_replicas_are_counted(replicas, effect):
@@ -536,3 +538,17 @@ def test_r3_rolls_at_the_end_of_the_flush_window(interval_s, first, now, rolls):
     assert rolls == must_roll(
         spec(flush_s=interval_s), begin=0, end=10, first_append_at=first, now=now
     )
+
+
+def test_replicas_that_change_before_content_send_an_append_back():
+    """Those before it were being written, and the replicas failed meanwhile."""
+    machine = streaming(request(min_revision=7))
+    assert machine.step(Invalidated()) == Resolve(7)
+    play(machine, ON_THE_WAY)
+
+
+def test_replicas_that_change_behind_content_do_not():
+    machine = streaming()
+    assert machine.step(Content(3)) is None
+    with pytest.raises(RuntimeError):
+        machine.step(Invalidated())

@@ -13,8 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gazette_platform.broker import append_fsm as fsm, appender as module, digester
+from gazette_platform.broker import append_fsm as fsm, appender as module, digester, journal_spool
 from gazette_platform.broker.appender import Appender, Outcome, Pending, content_sum
+from gazette_platform.broker.journal_spool import JournalSpool
+from gazette_platform.broker.replicator import Replicator
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import EtcdError
 from gazette_platform.fragment.index import Index
@@ -24,12 +26,15 @@ from gazette_platform.protocol import (
     ZERO_SUM,
     AppendSuspend,
     CompressionCodec,
+    EtcdHeader,
     Fragment,
     FragmentSpec,
     JournalFlag,
     JournalSpec,
     LabelSelector,
     LabelSet,
+    ProcessId,
+    Route,
     Status,
 )
 
@@ -60,6 +65,17 @@ class FakeJournal:
         self.commits = []
         self.rollbacks = 0
         self.completed = []
+        self.rolls = 0
+        self.process_id = ProcessId("A", "own-1")
+        self.route = Route((self.process_id,), 0)
+        self.etcd_header = EtcdHeader(1, 1, 1, 1)
+        self.may_acknowledge = True
+
+    def open_stream(self, peer, endpoint):
+        raise AssertionError(peer)
+
+    def on_roll(self):
+        self.rolls += 1
 
     def resolve(self, min_revision):
         if min_revision > self.revision:
@@ -134,11 +150,19 @@ class Bench:
         self.clock = ManualClock()
         self.journal = FakeJournal(self.clock)
         self.tasks = tasks
+        self.spool = JournalSpool(
+            self.journal, executor=executor, tasks=tasks, clock=self.clock, directory=directory
+        )
+        self.replicator = Replicator(self.journal, self.spool, tasks=tasks, clock=self.clock)
         self.appender = Appender(
-            self.journal, executor=executor, tasks=tasks, clock=self.clock, spool_dir=directory
+            self.journal,
+            spool=self.spool,
+            replicator=self.replicator,
+            tasks=tasks,
+            clock=self.clock,
         )
 
-    def submit(self, content=b"", *, stream=None, **options):
+    def submit(self, content=b"", *, stream=None, wait_until=0.0, **options):
         chunks = [content] if content else []
         pending = Pending(
             machine=fsm.AppendFSM(fsm.AppendRequest("a/journal", **options)),
@@ -147,6 +171,7 @@ class Bench:
             length=len(content),
             sum=content_sum(chunks),
             stream=stream,
+            wait_until=wait_until,
         )
         self.appender.submit(pending)
         return pending.done
@@ -325,7 +350,7 @@ async def test_the_queue_is_bounded(bench, monkeypatch):
 
 
 async def test_disk_errors_are_waited_out(bench, monkeypatch, caplog):
-    monkeypatch.setattr(module, "DISK_RETRY_S", 0.0)
+    monkeypatch.setattr(journal_spool, "DISK_RETRY_S", 0.0)
     real, failures = os.pwrite, [OSError(28, "No space left on device")] * 3
 
     def pwrite(*arguments):
@@ -410,13 +435,13 @@ async def test_sums_are_known_from_commit_to_completion(bench, monkeypatch):
     """A listing between roll and completion must not show a zero sum."""
     await bench.append(b"foobar")
     digest = hashlib.sha1(b"foobar", usedforsecurity=False).digest()
-    assert (await bench.appender.digested(0)).sum == digest
+    assert (await bench.spool.digested(0)).sum == digest
     bench.appender._roll(6)
     assert bench.journal.completed == []
-    assert (await bench.appender.digested(0)).sum == digest
+    assert (await bench.spool.digested(0)).sum == digest
     await bench.tasks.join()
     assert bench.journal.completed[0].fragment.sum == digest
-    assert await bench.appender.digested(0) is None, "the journal knows"
+    assert await bench.spool.digested(0) is None, "the journal knows"
 
 
 # ------------------------------------------------------------------------- waiting, and its errors
@@ -446,6 +471,24 @@ async def test_fs13_revisions_are_waited_for(bench):
     bench.journal.gate.set()
     assert (await waiting).status is Status.OK
     assert bench.journal.log == ["wait 12"]
+
+
+async def test_too_few_replicas_are_waited_for(bench):
+    bench.journal.replicas = (1, 2)
+    waiting = bench.submit(b"x", wait_until=60.0)
+    await asyncio.sleep(0)
+    assert bench.journal.log == ["wait 11"]
+    bench.journal.replicas = (2, 2)
+    bench.journal.gate.set()
+    assert (await waiting).status is Status.OK
+
+
+async def test_too_few_replicas_are_waited_for_no_longer_than_asked(bench):
+    bench.journal.replicas = (1, 2)
+    waiting = bench.submit(b"x", wait_until=0.01)
+    await asyncio.sleep(0)
+    bench.clock.advance(1)
+    assert (await waiting).status is Status.INSUFFICIENT_JOURNAL_BROKERS
 
 
 async def test_fs15_too_many_replicas_wait_for_a_change(bench):

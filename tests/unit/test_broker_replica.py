@@ -11,6 +11,7 @@ import pytest
 
 from gazette_platform.broker import append_fsm as fsm, replica as module
 from gazette_platform.broker.appender import Pending, content_sum
+from gazette_platform.broker.context import Membership
 from gazette_platform.broker.metrics import BrokerMetrics
 from gazette_platform.broker.replica import Replica
 from gazette_platform.errors import StoreUnavailable
@@ -23,6 +24,8 @@ from gazette_platform.protocol import (
     Fragment,
     FragmentSpec,
     JournalSpec,
+    ProcessId,
+    Route,
     Status,
 )
 
@@ -56,6 +59,7 @@ class Bench:
     def __init__(self, directory, tasks, executor):
         self.spec = None
         self.configure(flush_s=60)
+        self.route = Route((ProcessId("A", "own-1"),), 0)
         self.clock = ManualClock()  # at second 5 of a minute
         self.store = Health()
         self.listings = 0
@@ -64,6 +68,7 @@ class Bench:
             items={},
             is_consistent=lambda _: True,
             assignments_of=lambda _: [None],
+            route_of=lambda _: self.route,
         )
         space = SimpleNamespace(state=self.state, revision=1)
         self.context = SimpleNamespace(
@@ -78,6 +83,10 @@ class Bench:
             tasks=tasks,
             metrics=BrokerMetrics(),
             refresh_slots=asyncio.Semaphore(1),
+            pulse_slots=asyncio.Semaphore(1),
+            membership=Membership(),
+            process_id=self.route.members[0],
+            peers=None,
         )
         self.resolver = SimpleNamespace(replicas={}, resolve_now=self.resolve)
         self.apply()

@@ -73,6 +73,7 @@ class GrpcServer:
         self._server = aio.server(options=options)
         handlers = {
             "Append": grpc.stream_unary_rpc_method_handler(_append(service)),
+            "Replicate": grpc.stream_stream_rpc_method_handler(_replicate(service)),
             "Read": grpc.unary_stream_rpc_method_handler(_streaming(service.read)),
             "List": grpc.unary_stream_rpc_method_handler(_streaming(service.list)),
             "Apply": grpc.unary_unary_rpc_method_handler(_unary(service.apply)),
@@ -128,6 +129,33 @@ def _append(service: Service) -> Callable[[Any, Any], Awaitable[bytes]]:
         except RpcFailed as err:
             await context.abort(_CODES[err.code], err.text)
             raise
+
+    return handle
+
+
+@final
+class _Stream:
+    """Both directions of a call."""
+
+    __slots__ = ("_context",)
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    async def next(self) -> bytes | None:
+        raw = await self._context.read()
+        return None if raw is aio.EOF else raw
+
+    async def send(self, raw: bytes) -> None:
+        await self._context.write(raw)
+
+
+def _replicate(service: Service) -> Callable[[Any, Any], Awaitable[None]]:
+    async def handle(_: Any, context: Any) -> None:
+        try:
+            await service.replicate(_Stream(context), _metadata(context))
+        except RpcFailed as err:
+            await context.abort(_CODES[err.code], err.text)
 
     return handle
 

@@ -10,7 +10,7 @@ from gazette_platform.errors import GazetteError
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
-__all__ = ["Code", "ContentSource", "RpcFailed", "Service"]
+__all__ = ["Code", "ContentSource", "MessageStream", "RpcFailed", "Service"]
 
 
 class Code(Enum):
@@ -47,6 +47,22 @@ class ContentSource(Protocol):
         ...
 
 
+class MessageStream(Protocol):
+    """Both directions of a stream that is neither requests nor responses only."""
+
+    async def next(self) -> bytes | None:
+        """The next message of the caller; None once it ended its side.
+
+        Raises: RpcFailed: the stream broke.
+        Cancellation: ends the RPC.
+        """
+        ...
+
+    async def send(self, raw: bytes) -> None:
+        """Send a message to the caller. Raises: RpcFailed: the stream broke."""
+        ...
+
+
 class Service(Protocol):
     """The broker, as a transport sees it. Messages are protobuf's bytes.
 
@@ -57,6 +73,10 @@ class Service(Protocol):
         self, first: bytes, content: ContentSource, metadata: Mapping[str, str]
     ) -> bytes:
         """Serve one Append."""
+        ...
+
+    async def replicate(self, stream: MessageStream, metadata: Mapping[str, str]) -> None:
+        """Serve one Replicate: another broker writes to our replica of a journal."""
         ...
 
     def read(self, request: bytes, metadata: Mapping[str, str]) -> AsyncGenerator[bytes]:

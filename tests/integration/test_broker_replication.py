@@ -1,0 +1,501 @@
+"""Journals of several replicas: what is acknowledged is everywhere, whoever leaves or dies."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+
+import grpc
+import pytest
+
+from gazette_platform.broker.journal_spool import Draft
+from gazette_platform.protocol import (
+    CompressionCodec,
+    FragmentSpec,
+    JournalSpec,
+    LabelSet,
+    ProcessId,
+    Route,
+    Status,
+)
+from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.testing.local_broker import (
+    AppendCall,
+    LocalBrokers,
+    append,
+    eventually,
+    read,
+    read_all,
+)
+
+pytestmark = pytest.mark.etcd
+
+NAME = "replicated/journal"
+ZONES = ("zone-a", "zone-b", "zone-c")
+
+
+def spec(name=NAME, replication=3, *, codec=CompressionCodec.NONE, length=1 << 20, **fields):
+    fragment = FragmentSpec(
+        length=length,
+        codec=codec,
+        stores=("file:///",),
+        refresh_interval_ns=3600 * 10**9,  # listings that matter are asked for
+    )
+    return JournalSpec(name, replication, fragment=fragment, **fields)
+
+
+class Cluster:
+    """Brokers in zones, by their ids, with a stub each."""
+
+    def __init__(self, brokers):
+        self.local = brokers
+        self.brokers = {}
+        self.stubs = {}
+
+    async def start(self, zone, **settings):
+        broker = await self.local.start(zone=zone, **settings)
+        process_id = broker._context.process_id
+        self.brokers[process_id] = broker
+        self.stubs[process_id] = self.local.stub(broker)
+        return process_id
+
+    async def apply(self, *specs):
+        stub = next(iter(self.stubs.values()))
+        request = pb.ApplyRequest()
+        for one in specs:
+            change = request.changes.add()
+            change.upsert.CopyFrom(one.to_pb())
+            change.expect_mod_revision = -1
+        assert (await stub.Apply(request)).status == pb.OK
+        for one in specs:
+            await self.until_consistent(one.name, one.replication)
+
+    async def until_consistent(self, name, replication):
+        def is_so():
+            state = self.state
+            return len(state.assignments_of(name)) == replication and state.is_consistent(name)
+
+        await eventually(is_so)
+
+    @property
+    def state(self):
+        return next(iter(self.brokers.values()))._context.space.state
+
+    def route(self, name=NAME):
+        return self.state.route_of(name)
+
+    def primary(self, name=NAME):
+        return self.stubs[self.route(name).primary_id]
+
+    def replica(self, process_id, name=NAME):
+        return self.brokers[process_id]._resolver.replicas[name]
+
+    def replicas(self, name=NAME):
+        return [self.replica(member, name) for member in self.route(name).members]
+
+    async def append(self, content, name=NAME, **fields):
+        """Append wherever the primary is, as often as it takes."""
+
+        async def attempt():
+            primary = self.route(name).primary_id
+            if primary is None or primary not in self.stubs:
+                return None
+            try:
+                response = await append(self.stubs[primary], name, content, **fields)
+            except grpc.aio.AioRpcError as err:
+                if err.code() is grpc.StatusCode.UNAVAILABLE:
+                    return None
+                raise
+            passing = (
+                pb.NOT_JOURNAL_PRIMARY_BROKER,
+                pb.NO_JOURNAL_PRIMARY_BROKER,
+                pb.INSUFFICIENT_JOURNAL_BROKERS,
+            )
+            return None if response.status in passing else response
+
+        return await eventually(attempt)
+
+    async def kill(self, process_id):
+        """As SIGKILL would, except that its lease is revoked rather than left to end."""
+        broker = self.brokers.pop(process_id)
+        del self.stubs[process_id]
+        await broker._server.stop(grace_s=0.0)
+        await broker._lease.revoke()
+        await broker.abandon()
+
+
+@pytest.fixture
+async def cluster(etcd_server, etcd_prefix, tmp_path):
+    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
+        found = Cluster(brokers)
+        for zone in ZONES:
+            await found.start(zone)
+        yield found
+
+
+def span(response):
+    return (Status(response.status), response.commit.begin, response.commit.end)
+
+
+async def test_e1_what_is_acknowledged_is_at_all_replicas(cluster):
+    await cluster.apply(spec())
+    response = await append(cluster.primary(), NAME, b"foo", b"bar")
+    assert span(response) == (Status.OK, 0, 6)
+    for stub in cluster.stubs.values():
+        assert await read_all(stub, NAME) == b"foobar"
+    assert span(await append(cluster.primary(), NAME, b"x" * 300_000)) == (Status.OK, 6, 300_006)
+    # The first fragment of a journal ends with its first append.
+    expected = hashlib.sha1(b"x" * 300_000).digest()
+    for replica in cluster.replicas():
+        fragment = await replica.spool.digested(6)
+        assert (fragment.end, fragment.sum) == (300_006, expected)
+
+
+async def test_fs26_appends_are_pipelined_and_in_order(cluster):
+    await cluster.apply(spec(length=1 << 16))
+    contents = [bytes([65 + n % 26]) * (1 + 997 * (n % 7)) for n in range(60)]
+    responses = await asyncio.gather(*(append(cluster.primary(), NAME, one) for one in contents))
+    whole = bytearray(max(response.commit.end for response in responses))
+    for response, content in zip(responses, contents, strict=True):
+        assert response.status == pb.OK
+        commit = response.commit
+        assert commit.end - commit.begin == len(content)
+        assert not any(whole[commit.begin : commit.end])
+        whole[commit.begin : commit.end] = content
+    for stub in cluster.stubs.values():
+        assert await read_all(stub, NAME) == whole
+
+
+async def test_streamed_appends_are_replicated_and_rolled_back(cluster):
+    await cluster.apply(spec(length=1 << 24))
+    stub = cluster.primary()
+    chunk = bytes(range(256)) * 4096  # a MiB
+    call = AppendCall(stub, NAME)
+    await call.send(chunk, chunk, chunk, chunk)  # beyond what is gathered
+    call.call.cancel()
+    response = await append(stub, NAME, *[chunk] * 5)
+    assert span(response) == (Status.OK, 0, 5 << 20)
+    assert span(await append(stub, NAME, b"end")) == (Status.OK, 5 << 20, (5 << 20) + 3)
+    for other in cluster.stubs.values():
+        assert await read_all(other, NAME) == chunk * 5 + b"end"
+
+
+async def test_readers_see_an_append_only_once_all_replicas_have_it(cluster, monkeypatch):
+    await cluster.apply(spec())
+    await append(cluster.primary(), NAME, b"before ")
+    primary = cluster.replica(cluster.route().primary_id)
+    slow = next(r for r in cluster.replicas() if r is not primary)
+    # What a replica with a slow disk does: it takes the content, and is late to say so.
+    gate = asyncio.Event()
+    stream = read(cluster.primary(), NAME, 7, block=True)
+    write = Draft.write
+
+    async def held(draft, chunks, length):
+        if draft.digester is slow.spool.digester:
+            await gate.wait()
+        await write(draft, chunks, length)
+
+    monkeypatch.setattr(Draft, "write", held)
+    try:
+        appending = asyncio.ensure_future(append(cluster.primary(), NAME, b"after"))  # noqa: TID251
+        await asyncio.sleep(0.2)
+        assert not appending.done()
+        assert primary.index.summary.end == 7
+        assert primary.spool.end == 12
+        gate.set()
+        response = await appending
+        assert span(response) == (Status.OK, 7, 12)
+        metadata = await anext(aiter(stream))
+        assert (metadata.offset, metadata.write_head) == (7, 12)
+    finally:
+        gate.set()
+        stream.cancel()
+
+
+async def test_registers_are_replicated(cluster):
+    await cluster.apply(spec())
+    union = LabelSet.of(owner="a").to_pb()
+    response = await append(cluster.primary(), NAME, b"x", union_registers=union)
+    assert LabelSet.from_pb(response.registers) == LabelSet.of(owner="a")
+    for replica in cluster.replicas():
+        assert replica.spool.registers == LabelSet.of(owner="a")
+    old = cluster.route().primary_id
+    await cluster.kill(old)
+    response = await cluster_append_after_loss(cluster)
+    assert LabelSet.from_pb(response.registers) == LabelSet.of(owner="a")
+
+
+async def cluster_append_after_loss(cluster):
+    """A fourth broker takes the place of the one that died."""
+    await cluster.start("zone-d")
+    return await cluster.append(b"y")
+
+
+async def test_fail_over_keeps_what_was_acknowledged(cluster):
+    await cluster.apply(spec(replication=2))
+    acknowledged = b""
+    for n in range(5):
+        response = await cluster.append(b"%d " % n)
+        acknowledged += b"%d " % n
+        assert response.commit.end == len(acknowledged)
+    await cluster.kill(cluster.route().primary_id)
+    response = await cluster.append(b"after")
+    assert span(response) == (Status.OK, len(acknowledged), len(acknowledged) + 5)
+    acknowledged += b"after"
+    for member in cluster.route().members:
+
+        async def has_all(stub=cluster.stubs[member]):
+            return await read_all(stub, NAME) == acknowledged
+
+        await eventually(has_all)
+
+
+async def test_a_replica_that_dies_is_replaced(cluster):
+    await cluster.apply(spec(replication=2))
+    await cluster.append(b"one ")
+    route = cluster.route()
+    (replica,) = [m for m in route.members if m != route.primary_id]
+    await cluster.kill(replica)
+    assert span(await cluster.append(b"two")) == (Status.OK, 4, 7)
+    assert replica not in cluster.route().members
+    for member in cluster.route().members:
+
+        async def has_all(stub=cluster.stubs[member]):
+            return await read_all(stub, NAME) == b"one two"
+
+        await eventually(has_all)
+
+
+async def test_replication_grows_without_a_read_hole(cluster):
+    """R 1 to 3: brokers that join have no content of before, and serve all of it at once."""
+    await cluster.apply(spec(replication=1))
+    await cluster.append(b"before ")
+    await cluster.apply(spec(replication=3))
+    assert span(await cluster.append(b"after")) == (Status.OK, 7, 12)
+    for stub in cluster.stubs.values():
+        assert await read_all(stub, NAME) == b"before after"
+
+
+async def test_replication_shrinks(cluster):
+    await cluster.apply(spec(replication=3))
+    await cluster.append(b"before ")
+    await cluster.apply(spec(replication=1))
+    assert span(await cluster.append(b"after")) == (Status.OK, 7, 12)
+    assert await read_all(cluster.primary(), NAME) == b"before after"
+
+
+async def test_a_drained_broker_leaves_the_others_in_step(cluster):
+    await cluster.apply(spec(replication=2))
+    await cluster.append(b"before ")
+    leaving = cluster.route().primary_id
+    broker = cluster.brokers[leaving]
+    object.__setattr__(broker.config, "drain_timeout_s", None)
+    async with asyncio.timeout(20):
+        assert await broker.drain() == []
+    del cluster.brokers[leaving], cluster.stubs[leaving]
+    await cluster.until_consistent(NAME, 2)
+    assert leaving not in cluster.route().members
+    assert span(await cluster.append(b"after")) == (Status.OK, 7, 12)
+    for member in cluster.route().members:
+
+        async def has_all(stub=cluster.stubs[member]):
+            return await read_all(stub, NAME) == b"before after"
+
+        await eventually(has_all)
+
+
+async def test_idle_pipelines_close_and_sync_again(cluster, monkeypatch):
+    monkeypatch.setattr("gazette_platform.broker.replicator._IDLE_S", 0.1)
+    await cluster.apply(spec())
+    await append(cluster.primary(), NAME, b"one ")
+    primary = cluster.replica(cluster.route().primary_id)
+    others = [replica for replica in cluster.replicas() if replica is not primary]
+    await eventually(lambda: not primary.replicator.has_peers)
+    await eventually(lambda: not any(replica.spool.lock.locked() for replica in others))
+    assert span(await append(cluster.primary(), NAME, b"two")) == (Status.OK, 4, 7)
+    assert primary.replicator.has_peers
+
+
+# ------------------------------------------------------------------------- Replicate on the wire
+def request(cluster, stub_id, proposal, *, route=None, registers=(), acknowledge=True, head=True):
+    message = pb.ReplicateRequest(acknowledge=acknowledge)
+    message.proposal.CopyFrom(proposal)
+    message.registers.SetInParent()
+    for name, value in registers:
+        message.registers.labels.add(name=name, value=value)
+    if head:
+        space = next(iter(cluster.brokers.values()))._context.space
+        header = message.header
+        header.process_id.zone, header.process_id.suffix = stub_id
+        (route or cluster.route()).into_pb(header.route)
+        header.etcd.CopyFrom(space.header.to_pb())
+        message.deprecated_journal = proposal.journal
+    return message
+
+
+@pytest.fixture
+async def target(cluster):
+    """A replica, and its broker, with the primary's own pipeline out of the way."""
+    await cluster.apply(spec())
+    primary = cluster.replica(cluster.route().primary_id)
+    primary.replicator.rest()
+    target = next(m for m in cluster.route().members if m != cluster.route().primary_id)
+    await eventually(lambda: not cluster.replica(target).spool.lock.locked())
+    return target
+
+
+def fragment(begin, content=b"", **fields):
+    one = pb.Fragment(
+        journal=NAME, begin=begin, end=begin + len(content), compression_codec=pb.NONE, **fields
+    )
+    one.sum.SetInParent()
+    if content:
+        digest = hashlib.sha1(content).digest()
+        one.sum.part1 = int.from_bytes(digest[:8], "big")
+        one.sum.part2 = int.from_bytes(digest[8:16], "big")
+        one.sum.part3 = int.from_bytes(digest[16:], "big")
+    return one
+
+
+async def test_rp1_content_counts_once_it_is_proposed(cluster, target):
+    call = cluster.stubs[target].Replicate(timeout=10)
+    replica = cluster.replica(target)
+    await call.write(request(cluster, target, fragment(0)))
+    response = await call.read()
+    assert response.status == pb.OK
+    assert response.header.process_id.suffix == target.suffix
+    await call.write(pb.ReplicateRequest(content=b"foo"))
+    await call.write(pb.ReplicateRequest(content=b"bar", content_delta=3))
+    await asyncio.sleep(0.05)
+    assert replica.index.summary.end == 0
+    proposal = fragment(0, b"foobar")
+    await call.write(request(cluster, target, proposal, registers=[("key", "v")], head=False))
+    assert await call.read() == pb.ReplicateResponse()
+    assert replica.index.summary.end == 6
+    assert replica.spool.registers == LabelSet.of(key="v")
+    await call.done_writing()
+    assert await call.read() == grpc.aio.EOF
+    assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_rp2_unknown_journals_are_told(cluster, target):
+    call = cluster.stubs[target].Replicate(timeout=10)
+    unknown = fragment(0)
+    unknown.journal = "does/not/exist"
+    await call.write(request(cluster, target, unknown))
+    response = await call.read()
+    assert response.status == pb.JOURNAL_NOT_FOUND
+    assert response.HasField("header")
+    assert await call.read() == grpc.aio.EOF
+
+
+async def test_rp3_other_routes_are_refused(cluster, target):
+    call = cluster.stubs[target].Replicate(timeout=10)
+    other = Route((target, ProcessId("zone-x", "other")), 1)
+    await call.write(request(cluster, target, fragment(0), route=other))
+    response = await call.read()
+    assert response.status == pb.WRONG_ROUTE
+    assert Route.from_pb(response.header.route).equivalent(cluster.route())
+    assert await call.read() == grpc.aio.EOF
+
+
+async def test_rp4_rp5_rp6_mismatches(cluster, target):
+    call = cluster.stubs[target].Replicate(timeout=10)
+    far = fragment(1234)
+    far.end = 5678
+    far.sum.part1 = 1
+    await call.write(request(cluster, target, far))
+    response = await call.read()
+    assert response.status == pb.PROPOSAL_MISMATCH
+    assert (response.fragment.begin, response.fragment.end) == (5678, 5678)
+    assert response.HasField("header")
+    assert response.HasField("registers")
+    same = response.fragment
+    await call.write(request(cluster, target, same, registers=[("a2", "b")], head=False))
+    response = await call.read()
+    assert response.status == pb.PROPOSAL_MISMATCH
+    assert not response.HasField("header")
+    before = fragment(0)
+    await call.write(request(cluster, target, before, acknowledge=False, head=False))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    assert caught.value.details().startswith("no ack requested but status != OK: ")
+
+
+async def test_s7_a_wrong_delta_ends_the_stream(cluster, target):
+    call = cluster.stubs[target].Replicate(timeout=10)
+    await call.write(request(cluster, target, fragment(0)))
+    await call.read()
+    await call.write(pb.ReplicateRequest(content=b"foo", content_delta=2))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    assert caught.value.code() is grpc.StatusCode.UNKNOWN
+    assert caught.value.details() == "invalid ContentDelta (2; expected 0)"
+
+
+async def test_the_first_message_needs_a_header(cluster, target):
+    call = cluster.stubs[target].Replicate(timeout=10)
+    await call.write(request(cluster, target, fragment(0), head=False))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    assert caught.value.details() == "expected first ReplicateRequest to have Header"
+
+
+async def test_a_stream_ends_with_the_role_of_its_sender(cluster, target):
+    """A primary that froze holds the spool; it must not keep its successor waiting."""
+    call = cluster.stubs[target].Replicate(timeout=20)
+    await call.write(request(cluster, target, fragment(0)))
+    assert (await call.read()).status == pb.OK
+    await call.write(pb.ReplicateRequest(content=b"never committed"))
+    old = cluster.route().primary_id
+    broker = cluster.brokers[old]
+    object.__setattr__(broker.config, "drain_timeout_s", 0.0)
+    await cluster.start("zone-d")
+    await cluster.kill(old)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "is not its primary any more" in caught.value.details()
+    response = await cluster.append(b"content")
+    assert response.status == pb.OK
+    for member in cluster.route().members:
+
+        async def has_it(stub=cluster.stubs[member]):
+            return await read_all(stub, NAME) == b"content"
+
+        await eventually(has_it)
+
+
+async def test_rp8_waiting_for_the_spool_ends_with_the_route(cluster, target):
+    first = cluster.stubs[target].Replicate(timeout=20)
+    await first.write(request(cluster, target, fragment(0)))
+    assert (await first.read()).status == pb.OK
+    second = cluster.stubs[target].Replicate(timeout=20)
+    await second.write(request(cluster, target, fragment(0)))
+    reading = asyncio.ensure_future(second.read())  # noqa: TID251
+    await asyncio.sleep(0.05)
+    assert not reading.done()
+    await cluster.start("zone-d")
+    await cluster.kill(cluster.route().primary_id)
+    response = await reading
+    assert response.status == pb.WRONG_ROUTE
+    assert await second.read() == grpc.aio.EOF
+
+
+async def test_a_primary_without_its_lease_acknowledges_nothing(cluster):
+    await cluster.apply(spec(replication=1), spec("replicated/by-three"))
+    for name in (NAME, "replicated/by-three"):
+        await append(cluster.primary(name), name, b"before")
+        primary = cluster.route(name).primary_id
+        membership = cluster.brokers[primary]._context.membership
+        lease, membership.lease = (
+            membership.lease,
+            dataclasses.make_dataclass("L", ["remaining_s"])(0),
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await append(cluster.primary(name), name, b"after")
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "lease in etcd ran out" in caught.value.details()
+        assert cluster.replica(primary, name).index.summary.end == 6
+        membership.lease = lease

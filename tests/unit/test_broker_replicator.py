@@ -1,0 +1,641 @@
+"""A primary and its replicas in one process: appender, replicator, pipeline and sessions together.
+
+Long because all cases drive one bench, down to random histories of failures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from gazette_platform.broker import append_fsm as fsm, replicator as module
+from gazette_platform.broker.appender import Appender, Pending, content_sum
+from gazette_platform.broker.interrupt import Interrupt, Interrupted
+from gazette_platform.broker.journal_spool import Draft, JournalSpool
+from gazette_platform.broker.replicate_api import _Session
+from gazette_platform.broker.replicate_wire import ContentMessage, ProposalMessage, decode_request
+from gazette_platform.broker.replicator import Replicator
+from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.fragment.index import Index
+from gazette_platform.ops.clock import ManualClock
+from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.protocol import (
+    CompressionCodec,
+    EtcdHeader,
+    FragmentSpec,
+    Header,
+    JournalSpec,
+    LabelSet,
+    ProcessId,
+    Route,
+    Status,
+)
+
+NAME = "a/journal"
+OWN, A, B = ProcessId("A", "own-1"), ProcessId("B", "peer-1"), ProcessId("C", "peer-2")
+THREE = Route((OWN, A, B), 0, ("http://own", "http://a", "http://b"))
+ETCD = EtcdHeader(1, 1, 1, 1)
+
+
+class Link:
+    """Both ends of a stream to one node."""
+
+    def __init__(self):
+        self.up, self.down = asyncio.Queue(), asyncio.Queue()
+        self.messages = []
+        self.is_cut = False
+
+    # The primary's end.
+    async def write(self, raw):
+        if self.is_cut:
+            raise RpcFailed(Code.UNAVAILABLE, "rpc error: cut")
+        self.messages.append(decode_request(raw))
+        self.up.put_nowait(raw)
+
+    async def read(self):
+        answer = await self.down.get()
+        if isinstance(answer, RpcFailed):
+            raise answer
+        return answer
+
+    async def done_writing(self):
+        self.up.put_nowait(None)
+
+    def cancel(self):
+        self.up.put_nowait(None)
+
+    def cut(self):
+        self.is_cut = True
+        while not self.up.empty():  # what is on its way is lost
+            self.up.get_nowait()
+        self.up.put_nowait(None)
+        self.down.put_nowait(RpcFailed(Code.UNAVAILABLE, "rpc error: cut"))
+
+    # The replica's end.
+    async def next(self):
+        return await self.up.get()
+
+    async def send(self, raw):
+        if not self.is_cut:
+            self.down.put_nowait(raw)
+
+
+class Node:
+    """What a broker holds of the journal."""
+
+    name = NAME
+
+    def __init__(self, bench, directory, executor):
+        self.bench = bench
+        self.index = Index(bench.clock)
+        self.completed = []
+        self.link = None
+        self.spool = JournalSpool(
+            self, executor=executor, tasks=bench.tasks, clock=bench.clock, directory=directory
+        )
+
+    @property
+    def spec(self):
+        return self.bench.spec
+
+    def on_commit(self, spool, *, appends, length):
+        self.index.spool_commit(spool.fragment(), spool.file)
+
+    def on_roll(self):
+        pass
+
+    def on_complete(self, completed):
+        self.completed.append(completed)
+        self.index.spool_commit(completed.fragment, completed.content)
+
+    def content(self, begin=0):
+        """All that readers see from `begin` on."""
+        found = b""
+        while (result := self.index.lookup(begin)).status is Status.OK:
+            fragment = result.fragment
+            skip = begin - fragment.begin
+            found += os.pread(result.file.fd, fragment.end - begin, skip)
+            begin = fragment.end
+        return found
+
+    async def serve(self, link):
+        raw = await link.next()
+        if raw is None:
+            return
+        first = decode_request(raw)
+        async with self.spool.lock:
+            session = _Session(link, self.spool, Interrupt(), Header(None, THREE, ETCD))
+            with contextlib.suppress(RpcFailed):
+                await session.run(first)
+        await link.send(None)
+
+
+class Primary(Node):
+    """The node that appends."""
+
+    def __init__(self, bench, directory, executor):
+        super().__init__(bench, directory, executor)
+        self.route = THREE
+        self.etcd_header = ETCD
+        self.process_id = OWN
+        self.may_acknowledge = True
+        self.is_consistent = True
+        self.is_ready = True
+        self.rollbacks = 0
+
+    def open_stream(self, peer, endpoint):
+        node = self.bench.nodes[peer]
+        node.link = Link()
+        self.bench.tasks.spawn(node.serve(node.link))
+        return node.link
+
+    def resolve(self, min_revision):
+        return fsm.Resolved(Status.OK, is_local_primary=True, spec=self.spec)
+
+    def count_replicas(self):
+        return fsm.Replicas(3, 3, 1)
+
+    def view(self, *, begin, end, registers):
+        summary = self.index.summary
+        return fsm.ReplicaView(
+            spec=self.spec,
+            spool_begin=begin,
+            spool_end=end,
+            index_begin=summary.begin,
+            index_end=summary.end,
+            index_mod_time=0,
+            registers=registers,
+            now_s=0.0,
+        )
+
+    def on_rollback(self):
+        self.rollbacks += 1
+
+
+class Stream:
+    """Content that a test hands over piece by piece."""
+
+    def __init__(self):
+        self.pieces = asyncio.Queue()
+
+    async def next(self):
+        piece = await self.pieces.get()
+        if isinstance(piece, RpcFailed):
+            raise piece
+        return piece
+
+
+class Bench:
+    def __init__(self, directory, tasks, executor):
+        self.tasks = tasks
+        self.clock = ManualClock()
+        fragment = FragmentSpec(length=1024, codec=CompressionCodec.NONE)
+        self.spec = JournalSpec(NAME, 3, fragment=fragment)
+        self.nodes = {peer: Node(self, directory, executor) for peer in (A, B)}
+        self.primary = Primary(self, directory, executor)
+        self.replicator = Replicator(
+            self.primary, self.primary.spool, tasks=tasks, clock=self.clock
+        )
+        self.appender = Appender(
+            self.primary,
+            spool=self.primary.spool,
+            replicator=self.replicator,
+            tasks=tasks,
+            clock=self.clock,
+        )
+
+    def submit(self, content=b"", *, stream=None, **fields):
+        done = asyncio.get_running_loop().create_future()
+        chunks = [content] if content else []
+        pending = Pending(
+            machine=fsm.AppendFSM(fsm.AppendRequest(NAME, **fields)),
+            done=done,
+            chunks=chunks,
+            length=len(content),
+            sum=content_sum(chunks),
+            stream=stream,
+        )
+        self.appender.submit(pending)
+        return done
+
+    async def append(self, content=b"", **fields):
+        outcome = await self.submit(content, **fields)
+        assert outcome.status is Status.OK
+        return outcome.commit.begin, outcome.commit.end
+
+    def contents(self, begin=0):
+        return [node.content(begin) for node in (self.primary, *self.nodes.values())]
+
+
+@pytest.fixture
+async def bench(tmp_path):
+    tasks = TaskGroup("test")
+    executor = ThreadPoolExecutor(2)
+    found = Bench(tmp_path, tasks, executor)
+    yield found
+    for node in (found.primary, *found.nodes.values()):
+        node.index.close()
+    await tasks.close()
+    executor.shutdown()
+    assert tasks.failure is None
+
+
+class Held:
+    """Holds back what one node writes."""
+
+    def __init__(self, monkeypatch, node):
+        self.gate = asyncio.Event()
+        write = Draft.write
+
+        async def held(draft, chunks, length):
+            if draft.digester is node.spool.digester:
+                await self.gate.wait()
+            await write(draft, chunks, length)
+
+        monkeypatch.setattr(Draft, "write", held)
+
+
+async def settle(rounds=30):
+    for _ in range(rounds):
+        await asyncio.sleep(0)
+
+
+async def test_appends_are_at_all_replicas(bench):
+    assert await bench.append(b"one ") == (0, 4)
+    assert await bench.append(b"two") == (4, 7)
+    assert bench.contents() == [b"one two"] * 3
+    assert bench.replicator.has_peers
+
+
+async def test_nothing_shows_before_all_have_it(bench, monkeypatch):
+    await bench.append(b"before ")
+    held = Held(monkeypatch, bench.nodes[B])
+    waiting = bench.submit(b"after")
+    await settle()
+    assert not waiting.done()
+    assert bench.nodes[A].content() == b"before after", "replicas publish on commit"
+    assert bench.primary.content() == b"before "
+    held.gate.set()
+    await waiting
+    assert bench.contents() == [b"before after"] * 3
+
+
+async def test_fs26_the_next_append_is_on_its_way_before_the_first_is_acknowledged(
+    bench, monkeypatch
+):
+    monkeypatch.setattr(module, "_SMALL_BYTES_MAX", 0)  # which would gather
+    await bench.append(b"x" * 10)
+    held = Held(monkeypatch, bench.nodes[B])
+    first = bench.submit(b"y" * 2000)
+    await settle()
+    second = bench.submit(b"second")
+    await settle()
+    messages = bench.nodes[A].link.messages
+    # The second append rolls the spool, which is longer than the spec says, before its content.
+    roll, content, proposal = messages[-3:]
+    assert isinstance(roll, ProposalMessage)
+    assert (roll.proposal.fragment.begin, roll.proposal.acknowledge) == (2010, False)
+    assert content == ContentMessage(0, b"second")
+    assert proposal.proposal.fragment.end == 2016
+    assert not first.done()
+    assert bench.primary.completed == bench.primary.completed[:1], "content under way is not stored"
+    held.gate.set()
+    assert (await first).commit.end == (await second).commit.begin == 2010
+    for node in (bench.primary, *bench.nodes.values()):
+        await node.spool.completed()
+    assert bench.contents() == [b"x" * 10 + b"y" * 2000 + b"second"] * 3
+    sums = [{c.fragment for c in node.completed} for node in (bench.primary, *bench.nodes.values())]
+    assert sums[0] == sums[1] == sums[2]
+
+
+async def test_appends_gather_while_replicas_are_busy(bench, monkeypatch):
+    await bench.append(b"x")
+    held = Held(monkeypatch, bench.nodes[B])
+    waiting = []
+    for _ in range(20):
+        waiting.append(bench.submit(b"y"))
+        await settle()
+    held.gate.set()
+    await asyncio.gather(*waiting)
+    proposals = [m for m in bench.nodes[A].link.messages if isinstance(m, ProposalMessage)]
+    assert len(proposals) < 9, "a proposal for many appends"
+    assert bench.contents() == [b"x" + b"y" * 20] * 3
+
+
+async def test_fs24_a_replica_that_fails_leaves_the_outcome_open(bench, monkeypatch):
+    await bench.append(b"before ")
+    held = Held(monkeypatch, bench.nodes[B])
+    waiting = bench.submit(b"maybe ")
+    await settle()
+    bench.nodes[B].link.cut()
+    with pytest.raises(RpcFailed, match="recv from") as caught:
+        await waiting
+    assert caught.value.code is Code.UNAVAILABLE
+    assert bench.primary.content() == b"before "
+    assert not bench.replicator.is_synced
+    held.gate.set()
+    # The next sync finds that a replica lacks it, and the fragment is closed; it counts all the same.
+    assert await bench.append(b"after") == (13, 18)
+    assert bench.primary.content() == b"before maybe after"
+    assert bench.nodes[A].content() == b"before maybe after"
+    assert bench.nodes[B].content(13) == b"after"
+    await bench.primary.spool.completed()
+    assert [c.fragment.end for c in bench.primary.completed] == [7, 13]
+
+
+async def test_what_is_open_is_dropped_when_the_journal_leaves(bench, monkeypatch):
+    monkeypatch.setattr(module, "_LEFT_S", 0.01)
+    await bench.append(b"before ")
+    held = Held(monkeypatch, bench.nodes[B])
+    waiting = bench.submit(b"maybe")
+    await settle()
+    await bench.appender.close()
+    with pytest.raises(RpcFailed, match="replicas changed"):
+        await waiting
+    held.gate.set()
+    assert [(c.fragment.begin, c.fragment.end) for c in bench.primary.completed] == [(0, 7)]
+    assert bench.primary.content() == b"before "
+
+
+async def test_fs20_peers_that_are_ahead_decide(bench):
+    """A primary without memory: its replicas hold more, and registers."""
+    node = bench.nodes[A]
+    draft = node.spool.draft(with_digest=True)
+    await draft.write([b"x" * 48], 48)
+    node.spool.commit(draft, LabelSet.of(reg="a"))
+    outcome = await bench.submit(b"y", union_registers=LabelSet.of(other="b"))
+    assert (outcome.commit.begin, outcome.commit.end) == (48, 49)
+    assert outcome.registers == LabelSet.of(reg="a", other="b")
+    assert [node.spool.registers for node in bench.nodes.values()] == [outcome.registers] * 2
+    assert bench.contents(48) == [b"y"] * 3
+    # What the primary lacks is persisted without waiting for anybody.
+    await node.spool.completed()
+    (completed,) = node.completed
+    assert (completed.fragment.end, completed.is_primary) == (48, True)
+
+
+async def test_fs5_appends_fail_while_a_replica_is_away(bench):
+    open_stream = bench.primary.open_stream
+
+    def refuse(peer, endpoint):
+        link = Link()
+        link.down.put_nowait(RpcFailed(Code.UNAVAILABLE, "rpc error: refused"))
+        return link
+
+    bench.primary.open_stream = refuse
+    with pytest.raises(RpcFailed, match="gatherSync: recv from") as caught:
+        await bench.submit(b"x")
+    assert caught.value.code is Code.UNAVAILABLE
+    bench.primary.open_stream = open_stream
+    assert await bench.append(b"y") == (0, 1)
+    assert bench.contents() == [b"y"] * 3
+
+
+async def test_streams_are_sent_on_as_they_come_and_rolled_back(bench):
+    await bench.append(b"before ")
+    stream = Stream()
+    waiting = bench.submit(stream=stream)
+    stream.pieces.put_nowait(b"never")
+    await settle()
+    assert bench.nodes[A].link.messages[-1] == ContentMessage(0, b"never")
+    stream.pieces.put_nowait(RpcFailed(Code.UNKNOWN, "append stream: unexpected EOF"))
+    with pytest.raises(RpcFailed, match="unexpected EOF"):
+        await waiting
+    await settle()
+    rollback = bench.nodes[A].link.messages[-1]
+    assert rollback.proposal.acknowledge
+    assert rollback.proposal.fragment.end == 7
+    assert bench.primary.rollbacks == 1
+    stream = Stream()
+    waiting = bench.submit(stream=stream)
+    for piece in (b"after", b"wards", b""):
+        stream.pieces.put_nowait(piece)
+    assert (await waiting).commit.end == 17
+    assert bench.contents() == [b"before afterwards"] * 3
+
+
+async def test_a_stream_of_content_ends_with_its_replicas(bench):
+    await bench.append(b"before")
+    stream = Stream()
+    waiting = bench.submit(stream=stream)
+    stream.pieces.put_nowait(b"never")
+    await settle()
+    bench.nodes[B].link.cut()
+    await settle()
+    stream.pieces.put_nowait(b"")
+    with pytest.raises(RpcFailed, match="replicas have changed"):
+        await waiting
+    assert await bench.append(b" after") == (6, 12)
+    assert bench.contents() == [b"before after"] * 3
+
+
+async def test_appends_planned_behind_a_failed_one_do_not_go_alone(bench, monkeypatch):
+    """The pipeline breaks while a batch is written; what was planned behind it syncs again."""
+    await bench.append(b"x")
+    held = Held(monkeypatch, bench.primary)
+    first = bench.submit(b"y" * 2000)
+    second = bench.submit(b"z" * 2000)  # rolls before
+    await settle()
+    bench.nodes[B].link.cut()
+    await settle()
+    held.gate.set()
+    with pytest.raises(RpcFailed):
+        await first
+    begin = (await second).commit.begin
+    assert bench.contents(begin) == [b"z" * 2000] * 3
+
+
+async def test_small_batches_are_one_message(bench):
+    await bench.append(b"x")
+    waiting = [bench.submit(b"%d" % n) for n in range(5)]
+    await asyncio.gather(*waiting)
+    contents = [m for m in bench.nodes[A].link.messages if isinstance(m, ContentMessage)]
+    assert [bytes(m.content) for m in contents] == [b"x", b"01234"]
+
+
+async def test_large_content_is_cut_to_what_receivers_take(bench, monkeypatch):
+    monkeypatch.setattr(module, "_MESSAGE_BYTES_MAX", 4)
+    await bench.append(b"0123456789")
+    contents = [m for m in bench.nodes[A].link.messages if isinstance(m, ContentMessage)]
+    assert [(m.delta, bytes(m.content)) for m in contents] == [
+        (0, b"0123"),
+        (4, b"4567"),
+        (8, b"89"),
+    ]
+    assert bench.contents() == [b"0123456789"] * 3
+
+
+async def test_routes_that_change_sync_anew(bench):
+    await bench.append(b"one ")
+    link = bench.nodes[A].link
+    bench.primary.route = Route((OWN, A), 0, ("http://own", "http://a"))
+    bench.replicator.on_change()
+    assert not bench.replicator.is_synced
+    assert await bench.append(b"two ") == (4, 8)
+    assert bench.nodes[A].link is not link
+    assert bench.contents() == [b"one two ", b"one two ", b"one "]
+    bench.primary.route = Route((OWN,), 0)
+    bench.replicator.on_change()
+    assert await bench.append(b"three") == (8, 13)
+    assert not bench.replicator.has_peers
+    assert bench.primary.content() == b"one two three"
+    # A broker that comes back is behind, and all begin anew where the primary ends.
+    bench.primary.route = THREE
+    bench.replicator.on_change()
+    assert await bench.append(b"four") == (13, 17)
+    assert bench.contents(13) == [b"four"] * 3
+
+
+async def test_a_sync_ends_with_its_route(bench):
+    async with bench.nodes[B].spool.lock:  # a former primary's stream has it
+        waiting = bench.submit(b"x")
+        await settle()
+        assert not waiting.done()
+        bench.primary.route = Route((OWN, A), 0, ("http://own", "http://a"))
+        bench.replicator.on_change()
+        await asyncio.wait_for(waiting, 5)
+    assert bench.nodes[A].content() == b"x"
+
+
+async def test_a_broker_that_left_is_not_waited_for(bench, monkeypatch):
+    monkeypatch.setattr(module, "_LEFT_S", 0.01)
+    await bench.append(b"one ")
+    held = Held(monkeypatch, bench.nodes[B])
+    waiting = bench.submit(b"two ")
+    await settle()
+    bench.primary.route = Route((OWN, A), 0, ("http://own", "http://a"))
+    bench.replicator.on_change()
+    with pytest.raises(RpcFailed, match="replicas changed"):
+        await waiting
+    assert await bench.append(b"three") == (8, 13)
+    held.gate.set()
+    assert bench.contents()[:2] == [b"one two three"] * 2
+
+
+async def test_idle_streams_are_closed(bench, monkeypatch):
+    monkeypatch.setattr(module, "_IDLE_S", 0.0)
+    await bench.append(b"x")
+    bench.replicator._on_idle_timer()
+    await settle()
+    assert not bench.replicator.has_peers
+    assert not any(node.spool.lock.locked() for node in bench.nodes.values())
+    assert await bench.append(b"y") == (1, 2)
+    assert bench.contents() == [b"xy"] * 3
+
+
+async def test_replicas_that_stall_are_given_up(bench, monkeypatch):
+    await bench.append(b"x")
+    held = Held(monkeypatch, bench.nodes[B])
+    waiting = bench.submit(b"y")
+    await settle()
+    bench.replicator._on_idle_timer()
+    assert not waiting.done()
+    bench.clock.advance(61)
+    bench.replicator._on_idle_timer()
+    with pytest.raises(RpcFailed, match="have not answered for 60 s"):
+        await waiting
+    held.gate.set()
+
+
+async def test_a_primary_without_its_lease_sends_nothing(bench):
+    await bench.append(b"x")
+    bench.primary.may_acknowledge = False
+    with pytest.raises(RpcFailed, match="lease in etcd ran out"):
+        await bench.submit(b"y")
+    contents = [m for m in bench.nodes[A].link.messages if isinstance(m, ContentMessage)]
+    assert contents == [ContentMessage(0, b"x")]
+    bench.primary.may_acknowledge = True
+    assert await bench.append(b"z") == (1, 2)
+
+
+# ------------------------------------------------------------------------------------- any history
+ROUTES = [THREE, Route((OWN, A), 0), Route((OWN, B), 0), Route((OWN,), 0)]
+STEPS = ("append", "append", "append", "stream", "cut", "route", "rest", "wait")
+
+
+def stream_of(content, *, is_broken):
+    stream = Stream()
+    for piece in (content[: len(content) // 2], content[len(content) // 2 :]):
+        stream.pieces.put_nowait(piece)
+    stream.pieces.put_nowait(RpcFailed(Code.UNKNOWN, "gone") if is_broken else b"")
+    return stream
+
+
+async def run_at_random(bench, rng):
+    """Returns: the content and the outcome of each append."""
+    waiting = []
+    for number in range(60):
+        match rng.choice(STEPS):
+            case "append":
+                content = b"%d." % number * rng.choice([1, 10, 400])
+                waiting.append((content, bench.submit(content)))
+            case "stream":
+                content = b"<%d>" % number * rng.choice([1, 300])
+                stream = stream_of(content, is_broken=rng.random() < 0.3)
+                waiting.append((content, bench.submit(stream=stream)))
+            case "cut":
+                node = bench.nodes[rng.choice([A, B])]
+                if node.link is not None:
+                    node.link.cut()
+            case "route":
+                bench.primary.route = rng.choice(ROUTES)
+                bench.replicator.on_change()
+            case "rest":
+                bench.replicator.rest()
+            case _:
+                await settle(rng.randrange(40))
+    outcomes = await asyncio.gather(*(done for _, done in waiting), return_exceptions=True)
+    return [(content, one) for (content, _), one in zip(waiting, outcomes, strict=True)]
+
+
+@pytest.mark.parametrize("seed", range(25))
+async def test_what_is_acknowledged_stays_whatever_fails(bench, monkeypatch, seed):
+    """Appends, cut streams, changing routes and idle times in random order."""
+    monkeypatch.setattr(module, "_LEFT_S", 0.0)
+    outcomes = await run_at_random(bench, random.Random(seed))
+    bench.primary.route = THREE
+    bench.replicator.on_change()
+    begin, end = await bench.append(b"the end")
+    journal = bench.primary.content()
+    assert len(journal) == end
+    taken = bytearray(end)
+    for content, outcome in outcomes:
+        if not isinstance(outcome, RpcFailed):
+            commit = outcome.commit
+            assert journal[commit.begin : commit.end] == content
+            assert not any(taken[commit.begin : commit.end]), "offsets are given out once"
+            taken[commit.begin : commit.end] = b"x" * len(content)
+    assert any(taken)
+    for node in bench.nodes.values():
+        assert node.content(begin) == b"the end"
+        for fragment in node.index._all:  # whatever a replica shows is the journal's
+            shown = node.content(fragment.begin)
+            assert journal[fragment.begin :][: len(shown)] == shown
+
+
+# --------------------------------------------------------------------------------------- interrupt
+async def test_interrupts_end_a_wait_and_all_later_ones():
+    interrupt = Interrupt()
+    loop = asyncio.get_running_loop()
+    loop.call_soon(interrupt.fire)
+    with pytest.raises(Interrupted):
+        await interrupt.wait(asyncio.sleep(60))
+    with pytest.raises(Interrupted):
+        await interrupt.wait(asyncio.sleep(0))
+    await asyncio.sleep(0)  # the task itself goes on
+
+
+async def test_interrupts_do_not_swallow_cancellation():
+    interrupt = Interrupt()
+    waiting = asyncio.ensure_future(interrupt.wait(asyncio.sleep(60)))  # noqa: TID251
+    await asyncio.sleep(0)
+    waiting.cancel()
+    interrupt.fire()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert await Interrupt().wait(asyncio.sleep(0, "result")) == "result"
