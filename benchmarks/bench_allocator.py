@@ -185,11 +185,12 @@ class _Member:
 @contextlib.contextmanager
 def _primaries(endpoint: str) -> Iterator[None]:
     command = [sys.executable, "-m", "benchmarks.bench_allocator_primaries", endpoint, _PREFIX]
-    with subprocess.Popen(command) as process:
+    # It ends when its input does, that is with us, however we end.
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         try:
             yield
         finally:
-            process.terminate()
+            process.communicate()
 
 
 async def _announce(etcd: EtcdClient, count: int, tasks: TaskGroup) -> dict[ProcessId, _Member]:
@@ -300,7 +301,10 @@ def _arguments() -> argparse.Namespace:
         "--output", type=Path, default=_LATEST, help="result to add to (default: %(default)s)"
     )
     parser.add_argument("--dry-run", action="store_true", help="write no result")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.members < _REPLICATION + 2:
+        parser.error(f"--members: at least {_REPLICATION + 2}, because one dies and one leaves")
+    return arguments
 
 
 def main() -> int:

@@ -1,7 +1,8 @@
 """Stands for the primaries of a cluster: tells the route of each journal in its assignments.
 
-``python -m benchmarks.bench_allocator_primaries ETCD PREFIX`` runs until it is ended. A process of
-its own, because in a cluster it is other machines that do this.
+``python -m benchmarks.bench_allocator_primaries ETCD PREFIX`` runs until its standard input ends,
+as it does with whoever started it. A process of its own, because in a cluster it is other machines
+that do this.
 """
 
 from __future__ import annotations
@@ -74,6 +75,13 @@ async def _publish(etcd: EtcdClient, state: BrokerState, names: list[str]) -> se
     return failed
 
 
+async def _main(endpoint: str, prefix: str) -> None:
+    tasks = TaskGroup("main")
+    publishing = tasks.spawn(publish_routes(endpoint, prefix))
+    asyncio.get_running_loop().add_reader(sys.stdin, publishing.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await publishing
+
+
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        uvloop.run(publish_routes(sys.argv[1], sys.argv[2]))
+    uvloop.run(_main(sys.argv[1], sys.argv[2]))
