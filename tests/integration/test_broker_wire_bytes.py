@@ -19,6 +19,7 @@ import pytest
 from grpc import aio
 
 from gazette_platform.keyspace import item_key
+from gazette_platform.testing.raw_protobuf import blob, decode, number, only
 
 pytestmark = pytest.mark.etcd
 
@@ -32,26 +33,6 @@ _JOURNAL_NOT_FOUND = 1
 
 
 # ---------------------------------------------------------------------------------------- writing
-def varint(value: int, *, padded_to: int = 0) -> bytes:
-    """A varint: of ten bytes if negative, and of more than it needs if `padded_to` says so."""
-    value &= (1 << 64) - 1
-    out = bytearray()
-    while value > 0x7F or len(out) + 1 < padded_to:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def number(field: int, value: int, *, padded_to: int = 0) -> bytes:
-    return varint(field << 3) + varint(value, padded_to=padded_to)
-
-
-def blob(field: int, value: bytes | str, *, padded_to: int = 0) -> bytes:
-    raw = value.encode() if isinstance(value, str) else value
-    return varint(field << 3 | 2) + varint(len(raw), padded_to=padded_to) + raw
-
-
 def label(name: str, value: str, *, prefix: bool = False) -> bytes:
     return blob(1, name) + (blob(2, value) if value else b"") + (number(3, 1) if prefix else b"")
 
@@ -78,46 +59,6 @@ def etcd_state(cluster: int, revision: int) -> bytes:
 
 
 # ---------------------------------------------------------------------------------------- reading
-def decode(raw: bytes) -> dict[int, list[Any]]:
-    """The values of each field: ints, and bytes of what has a length."""
-    fields: dict[int, list[Any]] = {}
-    at = 0
-    while at < len(raw):
-        tag, at = read_varint(raw, at)
-        kind = tag & 7
-        value: Any
-        if kind == 0:
-            value, at = read_varint(raw, at)
-        elif kind == 1:
-            value, at = struct.unpack_from("<Q", raw, at)[0], at + 8
-        elif kind == 5:
-            value, at = struct.unpack_from("<I", raw, at)[0], at + 4
-        else:
-            assert kind == 2, f"wire type {kind} at byte {at}"
-            length, at = read_varint(raw, at)
-            assert at + length <= len(raw)
-            value, at = raw[at : at + length], at + length
-        fields.setdefault(tag >> 3, []).append(value)
-    return fields
-
-
-def read_varint(raw: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = raw[at]
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 0x80:
-            return value, at
-
-
-def only(fields: dict[int, list[Any]], field: int, default: Any = None) -> Any:
-    """The value of a field that is there once, or `default` if it is not."""
-    values = fields.get(field, [default])
-    assert len(values) == 1
-    return values[0]
-
-
 def sha1_parts(content: bytes) -> dict[int, list[int]]:
     digest = hashlib.sha1(content, usedforsecurity=False).digest()
     return {
