@@ -57,6 +57,8 @@ class AppendRequest:
     subtract_registers: LabelSet | None = None
     suspend: AppendSuspend = AppendSuspend.SUSPEND_RESUME
     min_revision: int = 0
+    closes_fragment: bool = False
+    """Close the open fragment first, though nothing else asks for it. Brokers' own; not on the wire."""
 
     @property
     def changes_registers(self) -> bool:

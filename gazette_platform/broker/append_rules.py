@@ -62,7 +62,8 @@ def preconditions(request: AppendRequest, view: ReplicaView) -> Effect:
         return Fail(Status.WRONG_APPEND_OFFSET)
     if request.offset != 0 and is_behind:
         return Sync(roll_to=head)
-    roll_to = view.spool_end if view.spool_begin == view.index_begin else 0
+    closes = request.closes_fragment or view.spool_begin == view.index_begin
+    roll_to = view.spool_end if closes else 0
     return _suspension(request, view) or Stream(roll_to)
 
 

@@ -456,6 +456,19 @@ class Replica:
             self._is_pulsing = True
             self._context.tasks.spawn(self._barrier(suspend), name=f"pulse {self.name}")
 
+    async def close_fragment(self) -> Outcome:
+        """Close the open fragment behind the appends under way, and hand it to the persister.
+
+        Returns: with the write head as its `commit`, or the status that says why not.
+        Raises: RpcFailed: as an append. Cancellation: it is closed all the same, or will be.
+        """
+        request = fsm.AppendRequest(
+            self.name, suspend=AppendSuspend.SUSPEND_NO_RESUME, closes_fragment=True
+        )
+        done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self.appender.submit(Pending(machine=fsm.AppendFSM(request), done=done))
+        return await done
+
     async def _barrier(self, suspend: AppendSuspend) -> None:
         """A zero-byte append, for what appends do on their way."""
         request = fsm.AppendRequest(self.name, suspend=suspend)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar, final
 
 from google.protobuf.message import DecodeError
 
+from gazette_platform.broker.admin_api import AdminApi
 from gazette_platform.broker.append_api import AppendApi
 from gazette_platform.broker.fragments_api import FragmentsApi
 from gazette_platform.broker.list_api import ListApi
@@ -44,6 +45,7 @@ class BrokerService:
         self._replicate = ReplicateApi(resolver)
         self._list = ListApi(context, resolver)
         self._fragments = FragmentsApi(context, resolver)
+        self._admin = AdminApi(context, resolver)
         self._append_started = self._metrics.started.labels("Append")
         self._append_ok = self._metrics.completed.labels("Append", "ok")
 
@@ -116,6 +118,30 @@ class BrokerService:
         """Serve one FragmentStoreHealth."""
         method = self._fragments.fragment_store_health
         return await self._unary("FragmentStoreHealth", Capability.READ, method, request, metadata)
+
+    async def flush(self, request: bytes, metadata: Mapping[str, str]) -> bytes:
+        """Serve one Admin/Flush."""
+        return await self._unary("Flush", Capability.APPEND, self._admin.flush, request, metadata)
+
+    async def put_savepoint(self, request: bytes, metadata: Mapping[str, str]) -> bytes:
+        """Serve one Admin/PutSavepoint."""
+        method = self._admin.put_savepoint
+        return await self._unary("PutSavepoint", Capability.APPLY, method, request, metadata)
+
+    async def get_savepoint(self, request: bytes, metadata: Mapping[str, str]) -> bytes:
+        """Serve one Admin/GetSavepoint."""
+        method = self._admin.get_savepoint
+        return await self._unary("GetSavepoint", Capability.LIST, method, request, metadata)
+
+    async def list_savepoints(self, request: bytes, metadata: Mapping[str, str]) -> bytes:
+        """Serve one Admin/ListSavepoints."""
+        method = self._admin.list_savepoints
+        return await self._unary("ListSavepoints", Capability.LIST, method, request, metadata)
+
+    async def delete_savepoint(self, request: bytes, metadata: Mapping[str, str]) -> bytes:
+        """Serve one Admin/DeleteSavepoint."""
+        method = self._admin.delete_savepoint
+        return await self._unary("DeleteSavepoint", Capability.APPLY, method, request, metadata)
 
     async def _unary(
         self,

@@ -152,6 +152,16 @@ class Index:
             self._waiters.discard(waiter)
         return not self._is_closed
 
+    async def wait_persisted(self, end: int) -> bool:
+        """Wait until stores hold all local content below `end`, a byte offset.
+
+        Returns: False if the index is closed. Cancellation: safe.
+        """
+        while any(fragment.begin < end for fragment in self._local):
+            if not await self.wait_change():
+                return False
+        return not self._is_closed
+
     async def inspect(self) -> CoverSet[Fragment] | None:
         """All fragments, once the stores were listed.
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["GrpcServer"]
 
 _SERVICE = "protocol.Journal"
+_ADMIN_SERVICE = "gazette_platform.Admin"
 
 # Fatter flow-control windows and frames than gRPC's defaults: content arrives in large messages,
 # and each frame costs a pass through the library.
@@ -82,8 +83,20 @@ class GrpcServer:
                 _unary(service.fragment_store_health)
             ),
         }
+        admin_handlers = {
+            "Flush": grpc.unary_unary_rpc_method_handler(_unary(service.flush)),
+            "PutSavepoint": grpc.unary_unary_rpc_method_handler(_unary(service.put_savepoint)),
+            "GetSavepoint": grpc.unary_unary_rpc_method_handler(_unary(service.get_savepoint)),
+            "ListSavepoints": grpc.unary_unary_rpc_method_handler(_unary(service.list_savepoints)),
+            "DeleteSavepoint": grpc.unary_unary_rpc_method_handler(
+                _unary(service.delete_savepoint)
+            ),
+        }
         self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(_SERVICE, handlers),)
+            (
+                grpc.method_handlers_generic_handler(_SERVICE, handlers),
+                grpc.method_handlers_generic_handler(_ADMIN_SERVICE, admin_handlers),
+            )
         )
         address = f"unix:{socket}" if socket is not None else f"{host}:{port}"
         try:

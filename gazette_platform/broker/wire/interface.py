@@ -20,6 +20,8 @@ class Code(Enum):
     UNKNOWN = "UNKNOWN"
     INTERNAL = "INTERNAL"
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    NOT_FOUND = "NOT_FOUND"
+    ALREADY_EXISTS = "ALREADY_EXISTS"
     UNAVAILABLE = "UNAVAILABLE"
     UNAUTHENTICATED = "UNAUTHENTICATED"
     UNIMPLEMENTED = "UNIMPLEMENTED"
@@ -97,4 +99,24 @@ class Service(Protocol):
 
     async def fragment_store_health(self, request: bytes, metadata: Mapping[str, str]) -> bytes:
         """Serve one FragmentStoreHealth."""
+        ...
+
+    async def flush(self, request: bytes, metadata: Mapping[str, str]) -> bytes:
+        """Serve one Admin/Flush."""
+        ...
+
+    async def put_savepoint(self, request: bytes, metadata: Mapping[str, str]) -> bytes:
+        """Serve one Admin/PutSavepoint."""
+        ...
+
+    async def get_savepoint(self, request: bytes, metadata: Mapping[str, str]) -> bytes:
+        """Serve one Admin/GetSavepoint."""
+        ...
+
+    async def list_savepoints(self, request: bytes, metadata: Mapping[str, str]) -> bytes:
+        """Serve one Admin/ListSavepoints."""
+        ...
+
+    async def delete_savepoint(self, request: bytes, metadata: Mapping[str, str]) -> bytes:
+        """Serve one Admin/DeleteSavepoint."""
         ...

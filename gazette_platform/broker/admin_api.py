@@ -1,0 +1,286 @@
+"""Serves `gazette_platform.Admin`: flushes, and savepoints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar, final
+
+import grpc  # type: ignore[import-untyped]
+
+from gazette_platform.broker.replica import Replica
+from gazette_platform.broker.side_keys import savepoint_key, savepoints_prefix
+from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.errors import ValidationError
+from gazette_platform.etcd import Compare, Delete, Put
+from gazette_platform.protocol import (
+    Header,
+    LabelSet,
+    Route,
+    Status,
+    strip_meta,
+    validate_journal_name,
+    validate_token,
+)
+from gazette_platform.protocol.auth import ALL_CLAIMS, Capability, Forbidden
+from gazette_platform.protocol.pb import admin_pb2 as admin_pb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from gazette_platform.broker.context import BrokerContext
+    from gazette_platform.broker.resolver import Resolution, Resolver
+    from gazette_platform.etcd import KeyValue
+    from gazette_platform.protocol.auth import Claims
+
+__all__ = ["AdminApi"]
+
+T = TypeVar("T")
+
+_FLUSH = "/gazette_platform.Admin/Flush"
+_CODES = {getattr(grpc.StatusCode, code.value): code for code in Code}
+
+_NAME_LENGTH_MAX = 256
+# Etcd takes 1.5 MiB a request; what is near that is a list, not a name for a few offsets.
+_SAVEPOINT_BYTES_MAX = 1 << 20
+
+
+@final
+class AdminApi:
+    """Admin RPCs of one broker."""
+
+    def __init__(self, context: BrokerContext, resolver: Resolver) -> None:
+        self._context = context
+        self._resolver = resolver
+        self._prefix = context.config.etcd_prefix
+
+    # --------------------------------------------------------------------------------- flush
+    async def flush(self, raw: bytes, claims: Claims = ALL_CLAIMS) -> tuple[Status, bytes]:
+        """Serve one Flush: returns when the journal's store holds what was appended before.
+
+        A store that is down, or refuses, is waited for as long as the caller waits.
+
+        Returns: the status, and the FlushResponse that says so.
+        Raises: RpcFailed: a malformed request; the replica closed meanwhile: ask again; or what
+            the primary said that it was forwarded to.
+        Cancellation: the fragment is closed all the same, or will be.
+        """
+        request = admin_pb.FlushRequest.FromString(raw)
+        _check(validate_journal_name, "Journal", strip_meta(request.journal))
+        is_forwarded = request.HasField("header")
+        found = await self._resolver.resolve(
+            request.journal,
+            may_proxy=not is_forwarded,
+            require_primary=True,
+            min_revision=request.min_etcd_revision,
+            proxy_header=Header.from_pb(request.header) if is_forwarded else None,
+            claims=claims,
+        )
+        if found.status is Status.OK and not found.is_local:
+            return await self._forward(request, found)
+        status, end = found.status, 0
+        replica = self._resolver.replicas.get(found.journal)
+        if status is Status.OK and isinstance(replica, Replica):
+            status, end = await self._flush(replica)
+        response = admin_pb.FlushResponse(status=status.value, end=end)  # type: ignore[arg-type]
+        found.header.into_pb(response.header)
+        return status, response.SerializeToString()
+
+    @staticmethod
+    async def _flush(replica: Replica) -> tuple[Status, int]:
+        spec = replica.spec
+        if spec is not None and not spec.fragment.stores:
+            return Status.NOT_ALLOWED, 0  # it is kept in brokers only
+        outcome = await replica.close_fragment()
+        if outcome.is_remote:
+            raise _moved(replica.name)
+        if outcome.status is Status.SUSPENDED:
+            end = replica.index.summary.end  # its fragment was closed when it was suspended
+        elif outcome.status is Status.OK and outcome.commit is not None:
+            end = outcome.commit.end
+        else:
+            return outcome.status, 0
+        if not await replica.index.wait_persisted(end):
+            raise _moved(replica.name)
+        return Status.OK, end
+
+    async def _forward(
+        self, request: admin_pb.FlushRequest, found: Resolution
+    ) -> tuple[Status, bytes]:
+        header = found.header
+        endpoint = header.route.endpoint_of(header.process_id) if header.process_id else ""
+        if not endpoint:
+            raise RpcFailed(Code.UNAVAILABLE, f"{found.journal}: its primary has no endpoint")
+        forwarded = admin_pb.FlushRequest()
+        forwarded.CopyFrom(request)
+        header.into_pb(forwarded.header)
+        peers = self._context.peers
+        method = peers.channel(endpoint).unary_unary(_FLUSH)
+        metadata = peers.metadata(Capability.APPEND, found.journal)
+        try:
+            raw = bytes(await method(forwarded.SerializeToString(), metadata=metadata))
+        except grpc.RpcError as err:
+            code = _CODES.get(err.code(), Code.UNKNOWN)
+            raise RpcFailed(code, f"broker {endpoint}: {err.details()}") from err
+        return Status.from_wire(admin_pb.FlushResponse.FromString(raw).status), raw
+
+    # ---------------------------------------------------------------------------- savepoints
+    async def put_savepoint(self, raw: bytes, claims: Claims = ALL_CLAIMS) -> tuple[Status, bytes]:
+        """Serve one PutSavepoint.
+
+        Raises: RpcFailed: malformed; ALREADY_EXISTS. Forbidden: a journal is beyond the claims.
+        """
+        request = admin_pb.PutSavepointRequest.FromString(raw)
+        savepoint = request.savepoint
+        _check(_validate_savepoint, "Savepoint", savepoint)
+        self._require_all(savepoint.offsets, claims)
+        savepoint.created_at = int(self._context.clock.now().timestamp())
+        savepoint.journals = len(savepoint.offsets)
+        key = savepoint_key(self._prefix, savepoint.name)
+        value = savepoint.SerializeToString(deterministic=True)
+        if len(value) > _SAVEPOINT_BYTES_MAX:
+            raise RpcFailed(
+                Code.UNKNOWN,
+                f"savepoint {savepoint.name} has {len(savepoint.offsets)} offsets, too many to "
+                f"keep in etcd ({len(value)} bytes of {_SAVEPOINT_BYTES_MAX}); make several",
+            )
+        known = await self._find(savepoint.name)
+        if known is not None:
+            if not request.replace:
+                raise RpcFailed(
+                    Code.ALREADY_EXISTS,
+                    f"savepoint {savepoint.name} exists already (choose another name, or replace "
+                    "or delete it)",
+                )
+            self._require_all(_savepoint(known).offsets, claims)
+        revision = known.mod_revision if known is not None else 0
+        await self._write(savepoint.name, Compare.mod(key, revision), Put(key, value))
+        response = admin_pb.PutSavepointResponse(savepoint=savepoint)
+        self._header().into_pb(response.header)
+        return Status.OK, response.SerializeToString()
+
+    async def get_savepoint(self, raw: bytes, claims: Claims = ALL_CLAIMS) -> tuple[Status, bytes]:
+        """Serve one GetSavepoint: with those of its offsets that the claims cover.
+
+        Raises: RpcFailed: malformed, or NOT_FOUND.
+        """
+        request = admin_pb.GetSavepointRequest.FromString(raw)
+        found = self._visible(_savepoint(await self._get(request.name)), claims)
+        if found is None:
+            raise _unknown(request.name)
+        response = admin_pb.GetSavepointResponse(savepoint=found)
+        self._header().into_pb(response.header)
+        return Status.OK, response.SerializeToString()
+
+    async def list_savepoints(
+        self, raw: bytes, claims: Claims = ALL_CLAIMS
+    ) -> tuple[Status, bytes]:
+        """Serve one ListSavepoints: of those that the claims cover at all, in order of names."""
+        request = admin_pb.ListSavepointsRequest.FromString(raw)
+        found = await self._context.etcd.range(savepoints_prefix(self._prefix) + request.prefix)
+        response = admin_pb.ListSavepointsResponse()
+        self._header().into_pb(response.header)
+        for kv in found.kvs:
+            savepoint = self._visible(_savepoint(kv), claims)
+            if savepoint is not None:
+                savepoint.ClearField("offsets")
+                response.savepoints.append(savepoint)
+        return Status.OK, response.SerializeToString()
+
+    async def delete_savepoint(
+        self, raw: bytes, claims: Claims = ALL_CLAIMS
+    ) -> tuple[Status, bytes]:
+        """Serve one DeleteSavepoint.
+
+        Raises: RpcFailed: malformed, or NOT_FOUND. Forbidden: a journal is beyond the claims.
+        """
+        request = admin_pb.DeleteSavepointRequest.FromString(raw)
+        known = await self._get(request.name)
+        self._require_all(_savepoint(known).offsets, claims)
+        unchanged = Compare.mod(known.key, known.mod_revision)
+        await self._write(request.name, unchanged, Delete(known.key))
+        response = admin_pb.DeleteSavepointResponse()
+        self._header().into_pb(response.header)
+        return Status.OK, response.SerializeToString()
+
+    async def _find(self, name: str) -> KeyValue | None:
+        return await self._context.etcd.get(savepoint_key(self._prefix, name))
+
+    async def _get(self, name: str) -> KeyValue:
+        _check(_validate_name, "Name", name)
+        found = await self._find(name)
+        if found is None:
+            raise _unknown(name)
+        return found
+
+    async def _write(self, name: str, unchanged: Compare, operation: Put | Delete) -> None:
+        result = await self._context.etcd.txn([unchanged], [operation])
+        if not result.succeeded:
+            raise RpcFailed(
+                Code.ALREADY_EXISTS,
+                f"savepoint {name} was changed by somebody else at this moment; look again",
+            )
+
+    def _header(self) -> Header:
+        return Header(self._resolver.process_id, Route(), self._context.space.header)
+
+    def _is_covered(self, journal: str, claims: Claims) -> bool:
+        item = self._context.space.state.items.get(journal)
+        # Of a journal that was deleted, only the name is known.
+        labels = LabelSet.of(name=journal) if item is None else item.spec.label_set_with_name()
+        return claims.match(labels)
+
+    def _require_all(self, journals: Iterable[str], claims: Claims) -> None:
+        """Raises: Forbidden: one of them is beyond the claims."""
+        if claims is ALL_CLAIMS:
+            return
+        for journal in journals:
+            if not self._is_covered(journal, claims):
+                raise Forbidden(f"not authorized to {journal}")
+
+    def _visible(self, savepoint: admin_pb.Savepoint, claims: Claims) -> admin_pb.Savepoint | None:
+        """What of a savepoint a caller with these claims sees; None: nothing."""
+        if claims is ALL_CLAIMS:
+            return savepoint
+        for journal in list(savepoint.offsets):
+            if not self._is_covered(journal, claims):
+                del savepoint.offsets[journal]
+        savepoint.journals = len(savepoint.offsets)
+        return savepoint if savepoint.offsets else None
+
+
+def _savepoint(kv: KeyValue) -> admin_pb.Savepoint:
+    return admin_pb.Savepoint.FromString(kv.value)
+
+
+def _validate_name(name: str) -> None:
+    validate_token(name, 1, _NAME_LENGTH_MAX)
+
+
+def _validate_savepoint(savepoint: admin_pb.Savepoint) -> None:
+    try:
+        _validate_name(savepoint.name)
+    except ValidationError as err:
+        raise err.within("Name") from err
+    if not savepoint.offsets:
+        raise ValidationError("expected the offset of one journal at least", path="Offsets")
+    for journal, offset in savepoint.offsets.items():
+        validate_journal_name(journal)
+        if offset < 0:
+            raise ValidationError(f"invalid offset of {journal} ({offset}; expected >= 0)")
+
+
+def _check(validate: Callable[[T], None], field: str, value: T) -> None:
+    """Raises: RpcFailed: `validate` finds that the value breaks a rule."""
+    try:
+        validate(value)
+    except ValidationError as err:
+        raise RpcFailed(Code.UNKNOWN, str(err.within(field))) from err
+
+
+def _unknown(name: str) -> RpcFailed:
+    return RpcFailed(
+        Code.NOT_FOUND, f"there is no savepoint {name} (`gazctl savepoints list` shows them)"
+    )
+
+
+def _moved(journal: str) -> RpcFailed:
+    return RpcFailed(Code.UNAVAILABLE, f"{journal}: another broker takes it over; ask again")

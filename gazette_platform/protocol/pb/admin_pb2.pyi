@@ -1,0 +1,103 @@
+from gazette_platform.protocol.pb import protocol_pb2 as _protocol_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class FlushRequest(_message.Message):
+    __slots__ = ("header", "journal", "min_etcd_revision")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_FIELD_NUMBER: _ClassVar[int]
+    MIN_ETCD_REVISION_FIELD_NUMBER: _ClassVar[int]
+    header: _protocol_pb2.Header
+    journal: str
+    min_etcd_revision: int
+    def __init__(self, header: _Optional[_Union[_protocol_pb2.Header, _Mapping]] = ..., journal: _Optional[str] = ..., min_etcd_revision: _Optional[int] = ...) -> None: ...
+
+class FlushResponse(_message.Message):
+    __slots__ = ("status", "header", "end")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    status: _protocol_pb2.Status
+    header: _protocol_pb2.Header
+    end: int
+    def __init__(self, status: _Optional[_Union[_protocol_pb2.Status, str]] = ..., header: _Optional[_Union[_protocol_pb2.Header, _Mapping]] = ..., end: _Optional[int] = ...) -> None: ...
+
+class Savepoint(_message.Message):
+    __slots__ = ("name", "offsets", "created_at", "journals")
+    class OffsetsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    JOURNALS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    offsets: _containers.ScalarMap[str, int]
+    created_at: int
+    journals: int
+    def __init__(self, name: _Optional[str] = ..., offsets: _Optional[_Mapping[str, int]] = ..., created_at: _Optional[int] = ..., journals: _Optional[int] = ...) -> None: ...
+
+class PutSavepointRequest(_message.Message):
+    __slots__ = ("savepoint", "replace")
+    SAVEPOINT_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
+    savepoint: Savepoint
+    replace: bool
+    def __init__(self, savepoint: _Optional[_Union[Savepoint, _Mapping]] = ..., replace: bool = ...) -> None: ...
+
+class PutSavepointResponse(_message.Message):
+    __slots__ = ("header", "savepoint")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    SAVEPOINT_FIELD_NUMBER: _ClassVar[int]
+    header: _protocol_pb2.Header
+    savepoint: Savepoint
+    def __init__(self, header: _Optional[_Union[_protocol_pb2.Header, _Mapping]] = ..., savepoint: _Optional[_Union[Savepoint, _Mapping]] = ...) -> None: ...
+
+class GetSavepointRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class GetSavepointResponse(_message.Message):
+    __slots__ = ("header", "savepoint")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    SAVEPOINT_FIELD_NUMBER: _ClassVar[int]
+    header: _protocol_pb2.Header
+    savepoint: Savepoint
+    def __init__(self, header: _Optional[_Union[_protocol_pb2.Header, _Mapping]] = ..., savepoint: _Optional[_Union[Savepoint, _Mapping]] = ...) -> None: ...
+
+class ListSavepointsRequest(_message.Message):
+    __slots__ = ("prefix",)
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    prefix: str
+    def __init__(self, prefix: _Optional[str] = ...) -> None: ...
+
+class ListSavepointsResponse(_message.Message):
+    __slots__ = ("header", "savepoints")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    SAVEPOINTS_FIELD_NUMBER: _ClassVar[int]
+    header: _protocol_pb2.Header
+    savepoints: _containers.RepeatedCompositeFieldContainer[Savepoint]
+    def __init__(self, header: _Optional[_Union[_protocol_pb2.Header, _Mapping]] = ..., savepoints: _Optional[_Iterable[_Union[Savepoint, _Mapping]]] = ...) -> None: ...
+
+class DeleteSavepointRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class DeleteSavepointResponse(_message.Message):
+    __slots__ = ("header",)
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    header: _protocol_pb2.Header
+    def __init__(self, header: _Optional[_Union[_protocol_pb2.Header, _Mapping]] = ...) -> None: ...
