@@ -309,8 +309,7 @@ async def test_z3_hand_over_waits_for_consistency(cluster):
     await asyncio.sleep(0.1)
     await cluster.until({"item/one": [("broker-a", 0), ("broker-b", 1)]})
     a.is_syncing = True
-    await cluster.etcd.put(f"{cluster.prefix}/items/wake-up", journal("wake-up"))
-    await cluster.delete("wake-up")
+    await cluster.apply("item/one")  # wakes the primary up
     await cluster.until({"item/one": [("broker-b", 0)]})
     await asyncio.wait_for(a.run, 5)
 
