@@ -10,6 +10,7 @@ to a gRPC status or to an exit code lives at the edges (``broker.*_api``, ``cli`
     ├── EtcdError             ├── LeaseLost  └── TransactionFailed
     ├── StoreError            ├── ObjectNotFound ├── AccessDenied └── StoreUnavailable
     ├── DataError             ├── ChecksumMismatch ├── OffsetJump └── Desynchronized
+    ├── SavepointError        ├── SavepointExists └── SavepointNotFound
     ├── LakeError             ├── PartitionConflict └── SchemaMismatch
     └── SetupError            a tool, port or server that the platform needs is missing
 """
@@ -42,6 +43,9 @@ __all__ = [
     "PartitionConflict",
     "ProposalMismatch",
     "RegisterMismatch",
+    "SavepointError",
+    "SavepointExists",
+    "SavepointNotFound",
     "SchemaMismatch",
     "SetupError",
     "StatusError",
@@ -302,6 +306,18 @@ class OffsetJump(DataError):
 
 class Desynchronized(DataError):
     """A framing's magic or delimiter is missing: the reader lost its place."""
+
+
+class SavepointError(GazetteError):
+    """A savepoint is not as expected."""
+
+
+class SavepointExists(SavepointError):
+    """There is one of that name, or somebody else changed it at that moment."""
+
+
+class SavepointNotFound(SavepointError):
+    """There is none of that name, or the caller's claims hide it."""
 
 
 class LakeError(GazetteError):

@@ -77,8 +77,11 @@ class AdminApi:
         if found.status is Status.OK and not found.is_local:
             return await self._forward(request, found)
         status, end = found.status, 0
+        if status is Status.SUSPENDED and found.spec is not None and found.spec.suspend is not None:
+            # Fully: it was empty, or all of it is in the store. No broker serves it.
+            status, end = Status.OK, found.spec.suspend.offset
         replica = self._resolver.replicas.get(found.journal)
-        if status is Status.OK and isinstance(replica, Replica):
+        if found.status is Status.OK and isinstance(replica, Replica):
             status, end = await self._flush(replica)
         response = admin_pb.FlushResponse(status=status.value, end=end)  # type: ignore[arg-type]
         found.header.into_pb(response.header)

@@ -27,6 +27,7 @@ from gazette_platform.client.results import (
     FragmentPage,
     JournalListing,
     ListSnapshot,
+    Savepoint,
     StoreHealth,
 )
 from gazette_platform.client.sync_client import (
@@ -55,6 +56,7 @@ __all__ = [
     "LineReader",
     "ListSnapshot",
     "Reader",
+    "Savepoint",
     "StoreHealth",
     "SyncAppendTicket",
     "SyncAppendWriter",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self, final
+import asyncio
+from typing import TYPE_CHECKING, Literal, Self, TypeVar, final
 
-from gazette_platform.client import listing
+from gazette_platform.client import admin, listing
 from gazette_platform.client.append_writer import AppendWriter
 from gazette_platform.client.appender import AppendOptions, Content, ContentSource, append
 from gazette_platform.client.config import ClientConfig
@@ -15,6 +16,7 @@ from gazette_platform.client.results import (
     FragmentPage,
     JournalListing,
     ListSnapshot,
+    Savepoint,
     StoreHealth,
 )
 from gazette_platform.client.transport import Transport
@@ -32,12 +34,13 @@ from gazette_platform.protocol import (
     JournalChange,
     LabelSelector,
     LabelSet,
+    SuspendLevel,
     validate_apply_request,
     validate_journal_name,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
     from types import TracebackType
 
 __all__ = ["AsyncClient"]
@@ -45,9 +48,15 @@ __all__ = ["AsyncClient"]
 # Each attempt fails only if the head moved meanwhile.
 _RESET_ATTEMPTS = 5
 
+# Journals that are flushed, or asked for their write heads, at a time.
+_JOURNALS_AT_A_TIME = 32
+
+T = TypeVar("T")
+
 # Aliases, because within the class `list` is a method.
 JournalListings = list[JournalListing]
 FragmentListings = list[FragmentListing]
+Savepoints = list[Savepoint]
 
 
 @final
@@ -384,6 +393,85 @@ class AsyncClient:
         return await listing.check_store(
             self._transport, store, check_delete_prefix=check_delete_prefix
         )
+
+    # ------------------------------------------------------------------ flushes and savepoints
+
+    async def flush(
+        self, selector: LabelSelector | str, *, timeout_s: float = 60.0
+    ) -> dict[str, int]:
+        """Close the open fragments of journals, and wait until their stores hold all of them.
+
+        What was appended before is then to be found in the store. Brokers of Gazette's own have no
+        call for it: their journals are suspended, and resumed at once.
+
+        Args: selector: as for `list`. timeout_s: seconds.
+        Returns: for each journal that matches, the offset below which all is in the store.
+        Raises: StatusError: a journal cannot be flushed, such as one without stores.
+            TransportError: a store did not take the content in time; brokers go on trying.
+        Cancellation: fragments may be closed.
+        """
+        names = [journal.name for journal in await self.list_snapshot(selector)]
+        ends = await _each(
+            admin.flush_journal(self._transport, name, timeout_s=timeout_s) for name in names
+        )
+        return dict(zip(names, ends, strict=True))
+
+    async def create_savepoint(
+        self,
+        name: str,
+        selector: LabelSelector | str = "",
+        *,
+        offsets: Mapping[str, int] | None = None,
+        replace: bool = False,
+    ) -> Savepoint:
+        """Keep offsets of journals in the cluster, under a name.
+
+        Args: name: letters, numbers and ``-_+/.``. selector: whose write heads are kept, as of
+            about now: each is asked for by itself. offsets: keep these instead, by journal.
+            replace: whether a savepoint of that name may exist.
+        Raises: SavepointExists; ValidationError: no journal matches. StatusError, TransportError.
+        Cancellation: it may be stored or not.
+        """
+        if offsets is None:
+            journals = (await self.list_snapshot(selector)).journals
+            heads = await _each(self._head_of(journal) for journal in journals)
+            offsets = dict(zip((journal.name for journal in journals), heads, strict=True))
+        if not offsets:
+            raise ValidationError(f"there is no journal to keep an offset of ({selector})")
+        return await admin.put_savepoint(self._transport, name, offsets, replace=replace)
+
+    async def _head_of(self, journal: JournalListing) -> int:
+        suspend = journal.spec.suspend
+        if suspend is not None and suspend.level is SuspendLevel.FULL:
+            return suspend.offset  # no broker serves it
+        return await self.write_head(journal.name)
+
+    async def get_savepoint(self, name: str) -> Savepoint:
+        """A savepoint, with its offsets. Raises: SavepointNotFound. Cancellation: safe."""
+        return await admin.get_savepoint(self._transport, name)
+
+    async def list_savepoints(self, prefix: str = "") -> Savepoints:
+        """Savepoints by name, without their offsets. Args: prefix: of their names."""
+        return await admin.list_savepoints(self._transport, prefix)
+
+    async def delete_savepoint(self, name: str) -> None:
+        """Forget a savepoint. Raises: SavepointNotFound."""
+        await admin.delete_savepoint(self._transport, name)
+
+
+async def _each(work: Iterable[Awaitable[T]]) -> list[T]:
+    """Await everything, some at a time. Raises: the first error, when all have ended."""
+    slots = asyncio.Semaphore(_JOURNALS_AT_A_TIME)
+
+    async def one(item: Awaitable[T]) -> T:
+        async with slots:
+            return await item
+
+    outcomes = await asyncio.gather(*map(one, work), return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
 
 
 def _selector(selector: LabelSelector | str) -> LabelSelector:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+    from datetime import datetime
 
     from gazette_platform.protocol import Fragment, Header, JournalSpec, LabelSet, Route
 
@@ -16,6 +17,7 @@ __all__ = [
     "FragmentPage",
     "JournalListing",
     "ListSnapshot",
+    "Savepoint",
     "StoreHealth",
 ]
 
@@ -96,3 +98,16 @@ class StoreHealth:
     store: str
     is_healthy: bool
     error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Savepoint:
+    """Offsets of journals under a name."""
+
+    name: str
+    offsets: Mapping[str, int]
+    """Byte offsets by journal; empty in lists."""
+    created_at: datetime
+    """Aware, UTC, to the second."""
+    journals: int
+    """How many offsets there are."""

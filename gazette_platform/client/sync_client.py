@@ -9,12 +9,18 @@ from collections.abc import (
     AsyncIterator,
     Coroutine,
     Iterator,
+    Mapping,
     Sequence,
 )
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, final
 
 from gazette_platform.client.appender import ContentSource, iter_is_fresh
-from gazette_platform.client.async_client import AsyncClient, FragmentListings, JournalListings
+from gazette_platform.client.async_client import (
+    AsyncClient,
+    FragmentListings,
+    JournalListings,
+    Savepoints,
+)
 from gazette_platform.client.loop_thread import LoopThread
 from gazette_platform.client.sync_reader import SyncReader
 from gazette_platform.client.sync_writer import SyncAppendTicket, SyncAppendWriter
@@ -29,6 +35,7 @@ if TYPE_CHECKING:
         FragmentPage,
         JournalListing,
         ListSnapshot,
+        Savepoint,
         StoreHealth,
     )
     from gazette_platform.ops.clock import Clock
@@ -275,6 +282,35 @@ class Client:
         return self._loop.run(
             self._client.store_health(store, check_delete_prefix=check_delete_prefix)
         )
+
+    def flush(self, selector: LabelSelector | str, *, timeout_s: float = 60.0) -> dict[str, int]:
+        """As `AsyncClient.flush`."""
+        return self._loop.run(self._client.flush(selector, timeout_s=timeout_s))
+
+    def create_savepoint(
+        self,
+        name: str,
+        selector: LabelSelector | str = "",
+        *,
+        offsets: Mapping[str, int] | None = None,
+        replace: bool = False,
+    ) -> Savepoint:
+        """As `AsyncClient.create_savepoint`."""
+        return self._loop.run(
+            self._client.create_savepoint(name, selector, offsets=offsets, replace=replace)
+        )
+
+    def get_savepoint(self, name: str) -> Savepoint:
+        """As `AsyncClient.get_savepoint`."""
+        return self._loop.run(self._client.get_savepoint(name))
+
+    def list_savepoints(self, prefix: str = "") -> Savepoints:
+        """As `AsyncClient.list_savepoints`."""
+        return self._loop.run(self._client.list_savepoints(prefix))
+
+    def delete_savepoint(self, name: str) -> None:
+        """As `AsyncClient.delete_savepoint`."""
+        self._loop.run(self._client.delete_savepoint(name))
 
     def _iterate(self, source: AsyncGenerator[T, None]) -> Iterator[T]:
         """Drive an async generator; leaving the iteration closes it."""

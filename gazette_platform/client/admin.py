@@ -1,0 +1,246 @@
+"""Calls of `gazette_platform.Admin`: flushes and savepoints."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import grpc  # type: ignore[import-untyped]
+import grpc.aio  # type: ignore[import-untyped]
+
+from gazette_platform.client.appender import AppendOptions, Content, append
+from gazette_platform.client.auth import Capability
+from gazette_platform.client.listing import fragment_page
+from gazette_platform.client.results import Savepoint
+from gazette_platform.client.wire import CallFailed, CallUnanswered
+from gazette_platform.errors import (
+    GazetteError,
+    SavepointExists,
+    SavepointNotFound,
+    Suspended,
+    TransportError,
+    status_error,
+)
+from gazette_platform.protocol import AppendSuspend, Status
+from gazette_platform.protocol.pb import admin_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gazette_platform.client.transport import Transport
+
+__all__ = [
+    "delete_savepoint",
+    "flush_journal",
+    "get_savepoint",
+    "list_savepoints",
+    "put_savepoint",
+]
+
+_SERVICE = "/gazette_platform.Admin/"
+# How often a journal of a Go broker is looked at, which does not tell when it is flushed.
+_POLL_S = 0.25
+
+
+async def flush_journal(transport: Transport, journal: str, *, timeout_s: float) -> int:
+    """Close the open fragment of a journal, and wait until its store holds all of it.
+
+    Args: timeout_s: seconds for all attempts.
+    Returns: the offset below which all is in the store.
+    Raises: StatusError: the journal cannot be flushed, as it is. TransportError: it was not
+        persisted in time, or brokers did not answer.
+    Cancellation: the fragment is closed all the same, or will be.
+    """
+    what = f"flush of {journal}"
+    deadline = transport.clock.monotonic() + timeout_s
+    patience = transport.patience(timeout_s=timeout_s)
+    while True:
+        left_s = deadline - transport.clock.monotonic()
+        if left_s <= 0:
+            raise _late(what, timeout_s)
+        try:
+            return await _flush_once(transport, journal, what, left_s)
+        except CallUnanswered as err:
+            raise _late(what, timeout_s) from err
+        except CallFailed as err:
+            if err.code != "UNIMPLEMENTED":
+                raise
+            return await _flush_by_suspending(transport, journal, what, left_s)
+        except GazetteError as err:
+            if not err.retriable:
+                raise
+            await patience.wait(err)
+
+
+def _late(what: str, timeout_s: float) -> TransportError:
+    return TransportError(
+        f"{what}: not all is in the store within {timeout_s:g} s (`gazctl journals store-health` "
+        "tells how the store is; brokers go on trying)"
+    )
+
+
+async def _flush_once(transport: Transport, journal: str, what: str, timeout_s: float) -> int:
+    wire = transport.wire(journal, primary=True)
+    call = wire.channel.unary_unary(
+        f"{_SERVICE}Flush",
+        request_serializer=pb.FlushRequest.SerializeToString,
+        response_deserializer=pb.FlushResponse.FromString,
+    )
+    try:
+        with wire:
+            response = await call(
+                pb.FlushRequest(journal=journal),
+                timeout=timeout_s,
+                metadata=transport.auth.metadata(Capability.APPEND, journal),
+            )
+    except grpc.aio.AioRpcError as err:
+        raise transport.failed(err, wire, journal, what) from err
+    transport.learn(journal, response.header)
+    status = Status.from_wire(response.status)
+    if status is not Status.OK:
+        raise status_error(status.name, journal=journal)
+    return int(response.end)
+
+
+async def _flush_by_suspending(
+    transport: Transport, journal: str, what: str, timeout_s: float
+) -> int:
+    """Flush a journal of a broker of Gazette's own, which has no call for it.
+
+    It closes the open fragment when the journal is suspended; the journal is resumed at once.
+    """
+    empty = Content(b"")
+    try:
+        done = await append(
+            transport, journal, empty, AppendOptions(suspend=AppendSuspend.SUSPEND_NOW)
+        )
+        end = done.end
+    except Suspended:
+        end = 0  # it is suspended already, and stays so
+    else:
+        resume = AppendOptions(suspend=AppendSuspend.SUSPEND_RESUME)
+        end = (await append(transport, journal, empty, resume)).end
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _persisted(transport, journal, end)
+    except TimeoutError as err:
+        raise _late(what, timeout_s) from err
+
+
+async def _persisted(transport: Transport, journal: str, end: int) -> int:
+    """Look at fragments until all below `end` are in the store; 0: all there are."""
+    token = head = 0
+    while True:
+        page = await fragment_page(transport, journal, next_page_token=token)
+        open_at = None
+        for listed in page.fragments:
+            fragment = listed.fragment
+            if not listed.is_persisted and (end == 0 or fragment.begin < end):
+                open_at = fragment.begin
+                break
+            head = max(head, fragment.end)
+        if open_at is not None:
+            token = open_at
+            await asyncio.sleep(_POLL_S)
+        elif page.next_page_token:
+            token = page.next_page_token
+        else:
+            return end or head
+
+
+# -------------------------------------------------------------------------------- savepoints
+
+
+async def put_savepoint(
+    transport: Transport, name: str, offsets: Mapping[str, int], *, replace: bool
+) -> Savepoint:
+    """Store a savepoint. Raises: SavepointExists. Cancellation: may be stored or not."""
+    request = pb.PutSavepointRequest(
+        savepoint=pb.Savepoint(name=name, offsets=dict(offsets)), replace=replace
+    )
+    response = await _call(
+        transport, "PutSavepoint", request, pb.PutSavepointResponse.FromString, Capability.APPLY
+    )
+    return _savepoint(response.savepoint)
+
+
+async def get_savepoint(transport: Transport, name: str) -> Savepoint:
+    """A savepoint. Raises: SavepointNotFound. Cancellation: safe."""
+    request = pb.GetSavepointRequest(name=name)
+    response = await _call(
+        transport, "GetSavepoint", request, pb.GetSavepointResponse.FromString, Capability.LIST
+    )
+    return _savepoint(response.savepoint)
+
+
+async def list_savepoints(transport: Transport, prefix: str) -> list[Savepoint]:
+    """All savepoints whose names begin so, without offsets. Cancellation: safe."""
+    request = pb.ListSavepointsRequest(prefix=prefix)
+    response = await _call(
+        transport, "ListSavepoints", request, pb.ListSavepointsResponse.FromString, Capability.LIST
+    )
+    return [_savepoint(found) for found in response.savepoints]
+
+
+async def delete_savepoint(transport: Transport, name: str) -> None:
+    """Forget a savepoint. Raises: SavepointNotFound. Cancellation: may be deleted or not."""
+    request = pb.DeleteSavepointRequest(name=name)
+    await _call(
+        transport,
+        "DeleteSavepoint",
+        request,
+        pb.DeleteSavepointResponse.FromString,
+        Capability.APPLY,
+    )
+
+
+async def _call(
+    transport: Transport,
+    method: str,
+    request: Any,
+    decode: Callable[[bytes], Any],
+    capability: Capability,
+) -> Any:
+    """Ask any broker.
+
+    Raises: SavepointExists, SavepointNotFound; TransportError: whether a change was made is unknown.
+    """
+    is_read = capability is Capability.LIST
+    patience = transport.patience()
+    while True:
+        wire = transport.wire()
+        call = wire.channel.unary_unary(
+            f"{_SERVICE}{method}",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=decode,
+        )
+        try:
+            with wire:
+                response = await call(
+                    request,
+                    timeout=transport.config.call_timeout_s,
+                    metadata=transport.auth.metadata(capability, ""),
+                )
+        except grpc.aio.AioRpcError as err:
+            if err.code() is grpc.StatusCode.NOT_FOUND:
+                raise SavepointNotFound(err.details()) from err
+            if err.code() is grpc.StatusCode.ALREADY_EXISTS:
+                raise SavepointExists(err.details()) from err
+            error = transport.failed(err, wire, "", method)
+            # Once sent, a change can be tried again only if no connection ever was.
+            if not error.retriable or (transport.was_connected and not is_read):
+                raise error from err
+            await patience.wait(error)
+        else:
+            transport.learn("", response.header)
+            return response
+
+
+def _savepoint(message: pb.Savepoint) -> Savepoint:
+    return Savepoint(
+        name=message.name,
+        offsets=dict(sorted(message.offsets.items())),
+        created_at=datetime.fromtimestamp(message.created_at, UTC),
+        journals=message.journals,
+    )
