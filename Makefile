@@ -7,11 +7,14 @@ BIN := .venv/bin
 STAMP := .venv/.gazette-installed
 ROOT ?= .gazette
 PYTEST_ARGS ?=
+SEED ?= 7
+MINUTES ?= 10
+REPLICATION ?= 3
 
-.PHONY: help install dev demo fmt lint types test test-fast coverage bench gen gen-check docs clean
+.PHONY: help install dev demo fmt lint types test test-fast coverage bench bench-cluster bench-allocator chaos gen gen-check docs clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-10s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: ## Make .venv hold what uv.lock says (quick, and offline, when nothing changed)
 	@tools/install
@@ -53,6 +56,15 @@ coverage: $(STAMP) ## Branch coverage of test-fast
 
 bench: $(STAMP) ## Measure throughput and latency; writes benchmarks/results/latest.json
 	$(PY) -m benchmarks
+
+bench-cluster: $(STAMP) ## Measure three replicas, and 10,000 idle journals; adds to latest.json
+	$(PY) -m benchmarks.cluster
+
+bench-allocator: $(STAMP) ## Measure the assignment of 10,000 journals; adds to latest.json
+	$(PY) -m benchmarks.bench_allocator
+
+chaos: $(STAMP) ## Break a cluster on purpose, and check what clients saw (SEED, MINUTES)
+	$(PY) -m gazette_platform.testing.chaos --seed $(SEED) --minutes $(MINUTES) --replication $(REPLICATION)
 
 gen: $(STAMP) ## Generate code from proto/, and the reference of commands
 	$(PY) tools/gen.py

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["BOUNDS", "TARGETS", "Target", "Verdict", "judge"]
+__all__ = ["BOUNDS", "CLUSTER_TARGETS", "TARGETS", "Target", "Verdict", "judge"]
 
 # For each figure the machine's own that no broker and client in Python over gRPC can beat by
 # much: the same messages between a server and a client that do nothing with them. On a slow or a
@@ -54,6 +54,17 @@ TARGETS = (
     Target("read_broker_raw_mb_per_s", 400),
     Target("read_broker_gzip_mb_per_s", 250),
     Target("broker_rss_mb_100_journals_10_active", 250, is_upper=True),
+)
+
+# Of three brokers that share the 2 cores with the client and etcd.
+CLUSTER_TARGETS = (
+    Target("append_r3_1mib_c8_raw_mb_per_s", 100),
+    Target("append_r3_1mib_c8_gzip_mb_per_s", 100),
+    Target("append_r3_100b_c16_per_s", 500),
+    Target("idle_10k_rss_mb_max", 600, is_upper=True),
+    Target("idle_10k_cpu_percent_max", 5, is_upper=True),
+    Target("idle_10k_list_s", 3, is_upper=True),
+    Target("idle_10k_first_append_ms", 100, is_upper=True),
 )
 
 
