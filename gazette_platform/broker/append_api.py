@@ -1,22 +1,22 @@
-"""Serves Append: from the client's stream to an outcome of the journal's appender.
+"""Serves Append: from the client's stream to an outcome of the journal's appender, or to its primary.
 
 An append of moderate size is gathered whole before it takes its turn, so that a slow client holds
 nobody up and several are written together. A larger one takes its turn and streams; it then owns
-the journal, and its client must keep up.
+the journal, and its client must keep up. An append to a journal of another primary is forwarded
+there as it comes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
-from google.protobuf.message import DecodeError
-
 from gazette_platform.broker import append_fsm as fsm
+from gazette_platform.broker.append_content import Body, Replay, Stream, pump
 from gazette_platform.broker.appender import Outcome, Pending, content_sum
-from gazette_platform.broker.flow_control import TICK_S, Flow
+from gazette_platform.broker.proxy import PrimaryNotReached
 from gazette_platform.broker.replica import Replica
 from gazette_platform.broker.spec_writes import write_suspend
 from gazette_platform.broker.wire.interface import Code, ContentSource, RpcFailed
@@ -30,16 +30,14 @@ from gazette_platform.protocol import (
     SuspendLevel,
     SuspendSpec,
     strip_meta,
-    validate_append_chunk,
     validate_append_request,
 )
 from gazette_platform.protocol.auth import ALL_CLAIMS
-from gazette_platform.protocol.content import decode_append_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
 if TYPE_CHECKING:
     from gazette_platform.broker.context import BrokerContext
-    from gazette_platform.broker.flow_control import RateBalance
+    from gazette_platform.broker.proxy import Proxy
     from gazette_platform.broker.resolver import Resolution, Resolver
     from gazette_platform.protocol.auth import Claims
 
@@ -53,15 +51,8 @@ _GATHER_BUDGET_BYTES = 48 << 20
 # Hashed on the event loop up to this size: a hop to a thread costs more.
 _INLINE_BYTES_MAX = 64 << 10
 
-# Seconds of credit that a client has while its append is gathered. It then holds up nobody, and many
-# that share a connection may starve each other; what streams gets the one second of Gazette's.
-_GATHER_CREDIT_S = 10.0
-
-# A timer that fires later than this tells of a busy broker, which is no fault of the client's.
-_TIMER_LATE_S = 0.1
-
-# Chunks of a streamed append that wait for the disk; the client is held back beyond.
-_STREAM_CHUNKS_MAX = 4
+# Seconds after which a primary that could not be connected to is tried again.
+_RECONNECT_S = 0.2
 
 # Seconds that a resumed journal is given to be assigned, whatever --broker.append-wait says.
 _RESUME_WAIT_S = 5.0
@@ -74,9 +65,10 @@ _PASSING = frozenset({Status.NO_JOURNAL_PRIMARY_BROKER, Status.INSUFFICIENT_JOUR
 class AppendApi:
     """Append RPCs of one broker."""
 
-    def __init__(self, context: BrokerContext, resolver: Resolver) -> None:
+    def __init__(self, context: BrokerContext, resolver: Resolver, proxy: Proxy) -> None:
         self._context = context
         self._resolver = resolver
+        self._proxy = proxy
         self._gathering_bytes = 0
 
     async def append(
@@ -94,39 +86,123 @@ class AppendApi:
             validate_append_request(message)
         except ValidationError as err:
             raise RpcFailed(Code.UNKNOWN, str(err)) from err
-        request = _request(message)
-        resolution = await self._resolve(message, request, claims)
-        if resolution.status is not Status.OK:
-            return resolution.status, _response(resolution, Outcome(resolution.status))
-        replica = self._resolver.replicas.get(request.journal)
-        if not isinstance(replica, Replica):
-            # The assignment went away between two looks at it.
-            outcome = Outcome(Status.NOT_JOURNAL_PRIMARY_BROKER)
-            return outcome.status, _response(resolution, outcome)
-        body = _Body(content, replica.balance, self._context)
-        outcome = await self._run(replica, request, body)
-        if outcome.is_remote:
-            resolution = await self._resolver.resolve(
-                request.journal, may_proxy=False, require_primary=True, claims=claims
-            )
-        return outcome.status, _response(resolution, outcome, body)
+        asked = _Asked(message, _request(message), claims)
+        replica = await self._resolve(asked)
+        while replica is None:
+            answer = await self._elsewhere(asked, content)
+            if answer is not None:
+                return answer
+            replica = await self._resolve(asked)
+        body = Body(content, replica.balance, self._context)
+        pending = Pending(
+            machine=fsm.AppendFSM(asked.request),
+            done=asyncio.get_running_loop().create_future(),
+            wait_until=self._context.clock.monotonic() + self._context.config.append_wait_s,
+        )
+        pumping: asyncio.Task[None] | None = None
+        try:
+            if not await self._gather(pending, body):
+                body.stream()
+                pending.stream = stream = Stream(pending)
+                pumping = self._context.tasks.spawn(
+                    pump(body, stream), name=f"stream {asked.request.journal}"
+                )
+            replica.appender.submit(pending)
+            outcome = await pending.done
+            if outcome.is_remote:
+                answer, outcome = await self._again(asked, pending, outcome)
+                if answer is not None:
+                    return answer
+        finally:
+            pending.done.cancel()
+            if pumping is not None:
+                pumping.cancel()
+            self._gathering_bytes -= body.gathered_bytes
+            body.close()
+        outcome.total_chunks = body.total_chunks
+        return outcome.status, _response(asked.resolution, outcome, body)
 
-    async def _resolve(
-        self, message: pb.AppendRequest, request: fsm.AppendRequest, claims: Claims
-    ) -> Resolution:
-        """Resolve, and wait a bounded time for a journal that is being assigned."""
-        clock, space = self._context.clock, self._context.space
+    async def _again(
+        self, asked: _Asked, pending: Pending, outcome: Outcome
+    ) -> tuple[tuple[Status, bytes] | None, Outcome]:
+        """Try an append anew whose primary became another one. Nothing of it was written.
+
+        Returns: the answer of another broker; or None, and the outcome.
+        """
+        clock = self._context.clock
+        deadline = clock.monotonic() + self._context.config.append_wait_s
+        while outcome.is_remote:
+            replica = await self._resolve(asked)
+            pending = _renewed(pending)
+            try:
+                if replica is None:
+                    answer = await self._elsewhere(asked, Replay(pending))
+                    if answer is not None:
+                        return answer, outcome
+                    continue
+                replica.appender.submit(pending)
+                outcome = await pending.done
+            finally:
+                if not pending.done.cancel() and not pending.done.cancelled():
+                    pending.done.exception()  # of a stream that was replayed: told by `answer`
+            if clock.monotonic() >= deadline:
+                break
+        return None, outcome
+
+    async def _elsewhere(
+        self, asked: _Asked, content: ContentSource
+    ) -> tuple[Status, bytes] | None:
+        """Serve an append that is not for a replica of ours.
+
+        Returns: None if its primary cannot be reached, of which etcd will hear: resolve it again.
+        Raises: RpcFailed: for too long by now; or as the other broker has it.
+        """
+        resolution = asked.resolution
+        if not resolution.is_remote:
+            status = resolution.status
+            if status is Status.OK:
+                status = Status.NOT_JOURNAL_PRIMARY_BROKER
+            return status, _response(resolution, Outcome(status))
+        try:
+            return await self._proxy.append(asked.message, content, resolution)
+        except PrimaryNotReached as err:
+            clock = self._context.clock
+            if asked.unreached_at is None:
+                asked.unreached_at = clock.monotonic()
+            left_s = asked.unreached_at + self._context.config.append_wait_s - clock.monotonic()
+            if left_s <= 0:
+                raise RpcFailed(Code.UNAVAILABLE, str(err)) from err
+            await self._wait_change(min(left_s, _RECONNECT_S))
+            return None
+
+    def _local(self, resolution: Resolution) -> Replica | None:
+        """The replica that is to take an append; None: another broker is, or nobody."""
+        if not resolution.is_local:
+            return None
+        replica = self._resolver.replicas.get(resolution.journal)
+        if not isinstance(replica, Replica):
+            return None  # the assignment went away between two looks at it
+        return replica
+
+    async def _resolve(self, asked: _Asked) -> Replica | None:
+        """Resolve, and wait a bounded time for a journal that is being assigned.
+
+        Returns: our replica of it, if we are its primary.
+        """
+        clock, message, request = self._context.clock, asked.message, asked.request
         header = Header.from_pb(message.header) if message.HasField("header") else None
         deadline = clock.monotonic() + self._context.config.append_wait_s
         while True:
-            resolution = await self._resolver.resolve(
+            resolution = asked.resolution = await self._resolver.resolve(
                 request.journal,
-                may_proxy=False,
+                may_proxy=not message.do_not_proxy,
                 require_primary=True,
                 min_revision=request.min_revision,
                 proxy_header=header,
-                claims=claims,
+                claims=asked.claims,
             )
+            if resolution.is_local:
+                return self._local(resolution)  # its appender knows what else to wait for
             left_s = deadline - clock.monotonic()
             if _resumes(resolution, request) and resolution.spec is not None:
                 # Nobody serves a fully suspended journal, so whoever is asked to resumes it.
@@ -136,52 +212,45 @@ class AppendApi:
                 )
                 deadline = max(deadline, clock.monotonic() + _RESUME_WAIT_S)
                 continue
-            if resolution.status not in _PASSING or left_s <= 0:
-                return resolution
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left_s):
-                    await space.wait_for_revision(space.revision + 1)
+            lacking = self._lacking_replicas(resolution)
+            if lacking > 0:
+                status = Status.INSUFFICIENT_JOURNAL_BROKERS
+                asked.resolution = self._resolver.refused(resolution, status)
+            if left_s <= 0 or (not lacking and resolution.status not in _PASSING):
+                return None
+            await self._wait_change(left_s)
 
-    async def _run(self, replica: Replica, request: fsm.AppendRequest, body: _Body) -> Outcome:
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[Outcome] = loop.create_future()
-        wait_until = self._context.clock.monotonic() + self._context.config.append_wait_s
-        pending = Pending(machine=fsm.AppendFSM(request), done=done, wait_until=wait_until)
-        pumping: asyncio.Task[None] | None = None
-        try:
-            if await self._gather(pending, body):
-                if pending.length > _INLINE_BYTES_MAX:
-                    pending.sum = loop.run_in_executor(
-                        self._context.executor, content_sum, pending.chunks
-                    )
-                else:
-                    pending.sum = content_sum(pending.chunks)
-            else:
-                body.stream()
-                pending.stream = _Stream(done)
-                pumping = self._context.tasks.spawn(
-                    _pump(body, pending.stream, pending), name=f"stream {request.journal}"
-                )
-            replica.appender.submit(pending)
-            outcome = await done
-        finally:
-            done.cancel()
-            if pumping is not None:
-                pumping.cancel()
-            self._gathering_bytes -= body.gathered_bytes
-            body.close()
-        outcome.total_chunks = body.total_chunks
-        return outcome
+    def _lacking_replicas(self, resolution: Resolution) -> int:
+        """How many replicas a journal of another primary lacks; negative: has too many.
 
-    async def _gather(self, pending: Pending, body: _Body) -> bool:
+        Its primary refuses the one and waits for the end of the other; so do we, by Gazette's rule.
+        """
+        if not resolution.is_remote or resolution.spec is None:
+            return 0
+        desired = resolution.spec.desired_replication(self._context.config.max_replication)
+        return desired - len(resolution.header.route.members)
+
+    async def _wait_change(self, limit_s: float) -> None:
+        """Wait until something of the cluster changes, or time is up."""
+        space = self._context.space
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await space.wait_for_revision(space.revision + 1)
+
+    async def _gather(self, pending: Pending, body: Body) -> bool:
         """Take content until the commit marker, or until it should stream.
 
-        Returns: whether all of it is here.
+        Returns: whether all of it is here, and is being summed.
         """
         while True:
             chunk = await body.next()
             if not chunk:
                 await body.expect_end()
+                if pending.length > _INLINE_BYTES_MAX:
+                    loop, executor = asyncio.get_running_loop(), self._context.executor
+                    pending.sum = loop.run_in_executor(executor, content_sum, pending.chunks)
+                else:
+                    pending.sum = content_sum(pending.chunks)
                 return True
             pending.chunks.append(chunk)
             pending.length += len(chunk)
@@ -191,177 +260,32 @@ class AppendApi:
                 return False
 
 
-@final
-class _Body:
-    """The content of an append, at the pace that its client and its journal owe each other."""
+@dataclass(slots=True)
+class _Asked:
+    """An append as its caller asked for it, and who is to serve it."""
 
-    __slots__ = (
-        "_balance",
-        "_clock",
-        "_content",
-        "_due_at",
-        "_flow",
-        "_loop",
-        "_stalled",
-        "_timer",
-        "_waiting",
-        "delayed_chunks",
-        "gathered_bytes",
-        "total_chunks",
+    message: pb.AppendRequest
+    request: fsm.AppendRequest
+    claims: Claims
+    resolution: Resolution = field(init=False)
+    unreached_at: float | None = None
+    """Since when its primary could not be reached, on the monotonic clock."""
+
+
+def _renewed(pending: Pending) -> Pending:
+    """Another attempt at an append of which nothing was written."""
+    renewed = Pending(
+        machine=fsm.AppendFSM(pending.machine.request),
+        done=asyncio.get_running_loop().create_future(),
+        chunks=pending.chunks,
+        length=pending.length,
+        sum=pending.sum,
+        stream=pending.stream,
+        wait_until=pending.wait_until,
     )
-
-    def __init__(
-        self, content: ContentSource, balance: RateBalance, context: BrokerContext
-    ) -> None:
-        self._content = content
-        self._balance = balance
-        self._clock = context.clock
-        self._loop = asyncio.get_running_loop()
-        self._flow = Flow.start(context.config.min_append_rate, context.clock.monotonic())
-        self._flow.credit *= _GATHER_CREDIT_S
-        self._due_at = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-        self._stalled = False
-        self.total_chunks = 0
-        self.delayed_chunks = 0
-        self.gathered_bytes = 0
-        # The task that waits for the client, while one does.
-        self._waiting: asyncio.Task[object] | None = None
-        self._arm()
-
-    def stream(self) -> None:
-        """From now on the client holds up others, or will: one second of credit is left."""
-        self._flow.credit = min(self._flow.credit, self._flow.min_rate)
-        self.close()
-        self._arm()
-
-    def _arm(self) -> None:
-        # One timer an append, looked at only if it fires: content that arrives moves the deadline
-        # by adding credit, not by touching the timer.
-        if self._flow.min_rate > 0:
-            delay_s = max(self._flow.credit / self._flow.min_rate, TICK_S)
-            self._due_at = self._loop.time() + delay_s
-            self._timer = self._loop.call_at(self._due_at, self._on_timer)
-
-    def _on_timer(self) -> None:
-        now = self._clock.monotonic()
-        if self._loop.time() - self._due_at > _TIMER_LATE_S:
-            self._flow.on_held(now)
-        if self._waiting is not None and self._flow.underflows(now):
-            self._stalled = True
-            self._waiting.cancel()
-        else:
-            self._arm()
-
-    def close(self) -> None:
-        """Stop judging the client."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    async def next(self) -> bytes | memoryview:
-        """The next chunk; empty for the commit marker.
-
-        Raises: RpcFailed: the stream ended, broke, or was too slow.
-        """
-        raw = await self._receive()
-        if raw is None:
-            raise RpcFailed(Code.UNKNOWN, "append stream: unexpected EOF")
-        self.total_chunks += 1
-        content = decode_append_content(raw)
-        chunk: bytes | memoryview = content if content is not None else _decode_chunk(raw)
-        if chunk:
-            self._flow.on_content(len(chunk))
-            delay_s = self._balance.take(len(chunk), self._clock.monotonic())
-            if delay_s > 0:
-                self.delayed_chunks += 1
-                await asyncio.sleep(delay_s)
-        return chunk
-
-    async def expect_end(self) -> None:
-        """The client must half-close after its commit marker."""
-        if await self._receive() is not None:
-            raise RpcFailed(Code.UNKNOWN, "append stream: expected EOF after empty Content chunk")
-        self.close()
-
-    async def _receive(self) -> bytes | None:
-        self._flow.on_held(self._clock.monotonic())  # time until now was ours, not the client's
-        waiting = self._waiting = asyncio.current_task()
-        try:
-            raw = await self._content.next()
-        except asyncio.CancelledError:
-            # Unless its caller has gone at the same time.
-            if self._stalled and waiting is not None and waiting.uncancel() == 0:
-                raise RpcFailed(
-                    Code.UNKNOWN,
-                    "append stream: client stream didn't sustain the minimum append data rate",
-                ) from None
-            raise
-        finally:
-            self._waiting = None
-        self._flow.underflows(self._clock.monotonic())
-        return raw
-
-
-@final
-class _Stream:
-    """Chunks between the task that receives them and the appender's: a few, then the client waits.
-
-    Args: done: once the append is over for whatever reason, nothing moves any more.
-    """
-
-    def __init__(self, done: asyncio.Future[Outcome]) -> None:
-        self._chunks: deque[bytes | memoryview] = deque()
-        self._is_over = False
-        self._changed = asyncio.Event()
-        done.add_done_callback(self._end)
-
-    def _end(self, _: asyncio.Future[Outcome]) -> None:
-        self._is_over = True
-        self._changed.set()
-
-    async def put(self, chunk: bytes | memoryview) -> None:
-        """Hand over a chunk once there is room."""
-        while len(self._chunks) >= _STREAM_CHUNKS_MAX and not self._is_over:
-            await self._change()
-        self._chunks.append(chunk)
-        self._changed.set()
-
-    async def next(self) -> bytes | memoryview:
-        """The next chunk. Raises: RpcFailed: the append is over."""
-        while not self._chunks and not self._is_over:
-            await self._change()
-        if self._is_over:
-            raise RpcFailed(Code.CANCELLED, "append stream: the client has gone")
-        self._changed.set()
-        return self._chunks.popleft()
-
-    async def _change(self) -> None:
-        self._changed.clear()  # never both sides at once: one waits for room, one for chunks
-        await self._changed.wait()
-
-
-async def _pump(body: _Body, stream: _Stream, pending: Pending) -> None:
-    """Move the rest of the content to the appender, which takes it when its turn comes."""
-    try:
-        while True:
-            chunk = await body.next()
-            if not chunk:
-                await body.expect_end()
-            await stream.put(chunk)
-            if not chunk:
-                return
-    except RpcFailed as err:
-        pending.fail(err)
-
-
-def _decode_chunk(raw: bytes) -> bytes:
-    """A chunk that is not plain content: wrong, or strangely encoded."""
-    try:
-        message = pb.AppendRequest.FromString(raw)
-        validate_append_chunk(message)
-    except (DecodeError, ValidationError) as err:
-        raise RpcFailed(Code.UNKNOWN, f"append stream: {err}") from err
-    return message.content
+    if isinstance(pending.stream, Stream):
+        pending.stream.reopen(renewed)
+    return renewed
 
 
 def _request(message: pb.AppendRequest) -> fsm.AppendRequest:
@@ -386,12 +310,11 @@ def _resumes(resolution: Resolution, request: fsm.AppendRequest) -> bool:
     return resolution.status is Status.SUSPENDED and request.suspend is AppendSuspend.SUSPEND_RESUME
 
 
-def _response(resolution: Resolution, outcome: Outcome, body: _Body | None = None) -> bytes:
+def _response(resolution: Resolution, outcome: Outcome, body: Body | None = None) -> bytes:
     message = pb.AppendResponse(
         status=outcome.status.value,  # type: ignore[arg-type]
         store_health_error=outcome.store_health_error,
     )
-    resolution.header.into_pb(message.header)
     if outcome.commit is not None:
         outcome.commit.into_pb(message.commit)
     if outcome.registers is not None:
@@ -400,4 +323,5 @@ def _response(resolution: Resolution, outcome: Outcome, body: _Body | None = Non
     if body is not None:
         message.total_chunks = body.total_chunks
         message.delayed_chunks = body.delayed_chunks
-    return message.SerializeToString()
+    # Fields may come in any order; the header is encoded but once for many responses.
+    return resolution.header_field + message.SerializeToString()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from gazette_platform.broker.context import BrokerContext
+    from gazette_platform.broker.proxy import Proxy
     from gazette_platform.broker.resolver import Resolver
     from gazette_platform.protocol.auth import Claims
 
@@ -37,9 +38,10 @@ _NS_PER_S = 1_000_000_000
 class FragmentsApi:
     """ListFragments and FragmentStoreHealth RPCs of one broker."""
 
-    def __init__(self, context: BrokerContext, resolver: Resolver) -> None:
+    def __init__(self, context: BrokerContext, resolver: Resolver, proxy: Proxy) -> None:
         self._context = context
         self._resolver = resolver
+        self._proxy = proxy
 
     async def list_fragments(self, raw: bytes, claims: Claims = ALL_CLAIMS) -> tuple[Status, bytes]:
         """Serve one page of ListFragments, once the stores were listed.
@@ -55,7 +57,7 @@ class FragmentsApi:
             raise RpcFailed(Code.UNKNOWN, str(err)) from err
         resolution = await self._resolver.resolve(
             request.journal,
-            may_proxy=False,
+            may_proxy=not request.do_not_proxy,
             require_primary=False,
             proxy_header=Header.from_pb(request.header) if request.HasField("header") else None,
             claims=claims,
@@ -63,9 +65,16 @@ class FragmentsApi:
         status = resolution.status
         if status is Status.OK and resolution.spec and not resolution.spec.flags.may_read:
             status = Status.NOT_ALLOWED
+        request.page_limit = request.page_limit or _PAGE_LIMIT
+        if status is Status.OK and resolution.is_remote:
+            return await self._proxy.list_fragments(request, resolution.header)
+        replica = self._resolver.replicas.get(resolution.journal)
+        if status is Status.OK and isinstance(replica, Replica) and not request.do_not_proxy:
+            better = self._proxy.better_placed(replica, -1)
+            if better is not None:
+                return await self._proxy.list_fragments(request, better.header)
         response = pb.FragmentsResponse(status=status.value)  # type: ignore[arg-type]
         resolution.header.into_pb(response.header)
-        replica = self._resolver.replicas.get(resolution.journal)
         if status is Status.OK and isinstance(replica, Replica):
             fragments = await replica.index.inspect()
             if fragments is None:
@@ -80,7 +89,6 @@ class FragmentsApi:
         replica: Replica,
         fragments: Iterable[Fragment],
     ) -> None:
-        limit = request.page_limit or _PAGE_LIMIT
         ttl_s = (
             duration_from_pb(request.signatureTTL) / _NS_PER_S
             if request.HasField("signatureTTL")
@@ -89,7 +97,7 @@ class FragmentsApi:
         for fragment in fragments:
             if fragment.begin < request.next_page_token or not _is_within(request, fragment):
                 continue
-            if len(response.fragments) == limit:
+            if len(response.fragments) == request.page_limit:
                 response.next_page_token = fragment.begin
                 return
             summed = await replica.summed(fragment)

@@ -9,6 +9,8 @@ from grpc import aio
 
 from gazette_platform.client.auth import Authorizer
 from gazette_platform.client.config import ClientConfig
+from gazette_platform.client.route_cache import Condition
+from gazette_platform.client.wire import condition_of
 from gazette_platform.protocol import endpoint_grpc_address
 
 if TYPE_CHECKING:
@@ -58,6 +60,11 @@ class Peers:
             )
             self._channels[endpoint] = channel
         return channel
+
+    def condition(self, endpoint: str) -> Condition:
+        """What is known of the connection to a peer; opens none."""
+        channel = self._channels.get(endpoint)
+        return Condition.UNKNOWN if channel is None else condition_of(channel)
 
     def metadata(self, capability: Capability, journal: str) -> tuple[tuple[str, str], ...] | None:
         """Metadata of a call to a peer: a token of ours for this journal; None without keys."""

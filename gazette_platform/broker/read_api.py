@@ -12,6 +12,7 @@ from gazette_platform.broker.replica import Replica
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.codecs import decompress_steps, decompressor
 from gazette_platform.errors import DataError, GazetteError, StoreError, ValidationError
+from gazette_platform.fragment.index import QueryResult
 from gazette_platform.protocol import (
     CompressionCodec,
     Fragment,
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from gazette_platform.broker.context import BrokerContext
+    from gazette_platform.broker.proxy import Proxy
     from gazette_platform.broker.resolver import Resolution, Resolver
     from gazette_platform.fragment.completed import LocalFile
-    from gazette_platform.fragment.index import QueryResult
     from gazette_platform.protocol.auth import Claims
     from gazette_platform.stores import ActiveStore
 
@@ -45,9 +46,10 @@ _SIGNATURE_TTL_S = 60.0
 class ReadApi:
     """Read RPCs of one broker."""
 
-    def __init__(self, context: BrokerContext, resolver: Resolver) -> None:
+    def __init__(self, context: BrokerContext, resolver: Resolver, proxy: Proxy) -> None:
         self._context = context
         self._resolver = resolver
+        self._proxy = proxy
 
     async def read(self, raw: bytes, claims: Claims = ALL_CLAIMS) -> AsyncGenerator[bytes]:
         """Serve one Read.
@@ -63,7 +65,7 @@ class ReadApi:
             raise RpcFailed(Code.UNKNOWN, str(err)) from err
         resolution = await self._resolver.resolve(
             request.journal,
-            may_proxy=False,
+            may_proxy=not request.do_not_proxy,
             require_primary=False,
             min_revision=request.min_etcd_revision,
             proxy_header=Header.from_pb(request.header) if request.HasField("header") else None,
@@ -73,52 +75,89 @@ class ReadApi:
         status = resolution.status
         if status is Status.OK and resolution.spec and not resolution.spec.flags.may_read:
             status = Status.NOT_ALLOWED
-        if status is Status.OK and not isinstance(replica, Replica):
-            status = Status.NOT_JOURNAL_BROKER  # unassigned between two looks at it
-        if status is not Status.OK or not isinstance(replica, Replica):
+        if status is Status.OK and resolution.is_remote:
+            responses = self._proxy.read(request, resolution.header)
+        elif status is Status.OK and isinstance(replica, Replica):
+            responses = self._serve(request, resolution, replica)
+        else:
+            if status is Status.OK:
+                status = Status.NOT_JOURNAL_BROKER  # unassigned between two looks at it
             response = pb.ReadResponse(status=status.value)  # type: ignore[arg-type]
-            resolution.header.into_pb(response.header)
-            yield response.SerializeToString()
+            yield resolution.header_field + response.SerializeToString()
             return
-        if request.offset < 0 or not request.block:
-            await self._await_listing(replica)
-        async with aclosing(self._serve(request, resolution, replica)) as responses:
+        async with aclosing(responses):
             async for response_bytes in responses:
                 yield response_bytes
 
-    async def _await_listing(self, replica: Replica) -> None:
+    async def _query(
+        self, request: pb.ReadRequest, replica: Replica, offset: int
+    ) -> QueryResult | Resolution | None:
+        """Where to go on at `offset`.
+
+        Returns: what the index knows; or the primary, which may know more; None: the replica closed.
+        """
+        index, block = replica.index, request.block
+        while True:
+            if offset >= 0:
+                result = index.lookup(offset, begin_mod_time=request.begin_mod_time)
+                if result.status is Status.OK:
+                    return result
+                offset = result.offset  # what was skipped stays skipped
+            better = self._proxy.better_placed(replica, offset)
+            if better is not None:
+                return better
+            if (offset < 0 or not block) and await self._await_listing(replica):
+                continue
+            if offset < 0:
+                offset = index.summary.end
+                if block:
+                    continue
+                return QueryResult(Status.OFFSET_NOT_YET_AVAILABLE, offset, offset)
+            if not block:
+                return index.lookup(offset, begin_mod_time=request.begin_mod_time)
+            if not await index.wait_change():
+                return None
+
+    async def _await_listing(self, replica: Replica) -> bool:
         """Wait a bounded time until the head of a journal that was just assigned is known.
 
         Else a read would end before what the store holds, and one from the head begin at 0.
+
+        Returns: whether it was not known before, and is now.
         """
-        if not replica.index.first_refresh.is_set() or replica.is_filling:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._context.config.append_wait_s):
-                    await replica.index.inspect()
-                    while replica.is_filling and await replica.index.wait_change():
-                        pass
+        index = replica.index
+        if index.first_refresh.is_set() and not replica.is_filling:
+            return False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._context.config.append_wait_s):
+                await index.inspect()
+                while replica.is_filling and await index.wait_change():
+                    pass
+        return index.first_refresh.is_set() and not replica.is_filling
 
     async def _serve(
         self, request: pb.ReadRequest, resolution: Resolution, replica: Replica
     ) -> AsyncGenerator[bytes]:
         offset = request.offset
-        is_first = True
+        header_field = resolution.header_field  # of the first response only
         while True:
-            result = await replica.index.query(
-                offset, block=request.block, begin_mod_time=request.begin_mod_time
-            )
+            result = await self._query(request, replica, offset)
             if result is None:
                 return  # the replica has closed: a clean end, and the client looks elsewhere
+            if not isinstance(result, QueryResult):
+                rest = self._go_on(request, offset, result, header_field)
+                async with aclosing(rest):
+                    async for raw in rest:
+                        yield raw
+                return
             file = result.file
             if file is not None:
                 file.hold()
             try:
                 fragment = await self._announced(replica, result)
                 response = self._metadata(replica, result, fragment)
-                if is_first:
-                    resolution.header.into_pb(response.header)
-                    is_first = False
-                yield response.SerializeToString()
+                yield header_field + response.SerializeToString()
+                header_field = b""
                 offset = result.offset
                 if fragment is None or self._ends_at_metadata(request, offset, file):
                     return
@@ -133,6 +172,22 @@ class ReadApi:
                     file.release()
             if request.end_offset and offset >= request.end_offset:
                 return
+
+    async def _go_on(
+        self, request: pb.ReadRequest, offset: int, primary: Resolution, header_field: bytes
+    ) -> AsyncGenerator[bytes]:
+        """The rest of a read from the primary; or a refusal, if the client wants to go there."""
+        if request.do_not_proxy:
+            response = pb.ReadResponse(status=pb.NOT_JOURNAL_BROKER, offset=max(offset, 0))
+            yield header_field + response.SerializeToString()
+            return
+        rest = pb.ReadRequest()
+        rest.CopyFrom(request)
+        rest.offset = offset
+        responses = self._proxy.read(rest, primary.header, is_begun=not header_field)
+        async with aclosing(responses):
+            async for raw in responses:
+                yield raw
 
     @staticmethod
     def _ends_at_metadata(request: pb.ReadRequest, offset: int, file: LocalFile | None) -> bool:

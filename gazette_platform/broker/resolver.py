@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, final
 
 from gazette_platform.broker.wire.interface import Code, RpcFailed
@@ -22,6 +22,7 @@ from gazette_platform.protocol import (
     strip_meta,
 )
 from gazette_platform.protocol.auth import ALL_CLAIMS
+from gazette_platform.protocol.pb import protocol_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +63,14 @@ class Resolution:
     header: Header
     spec: JournalSpec | None
     is_local: bool
-    """Whether we are the process that is to answer."""
+    """Whether we are the process that is to answer, and may: the status is OK."""
+    header_field: bytes = b""
+    """`header`, encoded once as the field that it is of every response."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether another process is to answer."""
+        return self.status is Status.OK and not self.is_local
 
 
 @final
@@ -202,6 +210,17 @@ class Resolver:
             self._cache[key] = found
         return found
 
+    def refused(self, found: Resolution, status: Status) -> Resolution:
+        """A resolution that found out more: we answer, with `status`."""
+        header = replace(found.header, process_id=self.process_id)
+        return replace(
+            found,
+            status=status,
+            header=header,
+            is_local=False,
+            header_field=_header_field(header),
+        )
+
     def _resolve(self, journal: str, *, may_proxy: bool, require_primary: bool) -> Resolution:
         item = self._state.items.get(journal)
         route = self._state.route_of(journal) if item is not None else Route()
@@ -220,22 +239,26 @@ class Resolver:
         )
         if status is not Status.OK:
             answering = own
+        header = Header(answering, route, self._space.header)
         return Resolution(
             journal=journal,
             status=status,
-            header=Header(answering, route, self._space.header),
+            header=header,
             spec=item.spec if item is not None else None,
             is_local=status is Status.OK and answering == own,
+            header_field=_header_field(header),
         )
 
     def _hidden(self, journal: str) -> Resolution:
         """What a caller learns of a journal beyond its claims: nothing, not even its route."""
+        header = Header(self.process_id, Route(), self._space.header)
         return Resolution(
             journal=journal,
             status=Status.JOURNAL_NOT_FOUND,
-            header=Header(self.process_id, Route(), self._space.header),
+            header=header,
             spec=None,
             is_local=False,
+            header_field=_header_field(header),
         )
 
     @staticmethod
@@ -274,6 +297,13 @@ class Resolver:
                 "request ProcessId doesn't match our own "
                 f"({header.process_id} vs {self.process_id})",
             )
+
+
+def _header_field(header: Header) -> bytes:
+    # The header's number is the same in all responses.
+    message = pb.AppendResponse()
+    header.into_pb(message.header)
+    return message.SerializeToString()
 
 
 def _is_fully_suspended(spec: JournalSpec | None) -> bool:

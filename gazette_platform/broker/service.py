@@ -12,6 +12,7 @@ from gazette_platform.broker.admin_api import AdminApi
 from gazette_platform.broker.append_api import AppendApi
 from gazette_platform.broker.fragments_api import FragmentsApi
 from gazette_platform.broker.list_api import ListApi
+from gazette_platform.broker.proxy import Proxy
 from gazette_platform.broker.read_api import ReadApi
 from gazette_platform.broker.replicate_api import ReplicateApi
 from gazette_platform.broker.wire.interface import Code, RpcFailed
@@ -40,11 +41,12 @@ class BrokerService:
         self._metrics = context.metrics
         self._auth = context.auth
         self._fence = context.fence
-        self._append = AppendApi(context, resolver)
-        self._read = ReadApi(context, resolver)
+        self._proxy = Proxy(context, resolver)
+        self._append = AppendApi(context, resolver, self._proxy)
+        self._read = ReadApi(context, resolver, self._proxy)
         self._replicate = ReplicateApi(resolver)
         self._list = ListApi(context, resolver)
-        self._fragments = FragmentsApi(context, resolver)
+        self._fragments = FragmentsApi(context, resolver, self._proxy)
         self._admin = AdminApi(context, resolver)
         self._append_started = self._metrics.started.labels("Append")
         self._append_ok = self._metrics.completed.labels("Append", "ok")
@@ -52,6 +54,7 @@ class BrokerService:
     def stop_watches(self) -> None:
         """End the streams that would otherwise last for ever."""
         self._list.stop_watches()
+        self._proxy.stop_reads()
 
     async def append(
         self, first: bytes, content: ContentSource, metadata: Mapping[str, str]

@@ -56,10 +56,16 @@ class AppendOptions:
     subtract_registers: LabelSet | None = None
     """Labels that are removed from the registers where all values of a name are the same."""
     suspend: AppendSuspend = AppendSuspend.SUSPEND_RESUME
+    min_revision: int = 0
+    """Revision of etcd that the broker must know first, as `apply` returned it; 0: any."""
 
-    def request(self, journal: str) -> bytes:
-        """The first message of the RPC."""
-        message = pb.AppendRequest(journal=journal, offset=self.offset)
+    def request(self, journal: str, *, min_revision: int = 0) -> bytes:
+        """The first message of the RPC. Args: min_revision: in place of the option."""
+        message = pb.AppendRequest(
+            journal=journal,
+            offset=self.offset,
+            min_etcd_revision=min_revision or self.min_revision,
+        )
         if self.check_registers is not None:
             message.check_registers.CopyFrom(self.check_registers.to_pb())
         if self.union_registers is not None:
@@ -153,7 +159,7 @@ async def append(
         TransportError: no broker answered, or the outcome is unknown.
     Cancellation: the RPC is cancelled; whether it was committed is unknown.
     """
-    request = options.request(journal)
+    request = options.request(journal, min_revision=transport.min_revision(options.min_revision))
     patience = transport.patience()
     while True:
         wire = transport.wire(journal, primary=True)

@@ -167,6 +167,7 @@ class AsyncClient:
         union_registers: LabelSet | None = None,
         subtract_registers: LabelSet | None = None,
         suspend: AppendSuspend = AppendSuspend.SUSPEND_RESUME,
+        min_revision: int = 0,
     ) -> AppendResult:
         """Append all of `data` as one span: readers see all of it or nothing.
 
@@ -177,6 +178,7 @@ class AsyncClient:
         Args: data: bytes, or an iterable of them, plain or async. offset: where it must begin;
             0 does not check. check_registers: must match the journal's registers, if it has any.
             union_registers, subtract_registers: changes to them; need content.
+            min_revision: what `apply` returned elsewhere: the broker waits until it knows of it.
         Returns: where it was committed.
         Raises: StatusError: refused, nothing was appended. TransportError: outcome unknown.
         Cancellation: rolls back, unless all content was sent: then the outcome is unknown.
@@ -189,6 +191,7 @@ class AsyncClient:
             union_registers=union_registers,
             subtract_registers=subtract_registers,
             suspend=suspend,
+            min_revision=min_revision,
         )
         return await append(self._transport, _journal(journal), Content(data), options)
 
@@ -233,6 +236,7 @@ class AsyncClient:
         begin_mod_time: int = 0,
         direct: bool = False,
         on_jump: Literal["raise", "continue"] = "raise",
+        min_revision: int = 0,
     ) -> Reader:
         """Content of a journal from `offset` on; see `Reader`.
 
@@ -240,7 +244,8 @@ class AsyncClient:
             end_offset: where to end; 0 is none. metadata_only: no content, only `Reader`'s
             attributes. begin_mod_time: Unix seconds; skip fragments persisted before.
             direct: fetch persisted fragments from their store where it can be reached.
-            on_jump: what to do about content that is gone.
+            on_jump: what to do about content that is gone. min_revision: as for `append`; what
+            this client itself applied is known to whoever answers it.
         """
         options = ReadOptions(
             block=block,
@@ -249,6 +254,7 @@ class AsyncClient:
             begin_mod_time=begin_mod_time,
             direct=direct,
             on_jump=on_jump,
+            min_revision=min_revision,
         )
         return Reader(self._transport, _journal(journal), offset, options)
 

@@ -230,6 +230,7 @@ async def _apply_once(transport: Transport, changes: Sequence[JournalChange]) ->
                 raise status_error(
                     Status.from_wire(response.status).name, f"applying {names}{more}"
                 )
+            transport.applied(header.etcd.revision)
             return header.etcd.revision
 
 

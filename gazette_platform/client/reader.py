@@ -18,6 +18,7 @@ from gazette_platform.errors import (
     DataError,
     GazetteError,
     JournalNotFound,
+    NotJournalBroker,
     OffsetJump,
     OffsetNotYetAvailable,
     StoreError,
@@ -58,6 +59,8 @@ class ReadOptions:
     """Fetch persisted fragments from their store, past the brokers, where it can be reached."""
     on_jump: Literal["raise", "continue"] = "raise"
     """What to do when content at the offset is gone: raise `OffsetJump`, or read on behind it."""
+    min_revision: int = 0
+    """Revision of etcd that the broker must know first, as `apply` returned it; 0: any."""
 
     def __post_init__(self) -> None:
         """Raises: ValidationError: options that make no sense."""
@@ -99,6 +102,7 @@ class Reader:
         self._transport = transport
         self._options = options
         self._is_direct = options.direct
+        self._asks_others = False
         self._patience = transport.patience()
         self._not_found = 0
         self._call: Any = None
@@ -235,10 +239,11 @@ class Reader:
             journal=self.journal,
             offset=self.offset,
             block=options.block,
-            do_not_proxy=self._is_direct,
+            do_not_proxy=self._is_direct and not self._asks_others,
             metadata_only=options.metadata_only,
             end_offset=options.end_offset,
             begin_mod_time=options.begin_mod_time,
+            min_etcd_revision=self._transport.min_revision(options.min_revision),
         )
         self._metadata = None
         self._wire = self._transport.wire(self.journal)
@@ -265,6 +270,7 @@ class Reader:
             self._refused(response)
             return
         self._not_found = 0
+        self._asks_others = False
         self._patience.progressed()
         self._metadata = response
         self.write_head = response.write_head
@@ -278,6 +284,8 @@ class Reader:
     def _refused(self, response: pb.ReadResponse) -> None:
         error = status_error(Status.from_wire(response.status).name, journal=self.journal)
         self._drop()
+        # A replica that does not know enough yet is to ask one that does.
+        self._asks_others = isinstance(error, NotJournalBroker)
         if not isinstance(error, OffsetNotYetAvailable):
             raise error
         self.write_head = response.write_head

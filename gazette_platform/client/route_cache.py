@@ -3,33 +3,66 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from enum import IntEnum
 from typing import TYPE_CHECKING, final
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gazette_platform.ops.clock import Clock
     from gazette_platform.protocol import Route
 
-__all__ = ["RouteCache", "pick_endpoint"]
+__all__ = ["Condition", "RouteCache", "pick_endpoint"]
 
 
-def pick_endpoint(route: Route, zone: str, *, primary: bool) -> str:
+class Condition(IntEnum):
+    """What is known of the connection to a broker; less is better."""
+
+    READY = 0
+    UNKNOWN = 1
+    FAILED = 2
+
+
+def _unknown(_: str) -> Condition:
+    return Condition.UNKNOWN
+
+
+def pick_endpoint(
+    route: Route,
+    zone: str,
+    *,
+    primary: bool,
+    condition: Callable[[str], Condition] = _unknown,
+    leaves_zone: bool = False,
+) -> str:
     """The endpoint to dial for a journal of `route`; "" when the route names none.
 
-    Args: zone: the caller's; among replicas the first one there wins, else the first of all.
+    Args: zone: the caller's; replicas there are preferred, then those that did not fail, then
+            those that are connected, then the first.
         primary: the call needs the primary.
+        condition: of the connection to an endpoint.
+        leaves_zone: whether to prefer a replica of another zone to one that failed. A client had
+            better fail: it asks its service address next, and leaves traffic between zones to
+            brokers that know more.
+
+    Source: the order is that of Gazette's dispatcher, which never leaves the zone.
     """
     if not route.endpoints:
         return ""
     if primary:
         return route.endpoints[route.primary] if route.primary >= 0 else ""
-    reachable = [
-        (member.zone != zone, index)
-        for index, (member, endpoint) in enumerate(
-            zip(route.members, route.endpoints, strict=False)
-        )
-        if endpoint
-    ]
-    return route.endpoints[min(reachable)[1]] if reachable else ""
+    best = ""
+    best_rank: tuple[bool, ...] | None = None
+    for member, endpoint in zip(route.members, route.endpoints, strict=False):
+        if not endpoint:
+            continue
+        is_elsewhere, found = member.zone != zone, condition(endpoint)
+        has_failed = found is Condition.FAILED
+        order = (has_failed, is_elsewhere) if leaves_zone else (is_elsewhere, has_failed)
+        rank = (*order, found is not Condition.READY)
+        if best_rank is None or rank < best_rank:
+            best, best_rank = endpoint, rank
+    return best
 
 
 @final

@@ -122,6 +122,7 @@ class Client:
         union_registers: LabelSet | None = None,
         subtract_registers: LabelSet | None = None,
         suspend: AppendSuspend = AppendSuspend.SUSPEND_RESUME,
+        min_revision: int = 0,
     ) -> AppendResult:
         """As `AsyncClient.append`. Iterables are pulled by a thread, so they may block."""
         if not isinstance(data, bytes | bytearray | memoryview | AsyncIterable):
@@ -135,6 +136,7 @@ class Client:
                 union_registers=union_registers,
                 subtract_registers=subtract_registers,
                 suspend=suspend,
+                min_revision=min_revision,
             )
         )
 
@@ -174,6 +176,7 @@ class Client:
         begin_mod_time: int = 0,
         direct: bool = False,
         on_jump: Literal["raise", "continue"] = "raise",
+        min_revision: int = 0,
     ) -> SyncReader:
         """As `AsyncClient.read`, as a file-like object."""
         reader = self._client.read(
@@ -185,6 +188,7 @@ class Client:
             begin_mod_time=begin_mod_time,
             direct=direct,
             on_jump=on_jump,
+            min_revision=min_revision,
         )
         return SyncReader(self._loop, reader)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.client.auth import Authorizer
 from gazette_platform.client.route_cache import RouteCache, pick_endpoint
-from gazette_platform.client.wire import Wire, WirePool, call_error
+from gazette_platform.client.wire import PeerUnreached, Wire, WirePool, call_error
 from gazette_platform.errors import GazetteError, TransportError
 from gazette_platform.ops.retry import backoff_s
 from gazette_platform.protocol import Header
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["Patience", "Transport"]
 
 _HEADERS_MAX = 1024
+
+# Seconds for which calls ask brokers to know what was applied here: they do within milliseconds.
+_APPLIED_S = 60.0
 
 
 @final
@@ -39,11 +42,17 @@ class Transport:
         self.random = random.Random()  # noqa: S311  spreads retries, guards nothing
         self._pool = WirePool(config, clock, tasks)
         self._headers: dict[bytes, Header] = {}
+        self._applied_revision = 0
+        self._applied_at = 0.0
 
     def wire(self, journal: str = "", *, primary: bool = False) -> Wire:
         """The broker to ask about `journal`: a cached replica or primary, else the address."""
         route = self.routes.get(_item(journal)) if journal else None
-        endpoint = pick_endpoint(route, self.config.zone, primary=primary) if route else ""
+        endpoint = ""
+        if route is not None:
+            endpoint = pick_endpoint(
+                route, self.config.zone, primary=primary, condition=self._pool.condition
+            )
         return self._pool.get(endpoint or self.config.address)
 
     def learn(self, journal: str, message: pb.Header) -> Header:
@@ -62,9 +71,26 @@ class Transport:
             self.routes.update(_item(journal), header.route)
         return header
 
+    def applied(self, revision: int) -> None:
+        """Note that specs were applied: calls that follow are to see them, whoever answers."""
+        self._applied_revision = max(self._applied_revision, revision)
+        self._applied_at = self.clock.monotonic()
+
+    def min_revision(self, asked: int = 0) -> int:
+        """The revision of etcd that the broker of a call must know; 0: any.
+
+        Args: asked: by the caller, who may know of changes that others made.
+        """
+        revision = self._applied_revision
+        if revision and self.clock.monotonic() - self._applied_at > _APPLIED_S:
+            revision = self._applied_revision = 0
+        return max(revision, asked)
+
     def failed(self, err: Exception, wire: Wire, journal: str, what: str) -> TransportError:
         """Translate gRPC's error of a call through `wire`; forgets a route that led nowhere."""
         error = call_error(err, wire.endpoint, what)
+        if isinstance(error, PeerUnreached):
+            self.was_connected = True
         if error.retriable and journal:
             self.routes.invalidate(_item(journal))
         return error

@@ -6,12 +6,14 @@ decoded by hand (`protocol.content`); everything else uses the generated classes
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 
+from gazette_platform.client.route_cache import Condition
 from gazette_platform.errors import SetupError, TransportError
 from gazette_platform.protocol import endpoint_grpc_address
 from gazette_platform.protocol.pb import protocol_pb2 as pb
@@ -21,12 +23,25 @@ if TYPE_CHECKING:
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.tasks import TaskGroup
 
-__all__ = ["CallFailed", "CallUnanswered", "Wire", "WirePool", "call_error"]
+__all__ = [
+    "CANNOT_REACH",
+    "CallFailed",
+    "CallUnanswered",
+    "PeerUnreached",
+    "Wire",
+    "WirePool",
+    "brief_details",
+    "call_error",
+    "condition_of",
+]
 
 _SERVICE = "/protocol.Journal/"
 _SWEEP_S = 30.0
+# How a broker says that it is not the one which cannot be reached.
+CANNOT_REACH = "cannot reach broker "
 # Codes that say the broker was not reached or went away; everything else is an answer.
 _UNREACHED = frozenset({grpc.StatusCode.UNAVAILABLE})
+_BROKEN = frozenset({grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN})
 
 
 class CallFailed(TransportError):
@@ -49,6 +64,10 @@ class CallUnanswered(CallFailed):
         super().__init__(message, code="DEADLINE_EXCEEDED")
 
 
+class PeerUnreached(TransportError):
+    """The broker that was asked cannot reach the one that is to answer, as after a crash."""
+
+
 def call_error(err: grpc.aio.AioRpcError, endpoint: str, what: str) -> TransportError:
     """The error of a failed call.
 
@@ -56,7 +75,10 @@ def call_error(err: grpc.aio.AioRpcError, endpoint: str, what: str) -> Transport
     Returns: a plain, retriable `TransportError` when the broker was not reached or went away,
     `CallUnanswered` after a deadline, else `CallFailed`.
     """
-    code, details = err.code(), _brief(err.details() or "")
+    code, details = err.code(), err.details() or ""
+    if code in _UNREACHED and details.startswith(CANNOT_REACH):
+        return PeerUnreached(f"{what}: broker {endpoint} {details}")
+    details = brief_details(details)
     if code in _UNREACHED:
         return TransportError(
             f"{what}: broker {endpoint} is not reachable: {details} ({_advice(details, endpoint)})"
@@ -66,6 +88,16 @@ def call_error(err: grpc.aio.AioRpcError, endpoint: str, what: str) -> Transport
     if code is grpc.StatusCode.UNAUTHENTICATED:
         details += " (check the auth token or keys)"
     return CallFailed(f"{what}: broker {endpoint}: {details}", code=code.name)
+
+
+def condition_of(channel: grpc.aio.Channel) -> Condition:
+    """What is known of the connection that `channel` keeps; opens none."""
+    state = channel.get_state()
+    if state is grpc.ChannelConnectivity.READY:
+        return Condition.READY
+    if state in _BROKEN:
+        return Condition.FAILED
+    return Condition.UNKNOWN
 
 
 def _advice(details: str, endpoint: str) -> str:
@@ -87,7 +119,7 @@ def _advice(details: str, endpoint: str) -> str:
     return "is it running, and is the address right?"
 
 
-def _brief(details: str) -> str:
+def brief_details(details: str) -> str:
     """The last and most precise part of gRPC's nested explanations."""
     for marker in ("last error: ", "UNKNOWN: "):
         details = details.rpartition(marker)[2]
@@ -139,26 +171,33 @@ class Wire:
 
 @final
 class WirePool:
-    """One channel per broker endpoint, opened at first use and closed when long unused."""
+    """One channel per broker endpoint, opened at first use and closed when long unused.
+
+    The one of the service address stays.
+    """
 
     def __init__(self, config: ClientConfig, clock: Clock, tasks: TaskGroup) -> None:
         self._config = config
         self._clock = clock
         self._tasks = tasks
         self._wires: dict[str, Wire] = {}
-        self._swept_at = clock.monotonic()
+        self._sweep_timer: asyncio.TimerHandle | None = None
         self._credentials: grpc.ChannelCredentials | None = None
 
     def get(self, endpoint: str) -> Wire:
         """The calls of the broker at `endpoint`, a URL; opens no connection by itself."""
-        now = self._clock.monotonic()
-        if now - self._swept_at > _SWEEP_S:
-            self._sweep(now)
         wire = self._wires.get(endpoint)
         if wire is None:
             wire = self._wires[endpoint] = Wire(endpoint, self._open(endpoint))
-        wire.used_at = now
+            if self._sweep_timer is None and endpoint != self._config.address:
+                self._sweep_later()
+        wire.used_at = self._clock.monotonic()
         return wire
+
+    def condition(self, endpoint: str) -> Condition:
+        """What is known of the connection to `endpoint`; opens none."""
+        wire = self._wires.get(endpoint)
+        return Condition.UNKNOWN if wire is None else condition_of(wire.channel)
 
     def _open(self, endpoint: str) -> grpc.aio.Channel:
         target, is_secure = endpoint_grpc_address(endpoint)
@@ -173,16 +212,27 @@ class WirePool:
             )
         return grpc.aio.secure_channel(target, self._credentials, options=options)
 
-    def _sweep(self, now: float) -> None:
-        self._swept_at = now
-        for endpoint, wire in list(self._wires.items()):
-            is_default = endpoint == self._config.address
-            if not is_default and not wire.calls and now - wire.used_at > _SWEEP_S:
-                del self._wires[endpoint]
-                self._tasks.spawn(wire.channel.close(), name=f"close {endpoint}")
+    def _sweep_later(self) -> None:
+        self._sweep_timer = asyncio.get_running_loop().call_later(_SWEEP_S, self.sweep)
+
+    def sweep(self) -> None:
+        """Close connections without calls that were not used for a while, and look again later."""
+        now = self._clock.monotonic()
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
+            self._sweep_timer = None
+        others = [wire for wire in self._wires.values() if wire.endpoint != self._config.address]
+        for wire in others:
+            if not wire.calls and now - wire.used_at >= _SWEEP_S:
+                del self._wires[wire.endpoint]
+                self._tasks.spawn(wire.channel.close(), name=f"close {wire.endpoint}")
+            elif self._sweep_timer is None:
+                self._sweep_later()
 
     async def close(self) -> None:
         """Close every channel; calls under way are cancelled."""
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
         wires, self._wires = list(self._wires.values()), {}
         for wire in wires:
             await wire.channel.close()

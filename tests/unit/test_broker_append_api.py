@@ -7,7 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from gazette_platform.broker.append_api import _Body, _pump, _Stream
+from gazette_platform.broker import append_fsm as fsm
+from gazette_platform.broker.append_api import _renewed
+from gazette_platform.broker.append_content import Body, Replay, Stream, pump
+from gazette_platform.broker.appender import Pending
 from gazette_platform.broker.config import BrokerConfig
 from gazette_platform.broker.flow_control import RateBalance
 from gazette_platform.broker.wire.interface import Code, RpcFailed
@@ -45,7 +48,7 @@ async def tasks():
 
 def body_of(client, *, clock, min_rate=1000, max_rate=0):
     context = SimpleNamespace(config=BrokerConfig(min_append_rate=min_rate), clock=clock)
-    return _Body(client, RateBalance.start(max_rate, clock.monotonic()), context)
+    return Body(client, RateBalance.start(max_rate, clock.monotonic()), context)
 
 
 @pytest.fixture
@@ -210,9 +213,9 @@ async def test_fc7_a_chunk_beyond_the_balance_waits(receive):
 # ---------------------------------------------------------------------------------------- hand-over
 async def test_the_client_waits_when_the_appender_does_not_take(tasks, receive):
     done = asyncio.get_running_loop().create_future()
-    stream = _Stream(done)
+    stream = Stream(Pending(machine=None, done=done))
     client = Client(*(chunk(b"%d" % n) for n in range(10)), COMMIT, None)
-    tasks.spawn(_pump(receive(client), stream, None))
+    tasks.spawn(pump(receive(client), stream))
     await asyncio.sleep(0.01)
     assert client.messages.qsize() == 12 - 5, "four are handed over, one waits for room"
     taken = []
@@ -225,7 +228,7 @@ async def test_the_client_waits_when_the_appender_does_not_take(tasks, receive):
 @pytest.mark.parametrize("fill", [0, 4])
 async def test_nothing_moves_once_the_append_is_over(tasks, fill):
     done = asyncio.get_running_loop().create_future()
-    stream = _Stream(done)
+    stream = Stream(Pending(machine=None, done=done))
     for _ in range(fill):
         await stream.put(b"x")
     waiting = tasks.spawn(_waits(stream, is_full=fill > 0))
@@ -246,9 +249,64 @@ async def _waits(stream, *, is_full):
             await stream.next()
 
 
-async def test_a_stream_that_breaks_fails_its_append(receive):
-    failed = []
-    pending = SimpleNamespace(fail=failed.append)
-    stream = _Stream(asyncio.get_running_loop().create_future())
-    await _pump(receive(Client(chunk(b"x"), None)), stream, pending)
-    assert [err.text for err in failed] == ["append stream: unexpected EOF"]
+async def test_a_stream_that_breaks_fails_its_append_and_each_later_attempt(receive):
+    pending = _pending()
+    stream = Stream(pending)
+    await pump(receive(Client(chunk(b"x"), None)), stream)
+    assert pending.done.exception().text == "append stream: unexpected EOF"
+    again = _pending()
+    stream.reopen(again)
+    assert again.done.exception().text == "append stream: unexpected EOF"
+    await asyncio.sleep(0)
+    with pytest.raises(RpcFailed, match="unexpected EOF"):
+        await stream.next()
+
+
+# ---------------------------------------------------------------------------------------- forwarding
+def _pending(*chunks, stream=None):
+    done = asyncio.get_running_loop().create_future()
+    machine = fsm.AppendFSM(fsm.AppendRequest("a/journal"))
+    return Pending(machine=machine, done=done, chunks=list(chunks), stream=stream)
+
+
+async def _messages(source):
+    found = []
+    while (message := await source.next()) is not None:
+        found.append(message)
+    return found
+
+
+async def test_e5_what_was_gathered_is_sent_again():
+    replay = Replay(_pending(b"one", memoryview(b"two")))
+    assert await _messages(replay) == [chunk(b"one"), chunk(b"two"), COMMIT]
+    assert await replay.next() is None
+
+
+async def test_e5_a_stream_goes_on_where_it_stopped(tasks, receive):
+    """Chunks that wait when an attempt ends, or come later, are those of the next attempt."""
+    client = Client(*(chunk(b"%d" % n) for n in range(10)))
+    first = _pending(b"gathered")
+    first.stream = Stream(first)
+    tasks.spawn(pump(receive(client), first.stream))
+    await asyncio.sleep(0.01)
+    first.done.set_result(None)
+    await asyncio.sleep(0.01)
+    replay = Replay(_renewed(first))
+    client.messages.put_nowait(COMMIT)
+    client.messages.put_nowait(None)
+    expected = [b"gathered", *(b"%d" % n for n in range(10))]
+    assert await _messages(replay) == [*map(chunk, expected), COMMIT]
+
+
+async def test_e5_a_stream_that_breaks_ends_the_replay(tasks, receive):
+    first = _pending(b"gathered")
+    first.stream = Stream(first)
+    client = Client(chunk(b"x"))
+    tasks.spawn(pump(receive(client), first.stream))
+    renewed = _renewed(first)
+    replay = Replay(renewed)
+    assert [await replay.next(), await replay.next()] == [chunk(b"gathered"), chunk(b"x")]
+    client.messages.put_nowait(None)
+    with pytest.raises(RpcFailed, match="unexpected EOF"):
+        await replay.next()
+    assert renewed.done.exception() is not None
