@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -11,18 +12,19 @@ import grpc.aio  # type: ignore[import-untyped]
 
 from gazette_platform.client.appender import AppendOptions, Content, append
 from gazette_platform.client.auth import Capability
-from gazette_platform.client.listing import fragment_page
+from gazette_platform.client.listing import fragment_page, list_journals
 from gazette_platform.client.results import Savepoint
 from gazette_platform.client.wire import CallFailed, CallUnanswered
 from gazette_platform.errors import (
     GazetteError,
+    JournalNotFound,
     SavepointExists,
     SavepointNotFound,
     Suspended,
     TransportError,
     status_error,
 )
-from gazette_platform.protocol import AppendSuspend, Status
+from gazette_platform.protocol import AppendSuspend, LabelSelector, LabelSet, Status, SuspendLevel
 from gazette_platform.protocol.pb import admin_pb2 as pb
 
 if TYPE_CHECKING:
@@ -108,17 +110,18 @@ async def _flush_by_suspending(
 ) -> int:
     """Flush a journal of a broker of Gazette's own, which has no call for it.
 
-    It closes the open fragment when the journal is suspended; the journal is resumed at once.
+    It closes the open fragment when the journal is suspended; the journal is resumed at once. One that is suspended stays so.
     """
-    empty = Content(b"")
-    try:
-        done = await append(
-            transport, journal, empty, AppendOptions(suspend=AppendSuspend.SUSPEND_NOW)
-        )
-        end = done.end
-    except Suspended:
-        end = 0  # it is suspended already, and stays so
-    else:
+    level = await _suspend_level(transport, journal)
+    if level is SuspendLevel.FULL:
+        return 0  # it is empty, or all of it is in the store
+    end = 0
+    if level is SuspendLevel.NONE:
+        empty = Content(b"")
+        # The answer says that it is suspended, which is what was asked for.
+        with contextlib.suppress(Suspended):
+            now = AppendOptions(suspend=AppendSuspend.SUSPEND_NOW)
+            await append(transport, journal, empty, now)
         resume = AppendOptions(suspend=AppendSuspend.SUSPEND_RESUME)
         end = (await append(transport, journal, empty, resume)).end
     try:
@@ -126,6 +129,13 @@ async def _flush_by_suspending(
             return await _persisted(transport, journal, end)
     except TimeoutError as err:
         raise _late(what, timeout_s) from err
+
+
+async def _suspend_level(transport: Transport, journal: str) -> SuspendLevel:
+    selector = LabelSelector(include=LabelSet.of(name=journal))
+    for found in await list_journals(transport, selector):
+        return found.spec.suspend.level if found.spec.suspend is not None else SuspendLevel.NONE
+    raise JournalNotFound(journal=journal)
 
 
 async def _persisted(transport: Transport, journal: str, end: int) -> int:

@@ -1,0 +1,259 @@
+"""Flushes and savepoints, on brokers in this event loop and a real etcd."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+
+import pytest
+
+from gazette_platform.client import AsyncClient, CallFailed, Change, ClientConfig
+from gazette_platform.errors import (
+    NotAllowed,
+    SavepointExists,
+    SavepointNotFound,
+    StatusError,
+    TransportError,
+    ValidationError,
+)
+from gazette_platform.protocol import (
+    CompressionCodec,
+    FragmentSpec,
+    JournalSpec,
+    LabelSet,
+)
+from gazette_platform.protocol.auth import Capability, Claims, KeyRing
+from gazette_platform.protocol.selectors import LabelSelector
+
+pytestmark = pytest.mark.etcd
+
+KEYS = "c2VjcmV0LWtleQ=="
+
+
+def spec(name, *, stores=("file:///",), codec=CompressionCodec.GZIP, **fields):
+    fragment = FragmentSpec(
+        length=1 << 20, codec=codec, stores=stores, refresh_interval_ns=3600 * 10**9
+    )
+    return JournalSpec(name, 1, fragment=fragment, **fields)
+
+
+async def apply(client, *specs):
+    await client.apply([Change(s) for s in specs])
+
+
+@pytest.fixture
+async def broker(local_brokers):
+    return await local_brokers.start()
+
+
+@pytest.fixture
+async def client(broker):
+    async with AsyncClient(ClientConfig(address=broker.endpoint)) as client:
+        yield client
+
+
+def files(local_brokers, name):
+    folder = local_brokers.fragments / name
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+async def test_flush_returns_when_the_store_holds_all(local_brokers, client):
+    await apply(client, spec("a/one"), spec("a/two"), spec("b/three"))
+    await client.append("a/one", b"first")
+    await client.append("a/one", b"second")
+    await client.append("b/three", b"not asked for")
+    assert await client.flush("name:prefix=a/") == {"a/one": 11, "a/two": 0}
+    assert len(files(local_brokers, "a/one")) == 2
+    assert files(local_brokers, "b/three") == []
+    for found in await client.fragments("a/one"):
+        assert found.is_persisted
+    # Nothing more to do, and nothing done; appends go on behind it.
+    assert await client.flush("name=a/one") == {"a/one": 11}
+    assert len(files(local_brokers, "a/one")) == 2
+    assert (await client.append("a/one", b"third")).begin == 11
+    assert await client.flush("name:prefix=nothing/") == {}
+
+
+async def test_flush_waits_its_turn_behind_appends(client):
+    """What was begun before is in the store afterwards; what comes later need not be."""
+    await apply(client, spec("a/journal"))
+    appends = [client.append("a/journal", b"x" * 1000) for _ in range(50)]
+    *results, ends = await asyncio.gather(*appends, client.flush("name=a/journal"))
+    assert ends["a/journal"] % 1000 == 0
+    ends = await client.flush("name=a/journal")
+    assert ends["a/journal"] == max(result.end for result in results) == 50_000
+
+
+async def test_flush_waits_for_a_store_and_says_when_it_gives_up(local_brokers, client):
+    await apply(client, spec("a/journal", codec=CompressionCodec.NONE))
+    await client.append("a/journal", b"content")
+    await client.flush("name=a/journal")
+    await client.append("a/journal", b" and more")
+    shutil.rmtree(local_brokers.fragments / "a/journal")
+    (local_brokers.fragments / "a/journal").write_text("in the way of a folder")
+    with pytest.raises(TransportError, match=r"flush of a/journal: not all is in the store within"):
+        await client.flush("name=a/journal", timeout_s=0.5)
+
+
+async def test_flush_of_a_journal_without_a_store_is_refused(client):
+    await apply(client, spec("a/journal", stores=()))
+    await client.append("a/journal", b"content")
+    with pytest.raises(NotAllowed):
+        await client.flush("name=a/journal")
+
+
+async def test_suspended_journals_count_as_flushed(client):
+    await apply(client, spec("a/full"), spec("a/partial"))
+    assert await client.suspend("a/full", force=True)
+    await client.append("a/partial", b"content")
+    await client.suspend("a/partial", force=True)
+    assert await client.flush("name:prefix=a/") == {"a/full": 0, "a/partial": 7}
+    for journal in await client.list():
+        assert journal.spec.suspend.level.name == journal.name.removeprefix("a/").upper()
+
+
+async def test_any_broker_forwards_a_flush(local_brokers):
+    first, second = await local_brokers.start(), await local_brokers.start()
+    async with (
+        AsyncClient(ClientConfig(address=first.endpoint)) as one,
+        AsyncClient(ClientConfig(address=second.endpoint)) as other,
+    ):
+        await apply(one, spec("a/one"), spec("a/two"))
+        for client in (one, other):
+            for name in ("a/one", "a/two"):
+                await client.append(name, b"content")
+            ends = await client.flush("")
+            assert len(ends) == 2
+            for name, end in ends.items():
+                assert all(f.is_persisted for f in await client.fragments(name)), (name, end)
+
+
+async def test_brokers_of_gazette_are_flushed_by_suspending(client, broker, monkeypatch):
+    """They do not know the call. Here, one of ours pretends not to."""
+
+    async def unimplemented(*_):
+        from gazette_platform.broker.wire.interface import Code, RpcFailed
+
+        raise RpcFailed(Code.UNIMPLEMENTED, "unknown service gazette_platform.Admin")
+
+    monkeypatch.setattr(broker._service._admin, "flush", unimplemented)
+    await apply(client, spec("a/journal"), spec("a/empty"))
+    await client.append("a/journal", b"content")
+    await client.append("a/journal", b" more")
+    assert await client.flush("") == {"a/empty": 0, "a/journal": 12}
+    assert all(f.is_persisted for f in await client.fragments("a/journal"))
+    # They are resumed.
+    for journal in await client.list():
+        assert journal.spec.suspend.level.name == "NONE"
+    assert (await client.append("a/journal", b"x")).begin == 12
+
+
+# -------------------------------------------------------------------------------- savepoints
+
+
+async def test_savepoints_keep_offsets_under_names(etcd, etcd_prefix, client):
+    await apply(client, spec("a/one"), spec("a/two"), spec("b/three"))
+    await client.append("a/one", b"content")
+    made = await client.create_savepoint("nightly/1", "name:prefix=a/")
+    assert (made.name, made.offsets, made.journals) == ("nightly/1", {"a/one": 7, "a/two": 0}, 2)
+    await client.append("a/one", b" more")
+    assert await client.get_savepoint("nightly/1") == made
+    other = await client.create_savepoint("by-hand", offsets={"a/one": 3, "gone/journal": 5})
+    listed = await client.list_savepoints()
+    assert [(s.name, s.journals, s.offsets) for s in listed] == [
+        ("by-hand", 2, {}),
+        ("nightly/1", 2, {}),
+    ]
+    assert [s.name for s in await client.list_savepoints("nightly/")] == ["nightly/1"]
+    with pytest.raises(SavepointExists, match="by-hand exists already"):
+        await client.create_savepoint("by-hand", offsets={"a/one": 4})
+    assert await client.get_savepoint("by-hand") == other
+    await client.create_savepoint("by-hand", offsets={"a/one": 4}, replace=True)
+    assert (await client.get_savepoint("by-hand")).offsets == {"a/one": 4}
+    # Outside of what brokers watch, and under no lease.
+    keys = await etcd.range("/.gazette-platform/savepoints" + etcd_prefix)
+    assert [kv.lease for kv in keys.kvs] == [0, 0]
+    await client.delete_savepoint("by-hand")
+    with pytest.raises(SavepointNotFound, match="no savepoint by-hand"):
+        await client.get_savepoint("by-hand")
+    with pytest.raises(SavepointNotFound):
+        await client.delete_savepoint("by-hand")
+    await client.delete_savepoint("nightly/1")
+    assert await client.list_savepoints() == []
+
+
+async def test_a_savepoint_is_where_a_read_goes_on(client):
+    await apply(client, spec("a/journal"))
+    await client.append("a/journal", b"before ")
+    savepoint = await client.create_savepoint("here")
+    await client.append("a/journal", b"after")
+    async with client.read("a/journal", savepoint.offsets["a/journal"]) as reader:
+        assert b"".join([bytes(piece) async for piece in reader]) == b"after"
+    await client.delete_savepoint("here")
+
+
+@pytest.mark.parametrize("name", ["", "with blank", "hash#tag", "x" * 257])
+async def test_bad_names_are_refused(client, name):
+    with pytest.raises(CallFailed, match=r"Savepoint\.Name: "):
+        await client.create_savepoint(name, offsets={"a/journal": 1})
+    assert await client.list_savepoints() == []
+
+
+async def test_bad_offsets_are_refused(client):
+    with pytest.raises(CallFailed, match="expected >= 0"):
+        await client.create_savepoint("name", offsets={"a/journal": -1})
+    with pytest.raises(CallFailed, match="journal"):
+        await client.create_savepoint("name", offsets={"a//journal": 1})
+    with pytest.raises(ValidationError, match="no journal to keep an offset of"):
+        await client.create_savepoint("name", "name=nobody")
+
+
+# ------------------------------------------------------------------------------ who may what
+
+
+async def test_claims_limit_flushes_and_savepoints(local_brokers):
+    broker = await local_brokers.start(auth_keys=KEYS)
+
+    def allowed(capability, **labels):
+        include = LabelSet.of(**labels) if labels else LabelSet()
+        claims = Claims(capability, LabelSelector(include=include))
+        now = broker._context.clock.now().timestamp()
+        token = KeyRing(KEYS).sign(claims, now=now, lifetime_s=60)
+        return AsyncClient(ClientConfig(address=broker.endpoint, auth_token=token))
+
+    everything = Capability.LIST | Capability.APPLY | Capability.READ | Capability.APPEND
+    async with (
+        allowed(everything) as root,
+        allowed(everything, name="a/mine") as owner,
+        allowed(Capability.LIST | Capability.READ) as reader,
+    ):
+        await apply(root, spec("a/mine"), spec("a/yours"))
+        await root.append("a/mine", b"content")
+        await root.create_savepoint("both")
+        assert await owner.flush("") == {"a/mine": 7}
+        with pytest.raises(CallFailed, match="APPEND capability"):
+            await reader.flush("")
+        assert (await owner.get_savepoint("both")).offsets == {"a/mine": 7}
+        assert [s.journals for s in await owner.list_savepoints()] == [1]
+        for refused in (
+            owner.delete_savepoint("both"),
+            owner.create_savepoint("both", replace=True),
+            owner.create_savepoint("new", offsets={"a/yours": 1}),
+            reader.create_savepoint("new"),
+            reader.delete_savepoint("both"),
+        ):
+            with pytest.raises(CallFailed, match=r"not authorized to a/yours|APPLY capability"):
+                await refused
+        await root.create_savepoint("yours", offsets={"a/yours": 0})
+        assert [s.name for s in await owner.list_savepoints()] == ["both"]
+        with pytest.raises(SavepointNotFound):
+            await owner.get_savepoint("yours")
+        for name in ("both", "yours"):
+            await root.delete_savepoint(name)
+
+
+async def test_flush_of_what_does_not_exist(client):
+    from gazette_platform.client import admin
+
+    with pytest.raises(StatusError, match="JOURNAL_NOT_FOUND"):
+        await admin.flush_journal(client._transport, "no/journal", timeout_s=5)
