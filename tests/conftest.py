@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -59,3 +60,15 @@ def etcd_binary() -> Path:
     from gazette_platform.embedded import tools
 
     return tools.etcd()
+
+
+@pytest.fixture(scope="session")
+def sturdy_etcd_binary() -> Path:
+    """An etcd that may be killed and started again: the environment's, or Debian's.
+
+    The 3.5.1 that the platform installs itself has known faults in that.
+    """
+    found = os.environ.get("GAZETTE_ETCD") or shutil.which("etcd")
+    if not found:
+        pytest.skip("needs Debian's etcd-server (apt-get install etcd-server, or GAZETTE_ETCD)")
+    return Path(found)

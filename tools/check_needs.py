@@ -41,6 +41,12 @@ NEEDS = (
         install="apt-get install --no-install-recommends chromium",
     ),
     Need(
+        names=("etcd",),
+        variable="GAZETTE_ETCD",
+        why="tests that break clusters, etcd among them",
+        install="apt-get install --no-install-recommends etcd-server",
+    ),
+    Need(
         names=("openssl",),
         variable="GAZETTE_OPENSSL",
         why="tests of TLS, which make certificates",

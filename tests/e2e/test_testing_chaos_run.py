@@ -10,15 +10,14 @@ from gazette_platform.testing.chaos import ChaosConfig, FaultKind, WorkloadConfi
 
 pytestmark = [pytest.mark.e2e, pytest.mark.etcd, pytest.mark.slow]
 
-# Journals of one replica survive fewer kinds of faults, see `KINDS_WITHOUT_REPLICAS`.
-REPLICATION = 1
+REPLICATION = 3
 
 
 @pytest.mark.timeout(300)
-async def test_a_minute_of_chaos_shows_no_anomaly(etcd_binary, tmp_path):
+async def test_a_minute_of_chaos_shows_no_anomaly(sturdy_etcd_binary, tmp_path):
     said = []
     config = ChaosConfig(
-        etcd_binary=etcd_binary,
+        etcd_binary=sturdy_etcd_binary,
         seed=7,
         duration_s=60,
         workload=WorkloadConfig(replication=REPLICATION),
@@ -33,10 +32,10 @@ async def test_a_minute_of_chaos_shows_no_anomaly(etcd_binary, tmp_path):
 
 
 @pytest.mark.timeout(300)
-async def test_loss_is_found_and_explained(etcd_binary, tmp_path):
+async def test_loss_is_found_and_explained(sturdy_etcd_binary, tmp_path):
     """The control: journals of one replica do lose what a killed broker had not persisted."""
     config = ChaosConfig(
-        etcd_binary=etcd_binary,
+        etcd_binary=sturdy_etcd_binary,
         seed=1,
         duration_s=20,
         zones="ab",
