@@ -317,6 +317,38 @@ async def test_idle_pipelines_close_and_sync_again(cluster, monkeypatch):
     assert primary.replicator.has_peers
 
 
+async def test_fs9_fs14_suspended_journals_keep_one_replica_and_come_back(cluster):
+    await cluster.apply(spec())
+    await cluster.append(b"before ")
+    now = pb.AppendRequest.SUSPEND_NOW
+    response = await append(cluster.primary(), NAME, suspend=now)
+    assert response.status == pb.SUSPENDED
+    await cluster.until_consistent(NAME, 1)
+    assert await read_all(cluster.primary(), NAME) == b"before "
+    response = await append(cluster.primary(), NAME, suspend=pb.AppendRequest.SUSPEND_NO_RESUME)
+    assert response.status == pb.SUSPENDED
+    assert span(await cluster.append(b"after")) == (Status.OK, 7, 12)
+    await cluster.until_consistent(NAME, 3)
+    for stub in cluster.stubs.values():
+        assert await read_all(stub, NAME) == b"before after"
+
+
+async def test_fs12_an_empty_journal_is_suspended_fully_and_comes_back(cluster):
+    await cluster.apply(spec())
+    flushed = pb.AppendRequest.SUSPEND_IF_FLUSHED
+    assert (await append(cluster.primary(), NAME, suspend=flushed)).status == pb.SUSPENDED
+    await eventually(lambda: not cluster.route().members)
+    stub = next(iter(cluster.stubs.values()))
+
+    async def resumed():
+        response = await append(stub, NAME, b"x")
+        return response.status not in (pb.SUSPENDED, pb.NO_JOURNAL_PRIMARY_BROKER)
+
+    await eventually(resumed)
+    assert (await cluster.append(b"y")).status == pb.OK
+    await cluster.until_consistent(NAME, 3)
+
+
 # ------------------------------------------------------------------------- Replicate on the wire
 def request(cluster, stub_id, proposal, *, route=None, registers=(), acknowledge=True, head=True):
     message = pb.ReplicateRequest(acknowledge=acknowledge)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,12 +15,14 @@ from gazette_platform.broker.appender import Pending, content_sum
 from gazette_platform.broker.context import Membership
 from gazette_platform.broker.metrics import BrokerMetrics
 from gazette_platform.broker.replica import Replica
+from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import StoreUnavailable
 from gazette_platform.fragment.cover_set import CoverSet
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import (
     ZERO_SUM,
+    AppendSuspend,
     CompressionCodec,
     Fragment,
     FragmentSpec,
@@ -27,6 +30,8 @@ from gazette_platform.protocol import (
     ProcessId,
     Route,
     Status,
+    SuspendLevel,
+    SuspendSpec,
 )
 
 JOURNAL = "a/journal"
@@ -63,6 +68,7 @@ class Bench:
         self.clock = ManualClock()  # at second 5 of a minute
         self.store = Health()
         self.listings = 0
+        self.listed = []
         self.persisted = []
         self.state = SimpleNamespace(
             items={},
@@ -116,7 +122,7 @@ class Bench:
 
     async def list(self, spec):
         self.listings += 1
-        return CoverSet()
+        return CoverSet(self.listed)
 
     def resolve(self, journal, *, may_proxy, require_primary):
         return SimpleNamespace(status=Status.OK, is_local=True, spec=self.spec)
@@ -311,3 +317,117 @@ async def test_a_journal_without_stores_needs_none(bench):
     bench.apply()
     bench.store.set(StoreUnavailable("nobody asks"), checks=9)
     assert bench.replica.is_ready
+
+
+# ------------------------------------------------------------------------------------------ pulses
+def pulses(bench, monkeypatch):
+    found = []
+    monkeypatch.setattr(bench.replica, "_start_pulse", lambda *suspend: found.append(suspend))
+    return found
+
+
+async def test_a_window_that_ended_is_a_pulse_if_there_are_replicas(bench, monkeypatch):
+    """They close their fragments with ours, and may have to be synced for that."""
+    await bench.append(b"first ")
+    await bench.append(b"second")
+    bench.clock.advance(56)
+    bench.route = Route((ProcessId("A", "own-1"), ProcessId("B", "peer-1")), 0)
+    found = pulses(bench, monkeypatch)
+    bench.replica._flush()
+    assert found == [()]
+    assert bench.replica.appender.spool.content_length == 6
+
+
+async def test_replicas_close_nothing_by_themselves(bench, monkeypatch):
+    await bench.append(b"first ")
+    await bench.append(b"second")
+    bench.clock.advance(56)
+    found = pulses(bench, monkeypatch)
+    bench.replica.is_primary = False
+    bench.replica._flush()
+    assert found == []
+    assert bench.replica.appender.spool.content_length == 6
+
+
+async def test_a_route_that_is_not_published_is_pulsed_until_it_is(bench, monkeypatch):
+    updates = []
+
+    async def update():
+        updates.append(bench.clock.monotonic())
+        raise RpcFailed(Code.UNAVAILABLE, "etcd is away")
+
+    monkeypatch.setattr(module, "_PULSE_RETRIES_S", (0.0, 0.0))
+    monkeypatch.setattr(module, "_PULSE_RETRY_LAST_S", 60.0)
+    monkeypatch.setattr(bench.replica, "update_assignments", update)
+    bench.state.is_consistent = lambda _: False
+    bench.replica.on_change(is_primary=True)
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+    assert len(updates) == 3
+    assert bench.replica._pulse_timer is not None
+    bench.state.is_consistent = lambda _: True
+    bench.replica._pulse()
+    assert bench.replica._pulse_timer is None
+
+
+async def test_quiet_journals_are_suspended_once_they_are_stored(bench, monkeypatch):
+    found = pulses(bench, monkeypatch)
+    await bench.replica.index.first_refresh.wait()
+    bench.clock.advance(899)
+    bench.replica.on_tick()
+    assert found == [], "not quiet for long enough"
+    bench.clock.advance(2)
+    bench.replica.on_tick()
+    assert found == [(AppendSuspend.SUSPEND_IF_FLUSHED,)]
+    await bench.append(b"x")
+    bench.replica.on_tick()
+    bench.clock.advance(901)
+    bench.replica.on_tick()
+    assert len(found) == 1, "its fragment is not in the store"
+
+
+async def test_suspended_journals_and_replicas_are_left_alone(bench, monkeypatch):
+    found = pulses(bench, monkeypatch)
+    await bench.replica.index.first_refresh.wait()
+    bench.clock.advance(901)
+    bench.replica.is_primary = False
+    bench.replica.on_tick()
+    bench.replica.is_primary = True
+    bench.spec = replace(bench.spec, suspend=SuspendSpec(SuspendLevel.PARTIAL, 0))
+    bench.apply()
+    bench.replica.on_tick()
+    assert found == []
+
+
+# ------------------------------------------------------------------------------------------- holes
+async def test_a_replica_that_begins_behind_content_lists_the_store_until_it_is_there(bench):
+    replica = bench.replica
+    await replica.index.first_refresh.wait()
+    assert not replica.is_filling
+    replica.spool.roll(100)
+    assert replica.is_filling
+    listings = bench.listings
+    stored = Fragment(JOURNAL, 0, 100, b"x" * 20, backing_store="file:///", mod_time=1)
+    bench.listed = [stored]
+    async with asyncio.timeout(5):
+        while replica.is_filling:
+            await replica.index.wait_change()
+    assert bench.listings == listings + 1
+    assert replica.index.summary.end == 100
+
+
+async def test_content_that_never_comes_is_not_waited_for(bench, monkeypatch):
+    monkeypatch.setattr(module, "_HOLE_REFRESHES_S", (0.0, 0.0))
+    await bench.replica.index.first_refresh.wait()
+    bench.replica.spool.roll(100)
+    for _ in range(20):
+        await asyncio.sleep(0.002)
+    assert not bench.replica.is_filling
+    assert bench.listings == 4
+
+
+async def test_a_roll_at_the_end_of_what_is_known_leaves_no_hole(bench):
+    await bench.append(b"foo")
+    await bench.append(b"bar")
+    assert bench.replica.spool.spool.begin == 3
+    assert not bench.replica.is_filling

@@ -1,0 +1,107 @@
+"""A primary that freezes past its lease: others take over, and nothing of it counts any more."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from grpc import aio
+
+from gazette_platform.client import AsyncClient, ClientConfig
+from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalChange, JournalSpec
+from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
+from gazette_platform.testing.cluster import BrokerCluster
+from gazette_platform.testing.local_broker import AppendCall, eventually
+
+pytestmark = [pytest.mark.etcd, pytest.mark.slow]
+
+LEASE_S = 3.0
+
+
+@pytest.fixture
+async def cluster(etcd_server, etcd_prefix, tmp_path):
+    async with BrokerCluster(
+        tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix, zones="abcd", lease_s=LEASE_S
+    ) as brokers:
+        yield brokers
+
+
+def spec(name, replication):
+    fragment = FragmentSpec(
+        length=1 << 20,
+        codec=CompressionCodec.NONE,
+        stores=("file:///",),
+        refresh_interval_ns=3600 * 10**9,
+    )
+    return JournalSpec(name, replication, fragment=fragment)
+
+
+async def primary_of(client, name):
+    for listing in await client.list():
+        if listing.spec.name == name and listing.route.primary_id is not None:
+            return listing.route.primary_id.suffix
+    return ""
+
+
+async def test_a_frozen_primary_neither_counts_nor_holds_up(cluster):
+    name = "replicated/journal"
+    config = ClientConfig(address=cluster.address, retry_timeout_s=60.0)
+    async with AsyncClient(config) as client:
+        await client.apply([JournalChange(spec=spec(name, 3), delete="", revision=-1)])
+        await client.append(name, b"before ")
+        zombie = await primary_of(client, name)
+        async with aio.insecure_channel(
+            cluster.brokers[zombie].address.removeprefix("http://")
+        ) as channel:
+            stub = protocol_pb2_grpc.JournalStub(channel)
+            # The one is under way when it freezes, with content at its replicas; it holds their
+            # spools. The other comes while nobody looks.
+            begun = AppendCall(stub, name, do_not_proxy=True)
+            await begun.send(b"never " * (1 << 19))
+            await asyncio.sleep(0.3)
+            cluster.pause(zombie)
+            late = AppendCall(stub, name, do_not_proxy=True)
+            await late.send(b"never ")
+            began = asyncio.get_running_loop().time()
+            result = await client.append(name, b"after")
+            assert asyncio.get_running_loop().time() - began < LEASE_S + 4
+            assert result.begin == 7
+            assert await primary_of(client, name) not in ("", zombie)
+            await begun.call.write(pb.AppendRequest())
+            await late.call.write(pb.AppendRequest())
+            cluster.resume(zombie)
+            for call in (begun, late):
+                try:
+                    response = await call.finish()
+                except aio.AioRpcError:
+                    continue
+                assert response.status != pb.OK
+        await eventually(lambda: cluster.brokers[zombie].has_ended)
+        assert "lease" in cluster.brokers[zombie].log_tail()
+        await cluster.revive()
+        assert (await client.append(name, b"")).begin == 12
+        async with client.read(name) as reader:
+            assert b"".join([piece async for piece in reader]) == b"before after"
+
+
+async def test_a_frozen_replica_is_replaced(cluster):
+    name = "replicated/journal"
+    config = ClientConfig(address=cluster.address, retry_timeout_s=60.0)
+    async with AsyncClient(config) as client:
+        await client.apply([JournalChange(spec=spec(name, 3), delete="", revision=-1)])
+        await client.append(name, b"before ")
+        primary = await primary_of(client, name)
+        (listing,) = await client.list()
+        frozen = next(m.suffix for m in listing.route.members if m.suffix != primary)
+        cluster.pause(frozen)
+        began = asyncio.get_running_loop().time()
+        result = await client.append(name, b"after")
+        assert asyncio.get_running_loop().time() - began < LEASE_S + 4
+        cluster.resume(frozen)
+        (listing,) = await client.list()
+        assert frozen not in [m.suffix for m in listing.route.members]
+        async with client.read(name) as reader:
+            content = b"".join([piece async for piece in reader])
+        # The append that waited for it was tried again, and may be there twice.
+        assert content.startswith(b"before after")
+        assert result.end == len(content)
