@@ -12,6 +12,7 @@ from gazette_platform.cli import (
     gazctl_journals_list,
     gazctl_journals_read,
     gazctl_journals_upkeep,
+    gazctl_savepoints,
 )
 from gazette_platform.cli.connection import CONNECTION_VARIABLES, CommonOptionsGroup, connect
 from gazette_platform.cli.errors import EXIT_FAILED, run
@@ -28,15 +29,16 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+_EPILOG = (
+    "Options of the connection may also stand behind the command, come from environment "
+    "variables, or from gazctl.ini in the current folder or ~/.config/gazette."
+)
 journals = typer.Typer(
     cls=CommonOptionsGroup,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     help="List, apply, read and append to journals, and keep their fragments.",
-    epilog=(
-        "Options of the connection may also stand behind the command, come from environment "
-        "variables, or from gazctl.ini in the current folder or ~/.config/gazette."
-    ),
+    epilog=_EPILOG,
 )
 journals.callback()(connect)
 journals.command("list")(gazctl_journals_list.list_journals)
@@ -47,9 +49,23 @@ journals.command("read")(gazctl_journals_read.read)
 journals.command("fragments")(gazctl_journals_fragments.fragments)
 journals.command("prune")(gazctl_journals_fragments.prune)
 journals.command("reset-head")(gazctl_journals_upkeep.reset_head)
+journals.command("flush")(gazctl_journals_upkeep.flush)
 journals.command("suspend")(gazctl_journals_upkeep.suspend)
 journals.command("store-health")(gazctl_journals_upkeep.store_health)
 app.add_typer(journals, name="journals")
+savepoints = typer.Typer(
+    cls=CommonOptionsGroup,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Keep offsets of journals under names. Not of Gazette's brokers.",
+    epilog=_EPILOG,
+)
+savepoints.callback()(connect)
+savepoints.command("create")(gazctl_savepoints.create)
+savepoints.command("list")(gazctl_savepoints.list_savepoints)
+savepoints.command("get")(gazctl_savepoints.get)
+savepoints.command("delete")(gazctl_savepoints.delete)
+app.add_typer(savepoints, name="savepoints")
 
 
 def _print_version(is_asked: bool) -> None:  # noqa: FBT001  the parser's way to call back

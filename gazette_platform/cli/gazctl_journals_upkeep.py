@@ -1,4 +1,4 @@
-"""`gazctl journals reset-head`, `suspend` and `store-health`."""
+"""`gazctl journals reset-head`, `flush`, `suspend` and `store-health`."""
 
 from typing import Annotated
 
@@ -7,10 +7,10 @@ import typer
 from gazette_platform.cli.connection import Selector, connected, matching
 from gazette_platform.cli.output import note, print_text
 from gazette_platform.client import AsyncClient, JournalListing
-from gazette_platform.errors import StoreUnavailable
-from gazette_platform.protocol import SuspendLevel
+from gazette_platform.errors import StoreUnavailable, ValidationError
+from gazette_platform.protocol import SuspendLevel, parse_duration
 
-__all__ = ["is_fully_suspended", "reset_head", "store_health", "suspend"]
+__all__ = ["flush", "is_fully_suspended", "reset_head", "store_health", "suspend"]
 
 
 def is_fully_suspended(journal: JournalListing) -> bool:
@@ -38,6 +38,35 @@ def reset_head(ctx: typer.Context, *, selector: Selector) -> None:
                 note(f"{journal.name}: skipped, it is fully suspended")
                 continue
             print_text(f"{journal.name}: head is {await client.reset_head(journal.name)}")
+
+    connected(ctx, work)
+
+
+def flush(
+    ctx: typer.Context,
+    *,
+    selector: Selector,
+    timeout: Annotated[
+        str, typer.Option("--timeout", metavar="DURATION", help="How long to wait, as in 1m30s.")
+    ] = "1m",
+) -> None:
+    """Close open fragments now, and wait until all content is in the fragment stores.
+
+    Fragments close by themselves when they have their length, or their flush interval ends.
+
+    **Example**
+
+    gazctl journals flush -l name:prefix=flights/
+    """
+    try:
+        timeout_s = parse_duration(timeout) / 1e9
+    except ValidationError as err:
+        raise err.within("--timeout") from err
+
+    async def work(client: AsyncClient) -> None:
+        await matching(client, selector)
+        for name, end in (await client.flush(selector, timeout_s=timeout_s)).items():
+            print_text(f"{name}: all below {end} is in the store")
 
     connected(ctx, work)
 

@@ -1,0 +1,108 @@
+"""`gazctl journals flush` and `gazctl savepoints` against a real broker process."""
+
+import io
+import types
+
+import orjson
+import pytest
+
+from gazette_platform.cli.gazctl import main
+from gazette_platform.testing.broker import BrokerServer
+
+pytestmark = pytest.mark.etcd
+
+SPEC = b"""
+name: a/
+replication: 1
+fragment: {length: 1048576, compression_codec: GZIP, stores: [file:///], refresh_interval: 1h}
+children: [{name: a/one}, {name: a/two}]
+"""
+
+
+@pytest.fixture(scope="module")
+def broker(etcd_server, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("broker")
+    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix="/test-gazctl-admin") as server:
+        yield server
+
+
+@pytest.fixture
+def gazctl(broker, capsys, monkeypatch):
+    def run(*args, stdin=b""):
+        monkeypatch.setattr("sys.stdin", types.SimpleNamespace(buffer=io.BytesIO(stdin)))
+        status = main([*args, "--broker.address", broker.address])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _journals(broker):
+    specs = broker.log.parent / "specs.yaml"
+    specs.write_bytes(SPEC)
+    address = ["--broker.address", broker.address]
+    assert main(["journals", "apply", "--specs", str(specs), *address]) == 0
+    content = broker.log.parent / "content"
+    content.write_bytes(b"hello\n")
+    assert main(["journals", "append", "-l", "name=a/one", "-i", str(content), *address]) == 0
+
+
+def test_flush_says_how_far(gazctl, broker):
+    status, out, err = gazctl("journals", "flush", "-l", "name:prefix=a/")
+    assert (status, err) == (0, "")
+    assert out.splitlines() == [
+        "a/one: all below 6 is in the store",
+        "a/two: all below 0 is in the store",
+    ]
+    assert len(list((broker.fragments / "a/one").iterdir())) == 1
+
+
+def test_flush_of_nothing_is_an_error(gazctl):
+    status, _, err = gazctl("journals", "flush", "-l", "name=no/journal")
+    assert status == 1
+    assert "no journals match" in err
+
+
+def test_flush_takes_durations(gazctl):
+    status, _, err = gazctl("journals", "flush", "-l", "name=a/one", "--timeout", "soon")
+    assert status != 0
+    assert "--timeout" in err
+
+
+def test_savepoints_from_creation_to_deletion(gazctl, tmp_path):
+    status, out, _ = gazctl("savepoints", "create", "nightly/1", "-l", "name:prefix=a/")
+    assert (status, out) == (0, "nightly/1: 2 journals\n")
+    status, out, _ = gazctl("savepoints", "list")
+    assert out.splitlines()[0].split() == ["Name", "Journals", "Created"]
+    assert out.splitlines()[1].split()[:2] == ["nightly/1", "2"]
+    _, out, _ = gazctl("savepoints", "list", "--format", "json")
+    assert orjson.loads(out)["journals"] == 2
+    _, out, _ = gazctl("savepoints", "list", "--prefix", "other/", "--format", "json")
+    assert out == ""
+    status, out, _ = gazctl("savepoints", "get", "nightly/1")
+    assert orjson.loads(out) == {"a/one": 6, "a/two": 0}
+    # What is printed is what reads take.
+    offsets = tmp_path / "offsets.json"
+    offsets.write_text(out)
+    assert gazctl("journals", "append", "-l", "name=a/one", stdin=b"more\n")[0] == 0
+    content = tmp_path / "content"
+    read = ("journals", "read", "-l", "name=a/one", "--offsets", str(offsets), "-o", str(content))
+    assert gazctl(*read)[0] == 0
+    assert content.read_bytes() == b"more\n"
+    _, out, _ = gazctl("savepoints", "get", "nightly/1", "-o", "table")
+    assert out.splitlines()[1].split() == ["a/one", "6"]
+    status, _, err = gazctl("savepoints", "create", "nightly/1")
+    assert status == 1
+    assert "savepoint nightly/1 exists already" in err
+    assert gazctl("savepoints", "create", "nightly/1", "--replace")[0] == 0
+    assert gazctl("savepoints", "delete", "nightly/1")[:2] == (0, "nightly/1: deleted\n")
+    status, _, err = gazctl("savepoints", "get", "nightly/1")
+    assert status == 1
+    assert "there is no savepoint nightly/1" in err
+
+
+def test_unknown_formats_are_refused(gazctl):
+    status, _, err = gazctl("savepoints", "list", "-o", "xml")
+    assert status != 0
+    assert "expected table or json" in err
