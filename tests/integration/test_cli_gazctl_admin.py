@@ -1,8 +1,5 @@
 """`gazctl journals flush` and `gazctl savepoints` against a real broker process."""
 
-import io
-import types
-
 import orjson
 import pytest
 
@@ -27,9 +24,8 @@ def broker(etcd_server, tmp_path_factory):
 
 
 @pytest.fixture
-def gazctl(broker, capsys, monkeypatch):
-    def run(*args, stdin=b""):
-        monkeypatch.setattr("sys.stdin", types.SimpleNamespace(buffer=io.BytesIO(stdin)))
+def gazctl(broker, capsys):
+    def run(*args):
         status = main([*args, "--broker.address", broker.address])
         captured = capsys.readouterr()
         return status, captured.out, captured.err
@@ -85,8 +81,9 @@ def test_savepoints_from_creation_to_deletion(gazctl, tmp_path):
     # What is printed is what reads take.
     offsets = tmp_path / "offsets.json"
     offsets.write_text(out)
-    assert gazctl("journals", "append", "-l", "name=a/one", stdin=b"more\n")[0] == 0
     content = tmp_path / "content"
+    content.write_bytes(b"more\n")
+    assert gazctl("journals", "append", "-l", "name=a/one", "-i", str(content))[0] == 0
     read = ("journals", "read", "-l", "name=a/one", "--offsets", str(offsets), "-o", str(content))
     assert gazctl(*read)[0] == 0
     assert content.read_bytes() == b"more\n"
