@@ -44,7 +44,7 @@ def broker(etcd_server, tmp_path_factory, authority):
     ]
     folder = tmp_path_factory.mktemp("broker")
     server = BrokerServer(folder, etcd=etcd_server.endpoint, prefix="/test-secure", flags=flags)
-    server._flags += (f"--debug.port={server.http_port}",)  # where readiness is asked for
+    server.flags += (f"--debug.port={server.http_port}",)  # where readiness is asked for
     with server:
         yield server
 
