@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
 
 import grpc  # type: ignore[import-untyped]
@@ -12,7 +13,7 @@ from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.protocol.auth import Capability
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Callable
 
     from gazette_platform.broker.peers import Peers
     from gazette_platform.protocol import ProcessId
@@ -52,17 +53,19 @@ def open_replicate(peers: Peers, journal: str, peer: ProcessId, endpoint: str) -
     if not endpoint:
         raise RpcFailed(Code.UNAVAILABLE, f"broker {peer}has no endpoint in etcd")
     method = peers.channel(endpoint).stream_stream(_REPLICATE)
-    return _GrpcStream(method(metadata=peers.metadata(Capability.REPLICATE, journal)))
+    call = method(metadata=peers.metadata(Capability.REPLICATE, journal))
+    return _GrpcStream(call, partial(peers.on_failure, endpoint))
 
 
 @final
 class _GrpcStream:
     """A stream of gRPC's."""
 
-    __slots__ = ("_call",)
+    __slots__ = ("_call", "_on_failure")
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, on_failure: Callable[[str], None]) -> None:
         self._call = call
+        self._on_failure = on_failure
 
     async def write(self, raw: bytes) -> None:
         await self._of_call(self._call.write(raw))
@@ -98,6 +101,7 @@ class _GrpcStream:
             code, details = await self._call.code(), await self._call.details()
         else:
             code, details = grpc.StatusCode.UNKNOWN, str(err)
+        self._on_failure(details or "")
         known = _CODES.get(code, Code.UNKNOWN)
         return RpcFailed(known, f"rpc error: code = {_camel(code.name)} desc = {details or ''}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, final
 
 import grpc  # type: ignore[import-untyped]
@@ -20,9 +21,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Peers"]
 
+_log = logging.getLogger(__name__)
+
 # A peer that restarts is dialed again at this pace.
 _RECONNECT_MS_MAX = 500
 _CONNECT_MS = 4000
+
+# Pings while a call is open, and milliseconds between them at least.
+_PINGS_PER_LEASE = 4
+_PING_MS_MIN = 1000
+
+# Of the error by which a server ends a connection, and all its calls, over pings without data
+# between them. Ours takes any number; Go's, unless told otherwise, two in five minutes.
+_TOO_MANY_PINGS = "too many pings"
 
 
 @final
@@ -30,7 +41,7 @@ class Peers:
     """One channel per peer endpoint, opened at first use.
 
     Its scheme decides whether a peer speaks TLS. A peer that froze is noticed by keepalive within
-    half a lease.
+    half a lease; one that minds being pinged, when its lease ends.
 
     Raises: SetupError: a TLS file cannot be used. ValidationError: a key is malformed.
     """
@@ -43,6 +54,8 @@ class Peers:
         )
         self._authorizer = Authorizer(ClientConfig(auth_keys=config.auth_keys), clock)
         self._channels: dict[str, aio.Channel] = {}
+        # Peers that are not pinged, and the channels to them that did.
+        self._unpinged: dict[str, aio.Channel] = {}
 
     def channel(self, endpoint: str) -> aio.Channel:
         """The channel to a peer.
@@ -52,7 +65,7 @@ class Peers:
         channel = self._channels.get(endpoint)
         if channel is None:
             target, is_secure = endpoint_grpc_address(endpoint)
-            options = _options(self._config)
+            options = _options(self._config, pings=endpoint not in self._unpinged)
             channel = (
                 aio.secure_channel(target, self._credentials, options=options)
                 if is_secure
@@ -75,31 +88,46 @@ class Peers:
         """Of the peers that there are channels to."""
         return tuple(self._channels)
 
+    def on_failure(self, endpoint: str, details: str) -> None:
+        """A call to a peer failed. If it was for our pings, calls from now on go without them.
+
+        Args: details: of the error.
+        """
+        is_for_pings = _TOO_MANY_PINGS in details.lower().replace("_", " ")
+        if is_for_pings and endpoint not in self._unpinged:
+            channel = self._channels.pop(endpoint, None)
+            if channel is not None:
+                _log.info("broker at %s minds pings: it gets none any more", endpoint)
+                self._unpinged[endpoint] = channel  # calls that just began may be on it
+
     async def drop(self, endpoint: str) -> None:
         """Close the channel to a peer that left; calls under way are cancelled."""
-        channel = self._channels.pop(endpoint, None)
-        if channel is not None:
-            await channel.close()
+        for channels in (self._channels, self._unpinged):
+            channel = channels.pop(endpoint, None)
+            if channel is not None:
+                await channel.close()
 
     async def close(self) -> None:
         """Close every channel; calls under way are cancelled."""
-        channels, self._channels = list(self._channels.values()), {}
-        for channel in channels:
-            await channel.close()
+        for endpoint in {*self._channels, *self._unpinged}:
+            await self.drop(endpoint)
 
 
-def _options(config: BrokerConfig) -> list[tuple[str, int]]:
-    keepalive_ms = max(1000, int(config.etcd_lease_s * 1000 / 4))
+def _options(config: BrokerConfig, *, pings: bool) -> list[tuple[str, int]]:
+    keepalive_ms = max(_PING_MS_MIN, int(config.etcd_lease_s * 1000 / _PINGS_PER_LEASE))
+    keepalive = [
+        ("grpc.keepalive_time_ms", keepalive_ms),
+        ("grpc.keepalive_timeout_ms", keepalive_ms),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
     return [
+        *(keepalive if pings else ()),
         ("grpc.max_receive_message_length", -1),
         ("grpc.max_send_message_length", -1),
         ("grpc.http2.lookahead_bytes", 8 << 20),
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.max_frame_size", 1 << 20),
         ("grpc.http2.write_buffer_size", 1 << 20),
-        ("grpc.keepalive_time_ms", keepalive_ms),
-        ("grpc.keepalive_timeout_ms", keepalive_ms),
-        ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 50),
         ("grpc.min_reconnect_backoff_ms", _CONNECT_MS),
         ("grpc.max_reconnect_backoff_ms", _RECONNECT_MS_MAX),

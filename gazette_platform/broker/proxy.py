@@ -141,7 +141,7 @@ class Proxy:
         try:
             raw = bytes(await call)
         except grpc.RpcError as err:
-            failure = sender.failure or _failed(err, endpoint)
+            failure = sender.failure or self._failed(err, endpoint)
             if failure.code is Code.UNAVAILABLE and not sender.is_begun:
                 raise PrimaryNotReached(failure.text) from err
             raise failure from err
@@ -201,7 +201,7 @@ class Proxy:
                     return
                 yield raw
         except grpc.RpcError as err:
-            raise _failed(err, endpoint) from err
+            raise self._failed(err, endpoint) from err
         except asyncio.CancelledError:
             task = asyncio.current_task()
             # Ours, by `stop_reads`, unless our caller is cancelled as well.
@@ -230,8 +230,15 @@ class Proxy:
         try:
             raw = bytes(await method(forwarded.SerializeToString(), metadata=metadata))
         except grpc.RpcError as err:
-            raise _failed(err, endpoint) from err
+            raise self._failed(err, endpoint) from err
         return Status.from_wire(pb.FragmentsResponse.FromString(raw).status), raw
+
+    def _failed(self, err: aio.AioRpcError, endpoint: str) -> RpcFailed:
+        code, details = _CODES.get(err.code(), Code.UNKNOWN), err.details() or ""
+        self._peers.on_failure(endpoint, details)
+        if code is Code.UNAVAILABLE:
+            details = f"{CANNOT_REACH}{endpoint}: {brief_details(details)}"
+        return RpcFailed(code, details)
 
     # ------------------------------------------------------------------------------ connections
     def _on_change(self) -> None:
@@ -276,13 +283,6 @@ class _Sender:
             except RpcFailed as err:
                 self.failure = err  # an end without commit rolls back
             await self._call.done_writing()
-
-
-def _failed(err: aio.AioRpcError, endpoint: str) -> RpcFailed:
-    code, details = _CODES.get(err.code(), Code.UNKNOWN), err.details() or ""
-    if code is Code.UNAVAILABLE:
-        details = f"{CANNOT_REACH}{endpoint}: {brief_details(details)}"
-    return RpcFailed(code, details)
 
 
 def _without_header(raw: bytes) -> bytes:

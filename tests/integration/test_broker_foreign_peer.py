@@ -154,6 +154,14 @@ class ForeignBroker:
             puts.append(Put(self.assignment(process_id, slot), b"", lease=found.lease))
         assert (await self.etcd.txn(compares, puts)).succeeded
 
+    async def publish(self, ours):
+        """As a primary after its sync: the route goes into both assignments. Ours has seen it."""
+        found = [await self.etcd.get(self.assignment(*each)) for each in ((FOREIGN, 0), (OURS, 1))]
+        puts = [Put(each.key, route(FOREIGN), ignore_lease=True) for each in found]
+        result = await self.etcd.txn([Compare.mod(e.key, e.mod_revision) for e in found], puts)
+        assert result.succeeded
+        await ours._context.space.wait_for_revision(result.header.revision)
+
     async def promote_ours(self):
         """Leave, as after a drain: our assignment goes, theirs moves to slot 0 with its value."""
         theirs = await self.etcd.get(self.assignment(OURS, 1))
@@ -382,8 +390,9 @@ async def opened(foreign, call, proposal=None):
     return stream, decode(await stream.read())
 
 
-async def test_a_foreign_primary_replicates_to_ours(foreign, call, stub, as_replica):
+async def test_a_foreign_primary_replicates_to_ours(foreign, ours, call, stub, as_replica):
     stream, first = await opened(foreign, call)
+    await foreign.publish(ours)
     assert set(first) == {2}, "OK, with a header"
     header = decode(only(first, 2))
     assert only(header, 1) == member(OURS)
@@ -459,6 +468,7 @@ async def test_errors_of_a_stream_have_gazettes_texts(foreign, call, as_replica,
 
 async def test_ours_takes_over_where_a_foreign_primary_left(foreign, ours, call, stub, as_replica):
     stream, _ = await opened(foreign, call)
+    await foreign.publish(ours)
     await stream.write(blob(4, b"before"))
     await stream.write(proposed(fragment(0, b"before"), registers(owner="go")))
     assert await stream.read() == b""
