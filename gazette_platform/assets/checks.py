@@ -1,7 +1,8 @@
-"""Blocking checks of raw tables: no gap, no overlap, counts agree.
+"""Blocking checks of raw tables: no gap, no overlap, counts agree, data fit the spec.
 
-The sensor evaluates them as it registers, without a run. Each can also be executed from the Dagster
-UI, which audits the whole table at once.
+The sensor evaluates them as it registers, without a run. They can also be executed from the Dagster
+UI, which audits the whole table at once and reads all of its fragments. What is only a warning blocks
+nothing.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,6 +12,7 @@ from dagster import (
     AssetCheckExecutionContext,
     AssetCheckResult,
     AssetChecksDefinition,
+    AssetCheckSeverity,
     AssetCheckSpec,
     JsonMetadataValue,
     MetadataValue,
@@ -19,22 +21,31 @@ from dagster import (
 
 from gazette_platform.assets.raw import table_key
 from gazette_platform.errors import LakeError
-from gazette_platform.lake import Finding, FindingKind, TableSpec
+from gazette_platform.lake import (
+    Finding,
+    FindingKind,
+    TableSpec,
+    all_fragments,
+    json_columns,
+    missing_columns,
+)
 from gazette_platform.resources import BrokerResource, LakeResource, MetastoreResource
 
-__all__ = ["CHECKS", "check_evaluations", "raw_checks"]
+__all__ = ["CHECKS", "OVERLAP_CHECK", "check_evaluations", "raw_checks"]
 
+OVERLAP_CHECK = "no_overlap"
 # Check name by kind of finding, with what it says.
 CHECKS: dict[FindingKind, tuple[str, str]] = {
     "gap": ("no_gap", "Between a journal's first and last byte, each byte is in a fragment."),
     "overlap": (
-        "no_overlap",
+        OVERLAP_CHECK,
         "No two files hold the same bytes, so queries see each row once; else use view …_exact.",
     ),
     "count": (
         "counts_agree",
         "Files that engines read, fragments that brokers list and Hive partitions agree.",
     ),
+    "fit": ("fits_spec", "Fragments can be read, and hold what the table spec says."),
 }
 _SHOWN = 20
 
@@ -46,6 +57,7 @@ def check_evaluations(table: str, findings: Sequence[Finding]) -> list[AssetChec
             asset_key=table_key(table),
             check_name=name,
             passed=not told,
+            severity=_severity(told),
             description=_description(told),
             metadata=_metadata(told),
             blocking=True,
@@ -80,24 +92,37 @@ def _checks(spec: TableSpec) -> AssetChecksDefinition:
             table = session.table(spec.schema, spec.table)
             if table is None:
                 raise LakeError(f"table {spec.name} is not made yet: its journals hold no fragment")
-            auditor = lake.auditor(source)
+            auditor, fit_checker = lake.auditor(source), lake.fit_checker(source)
+            missing = set(json_columns(spec))
             for journal in source.journals(spec.label_selector):
                 begin: int | None = 0
                 while begin is not None:
                     found = auditor.audit(session, spec, table, journal.name, begin=begin)
                     findings += found.findings
                     begin = found.end
+                for fragment in all_fragments(source, journal.name):
+                    misfit, columns = fit_checker.check(spec, fragment)
+                    findings += [misfit] if misfit is not None else []
+                    missing -= columns
                 context.log.info("%s is audited", journal.name)
+            lost = missing_columns(spec, missing)
+            findings += [lost] if lost is not None else []
         for evaluation in check_evaluations(spec.name, findings):
             yield AssetCheckResult(
                 check_name=evaluation.check_name,
                 asset_key=evaluation.asset_key,
                 passed=evaluation.passed,
+                severity=evaluation.severity,
                 description=evaluation.description,
                 metadata=evaluation.metadata,
             )
 
     return audit
+
+
+def _severity(findings: Sequence[Finding]) -> AssetCheckSeverity:
+    is_error = not findings or any(f.is_error for f in findings)
+    return AssetCheckSeverity.ERROR if is_error else AssetCheckSeverity.WARN
 
 
 def _description(findings: Sequence[Finding]) -> str:

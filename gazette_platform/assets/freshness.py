@@ -1,7 +1,7 @@
 """Has the source of a rollup changed since the rollup was made?
 
 The *version* of a raw table, or of a part of it, is a digest over the newest materialization of each
-of its Hive partitions. A run notes the version it read *before* it reads, so what arrives meanwhile
+of its Hive partitions, and over what its check ``no_overlap`` says. A run notes the version it read *before* it reads, so what arrives meanwhile
 makes it stale again and nothing is missed. No time is compared.
 """
 
@@ -10,7 +10,15 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from dagster import AssetRecordsFilter, DagsterEventType, DagsterRunStatus, RunsFilter
+from dagster import (
+    AssetCheckKey,
+    AssetRecordsFilter,
+    DagsterEventType,
+    DagsterRunStatus,
+    RunsFilter,
+)
+
+from gazette_platform.assets.checks import OVERLAP_CHECK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,7 +52,21 @@ def source_version(
     parts = sorted((key, storage_id) for key, storage_id in newest.items() if belongs(key))
     if not parts:
         return ""
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr((parts, _overlaps(instance, source))).encode()).hexdigest()[:16]
+
+
+def _overlaps(instance: DagsterInstance, source: AssetKey) -> str:
+    """What check ``no_overlap`` says; empty while it is green.
+
+    When it turns red a rollup may have read rows twice, before the exact view left them out.
+    """
+    record = instance.get_latest_asset_check_evaluation_record(AssetCheckKey(source, OVERLAP_CHECK))
+    event = record.event if record is not None else None
+    told = event.dagster_event if event is not None else None
+    if told is None or told.event_type is not DagsterEventType.ASSET_CHECK_EVALUATION:
+        return ""
+    evaluation = told.asset_check_evaluation_data
+    return "" if evaluation.passed else str(evaluation.description)
 
 
 def noted_version(instance: DagsterInstance, rollup: AssetKey, partition: str) -> str:

@@ -2,14 +2,16 @@
 
 Nouns: a *table spec* selects journals and names columns; a *layout* is the shape of their
 directories, from which Hive partitions follow; a *source* lists fragments; a *registrar* moves a
-table on by one bounded tick. Guarantee: registration is idempotent and never moves or rewrites a
-file. Cost of a tick: a List call, a ListFragments call a journal, two metastore calls, and reading
-each new fragment once to count its rows. The lake is a client: it knows nothing of brokers' inside,
-nor of Dagster.
+table on by one bounded tick; an *auditor* compares it with the files; a *repairer* moves files aside
+that others cover. Guarantee: registration is idempotent; no file is rewritten or deleted. Cost of a
+tick: a List call, a ListFragments call a journal, two metastore calls, and reading each new fragment
+once to count its rows. The lake is a client: it knows nothing of brokers' inside, nor of Dagster.
 """
 
-from gazette_platform.lake.audit import Audit, Auditor, Finding, FindingKind
+from gazette_platform.lake.audit import Audit, Auditor
 from gazette_platform.lake.exact import ensure_exact_view, excluded_files
+from gazette_platform.lake.findings import Finding, FindingKind
+from gazette_platform.lake.fit import FitChecker, json_columns, missing_columns, without_columns
 from gazette_platform.lake.layout import Layout, PartitionColumn, StoreRoots, partition_key
 from gazette_platform.lake.planning import Limits
 from gazette_platform.lake.registration import (
@@ -19,8 +21,9 @@ from gazette_platform.lake.registration import (
     RegistrationCursor,
     TableReport,
 )
+from gazette_platform.lake.repair import MovedFile, Repair, Repairer
 from gazette_platform.lake.settings import LakeSettings
-from gazette_platform.lake.source import BrokerSource, FragmentSource
+from gazette_platform.lake.source import BrokerSource, FragmentSource, all_fragments
 from gazette_platform.lake.table_spec import (
     TableSpec,
     load_table_specs,
@@ -34,22 +37,30 @@ __all__ = [
     "BrokerSource",
     "Finding",
     "FindingKind",
+    "FitChecker",
     "FragmentSource",
     "JournalProgress",
     "LakeSettings",
     "Layout",
     "Limits",
+    "MovedFile",
     "PartitionColumn",
     "PartitionUpdate",
     "Registrar",
     "RegistrationCursor",
+    "Repair",
+    "Repairer",
     "StoreRoots",
     "TableReport",
     "TableSpec",
+    "all_fragments",
     "ensure_exact_view",
     "excluded_files",
+    "json_columns",
     "load_table_specs",
+    "missing_columns",
     "parse_table_spec",
     "partition_key",
     "specs_digest",
+    "without_columns",
 ]

@@ -8,18 +8,17 @@ one metastore call.
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
 
-from gazette_platform.errors import LakeError, ValidationError
+from gazette_platform.errors import LakeError
 from gazette_platform.lake.coverage import Span, choose, clusters, gaps, uncovered
+from gazette_platform.lake.files import JournalFiles, journal_files
+from gazette_platform.lake.findings import Finding
 from gazette_platform.lake.layout import Layout, StoreRoots, partition_columns
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.planning import directory_of
 from gazette_platform.lake.tables import LAYOUT
-from gazette_platform.protocol import parse_fragment_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,26 +28,9 @@ if TYPE_CHECKING:
     from gazette_platform.lake.table_spec import TableSpec
     from gazette_platform.protocol import Fragment
 
-__all__ = ["Audit", "Auditor", "Finding", "FindingKind"]
+__all__ = ["Audit", "Auditor"]
 
-FindingKind = Literal["gap", "overlap", "count"]
 _States = dict[str, tuple[tuple[str, ...], PartitionState | None]]
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing that is wrong with bytes [begin, end) of a journal."""
-
-    kind: FindingKind
-    journal: str
-    begin: int
-    end: int
-    text: str
-    excluded: str = ""
-    """Name of a file that the exact view leaves out; empty if this is not about one."""
-    values: tuple[str, ...] = ()
-    """The Hive partition of the excluded file."""
 
 
 @final
@@ -61,17 +43,6 @@ class Audit:
     end: int | None
     """None: up to the journal's head, and the next audit may start at 0 again."""
     findings: tuple[Finding, ...]
-
-
-@final
-@dataclass(slots=True)
-class _Files:
-    """Visible files of a journal's directories: fragments by directory and name, and others."""
-
-    fragments: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
-    others: list[str] = field(default_factory=list)
-    is_known: bool = False
-    """Whether directories could be listed at all: they are local."""
 
 
 @final
@@ -110,22 +81,25 @@ class Auditor:
         Raises: GazetteError: a server cannot be reached.
         """
         listed = self._source.fragments(journal, begin, limit)
-        files = self._files(journal, listed)
-        low = _lowered(begin, files.fragments.values())
+        # Where nothing begins any more, the first fragment tells where the journal's files lie.
+        files = journal_files(self._roots, journal, listed or self._source.fragments(journal, 0, 1))
+        low = files.lowered(begin)
         if low < begin:
             begin, listed = low, self._source.fragments(journal, low, limit)
         # At the limit, the audit ends where the last fragment listed begins.
         end = None
         if len(listed) >= limit:
-            cut = _lowered(listed[-1].begin, files.fragments.values())
+            cut = files.lowered(listed[-1].begin)
             end = cut if cut > begin else None
         if end is not None:
             listed = [f for f in listed if f.begin < end]
-        files.fragments = {
-            file: (low, high)
-            for file, (low, high) in files.fragments.items()
-            if low >= begin and (end is None or low < end)
-        }
+        files.keep(
+            {
+                file: (low, high)
+                for file, (low, high) in files.fragments.items()
+                if low >= begin and (end is None or low < end)
+            }
+        )
         states = self._states(session, spec, table, listed, files)
         if registered is None:
             accounts = [state for _, state in states.values() if state is not None]
@@ -138,39 +112,13 @@ class Auditor:
         ]
         return Audit(journal, begin, end, tuple(findings))
 
-    def _files(self, journal: str, listed: Sequence[Fragment]) -> _Files:
-        files = _Files()
-        stores = dict.fromkeys(f.backing_store for f in listed if f.backing_store)
-        for store in stores:
-            location = self._roots.location(store, journal)
-            if not location.startswith("file://"):
-                continue
-            files.is_known = True
-            root = Path(location.removeprefix("file://"))
-            for folder, _, names in os.walk(root):
-                below = Path(folder).relative_to(root).as_posix()
-                postfix = "" if below == "." else below
-                directory = f"{journal}/{postfix}" if postfix else journal
-                if any(p.startswith((".", "_")) for p in postfix.split("/") if p):
-                    continue
-                for name in names:
-                    if name.startswith((".", "_")):
-                        continue  # engines see no such file
-                    try:
-                        found = parse_fragment_path(journal, name)
-                    except ValidationError:
-                        files.others.append(f"{directory}/{name}")
-                        continue
-                    files.fragments[directory, name] = (found.begin, found.end)
-        return files
-
     @staticmethod
     def _states(
         session: MetastoreSession,
         spec: TableSpec,
         table: HiveTable,
         listed: Sequence[Fragment],
-        files: _Files,
+        files: JournalFiles,
     ) -> _States:
         """Per directory: values of its Hive partition, and its accounts if it is registered."""
         layout = Layout.parse(table.parameters[LAYOUT])
@@ -197,14 +145,6 @@ class Auditor:
         }
 
 
-def _lowered(begin: int, spans: Iterable[tuple[int, int]]) -> int:
-    """The greatest offset ≤ `begin` that no file spans."""
-    for low, high in sorted(spans, reverse=True):
-        if low < begin < high:
-            begin = low
-    return begin
-
-
 def _gap_findings(journal: str, listed: Sequence[Fragment]) -> list[Finding]:
     return [
         Finding(
@@ -212,9 +152,12 @@ def _gap_findings(journal: str, listed: Sequence[Fragment]) -> list[Finding]:
             journal=journal,
             begin=begin,
             end=end,
-            text=f"{journal}: bytes [{begin}, {end}) are in no fragment, though bytes before and "
-            "after them are: files were removed from the store, or the journal's head was reset "
-            "after its brokers lost them; restore the files if there is a copy",
+            is_error=False,
+            text=f"{journal}: bytes [{begin}, {end}) are in no fragment that the brokers know, "
+            "though bytes before and after them are: they were pruned, or lost with their brokers "
+            "before `reset-head`. The table lacks no row that a reader of the journal gets. If "
+            "there is a copy of the files, put it back in its place and clear the cursor of sensor "
+            "`fragments`; else nothing is to be done",
         )
         for begin, end in gaps((f.begin, f.end) for f in listed if f.content_length)
     ]
@@ -247,7 +190,7 @@ def _registration_findings(
 
 
 def _file_findings(
-    journal: str, listed: Sequence[Fragment], files: _Files, begin: int
+    journal: str, listed: Sequence[Fragment], files: JournalFiles, begin: int
 ) -> list[Finding]:
     if not files.is_known:
         return []
@@ -295,7 +238,7 @@ def _file_findings(
     return found
 
 
-def _spans(listed: Sequence[Fragment], files: _Files, states: _States) -> list[Span]:
+def _spans(listed: Sequence[Fragment], files: JournalFiles, states: _States) -> list[Span]:
     """What engines read of these offsets: what is listed, and other files of Hive partitions."""
     spans: dict[tuple[str, str], Span] = {}
     for f in listed:
@@ -337,6 +280,7 @@ def _overlap_findings(
                     f"{span.end}), which overlap those of {rivals}: queries of the table see rows "
                     "twice; the view `…_exact` leaves this file out",
                     excluded=span.name,
+                    directory=span.directory,
                     values=states.get(span.directory, ((), None))[0],
                 )
             )

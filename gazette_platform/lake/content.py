@@ -12,16 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, final
 from urllib.parse import urlsplit
 
+import orjson
+
 from gazette_platform.codecs import decompressor
 from gazette_platform.errors import DataError, LakeError
+from gazette_platform.lake.check import SAMPLE_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from gazette_platform.lake.source import FragmentSource
     from gazette_platform.protocol import Fragment
 
-__all__ = ["FragmentContent", "FragmentCount"]
+__all__ = ["FragmentContent", "FragmentCount", "local_path"]
 
 _STORED_BLOCK_BYTES = 1 << 20
 
@@ -33,6 +36,10 @@ class FragmentCount:
 
     rows: int
     stored_bytes: int | None
+    head: bytes = b""
+    """The first bytes of content, at most `SAMPLE_BYTES`."""
+    columns: frozenset[str] = frozenset()
+    """Those of the columns asked for that occur as keys of JSON records."""
 
 
 @final
@@ -48,7 +55,7 @@ class FragmentContent:
         Args: location: directory of the fragment's file, as engines know it.
         Raises: LakeError: there is no such file. DataError: it is damaged.
         """
-        path = _local_path(fragment, location)
+        path = local_path(fragment, location)
         if path is None:
             yield from self._source.content(fragment)
             return
@@ -67,14 +74,26 @@ class FragmentContent:
                 f"fragment {path} is damaged: {err} (restore the file, or move it out of the table)"
             ) from err
 
-    def count(self, fragment: Fragment, location: str) -> FragmentCount:
+    def count(
+        self, fragment: Fragment, location: str, *, columns: Iterable[str] = ()
+    ) -> FragmentCount:
         """Rows and stored size of a fragment, as engines will see them.
 
+        Args: columns: names to look for.
         Raises: LakeError: there is no such file. DataError: it is damaged, or of another length.
         """
         rows = length = 0
-        last = b"\n"
+        head, last = b"", b"\n"
+        unseen = {name: orjson.dumps(name) for name in columns}
+        seen: set[str] = set()
         for block in self.blocks(fragment, location):
+            if len(head) < SAMPLE_BYTES:
+                head += bytes(block[: SAMPLE_BYTES - len(head)])
+            if unseen:
+                found = [name for name, key in unseen.items() if key in block]
+                seen.update(found)
+                for name in found:
+                    del unseen[name]
             rows += block.count(b"\n")
             length += len(block)
             last = block[-1:] or last
@@ -83,16 +102,16 @@ class FragmentContent:
                 f"fragment {fragment.content_path} holds {length} bytes where its name says "
                 f"{fragment.content_length} (restore the file, or move it out of the table)"
             )
-        path = _local_path(fragment, location)
+        path = local_path(fragment, location)
         stored = path.stat().st_size if path is not None else None
-        return FragmentCount(rows + (last != b"\n"), stored)
+        return FragmentCount(rows + (last != b"\n"), stored, head, frozenset(seen))
 
     def require_stored(self, fragment: Fragment, location: str) -> None:
         """Refuse a local location without the fragment's file: a wrong root, most likely.
 
         Raises: LakeError: names the file and the setting.
         """
-        path = _local_path(fragment, location)
+        path = local_path(fragment, location)
         if path is not None and not path.is_file():
             raise _missing(fragment, path)
 
@@ -114,7 +133,7 @@ def _missing(fragment: Fragment, path: Path) -> LakeError:
     )
 
 
-def _local_path(fragment: Fragment, location: str) -> Path | None:
+def local_path(fragment: Fragment, location: str) -> Path | None:
     """Where the fragment's file is on this machine, or None if it lies in an object store."""
     parts = urlsplit(location)
     if parts.scheme != "file":

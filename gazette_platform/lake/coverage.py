@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, final
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Span", "choose", "clusters", "gaps", "uncovered"]
+__all__ = ["Span", "chain", "choose", "clusters", "gaps", "uncovered"]
 
 
 @final
@@ -85,6 +85,19 @@ def uncovered(cluster: Iterable[Span], chosen: Iterable[Span]) -> list[tuple[int
     if end > at:
         left.append((at, end))
     return left
+
+
+def chain(spans: Sequence[Span], begin: int, end: int) -> list[Span]:
+    """The fewest of `spans` that together hold all of [begin, end); empty if they do not."""
+    found: list[Span] = []
+    at = begin
+    while at < end:
+        best = max((s for s in spans if s.begin <= at < s.end), key=lambda s: s.end, default=None)
+        if best is None:
+            return []
+        found.append(best)
+        at = best.end
+    return found
 
 
 def gaps(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

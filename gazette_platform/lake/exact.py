@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from gazette_platform.hive import HiveColumn, MetastoreSession
-    from gazette_platform.lake.audit import Finding
+    from gazette_platform.lake.findings import Finding
     from gazette_platform.lake.schema import ColumnType
     from gazette_platform.lake.table_spec import TableSpec
 

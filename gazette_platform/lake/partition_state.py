@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, final
 from gazette_platform.errors import LakeError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 __all__ = ["PartitionState"]
 
@@ -110,6 +110,33 @@ class PartitionState:
                 None
                 if self.stored_bytes is None or stored_bytes is None
                 else self.stored_bytes + stored_bytes
+            ),
+        )
+
+    def without(
+        self,
+        begin: int,
+        end: int,
+        *,
+        rows: int,
+        stored_bytes: int,
+        left: Iterable[tuple[int, int]],
+    ) -> PartitionState:
+        """The state without one fragment that was counted. Args: left: bytes of those that stay."""
+        kept = [
+            (max(b, low), min(e, high))
+            for b, e in self.ranges
+            for low, high in left
+            if max(b, low) < min(e, high)
+        ]
+        return PartitionState(
+            journal=self.journal,
+            ranges=_merged(tuple(kept)),
+            fragments=max(0, self.fragments - 1),
+            rows=None if self.rows is None else max(0, self.rows - rows),
+            content_bytes=max(0, self.content_bytes - (end - begin)),
+            stored_bytes=(
+                None if self.stored_bytes is None else max(0, self.stored_bytes - stored_bytes)
             ),
         )
 

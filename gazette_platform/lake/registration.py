@@ -10,12 +10,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Protocol, final
 
-from gazette_platform.errors import DataError, LakeError, ValidationError
+from gazette_platform.errors import (
+    DataError,
+    GazetteError,
+    LakeError,
+    SchemaMismatch,
+    ValidationError,
+)
 from gazette_platform.hive import HivePartition, HiveTable, MetastoreSession
 from gazette_platform.lake.check import SAMPLE_BYTES, check_sample
 from gazette_platform.lake.content import FragmentContent
+from gazette_platform.lake.fit import damage, json_columns, misfit
 from gazette_platform.lake.layout import Layout, StoreRoots, partition_columns, require_location
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.planning import (
@@ -33,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
 
+    from gazette_platform.lake.findings import Finding
     from gazette_platform.lake.source import FragmentSource
     from gazette_platform.lake.table_spec import TableSpec
     from gazette_platform.protocol import Fragment, JournalSpec
@@ -47,6 +56,7 @@ __all__ = [
 ]
 
 _CURSOR_VERSION = 1
+_SAMPLES_MAX = 5
 
 
 class Metastore(Protocol):
@@ -142,6 +152,12 @@ class TableReport:
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     """What works, but not as one may think; told once, when the table is made or changed."""
+    misfits: list[Finding] = field(default_factory=list)
+    """New fragments that cannot be read, or do not hold what the spec says."""
+    columns: set[str] = field(default_factory=set)
+    """Columns that records of the new fragments have, or could not be looked for."""
+    is_changed: bool = False
+    """Whether the table was made, or follows another spec, since the last tick."""
     has_more: bool = False
     definition: HiveTable | None = None
     """The table in the metastore, if it exists."""
@@ -192,6 +208,7 @@ class Registrar:
                 if table is None:
                     return report
                 report.warnings += _codec_warnings(spec, journals)
+                report.is_changed = True
             report.definition = table
             self._register(session, spec, table, listed, report)
         heads = {p.journal: p.write_head for p in report.journals}
@@ -239,9 +256,8 @@ class Registrar:
         """Make or evolve the table, or do nothing while no fragment shows its layout."""
         for journal in journals:
             require_codec(journal.name, journal.fragment.codec)
-        first = next(
-            (f for fs in listed.values() for f in fs if f.backing_store and f.content_length), None
-        )
+        firsts = _firsts(listed)
+        first = firsts[0] if firsts else None
         if existing is not None and LAYOUT in existing.parameters:
             # The spec changed: its columns may, its layout may not.
             layout = Layout.parse(existing.parameters[LAYOUT])
@@ -253,11 +269,26 @@ class Registrar:
             directory = directory_of(first)
             layout = Layout.of_directory(directory)
             location = self._roots.location(first.backing_store, layout.base)
-        if first is not None:
-            where = self._roots.location(first.backing_store, directory_of(first))
-            sample = self._content.head(first, where, SAMPLE_BYTES)
-            check_sample(spec, sample, f"fragment {first.content_path}")
+        self._require_fit(spec, firsts)
         return ensure_table(session, table_definition(spec, layout, location))
+
+    def _require_fit(self, spec: TableSpec, firsts: Sequence[Fragment]) -> None:
+        """Refuse a spec that none of `firsts` fits.
+
+        Raises: GazetteError: what is wrong with the first of them.
+        """
+        error: GazetteError | None = None
+        for first in firsts:
+            where = self._roots.location(first.backing_store, directory_of(first))
+            try:
+                sample = self._content.head(first, where, SAMPLE_BYTES)
+                check_sample(spec, sample, f"fragment {first.content_path}")
+            except (DataError, SchemaMismatch) as err:
+                error = error or err
+            else:
+                return
+        if error is not None:
+            raise error
 
     def _register(
         self,
@@ -282,13 +313,18 @@ class Registrar:
             report.offsets = plan.offsets
             return
         if layout.keys:
-            self._account_partitions(session, table, plan, report)
+            self._account_partitions(session, spec, table, plan, report)
         else:
-            self._account_table(session, table, plan, report)
+            self._account_table(session, spec, table, plan, report)
         report.offsets = plan.offsets
 
     def _account_partitions(
-        self, session: MetastoreSession, table: HiveTable, plan: Plan, report: TableReport
+        self,
+        session: MetastoreSession,
+        spec: TableSpec,
+        table: HiveTable,
+        plan: Plan,
+        report: TableReport,
     ) -> None:
         existing = session.partitions_of(table, [p.values for p in plan.partitions])
         missing = [p for p in plan.partitions if p.values not in existing]
@@ -313,7 +349,7 @@ class Registrar:
             parameters = found.parameters if found is not None else {}
             if found is not None:
                 require_location(table.full_name, planned.key, found.location, planned.location)
-            update = self._account(planned, parameters, is_new=found is None, report=report)
+            update = self._account(spec, planned, parameters, is_new=found is None, report=report)
             if update is not None:
                 report.updates.append(update)
                 changed.append(
@@ -326,12 +362,17 @@ class Registrar:
         session.alter_partitions(table, changed)
 
     def _account_table(
-        self, session: MetastoreSession, table: HiveTable, plan: Plan, report: TableReport
+        self,
+        session: MetastoreSession,
+        spec: TableSpec,
+        table: HiveTable,
+        plan: Plan,
+        report: TableReport,
     ) -> None:
         """A table without keys has one directory, and its accounts in its own parameters."""
         (planned,) = plan.partitions
         require_location(table.full_name, planned.key, table.location, planned.location)
-        update = self._account(planned, table.parameters, is_new=False, report=report)
+        update = self._account(spec, planned, table.parameters, is_new=False, report=report)
         if update is not None:
             parameters = {**table.parameters, **update.state.to_parameters()}
             session.alter_table(replace(table, parameters=parameters))
@@ -339,6 +380,7 @@ class Registrar:
 
     def _account(
         self,
+        spec: TableSpec,
         planned: PlannedPartition,
         parameters: Mapping[str, str],
         *,
@@ -354,12 +396,18 @@ class Registrar:
                 continue
             rows = stored = None
             try:
-                counted = self._content.count(fragment, planned.location)
-                rows, stored = counted.rows, counted.stored_bytes
+                counted = self._content.count(
+                    fragment, planned.location, columns=json_columns(spec) - report.columns
+                )
             except DataError as err:
                 # Its Hive partition is registered all the same: the other files are good, and the
                 # engines, too, name the damaged one.
-                report.errors.append(str(err))
+                report.misfits.append(damage(spec, fragment, planned.location, err))
+            else:
+                rows, stored = counted.rows, counted.stored_bytes
+                report.columns |= counted.columns
+                found = misfit(spec, fragment, planned.location, counted)
+                report.misfits += [found] if found is not None else []
             rows_added = None if rows is None or rows_added is None else rows_added + rows
             state = state.adding(
                 fragment.journal, fragment.begin, fragment.end, rows=rows, stored_bytes=stored
@@ -382,6 +430,16 @@ class Registrar:
             content_bytes_added=state.content_bytes - before.content_bytes,
             state=state,
         )
+
+
+def _firsts(listed: Mapping[str, Sequence[Fragment]]) -> list[Fragment]:
+    """A few persisted fragments: the first of each journal, then the second ones."""
+    persisted = [
+        [f for f in fragments if f.backing_store and f.content_length][:_SAMPLES_MAX]
+        for fragments in listed.values()
+    ]
+    rounds = zip_longest(*persisted)
+    return [f for fragments in rounds for f in fragments if f is not None][:_SAMPLES_MAX]
 
 
 def _codec_warnings(spec: TableSpec, journals: Sequence[JournalSpec]) -> list[str]:

@@ -10,9 +10,10 @@ if TYPE_CHECKING:
     from gazette_platform.client import Client
     from gazette_platform.protocol import Fragment, JournalSpec, LabelSelector
 
-__all__ = ["BrokerSource", "FragmentSource"]
+__all__ = ["BrokerSource", "FragmentSource", "all_fragments"]
 
 _READ_BYTES = 1 << 20
+_PAGE_FRAGMENTS = 1000
 
 
 class FragmentSource(Protocol):
@@ -55,3 +56,13 @@ class BrokerSource:
         with self._client.read(fragment.journal, fragment.begin, end_offset=fragment.end) as reader:
             while block := reader.read(_READ_BYTES):
                 yield block
+
+
+def all_fragments(source: FragmentSource, journal: str) -> Iterator[Fragment]:
+    """All fragments of a journal, in offset order, asked for page by page."""
+    offset = 0
+    while page := source.fragments(journal, offset, _PAGE_FRAGMENTS):
+        yield from page
+        if len(page) < _PAGE_FRAGMENTS:
+            return
+        offset = page[-1].begin + 1

@@ -9,8 +9,10 @@ from gazette_platform.errors import SetupError, ValidationError
 from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake import (
     Auditor,
+    FitChecker,
     FragmentSource,
     Registrar,
+    Repairer,
     StoreRoots,
     TableSpec,
     load_table_specs,
@@ -65,3 +67,11 @@ class LakeResource(ConfigurableResource["LakeResource"]):
     def auditor(self, source: FragmentSource) -> Auditor:
         """What compares these tables with the brokers' index."""
         return Auditor(source, StoreRoots(self.store_roots))
+
+    def repairer(self, source: FragmentSource) -> Repairer:
+        """What moves files that others cover out of these tables."""
+        return Repairer(source, StoreRoots(self.store_roots))
+
+    def fit_checker(self, source: FragmentSource) -> FitChecker:
+        """What looks again at fragments that did not hold what their spec says."""
+        return FitChecker(source, StoreRoots(self.store_roots))

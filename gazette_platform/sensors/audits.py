@@ -1,41 +1,51 @@
 """Audits of a tick: which journals to look at, what is known to be wrong, and when to tell.
 
-Each tick audits the journals whose Hive partitions it changed, from the first of these on, and one
-slice of one more journal in turn, so that all of a table is looked at again and again with bounded
-work. What was found is kept in the cursor until an audit of the same bytes finds otherwise.
+Each tick audits the journals whose Hive partitions it changed, from the first of these on, those that
+had overlaps, and one slice of one more journal in turn, so that all of a table is looked at again and
+again with bounded work. What was found is kept in the cursor until an audit of the same bytes finds
+otherwise. An overlap that was told before, and is still there, is repaired if it can be.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, final
 
 from gazette_platform.assets.checks import check_evaluations
-from gazette_platform.errors import ValidationError
 from gazette_platform.lake import (
     Audit,
     Auditor,
     Finding,
+    FitChecker,
+    Repair,
+    Repairer,
     TableReport,
     TableSpec,
     ensure_exact_view,
     excluded_files,
+    json_columns,
+    missing_columns,
+    without_columns,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from dagster import AssetCheckEvaluation
 
-    from gazette_platform.hive import MetastoreSession
+    from gazette_platform.hive import HiveTable, MetastoreSession
+    from gazette_platform.lake.registration import Metastore
 
-__all__ = ["AuditState", "audit_table"]
+__all__ = ["AuditOutcome", "AuditState", "TableAudits"]
 
 _JOURNALS_MAX = 16
 _FINDINGS_MAX = 500
-_FIELDS = ("kind", "journal", "begin", "end", "text", "excluded", "values")
+_FITS_MAX = 50
+_FIELDS = (
+    "kind", "journal", "begin", "end", "text", "is_error", "excluded", "directory", "values",
+)  # fmt: skip
 
 
 @final
@@ -48,61 +58,161 @@ class AuditState:
     offset: int = 0
     """Where to go on in it; 0: with the next journal."""
     findings: tuple[Finding, ...] = ()
+    fits: tuple[Finding, ...] = ()
+    """Findings of kind ``fit``, the one to be looked at again first."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """By path: why a file that others cover is not to be moved."""
     told: str = ""
     """Digest of the findings last told to Dagster; empty: never."""
 
     @classmethod
     def from_json(cls, raw: Any) -> AuditState:
-        """The state whose `to_json` was `raw`.
+        """The state whose `to_json` was `raw`; an empty one if it is of another release.
 
-        Raises: ValidationError: it is not one.
+        All of it is found out again, so nothing is lost by that.
         """
         try:
-            findings = tuple(
-                Finding(**{**dict(zip(_FIELDS, row, strict=True)), "values": tuple(row[-1])})
-                for row in raw.get("findings", [])
+            return cls(
+                str(raw["journal"]),
+                int(raw["offset"]),
+                _findings_from_json(raw.get("findings", [])),
+                _findings_from_json(raw.get("fits", [])),
+                {str(path): str(reason) for path, reason in raw.get("refused", {}).items()},
+                str(raw["told"]),
             )
-            return cls(str(raw["journal"]), int(raw["offset"]), findings, str(raw["told"]))
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as err:
-            raise ValidationError("audits are malformed: clear the cursor", path="cursor") from err
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+            return cls()
 
     def to_json(self) -> dict[str, Any]:
         """The state as JSON values."""
         raw: dict[str, Any] = {"journal": self.journal, "offset": self.offset, "told": self.told}
-        if self.findings:
-            raw["findings"] = [[getattr(f, name) for name in _FIELDS] for f in self.findings]
+        for name, findings in (("findings", self.findings), ("fits", self.fits)):
+            if findings:
+                raw[name] = [[getattr(f, key) for key in _FIELDS] for f in findings]
+        if self.refused:
+            raw["refused"] = dict(self.refused)
         return raw
 
 
-def audit_table(
-    auditor: Auditor,
-    session: MetastoreSession,
-    spec: TableSpec,
-    report: TableReport,
-    state: AuditState,
-) -> tuple[AuditState, list[AssetCheckEvaluation]]:
-    """Audit a part of a table, bring its exact view up to date, and tell what changed.
+def _findings_from_json(rows: Iterable[Any]) -> tuple[Finding, ...]:
+    return tuple(
+        Finding(**{**dict(zip(_FIELDS, row, strict=True)), "values": tuple(row[-1])})
+        for row in rows
+    )
 
-    Raises: GazetteError: a server cannot be reached, or the view's name is taken.
-    """
-    table = session.table(spec.schema, spec.table)
-    if table is None:
-        return AuditState(), []
-    journals = sorted(p.journal for p in report.journals)
-    state, slices = _slices(journals, report, state)
-    findings = [f for f in state.findings if f.journal in journals]
-    for journal, begin in slices:
-        audit = auditor.audit(
+
+@final
+@dataclass(frozen=True, slots=True)
+class AuditOutcome:
+    """What an audit has to tell."""
+
+    state: AuditState = field(default_factory=AuditState)
+    evaluations: Sequence[AssetCheckEvaluation] = ()
+    repair: Repair = field(default_factory=Repair)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TableAudits:
+    """What audits and repairs a table after its part of a tick."""
+
+    auditor: Auditor
+    repairer: Repairer
+    fit_checker: FitChecker
+    metastore: Metastore
+
+    def run(self, spec: TableSpec, report: TableReport, state: AuditState) -> AuditOutcome:
+        """Audit a part of a table, repair it, update its exact view, and tell what changed.
+
+        A table that is not made yet has nothing to audit.
+
+        Raises: GazetteError: a server cannot be reached, or the view's name is taken.
+        """
+        if report.definition is None:
+            return AuditOutcome()
+        with self.metastore.connect() as session:
+            table = session.table(spec.schema, spec.table)
+            if table is None:
+                return AuditOutcome()
+            return self._run(session, spec, table, report, state)
+
+    def _run(
+        self,
+        session: MetastoreSession,
+        spec: TableSpec,
+        table: HiveTable,
+        report: TableReport,
+        state: AuditState,
+    ) -> AuditOutcome:
+        journals = sorted(p.journal for p in report.journals)
+        known = {f.path for f in state.findings if f.excluded}
+        state, slices = _slices(journals, report, state)
+        findings = [f for f in state.findings if f.journal in journals]
+        for journal, begin in slices:
+            audit = self._audit(session, spec, table, journal, begin, report)
+            findings = _merged(findings, audit)
+            if journal == state.journal and begin == state.offset:
+                state = replace(state, offset=audit.end or 0)
+        # What was not told yet first turns the check red, and the view right.
+        targets = [f for f in findings if f.path in known and f.path not in state.refused]
+        repair = self.repairer.repair(session, table, targets, report.offsets)
+        for journal in dict.fromkeys(m.finding.journal for m in repair.moved):
+            begin = min(f.begin for f in findings if f.journal == journal)
+            audit = self._audit(session, spec, table, journal, begin, report)
+            findings = _merged(findings, audit)
+        paths = {f.path for f in findings}
+        refused = {p: r for p, r in {**state.refused, **repair.refused}.items() if p in paths}
+        fits = self._fits(spec, report, state.fits)
+        findings.sort(key=lambda f: (f.journal, f.begin, f.end, f.kind, f.text))
+        ensure_exact_view(session, spec, table, excluded_files(findings))
+        told = [_with_reason(f, {**repair.waiting, **refused}) for f in findings]
+        told += sorted(fits, key=lambda f: (f.journal, f.begin, f.end))
+        digest = hashlib.sha256(json.dumps([f.text for f in told]).encode()).hexdigest()[:16]
+        return AuditOutcome(
+            replace(
+                state,
+                findings=tuple(findings[:_FINDINGS_MAX]),
+                fits=tuple(fits[:_FITS_MAX]),
+                refused=refused,
+                told=digest,
+            ),
+            check_evaluations(spec.name, told) if digest != state.told else (),
+            repair,
+        )
+
+    def _audit(  # noqa: PLR0917
+        self,
+        session: MetastoreSession,
+        spec: TableSpec,
+        table: HiveTable,
+        journal: str,
+        begin: int,
+        report: TableReport,
+    ) -> Audit:
+        return self.auditor.audit(
             session, spec, table, journal, begin=begin, registered=report.offsets.get(journal, 0)
         )
-        findings = _merged(findings, audit)
-        if journal == state.journal and begin == state.offset:
-            state = replace(state, offset=audit.end or 0)
-    findings.sort(key=lambda f: (f.journal, f.begin, f.end, f.kind, f.text))
-    ensure_exact_view(session, spec, table, excluded_files(findings))
-    digest = hashlib.sha256(json.dumps([f.text for f in findings]).encode()).hexdigest()[:16]
-    events = check_evaluations(spec.name, findings) if digest != state.told else []
-    return replace(state, findings=tuple(findings[:_FINDINGS_MAX]), told=digest), events
+
+    def _fits(
+        self, spec: TableSpec, report: TableReport, former: Sequence[Finding]
+    ) -> list[Finding]:
+        """What of `former` still holds, as far as looked at again, and what is new."""
+        missing = next((f for f in former if not f.journal), None)
+        if missing is not None:
+            missing = without_columns(missing, spec, report.columns)
+        elif report.is_changed and report.updates:
+            missing = missing_columns(spec, json_columns(spec) - report.columns)
+        named = [f for f in former if f.journal]
+        if named:
+            # One a tick, since each may be a large file to read.
+            again = self.fit_checker.look_again(spec, named[0])
+            named = [*named[1:], *([again] if again is not None else [])]
+        return [*([missing] if missing is not None else []), *named, *report.misfits]
+
+
+def _with_reason(finding: Finding, reasons: Mapping[str, str]) -> Finding:
+    reason = reasons.get(finding.path) if finding.excluded else None
+    return replace(finding, text=f"{finding.text}; {reason}") if reason else finding
 
 
 def _slices(
@@ -113,9 +223,13 @@ def _slices(
     for update in report.updates:
         first = update.state.ranges[0][0]
         begins[update.journal] = min(first, begins.get(update.journal, first))
+    for finding in state.findings:
+        if finding.excluded and finding.journal in journals:
+            first = finding.begin
+            begins[finding.journal] = min(first, begins.get(finding.journal, first))
     slices = list(begins.items())[:_JOURNALS_MAX]
     if not journals:
-        return AuditState(findings=state.findings, told=state.told), slices
+        return replace(state, journal="", offset=0), slices
     if not state.offset or state.journal not in journals:
         following = [j for j in journals if j > state.journal] or journals
         state = replace(state, journal=following[0], offset=0)

@@ -15,9 +15,16 @@ if TYPE_CHECKING:
 
     from dagster import RawMetadataValue
 
-    from gazette_platform.lake import JournalProgress, PartitionUpdate, TableSpec
+    from gazette_platform.lake import JournalProgress, MovedFile, PartitionUpdate, TableSpec
+    from gazette_platform.lake.partition_state import PartitionState
 
-__all__ = ["journal_partition", "materialization", "observation", "problem_observation"]
+__all__ = [
+    "journal_partition",
+    "materialization",
+    "observation",
+    "problem_observation",
+    "repair_materialization",
+]
 
 _DATA_VERSION = "dagster/data_version"
 _TAG_CHARACTERS_MAX = 63
@@ -30,29 +37,13 @@ def materialization(
 ) -> AssetMaterialization:
     """The event of a Hive partition that a tick changed, with its totals and what was added."""
     state = update.state
-    metadata: dict[str, RawMetadataValue] = {
-        "dagster/table_name": f"hive.{spec.name}",
-        "journal": update.journal,
+    metadata = _totals(spec, update.journal, state) | {
         "location": MetadataValue.path(update.location),
-        "begin": state.ranges[0][0],
-        "end": state.ranges[-1][1],
-        "offsets": MetadataValue.json([list(covered) for covered in state.ranges]),
-        "fragments": state.fragments,
-        "content_bytes": state.content_bytes,
         "fragments_added": update.fragments_added,
         "content_bytes_added": update.content_bytes_added,
     }
-    if state.rows is not None:
-        metadata["dagster/partition_row_count"] = state.rows
     if update.rows_added is not None:
         metadata["rows_added"] = update.rows_added
-    if state.stored_bytes is not None:
-        metadata["stored_bytes"] = state.stored_bytes
-    if state.overlap_bytes:
-        # Raw queries see these rows twice until the overlap is repaired.
-        metadata["overlap_bytes"] = state.overlap_bytes
-    if len(state.ranges) > 1:
-        metadata["gaps"] = len(state.ranges) - 1
     if update.is_new:
         metadata["dagster/column_schema"] = column_schema(spec)
     if trino_ui:
@@ -64,6 +55,49 @@ def materialization(
         metadata=metadata,
         tags={_DATA_VERSION: _version(state.data_version)},
     )
+
+
+def repair_materialization(spec: TableSpec, moved: Sequence[MovedFile]) -> AssetMaterialization:
+    """The event of a Hive partition that `moved` files, all of them, were moved out of."""
+    last = moved[-1]
+    return AssetMaterialization(
+        asset_key=table_key(spec.name),
+        partition=last.key,
+        description=f"{len(moved)} files that others cover were moved aside",
+        metadata=_totals(spec, last.finding.journal, last.state)
+        | {
+            "files_moved": len(moved),
+            "rows_moved": sum(m.rows for m in moved),
+            "content_bytes_moved": sum(m.finding.end - m.finding.begin for m in moved),
+            "moved": MetadataValue.json(
+                [{"file": m.finding.path, "to": m.target} for m in moved[:_PROBLEMS_SHOWN]]
+            ),
+        },
+        tags={_DATA_VERSION: _version(last.state.data_version)},
+    )
+
+
+def _totals(spec: TableSpec, journal: str, state: PartitionState) -> dict[str, RawMetadataValue]:
+    """What a Hive partition holds now."""
+    metadata: dict[str, RawMetadataValue] = {
+        "dagster/table_name": f"hive.{spec.name}",
+        "journal": journal,
+        "offsets": MetadataValue.json([list(covered) for covered in state.ranges]),
+        "fragments": state.fragments,
+        "content_bytes": state.content_bytes,
+    }
+    if state.ranges:
+        metadata |= {"begin": state.ranges[0][0], "end": state.ranges[-1][1]}
+    if state.rows is not None:
+        metadata["dagster/partition_row_count"] = state.rows
+    if state.stored_bytes is not None:
+        metadata["stored_bytes"] = state.stored_bytes
+    if state.overlap_bytes:
+        # Raw queries see these rows twice until the overlap is repaired.
+        metadata["overlap_bytes"] = state.overlap_bytes
+    if len(state.ranges) > 1:
+        metadata["gaps"] = len(state.ranges) - 1
+    return metadata
 
 
 def observation(table: str, progress: JournalProgress) -> AssetObservation:
@@ -95,6 +129,8 @@ def journal_partition(journal: str) -> str:
 
 
 def _version(text: str) -> str:
+    if not text:
+        return "empty"
     if len(text) <= _TAG_CHARACTERS_MAX:
         return text.replace(" ", "_")
     return hashlib.sha256(text.encode()).hexdigest()[:32]

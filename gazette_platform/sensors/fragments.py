@@ -26,16 +26,16 @@ from dagster._core.definitions.dynamic_partitions_request import AddDynamicParti
 
 from gazette_platform.assets.raw import journals_partitions, table_partitions
 from gazette_platform.errors import GazetteError, TransportError
-from gazette_platform.lake import Auditor, Registrar, RegistrationCursor, TableReport, TableSpec
-from gazette_platform.lake.registration import Metastore
+from gazette_platform.lake import Registrar, RegistrationCursor, Repair, TableReport, TableSpec
 from gazette_platform.resources import BrokerResource, LakeResource, MetastoreResource
-from gazette_platform.sensors.audits import AuditState, audit_table
+from gazette_platform.sensors.audits import AuditState, TableAudits
 from gazette_platform.sensors.cursor import SensorCursor, problem_digest
 from gazette_platform.sensors.events import (
     journal_partition,
     materialization,
     observation,
     problem_observation,
+    repair_materialization,
 )
 
 __all__ = ["TickOutcome", "fragments_sensor", "run_tick"]
@@ -44,24 +44,6 @@ _INTERVAL_S = 3
 # Each event is a write of some milliseconds to Dagster's storage: a tick that tells more than this
 # leaves the other tables to the next one.
 _EVENTS_MAX = 2000
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class TableAudits:
-    """What audits a table after its part of a tick."""
-
-    auditor: Auditor
-    metastore: Metastore
-
-    def run(
-        self, spec: TableSpec, report: TableReport, state: AuditState
-    ) -> tuple[AuditState, list[AssetCheckEvaluation]]:
-        """See `audit_table`. A table that is not made yet has nothing to audit."""
-        if report.definition is None:
-            return AuditState(), []
-        with self.metastore.connect() as session:
-            return audit_table(self.auditor, session, spec, report, state)
 
 
 @final
@@ -109,7 +91,9 @@ def fragments_sensor(
         client = metastore.client()
         outcome = run_tick(
             lake.registrar(source, client),
-            TableAudits(lake.auditor(source), client),
+            TableAudits(
+                lake.auditor(source), lake.repairer(source), lake.fit_checker(source), client
+            ),
             specs,
             cursor,
             trino_ui=lake.trino_ui,
@@ -159,11 +143,12 @@ def run_tick(
             report = registrar.tick(spec, before)
             offsets[name] = report.offsets
             problems = [_one_line(text) for text in report.errors]
-            outcome.warnings += report.warnings
+            outcome.warnings += [*report.warnings, *(_one_line(f.text) for f in report.misfits)]
             _tell(outcome, spec, report, trino_ui)
-            state, evaluations = audits.run(spec, report, known.get(name, AuditState()))
-            outcome.events += evaluations
-            known[name] = state
+            audited = audits.run(spec, report, known.get(name, AuditState()))
+            _tell_repair(outcome, spec, audited.repair)
+            outcome.events += audited.evaluations
+            known[name] = audited.state
         except TransportError as err:
             if not outcome.events:
                 raise
@@ -204,6 +189,20 @@ def _tell(outcome: TickOutcome, spec: TableSpec, report: TableReport, trino_ui: 
         + (" or more" if None in rows else "")
         + ("; more at the next tick" if report.has_more else "")
         + "."
+    )
+
+
+def _tell_repair(outcome: TickOutcome, spec: TableSpec, repair: Repair) -> None:
+    """One event a Hive partition that files were moved out of."""
+    if not repair.moved:
+        return
+    partitions = dict.fromkeys(m.finding.values for m in repair.moved)
+    for values in partitions:
+        moved = [m for m in repair.moved if m.finding.values == values]
+        outcome.events.append(repair_materialization(spec, moved))
+    outcome.summaries.append(
+        f"{spec.name}: {len(repair.moved)} files that others cover were moved aside, "
+        f"{sum(m.rows for m in repair.moved)} rows are seen once again."
     )
 
 

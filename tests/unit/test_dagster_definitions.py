@@ -9,11 +9,12 @@ import yaml
 from dagster import AssetKey, AssetMaterialization, DagsterInstance, build_schedule_context
 
 from gazette_platform.assets import SOURCE_KEY, delays_by_month, route_by_month
+from gazette_platform.assets.checks import check_evaluations
 from gazette_platform.assets.freshness import noted_version, source_version
 from gazette_platform.assets.rollups import FLIGHTS, of_origin
 from gazette_platform.assets.schedules import stale_partitions
 from gazette_platform.definitions import build_definitions
-from gazette_platform.lake import LakeSettings
+from gazette_platform.lake import Finding, LakeSettings
 
 REPOSITORY = Path(__file__).parents[2]
 DEMO = REPOSITORY / "gazette_platform" / "embedded" / "demo"
@@ -81,7 +82,10 @@ def test_snapshot(settings):
     assert {
         (key.asset_key.to_user_string(), key.name, graph.get(key).blocking)
         for key in graph.asset_check_keys
-    } == {("flights/flights", name, True) for name in ("no_gap", "no_overlap", "counts_agree")}
+    } == {
+        ("flights/flights", name, True)
+        for name in ("no_gap", "no_overlap", "counts_agree", "fits_spec")
+    }
 
 
 def test_rollups_are_there_if_their_engine_is(settings):
@@ -137,6 +141,20 @@ def test_source_version_follows_its_part(instance):
     assert source_version(instance, FLIGHTS, lambda key: of_origin("JFK", key)) == jfk
     materialize(instance, FLIGHTS, "origin=JFK/part=000/append_hour=5")
     assert source_version(instance, FLIGHTS, lambda key: of_origin("JFK", key)) != jfk
+
+
+def test_source_version_follows_the_overlap_check_while_it_is_red(instance):
+    def check(kind):
+        found = [Finding(kind=kind, journal="j", begin=0, end=9, text="twice")] if kind else []
+        for evaluation in check_evaluations("flights.flights", found):
+            instance.report_runless_asset_event(evaluation)
+        return source_version(instance, FLIGHTS)
+
+    materialize(instance, FLIGHTS, "origin=JFK/part=000")
+    unchecked = source_version(instance, FLIGHTS)
+    assert check(None) == check("gap") == unchecked
+    assert check("overlap") != unchecked
+    assert check(None) == unchecked
 
 
 def test_origin_is_matched_whole():

@@ -4,7 +4,13 @@ import json
 from contextlib import contextmanager
 
 import pytest
-from dagster import AssetCheckEvaluation, AssetKey, DagsterInstance, build_sensor_context
+from dagster import (
+    AssetCheckEvaluation,
+    AssetCheckSeverity,
+    AssetKey,
+    DagsterInstance,
+    build_sensor_context,
+)
 
 from gazette_platform.assets import raw_checks
 from gazette_platform.errors import TransportError, ValidationError
@@ -221,6 +227,9 @@ def test_spec_that_is_gone_is_forgotten(platform):
     assert json.loads(platform.tick().cursor) == {"version": 1, "tables": {}}
 
 
+ALL_GREEN = {"no_gap": True, "no_overlap": True, "counts_agree": True, "fits_spec": True}
+
+
 def passed(platform):
     return {e.check_name: e.passed for e in platform.checks}
 
@@ -230,7 +239,7 @@ def test_checks_are_green_and_told_once(platform):
     for n in range(3):
         platform.files.append("a/part=0", line(n), postfix="hour=05")
     platform.tick()
-    assert passed(platform) == {"no_gap": True, "no_overlap": True, "counts_agree": True}
+    assert passed(platform) == ALL_GREEN
     assert all(e.blocking and e.asset_key == AssetKey(["s", "a"]) for e in platform.checks)
     platform.tick()
     assert platform.checks == []
@@ -243,7 +252,7 @@ def test_overlap_turns_red_changes_the_view_and_turns_green_when_repaired(platfo
     planted = platform.files.append("a/part=0", line(1), postfix="hour=05", begin=0)
     platform.files.forget(planted)
     platform.tick()
-    assert passed(platform) == {"no_gap": True, "no_overlap": False, "counts_agree": True}
+    assert passed(platform) == {**ALL_GREEN, "no_overlap": False}
     red = next(e for e in platform.checks if not e.passed)
     assert f"a/part=0/hour=05/{planted.content_name} holds bytes [0, 9)" in red.description
     assert "_exact" in red.description
@@ -251,11 +260,19 @@ def test_overlap_turns_red_changes_the_view_and_turns_green_when_repaired(platfo
     with platform.metastore.connect() as session:
         view = session.table("s", "a_exact")
     assert planted.content_name in view.view_expanded
-    platform.tick()
-    assert platform.checks == []
-    (platform.files.root / planted.content_path).unlink()
-    platform.tick()
+    (event,) = platform.tick().asset_events
+    assert not (platform.files.root / planted.content_path).exists()
     assert all(passed(platform).values())
+    assert event.partition == "part=0/hour=05"
+    assert event.metadata["files_moved"].value == event.metadata["rows_moved"].value == 1
+    assert event.metadata["dagster/partition_row_count"].value == 2
+    assert event.metadata["moved"].value == [
+        {
+            "file": planted.content_path,
+            "to": str(platform.files.root / ".covered" / planted.content_path),
+        }
+    ]
+    assert platform.tick().asset_events == platform.checks == []
     with platform.metastore.connect() as session:
         assert "WHERE" not in session.table("s", "a_exact").view_expanded
 
@@ -267,8 +284,70 @@ def test_all_journals_get_their_turn(platform):
     platform.tick()
     planted = platform.files.append("a/part=1", line(1), postfix="hour=05", begin=0)
     platform.files.forget(planted)
-    seen = [platform.tick() and platform.checks for _ in range(3)]
-    assert sum(bool(checks) for checks in seen) == 1
+    seen = [platform.tick() and passed(platform).get("no_overlap") for _ in range(5)]
+    assert [told for told in seen if told is not None] == [False, True]  # red, and repaired
+
+
+def test_overlap_that_is_not_repaired_says_why(platform):
+    platform.write_spec("a")
+    platform.files.append("a/part=0", line(1) + line(2), postfix="hour=05")
+    other = platform.files.append("a/part=0", line(7), postfix="hour=05", begin=0)
+    platform.files.forget(other)
+    for _ in range(3):
+        platform.tick()
+        if platform.checks:
+            red = next(e for e in platform.checks if not e.passed)
+    assert red.check_name == "no_overlap"
+    assert "it is not moved, because it holds other bytes" in red.description
+    assert (platform.files.root / other.content_path).is_file()
+    assert json.loads(platform.cursor)["audits"]["s.a"]["refused"].keys() == {other.content_path}
+
+
+def test_gap_is_a_warning_that_says_what_to_do(platform):
+    platform.write_spec("a")
+    platform.files.append("a/part=0", line(1), postfix="hour=05")
+    platform.files.append("a/part=0", line(1), postfix="hour=05", begin=90)
+    platform.tick()
+    assert passed(platform) == {**ALL_GREEN, "no_gap": False}
+    warning = next(e for e in platform.checks if not e.passed)
+    assert warning.severity is AssetCheckSeverity.WARN
+    assert "lost with their brokers before `reset-head`" in warning.description
+    assert "else nothing is to be done" in warning.description
+
+
+def test_damaged_fragment_stays_told_until_it_is_restored(platform):
+    platform.write_spec("a")
+    platform.files.append("a/part=0", line(1), postfix="hour=05")
+    bad = platform.files.append("a/part=0", line(2), postfix="hour=05")
+    path = platform.files.root / bad.content_path
+    good = path.read_bytes()
+    path.write_bytes(good[:-4])
+    result = platform.tick()
+    assert "is damaged" in result.skip_reason.skip_message
+    assert passed(platform) == {**ALL_GREEN, "fits_spec": False}
+    for _ in range(2):
+        assert platform.tick().asset_events == platform.checks == []
+    path.write_bytes(good)
+    platform.tick()
+    assert passed(platform) == ALL_GREEN
+
+
+def test_column_that_no_record_has_is_a_warning_until_one_has_it(platform):
+    (platform.tables / "a.yaml").write_text(
+        SPEC.format(table="a").replace("]", ", {name: naem, type: string}]")
+    )
+    platform.files.append("a/part=0", line(1))
+    platform.tick()
+    assert passed(platform) == {**ALL_GREEN, "fits_spec": False}
+    warning = next(e for e in platform.checks if not e.passed)
+    assert warning.severity is AssetCheckSeverity.WARN
+    assert "no record so far has naem, so both engines give NULL" in warning.description
+    platform.files.append("a/part=0", line(2))
+    platform.tick()
+    assert platform.checks == []
+    platform.files.append("a/part=0", b'{"naem":"x"}\n')
+    platform.tick()
+    assert passed(platform) == ALL_GREEN
 
 
 def test_view_name_that_is_taken_is_a_problem_of_that_table_only(platform):
@@ -290,6 +369,8 @@ def test_checks_can_be_executed(platform, tmp_path):
     platform.files.append("a/part=0", line(1), postfix="hour=06", begin=18)
     platform.tick()
     assert passed(platform)["no_gap"] is False
+    damaged = platform.files.append("a/part=0", line(1), postfix="hour=06")
+    (platform.files.root / damaged.content_path).write_bytes(b"\x1f\x8b\x08")
     spec = parse_table_spec(SPEC.format(table="a"))
     result = materialize(
         raw_checks([spec]),
@@ -308,7 +389,11 @@ def test_checks_can_be_executed(platform, tmp_path):
         "no_gap": False,
         "no_overlap": True,
         "counts_agree": True,
+        "fits_spec": False,
     }
+    assert checks["fits_spec"].severity is AssetCheckSeverity.ERROR
+    assert "is damaged" in checks["fits_spec"].description
+    assert checks["no_gap"].severity is AssetCheckSeverity.WARN
     assert "bytes [9, 18) are in no fragment" in checks["no_gap"].description
 
 

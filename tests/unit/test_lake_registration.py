@@ -4,7 +4,13 @@ import json
 
 import pytest
 
-from gazette_platform.errors import LakeError, PartitionConflict, SchemaMismatch, ValidationError
+from gazette_platform.errors import (
+    DataError,
+    LakeError,
+    PartitionConflict,
+    SchemaMismatch,
+    ValidationError,
+)
 from gazette_platform.lake import Limits, Registrar, RegistrationCursor, StoreRoots
 from gazette_platform.lake.table_spec import parse_table_spec
 from gazette_platform.protocol import CompressionCodec
@@ -247,9 +253,38 @@ def test_damaged_fragment_is_named_and_the_rest_registered(registrar, files, met
     report = registrar.tick(spec, {})
     (update,) = report.updates
     assert (update.rows_added, update.state.rows, update.state.fragments) == (None, None, 2)
-    assert str(path) in report.errors[0]
-    assert "is damaged" in report.errors[0]
+    assert report.errors == []
+    (found,) = report.misfits
+    assert (found.kind, found.begin, found.end) == ("fit", bad.begin, bad.end)
+    assert str(path) in found.text
+    assert "is damaged" in found.text
     assert "numRows" not in partitions(metastore)[1]["0", "2026-01-02", "5"].parameters
+
+
+def test_damaged_first_fragment_keeps_no_table_from_being_made(registrar, files, spec):
+    bad = files.append("events/part=0", lines(0, 100), postfix=HOUR_5)
+    path = files.root / bad.content_path
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DataError, match="is damaged"):
+        registrar.tick(spec, {})
+    files.append("events/part=1", lines(0, 2), postfix=HOUR_5)
+    report = registrar.tick(spec, {})
+    assert sorted((u.journal, u.rows_added) for u in report.updates) == [
+        ("events/part=0", None),
+        ("events/part=1", 2),
+    ]
+    assert [f.journal for f in report.misfits] == ["events/part=0"]
+
+
+def test_later_fragment_of_another_shape_is_told(registrar, files, spec):
+    files.append("events/part=0", lines(0, 2), postfix=HOUR_5)
+    report = registrar.tick(spec, {})
+    assert report.is_changed
+    files.append("events/part=0", b"plain text\n", postfix=HOUR_5)
+    report = registrar.tick(spec, report.offsets)
+    assert not report.is_changed
+    (found,) = report.misfits
+    assert "does not hold JSON objects, one a line (it begins 'plain text')" in found.text
 
 
 def test_missing_file_names_the_store_roots(files, metastore, spec):

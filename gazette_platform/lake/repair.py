@@ -1,0 +1,368 @@
+"""Moving covered files out of raw tables, to ``<store root>/.covered/<journal>/…``.
+
+A file is moved only if brokers do not list it, the exact view leaves it out, and files that brokers
+list, that are registered and that are there right now hold the same bytes. All of that is looked at
+anew, and the bytes are compared, immediately before. Nothing is deleted, so a move can be undone by
+hand. Outside of a journal's folder brokers do not list a file again, and engines skip its name.
+
+Done where stores are folders on this machine. Others are left as they are: the check stays red and
+the exact view right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, final
+
+from gazette_platform.errors import DataError, LakeError
+from gazette_platform.lake.content import FragmentContent
+from gazette_platform.lake.coverage import Span, chain
+from gazette_platform.lake.files import JournalFiles, journal_files, local_folder
+from gazette_platform.lake.layout import PartitionColumn, partition_key
+from gazette_platform.lake.partition_state import PartitionState
+from gazette_platform.lake.planning import directory_of
+from gazette_platform.protocol import parse_fragment_path
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from gazette_platform.hive import HivePartition, HiveTable, MetastoreSession
+    from gazette_platform.lake.findings import Finding
+    from gazette_platform.lake.layout import StoreRoots
+    from gazette_platform.lake.source import FragmentSource
+    from gazette_platform.protocol import Fragment
+
+__all__ = ["COVERED", "MovedFile", "Repair", "RepairLimits", "Repairer"]
+
+COVERED = ".covered"
+_LISTED_MAX = 1000
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairLimits:
+    """Bounds of the repair of one table in one tick; the rest is left for the next."""
+
+    files_max: int = 50
+    content_bytes_max: int = 256 << 20
+    """Decompressed bytes to compare; one larger file alone is allowed."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MovedFile:
+    """A file that was moved, and what is left in its Hive partition."""
+
+    finding: Finding
+    key: str
+    """Dagster's partition key."""
+    target: str
+    rows: int
+    state: PartitionState
+
+
+@final
+@dataclass(slots=True)
+class Repair:
+    """What one repair did."""
+
+    moved: list[MovedFile] = field(default_factory=list)
+    waiting: dict[str, str] = field(default_factory=dict)
+    """By path: why a file is not moved now; it is looked at again."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """By path: why a file is not to be moved at all."""
+    content_bytes: int = 0
+
+
+@final
+class Repairer:
+    """Moves covered files of raw tables. Holds no state and no connections.
+
+    Args: source: lists fragments. roots: where fragment stores lie. limits: bounds of one call.
+    """
+
+    def __init__(
+        self, source: FragmentSource, roots: StoreRoots, limits: RepairLimits | None = None
+    ) -> None:
+        self._source = source
+        self._roots = roots
+        self._limits = limits or RepairLimits()
+        self._content = FragmentContent(source)
+
+    def repair(
+        self,
+        session: MetastoreSession,
+        table: HiveTable,
+        findings: Sequence[Finding],
+        registered: Mapping[str, int],
+    ) -> Repair:
+        """Move the files that `findings` name, as far as they are covered. Idempotent.
+
+        Args:
+            session: the metastore, for the accounts of the Hive partitions.
+            table: the table.
+            findings: of overlaps; each is checked anew.
+            registered: by journal, the offset up to which it is registered.
+
+        Raises: GazetteError: a server cannot be reached.
+        """
+        repair = Repair()
+        targets = [f for f in findings if f.excluded]
+        for journal in dict.fromkeys(f.journal for f in targets):
+            mine = [f for f in targets if f.journal == journal]
+            self._repair_journal(session, table, mine, registered.get(journal, 0), repair)
+        return repair
+
+    def _repair_journal(
+        self,
+        session: MetastoreSession,
+        table: HiveTable,
+        targets: Sequence[Finding],
+        registered: int,
+        repair: Repair,
+    ) -> None:
+        journal = targets[0].journal
+        begin = min(f.begin for f in targets)
+        # One fragment tells where the journal's files lie, and files that span `begin` how far
+        # back to look.
+        files = journal_files(self._roots, journal, self._source.fragments(journal, 0, 1))
+        listed = self._source.fragments(journal, files.lowered(begin), _LISTED_MAX)
+        now = _Now(
+            journal_files(self._roots, journal, listed),
+            {(directory_of(f), f.content_name): f for f in listed if f.backing_store},
+            registered,
+        )
+        for target in targets:
+            if len(repair.moved) >= self._limits.files_max:
+                return
+            place = (target.directory, target.excluded)
+            if place not in now.files.fragments:
+                continue  # gone, or not on this machine
+            if place in now.listed:
+                repair.waiting[target.path] = (
+                    "brokers serve reads from this file, so it is left where it is"
+                )
+                continue
+            covers = now.covers(target)
+            if not covers:
+                continue
+            cost = sum(f.content_length for f in covers) + target.end - target.begin
+            budget = self._limits.content_bytes_max
+            if repair.content_bytes and repair.content_bytes + cost > budget:
+                return
+            repair.content_bytes += cost
+            fragment = _fragment(target, now.files.stores[place])
+            rows = self._rows_of_twin(fragment, target, covers, repair)
+            if rows is not None:
+                accounts = _Accounts.read(session, table, target)
+                self._move(accounts, fragment, rows, covers, now, repair)
+
+    def _rows_of_twin(
+        self, fragment: Fragment, target: Finding, covers: Sequence[Fragment], repair: Repair
+    ) -> int | None:
+        """Rows of the file, if `covers` hold the same bytes; None: `repair` has the reason."""
+        folder = self._path(fragment).parent
+        if not os.access(folder, os.W_OK):
+            repair.waiting[target.path] = (
+                f"it cannot be moved, because {folder} is not writable for this process"
+            )
+            return None
+        try:
+            rows, own = self._digest([fragment], fragment)
+            _, others = self._digest(covers, fragment)
+        except DataError as err:
+            repair.refused[target.path] = f"it is not moved: {err}"
+            return None
+        except LakeError as err:  # a file went away meanwhile
+            repair.waiting[target.path] = f"it is not moved now: {err}"
+            return None
+        if own != others:
+            repair.refused[target.path] = (
+                "it is not moved, because it holds other bytes than the files that cover it, as "
+                "after replicas were lost: compare them, and keep what is right"
+            )
+            return None
+        return rows
+
+    def _move(  # noqa: PLR0917
+        self,
+        accounts: _Accounts,
+        fragment: Fragment,
+        rows: int,
+        covers: Sequence[Fragment],
+        now: _Now,
+        repair: Repair,
+    ) -> None:
+        target = accounts.target
+        source = self._path(fragment)
+        hidden = local_folder(self._roots, fragment.backing_store, f"{COVERED}/{target.directory}")
+        state = accounts.without(fragment, rows, _size(source), now)
+        # First the accounts: if this ends here, the next time finds them done.
+        accounts.write(state)
+        try:
+            moved = _rename(source, hidden or source.parent, [self._path(c) for c in covers])
+        except LakeError as err:
+            accounts.write(accounts.state)
+            repair.waiting[target.path] = f"it is not moved now: {err}"
+            return
+        del now.files.fragments[target.directory, target.excluded]
+        repair.moved.append(
+            MovedFile(finding=target, key=accounts.key, target=str(moved), rows=rows, state=state)
+        )
+
+    def _path(self, fragment: Fragment) -> Path:
+        folder = local_folder(self._roots, fragment.backing_store, directory_of(fragment))
+        if folder is None:
+            raise LakeError(f"{fragment.content_path} is not on this machine")
+        return folder / fragment.content_name
+
+    def _digest(self, fragments: Sequence[Fragment], wanted: Fragment) -> tuple[int, bytes]:
+        """Rows and digest of the bytes of `wanted`, read from `fragments`, which hold them all.
+
+        Raises: LakeError: a file is gone. DataError: one is damaged, or shorter than its name says.
+        """
+        digest = hashlib.sha1(usedforsecurity=False)
+        rows, at, last = 0, wanted.begin, b"\n"
+        for fragment in fragments:
+            location = self._roots.location(fragment.backing_store, directory_of(fragment))
+            offset = fragment.begin
+            for block in self._content.blocks(fragment, location):
+                piece = memoryview(block)[max(0, at - offset) :][: wanted.end - at]
+                offset += len(block)
+                if offset <= at or not piece:
+                    continue
+                digest.update(piece)
+                rows += bytes(piece).count(b"\n")
+                last = bytes(piece[-1:])
+                at += len(piece)
+            if offset != fragment.end:
+                raise DataError(
+                    f"{fragment.content_path} holds {offset - fragment.begin} bytes where its name "
+                    f"says {fragment.content_length}"
+                )
+        return rows + (last != b"\n"), digest.digest()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Now:
+    """What there is of a journal right now: files, and what brokers list."""
+
+    files: JournalFiles
+    listed: Mapping[tuple[str, str], Fragment]
+    registered: int
+
+    def covers(self, target: Finding) -> list[Fragment]:
+        """Listed, registered fragments, with their files, that hold all bytes of `target`."""
+        standing = [
+            Span(f.begin, f.end, *place, is_listed=True)
+            for place, f in self.listed.items()
+            if place in self.files.fragments and f.end <= self.registered
+        ]
+        found = chain(standing, target.begin, target.end)
+        return [self.listed[s.directory, s.name] for s in found]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Accounts:
+    """The accounts of the Hive partition of one file, and where they are kept."""
+
+    session: MetastoreSession
+    table: HiveTable
+    target: Finding
+    state: PartitionState
+    partition: HivePartition | None
+
+    @classmethod
+    def read(cls, session: MetastoreSession, table: HiveTable, target: Finding) -> _Accounts:
+        if not table.partition_columns:
+            current = session.table(table.database, table.name) or table
+            state = PartitionState.from_parameters(current.parameters)
+            return cls(session, current, target, state, None)
+        found = session.partitions_of(table, [target.values]).get(target.values)
+        parameters = found.parameters if found is not None else {}
+        return cls(session, table, target, PartitionState.from_parameters(parameters), found)
+
+    @property
+    def key(self) -> str:
+        """Dagster's partition key of the Hive partition."""
+        columns = [
+            PartitionColumn(key=c.name, column=c.name, type=c.type)
+            for c in self.table.partition_columns
+        ]
+        return partition_key(columns, self.target.values)
+
+    def without(
+        self, fragment: Fragment, rows: int, stored_bytes: int, now: _Now
+    ) -> PartitionState:
+        """The accounts without `fragment`, if they counted it beside what brokers list."""
+        listed = sum(
+            f.content_length
+            for (directory, _), f in now.listed.items()
+            if directory == self.target.directory and self.state.covers(f.begin, f.end)
+        )
+        if self.state.content_bytes - listed < fragment.content_length:
+            return self.state
+        left = [
+            span
+            for (directory, name), span in now.files.fragments.items()
+            if directory == self.target.directory and name != self.target.excluded
+        ]
+        return self.state.without(
+            fragment.begin, fragment.end, rows=rows, stored_bytes=stored_bytes, left=left
+        )
+
+    def write(self, state: PartitionState) -> None:
+        if self.partition is not None:
+            parameters = {**self.partition.parameters, **state.to_parameters()}
+            partition = replace(self.partition, parameters=parameters)
+            self.session.alter_partitions(self.table, [partition])
+        elif not self.table.partition_columns:
+            parameters = {**self.table.parameters, **state.to_parameters()}
+            self.session.alter_table(replace(self.table, parameters=parameters))
+
+
+def _fragment(target: Finding, store: str) -> Fragment:
+    parsed = parse_fragment_path(target.journal, target.excluded)
+    postfix = target.directory[len(target.journal) + 1 :]
+    return replace(parsed, backing_store=store, path_postfix=postfix)
+
+
+def _rename(source: Path, hidden: Path, covers: Sequence[Path]) -> Path:
+    """Move `source` into the folder `hidden`. Returns: where it is now.
+
+    Raises: LakeError: one of `covers` is gone, or the operating system refuses; `source` stays.
+    """
+    try:
+        hidden.mkdir(parents=True, exist_ok=True)
+        target, number = hidden / source.name, 1
+        while target.exists():  # moved once before, and restored
+            number += 1
+            target = hidden / f"{source.name}~{number}"
+        _require(covers)
+        source.rename(target)
+        try:
+            _require(covers)
+        except LakeError:
+            target.rename(source)
+            raise
+    except OSError as err:
+        raise LakeError(f"{source} cannot be moved to {hidden}: {err.strerror}") from err
+    return target
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0  # another process was quicker, as the move will find
+
+
+def _require(paths: Sequence[Path]) -> None:
+    gone = [path for path in paths if not path.is_file()]
+    if gone:
+        raise LakeError(f"file {gone[0]}, which covers it, has gone")

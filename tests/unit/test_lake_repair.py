@@ -1,0 +1,256 @@
+"""Repair: covered files are moved aside, and never one whose bytes are not elsewhere right now."""
+
+from pathlib import Path
+
+import pytest
+
+from gazette_platform.lake import Auditor, Registrar, Repairer, StoreRoots, parse_table_spec
+from gazette_platform.lake.coverage import Span, chain
+from gazette_platform.lake.partition_state import PartitionState
+from gazette_platform.lake.repair import RepairLimits
+from gazette_platform.testing.lake import FragmentFiles, MemoryMetastore
+
+SPEC = """
+name: s.events
+selector: name:prefix=events/
+format: json
+columns: [{name: id, type: bigint}]
+partitions: [{name: hour, type: int}]
+"""
+JOURNAL = "events/part=a%3Db+c"
+
+
+def lines(begin, end):
+    return b"".join(b'{"id":%d}\n' % (n % 10) for n in range(begin, end))
+
+
+class Lake:
+    """A journal of lines of 9 bytes; `plant` writes a file that brokers do not list."""
+
+    def __init__(self, tmp_path):
+        self.files = FragmentFiles(tmp_path / "fragments")
+        self.metastore = MemoryMetastore()
+        self.roots = StoreRoots(self.files.roots)
+        self.registrar = Registrar(self.files, self.metastore, self.roots)
+        self.auditor = Auditor(self.files, self.roots)
+        self.spec = parse_table_spec(SPEC)
+        self.offsets = {}
+
+    def append(self, begin, end, *, hour="hour=05", content=None):
+        content = lines(begin, end) if content is None else content
+        return self.files.append(JOURNAL, content, postfix=hour, begin=9 * begin)
+
+    def plant(self, begin, end, **options):
+        planted = self.append(begin, end, **options)
+        self.files.forget(planted)
+        return planted
+
+    def register(self):
+        self.offsets = self.registrar.tick(self.spec, self.offsets).offsets
+
+    def find(self):
+        with self.metastore.connect() as session:
+            table = session.table("s", "events")
+            return list(self.auditor.audit(session, self.spec, table, JOURNAL).findings)
+
+    def repair(self, findings=None, **limits):
+        repairer = Repairer(self.files, self.roots, RepairLimits(**limits))
+        findings = self.find() if findings is None else findings
+        with self.metastore.connect() as session:
+            table = session.table("s", "events")
+            return repairer.repair(session, table, findings, self.offsets)
+
+    def state(self, hour):
+        with self.metastore.connect() as session:
+            table = session.table("s", "events")
+            (found,) = (p for p in session.partitions(table) if p.values[1] == str(hour))
+            return PartitionState.from_parameters(found.parameters)
+
+    def path(self, fragment):
+        return self.files.root / fragment.content_path
+
+    def covered(self, fragment):
+        return self.files.root / ".covered" / fragment.content_path
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(tmp_path)
+
+
+def test_chain():
+    spans = [Span(b, e, "d", f"{b}", is_listed=True) for b, e in [(0, 4), (2, 6), (4, 5), (8, 9)]]
+    assert [(s.begin, s.end) for s in chain(spans, 1, 6)] == [(0, 4), (2, 6)]
+    assert chain(spans, 0, 7) == []
+    assert chain(spans, 7, 9) == []
+
+
+def test_files_that_others_cover_are_moved(lake):
+    lake.append(0, 4)
+    lake.append(4, 8, hour="hour=06")
+    twin = lake.plant(0, 4, hour="hour=06")
+    inside = lake.plant(1, 2)
+    across = lake.plant(2, 6)
+    lake.register()
+    repair = lake.repair()
+    assert sorted(m.finding.path for m in repair.moved) == sorted(
+        f.content_path for f in (twin, inside, across)
+    )
+    assert (repair.waiting, repair.refused) == ({}, {})
+    for fragment in (twin, inside, across):
+        assert lake.covered(fragment).is_file()
+        assert not lake.path(fragment).exists()
+    assert lake.find() == []
+    assert lake.repair().moved == []
+    # They were never counted, so the accounts stay.
+    assert (lake.state(5).rows, lake.state(6).rows) == (4, 4)
+
+
+def test_accounts_lose_a_file_that_they_counted(lake):
+    small = lake.append(0, 2)
+    lake.append(2, 3)
+    lake.register()
+    lake.append(0, 3, hour="hour=06")
+    lake.files.forget(small)
+    lake.offsets = {}
+    lake.register()
+    assert lake.state(5).content_bytes == 27
+    (moved,) = lake.repair().moved
+    state = lake.state(5)
+    assert (state.rows, state.fragments, state.content_bytes) == (1, 1, 9)
+    assert state.ranges == ((18, 27),)
+    assert moved.state == state
+    assert moved.key == "part=a%253Db+c/hour=5"
+
+
+def test_nothing_is_moved_when_the_covering_file_is_missing(lake):
+    cover = lake.append(0, 4)
+    planted = lake.plant(1, 2)
+    lake.register()
+    findings = lake.find()
+    lake.path(cover).unlink()
+    repair = lake.repair(findings)
+    assert repair.moved == []
+    assert lake.path(planted).is_file()
+
+
+def test_nothing_is_moved_when_brokers_no_longer_list_the_covering_file(lake):
+    cover = lake.append(0, 4)
+    lake.append(4, 5)
+    planted = lake.plant(1, 2)
+    lake.register()
+    findings = lake.find()
+    lake.files.forget(cover)
+    assert lake.repair(findings).moved == []
+    assert lake.path(planted).is_file()
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_covering_file_that_goes_at_the_last_moment(lake, monkeypatch, moment):
+    cover = lake.append(0, 4)
+    planted = lake.plant(1, 2)
+    lake.register()
+    before = lake.state(5)
+    rename = Path.rename
+
+    def racing(self, target):
+        if moment == "after":
+            lake.path(cover).unlink(missing_ok=True)
+        return rename(self, target)
+
+    def vanishing(self, *args, **options):
+        if moment == "before":
+            lake.path(cover).unlink(missing_ok=True)
+        return mkdir(self, *args, **options)
+
+    mkdir = Path.mkdir
+    monkeypatch.setattr(Path, "rename", racing)
+    monkeypatch.setattr(Path, "mkdir", vanishing)
+    repair = lake.repair()
+    assert repair.moved == []
+    assert "which covers it, has gone" in repair.waiting[planted.content_path]
+    assert lake.path(planted).is_file()
+    assert not lake.covered(planted).exists()
+    assert lake.state(5) == before
+
+
+def test_file_that_brokers_list_stays(lake):
+    # Two chains cut differently: brokers serve reads from 0 to 4, which the others cover.
+    listed = lake.append(0, 4)
+    lake.plant(0, 3, hour="hour=06")
+    lake.append(3, 6, hour="hour=06")
+    lake.register()
+    repair = lake.repair()
+    assert repair.moved == []
+    assert "brokers serve reads from this file" in repair.waiting[listed.content_path]
+
+
+def test_file_with_other_bytes_stays(lake):
+    lake.append(0, 4)
+    planted = lake.plant(1, 2, content=b'{"id":7}\n')
+    lake.register()
+    repair = lake.repair()
+    assert repair.moved == []
+    assert "holds other bytes" in repair.refused[planted.content_path]
+    assert lake.path(planted).is_file()
+
+
+def test_damaged_covering_file_covers_nothing(lake):
+    cover = lake.append(0, 400)
+    planted = lake.plant(1, 2)
+    lake.register()
+    stored = lake.path(cover).read_bytes()
+    lake.path(cover).write_bytes(stored[:-12])
+    repair = lake.repair()
+    assert repair.moved == []
+    assert "is damaged" in repair.refused[planted.content_path]
+
+
+def test_covering_file_that_is_not_registered_yet_covers_nothing(lake):
+    lake.append(0, 2)
+    lake.register()
+    lake.append(2, 6, hour="hour=06")
+    planted = lake.plant(3, 4)
+    assert lake.repair().moved == []
+    lake.register()
+    assert [m.finding.excluded for m in lake.repair().moved] == [planted.content_name]
+
+
+def test_file_that_covers_more_than_the_others_stays(lake):
+    lake.append(0, 4)
+    lake.plant(3, 6)
+    lake.append(6, 7)
+    lake.register()
+    assert {f.kind for f in lake.find()} == {"overlap", "gap"}
+    assert lake.repair().moved == []
+
+
+def test_work_is_bounded(lake):
+    lake.append(0, 8)
+    for n in range(6):
+        lake.plant(n, n + 1)
+    lake.register()
+    assert len(lake.repair(files_max=2).moved) == 2
+    assert len(lake.repair(content_bytes_max=9 * 18).moved) == 2
+    assert len(lake.repair().moved) == 2
+    assert lake.find() == []
+
+
+def test_file_restored_and_found_again_keeps_both(lake):
+    lake.append(0, 4)
+    planted = lake.plant(1, 2)
+    lake.register()
+    lake.repair()
+    lake.path(planted).write_bytes(lake.covered(planted).read_bytes())
+    (moved,) = lake.repair().moved
+    assert moved.target == f"{lake.covered(planted)}~2"
+    assert lake.covered(planted).is_file()
+
+
+def test_folder_that_is_not_writable_is_named(lake, monkeypatch):
+    lake.append(0, 4)
+    planted = lake.plant(1, 2)
+    lake.register()
+    monkeypatch.setattr("gazette_platform.lake.repair.os.access", lambda *_: False)
+    reason = lake.repair().waiting[planted.content_path]
+    assert f"{lake.path(planted).parent} is not writable" in reason
