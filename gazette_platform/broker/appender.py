@@ -155,6 +155,8 @@ class Appender:
 
     async def _gather(self) -> None:
         """Let appends gather while replicas have enough to do."""
+        if self._replicator.is_old:
+            await self._replicator.renew()
         while self._replicator.holds_back(self._waiting_bytes()):
             await self._replicator.gather()
         with contextlib.suppress(RpcFailed):  # then the next append finds out, and syncs

@@ -55,6 +55,10 @@ _LEFT_S = 1.0
 # that is to blame is not known.
 _STALL_S = 60.0
 
+# Seconds after which streams are opened anew, between two batches: well before the tokens expire that
+# they were opened with.
+_AGE_S_MAX = 600.0
+
 # Pieces of content that go into one message; a receiver takes no more than 4 MiB.
 _MESSAGE_BYTES_MAX = 1 << 20
 
@@ -112,6 +116,12 @@ class Replicator:
         self._idle_timer: asyncio.TimerHandle | None = None
         self._used_at = 0.0
         self._moved_at = 0.0
+        self._opened_at = 0.0
+
+    @property
+    def is_old(self) -> bool:
+        """Whether the streams to replicas should be opened anew; see `renew`."""
+        return self.has_peers and self._clock.monotonic() - self._opened_at > _AGE_S_MAX
 
     @property
     def is_idle(self) -> bool:
@@ -209,6 +219,7 @@ class Replicator:
             on_broken=lambda failure: self._on_broken(pipeline, failure),
         )
         self._settled = 0
+        self._opened_at = self._clock.monotonic()
         self.has_peers = True
         return pipeline
 
@@ -359,6 +370,11 @@ class Replicator:
         self._pipeline = None
         self.is_synced = self.has_peers = False
         self._tasks.spawn(pipeline.close(), name=f"close pipeline {self._host.name}")
+
+    async def renew(self) -> None:
+        """Let the next append sync over new streams. Cancellation: safe."""
+        await self.settled()
+        self.rest()
 
     async def _close_pipeline(self) -> None:
         pipeline, self._pipeline = self._pipeline, None

@@ -1,24 +1,33 @@
-"""Journals of several replicas: what is acknowledged is everywhere, whoever leaves or dies."""
+"""Journals of several replicas: what is acknowledged is everywhere, whoever leaves or dies.
+
+Long because all cases share one cluster, and the ways to look into it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import contextlib
 import dataclasses
 import hashlib
+import time
 
 import grpc
 import pytest
 
 from gazette_platform.broker.journal_spool import Draft
+from gazette_platform.etcd import Compare, Delete
 from gazette_platform.protocol import (
     CompressionCodec,
     FragmentSpec,
     JournalSpec,
+    LabelSelector,
     LabelSet,
     ProcessId,
     Route,
     Status,
 )
+from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import (
     AppendCall,
@@ -349,6 +358,54 @@ async def test_fs12_an_empty_journal_is_suspended_fully_and_comes_back(cluster):
     await cluster.until_consistent(NAME, 3)
 
 
+# ------------------------------------------------------------------------------ assignments
+async def test_r2_the_primary_tells_its_route_in_all_assignments(cluster):
+    await cluster.apply(spec())
+    state, route = cluster.state, cluster.route()
+    values = {a.key: (a.value, a.mod_revision) for a in state.assignments_of(NAME)}
+    expected = route.without_endpoints().to_pb().SerializeToString(deterministic=True)
+    assert [value for value, _ in values.values()] == [expected] * 3
+    await append(cluster.primary(), NAME, b"x")
+    primary = cluster.replica(route.primary_id)
+    await primary.update_assignments()
+    again = {a.key: (a.value, a.mod_revision) for a in state.assignments_of(NAME)}
+    assert again == values, "what is told is not told again"
+
+
+async def test_r1_a_replica_whose_assignment_is_removed_gives_nothing_away(cluster):
+    await cluster.apply(spec())
+    await append(cluster.primary(), NAME, b"content")
+    route = cluster.route()
+    member = next(m for m in route.members if m != route.primary_id)
+    replica = cluster.replica(member)
+    assignment = cluster.state.assignment_of(NAME, member)
+    etcd = cluster.brokers[member]._context.etcd
+    await etcd.txn([Compare.mod(assignment.key, assignment.mod_revision)], [Delete(assignment.key)])
+    await eventually(lambda: replica.index.is_closed)
+    assert replica.is_closed
+    assert replica.spool.lock.locked(), "nobody writes to it any more"
+    await cluster.until_consistent(NAME, 3)
+    assert span(await cluster.append(b" more")) == (Status.OK, 7, 12)
+
+
+async def test_e4_an_append_in_progress_outlives_its_assignment(cluster):
+    await cluster.apply(spec(replication=1))
+    primary = cluster.route().primary_id
+    call = AppendCall(cluster.primary(), NAME)
+    chunk = b"x" * (1 << 20)
+    await call.send(chunk, chunk, chunk)
+    replica = cluster.replica(primary)
+    await eventually(lambda: not replica.appender.is_idle)
+    await asyncio.sleep(0.1)
+    assignment = cluster.state.assignment_of(NAME, primary)
+    etcd = cluster.brokers[primary]._context.etcd
+    await etcd.txn([Compare.mod(assignment.key, assignment.mod_revision)], [Delete(assignment.key)])
+    await eventually(lambda: replica.is_closed)
+    response = await call.commit()
+    assert span(response) == (Status.OK, 0, 3 << 20)
+    assert response.header.process_id.suffix == primary.suffix
+
+
 # ------------------------------------------------------------------------- Replicate on the wire
 def request(cluster, stub_id, proposal, *, route=None, registers=(), acknowledge=True, head=True):
     message = pb.ReplicateRequest(acknowledge=acknowledge)
@@ -531,3 +588,51 @@ async def test_a_primary_without_its_lease_acknowledges_nothing(cluster):
         assert "lease in etcd ran out" in caught.value.details()
         assert cluster.replica(primary, name).index.summary.end == 6
         membership.lease = lease
+
+
+async def test_rp7_replicating_needs_the_capability_and_the_journal(
+    etcd_server, etcd_prefix, tmp_path
+):
+    key = base64.b64encode(b"secret").decode()
+    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
+        found = Cluster(brokers)
+        for zone in ZONES[:2]:
+            await found.start(zone, auth_keys=key)
+        member, stub = next(iter(found.stubs.items()))
+
+        def bearer(capability, selector="name=replicated/journal"):
+            claims = Claims(capability, LabelSelector.parse(selector))
+            token = KeyRing(key).sign(claims, now=time.time(), lifetime_s=60)  # noqa: TID251
+            return (("authorization", f"Bearer {token}"),)
+
+        change = pb.ApplyRequest()
+        change.changes.add().upsert.CopyFrom(spec(replication=2).to_pb())
+        metadata = bearer(Capability.APPLY)
+        assert (await stub.Apply(change, metadata=metadata)).status == pb.OK
+        # Brokers sign for each other: the primary syncs its replica.
+        await found.until_consistent(NAME, 2)
+        metadata = bearer(Capability.APPEND)
+        call = found.primary().Append(metadata=metadata, timeout=10)
+        for message in (pb.AppendRequest(journal=NAME), pb.AppendRequest(content=b"x")):
+            await call.write(message)
+        await call.write(pb.AppendRequest())
+        await call.done_writing()
+        assert (await call).status == pb.OK
+        first = request(found, member, fragment(0))
+        for given, text in (
+            ((), "missing or empty Authorization token"),
+            (bearer(Capability.READ), "authorization is missing required REPLICATE capability"),
+        ):
+            call = stub.Replicate(metadata=given, timeout=10)
+            with contextlib.suppress(grpc.aio.AioRpcError):  # it is refused before it is read
+                await call.write(first)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call.read()
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            assert text in caught.value.details()
+        metadata = bearer(Capability.REPLICATE, "name=another/journal")
+        call = stub.Replicate(metadata=metadata, timeout=10)
+        await call.write(first)
+        response = await call.read()
+        assert response.status == pb.JOURNAL_NOT_FOUND
+        assert not response.header.route.endpoints

@@ -18,7 +18,13 @@ from gazette_platform.broker.appender import Appender, Pending, content_sum
 from gazette_platform.broker.interrupt import Interrupt, Interrupted
 from gazette_platform.broker.journal_spool import Draft, JournalSpool
 from gazette_platform.broker.replicate_api import _Session
-from gazette_platform.broker.replicate_wire import ContentMessage, ProposalMessage, decode_request
+from gazette_platform.broker.replicate_fsm import Answer
+from gazette_platform.broker.replicate_wire import (
+    ContentMessage,
+    ProposalMessage,
+    decode_request,
+    encode_answer,
+)
 from gazette_platform.broker.replicator import Replicator
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.fragment.index import Index
@@ -515,6 +521,75 @@ async def test_a_broker_that_left_is_not_waited_for(bench, monkeypatch):
     assert await bench.append(b"three") == (8, 13)
     held.gate.set()
     assert bench.contents()[:2] == [b"one two three"] * 2
+
+
+async def test_old_streams_are_replaced_between_appends(bench, monkeypatch):
+    """Before the tokens expire that they were opened with."""
+    await bench.append(b"x")
+    link = bench.nodes[A].link
+    assert await bench.append(b"y") == (1, 2)
+    assert bench.nodes[A].link is link
+    held = Held(monkeypatch, bench.nodes[B])
+    waiting = bench.submit(b"z")
+    await settle()
+    bench.clock.advance(601)
+    following = bench.submit(b"!")
+    await settle()
+    assert not waiting.done()
+    held.gate.set()
+    assert (await waiting).commit.end == 3
+    assert (await following).commit.end == 4
+    assert bench.nodes[A].link is not link
+    assert bench.contents() == [b"xyz!"] * 3
+
+
+async def test_fs4_a_peer_that_knows_a_later_route_is_believed(bench):
+    await bench.append(b"x")
+    bench.replicator.rest()
+    await settle()
+    other = Header(A, Route((OWN, A), 0), EtcdHeader(1, 1, 99, 1))
+    links = []
+
+    def refuse(peer, endpoint):
+        link = Link()
+        status = Answer(Status.WRONG_ROUTE) if peer == A else Answer(Status.OK)
+        link.down.put_nowait(encode_answer(status, other))
+        links.append(link)
+        return link
+
+    bench.primary.open_stream = refuse
+    event = await bench.replicator.sync(0, None, must_roll=lambda: False)
+    assert event == fsm.WrongRoute(99)
+    assert not bench.replicator.has_peers
+    for link in links:
+        assert link.up.get_nowait() is not None
+        assert link.up.get_nowait() is None, "the peer is told the end"
+
+
+async def test_fs7_waiting_for_the_spool_can_be_cancelled(bench):
+    await bench.primary.spool.lock.acquire()  # a former primary's stream has ours
+    waiting = asyncio.ensure_future(  # noqa: TID251
+        bench.replicator.sync(0, None, must_roll=lambda: False)
+    )
+    await settle()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert not bench.replicator.owns_spool
+    bench.primary.spool.lock.release()
+    assert await bench.append(b"x") == (0, 1)
+
+
+async def test_fs7_waiting_for_the_spool_ends_with_the_route(bench):
+    await bench.primary.spool.lock.acquire()
+    waiting = asyncio.ensure_future(  # noqa: TID251
+        bench.replicator.sync(0, None, must_roll=lambda: False)
+    )
+    await settle()
+    bench.primary.route = Route((OWN, A), 1)
+    bench.replicator.on_change()
+    assert await waiting == fsm.Invalidated()
+    bench.primary.spool.lock.release()
 
 
 async def test_idle_streams_are_closed(bench, monkeypatch):
