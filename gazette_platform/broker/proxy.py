@@ -107,11 +107,9 @@ class Proxy:
                 leaves_zone=True,
             )
         if not endpoint:
-            who = (
-                f"broker {meant} has no" if meant is not None else "no broker of the journal has an"
-            )
+            who = f"broker {str(meant).strip()}" if meant is not None else "each replica"
             raise RpcFailed(
-                Code.UNAVAILABLE, f"{who} endpoint in etcd (it has left, or is about to)"
+                Code.UNAVAILABLE, f"{who} has no endpoint in etcd (it left, or is about to)"
             )
         return endpoint
 
