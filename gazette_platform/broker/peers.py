@@ -83,11 +83,6 @@ class Peers:
         """Metadata of a call to a peer: a token of ours for this journal; None without keys."""
         return self._authorizer.metadata(capability, journal)
 
-    @property
-    def endpoints(self) -> tuple[str, ...]:
-        """Of the peers that there are channels to."""
-        return tuple(self._channels)
-
     def on_failure(self, endpoint: str, details: str) -> None:
         """A call to a peer failed. If it was for our pings, calls from now on go without them.
 

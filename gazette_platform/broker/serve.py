@@ -128,7 +128,6 @@ class Broker:
             space, process_id, make_replica=self._make_replica, tasks=self.tasks
         )
         self._stack.callback(self._stop_replicas)
-        space.observe(self._drop_peers)
         self._service = BrokerService(self._context, self._resolver)
         self._server = GrpcServer(
             self._service,
@@ -270,16 +269,6 @@ class Broker:
             context=self._context,
             resolver=self._resolver,
         )
-
-    def _drop_peers(self) -> None:
-        """Close the channels to brokers that left: what waits for their answers waits in vain."""
-        state, peers = self._context.space.state, self._context.peers
-        if not state.changes.members:
-            return
-        known = {member.spec.endpoint for member in state.members.values()}
-        for endpoint in peers.endpoints:
-            if endpoint not in known:
-                self.tasks.spawn(peers.drop(endpoint), name=f"drop {endpoint}")
 
     async def _tick(self) -> None:
         """Let journals look whether they should be suspended; a slice of them at a time."""
