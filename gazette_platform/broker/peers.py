@@ -95,6 +95,11 @@ class Peers:
                 _log.info("broker at %s minds pings: it gets none any more", endpoint)
                 self._unpinged[endpoint] = channel  # calls that just began may be on it
 
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """Of the peers that there are channels to."""
+        return tuple(self._channels)
+
     async def drop(self, endpoint: str) -> None:
         """Close the channel to a peer that left; calls under way are cancelled."""
         for channels in (self._channels, self._unpinged):
