@@ -1,4 +1,4 @@
-from gazette_platform.client.route_cache import RouteCache, pick_endpoint
+from gazette_platform.client.route_cache import Condition, RouteCache, pick_endpoint
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.protocol import ProcessId, Route
 
@@ -23,6 +23,33 @@ def test_members_without_endpoint_are_passed_over():
     assert pick_endpoint(Route(members, 0, ("", "http://b")), "a", primary=False) == "http://b"
     assert pick_endpoint(Route(members, 0, ()), "a", primary=False) == ""
     assert pick_endpoint(Route(members, 0, ("", "")), "a", primary=False) == ""
+
+
+def conditions(**found):
+    """By the member's number."""
+    return lambda endpoint: found.get(f"n{endpoint[-1]}", Condition.UNKNOWN)
+
+
+def pick(where, *, leaves_zone=False, **found):
+    picked = pick_endpoint(
+        where, "b", primary=False, condition=conditions(**found), leaves_zone=leaves_zone
+    )
+    return int(picked[-1])
+
+
+def test_v10_replicas_that_failed_or_are_not_connected_come_later():
+    where = route("a", "b", "b")
+    assert pick(where) == 1
+    assert pick(where, n2=Condition.READY) == 2
+    assert pick(where, n1=Condition.FAILED) == 2
+    assert pick(where, n0=Condition.READY, n1=Condition.READY, n2=Condition.READY) == 1
+
+
+def test_v10_the_zone_is_not_left_for_a_failure():
+    where = route("a", "b", "b")
+    failed = {"n0": Condition.READY, "n1": Condition.FAILED, "n2": Condition.FAILED}
+    assert pick(where, **failed) == 1
+    assert pick(where, **failed, leaves_zone=True) == 0, "but brokers that forward do"
 
 
 def test_least_recently_used_is_dropped():
