@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
 
 import aiohttp
@@ -30,6 +31,7 @@ from gazette_platform.testing.local_broker import (
 pytestmark = pytest.mark.etcd
 
 JOURNAL = "a/journal"
+KEY = base64.b64encode(b"a key of 32 bytes, or more or so").decode()
 
 
 def spec(name=JOURNAL, replication=1, **fields):
@@ -165,6 +167,20 @@ async def _hold(stub):
     await call.send(*[b"s" * 500_000] * 5)
     await asyncio.sleep(0.5)
     return await call.commit()
+
+
+async def test_forwarded_calls_are_authorized_at_both_brokers(cluster):
+    await cluster.start(auth_keys=KEY)
+    other = await cluster.start(auth_keys=KEY, journal_limit=0)
+    config = ClientConfig(address=other.endpoint, auth_keys=KEY, route_cache_size=0)
+    async with AsyncClient(config) as client:
+        await client.apply([JournalChange(spec(), revision=0)])
+        assert (await client.append(JOURNAL, b"x")).end == 1
+        assert await client.read(JOURNAL).read() == b"x"
+        assert await client.fragments(JOURNAL)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await append(cluster.stub(other), JOURNAL, b"y")
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 # ---------------------------------------------------------------------------------------- gateway

@@ -1,7 +1,7 @@
 """Calls that other brokers are to answer: AA9, AA16 to AA18, RD6 to RD9, FR1, FS15, RS1 to RS11.
 
 A broker whose mirror of etcd is written by hand, and a peer on a real port that says what a test
-has it say.
+has it say. Long because all cases share the two.
 """
 
 from __future__ import annotations
