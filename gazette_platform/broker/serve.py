@@ -381,6 +381,7 @@ class Broker:
             )
 
     async def _leave(self) -> None:
+        self._allocating.cancel()  # it would take the end of our lease for a loss
         try:
             await self._lease.revoke()
         except EtcdError as err:

@@ -1,0 +1,101 @@
+"""How long a broker that was told to leave waits, for whom, and what it says meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from gazette_platform.broker import serve
+from gazette_platform.client import AsyncClient, Change, ClientConfig
+from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
+from gazette_platform.testing.local_broker import eventually
+
+pytestmark = pytest.mark.etcd
+
+REPORT_S = 0.2
+
+
+@pytest.fixture
+async def tasks():
+    group = TaskGroup("test")
+    yield group
+    await group.close()
+
+
+@pytest.fixture(autouse=True)
+def _reports(monkeypatch, caplog):
+    monkeypatch.setattr(serve, "_DRAIN_REPORT_S", REPORT_S)
+    caplog.set_level(logging.INFO, logger="gazette_platform")
+
+
+async def content_at(broker, *names, replication=1):
+    fragment = FragmentSpec(
+        length=1 << 20,
+        codec=CompressionCodec.GZIP,
+        stores=("file:///",),
+        refresh_interval_ns=3600 * 10**9,
+    )
+    async with AsyncClient(ClientConfig(address=broker.endpoint)) as client:
+        await client.apply([Change(JournalSpec(n, replication, fragment=fragment)) for n in names])
+        for name in names:
+            await client.append(name, b"content of it")
+
+
+def reports(caplog):
+    return [r.getMessage() for r in caplog.records if r.getMessage().startswith("draining:")]
+
+
+def stored(local_brokers):
+    return {p.parent.name for p in (local_brokers.fragments / "a").rglob("*") if p.is_file()}
+
+
+async def test_a_broker_waits_for_ever_and_says_for_whom(local_brokers, tasks, caplog):
+    first = await local_brokers.start(drain_timeout_s=None)
+    await content_at(first, "a/one", "a/two")
+    await local_brokers.start(journal_limit=0)  # it has no room
+    draining = tasks.spawn(first.drain())
+    await eventually(lambda: len(reports(caplog)) >= 3)
+    assert not draining.done()
+    for report in reports(caplog):
+        assert report == (
+            "draining: 2 journals are still assigned to this broker, and no other broker has room "
+            "(start one, or set --broker.drain-timeout)"
+        )
+    # Appends go on while it waits.
+    async with AsyncClient(ClientConfig(address=first.endpoint)) as client:
+        await client.append("a/one", b" and more")
+    await local_brokers.start()
+    assert await asyncio.wait_for(draining, 10) == []
+
+
+async def test_a_broker_leaves_at_its_timeout_and_loses_nothing(local_brokers, caplog):
+    first = await local_brokers.start(drain_timeout_s=0.5)
+    await content_at(first, "a/one", "a/two")
+    second = await local_brokers.start(journal_limit=0)
+    assert await asyncio.wait_for(first.drain(), 10) == []
+    assert "no broker can take over 2 journals; persisting and leaving" in caplog.messages
+    assert stored(local_brokers) == {"one", "two"}
+    assert not [r for r in caplog.records if r.levelno >= logging.ERROR]
+    # The next one goes on where it ended.
+    third = await local_brokers.start()
+    async with AsyncClient(ClientConfig(address=third.endpoint)) as client:
+        assert (await client.append("a/one", b"more")).begin == len(b"content of it")
+    del second
+
+
+async def test_the_last_broker_does_not_wait(local_brokers, caplog):
+    first = await local_brokers.start(drain_timeout_s=None)
+    await content_at(first, "a/one")
+    assert await asyncio.wait_for(first.drain(), 10) == []
+    assert not reports(caplog)
+    assert stored(local_brokers) == {"one"}
+
+
+async def test_a_broker_without_journals_leaves_at_once(local_brokers, caplog):
+    await local_brokers.start(journal_limit=0)
+    second = await local_brokers.start(drain_timeout_s=None)
+    assert await asyncio.wait_for(second.drain(), 10) == []
+    assert not reports(caplog)
