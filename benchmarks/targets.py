@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["BOUNDS", "CLUSTER_TARGETS", "TARGETS", "Target", "Verdict", "judge"]
+__all__ = ["BOUNDS", "CLUSTER_TARGETS", "FAILOVER_TARGETS", "TARGETS", "Target", "Verdict", "judge"]
 
 # For each figure the machine's own that no broker and client in Python over gRPC can beat by
 # much: the same messages between a server and a client that do nothing with them. On a slow or a
@@ -65,6 +65,13 @@ CLUSTER_TARGETS = (
     Target("idle_10k_cpu_percent_max", 5, is_upper=True),
     Target("idle_10k_list_s", 3, is_upper=True),
     Target("idle_10k_first_append_ms", 100, is_upper=True),
+)
+
+# The first without detection of crashes: the lease of 5 s and one more.
+FAILOVER_TARGETS = (
+    Target("failover_kill_lease5_s", 6, is_upper=True),
+    Target("failover_kill_detected_s", 2, is_upper=True),
+    Target("drain_stall_ms_max", 300, is_upper=True),
 )
 
 
