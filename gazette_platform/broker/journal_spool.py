@@ -230,8 +230,15 @@ class JournalSpool:
 
     def commit(self, draft: Draft, registers: LabelSet, *, appends: int = 1) -> None:
         """Settle a draft at once; nothing is staged before it."""
-        self.stage(draft, registers, appends=appends)
-        self.settle()
+        digester, length = draft.digester, draft.length
+        if self._staged or digester is not self.digester or draft.at != self.end + length:
+            raise RuntimeError(f"{self._host.name}: a draft of another place")
+        spool = digester.spool
+        self.end, self.registers = draft.at, registers
+        spool.commit(draft.at, registers=registers, now=self._clock.now(), digest=draft.digest)
+        if length:
+            self._host.on_commit(spool, appends=appends, length=length)
+            digester.kick()
 
     def stage(self, draft: Draft, registers: LabelSet, *, appends: int = 1) -> None:
         """Count a draft as content once `settle` is called for it."""
