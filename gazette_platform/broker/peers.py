@@ -15,6 +15,8 @@ from gazette_platform.client.wire import condition_of
 from gazette_platform.protocol import endpoint_grpc_address
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gazette_platform.broker.config import BrokerConfig
     from gazette_platform.ops.clock import Clock
     from gazette_platform.protocol.auth import Capability
@@ -56,6 +58,11 @@ class Peers:
         self._channels: dict[str, aio.Channel] = {}
         # Peers that are not pinged, and the channels to them that did.
         self._unpinged: dict[str, aio.Channel] = {}
+        self._observer: Callable[[str], None] | None = None
+
+    def observe_failures(self, observer: Callable[[str], None]) -> None:
+        """Call `observer` with the endpoint of each call that fails. There is one observer."""
+        self._observer = observer
 
     def channel(self, endpoint: str) -> aio.Channel:
         """The channel to a peer.
@@ -88,6 +95,8 @@ class Peers:
 
         Args: details: of the error.
         """
+        if self._observer is not None:
+            self._observer(endpoint)
         is_for_pings = _TOO_MANY_PINGS in details.lower().replace("_", " ")
         if is_for_pings and endpoint not in self._unpinged:
             channel = self._channels.pop(endpoint, None)

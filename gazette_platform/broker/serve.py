@@ -253,6 +253,7 @@ class Broker:
                 clock=self._context.clock,
                 evicted=self._context.metrics.brokers_evicted,
             )
+            self._context.peers.observe_failures(evictor.hint)
             self.tasks.spawn(evictor.run(), name="crash watch")
         self._allocating = self.tasks.spawn(self._allocator.run(), name="allocator")
 
