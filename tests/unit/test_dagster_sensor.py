@@ -14,9 +14,10 @@ from dagster import (
 
 from gazette_platform.assets import raw_checks
 from gazette_platform.errors import TransportError, ValidationError
-from gazette_platform.lake import parse_table_spec
+from gazette_platform.lake import Finding, parse_table_spec
 from gazette_platform.resources import LakeResource
 from gazette_platform.sensors import fragments_sensor
+from gazette_platform.sensors.audits import AuditState
 from gazette_platform.sensors.cursor import SensorCursor, problem_digest
 from gazette_platform.sensors.events import journal_partition
 from gazette_platform.testing.lake import FragmentFiles, MemoryMetastore
@@ -411,3 +412,18 @@ def test_journal_partitions_are_readable_and_distinct():
     assert journal_partition("flights/origin=JFK/part=000") == "flights/origin=JFK/part=000"
     assert journal_partition("a...b|c") == "a%2E%2E%2Eb%7Cc"
     assert journal_partition("a%2Fb") != journal_partition("a/b")
+
+
+def test_audits_of_another_release_begin_anew():
+    text = '{"version":1,"tables":{},"audits":{"s.a":{"journal":"","offset":0,"findings":[[1]]}}}'
+    assert SensorCursor.parse(text).audits == {"s.a": AuditState()}
+    state = AuditState(
+        journal="j",
+        offset=3,
+        findings=(Finding(kind="overlap", journal="j", begin=0, end=9, text="x", values=("1",)),),
+        fits=(Finding(kind="fit", journal="", begin=0, end=0, text="y", is_error=False),),
+        refused={"a/b": "why"},
+        told="0",
+    )
+    cursor = SensorCursor(audits={"s.a": state})
+    assert SensorCursor.parse(cursor.dump()) == cursor
