@@ -1,4 +1,5 @@
 -- Delays of the months from :first to :last, both the first day of a month.
+-- The view has each row once, even while files of the raw table overlap.
 -- Grain: one row a month of departure.
 SELECT
     year,
@@ -8,6 +9,6 @@ SELECT
     count_if(dep_delay > 15) AS delayed,
     avg(dep_delay) AS dep_delay_avg,
     avg(arr_delay) AS arr_delay_avg
-FROM flights.flights
+FROM flights.flights_exact
 WHERE make_date(year, month, 1) BETWEEN to_date(:first) AND to_date(:last)
 GROUP BY year, month

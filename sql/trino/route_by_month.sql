@@ -1,5 +1,6 @@
 -- Brings one origin's part of route_by_month to what the raw table says now, in one commit.
 -- Grain: one row an origin, destination and month. Parameter, twice: the origin.
+-- The view has each row once, even while files of the raw table overlap.
 -- Rows that are right already are left alone, so a second run writes nothing.
 MERGE INTO iceberg.rollups.route_by_month AS kept
 USING (
@@ -13,7 +14,7 @@ USING (
             count_if(dep_time IS NULL) AS cancelled,
             avg(dep_delay) AS dep_delay_avg,
             avg(arr_delay) AS arr_delay_avg
-        FROM hive.flights.flights
+        FROM hive.flights.flights_exact
         WHERE origin = ? AND dest IS NOT NULL AND year IS NOT NULL AND month IS NOT NULL
         GROUP BY origin, dest, year, month
     ),

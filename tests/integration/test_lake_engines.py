@@ -143,7 +143,7 @@ def test_engines_read_only_the_partitions_asked_for(registrar, files, trino, spa
     (files.root / bad.content_path).write_bytes(b"\x1f\x8b\x08\x00 not gzip at all")
     report = registrar.tick(parse_table_spec(EVENTS), {})
     assert len(report.updates) == 2
-    assert "is damaged" in report.errors[0]
+    assert "is damaged" in report.misfits[0].text
     where = "WHERE append_hour = 5 AND date = DATE '2026-01-02'"
     (row,) = trino.query(f'SELECT count(*), max("$path") FROM hive.engines.events {where}')
     assert row[0] == 1
@@ -295,7 +295,7 @@ def flight(month, origin, dest, delay):
 
 
 @pytest.fixture
-def flights(request, files, registrar):
+def flights(request, files, registrar, metastore):
     text = (
         request.config.rootpath / "gazette_platform/embedded/demo/flights.table.yaml"
     ).read_text()
@@ -309,6 +309,15 @@ def flights(request, files, registrar):
         )
         report = registrar.tick(spec, {})
         assert report.errors == []
+        auditor = Auditor(files, StoreRoots(files.roots))
+        with metastore.connect() as session:
+            table = session.table("flights", "flights")
+            found = [
+                f
+                for p in report.journals
+                for f in auditor.audit(session, spec, table, p.journal).findings
+            ]
+            ensure_exact_view(session, spec, table, excluded_files(found))
         return report
 
     return publish
@@ -394,6 +403,38 @@ def test_trino_rollup_is_idempotent_and_follows_its_source(flights, run, trino, 
         ("JFK", "LAX", 1, 4, 1, 20.0),
         ("JFK", "SFO", 2, 1, 0, -5.0),
     ]
+
+
+def test_rollups_read_rows_of_overlapping_files_once(flights, files, run, trino, spark):
+    flights("JFK", (1, "LAX", 10), (1, "LAX", 20))
+    content = flight(1, "JFK", "LAX", 10)
+    postfix = "append_date=2026-01-02/append_hour=05"
+    files.forget(files.append("flights/origin=JFK/part=000", content, postfix=postfix, begin=0))
+    flights("JFK", (2, "SFO", 5), hour="07")
+    assert trino.query("SELECT count(*) FROM hive.flights.flights") == [(4,)]
+    run(route_by_month, "JFK", "JFK")
+    assert trino.query(ROUTES.format("iceberg.rollups.route_by_month")) == [
+        ("JFK", "LAX", 1, 2, 0, 15.0),
+        ("JFK", "SFO", 2, 1, 0, 5.0),
+    ]
+    assert write_delays(spark, ["2013-01-01", "2013-02-01"]) == {"2013-01-01": 2, "2013-02-01": 1}
+
+
+def test_values_of_another_type_are_no_values_of_the_table(registrar, files, trino, spark):
+    spec = parse_table_spec(
+        "{name: engines.typed, selector: name=typed/log, format: json, "
+        "columns: [{name: id, type: bigint}, {name: gone, type: string}]}"
+    )
+    files.append("typed/log", event(1))
+    report = registrar.tick(spec, {})
+    assert report.misfits == []
+    assert report.columns == {"id"}
+    bad = files.append("typed/log", b'{"id":"many"}\n' * 2)
+    report = registrar.tick(spec, report.offsets)
+    assert f"column id is bigint, but fragment {bad.content_path}" in report.misfits[0].text
+    query = "SELECT count(*), count(id), count(gone) FROM {}engines.typed"
+    assert trino.query(query.format("hive.")) == [(3, 1, 0)]
+    assert in_spark(spark, query.format("")) == [(3, 1, 0)]
 
 
 def test_trino_rollup_drops_what_its_source_no_longer_has(flights, run, trino, metastore):
