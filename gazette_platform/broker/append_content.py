@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from typing import TYPE_CHECKING, final
 
@@ -48,6 +49,7 @@ class Body:
         "_due_at",
         "_flow",
         "_loop",
+        "_released",
         "_stalled",
         "_timer",
         "_waiting",
@@ -61,6 +63,7 @@ class Body:
     ) -> None:
         self._content = content
         self._balance = balance
+        self._released = balance.released
         self._clock = context.clock
         self._loop = asyncio.get_running_loop()
         self._flow = Flow.start(context.config.min_append_rate, context.clock.monotonic())
@@ -117,11 +120,18 @@ class Body:
         chunk: bytes | memoryview = content if content is not None else _decode_chunk(raw)
         if chunk:
             self._flow.on_content(len(chunk))
-            delay_s = self._balance.take(len(chunk), self._clock.monotonic())
-            if delay_s > 0:
-                self.delayed_chunks += 1
-                await asyncio.sleep(delay_s)
+            if not self._released.is_set():
+                delay_s = self._balance.take(len(chunk), self._clock.monotonic())
+                if delay_s > 0:
+                    await self._hold(delay_s)
         return chunk
+
+    async def _hold(self, delay_s: float) -> None:
+        """Wait until the journal has paid for a chunk, or its assignments change."""
+        self.delayed_chunks += 1
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._released.wait()
 
     async def expect_end(self) -> None:
         """The client must half-close after its commit marker."""

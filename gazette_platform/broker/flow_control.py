@@ -7,7 +7,8 @@ from one append of a journal to the next.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, field
 from typing import final
 
 __all__ = ["TICK_S", "Flow", "RateBalance"]
@@ -28,11 +29,18 @@ class RateBalance:
     balance: float = 0.0
     updated_at: float = 0.0
     """Monotonic seconds."""
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the appends that began with it are held back no more."""
 
     @classmethod
     def start(cls, rate: float, now: float) -> RateBalance:
         """One second's worth, at `now`."""
         return cls(rate, rate, now)
+
+    def release(self) -> None:
+        """Let the appends under way finish at any rate: a hand-over waits for them."""
+        self.released.set()
+        self.released = asyncio.Event()
 
     def refill(self, now: float) -> None:
         """Add what the rate gave since the last call."""

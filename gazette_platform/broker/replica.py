@@ -111,6 +111,7 @@ class Replica:
         self._refresh_failures = 0
         self._write_head = context.metrics.write_head.labels(name)
         self.balance = RateBalance.start(self._max_rate(), context.clock.monotonic())
+        self._throttled_route = self.route
         self.spool = JournalSpool(
             self,
             executor=context.executor,
@@ -417,6 +418,9 @@ class Replica:
             self._arm_flush(self.spool.spool)
         self.is_primary = is_primary
         self.balance.rate = self._max_rate()
+        if not self.route.equivalent(self._throttled_route):
+            self._throttled_route = self.route
+            self.balance.release()
         if spec.fragment.flush_interval_ns != self._flush_interval_ns:
             self._arm_flush(self.spool.spool)
         if spec.fragment.stores != self._stores:
@@ -515,6 +519,7 @@ class Replica:
     def stop(self) -> None:
         """Start nothing any more by itself. Idempotent."""
         self.is_closed = True
+        self.balance.release()
         for timer in (self._flush_timer, self._refresh_timer, self._pulse_timer):
             if timer is not None:
                 timer.cancel()

@@ -210,6 +210,43 @@ async def test_fc7_a_chunk_beyond_the_balance_waits(receive):
     assert (body.total_chunks, body.delayed_chunks) == (2, 1)
 
 
+async def test_fc4_a_change_of_assignments_ends_the_throttle(receive, tasks):
+    """Whether it comes while a chunk is held back, or before: a hand-over waits for the append."""
+    client = Client(*[chunk(b"x" * 20_000)] * 3)
+    body = receive(client, max_rate=10)
+    receiving = tasks.spawn(body.next())
+    await asyncio.sleep(0.01)
+    assert not receiving.done(), "it would be held back for half an hour"
+    body._balance.release()
+    async with asyncio.timeout(1):
+        assert len(await receiving) == 20_000
+        assert len(await body.next()) == 20_000
+        assert len(await body.next()) == 20_000
+    assert (body.total_chunks, body.delayed_chunks) == (3, 1)
+
+
+async def test_fc4_the_next_append_is_throttled_again(receive):
+    client = Client(chunk(b"x" * 20_000))
+    body = receive(client, max_rate=10)
+    body._balance.release()
+    later = receive(Client(chunk(b"x" * 20_000)), max_rate=10)
+    later._balance, later._released = body._balance, body._balance.released
+    async with asyncio.timeout(1):
+        await body.next()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(later.next(), 0.01)
+    assert (body.delayed_chunks, later.delayed_chunks) == (0, 1)
+
+
+async def test_fc7_a_big_chunk_right_after_the_assignments_changed(receive):
+    body = receive(Client(chunk(b"x" * 500_000), COMMIT), max_rate=10)
+    body._balance.release()
+    async with asyncio.timeout(1):
+        assert len(await body.next()) == 500_000
+        assert not await body.next()
+    assert body.delayed_chunks == 0
+
+
 # ---------------------------------------------------------------------------------------- hand-over
 async def test_the_client_waits_when_the_appender_does_not_take(tasks, receive):
     done = asyncio.get_running_loop().create_future()
