@@ -8,12 +8,12 @@ def route(*zones, primary=0):
     return Route(members, primary, tuple(f"http://{m.zone}-{m.suffix}" for m in members))
 
 
-def test_primary_is_picked_for_appends():
+def test_v10_primary_is_picked_for_appends():
     assert pick_endpoint(route("a", "b", primary=1), "a", primary=True) == "http://b-broker-1"
     assert pick_endpoint(route("a", "b", primary=-1), "a", primary=True) == ""
 
 
-def test_replica_of_the_zone_is_picked_for_reads():
+def test_v10_replica_of_the_zone_is_picked_for_reads():
     assert pick_endpoint(route("a", "b", "b"), "b", primary=False) == "http://b-broker-1"
     assert pick_endpoint(route("a", "b"), "c", primary=False) == "http://a-broker-0"
 
@@ -52,7 +52,7 @@ def test_v10_the_zone_is_not_left_for_a_failure():
     assert pick(where, **failed, leaves_zone=True) == 0, "but brokers that forward do"
 
 
-def test_least_recently_used_is_dropped():
+def test_rc1_least_recently_used_is_dropped():
     cache = RouteCache(2, 60, ManualClock())
     cache.update("one", route("a"))
     cache.update("two", route("a"))
@@ -63,7 +63,7 @@ def test_least_recently_used_is_dropped():
     assert len(cache) == 2
 
 
-def test_entries_expire_by_their_last_update():
+def test_rc1_entries_expire_by_their_last_update():
     clock = ManualClock()
     cache = RouteCache(2, 60, clock)
     cache.update("one", route("a"))
@@ -74,7 +74,7 @@ def test_entries_expire_by_their_last_update():
     assert len(cache) == 0
 
 
-def test_empty_routes_invalidate():
+def test_rc1_empty_routes_invalidate():
     cache = RouteCache(2, 60, ManualClock())
     for forget in (lambda: cache.update("one", None), lambda: cache.update("one", Route())):
         cache.update("one", route("a"))

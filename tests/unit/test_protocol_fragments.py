@@ -23,7 +23,7 @@ _FRAGMENT = Fragment("a/journal", 1234567890, 1 << 42, _SUM, CompressionCodec.GZ
 _BASE = f"00000000499602d2-0000040000000000-{_HEX}"
 
 
-def test_names_and_paths():
+def test_v6_names_and_paths():
     assert _FRAGMENT.content_length == (1 << 42) - 1234567890
     assert _FRAGMENT.content_name == f"{_BASE}.gz"
     assert _FRAGMENT.content_path == f"a/journal/{_BASE}.gz"
@@ -49,7 +49,7 @@ def test_names_and_paths():
         (f"v1.2/{_BASE}.gz", replace(_FRAGMENT, path_postfix="v1.2")),
     ],
 )
-def test_parsing(path, expected):
+def test_v6_parsing(path, expected):
     assert parse_fragment_path("a/journal", path) == expected
 
 
@@ -80,7 +80,7 @@ def test_parsing(path, expected):
         (f"a b/0-1-{_HEX}.gz", "PathPostfix: not a valid token (a b)"),
     ],
 )
-def test_parsing_errors(path, text):
+def test_v6_parsing_errors(path, text):
     with pytest.raises(ValidationError) as raised:
         parse_fragment_path("a/journal", path)
     assert str(raised.value) == text
@@ -107,7 +107,7 @@ def test_parsing_errors(path, text):
         ),
     ],
 )
-def test_fragment_that_breaks_a_rule(fragment, text):
+def test_v6_fragment_that_breaks_a_rule(fragment, text):
     with pytest.raises(ValidationError) as raised:
         fragment.validate()
     assert str(raised.value) == text

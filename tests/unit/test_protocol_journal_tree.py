@@ -18,7 +18,13 @@ from gazette_platform.protocol import (
     parse_journal_tree,
     to_journal_tree,
 )
-from gazette_platform.protocol.journal_tree import hoist, tree_of
+from gazette_platform.protocol.journal_tree import (
+    _intersect,
+    _subtract,
+    _union,
+    hoist,
+    tree_of,
+)
 from gazette_platform.protocol.journal_yaml import parse_journal_node, render_journal_node
 
 
@@ -56,7 +62,7 @@ def _node(name: str, *children: JournalNode, **fields: object) -> JournalNode:
         ),
     ],
 )
-def test_shape_that_breaks_a_rule(node, text):
+def test_j1_shape_that_breaks_a_rule(node, text):
     with pytest.raises(ValidationError) as raised:
         node.validate()
     assert str(raised.value) == text
@@ -103,7 +109,7 @@ children:
 """
 
 
-def test_push_down_of_a_tree():
+def test_j1_push_down_of_a_tree():
     bar, baz, other = parse_journal_tree(_TREE)
     assert bar == JournalChange(None, "foo/bar", 12)
     assert bar.name == "foo/bar"
@@ -267,7 +273,7 @@ def _names(node: JournalNode) -> object:
         (["foo/barn", "foo/bar"], ("foo/", ["foo/bar", "foo/barn"])),
     ],
 )
-def test_tree_has_fewest_directories(names, expected):
+def test_j1_tree_has_fewest_directories(names, expected):
     tree = tree_of(_named(*names))
     assert tree is not None
     assert _names(tree) == expected
@@ -279,7 +285,7 @@ def test_no_journals_make_no_tree():
     assert to_journal_tree([]) == ""
 
 
-def test_hoisting_moves_what_all_children_share():
+def test_j1_hoisting_moves_what_all_children_share():
     one = replace(_SPEC, name="foo/one", labels=LabelSet.of(aa="1", bb="x"))
     two = replace(
         _SPEC,
@@ -305,6 +311,30 @@ def test_hoisting_moves_what_all_children_share():
         ),
     ]
     assert [leaf.spec for leaf in tree.push_down().leaves()] == [one, two]
+
+
+def test_v5_set_operations_of_specs():
+    """What is shared and what is left make the whole again; zero values take the other's."""
+    one = replace(_SPEC, name="a/one", max_append_rate=7, labels=LabelSet.of(aa="1", bb="x"))
+    two = replace(_SPEC, name="a/two", replication=2, labels=LabelSet.of(aa="1", bb="y"))
+    shared = _intersect(one, two)
+    assert (shared.replication, shared.max_append_rate) == (0, 0)
+    assert shared.labels == LabelSet.of(aa="1")
+    assert shared.fragment == _SPEC.fragment
+    for spec in (one, two):
+        rest = _subtract(spec, shared)
+        assert rest.fragment == FragmentSpec()
+        assert "aa" not in rest.labels.names()
+        assert _union(rest, replace(shared, name=spec.name)) == spec
+    assert _union(one, two) == one, "its own values win"
+
+
+def test_v5_flags_are_names_or_numbers_in_yaml():
+    for text, flags in (("O_RDWR", JournalFlag.O_RDWR), ("35", JournalFlag.from_wire(35))):
+        document = f"name: a/journal\nflags: {text}\n"
+        node = parse_journal_node(document)
+        assert node.spec.flags == flags
+        assert render_journal_node(node) == document
 
 
 _CANONICAL = """\
@@ -363,14 +393,14 @@ children:
 """
 
 
-def test_canonical_yaml_is_byte_exact():
+def test_j1_canonical_yaml_is_byte_exact():
     # One line per value: the text above is folded only to fit this file.
     canonical = _CANONICAL.replace("{{\n    .Spool", "{{ .Spool")
     assert render_journal_node(parse_journal_node(canonical)) == canonical
     assert parse_journal_node(_CANONICAL) == parse_journal_node(canonical)
 
 
-def test_yaml_of_a_listing_hoists_and_keeps_revisions():
+def test_j1_yaml_of_a_listing_hoists_and_keeps_revisions():
     journals = _named("foo/one", "foo/two")
     text = to_journal_tree(journals)
     assert text == (

@@ -25,7 +25,7 @@ def _labels(*pairs: tuple[str, str]) -> LabelSet:
         (Label("aa", "v", prefix=True), "prefix is only allowed within a LabelSelector (aa)"),
     ],
 )
-def test_label_that_breaks_a_rule(label, text):
+def test_v1_label_that_breaks_a_rule(label, text):
     with pytest.raises(ValidationError) as raised:
         label.validate()
     assert str(raised.value) == text
@@ -40,7 +40,7 @@ def test_label_that_breaks_a_rule(label, text):
         Label("aa", "//../not//clean/"),
     ],
 )
-def test_label_that_is_fine(label):
+def test_v1_label_that_is_fine(label):
     label.validate()
 
 
@@ -73,13 +73,13 @@ def test_label_that_is_fine(label):
         ),
     ],
 )
-def test_set_that_breaks_a_rule(labels, text):
+def test_v1_set_that_breaks_a_rule(labels, text):
     with pytest.raises(ValidationError) as raised:
         labels.validate()
     assert str(raised.value) == text
 
 
-def test_selector_errors_name_the_set():
+def test_v1_selector_errors_name_the_set():
     bad = _labels(("a", ""))
     with pytest.raises(ValidationError, match=r"^Include\.Labels\[0\]\.Name: invalid length"):
         LabelSelector(include=bad).validate()
@@ -88,7 +88,7 @@ def test_selector_errors_name_the_set():
     LabelSelector(include=LabelSet((Label("aa", "x", prefix=True),))).validate()
 
 
-def test_of_sorts_and_drops_repetitions():
+def test_v2_of_sorts_and_drops_repetitions():
     made = LabelSet.of(("bb", "2"), {"cc/d": "x"}, ("bb", "1"), ("bb", "2"), aa="")
     assert made == _labels(("aa", ""), ("bb", "1"), ("bb", "2"), ("cc/d", "x"))
     made.validate()
@@ -98,7 +98,7 @@ def test_of_sorts_and_drops_repetitions():
     assert not LabelSet()
 
 
-def test_values_of_a_name():
+def test_v2_values_of_a_name():
     labels = _labels(("aa", ""), ("bb", "1"), ("bb", "2"))
     assert labels.values_of("bb") == ("1", "2")
     assert labels.values_of("aa") == ("",)
@@ -108,7 +108,7 @@ def test_values_of_a_name():
     assert labels.names() == ("aa", "bb")
 
 
-def test_set_add_and_remove():
+def test_v2_set_add_and_remove():
     labels = _labels(("bb", "1"), ("bb", "2"))
     assert labels.with_value("bb", "3") == _labels(("bb", "3"))
     assert labels.with_value("aa", "0") == _labels(("aa", "0"), ("bb", "1"), ("bb", "2"))
@@ -118,12 +118,12 @@ def test_set_add_and_remove():
     assert labels.without("aa") == labels
 
 
-def test_adding_by_prefix_wins_over_the_exact_value():
+def test_v2_adding_by_prefix_wins_over_the_exact_value():
     exact = LabelSet().with_added("aa", "x")
     assert exact.with_added("aa", "x", prefix=True) == LabelSet((Label("aa", "x", prefix=True),))
 
 
-def test_algebra_goes_by_name():
+def test_v2_algebra_goes_by_name():
     left = _labels(("aa", "1"), ("aa", "2"), ("bb", ""), ("cc", "3"))
     right = _labels(("aa", "1"), ("cc", "3"), ("dd", "4"))
     assert left.union(right) == _labels(("aa", "1"), ("bb", ""), ("cc", "3"), ("dd", "4"))
@@ -172,12 +172,12 @@ def test_registers_of_an_append_sequence():
         ("aa, path:prefix != a/b/c/d", True),
     ],
 )
-def test_matching(text, expected):
+def test_v3_matching(text, expected):
     labels = _labels(("aa", "1"), ("aa", "2"), ("bb", ""), ("path", "a/b/c"))
     assert LabelSelector.parse(text).matches(labels) is expected
 
 
-def test_prefix_and_exact_values_of_one_name_are_alternatives():
+def test_v3_prefix_and_exact_values_of_one_name_are_alternatives():
     selector = LabelSelector.parse("name:prefix=foo/, name=bar")
     assert selector.matches(LabelSet.of(name="bar"))
     assert selector.matches(LabelSet.of(name="foo/x"))
@@ -204,7 +204,7 @@ def test_prefix_and_exact_values_of_one_name_are_alternatives():
         ("foo=%2Fx", "foo=%2Fx"),
     ],
 )
-def test_parsing_gives_canonical_text(text, canonical):
+def test_v4_parsing_gives_canonical_text(text, canonical):
     selector = LabelSelector.parse(text)
     assert str(selector) == canonical
     assert LabelSelector.parse(canonical) == selector
@@ -229,7 +229,7 @@ def test_parsing_gives_canonical_text(text, canonical):
         ("foo in ()", 'could not match "foo in ()" to a label selector expression'),
     ],
 )
-def test_parsing_errors(text, error):
+def test_v4_parsing_errors(text, error):
     with pytest.raises(ValidationError) as raised:
         LabelSelector.parse(text)
     assert str(raised.value) == error

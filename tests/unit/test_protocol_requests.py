@@ -68,7 +68,7 @@ def _expect(check, message, text, **kwargs):
         ({"min_etcd_revision": -1}, "invalid MinEtcdRevision (-1; expected >= 0)"),
     ],
 )
-def test_read_request(fields, text):
+def test_v8_read_request(fields, text):
     _expect(validate_read_request, pb.ReadRequest(**{"journal": _NAME, **fields}), text)
 
 
@@ -123,7 +123,7 @@ def test_read_request(fields, text):
         ({"content": b"x", "fragment_url": "u"}, "unexpected FragmentUrl with Content (u)"),
     ],
 )
-def test_read_response(fields, text):
+def test_v8_read_response(fields, text):
     _expect(validate_read_response, pb.ReadResponse(**fields), text)
 
 
@@ -157,7 +157,7 @@ def test_read_response(fields, text):
         ({"min_etcd_revision": -3}, "invalid MinEtcdRevision (-3; expected >= 0)"),
     ],
 )
-def test_append_request(fields, text):
+def test_v8_append_request(fields, text):
     _expect(validate_append_request, pb.AppendRequest(**{"journal": _NAME, **fields}), text)
 
 
@@ -178,7 +178,7 @@ def test_append_request(fields, text):
         ({"min_etcd_revision": 1}, "unexpected MinEtcdRevision"),
     ],
 )
-def test_append_chunk(fields, text):
+def test_v8_append_chunk(fields, text):
     _expect(validate_append_chunk, pb.AppendRequest(**fields), text)
 
 
@@ -206,7 +206,7 @@ def test_append_chunk(fields, text):
         ),
     ],
 )
-def test_append_response(fields, text):
+def test_v8_append_response(fields, text):
     _expect(validate_append_response, pb.AppendResponse(**{"header": _HEADER, **fields}), text)
 
 
@@ -244,7 +244,7 @@ def test_append_response(fields, text):
         ({"content": b"x", "content_delta": -1}, "invalid ContentDelta (-1; expected >= 0)"),
     ],
 )
-def test_replicate_request(fields, text):
+def test_v8_replicate_request(fields, text):
     _expect(validate_replicate_request, pb.ReplicateRequest(**fields), text)
 
 
@@ -271,7 +271,7 @@ def test_replicate_request(fields, text):
         ({"registers": pb.LabelSet()}, "unexpected Registers"),
     ],
 )
-def test_replicate_response(fields, text):
+def test_v8_replicate_response(fields, text):
     _expect(validate_replicate_response, pb.ReplicateResponse(**fields), text)
 
 
@@ -300,7 +300,7 @@ def _selecting(name: str, value: str) -> pb.LabelSet:
         ({"watch_resume": _BAD_HEADER}, f"WatchResume.{_BAD_ETCD}"),
     ],
 )
-def test_list_request(fields, text):
+def test_v8_list_request(fields, text):
     _expect(validate_list_request, pb.ListRequest(**fields), text)
 
 
@@ -334,11 +334,11 @@ def _listed(**fields: object) -> pb.ListResponse.Journal:
         ),
     ],
 )
-def test_list_response(fields, text):
+def test_v8_list_response(fields, text):
     _expect(validate_list_response, pb.ListResponse(**{"header": _HEADER, **fields}), text)
 
 
-def test_list_response_that_continues():
+def test_v8_list_response_that_continues():
     validate_list_response(pb.ListResponse(journals=[_listed()]), continuation=True)
     _expect(
         validate_list_response,
@@ -379,7 +379,7 @@ def test_list_response_that_continues():
         ),
     ],
 )
-def test_apply_request(change, text):
+def test_v8_apply_request(change, text):
     fine = pb.ApplyRequest.Change(upsert=_SPEC)
     request = pb.ApplyRequest(changes=[fine, pb.ApplyRequest.Change(**change)])
     _expect(validate_apply_request, request, text)
@@ -393,7 +393,7 @@ def test_apply_request(change, text):
         (validate_health_response, pb.FragmentStoreHealthResponse),
     ],
 )
-def test_status_and_header_of_plain_responses(check, message_type):
+def test_v8_status_and_header_of_plain_responses(check, message_type):
     check(message_type(header=_HEADER))
     _expect(check, message_type(status=1000, header=_HEADER), "Status: invalid value (1000)")
     _expect(check, message_type(header=_BAD_HEADER), f"Header.{_BAD_ETCD}")
@@ -420,7 +420,7 @@ def test_status_and_header_of_plain_responses(check, message_type):
         ({"signatureTTL": {"seconds": -1}}, "invalid SignatureTTL (-1s; expected > 0s)"),
     ],
 )
-def test_fragments_request(fields, text):
+def test_v8_fragments_request(fields, text):
     _expect(validate_fragments_request, pb.FragmentsRequest(**{"journal": _NAME, **fields}), text)
 
 
@@ -437,7 +437,7 @@ def test_fragments_request(fields, text):
         ({"spec": _FRAGMENT}, -1, "invalid NextPageToken (-1; expected >= 0)"),
     ],
 )
-def test_fragments_response(listed, token, text):
+def test_v8_fragments_response(listed, token, text):
     response = pb.FragmentsResponse(header=_HEADER, next_page_token=token)
     response.fragments.add(**listed)
     _expect(validate_fragments_response, response, text)
@@ -473,15 +473,105 @@ def test_fragments_response(listed, token, text):
         ),
     ],
 )
-def test_health_request(fields, text):
+def test_v8_health_request(fields, text):
     default = {"fragment_store": "file:///"}
     _expect(validate_health_request, pb.FragmentStoreHealthRequest(**{**default, **fields}), text)
 
 
-def test_health_response_has_an_error_only_if_unhealthy():
+def test_v8_health_response_has_an_error_only_if_unhealthy():
     unhealthy = pb.FragmentStoreHealthResponse(
         header=_HEADER, status="FRAGMENT_STORE_UNHEALTHY", store_health_error="gone"
     )
     validate_health_response(unhealthy)
     healthy = pb.FragmentStoreHealthResponse(header=_HEADER, store_health_error="gone")
     _expect(validate_health_response, healthy, "unexpected StoreHealthError with OK (gone)")
+
+
+@pytest.mark.parametrize(
+    ("check", "message_type", "faults", "rest"),
+    [
+        (
+            validate_read_request,
+            pb.ReadRequest,
+            [
+                ("header", _BAD_HEADER, "Header."),
+                ("journal", "/bad", "Journal: "),
+                ("offset", -2, "invalid Offset (-2"),
+                ("end_offset", -1, "invalid EndOffset (-1"),
+                ("begin_mod_time", -1, "invalid BeginModTime (-1"),
+                ("min_etcd_revision", -1, "invalid MinEtcdRevision (-1"),
+            ],
+            {"journal": _NAME},
+        ),
+        (
+            validate_append_request,
+            pb.AppendRequest,
+            [
+                ("header", _BAD_HEADER, "Header."),
+                ("journal", "/bad", "Journal: "),
+                ("content", b"x", "unexpected Content"),
+                ("offset", -1, "invalid Offset (-1"),
+                (
+                    "check_registers",
+                    pb.LabelSelector(include=_BAD_LABELS),
+                    "CheckRegisters.Include.",
+                ),
+                ("union_registers", _BAD_LABELS, "UnionRegisters."),
+                ("subtract_registers", _BAD_LABELS, "SubtractRegisters."),
+                ("suspend", 9, "Suspend: "),
+            ],
+            {"journal": _NAME},
+        ),
+        (
+            validate_append_chunk,
+            pb.AppendRequest,
+            [
+                ("journal", "/bad", "Journal: "),
+                ("header", _HEADER, "unexpected Header"),
+                ("do_not_proxy", True, "unexpected DoNotProxy"),
+                ("offset", 1, "unexpected Offset"),
+                ("check_registers", pb.LabelSelector(), "unexpected CheckRegisters"),
+                ("union_registers", pb.LabelSet(), "unexpected UnionRegisters"),
+                ("subtract_registers", pb.LabelSet(), "unexpected SubtractRegisters"),
+                ("suspend", 1, "unexpected Suspend"),
+            ],
+            {},
+        ),
+        (
+            validate_append_response,
+            pb.AppendResponse,
+            [
+                ("status", 1000, "Status: "),
+                ("header", _BAD_HEADER, "Header."),
+                ("commit", pb.Fragment(journal=_NAME), "Commit."),
+                ("registers", _BAD_LABELS, "Registers."),
+                ("total_chunks", -1, "invalid TotalChunks (-1"),
+            ],
+            {"header": _HEADER, "commit": _FRAGMENT, "registers": pb.LabelSet()},
+        ),
+        (
+            validate_fragments_request,
+            pb.FragmentsRequest,
+            [
+                ("header", _BAD_HEADER, "Header."),
+                ("journal", "/bad", "Journal: "),
+                ("begin_mod_time", 50, "invalid EndModTime (40"),
+                ("next_page_token", -1, "invalid NextPageToken (-1"),
+                ("page_limit", -1, "invalid PageLimit (-1"),
+                ("signatureTTL", {}, "invalid SignatureTTL"),
+            ],
+            {"journal": _NAME, "end_mod_time": 40},
+        ),
+    ],
+)
+def test_v8_rules_are_checked_in_their_order(check, message_type, faults, rest):
+    """Of several faults the first is told; once it is mended, the next."""
+    fields = {**rest, **{name: value for name, value, _ in faults}}
+    for name, _, text in faults:
+        with pytest.raises(ValidationError) as raised:
+            check(message_type(**fields))
+        assert str(raised.value).startswith(text)
+        fields.pop(name)
+        if name in rest:
+            fields[name] = rest[name]
+    check(message_type(**fields))

@@ -158,7 +158,7 @@ def test_spec_is_fine_and_survives_its_message():
         ),
     ],
 )
-def test_spec_that_breaks_a_rule(spec, text):
+def test_v5_spec_that_breaks_a_rule(spec, text):
     with pytest.raises(ValidationError) as raised:
         spec.validate()
     assert str(raised.value) == text
@@ -188,11 +188,11 @@ def test_spec_that_breaks_a_rule(spec, text):
         ),
     ],
 )
-def test_spec_that_is_fine(spec):
+def test_v5_spec_that_is_fine(spec):
     spec.validate()
 
 
-def test_desired_replication_follows_suspension_and_cap():
+def test_v5_desired_replication_follows_suspension_and_cap():
     assert _SPEC.desired_replication() == 3
     assert _SPEC.desired_replication(2) == 2
     for level, expected in (
@@ -203,7 +203,7 @@ def test_desired_replication_follows_suspension_and_cap():
         assert replace(_SPEC, suspend=SuspendSpec(level)).desired_replication() == expected
 
 
-def test_flags_say_what_may_be_done():
+def test_v5_flags_say_what_may_be_done():
     table = {
         JournalFlag.NOT_SPECIFIED: (True, True),
         JournalFlag.O_RDONLY: (True, False),
@@ -236,19 +236,19 @@ def test_labels_with_the_implicit_name():
         ("s3://b/p/?a=1&a=2", "query argument a is given twice (s3://b/p/?a=1&a=2)"),
     ],
 )
-def test_store_urls_that_break_a_rule(url, text):
+def test_v7_store_urls_that_break_a_rule(url, text):
     with pytest.raises(ValidationError) as raised:
         parse_store_url(url)
     assert str(raised.value) == text
 
 
 @pytest.mark.parametrize("url", ["s3://[bad/", "s3://b/p/?=&&", "s3://b/a b/", "s3://b/\n/"])
-def test_store_urls_that_are_none(url):
+def test_v7_store_urls_that_are_none(url):
     with pytest.raises(ValidationError):
         parse_store_url(url)
 
 
-def test_store_url_in_parts():
+def test_v7_store_url_in_parts():
     url = parse_store_url("s3://bucket/a/b%20c/?Profile=x&endpoint=http%3A%2F%2Fh&find=")
     assert (url.scheme, url.host, url.path, url.prefix) == ("s3", "bucket", "/a/b c/", "a/b c/")
     assert url.args == {"Profile": "x", "endpoint": "http://h", "find": ""}
@@ -268,7 +268,7 @@ def test_store_url_in_parts():
         ("foo://host", ("host", False)),
     ],
 )
-def test_endpoint_addresses(endpoint, expected):
+def test_v7_endpoint_addresses(endpoint, expected):
     assert endpoint_grpc_address(endpoint) == expected
 
 
@@ -283,7 +283,7 @@ def test_endpoint_addresses(endpoint, expected):
         ("http://[bad", 'parse "http://[bad": Invalid IPv6 URL'),
     ],
 )
-def test_endpoints_that_break_a_rule(endpoint, text):
+def test_v7_endpoints_that_break_a_rule(endpoint, text):
     with pytest.raises(ValidationError) as raised:
         validate_endpoint(endpoint)
     assert str(raised.value) == text
@@ -314,13 +314,13 @@ _BROKER = BrokerSpec(ProcessId("zone", "name"), "http://foo", 5)
         ),
     ],
 )
-def test_broker_that_breaks_a_rule(broker, text):
+def test_v9_broker_that_breaks_a_rule(broker, text):
     with pytest.raises(ValidationError) as raised:
         broker.validate()
     assert str(raised.value) == text
 
 
-def test_broker_that_is_fine():
+def test_v9_broker_that_is_fine():
     _BROKER.validate()
     assert BrokerSpec.from_pb(_BROKER.to_pb()) == _BROKER
     assert ProcessId.from_pb(_BROKER.id.to_pb()) == _BROKER.id
@@ -357,19 +357,19 @@ _ETCD = EtcdHeader(12, 34, 56, 78)
         (replace(_ROUTE, endpoints=("", "b")), "Endpoints[1]: not absolute (b)"),
     ],
 )
-def test_route_that_breaks_a_rule(route, text):
+def test_v9_route_that_breaks_a_rule(route, text):
     with pytest.raises(ValidationError) as raised:
         route.validate()
     assert str(raised.value).startswith(text)
 
 
-def test_route_that_is_fine():
+def test_v9_route_that_is_fine():
     for route in (_ROUTE, Route(), replace(_ROUTE, endpoints=("", "http://b")), Route((_A,), -1)):
         route.validate()
         assert Route.from_pb(route.to_pb()) == route
 
 
-def test_equivalence_of_routes_ignores_endpoints():
+def test_v9_equivalence_of_routes_ignores_endpoints():
     assert _ROUTE.equivalent(_ROUTE.without_endpoints())
     assert not _ROUTE.equivalent(replace(_ROUTE, primary=0))
     assert not _ROUTE.equivalent(Route((_A,), -1))
@@ -406,13 +406,13 @@ def test_route_lookups():
         (Header(_A, _ROUTE, replace(_ETCD, raft_term=0)), "Etcd: invalid RaftTerm (expected != 0)"),
     ],
 )
-def test_header_that_breaks_a_rule(header, text):
+def test_v9_header_that_breaks_a_rule(header, text):
     with pytest.raises(ValidationError) as raised:
         header.validate()
     assert str(raised.value) == text
 
 
-def test_header_that_is_fine():
+def test_v9_header_that_is_fine():
     for header in (Header(_A, _ROUTE, _ETCD), Header(None, Route(), _ETCD)):
         header.validate()
         assert Header.from_pb(header.to_pb()) == header
