@@ -10,9 +10,12 @@ import pytest
 from gazette_platform.protocol import (
     CompressionCodec,
     FragmentSpec,
+    Header,
     JournalSpec,
     LabelSelector,
     LabelSet,
+    ProcessId,
+    Route,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import LocalBrokers, append, eventually
@@ -185,6 +188,22 @@ async def test_la4_a_resumed_watch_waits_for_news(stub, three):
     await asyncio.sleep(0.05)
     await apply(stub, (B, -1))
     assert await watch.next() == [A, C]
+
+
+async def test_v11_headers_without_a_journal_have_no_route(stub, three):
+    """They say who answers, and as of which revision; and they hold by the rules of headers."""
+    _, messages = await listed(stub)
+    applied = await apply(stub, (spec(A, foo="1"), three))
+    health = await stub.FragmentStoreHealth(
+        pb.FragmentStoreHealthRequest(fragment_store="file:///"), timeout=20
+    )
+    for response in (messages[0], applied, health):
+        header = Header.from_pb(response.header)
+        header.validate()
+        assert header.process_id == ProcessId("local", "broker-0")
+        assert header.route == Route((), -1)
+        assert header.etcd.revision >= three
+    assert applied.header.etcd.revision > three
 
 
 # ------------------------------------------------------------------------------------------- apply

@@ -94,6 +94,16 @@ def test_t11_fresh_item_gets_its_primary_under_the_member_lease():
     assert piece.compares == (Compare.mod(member_key(P, A), MEMBER_REVISIONS[A]),)
 
 
+@pytest.mark.parametrize("slots", [{A: 0, B: 1}, {A: 1, B: 0}])
+def test_k5_who_is_assigned_counts_and_not_the_slot(slots):
+    """Desired members have no slots: whoever holds the item in any of them is neither added again
+    nor removed."""
+    assert step(cluster(slots, replication=2), [A, B], replication=2) is None
+    piece = step(cluster({A: 3, B: 7}, replication=2), [A, B], replication=2)
+    assert removed(piece) == [slot_key(A, 3)]
+    assert [op.key for op in piece.operations if isinstance(op, Put)] == [slot_key(A, 0)]
+
+
 def test_nothing_to_do_is_no_piece():
     assert step(cluster({A: 0}), [A]) is None
 

@@ -38,6 +38,8 @@ from gazette_platform.protocol import (
 
 A = ProcessId("zone-a", "suffix-1")
 B = ProcessId("zone-b", "suffix-2")
+C = ProcessId("zone-c", "suffix-3")
+_AB = ((0, A), (1, B))
 HEADER_AT = {"cluster_id": 0xC, "member_id": 0xA, "raft_term": 3}
 
 
@@ -262,7 +264,7 @@ def test_route_has_members_in_key_order_and_known_endpoints(brokers):
     assert state.changes.members == {B}
 
 
-def test_journal_is_consistent_once_all_values_tell_its_route(brokers):
+def test_ks1_journal_is_consistent_once_all_values_tell_its_route(brokers):
     seed(brokers)
     state = brokers.state
     value = encode_route(state.route_of("item/a"))
@@ -278,7 +280,53 @@ def test_journal_is_consistent_once_all_values_tell_its_route(brokers):
     assert state.route_of("item/a").members == (B,)
 
 
-def test_assignments_are_found_by_journal_and_by_member(brokers):
+@pytest.mark.parametrize(
+    ("told", "consistent"),
+    [
+        ([Route((A, B, C), 1)] * 3, True),
+        ([Route((A, B, C), 1, ("http://a", "http://b", "http://c"))] * 3, True),
+        ([Route((A, B, C), 1), Route((A, B, C), 0), Route((A, B, C), 1)], False),
+        ([Route((A, B, C), 1), Route((A, B, C), 1), Route((A, B), 1)], False),
+        ([Route((A, B, C), 1), Route((A, B, C), 1), Route()], False),
+        ([Route((A, B, C), 0)] * 3, False),
+        ([Route((A, B), 1)] * 3, False),
+    ],
+)
+def test_ks1_all_assignments_must_tell_the_route_that_is(brokers, told, consistent):
+    keys = [
+        assignment_key("/p", "item/a", m, slot)
+        for m, slot in zip((A, B, C), (1, 0, 2), strict=True)
+    ]
+    values = map(encode_route, told)
+    kvs = [kv(key, value, 2) for key, value in zip(keys, values, strict=True)]
+    brokers.apply_snapshot(snapshot(5, *kvs, kv(item_key("/p", "item/a"), journal("item/a", 3), 2)))
+    assert brokers.state.is_consistent("item/a") is consistent
+
+
+def test_k6_items_and_assignments_are_joined_both_ways(brokers):
+    """Items without assignments, assignments without items, and neighbours in the order of keys."""
+    items = ["item/a", "item/b", "item/c", "item/d"]
+    assigned = ["item", "item/a", "item/b/c", "item/c", "item/e"]
+    brokers.apply_snapshot(
+        snapshot(
+            5,
+            *(kv(assignment_key("/p", name, m, n), b"", 2) for name in assigned for n, m in _AB),
+            *(kv(item_key("/p", name), journal(name), 2) for name in items),
+        )
+    )
+    state = brokers.state
+    joined = {name: [a.process_id for a in state.assignments_of(name)] for name in state.journals}
+    assert joined == {"item/a": [A, B], "item/b": [], "item/c": [A, B], "item/d": []}
+    found = {name: name in state.items for name in state.assignments}
+    assert found == {name: name in items for name in assigned}
+    brokers.apply_batches([batch(delete(item_key("/p", "item/a"), 6))])
+    assert [a.process_id for a in state.assignments_of("item/a")] == [A, B], (
+        "to be removed by the leader"
+    )
+    assert "item/a" not in state.items
+
+
+def test_k4_assignments_are_found_by_journal_and_by_member(brokers):
     seed(brokers)
     state = brokers.state
     assert [a.slot for a in state.assignments_of("item/a")] == [1, 0]
