@@ -35,6 +35,7 @@ from gazette_platform.protocol import (
     LabelSelector,
     LabelSet,
     SuspendLevel,
+    strip_meta,
     validate_apply_request,
     validate_journal_name,
 )
@@ -135,7 +136,7 @@ class AsyncClient:
         Raises: JournalNotFound. Cancellation: safe.
         """
         name = _journal(journal)
-        selector = LabelSelector(include=LabelSet.of(name=name))
+        selector = LabelSelector(include=LabelSet.of(name=strip_meta(name)))
         for found in await self.list_snapshot(selector):
             return found
         raise JournalNotFound(journal=name)

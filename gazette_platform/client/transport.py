@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, final
 from gazette_platform.client.auth import Authorizer
 from gazette_platform.client.route_cache import RouteCache, pick_endpoint
 from gazette_platform.client.wire import PeerUnreached, Wire, WirePool, call_error
-from gazette_platform.errors import GazetteError, TransportError
+from gazette_platform.errors import DataError, GazetteError, TransportError, ValidationError
 from gazette_platform.ops.retry import backoff_s
 from gazette_platform.protocol import Header
 
@@ -59,6 +59,8 @@ class Transport:
         """Remember the route of a response's header, and return the header decoded.
 
         Headers repeat from call to call, so that decoding them is worth remembering too.
+
+        Raises: DataError: the header is missing, or breaks a rule.
         """
         self.was_connected = True
         raw = message.SerializeToString()
@@ -66,7 +68,12 @@ class Transport:
         if header is None:
             if len(self._headers) >= _HEADERS_MAX:
                 self._headers.clear()
-            header = self._headers[raw] = Header.from_pb(message)
+            header = Header.from_pb(message)
+            try:
+                header.validate()
+            except ValidationError as err:
+                raise DataError(f"validating broker response: Header.{err}") from err
+            self._headers[raw] = header
         if journal:
             self.routes.update(_item(journal), header.route)
         return header

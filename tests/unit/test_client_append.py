@@ -1,11 +1,15 @@
+import asyncio
 import hashlib
 from contextlib import asynccontextmanager
 
 import grpc
 import pytest
 
+from gazette_platform import errors
 from gazette_platform.client import AsyncClient, CallFailed, CallUnanswered, ClientConfig
+from gazette_platform.client.appender import _result
 from gazette_platform.errors import (
+    DataError,
     FragmentStoreUnhealthy,
     JournalNotFound,
     TransportError,
@@ -25,13 +29,15 @@ async def connected(**config):
             yield broker, client
 
 
-async def test_append_returns_the_span_and_digest():
+async def test_ap1_append_returns_the_span_and_digest():
     async with connected() as (broker, client):
         broker.journals["a/journal"].content += b"before"
         result = await client.append("a/journal", b"hello")
         assert (result.begin, result.end) == (6, 11)
         assert result.sha1 == hashlib.sha1(b"hello").digest()
+        assert result.header.etcd.revision == 1
         assert broker.journals["a/journal"].content == b"beforehello"
+        assert client._transport.routes.get("a/journal").endpoints == (broker.address,)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +66,7 @@ async def test_append_takes_async_content():
         assert broker.journals["a/journal"].content == b"one two"
 
 
-async def test_append_retries_what_may_pass():
+async def test_ap4_append_retries_what_may_pass():
     async with connected() as (broker, client):
         broker.fail(
             "Append",
@@ -89,7 +95,7 @@ async def test_append_after_a_lost_answer_is_made_again():
         assert broker.journals["a/journal"].content == b"xx"
 
 
-async def test_append_surfaces_what_will_not_pass():
+async def test_ap4_append_surfaces_what_will_not_pass():
     async with connected() as (broker, client):
         with pytest.raises(WrongAppendOffset, match="a/journal: WRONG_APPEND_OFFSET"):
             await client.append("a/journal", b"x", offset=99)
@@ -104,7 +110,7 @@ async def test_append_surfaces_what_will_not_pass():
         assert broker.calls["Append"] == 4
 
 
-async def test_append_of_a_failing_iterator_rolls_back():
+async def test_ap4_append_of_a_failing_iterator_rolls_back():
     def pieces():
         yield b"x" * 600_000
         raise ValueError("no more")
@@ -117,7 +123,7 @@ async def test_append_of_a_failing_iterator_rolls_back():
         assert broker.journals["a/journal"].content == b"next"
 
 
-async def test_append_to_a_silent_broker_times_out():
+async def test_ap6_append_to_a_silent_broker_times_out():
     async with connected(append_timeout_s=0.1) as (broker, client):
         broker.fail("Append", Fault(stall=True))
         with pytest.raises(CallUnanswered, match=r"nothing for 0\.1 s.*unknown"):
@@ -180,3 +186,95 @@ async def test_a_dead_route_is_forgotten():
         broker.route = None
         await client.append("a/journal", b"b")
         assert broker.journals["a/journal"].content == b"ab"
+
+
+async def endless():
+    while True:
+        yield b"x" * 100_000
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "text"),
+    [
+        (Fault(code=grpc.StatusCode.UNKNOWN, details="foobar"), CallFailed, "foobar"),
+        (Fault(status=pb.FRAGMENT_STORE_UNHEALTHY), FragmentStoreUnhealthy, "a/journal"),
+        (Fault(status=pb.WRONG_APPEND_OFFSET), WrongAppendOffset, "a/journal"),
+    ],
+)
+async def test_ap2_ap5_an_early_refusal_reaches_who_is_still_writing(fault, error, text):
+    """The content has no end: only the broker's answer ends the append."""
+    async with connected() as (broker, client):
+        broker.fail("Append", fault)
+        async with asyncio.timeout(5):
+            with pytest.raises(error, match=text):
+                await client.append("a/journal", endless())
+        assert broker.journals["a/journal"].content == b""
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (pb.JOURNAL_NOT_FOUND, errors.JournalNotFound),
+        (pb.NO_JOURNAL_PRIMARY_BROKER, errors.NoJournalPrimaryBroker),
+        (pb.NOT_JOURNAL_PRIMARY_BROKER, errors.NotJournalPrimaryBroker),
+        (pb.INSUFFICIENT_JOURNAL_BROKERS, errors.InsufficientJournalBrokers),
+        (pb.NOT_ALLOWED, errors.NotAllowed),
+        (pb.WRONG_APPEND_OFFSET, errors.WrongAppendOffset),
+        (pb.INDEX_HAS_GREATER_OFFSET, errors.IndexHasGreaterOffset),
+        (pb.REGISTER_MISMATCH, errors.RegisterMismatch),
+        (pb.SUSPENDED, errors.Suspended),
+        (pb.FRAGMENT_STORE_UNHEALTHY, errors.FragmentStoreUnhealthy),
+        (1000, errors.StatusError),
+    ],
+)
+async def test_ap3_each_status_is_its_error_and_tells_the_route(status, error):
+    async with connected(retry_timeout_s=0.0) as (broker, client):
+        broker.fail("Append", *[Fault(status=status)] * 3)
+        with pytest.raises(error) as caught:
+            await client.append("a/journal", b"x")
+        assert type(caught.value) is error
+        assert client._transport.routes.get("a/journal").endpoints == (broker.address,)
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN])
+async def test_ap3_a_failed_call_tells_no_route(code):
+    async with connected(retry_timeout_s=0.0) as (broker, client):
+        broker.fail("Append", *[Fault(code=code)] * 3)
+        with pytest.raises(TransportError):
+            await client.append("a/journal", b"x")
+        assert client._transport.routes.get("a/journal") is None
+
+
+async def test_ap3_an_invalid_response_is_an_error_and_tells_no_route(monkeypatch):
+    async with connected() as (broker, client):
+        monkeypatch.setattr(type(broker), "header", lambda _: pb.Header(route=pb.Route(primary=-1)))
+        text = "validating broker response: Header.Etcd: invalid ClusterId"
+        with pytest.raises(DataError, match=text):
+            await client.append("a/journal", b"x")
+        assert client._transport.routes.get("a/journal") is None
+        monkeypatch.undo()
+        with pytest.raises(DataError, match="an OK append lacks its commit or registers"):
+            _result(client._transport, "a/journal", pb.AppendResponse(header=broker.header()))
+
+
+async def test_ap6_an_append_that_is_cancelled_appends_nothing():
+    async with connected() as (broker, client):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.append("a/journal", endless()), 0.05)
+        await client.append("a/journal", b"next")
+        assert broker.journals["a/journal"].content == b"next"
+
+
+async def test_as2_as8_aborted_appends_vanish_and_tell_why():
+    def aborted():
+        yield b"never seen"
+        raise ValueError("no more")
+
+    async with connected() as (broker, client):
+        await client.append("a/journal", [b"write ", b"one "])
+        with pytest.raises(ValueError, match="no more"):
+            await client.append("a/journal", aborted())
+        await client.append("a/journal", b"write two")
+        assert broker.journals["a/journal"].content == b"write one write two"
+        assert broker.append_sizes == [10, 9]

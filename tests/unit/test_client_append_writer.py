@@ -6,7 +6,15 @@ import grpc
 import pytest
 
 from gazette_platform.client import AsyncClient, Client, ClientConfig
-from gazette_platform.errors import JournalNotFound, ValidationError
+from gazette_platform.errors import (
+    FragmentStoreUnhealthy,
+    IndexHasGreaterOffset,
+    JournalNotFound,
+    NotAllowed,
+    RegisterMismatch,
+    Suspended,
+    ValidationError,
+)
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.fake_broker import FakeBroker, Fault
 
@@ -23,7 +31,7 @@ async def connected(**config):
             yield broker, client
 
 
-async def test_many_writes_become_few_appends_in_order():
+async def test_as1_many_writes_become_few_appends_in_order():
     async with connected() as (broker, client):
         async with client.append_writer("a/journal") as writer:
             tickets = [await writer.write(b"%06d\n" % n) for n in range(5000)]
@@ -33,7 +41,7 @@ async def test_many_writes_become_few_appends_in_order():
         assert tickets[4999].span() == (34993, 35000)
 
 
-async def test_writes_gather_while_an_append_is_under_way():
+async def test_as1_writes_gather_while_an_append_is_under_way():
     async with connected() as (broker, client):
         writer = client.append_writer("a/journal")
         first = await writer.write(b"one")
@@ -45,7 +53,7 @@ async def test_writes_gather_while_an_append_is_under_way():
         await writer.close()
 
 
-async def test_writer_retries_and_keeps_order():
+async def test_as1_writer_retries_and_keeps_order():
     async with connected() as (broker, client):
         broker.fail(
             "Append",
@@ -59,18 +67,61 @@ async def test_writer_retries_and_keeps_order():
         assert broker.calls["Append"] == 3
 
 
-async def test_terminal_error_ends_the_writer():
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (pb.JOURNAL_NOT_FOUND, JournalNotFound),
+        (pb.NOT_ALLOWED, NotAllowed),
+        (pb.INDEX_HAS_GREATER_OFFSET, IndexHasGreaterOffset),
+        (pb.REGISTER_MISMATCH, RegisterMismatch),
+        (pb.SUSPENDED, Suspended),
+        (pb.FRAGMENT_STORE_UNHEALTHY, FragmentStoreUnhealthy),
+    ],
+)
+async def test_as6_terminal_error_ends_the_writer(status, error):
     async with connected() as (broker, client):
-        broker.fail("Append", Fault(status=pb.JOURNAL_NOT_FOUND))
+        broker.fail("Append", Fault(status=status))
         writer = client.append_writer("a/journal")
         first = await writer.write(b"a")
         await asyncio.sleep(0)
         second = await writer.write(b"b")
         for wait in (first, second, writer.flush(), writer.write(b"c"), writer.close()):
-            with pytest.raises(JournalNotFound):
+            with pytest.raises(error):
                 await wait
         assert broker.calls["Append"] == 1
         assert writer.buffered_bytes == 0
+
+
+async def test_as3_batches_end_at_their_bound_and_writes_stay_whole():
+    async with connected() as (broker, client):
+        writer = client.append_writer("a/journal", batch_bytes_max=10)
+        await writer.write(b"0000")
+        await asyncio.sleep(0)  # the first append starts with what is there
+        for n in range(1, 8):
+            await writer.write(b"%d" % n * 4)
+        await writer.close()
+        # The write that reaches the bound is the last of its batch.
+        assert broker.append_sizes == [4, 12, 12, 4]
+        assert broker.journals["a/journal"].content == b"".join(b"%d" % n * 4 for n in range(8))
+
+
+@pytest.mark.parametrize("steps", range(12))
+async def test_as4_a_write_that_comes_as_the_last_append_ends_is_appended(steps):
+    """At whatever moment: the task that appends ends with the last batch, and is started again."""
+    async with connected() as (broker, client):
+        writer = client.append_writer("a/journal")
+        for n in range(5):
+            ticket = await writer.write(b"%d" % n)
+            done = asyncio.Event()
+            ticket.add_done_callback(done.set)
+            if n % 2:
+                await done.wait()
+            for _ in range(steps):
+                await asyncio.sleep(0)
+        async with asyncio.timeout(5):
+            assert await ticket == (4, 5)
+            await writer.close()
+        assert broker.journals["a/journal"].content == b"01234"
 
 
 async def test_full_buffer_holds_writers_up():
@@ -107,7 +158,7 @@ async def test_closed_writer_and_empty_writes_are_refused():
             await writer.write(b"a")
 
 
-async def test_closing_the_client_fails_what_was_not_appended():
+async def test_as5_closing_the_client_fails_what_was_not_appended():
     async with connected() as (broker, client):
         broker.fail("Append", Fault(stall=True))
         writer = client.append_writer("a/journal")
@@ -119,6 +170,8 @@ async def test_closing_the_client_fails_what_was_not_appended():
             await first
         with pytest.raises(ValidationError, match="client was closed"):
             await second
+        with pytest.raises(ValidationError, match="client was closed"):
+            await writer.write(b"c")
 
 
 async def test_threads_share_a_synchronous_writer():
