@@ -4,15 +4,17 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from gazette_platform.client import AsyncClient, Client, ClientConfig
+from gazette_platform.client import AsyncClient, CallFailed, Client, ClientConfig
 from gazette_platform.errors import (
     DataError,
     EtcdTransactionFailed,
     JournalNotFound,
+    NotAllowed,
     StatusError,
     Suspended,
     TransportError,
     ValidationError,
+    WrongRoute,
 )
 from gazette_platform.protocol import (
     CompressionCodec,
@@ -45,7 +47,7 @@ async def connected(*names, **config):
             yield broker, client
 
 
-async def test_list_selects_by_text_and_learns_routes():
+async def test_li1_list_selects_by_text_and_learns_routes():
     async with connected("a/one", "a/two", "b/one") as (broker, client):
         found = await client.list("name:prefix=a/")
         assert [journal.name for journal in found] == ["a/one", "a/two"]
@@ -53,16 +55,20 @@ async def test_list_selects_by_text_and_learns_routes():
         assert found[0].route.endpoints == (broker.address,)
         with pytest.raises(ValidationError, match="could not match"):
             await client.list("a = = b")
+        assert [j.name for j in found] == ["a/one", "a/two"]
+        for name, is_known in (("a/one", True), ("a/two", True), ("b/one", False)):
+            assert (client._transport.routes.get(name) is not None) is is_known
 
 
-async def test_get_finds_one_journal():
+async def test_li2_get_finds_one_journal():
     async with connected("a/one") as (_, client):
         assert (await client.get("a/one")).name == "a/one"
+        assert (await client.get("a/one;with/meta")).name == "a/one"
         with pytest.raises(JournalNotFound, match="a/two"):
             await client.get("a/two")
 
 
-async def test_apply_creates_updates_and_deletes():
+async def test_li5_apply_creates_updates_and_deletes():
     async with connected() as (broker, client):
         revision = await client.apply([JournalChange(spec("a/one", env="x"), "", 0)])
         assert revision == 2
@@ -75,7 +81,7 @@ async def test_apply_creates_updates_and_deletes():
         assert broker.calls["Apply"] == 3
 
 
-async def test_apply_in_batches_keeps_what_came_before_a_failure():
+async def test_li5_apply_in_batches_keeps_what_came_before_a_failure():
     async with connected() as (broker, client):
         changes = [JournalChange(spec(f"a/{n:04}"), "", 0) for n in range(5)]
         broker.fail("Apply", Fault(), Fault(status=pb.ETCD_TRANSACTION_FAILED))
@@ -86,7 +92,7 @@ async def test_apply_in_batches_keeps_what_came_before_a_failure():
         assert broker.calls["Apply"] == 3
 
 
-async def test_apply_refuses_bad_changes_before_any_call():
+async def test_li5_apply_refuses_bad_changes_before_any_call():
     async with connected() as (broker, client):
         with pytest.raises(ValidationError, match=r"Changes\[0\]\.Upsert\.Name: cannot begin"):
             await client.apply([JournalChange(spec("/a/one"), "", 0)])
@@ -95,7 +101,7 @@ async def test_apply_refuses_bad_changes_before_any_call():
         assert not broker.calls
 
 
-async def test_watch_tells_changes_and_resumes():
+async def test_li3_watch_tells_changes_and_resumes():
     async with connected("a/one") as (_broker, client):
         watch = client.watch()
         assert [j.name for j in await anext(watch)] == ["a/one"]
@@ -104,7 +110,7 @@ async def test_watch_tells_changes_and_resumes():
         await watch.aclose()
 
 
-async def test_broken_watch_resumes_at_its_revision():
+async def test_li3_broken_watch_resumes_at_its_revision():
     async with connected("a/one") as (broker, client):
         broker.fail("List", Fault(code=grpc.StatusCode.UNAVAILABLE))
         watch = client.watch()
@@ -116,14 +122,14 @@ async def test_broken_watch_resumes_at_its_revision():
             await anext(client.watch())
 
 
-async def test_listing_status_is_an_error():
+async def test_li1_listing_status_is_an_error():
     async with connected() as (broker, client):
         broker.fail("List", Fault(status=1000))
         with pytest.raises(StatusError, match="unknown status 1000"):
             await client.list()
 
 
-async def test_fragments_joins_pages_and_signs():
+async def test_li4_fragments_joins_pages_and_signs():
     async with connected("a/one") as (broker, client):
         await broker.extend("a/one", b"x" * 45)
         fragments = await client.fragments("a/one", page_limit=2, ttl_s=1.5)
@@ -136,7 +142,7 @@ async def test_fragments_joins_pages_and_signs():
         assert (page.fragments[0].fragment.begin, page.next_page_token) == (20, 30)
 
 
-async def test_fragments_surfaces_and_retries_statuses():
+async def test_li4_fragments_surfaces_and_retries_statuses():
     async with connected("a/one") as (broker, client):
         broker.fail("ListFragments", Fault(status=pb.SUSPENDED))
         with pytest.raises(Suspended):
@@ -175,16 +181,161 @@ async def test_suspend_counts_suspended_as_success():
         assert broker.requests[-1].suspend == pb.AppendRequest.SUSPEND_NOW
 
 
-async def test_store_health_is_a_value():
+async def test_sh1_store_health_is_a_value():
     async with connected() as (broker, client):
         assert (await client.store_health("file:///x/")).is_healthy
+        request = broker.requests[-1]
+        assert (request.fragment_store, request.check_delete) == ("file:///x/", False)
         broker.fail(
             "FragmentStoreHealth", Fault(status=pb.FRAGMENT_STORE_UNHEALTHY, details="no bucket")
         )
         health = await client.store_health("s3://x/", check_delete_prefix="p/")
-        assert (health.is_healthy, health.error) == (False, "no bucket")
-        assert broker.requests[-1].check_delete_prefix == "p/"
-        assert broker.requests[-1].check_delete
+        assert (health.store, health.is_healthy, health.error) == ("s3://x/", False, "no bucket")
+        request = broker.requests[-1]
+        assert (request.check_delete, request.check_delete_prefix) == (True, "p/")
+
+
+async def test_sh1_an_empty_prefix_probes_the_root_and_none_does_not_probe():
+    async with connected() as (broker, client):
+        for prefix, expected in ((None, (False, "")), ("", (True, "")), ("p/", (True, "p/"))):
+            await client.store_health("file:///x/", check_delete_prefix=prefix)
+            request = broker.requests[-1]
+            assert (request.check_delete, request.check_delete_prefix) == expected
+
+
+async def test_sh1_other_statuses_and_failed_calls_are_errors():
+    async with connected() as (broker, client):
+        broker.fail(
+            "FragmentStoreHealth",
+            Fault(status=pb.NOT_ALLOWED),
+            Fault(code=grpc.StatusCode.UNKNOWN, details="foobar"),
+        )
+        with pytest.raises(NotAllowed):
+            await client.store_health("file:///x/")
+        with pytest.raises(CallFailed, match=r"health check of file:///x/: .*foobar"):
+            await client.store_health("file:///x/")
+
+
+INVALID = pb.Header(route=pb.Route(primary=-1))
+
+
+async def test_li1_an_invalid_response_is_an_error(monkeypatch):
+    async with connected("a/one") as (broker, client):
+        monkeypatch.setattr(type(broker), "header", lambda _: INVALID)
+        with pytest.raises(
+            DataError, match=r"validating broker response: Header\.Etcd: invalid Cl"
+        ):
+            await client.list()
+
+
+async def test_li1_a_status_has_its_text():
+    async with connected(retry_timeout_s=0.0) as (broker, client):
+        broker.fail("List", Fault(status=pb.WRONG_ROUTE))
+        with pytest.raises(WrongRoute, match="WRONG_ROUTE: list of journals"):
+            await client.list()
+
+
+async def test_li1_a_list_can_be_cancelled():
+    async with connected() as (broker, client):
+        broker.fail("List", Fault(stall=True))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.list(), 0.05)
+        assert await client.list() == []
+
+
+class Answer:
+    """Messages of a List, after which it ends in order."""
+
+    def __init__(self, *messages):
+        self.messages = messages
+
+    async def __aiter__(self):
+        for message in self.messages:
+            yield message
+
+    def cancel(self):
+        pass
+
+
+def listing_at(revision, *names):
+    header = FakeBroker().header()
+    header.etcd.revision = revision
+    response = pb.ListResponse(header=header)
+    for name in names:
+        response.journals.add(spec=spec(name).to_pb(), mod_revision=revision)
+    return response
+
+
+async def test_li3_a_watch_that_ends_is_begun_again(monkeypatch):
+    """As when its broker leaves: another goes on behind the last snapshot that was whole."""
+    end = pb.ListResponse()
+    more = pb.ListResponse(journals=[{"spec": spec("a/three").to_pb(), "mod_revision": 7}])
+    answers = [
+        Answer(listing_at(5, "a/one"), end, listing_at(6, "lost")),
+        Answer(),
+        Answer(listing_at(7, "a/one"), more, end),
+        Answer(listing_at(7, "a/one"), end),
+    ]
+    requests = []
+
+    class Wire:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def list(self, request, *, metadata):
+            requests.append(request)
+            return answers.pop(0)
+
+    async with AsyncClient(ClientConfig(address="http://127.0.0.1:1")) as client:
+        monkeypatch.setattr(client._transport, "wire", Wire)
+        watch = client.watch()
+        assert [j.name for j in await anext(watch)] == ["a/one"]
+        assert [j.name for j in await anext(watch)] == ["a/one", "a/three"]
+        with pytest.raises(DataError, match="revision 7 is not above the 7"):
+            await anext(watch)
+    assert [r.watch_resume.etcd.revision for r in requests] == [0, 5, 5, 7]
+
+
+async def test_li4_failed_calls_and_unknown_statuses_are_errors():
+    async with connected("a/one") as (broker, client):
+        broker.fail(
+            "ListFragments",
+            Fault(code=grpc.StatusCode.UNKNOWN, details="foobar"),
+            Fault(status=1000),
+            Fault(status=pb.JOURNAL_NOT_FOUND),
+        )
+        with pytest.raises(CallFailed, match="foobar"):
+            await client.fragments("a/one")
+        with pytest.raises(StatusError, match="unknown status 1000"):
+            await client.fragments("a/one")
+        with pytest.raises(JournalNotFound):
+            await client.fragments("a/one")
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "sizes"),
+    [(3, 0, [3]), (3, 3, [3]), (3, 1, [1, 1, 1]), (3, 2, [2, 1]), (0, 0, [0]), (0, 2, [0])],
+)
+async def test_li5_changes_come_in_batches(count, size, sizes):
+    async with connected() as (broker, client):
+        changes = [JournalChange(spec(f"a/{n:04}"), "", 0) for n in range(count)]
+        assert await client.apply(changes, batch_size=size) == broker.revision
+        assert [len(request.changes) for request in broker.requests] == sizes
+        assert len(await client.list()) == count
+
+
+async def test_li5_failed_calls_and_invalid_responses_are_errors(monkeypatch):
+    async with connected() as (broker, client):
+        change = JournalChange(spec("a/one"), "", 0)
+        broker.fail("Apply", Fault(code=grpc.StatusCode.UNKNOWN, details="foobar"))
+        with pytest.raises(CallFailed, match="foobar"):
+            await client.apply([change])
+        monkeypatch.setattr(type(broker), "header", lambda _: INVALID)
+        with pytest.raises(DataError, match=r"Header\.Etcd: invalid ClusterId"):
+            await client.apply([change])
 
 
 async def test_unanswered_calls_end_at_their_deadline():
@@ -229,7 +380,7 @@ async def test_synchronous_client_refuses_to_wait_for_itself():
             await asyncio.to_thread(client.run, bad())
 
 
-async def test_continuations_must_hold_journals(monkeypatch):
+async def test_li1_continuations_must_hold_journals(monkeypatch):
     async with connected("a/one") as (_, client):
         from gazette_platform.client.listing import _snapshot
 

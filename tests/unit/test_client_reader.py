@@ -2,21 +2,29 @@ import asyncio
 import gzip
 import hashlib
 import io
+import random
+import threading
 from contextlib import asynccontextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import grpc
 import pytest
 
 from gazette_platform.client import AsyncClient, CallFailed, Client, ClientConfig
+from gazette_platform.client.direct import read_fragment
+from gazette_platform.codecs import compressor
 from gazette_platform.errors import (
     ChecksumMismatch,
     DataError,
     JournalNotFound,
+    ObjectNotFound,
     OffsetJump,
+    StatusError,
     Suspended,
     ValidationError,
 )
 from gazette_platform.protocol import CompressionCodec, Fragment
+from gazette_platform.protocol.content import encode_read_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.fake_broker import FakeBroker, Fault
 
@@ -29,7 +37,7 @@ async def connected(content=b"", **config):
             yield broker, client
 
 
-async def test_read_ends_at_the_write_head():
+async def test_re2_read_ends_at_the_write_head():
     content = bytes(range(256)) * 1000
     async with connected(content) as (_, client):
         async with client.read("a/journal", 10) as reader:
@@ -44,16 +52,18 @@ async def test_read_ends_at_end_offset():
         assert await client.read("a/journal", 2, end_offset=5, block=True).read() == b"234"
 
 
-async def test_read_as_file_returns_what_there_is():
+async def test_re3_read_as_file_returns_what_there_is():
     async with connected(b"0123456789") as (_, client):
         reader = client.read("a/journal")
         assert await reader.read(4) == b"0123"
         assert reader.buffered_bytes == 6
+        assert reader.offset - reader.buffered_bytes == 4
         assert await reader.read(100) == b"456789"
+        assert (reader.offset, reader.buffered_bytes) == (10, 0)
         assert await reader.read(1) == b""
 
 
-async def test_tail_waits_for_content_behind_the_head():
+async def test_rr1_tail_waits_for_content_behind_the_head():
     async with connected(b"old") as (broker, client):
         reader = client.tail("a/journal")
         first = asyncio.get_running_loop().create_task(anext(reader))
@@ -65,7 +75,7 @@ async def test_tail_waits_for_content_behind_the_head():
         await reader.aclose()
 
 
-async def test_broken_streams_are_resumed_where_they_stopped():
+async def test_rr1_broken_streams_are_resumed_where_they_stopped():
     async with connected(b"one") as (broker, client):
         reader = client.read("a/journal", block=True)
         assert bytes(await anext(reader)) == b"one"
@@ -82,7 +92,7 @@ async def test_broken_streams_are_resumed_where_they_stopped():
         await reader.aclose()
 
 
-async def test_cancelled_wait_loses_nothing():
+async def test_re5_cancelled_wait_loses_nothing():
     async with connected() as (broker, client):
         reader = client.read("a/journal", block=True)
         with pytest.raises(TimeoutError):
@@ -92,7 +102,7 @@ async def test_cancelled_wait_loses_nothing():
         await reader.aclose()
 
 
-async def test_closing_ends_a_waiting_read():
+async def test_re5_rr1_closing_ends_a_waiting_read():
     async with connected() as (_, client):
         reader = client.read("a/journal", block=True)
         waiting = asyncio.get_running_loop().create_task(reader._next())
@@ -101,7 +111,7 @@ async def test_closing_ends_a_waiting_read():
         assert await waiting is None
 
 
-async def test_offset_jump_is_raised_once_and_reading_goes_on():
+async def test_rr1_offset_jump_is_raised_once_and_reading_goes_on():
     async with connected(b"tail") as (broker, client):
         broker.journals["a/journal"].begin = 100
         reader = client.read("a/journal", 7)
@@ -112,7 +122,7 @@ async def test_offset_jump_is_raised_once_and_reading_goes_on():
         assert await client.read("a/journal", 7, on_jump="continue").read() == b"tail"
 
 
-async def test_read_from_the_head_is_no_jump():
+async def test_re2_read_from_the_head_is_no_jump():
     async with connected(b"tail") as (broker, client):
         broker.journals["a/journal"].begin = 100
         reader = client.read("a/journal", -1)
@@ -130,7 +140,7 @@ async def test_metadata_only_reads_no_content():
         assert reader.fragment.end == 10
 
 
-async def test_read_surfaces_what_will_not_pass():
+async def test_re2_read_surfaces_what_will_not_pass():
     async with connected(b"x") as (broker, client):
         with pytest.raises(JournalNotFound):
             await client.read("no/journal").read()
@@ -164,7 +174,7 @@ def stored(broker, tmp_path, content, *, codec=CompressionCodec.GZIP, sum_of=Non
 
 
 @pytest.mark.parametrize("codec", [CompressionCodec.NONE, CompressionCodec.GZIP])
-async def test_direct_read_fetches_history_and_tails_at_the_broker(tmp_path, codec):
+async def test_re1_re2_direct_read_fetches_history_and_tails_at_the_broker(tmp_path, codec):
     content = b"history " * 1000
     async with connected(file_root=tmp_path) as (broker, client):
         stored(broker, tmp_path, content, codec=codec)
@@ -175,7 +185,7 @@ async def test_direct_read_fetches_history_and_tails_at_the_broker(tmp_path, cod
         assert await client.read("a/journal").read() == b"?" * 8000 + b"live"
 
 
-async def test_direct_read_checks_digest_and_length(tmp_path):
+async def test_re1_direct_read_checks_digest_and_length(tmp_path):
     async with connected(file_root=tmp_path) as (broker, client):
         stored(broker, tmp_path / "sum", b"history", sum_of=b"other")
     async with connected(file_root=tmp_path / "sum") as (broker, client):
@@ -191,7 +201,7 @@ async def test_direct_read_checks_digest_and_length(tmp_path):
                 await client.read("a/journal", direct=True).read()
 
 
-async def test_direct_read_falls_back_to_brokers(tmp_path):
+async def test_re1_direct_read_falls_back_to_brokers(tmp_path):
     async with connected(file_root=tmp_path) as (broker, client):
         stored(broker, tmp_path, b"history").unlink()
         assert await client.read("a/journal", direct=True).read() == b"???????live"
@@ -228,3 +238,214 @@ async def test_synchronous_tail_is_ended_by_close():
             await asyncio.sleep(0.02)
             reader.close()
             assert await waiting is None
+
+
+# ------------------------------------------------------------------------ what brokers may answer
+def metadata(offset=0, *, begin=0, end=0, head=0, status=pb.OK, url=""):
+    response = pb.ReadResponse(status=status, offset=offset, write_head=head, fragment_url=url)
+    response.header.CopyFrom(FakeBroker().header())
+    if end:
+        fragment = Fragment("a/journal", begin, end, b"\1" * 20)
+        response.fragment.CopyFrom(fragment.to_pb())
+    return response.SerializeToString()
+
+
+def failed(code=grpc.StatusCode.UNAVAILABLE, details="broken"):
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+
+
+class Script:
+    """Answers of brokers, one list an RPC; they end with the RPC, in order or with an error."""
+
+    endpoint = "http://script"
+
+    def __init__(self, *answers):
+        self.answers = [*answers]
+        self.requests = []
+        self.calls = 0
+        self.current = []
+
+    def read(self, request, *, metadata):
+        self.requests.append(pb.ReadRequest.FromString(request))
+        return Call(self.answers.pop(0))
+
+
+class Call:
+    def __init__(self, messages):
+        self.messages = [*messages]
+
+    async def read(self):
+        await asyncio.sleep(0)
+        if not self.messages:
+            return grpc.aio.EOF
+        message = self.messages.pop(0)
+        if isinstance(message, Exception):
+            raise message
+        return message
+
+    def cancel(self):
+        pass
+
+
+@pytest.fixture
+async def scripted(monkeypatch):
+    """Makes a client whose brokers answer by a script."""
+    async with AsyncClient(ClientConfig(address="http://127.0.0.1:1")) as client:
+
+        def make(*answers):
+            script = Script(*answers)
+            monkeypatch.setattr(client._transport, "wire", lambda _: script)
+            return client, script
+
+        yield make
+
+
+async def test_re2_a_jump_keeps_fragment_and_head_through_small_reads(scripted):
+    client, _ = scripted(
+        [
+            metadata(110, begin=110, end=120, head=140),
+            encode_read_content(110, b"foo"),
+            encode_read_content(113, b"barbaz"),
+            metadata(119, head=140, status=pb.OFFSET_NOT_YET_AVAILABLE),
+        ]
+    )
+    reader = client.read("a/journal", 105, on_jump="continue")
+    assert [await reader.read(2) for _ in range(6)] == [b"fo", b"o", b"ba", b"rb", b"az", b""]
+    assert (reader.offset, reader.write_head) == (119, 140)
+    assert (reader.fragment.begin, reader.fragment.end) == (110, 120)
+
+
+async def test_re2_an_unknown_status_is_an_error(scripted):
+    client, _ = scripted([metadata(status=1000)])
+    with pytest.raises(StatusError, match="unknown status 1000"):
+        await client.read("a/journal").read()
+
+
+@pytest.mark.parametrize(
+    "back", [metadata(99, begin=50, end=120, head=120), encode_read_content(99, b"again")]
+)
+async def test_re2_an_offset_that_goes_back_is_an_error(scripted, back):
+    client, _ = scripted(
+        [metadata(100, begin=50, end=120, head=120), encode_read_content(100, b"xx"), back]
+    )
+    reader = client.read("a/journal", 100)
+    assert bytes(await anext(reader)) == b"xx"
+    with pytest.raises(DataError, match=r"invalid ReadResponse offset \(99; expected >= 102\)"):
+        await anext(reader)
+    assert reader.offset == 102
+
+
+async def test_re2_a_partial_response_that_fails_is_surfaced_behind_its_content(scripted):
+    client, _ = scripted(
+        [
+            metadata(0, end=9, head=9),
+            encode_read_content(0, b"par"),
+            failed(grpc.StatusCode.UNKNOWN, "tial"),
+        ]
+    )
+    reader = client.read("a/journal")
+    assert await reader.read(10) == b"par"
+    with pytest.raises(CallFailed, match="tial"):
+        await reader.read(10)
+    assert reader.offset == 3
+
+
+async def test_re2_an_invalid_response_is_an_error(scripted):
+    headless = pb.ReadResponse(header=pb.Header(route=pb.Route(primary=-1))).SerializeToString()
+    client, _ = scripted([headless])
+    with pytest.raises(DataError, match=r"Header\.Etcd: invalid ClusterId"):
+        await client.read("a/journal").read()
+
+
+async def test_rr1_the_end_offset_holds_over_restarts(scripted):
+    client, script = scripted(
+        [metadata(4, end=9, head=9), encode_read_content(4, b"56"), failed()],
+        [metadata(6, end=9, head=9), encode_read_content(6, b"78")],
+        [failed(grpc.StatusCode.DEADLINE_EXCEEDED)],
+        [metadata(8, end=9, head=9), encode_read_content(8, b"9")],
+    )
+    assert await client.read("a/journal", 4, end_offset=9).read() == b"56789"
+    assert [(r.offset, r.end_offset) for r in script.requests] == [(4, 9), (6, 9), (8, 9), (8, 9)]
+
+
+async def test_rr1_a_blocking_read_goes_on_at_the_head(scripted):
+    client, script = scripted(
+        [metadata(3, head=3, status=pb.OFFSET_NOT_YET_AVAILABLE)],
+        [metadata(3, end=6, head=6), encode_read_content(3, b"new"), failed()],
+    )
+    reader = client.read("a/journal", -1, block=True)
+    assert bytes(await anext(reader)) == b"new"
+    assert [(r.offset, r.block) for r in script.requests] == [(-1, True), (3, True)]
+
+
+async def test_rr2_streams_that_trickle_end_early_or_time_out_give_everything_once(scripted):
+    content = b"0123456789abcdef"
+    answers, at = [], 0
+    endings = [[], [failed()], [failed(grpc.StatusCode.DEADLINE_EXCEEDED)]]
+    while at < len(content):
+        end = min(at + 1 + len(answers) % 3, len(content))
+        pieces = [encode_read_content(n, content[n : n + 1]) for n in range(at, end)]
+        answers.append([metadata(at, end=16, head=16), *pieces, *endings[len(answers) % 3]])
+        answers.append([failed()])
+        at = end
+    answers.append([metadata(16, head=16, status=pb.OFFSET_NOT_YET_AVAILABLE)])
+    client, script = scripted(*answers)
+    client._transport.random = random.Random(1)
+    assert await client.read("a/journal").read() == content
+    assert not script.answers
+
+
+# ------------------------------------------------------------------------ fragments by their URLs
+class Stored(BaseHTTPRequestHandler):
+    """Serves what its server's `files` hold."""
+
+    def do_GET(self):
+        stored = self.server.files.get(self.path)
+        self.send_response(200 if stored is not None else 404)
+        self.end_headers()
+        self.wfile.write(stored or b"no such thing")
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def http_store():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Stored) as server:
+        server.files = {}
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server, f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+async def fetched(fragment, url, offset=100):
+    return b"".join([piece async for piece in read_fragment(fragment, url, offset=offset)])
+
+
+def fragment_of(content, *, codec=CompressionCodec.SNAPPY, more=0):
+    digest = hashlib.sha1(content).digest()
+    return Fragment("a/journal", 100, 100 + len(content) + more, digest, codec)
+
+
+async def test_re1_a_fragment_is_fetched_from_its_url(http_store):
+    server, url = http_store
+    content = b"XXXXXremote fragment content"
+    snappy = compressor(CompressionCodec.SNAPPY)
+    server.files["/fine"] = stored = snappy.compress(content)
+    assert await fetched(fragment_of(content), f"{url}/fine") == content
+    assert await fetched(fragment_of(content), f"{url}/fine", 105) == content[5:]
+    with pytest.raises(DataError, match=r"unexpected EOF at offset 128, expected 129"):
+        await fetched(fragment_of(content, more=1), f"{url}/fine")
+    with pytest.raises(DataError, match=r"did not read EOF at expected Fragment\.End \(127\)"):
+        await fetched(fragment_of(content, more=-1), f"{url}/fine")
+    with pytest.raises(ObjectNotFound) as caught:
+        await fetched(fragment_of(content), f"{url}/missing")
+    assert str(caught.value) == f'!OK fetching (404, "{url}/missing")'
+    server.files["/bad"] = stored[:-1] + bytes([stored[-1] ^ 1])
+    with pytest.raises(DataError, match=f"{url}/bad: "):
+        await fetched(fragment_of(content), f"{url}/bad")
+    server.files["/short"] = stored[:-3]
+    with pytest.raises(DataError, match=f"{url}/short: "):
+        await fetched(fragment_of(content), f"{url}/short")
