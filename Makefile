@@ -11,7 +11,7 @@ SEED ?= 7
 MINUTES ?= 10
 REPLICATION ?= 3
 
-.PHONY: help install dev demo fmt lint types test test-fast coverage bench bench-cluster bench-allocator chaos gen gen-check docs clean
+.PHONY: help install dev demo fmt lint types test test-fast coverage bench bench-cluster bench-failover bench-allocator chaos gen gen-check docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ bench: $(STAMP) ## Measure throughput and latency; writes benchmarks/results/lat
 
 bench-cluster: $(STAMP) ## Measure three replicas, and 10,000 idle journals; adds to latest.json
 	$(PY) -m benchmarks.cluster
+
+bench-failover: $(STAMP) ## Measure how long appends stall when a primary is killed, or leaves
+	$(PY) -m benchmarks.failover
 
 bench-allocator: $(STAMP) ## Measure the assignment of 10,000 journals; adds to latest.json
 	$(PY) -m benchmarks.bench_allocator

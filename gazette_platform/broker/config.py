@@ -12,7 +12,7 @@ from gazette_platform.broker.tls import TlsFiles
 from gazette_platform.errors import ValidationError
 from gazette_platform.etcd import EtcdTls
 from gazette_platform.keyspace import validate_prefix
-from gazette_platform.protocol import validate_token
+from gazette_platform.protocol import endpoint_grpc_address, validate_token
 from gazette_platform.protocol.auth import KeyRing
 
 if TYPE_CHECKING:
@@ -37,7 +37,10 @@ class BrokerConfig:
     """Suffix of the member id, at least 4 bytes; empty: two random words."""
 
     host: str = "127.0.0.1"
-    """Host that is advertised to clients and peers, and bound."""
+    """Host that is bound, and advertised to clients and peers unless `advertise` is given."""
+
+    advertise: str = ""
+    """URL under which clients and peers reach it, if another than what is bound."""
 
     port: int = 0
     """TCP port of the gRPC service; 0: any free one."""
@@ -153,6 +156,8 @@ class BrokerConfig:
         if self.id:
             _check("broker.id", validate_token, self.id, 4, 128)
         _expect(0 <= self.port < 65536, "broker.port", "0 to 65535", self.port)
+        if self.advertise:
+            _check("broker.advertise", endpoint_grpc_address, self.advertise)
         _expect(0 <= self.http_port < 65536, "broker.http-port", "0 to 65535", self.http_port)
         self._check_security()
         _expect(
@@ -260,7 +265,7 @@ class BrokerConfig:
         return tuple(e.strip() for e in self.etcd_address.split(",") if e.strip())
 
 
-def _check(flag: str, check: Callable[..., None], *arguments: object) -> None:
+def _check(flag: str, check: Callable[..., object], *arguments: object) -> None:
     """Name the flag in what `check` raises."""
     try:
         check(*arguments)

@@ -97,7 +97,9 @@ class Broker:
 
     @property
     def endpoint(self) -> str:
-        """Where clients reach it."""
+        """Where clients and peers reach it."""
+        if self.config.advertise:
+            return self.config.advertise
         if self.config.socket is not None:
             return f"unix://{self.config.host}{self.config.socket}"
         scheme = "https" if self.config.server_cert_file is not None else "http"

@@ -97,6 +97,12 @@ SERVE_OPTIONS = (
     ),
     _broker("host", str, "Host that is bound, and advertised to clients and peers."),
     _broker(
+        "advertise",
+        str,
+        "URL to advertise in its place, where others reach this broker by another address than the "
+        "one that it binds, as http://broker-0.brokers:8080.",
+    ),
+    _broker(
         "port",
         ListenAddress,
         "TCP port of the gRPC service, 0 for any free one; or a Unix socket, as unix:///path.",

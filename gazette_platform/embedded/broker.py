@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 __all__ = ["broker_component"]
 
+# Enough for three replicas, each in a zone of its own.
+_ZONES = ("zone-a", "zone-b", "zone-c")
+
 # The whole platform is stopping: nobody will relieve this broker, so it need not wait long.
 _DRAIN_TIMEOUT_S = 20
 
@@ -21,6 +24,8 @@ def broker_component(
     layout: PlatformDir,
     *,
     name: str,
+    number: int,
+    of: int,
     port: int,
     http_port: int,
     etcd: str,
@@ -28,8 +33,13 @@ def broker_component(
 ) -> Component:
     """One broker.
 
-    Args: name: of the component, and id of the broker. etcd: its address, as a URL.
+    A lone one is in the zone that clients are in by default; several are spread over three, and
+    relieve each other when one ends.
+
+    Args: name: of the component, and id of the broker. number: of the broker, from 1, `of` so many.
+          etcd: its address, as a URL.
     """
+    zone = "local" if of == 1 else _ZONES[(number - 1) % len(_ZONES)]
     spool = layout.spool / name
     spool.mkdir(parents=True, exist_ok=True)
     command = (
@@ -37,7 +47,7 @@ def broker_component(
         "-m",
         "gazette_platform.cli.gazette",
         "serve",
-        "--broker.zone=local",
+        f"--broker.zone={zone}",
         f"--broker.id={name}",
         f"--broker.host={HOST}",
         f"--broker.port={port}",
@@ -59,4 +69,5 @@ def broker_component(
         ready=lambda: answers_http(f"http://{HOST}:{http_port}/debug/ready"),
         start_timeout_s=60.0,
         stop_timeout_s=_DRAIN_TIMEOUT_S + 25.0,
+        is_disposable=of > 1,
     )

@@ -186,12 +186,14 @@ def components_of(
         broker.broker_component(
             layout,
             name=name,
+            number=number,
+            of=len(brokers),
             port=ports[name],
             http_port=ports[f"{name}-http"],
             etcd=endpoints.etcd,
             requires=(etcd.NAME,),
         )
-        for name in brokers
+        for number, name in enumerate(brokers, 1)
     ]
     lake = tuple(name for name in (metastore.NAME,) if options.has(name))
     if options.has("trino"):

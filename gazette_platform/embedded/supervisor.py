@@ -4,7 +4,11 @@ It owns a folder: a lock keeps a second one away, ``supervisor.json`` tells othe
 belong to it, and a folder that was left by a killed supervisor is cleaned up before it is used.
 
     waiting ──requirements ready──▶ starting ──ready()──▶ ready ──stop──▶ stopped
-                                        └────── exits or takes too long ──▶ failed: all are stopped
+                  ▲                     └────── exits or takes too long ──▶ failed: all are stopped
+                  └── exits after that, and others do its work: started again ──┘
+
+A component whose work others do (one of several brokers) is started again when it ends; one that
+ends again and again fails like any other.
 """
 
 from __future__ import annotations
@@ -42,6 +46,10 @@ _log = logging.getLogger(__name__)
 _POLL_S = 0.1
 _PROBES_MAX = 8
 _LEFTOVER_TIMEOUT_S = 20.0
+
+# A component that ends so often within so many seconds is not started again.
+_RESTARTS_MAX = 5
+_RESTARTS_WITHIN_S = 120.0
 
 
 class ComponentFailed(SetupError):
@@ -95,6 +103,7 @@ class Supervisor:
         self._children: dict[str, Child] = {}
         self._started_at: dict[str, float] = {}
         self._probes: dict[str, Future[bool]] = {}
+        self._restarts: dict[str, list[float]] = {}
         self._stop_asked = False
 
     def run(self) -> None:
@@ -111,7 +120,6 @@ class Supervisor:
                 self._prepare()
                 self._start_all()
                 if not self._stop_asked:
-                    self._announce()
                     self._watch()
             except SetupError as error:
                 self._state.failure = str(error)
@@ -243,20 +251,47 @@ class Supervisor:
             self._state.components[component.name].state = "failed"
             raise ComponentFailed(component.name, child.how_it_ended(), self._log_of(component))
 
-    def _announce(self) -> None:
+    def _watch(self) -> None:
+        self._state.phase = "ready"
+        endpoints = self._save_endpoints()
+        self._changed()
+        self._observer.ready(endpoints)
+        with ThreadPoolExecutor(_PROBES_MAX, thread_name_prefix="probe") as pool:
+            while not self._stop_asked:
+                for component in self._components:
+                    if self._is_to_restart(component):
+                        self._restart(component)
+                    self._advance(component, pool)
+                time.sleep(_POLL_S)
+
+    def _save_endpoints(self) -> Endpoints:
         pids = {name: child.id.pid for name, child in self._children.items()}
         found = endpoints_of(self._options, self._state.ports)
         endpoints = replace(found, pids={"supervisor": os.getpid(), **pids})
         endpoints.save(self._layout.endpoints)
-        self._state.phase = "ready"
-        self._changed()
-        self._observer.ready(endpoints)
+        return endpoints
 
-    def _watch(self) -> None:
-        while not self._stop_asked:
-            for component in self._components:
-                self._check_alive(component)
-            time.sleep(_POLL_S)
+    def _is_to_restart(self, component: Component) -> bool:
+        if not component.is_disposable or self._children[component.name].exit_code() is None:
+            return False
+        now = time.monotonic()
+        former = self._restarts.setdefault(component.name, [])
+        former[:] = [at for at in former if now - at < _RESTARTS_WITHIN_S]
+        former.append(now)
+        return len(former) <= _RESTARTS_MAX
+
+    def _restart(self, component: Component) -> None:
+        child = self._children[component.name]
+        _log.warning(
+            "%s %s: starting it again (its log is %s)",
+            component.name,
+            child.how_it_ended(),
+            self._log_of(component),
+        )
+        child.end_group()
+        self._probes.pop(component.name, None)
+        self._start(component, self._state.components[component.name])
+        self._save_endpoints()
 
     def _stop_all(self) -> None:
         failure = self._state.failure

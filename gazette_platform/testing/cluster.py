@@ -11,11 +11,9 @@ whatever happens to others, as a balancer would.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import fields
 from typing import TYPE_CHECKING, Self, final
 from urllib.parse import urlsplit
 
-from gazette_platform.broker.config import BrokerConfig
 from gazette_platform.errors import SetupError
 from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.fault_proxy import FaultProxies, FaultProxy
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BrokerCluster"]
 
-# Advertises another endpoint than the one that is bound.
-_ADVERTISE = "advertise"
 _DRAIN_TIMEOUT_S = 60.0
 
 
@@ -40,8 +36,8 @@ class BrokerCluster:
     Args: folder: for the store (``fragments``), and for each broker's spool and log.
           etcd: endpoint of a running etcd. prefix: key prefix that nobody else uses.
           zones: the zone of each broker. lease_s: seconds.
-          is_proxied: put a proxy before each broker, and one between each broker and etcd. Where
-          brokers can advertise another endpoint than their own, their peers go through it, too.
+          is_proxied: put a proxy before each broker, which it advertises, so that clients and
+          peers go through it; and one between each broker and etcd.
           flags: more flags of each broker.
 
     Attributes: brokers: processes by name. proxies: by name of the broker: what clients and peers
@@ -83,14 +79,6 @@ class BrokerCluster:
     def names(self) -> tuple[str, ...]:
         """The brokers, whether they run or not."""
         return tuple(self._zones)
-
-    @property
-    def peers_are_proxied(self) -> bool:
-        """Whether brokers and routed clients go through `proxies`, so that a partition is one.
-
-        Else only clients that know no routes do, since routes name the brokers' own endpoints.
-        """
-        return self._is_proxied and any(f.name == _ADVERTISE for f in fields(BrokerConfig))
 
     def zone_of(self, name: str) -> str:
         """The zone of a broker."""
@@ -135,8 +123,7 @@ class BrokerCluster:
         )
         if self._is_proxied:
             front = await self.proxies.add(name, "127.0.0.1", broker.port)
-            if self.peers_are_proxied:
-                broker.flags += (f"--broker.{_ADVERTISE}={front.address}",)
+            broker.flags += (f"--broker.advertise={front.address}",)
         self.brokers[name] = broker
 
     # ------------------------------------------------------------------ what may happen to them
@@ -144,15 +131,19 @@ class BrokerCluster:
     async def start(self, name: str, *, timeout_s: float = 60.0) -> None:
         """Start a broker that does not run, and wait until it is ready.
 
-        After `kill` that takes until its former lease has ended.
+        After `kill` that takes until its former lease has ended, or has been revoked by peers.
         """
+        if self._is_proxied:
+            await self.proxies[name].start()
         await asyncio.to_thread(self.brokers[name].start, timeout_s=timeout_s)
         self._is_fit(name)
 
     def kill(self, name: str) -> None:
-        """SIGKILL."""
+        """SIGKILL. Its address refuses connections from then on, as that of a dead process does."""
         self._is_unfit(name)
         self.brokers[name].kill()
+        if self._is_proxied:
+            self.proxies[name].refuse()
 
     def pause(self, name: str) -> None:
         """SIGSTOP."""
@@ -182,7 +173,11 @@ class BrokerCluster:
                 )
 
     def isolate(self, *names: str) -> None:
-        """Cut brokers off from clients, etcd and peers, as far as these go through proxies."""
+        """Cut brokers off from etcd, and from the calls of clients and peers.
+
+        What they send to peers themselves still arrives, which is harder on the others than
+        silence: one that was primary goes on to replicate until its lease has ended.
+        """
         for name in names:
             self._is_unfit(name)
             self.proxies.partition([name])

@@ -123,7 +123,8 @@ async def test_isolated_broker_is_replaced_and_healed(broker_cluster):
 
 
 async def test_cluster_goes_on_after_etcd_was_restarted(broker_cluster, own_etcd_server):
-    cluster = await broker_cluster(zones="ab", etcd=own_etcd_server.endpoint)
+    # The lease outlives the restart: etcd's leases begin anew when it is back.
+    cluster = await broker_cluster(zones="ab", etcd=own_etcd_server.endpoint, lease_s=10.0)
     async with client_of(cluster) as client:
         await make_journals(client)
         await append_to_all(client)
@@ -134,4 +135,5 @@ async def test_cluster_goes_on_after_etcd_was_restarted(broker_cluster, own_etcd
                 with contextlib.suppress(GazetteError):
                     await append_to_all(client)
                     break
+                await asyncio.sleep(0.1)
         assert not any(broker.has_ended for broker in cluster.brokers.values())

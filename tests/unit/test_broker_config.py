@@ -39,6 +39,8 @@ def test_defaults_are_valid_and_gazettes():
         ({"etcd_prefix": "/gazette/"}, "etcd.prefix: bad etcd prefix"),
         ({"etcd_prefix": "/a//b"}, "etcd.prefix: bad etcd prefix"),
         ({"etcd_prefix": "/a/../b"}, "etcd.prefix: bad etcd prefix"),
+        ({"advertise": "broker-0:8080"}, "broker.advertise: "),
+        ({"advertise": "http://broker-0:many"}, "broker.advertise: "),
         ({"etcd_address": "localhost:2379"}, "etcd.address: expected http://host:port"),
         ({"etcd_address": " , "}, "etcd.address: expected one or more endpoints"),
         ({"etcd_address": "http://a:1, ftp://b:2"}, "etcd.address: expected http://host:port"),

@@ -156,6 +156,42 @@ def test_component_that_dies_later_ends_the_platform(stage: Stage):
     assert stage.events[-1] == "stop other"
 
 
+def test_disposable_component_that_ends_is_started_again_and_nothing_stops(stage: Stage):
+    stage.add("victim", is_disposable=True)
+    stage.add("other")
+    pids: list[int] = []
+
+    def kill(endpoints: Endpoints) -> None:
+        os.kill(endpoints.pids["victim"], signal.SIGKILL)
+        threading.Thread(target=look, args=(endpoints.pids["victim"],)).start()
+
+    def look(former: int) -> None:
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            pids[:] = [json.loads(stage.layout.endpoints.read_text())["pids"]["victim"]]
+            if pids != [former] and stage.events.count("start victim") == 2:
+                break
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stage.run(Recorder(kill))
+    assert stage.events.count("start victim") == 2
+    assert stage.events.count("start other") == stage.events.count("stop other") == 1
+    assert "stop victim" in stage.events
+
+
+def test_disposable_component_that_ends_again_and_again_ends_the_platform(stage: Stage):
+    stage.add(
+        "victim",
+        "touch {ready}; sleep 0.3; echo start {name} >> {events}; exit 3",
+        is_disposable=True,
+    )
+    stage.add("other")
+    with pytest.raises(ComponentFailed, match="victim exited with code 3"):
+        stage.run(Recorder(lambda _endpoints: None))
+    assert stage.events.count("start victim") == 6
+
+
 def test_component_that_is_never_ready_is_given_up(stage: Stage):
     stage.add("slow", ready=lambda: False, start_timeout_s=0.2)
     with pytest.raises(ComponentFailed, match="slow was not ready within 0 s"):
