@@ -202,10 +202,9 @@ async def test_aa10_too_few_brokers(cluster, stub):
     request.changes.add().upsert.CopyFrom(spec(replication=2).to_pb())
     assert (await stub.Apply(request)).status == pb.OK
 
-    async def status():
-        return (await append(stub, "a/journal", b"x")).status
-
-    assert await status() == pb.INSUFFICIENT_JOURNAL_BROKERS
+    response = await append(stub, "a/journal", b"x")
+    assert response.status == pb.INSUFFICIENT_JOURNAL_BROKERS
+    assert response.header.process_id.suffix == "broker-0"
 
 
 async def test_aa11_a_read_only_journal(cluster, stub):
@@ -225,6 +224,7 @@ async def test_aa12_a_wrong_offset(cluster, stub):
     await append(stub, "a/journal", b"x" * 1024)
     response = await append(stub, "a/journal", b"y", offset=512)
     assert response.status == pb.WRONG_APPEND_OFFSET
+    assert response.header.process_id.suffix == "broker-0"
     assert (await append(stub, "a/journal", b"y", offset=1024)).status == pb.OK
 
 

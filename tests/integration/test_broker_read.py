@@ -89,7 +89,8 @@ def stored(cluster):
 async def test_rd1_a_blocking_read_follows_the_commits(cluster, stub):
     await cluster.apply(stub, spec())
     await append(stub, JOURNAL, b"rolled")  # ends the first fragment, so that one stays open
-    responses = aiter(read(stub, JOURNAL, 6, block=True))
+    call = read(stub, JOURNAL, 6, block=True)
+    responses = aiter(call)
     await append(stub, JOURNAL, b"open ")
     metadata = await next_metadata(responses)
     assert (metadata.status, metadata.offset, metadata.write_head) == (pb.OK, 6, 11)
@@ -104,6 +105,10 @@ async def test_rd1_a_blocking_read_follows_the_commits(cluster, stub):
     assert Fragment.from_pb(metadata.fragment).sum == sha1(b"open more")
     assert not metadata.HasField("header"), "only the first response has one"
     assert (await anext(responses)).content == b"more"
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await anext(responses)
+    assert await call.code() is grpc.StatusCode.CANCELLED
 
 
 async def test_rd2_end_offset_cuts(cluster, stub):

@@ -372,17 +372,22 @@ async def test_r2_the_primary_tells_its_route_in_all_assignments(cluster):
     assert again == values, "what is told is not told again"
 
 
-async def test_r1_a_replica_whose_assignment_is_removed_gives_nothing_away(cluster):
+async def test_r1_e6_a_replica_whose_assignment_is_removed_gives_nothing_away(cluster):
     await cluster.apply(spec())
     await append(cluster.primary(), NAME, b"content")
     route = cluster.route()
     member = next(m for m in route.members if m != route.primary_id)
+    await cluster.replica(member).index.first_refresh.wait()  # before, reads go on at the primary
+    blocked = aiter(read(cluster.stubs[member], NAME, block=True))
+    assert (await anext(blocked)).header.process_id.suffix == member.suffix
+    assert (await anext(blocked)).content == b"content"
     replica = cluster.replica(member)
     assignment = cluster.state.assignment_of(NAME, member)
     etcd = cluster.brokers[member]._context.etcd
     await etcd.txn([Compare.mod(assignment.key, assignment.mod_revision)], [Delete(assignment.key)])
     await eventually(lambda: replica.index.is_closed)
     assert replica.is_closed
+    assert [response async for response in blocked] == [], "a clean end"
     assert replica.spool.lock.locked(), "nobody writes to it any more"
     await cluster.until_consistent(NAME, 3)
     assert span(await cluster.append(b" more")) == (Status.OK, 7, 12)

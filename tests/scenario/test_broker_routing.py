@@ -1,4 +1,4 @@
-"""Calls that other brokers are to answer: AA9, AA16 to AA18, RD6 to RD9, FR1, FS15, RS1 to RS11.
+"""Calls that other brokers are to answer: AA9, AA16 to AA18, RD6 to RD9, FR1, FS15, RS1 to RS14.
 
 A broker whose mirror of etcd is written by hand, and a peer on a real port that says what a test
 has it say. Long because all cases share the two.
@@ -645,6 +645,37 @@ async def test_rs11_after_a_stop_peers_still_resolve(stage):
         Put(assignment_key(PREFIX, JOURNAL, PEER, 0), b""),
     )
     assert (await stage.resolve(may_proxy=True, require_primary=True)).is_remote
+    # What is assigned from now on is not served either.
+    stage.etcd.write(
+        Delete(assignment_key(PREFIX, JOURNAL, PEER, 0)),
+        Put(assignment_key(PREFIX, JOURNAL, OURS, 0), b""),
+    )
+    assert stage.resolver.replicas == {JOURNAL: replica}
+    with pytest.raises(RpcFailed, match="has stopped serving local replicas"):
+        await stage.resolve()
+
+
+async def test_rs12_deleted_and_created_again_within_one_update(stage, monkeypatch):
+    """The mirror never shows that the journal was gone; its CreateRevision does."""
+    stage.spec()
+    stage.assign(OURS, 0)
+    before = stage.resolver.replicas[JOURNAL]
+    held = []
+    with monkeypatch.context() as patched:
+        patched.setattr(stage.space, "apply_batches", held.extend)
+        stage.etcd.write(Delete(item_key(PREFIX, JOURNAL)))
+        stage.spec()
+    assert len(held) == 2
+    stage.space.apply_batches(held)
+    after = stage.resolver.replicas[JOURNAL]
+    assert after is not before
+    assert after.create_revision > before.create_revision
+    await asyncio.sleep(0)
+    assert (before.is_closed, after.is_closed) == (True, False)
+
+
+def _later(etcd):
+    return dataclasses.replace(etcd, revision=etcd.revision + 1)
 
 
 async def test_rs13_rs14_what_a_forwarding_broker_tells(remote, tasks):
@@ -656,6 +687,16 @@ async def test_rs13_rs14_what_a_forwarding_broker_tells(remote, tasks):
     assert not waiting.done()
     remote.spec(max_append_rate=1)
     assert (await waiting).is_remote
+    for fields in (
+        {"min_revision": future.revision + 1},
+        {"proxy_header": dataclasses.replace(header, etcd=_later(future))},
+    ):
+        waiting = spawn(tasks, remote.resolve(may_proxy=True, **fields))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
     for wrong, text in (
         (dataclasses.replace(ours, process_id=PEER), "request ProcessId doesn't match our own"),
         (

@@ -276,6 +276,28 @@ async def test_whoever_becomes_primary_lists_the_store_again(bench):
     assert bench.listings == 2
 
 
+async def test_rs15_only_other_stores_are_listed_at_once(bench):
+    await bench.replica.index.first_refresh.wait()
+    told = []
+    bench.replica.watchers.add(lambda: told.append(bench.spec.fragment.stores))
+    listings = bench.listings
+    two, three = ("file:///a/", "file:///b/"), ("file:///c/", "file:///a/", "file:///b/")
+    for stores in (two, two[1:], three, three[::-1], ()):
+        bench.configure(stores=stores)
+        bench.apply()
+        bench.replica.on_change(is_primary=True)
+        assert told[-1] == stores, "whoever waits for a store looks again"
+        await asyncio.sleep(0.01)
+        listings += 1
+        assert bench.listings == listings
+    bench.configure(rate=1)
+    bench.configure(stores=())
+    bench.apply()
+    bench.replica.on_change(is_primary=True)
+    await asyncio.sleep(0.01)
+    assert bench.listings == listings
+
+
 @pytest.mark.parametrize(
     ("of_spec", "cap", "rate"),
     [(0, 0, 0), (0, 100, 0), (500, 0, 500), (500, 100, 100), (50, 100, 50)],

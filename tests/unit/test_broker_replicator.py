@@ -271,11 +271,14 @@ async def settle(rounds=30):
         await asyncio.sleep(0)
 
 
-async def test_appends_are_at_all_replicas(bench):
+async def test_fs6_appends_are_at_all_replicas_which_are_synced_once(bench):
     assert await bench.append(b"one ") == (0, 4)
     assert await bench.append(b"two") == (4, 7)
     assert bench.contents() == [b"one two"] * 3
     assert bench.replicator.has_peers
+    for node in bench.nodes.values():
+        proposals = [m for m in node.link.messages if isinstance(m, ProposalMessage)]
+        assert [m.header is not None for m in proposals] == [True, *[False] * (len(proposals) - 1)]
 
 
 async def test_nothing_shows_before_all_have_it(bench, monkeypatch):
@@ -385,6 +388,63 @@ async def test_fs20_peers_that_are_ahead_decide(bench):
     assert (completed.fragment.end, completed.is_primary) == (48, True)
 
 
+def sent_to(bench, peer):
+    """What a peer was sent: (begin, end, codec, registers, is acknowledged, has header) or bytes."""
+    found = []
+    for message in bench.nodes[peer].link.messages:
+        if isinstance(message, ContentMessage):
+            found.append((message.delta, bytes(message.content)))
+        else:
+            proposed, fragment = message.proposal, message.proposal.fragment
+            found.append(
+                (
+                    fragment.begin,
+                    fragment.end,
+                    fragment.codec,
+                    proposed.registers,
+                    proposed.acknowledge,
+                    message.header is not None,
+                )
+            )
+    return found
+
+
+async def test_fs3_fs20_fs21_what_peers_are_sent(bench):
+    none, gzip = CompressionCodec.NONE, CompressionCodec.GZIP
+    empty, before, after = LabelSet(), LabelSet.of(reg="before"), LabelSet.of(reg="after")
+    node = bench.nodes[A]
+    draft = node.spool.draft(with_digest=True)
+    await draft.write([b"x" * 2048], 2048)
+    node.spool.commit(draft, before)
+    assert await bench.append() == (2048, 2048)
+    expected = [
+        (0, 0, none, empty, True, True),
+        (2048, 2048, none, before, True, False),  # A is ahead, and has registers
+    ]
+    expected.append((2048, 2048, none, before, True, False))  # the barrier itself
+    bench.spec = JournalSpec(NAME, 3, fragment=FragmentSpec(length=1024, codec=gzip))
+    stream = Stream()
+    for piece in (b"foo", b"bar", b""):
+        stream.pieces.put_nowait(piece)
+    outcome = await bench.submit(stream=stream, union_registers=after)
+    assert (outcome.commit.begin, outcome.commit.end, outcome.commit.codec) == (2048, 2054, gzip)
+    assert outcome.registers == after
+    expected += [
+        (2048, 2048, gzip, before, False, False),  # an empty spool takes on the codec
+        (0, b"foo"),
+        (3, b"bar"),
+        (2048, 2054, gzip, after, True, False),
+    ]
+    # The first fragment of a journal ends with its first append: the next one rolls, whatever it is.
+    with pytest.raises(RpcFailed, match="register modification requires non-empty Append"):
+        await bench.append(union_registers=LabelSet.of(x="y"))
+    await settle()
+    expected.append((2054, 2054, gzip, after, False, False))
+    for peer in (A, B):
+        assert sent_to(bench, peer) == expected
+    assert [other.spool.registers for other in bench.nodes.values()] == [after] * 2
+
+
 async def test_fs5_appends_fail_while_a_replica_is_away(bench):
     open_stream = bench.primary.open_stream
 
@@ -476,7 +536,7 @@ async def test_large_content_is_cut_to_what_receivers_take(bench, monkeypatch):
     assert bench.contents() == [b"0123456789"] * 3
 
 
-async def test_routes_that_change_sync_anew(bench):
+async def test_fs6_routes_that_change_sync_anew(bench):
     await bench.append(b"one ")
     link = bench.nodes[A].link
     bench.primary.route = Route((OWN, A), 0, ("http://own", "http://a"))
