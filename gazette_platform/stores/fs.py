@@ -117,7 +117,7 @@ class FileStore:
         """Objects below a directory; see `FragmentStore.list`."""
         if prefix and not prefix.endswith("/"):
             raise StoreError(f"prefix {prefix!r} of a listing must end with '/'")
-        walk = _walk(self.local_path(prefix), "")
+        walk = _walk_of(self._root, self.local_path(prefix))
         while batch := await self._run(_take, walk):
             for item in batch:
                 yield item
@@ -175,10 +175,9 @@ def _open_to_read(path: Path) -> int:
 def _put(
     root: Path, target: Path, source_fd: int, length: int, is_cancelled: threading.Event
 ) -> None:
-    if not root.is_dir():
-        # Not made: a root that is missing is more often a mount that is, and an unmounted
-        # directory would take fragments that nobody finds again.
-        raise AccessDenied(f"invalid file store directory {root} (create or mount it)")
+    # Not made: a root that is missing is more often a mount that is, and an unmounted directory
+    # would take fragments that nobody finds again.
+    _check_root(root)
     _make_directories(target.parent)
     written = _link(source_fd, length, target) or _write(source_fd, length, target, is_cancelled)
     try:
@@ -264,6 +263,23 @@ def _copy(source_fd: int, target_fd: int, length: int, is_cancelled: threading.E
 
 def _take(walk: Iterator[StoredObject]) -> list[StoredObject]:
     return list(islice(walk, _LIST_BATCH))
+
+
+def _check_root(root: Path) -> None:
+    if not root.is_dir():
+        raise AccessDenied(f"invalid file store directory {root} (create or mount it)")
+
+
+def _walk_of(root: Path, directory: Path) -> Iterator[StoredObject]:
+    """Regular files below a directory of the store.
+
+    A directory that is not there holds nothing, but a root that is not there says nothing of what
+    the store holds: taken for an empty store, indexes would forget all of it. It is looked at
+    before and after, since it may go in the middle.
+    """
+    _check_root(root)
+    yield from _walk(directory, "")
+    _check_root(root)
 
 
 def _walk(directory: Path, relative: str) -> Iterator[StoredObject]:

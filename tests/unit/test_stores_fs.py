@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import stat
 import tempfile
 import threading
@@ -72,7 +73,33 @@ async def test_so7_missing_base_directory(tmp_path, executor):
     with pytest.raises(AccessDenied, match=f"invalid file store directory {tmp_path}/missing"):
         await put_bytes(store, "j/f", b"x")
     assert not (tmp_path / "missing").exists()
-    assert await listing(store, "j/") == []
+
+
+async def test_missing_root_is_not_taken_for_an_empty_store(tmp_path, executor):
+    root = tmp_path / "mount"
+    root.mkdir()
+    store = make(root, executor)
+    await put_bytes(store, "j/f", b"x")
+    root.rename(tmp_path / "away")
+    with pytest.raises(AccessDenied, match=f"invalid file store directory {root}"):
+        await listing(store, "j/")
+    (tmp_path / "away").rename(root)
+    assert [item.path for item in await listing(store, "j/")] == ["f"]
+    assert await listing(store, "other/") == []
+
+
+async def test_root_that_goes_while_it_is_listed(tmp_path, executor):
+    root = tmp_path / "mount"
+    store = make(root, executor)
+    (root / "j").mkdir(parents=True)
+    for number in range(600):  # more than one batch
+        (root / "j" / f"{number:03}").touch()
+    found = store.list("j/")
+    await anext(aiter(found))
+    shutil.rmtree(root)
+    with pytest.raises(AccessDenied, match="invalid file store directory"):
+        async for _ in found:
+            pass
 
 
 async def test_so7_rewrites_the_first_occurrence(tmp_path, executor):
