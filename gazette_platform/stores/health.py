@@ -7,8 +7,6 @@ import os
 import tempfile
 from typing import TYPE_CHECKING, Final
 
-import aiohttp
-
 from gazette_platform.errors import GazetteError, StoreError, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -43,6 +41,8 @@ async def put_bytes(store: FragmentStore, path: str, content: bytes) -> None:
 
 async def fetch_url(url: str) -> bytes:
     """The body that a signed URL answers with. Raises: StoreError."""
+    import aiohttp  # noqa: PLC0415  slow to import, and only stores behind HTTP need it
+
     try:
         async with aiohttp.ClientSession() as session, session.get(url) as response:
             if not response.ok:
