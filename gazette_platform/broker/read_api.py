@@ -103,6 +103,8 @@ class ReadApi:
                 if result.status is Status.OK:
                     return result
                 offset = result.offset  # what was skipped stays skipped
+            if block and replica.is_closed:
+                return None  # rather than to forward for as long as the client tails
             better = self._proxy.better_placed(replica, offset)
             if better is not None:
                 return better
