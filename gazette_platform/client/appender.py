@@ -219,6 +219,7 @@ async def _attempt(
     except TimeoutError as err:
         if not stall.expired():
             raise  # the caller's own, out of its iterator
+        transport.forget(journal)
         raise CallUnanswered(
             f"{what}: broker {wire.endpoint} took or answered nothing for {stall_s} s; "
             "whether the content was committed is unknown (read the journal's end to find out)"

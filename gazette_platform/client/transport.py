@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.client.auth import Authorizer
 from gazette_platform.client.route_cache import RouteCache, pick_endpoint
-from gazette_platform.client.wire import PeerUnreached, Wire, WirePool, call_error
+from gazette_platform.client.wire import (
+    CallUnanswered,
+    PeerUnreached,
+    Wire,
+    WirePool,
+    call_error,
+)
 from gazette_platform.errors import DataError, GazetteError, TransportError, ValidationError
 from gazette_platform.ops.retry import backoff_s
 from gazette_platform.protocol import Header
@@ -98,9 +104,15 @@ class Transport:
         error = call_error(err, wire.endpoint, what)
         if isinstance(error, PeerUnreached):
             self.was_connected = True
-        if error.retriable and journal:
-            self.routes.invalidate(_item(journal))
+        # One that does not answer may be stopped, and others may have taken its journals over.
+        if error.retriable or isinstance(error, CallUnanswered):
+            self.forget(journal)
         return error
+
+    def forget(self, journal: str) -> None:
+        """Forget the route of a journal ("": none), so that the next call asks the address."""
+        if journal:
+            self.routes.invalidate(_item(journal))
 
     def patience(self, *, timeout_s: float | None = None) -> Patience:
         """Patience for one call; `timeout_s` replaces the configured retry timeout."""

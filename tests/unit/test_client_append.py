@@ -16,7 +16,7 @@ from gazette_platform.errors import (
     ValidationError,
     WrongAppendOffset,
 )
-from gazette_platform.protocol import LabelSelector, LabelSet
+from gazette_platform.protocol import LabelSelector, LabelSet, ProcessId, Route
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.fake_broker import FakeBroker, Fault
 
@@ -130,6 +130,33 @@ async def test_ap6_append_to_a_silent_broker_times_out():
             await client.append("a/journal", b"x")
 
 
+async def test_a_broker_that_does_not_answer_is_not_asked_again_by_its_route():
+    """A stopped process keeps its port open; others have taken its journals over by then."""
+    async with FakeBroker() as stopped, connected(append_timeout_s=0.1) as (broker, client):
+        stopped.journal("a/journal")
+        stopped.fail("Append", Fault(stall=True), Fault(stall=True))
+        broker.route = Route((ProcessId("local", "stopped"),), 0, (stopped.address,))
+        await client.append("a/journal", b"a")
+        with pytest.raises(CallUnanswered):
+            await client.append("a/journal", b"never")
+        assert stopped.calls["Append"] == 1
+        broker.route = None
+        await client.append("a/journal", b"b")
+        assert broker.journals["a/journal"].content == b"ab"
+
+
+async def test_writers_go_round_a_broker_that_does_not_answer():
+    async with FakeBroker() as stopped, connected(append_timeout_s=0.1) as (broker, client):
+        stopped.fail("Append", *[Fault(stall=True)] * 9)
+        broker.route = Route((ProcessId("local", "stopped"),), 0, (stopped.address,))
+        await client.append("a/journal", b"a")
+        broker.route = None
+        async with client.append_writer("a/journal") as writer:
+            await writer.write(b"b")
+        assert stopped.calls["Append"] == 1
+        assert broker.journals["a/journal"].content == b"ab"
+
+
 async def test_append_sends_conditions():
     async with connected() as (broker, client):
         await client.append(
@@ -178,8 +205,6 @@ async def test_appends_go_to_the_primary_that_headers_name():
 
 
 async def test_a_dead_route_is_forgotten():
-    from gazette_platform.protocol import ProcessId, Route
-
     async with connected() as (broker, client):
         broker.route = Route((ProcessId("local", "gone"),), 0, ("http://127.0.0.1:1",))
         await client.append("a/journal", b"a")
