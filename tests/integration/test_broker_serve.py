@@ -20,6 +20,7 @@ from gazette_platform.protocol import (
     Status,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.testing.fault_proxy import FaultProxy
 from gazette_platform.testing.local_broker import AppendCall, LocalBrokers, append
 
 pytestmark = pytest.mark.etcd
@@ -187,6 +188,19 @@ async def test_rs9_a_broker_that_etcd_does_not_know_says_so(cluster, broker, stu
     found = unknown.resolve_now(JOURNAL, may_proxy=True, require_primary=True)
     assert found.status is Status.OK
     assert found.header.process_id == ("local", "broker-0")
+
+
+async def test_others_are_told_the_address_that_a_broker_advertises(cluster):
+    """And go there: here it is a proxy, which counts."""
+    async with FaultProxy("127.0.0.1", 1) as proxy:
+        behind = await cluster.start(advertise=proxy.address)
+        proxy.upstream = ("127.0.0.1", behind.port)
+        await cluster.apply(cluster.stub(behind), SPEC)  # while it is alone: it is the primary
+        assert proxy.accepted == 0
+        other = cluster.stub(await cluster.start())
+        response = await append(other, JOURNAL, b"forwarded")
+        assert list(response.header.route.endpoints) == [proxy.address]
+        assert proxy.accepted > 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
