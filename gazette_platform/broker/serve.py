@@ -319,12 +319,18 @@ class Broker:
         stopping = self.tasks.spawn(self._server.stop(grace_s=_GRACE_S), name="stop serving")
         await self._resolver.close()
         await stopping
-        left = await self._persister.drain(
+        left = await self._persist()
+        await self._remember_heads()
+        await self._release()
+        await self.abandon()
+        return left
+
+    async def _persist(self) -> list[Fragment]:
+        """Persist all that is closed. Returns: what could not be, within the drain timeout."""
+        timeout_s = self.config.drain_timeout_s
+        return await self._persister.drain(
             timeout_s=_PERSIST_TIMEOUT_S if timeout_s is None else max(timeout_s, _GRACE_S)
         )
-        await self._remember_heads()
-        await self._leave()
-        return left
 
     async def _hand_over(self, timeout_s: float | None) -> None:
         """Wait until no journal is assigned to us, or nobody can take them and time is up."""
@@ -371,8 +377,10 @@ class Broker:
     @staticmethod
     async def _remember_head(replica: Replica) -> None:
         try:
-            is_noted = await replica.note_head() or await replica.note_head()
-        except EtcdError as err:
+            # The mirror, which shows whether it is noted, may not be followed any more.
+            async with asyncio.timeout(_GRACE_S):
+                is_noted = await replica.note_head() or await replica.note_head()
+        except (EtcdError, TimeoutError) as err:
             _log.warning("%s: %s", replica.name, err)
             is_noted = False
         if not is_noted:
@@ -383,13 +391,13 @@ class Broker:
                 replica.spool.spool.end,
             )
 
-    async def _leave(self) -> None:
+    async def _release(self) -> None:
+        """Give back the lease: others may take over what is still assigned to us."""
         self._allocating.cancel()  # it would take the end of our lease for a loss
         try:
             await self._lease.revoke()
         except EtcdError as err:
             _log.warning("our keys in etcd end with the lease: %s", err)
-        await self.abandon()
 
     async def abandon(self) -> None:
         """Stop everything at once; keys in etcd end with the lease."""
@@ -397,15 +405,23 @@ class Broker:
         await self._stack.aclose()
 
     async def fail(self) -> None:
-        """Stop serving after a failure, persist what is here, and leave."""
+        """Stop serving after a failure, let others take over, and persist what is here.
+
+        Others need not wait for that, and it may take long: when etcd fails for longer than a lease,
+        all brokers end up here at once, and what they hold is nowhere else.
+        """
         self._is_ready = False
-        if not isinstance(self.failure, LeaseLost):
+        has_lease = not isinstance(self.failure, LeaseLost)
+        if has_lease:
             _log.error("broker stops: %s", self.failure)
         self._context.fence.give_up("this broker has failed")
         await self._server.stop(grace_s=1.0)
         await self._resolver.close()
-        await self._persister.drain(timeout_s=_GRACE_S)
-        await self._leave()
+        if has_lease:  # else others may have gone on from another head
+            await self._remember_heads()
+        await self._release()
+        await self._persist()
+        await self.abandon()
 
 
 def run(config: BrokerConfig) -> None:
