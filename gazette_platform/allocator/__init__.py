@@ -5,7 +5,7 @@ capacity (what an exiting member gives up). Guarantee: with the keys and the ste
 allocator, so that brokers of both kinds may share a cluster. `solver` says who ought to hold
 what (`flow_network` and `push_relabel` are its data and its search), `converge` which transactions
 lead there without losing a consistent replica, `loop` runs them, `announce` makes a process a
-member. Cost: in the number of items that change, and in slices of some milliseconds.
+member, `metrics` counts. Cost: in the number of items that change, and in slices of some milliseconds.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from gazette_platform.allocator.converge import (
     converge_item,
 )
 from gazette_platform.allocator.loop import Allocator, DrainStatus
+from gazette_platform.allocator.metrics import AllocatorMetrics
 from gazette_platform.allocator.solver import Solver, effective_limits, load_ratio
 
 __all__ = [
     "RETRY_S",
     "Allocator",
+    "AllocatorMetrics",
     "Announcement",
     "DrainStatus",
     "Loads",

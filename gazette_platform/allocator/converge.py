@@ -39,6 +39,10 @@ class Piece:
     item: str
     compares: tuple[Compare, ...]
     operations: tuple[Operation, ...]
+    added: int = 0
+    """Assignments that the operations add, move to another slot, and remove."""
+    moved: int = 0
+    removed: int = 0
 
 
 @final
@@ -91,6 +95,9 @@ class _Builder:
     journal: str
     compares: dict[tuple[str, str], Compare] = field(default_factory=dict)
     operations: list[Operation] = field(default_factory=list)
+    added: int = 0
+    moved: int = 0
+    removed: int = 0
 
     def check(self, compare: Compare) -> None:
         # Several operations of an item rest on the same keys: each is compared once.
@@ -102,11 +109,19 @@ class _Builder:
         key = assignment_key(self.prefix, self.journal, assignment.process_id, slot)
         self.operations.append(Delete(assignment.key))
         self.operations.append(Put(key, assignment.value, lease=assignment.lease))
+        self.moved += 1
 
     def piece(self) -> Piece | None:
         if not self.operations:
             return None
-        return Piece(self.journal, tuple(self.compares.values()), tuple(self.operations))
+        return Piece(
+            self.journal,
+            tuple(self.compares.values()),
+            tuple(self.operations),
+            added=self.added,
+            moved=self.moved,
+            removed=self.removed,
+        )
 
 
 def converge_item(
@@ -154,6 +169,7 @@ def converge_dead_item(prefix: str, state: BrokerState, journal: str) -> Piece |
     for assignment in state.assignments_of(journal):
         builder.check(Compare.mod(assignment.key, assignment.mod_revision))
         builder.operations.append(Delete(assignment.key))
+        builder.removed += 1
     return builder.piece()
 
 
@@ -202,6 +218,7 @@ def _remove(builder: _Builder, item: Item, assignment: Assignment, loads: Loads)
     builder.check(Compare.mod(item_key(builder.prefix, builder.journal), item.mod_revision))
     builder.check(Compare.mod(assignment.key, assignment.mod_revision))
     builder.operations.append(Delete(assignment.key))
+    builder.removed += 1
     loads.count(assignment.process_id, items=-1, primaries=-(assignment.slot == 0))
 
 
@@ -231,6 +248,7 @@ def _add(
         builder.check(Compare.mod(member_key(builder.prefix, member_id), member.mod_revision))
         key = assignment_key(builder.prefix, builder.journal, member_id, slot)
         builder.operations.append(Put(key, b"", lease=member.lease))
+        builder.added += 1
         loads.count(member_id, items=1, primaries=int(slot == 0))
         is_added = True
     return is_added

@@ -21,6 +21,7 @@ from gazette_platform.allocator.converge import (
     converge_dead_item,
     converge_item,
 )
+from gazette_platform.allocator.metrics import AllocatorMetrics
 from gazette_platform.allocator.solver import Solver, effective_limits
 from gazette_platform.errors import EtcdError, LeaseLost
 from gazette_platform.etcd import Compare, EtcdClient, Operation, TxnResult
@@ -67,6 +68,7 @@ class Allocator:
     Args: space: loaded; its watch has to run elsewhere.
           process_id: of this member.
           max_replication: upper bound on the replication of every item.
+          metrics: of what it does; None: nobody looks.
     """
 
     def __init__(
@@ -76,12 +78,14 @@ class Allocator:
         process_id: ProcessId,
         *,
         max_replication: int = _MAX_REPLICATION,
+        metrics: AllocatorMetrics | None = None,
     ) -> None:
         self._client = client
         self._space = space
         self._state = space.state
         self._id = process_id
         self._max_replication = max_replication
+        self._metrics = metrics or AllocatorMetrics()
         self._solver: Solver | None = None
         self._limits: dict[ProcessId, int] = {}
         # What the key space changed, and the solver does not know yet.
@@ -171,7 +175,9 @@ class Allocator:
         if self.leader != self._id:
             self._solver = None  # solve everything when we come to lead
             return next_revision
-        await self._solve()
+        with self._metrics.solving.time():
+            await self._solve()
+        self._metrics.converge.inc()
         names = sorted(self._todo)[:_ROUND_ITEMS]
         self._todo.difference_update(names)
         pieces = await self._steps(names)
@@ -211,6 +217,9 @@ class Allocator:
                 next(solving)
             except StopIteration as solved:
                 self._todo.update(solved.value)
+                self._metrics.slots.set(solver.replicas)
+                self._metrics.items.set(len(self._state.items))
+                self._metrics.members.set(len(self._state.members))
                 return
             await asyncio.sleep(0)
 
@@ -294,6 +303,7 @@ class Allocator:
         """Write one batch; in halves if a comparison fails. Returns the last revision, or 0."""
         result = await self._write(batch)
         if result.succeeded:
+            self._metrics.count(batch)
             return result.header.revision
         if len(batch) > 1:
             half = len(batch) // 2

@@ -2,11 +2,78 @@
 
 from __future__ import annotations
 
+import time
 from typing import final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-__all__ = ["BrokerMetrics"]
+from gazette_platform.allocator import AllocatorMetrics
+from gazette_platform.stores import StoreMetrics
+
+__all__ = ["BrokerMetrics", "CallMetrics", "MethodMetrics"]
+
+
+@final
+class CallMetrics:
+    """gRPC calls by the names of go-grpc-prometheus, which dashboards of Gazette know."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        labels = ("grpc_type", "grpc_service", "grpc_method")
+        self.started = Counter(
+            "grpc_server_started", "Calls that were begun.", labels, registry=registry
+        )
+        self.handled = Counter(
+            "grpc_server_handled",
+            "Calls that ended, by their gRPC code.",
+            (*labels, "grpc_code"),
+            registry=registry,
+        )
+        self.received = Counter(
+            "grpc_server_msg_received",
+            "Messages of callers.",
+            labels,
+            registry=registry,
+        )
+        self.sent = Counter(
+            "grpc_server_msg_sent", "Messages to callers.", labels, registry=registry
+        )
+        self.seconds = Histogram(
+            "grpc_server_handling_seconds",
+            "How long calls took, in seconds.",
+            labels,
+            registry=registry,
+        )
+
+    def of(self, kind: str, service: str, method: str) -> MethodMetrics:
+        """The metrics of one method; `kind` is ``unary``, ``client_stream`` or the like."""
+        return MethodMetrics(self, (kind, service, method))
+
+
+@final
+class MethodMetrics:
+    """The metrics of one method, found once: a call costs some microseconds."""
+
+    def __init__(self, calls: CallMetrics, labels: tuple[str, str, str]) -> None:
+        self._handled = calls.handled
+        self._labels = labels
+        self._ended: dict[str, Counter] = {}
+        self._started = calls.started.labels(*labels)
+        self._seconds = calls.seconds.labels(*labels)
+        self.received = calls.received.labels(*labels).inc
+        self.sent = calls.sent.labels(*labels).inc
+
+    def begin(self) -> float:
+        """A call begins. Returns: what `end` is to be told."""
+        self._started.inc()
+        return time.perf_counter()
+
+    def end(self, began: float, code: str) -> None:
+        """It ended with a gRPC code, by its name in Go, such as ``DeadlineExceeded``."""
+        ended = self._ended.get(code)
+        if ended is None:
+            ended = self._ended[code] = self._handled.labels(*self._labels, code)
+        ended.inc()
+        self._seconds.observe(time.perf_counter() - began)
 
 
 @final
@@ -15,6 +82,9 @@ class BrokerMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.stores = StoreMetrics(self.registry)
+        self.allocator = AllocatorMetrics(self.registry)
+        self.calls = CallMetrics(self.registry)
         self.started = Counter(
             "gazette_journal_server_started_totals",
             "RPCs that were begun.",

@@ -35,7 +35,7 @@ from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.memory import settle_memory
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import BrokerSpec, ProcessId
-from gazette_platform.stores import StoreRegistry, open_store
+from gazette_platform.stores import MeasuredStore, StoreRegistry, health_check, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,6 +138,7 @@ class Broker:
             socket=config.socket,
             tls=tls,
             recv_bytes_max=config.max_grpc_recv_size,
+            calls=self._context.metrics.calls,
         )
         self._stack.push_async_callback(self._server.stop, grace_s=0.0)
         self.port = self._server.port
@@ -188,14 +189,19 @@ class Broker:
         config = self.config
         executor = ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="gazette-spool")
         self._stack.callback(executor.shutdown, wait=False)
+        metrics = BrokerMetrics()
         stores = StoreRegistry(
-            lambda url: open_store(url, file_root=config.file_root, file_only=config.file_only),
+            lambda url: MeasuredStore(
+                open_store(url, file_root=config.file_root, file_only=config.file_only),
+                metrics.stores,
+            ),
             clock,
             self.tasks,
             rng=rng,
+            check=metrics.stores.checked(health_check),
         )
+        metrics.stores.active.set_function(stores.__len__)
         lister = FragmentLister(stores)
-        metrics = BrokerMetrics()
         peers = Peers(config, clock)
         self._stack.push_async_callback(peers.close)
         self._persister = Persister(
@@ -240,7 +246,11 @@ class Broker:
         self._context.fence.hold(self._lease)
         await space.load(self._announcement.revision)
         self._allocator = Allocator(
-            etcd, space, process_id, max_replication=self.config.max_replication
+            etcd,
+            space,
+            process_id,
+            max_replication=self.config.max_replication,
+            metrics=self._context.metrics.allocator,
         )
         self.tasks.spawn(space.watch(), name="watch")
         if self.config.auto_suspend:

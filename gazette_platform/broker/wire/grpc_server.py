@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, final
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
     from pathlib import Path
 
+    from gazette_platform.broker.metrics import CallMetrics, MethodMetrics
     from gazette_platform.broker.tls import TlsMaterial
     from gazette_platform.broker.wire.interface import Service
 
@@ -36,27 +38,41 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 _CODES = {code: getattr(grpc.StatusCode, code.value) for code in Code}
+# As Go writes them, for metrics. It spells CANCELLED with one L.
+_GO_CODES = {
+    code: "Canceled" if code is Code.CANCELLED else code.value.title().replace("_", "")
+    for code in Code
+}
 
 
 @final
-class _Messages:
-    """Content of an append, read from its call."""
+class _Stream:
+    """Both directions of a call."""
 
-    __slots__ = ("_context",)
+    __slots__ = ("_context", "_metrics")
 
-    def __init__(self, context: Any) -> None:
+    def __init__(self, context: Any, metrics: MethodMetrics) -> None:
         self._context = context
+        self._metrics = metrics
 
     async def next(self) -> bytes | None:
         raw = await self._context.read()
-        return None if raw is aio.EOF else raw
+        if raw is aio.EOF:
+            return None
+        self._metrics.received()
+        content: bytes = raw
+        return content
+
+    async def send(self, raw: bytes) -> None:
+        await self._context.write(raw)
+        self._metrics.sent()
 
 
 @final
 class GrpcServer:
     """Serves a `Service` on a port, or on a Unix socket.
 
-    Args: socket: to listen on in place of host and port. tls: of the port; None: it is plain.
+    Args: calls: counts them. socket: to listen on in place of host and port. tls: of the port; None: it is plain.
     Raises: SetupError: it cannot listen there.
     """
 
@@ -67,31 +83,14 @@ class GrpcServer:
         host: str,
         port: int,
         recv_bytes_max: int,
+        calls: CallMetrics,
         socket: Path | None = None,
         tls: TlsMaterial | None = None,
     ) -> None:
         options = [*_OPTIONS, ("grpc.max_receive_message_length", recv_bytes_max)]
         self._server = aio.server(options=options)
-        handlers = {
-            "Append": grpc.stream_unary_rpc_method_handler(_append(service)),
-            "Replicate": grpc.stream_stream_rpc_method_handler(_replicate(service)),
-            "Read": grpc.unary_stream_rpc_method_handler(_streaming(service.read)),
-            "List": grpc.unary_stream_rpc_method_handler(_streaming(service.list)),
-            "Apply": grpc.unary_unary_rpc_method_handler(_unary(service.apply)),
-            "ListFragments": grpc.unary_unary_rpc_method_handler(_unary(service.list_fragments)),
-            "FragmentStoreHealth": grpc.unary_unary_rpc_method_handler(
-                _unary(service.fragment_store_health)
-            ),
-        }
-        admin_handlers = {
-            "Flush": grpc.unary_unary_rpc_method_handler(_unary(service.flush)),
-            "PutSavepoint": grpc.unary_unary_rpc_method_handler(_unary(service.put_savepoint)),
-            "GetSavepoint": grpc.unary_unary_rpc_method_handler(_unary(service.get_savepoint)),
-            "ListSavepoints": grpc.unary_unary_rpc_method_handler(_unary(service.list_savepoints)),
-            "DeleteSavepoint": grpc.unary_unary_rpc_method_handler(
-                _unary(service.delete_savepoint)
-            ),
-        }
+        handlers = _journal_handlers(service, calls)
+        admin_handlers = _admin_handlers(service, calls)
         self._server.add_generic_rpc_handlers(
             (
                 grpc.method_handlers_generic_handler(_SERVICE, handlers),
@@ -118,6 +117,38 @@ class GrpcServer:
         await self._server.stop(grace_s)
 
 
+def _journal_handlers(service: Service, calls: CallMetrics) -> dict[str, Any]:
+    def of(kind: str, method: str) -> MethodMetrics:
+        return calls.of(kind, _SERVICE, method)
+
+    unary = {
+        "Apply": service.apply,
+        "ListFragments": service.list_fragments,
+        "FragmentStoreHealth": service.fragment_store_health,
+    }
+    return {
+        "Append": _append(service, of("client_stream", "Append")),
+        "Replicate": _replicate(service, of("bidi_stream", "Replicate")),
+        "Read": _streaming(service.read, of("server_stream", "Read")),
+        "List": _streaming(service.list, of("server_stream", "List")),
+        **{name: _unary(method, of("unary", name)) for name, method in unary.items()},
+    }
+
+
+def _admin_handlers(service: Service, calls: CallMetrics) -> dict[str, Any]:
+    unary = {
+        "Flush": service.flush,
+        "PutSavepoint": service.put_savepoint,
+        "GetSavepoint": service.get_savepoint,
+        "ListSavepoints": service.list_savepoints,
+        "DeleteSavepoint": service.delete_savepoint,
+    }
+    return {
+        name: _unary(method, calls.of("unary", _ADMIN_SERVICE, name))
+        for name, method in unary.items()
+    }
+
+
 def _credentials(tls: TlsMaterial) -> Any:
     return grpc.ssl_server_credentials(
         [(tls.key, tls.cert)],
@@ -130,71 +161,71 @@ def _metadata(context: Any) -> Mapping[str, str]:
     return dict(context.invocation_metadata() or ())
 
 
-def _append(service: Service) -> Callable[[Any, Any], Awaitable[bytes]]:
-    async def handle(_: Any, context: Any) -> bytes:
-        messages = _Messages(context)
-        first = await messages.next()
-        if first is None:
-            await context.abort(grpc.StatusCode.UNKNOWN, "append stream: unexpected EOF")
-            raise AssertionError  # abort raises
+def _handled(
+    handle: Callable[[Any, Any], Awaitable[Any]], metrics: MethodMetrics
+) -> Callable[[Any, Any], Awaitable[Any]]:
+    """A handler whose failures become gRPC codes, and which is counted."""
+
+    async def handled(request: Any, context: Any) -> Any:
+        began, code = metrics.begin(), "Unknown"
         try:
-            return await service.append(first, messages, _metadata(context))
+            answer = await handle(request, context)
         except RpcFailed as err:
+            code = _GO_CODES[err.code]
             await context.abort(_CODES[err.code], err.text)
             raise
+        except asyncio.CancelledError:
+            code = _GO_CODES[Code.CANCELLED]
+            raise
+        else:
+            code = "OK"
+            return answer
+        finally:
+            metrics.end(began, code)
 
-    return handle
-
-
-@final
-class _Stream:
-    """Both directions of a call."""
-
-    __slots__ = ("_context",)
-
-    def __init__(self, context: Any) -> None:
-        self._context = context
-
-    async def next(self) -> bytes | None:
-        raw = await self._context.read()
-        return None if raw is aio.EOF else raw
-
-    async def send(self, raw: bytes) -> None:
-        await self._context.write(raw)
+    return handled
 
 
-def _replicate(service: Service) -> Callable[[Any, Any], Awaitable[None]]:
+def _append(service: Service, metrics: MethodMetrics) -> Any:
+    async def handle(_: Any, context: Any) -> bytes:
+        messages = _Stream(context, metrics)
+        first = await messages.next()
+        if first is None:
+            raise RpcFailed(Code.UNKNOWN, "append stream: unexpected EOF")
+        answer = await service.append(first, messages, _metadata(context))
+        metrics.sent()
+        return answer
+
+    return grpc.stream_unary_rpc_method_handler(_handled(handle, metrics))
+
+
+def _replicate(service: Service, metrics: MethodMetrics) -> Any:
     async def handle(_: Any, context: Any) -> None:
-        try:
-            await service.replicate(_Stream(context), _metadata(context))
-        except RpcFailed as err:
-            await context.abort(_CODES[err.code], err.text)
+        await service.replicate(_Stream(context, metrics), _metadata(context))
 
-    return handle
+    return grpc.stream_stream_rpc_method_handler(_handled(handle, metrics))
 
 
 def _unary(
-    method: Callable[[bytes, Mapping[str, str]], Awaitable[bytes]],
-) -> Callable[[bytes, Any], Awaitable[bytes]]:
+    method: Callable[[bytes, Mapping[str, str]], Awaitable[bytes]], metrics: MethodMetrics
+) -> Any:
     async def handle(request: bytes, context: Any) -> bytes:
-        try:
-            return await method(request, _metadata(context))
-        except RpcFailed as err:
-            await context.abort(_CODES[err.code], err.text)
-            raise
+        metrics.received()
+        answer = await method(request, _metadata(context))
+        metrics.sent()
+        return answer
 
-    return handle
+    return grpc.unary_unary_rpc_method_handler(_handled(handle, metrics))
 
 
 def _streaming(
-    method: Callable[[bytes, Mapping[str, str]], AsyncGenerator[bytes]],
-) -> Callable[[bytes, Any], Awaitable[None]]:
+    method: Callable[[bytes, Mapping[str, str]], AsyncGenerator[bytes]], metrics: MethodMetrics
+) -> Any:
     async def handle(request: bytes, context: Any) -> None:
-        try:
-            async with aclosing(method(request, _metadata(context))) as responses:
-                async for response in responses:
-                    await context.write(response)
-        except RpcFailed as err:
-            await context.abort(_CODES[err.code], err.text)
+        metrics.received()
+        async with aclosing(method(request, _metadata(context))) as responses:
+            async for response in responses:
+                await context.write(response)
+                metrics.sent()
 
-    return handle
+    return grpc.unary_stream_rpc_method_handler(_handled(handle, metrics))
