@@ -171,6 +171,18 @@ async def test_h5_get_gives_content_and_says_why_it_ended(client, broker, http):
     assert rest == b"c\r\nsome content\r\n0\r\nX-Close-Error: OFFSET_NOT_YET_AVAILABLE\r\n\r\n"
 
 
+async def test_h5_a_broker_that_leaves_says_so_behind_the_content(client, broker):
+    await client.append(JOURNAL, b"some content")
+    reading = asyncio.ensure_future(  # noqa: TID251  awaited below
+        raw_request(broker, f"GET /{JOURNAL}?block=true HTTP/1.1")
+    )
+    await asyncio.sleep(0.2)
+    assert not reading.done()
+    await broker.drain()
+    _, rest = await reading
+    assert rest == b"c\r\nsome content\r\n0\r\nX-Close-Error: broker terminated RPC\r\n\r\n"
+
+
 async def test_a_client_of_http_1_0_gets_plain_content(client, broker):
     await client.append(JOURNAL, b"some content")
     head, rest = await raw_request(broker, f"GET /{JOURNAL} HTTP/1.0")

@@ -337,6 +337,12 @@ async def test_so6_delete_probe():
         ("put", ".gazette-delete-probe", b"gazette-delete-probe\n", 21, ""),
         ("remove", ".gazette-delete-probe"),
     ]
+    below = ScriptedStore()
+    await delete_probe(below, prefix="a/b/")
+    assert [call[:2] for call in below.calls] == [
+        ("put", "a/b/.gazette-delete-probe"),
+        ("remove", "a/b/.gazette-delete-probe"),
+    ]
     denied = ScriptedStore(remove=AccessDenied("denied"))
     with pytest.raises(AccessDenied, match=r"^delete-probe DELETE failed: denied$"):
         await delete_probe(denied)
