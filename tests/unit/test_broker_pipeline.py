@@ -47,11 +47,14 @@ class Peer:
         self.answers = asyncio.Queue()
         self.may_take = asyncio.Event()
         self.may_take.set()
+        self.refusal = None
         self.is_done = False
         self.is_cancelled = False
 
     async def write(self, raw):
         await self.may_take.wait()
+        if self.refusal is not None:
+            raise self.refusal
         self.got.append(decode_request(raw))
         self.arrived.set()
 
@@ -187,6 +190,26 @@ async def test_p2_fs24_a_failed_peer_breaks_it(bench, answer, text):
             await doing
     with pytest.raises(RpcFailed, match="recv from"):
         bench.ask()
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (None, 'recv from zone:"B" suffix:"peer-2" : unexpected EOF'),
+        (RpcFailed(Code.UNKNOWN, "why"), 'recv from zone:"B" suffix:"peer-2" : why'),
+        ("silence", 'send to zone:"B" suffix:"peer-2" : EOF'),
+    ],
+)
+async def test_p2_a_peer_that_takes_nothing_is_asked_why(bench, monkeypatch, answer, text):
+    monkeypatch.setattr(module, "_CLOSE_TIMEOUT_S", 0.01)
+    peer = bench.peers[B]
+    peer.refusal = RpcFailed(Code.UNAVAILABLE, "EOF")
+    if answer != "silence":
+        peer.answers.put_nowait(answer)
+    with pytest.raises(RpcFailed) as caught:
+        await bench.pipeline.sync(FRAGMENT, EMPTY, timeout_s=5)
+    assert caught.value.text == f"gatherSync: {text}"
+    assert [failure.text for failure in bench.broken] == [f"gatherSync: {text}"]
 
 
 async def test_fs5_a_failed_sync_says_so(bench):
