@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, final
 
@@ -72,7 +74,8 @@ class _Stream:
 class GrpcServer:
     """Serves a `Service` on a port, or on a Unix socket.
 
-    Args: calls: counts them. socket: to listen on in place of host and port. tls: of the port; None: it is plain.
+    Args: calls: counts them. socket: to listen on in place of host and port.
+          tls: of the port; None: it is plain.
     Raises: SetupError: it cannot listen there.
     """
 
@@ -104,9 +107,7 @@ class GrpcServer:
             else:
                 self.port = self._server.add_secure_port(address, _credentials(tls))
         except RuntimeError as err:
-            raise SetupError(
-                f"cannot listen on {address} (is it in use? choose another with --broker.port)"
-            ) from err
+            raise SetupError(f"cannot listen on {address}{_why_not(host, port, socket)}") from err
 
     async def start(self) -> None:
         """Begin to accept calls."""
@@ -115,6 +116,26 @@ class GrpcServer:
     async def stop(self, *, grace_s: float) -> None:
         """Refuse new calls, give those under way `grace_s` seconds, then cancel them."""
         await self._server.stop(grace_s)
+
+
+def _why_not(host: str, port: int, path: Path | None) -> str:
+    """What keeps us from a port, of which gRPC tells nothing; and what to do."""
+    if path is not None:
+        return " (is it in use, and its folder there? choose another with --broker.port)"
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family) as probe:
+            probe.bind(address)
+    except socket.gaierror as err:
+        return f": {err.strerror} (check the host that --broker.host names)"
+    except OSError as err:
+        if err.errno == errno.EADDRNOTAVAIL:
+            return (
+                f": {err.strerror} (--broker.host must be an address of this machine; to announce "
+                "another one, use --broker.advertise)"
+            )
+        return f": {err.strerror} (choose another port with --broker.port)"
+    return " (is it in use? choose another with --broker.port)"
 
 
 def _journal_handlers(service: Service, calls: CallMetrics) -> dict[str, Any]:
