@@ -202,6 +202,14 @@ def test_wrong_options_are_one_line(capsys, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     assert main(["--out", str(tmp_path)]) == 2
     assert "is not empty" in capsys.readouterr().err
+    for options, text in [
+        (["--minutes", "-1"], "--minutes: must be positive (-1.0)"),
+        (["--appends-per-s", "0"], "--appends-per-s: must be positive (0.0)"),
+        (["--readers", "-1"], "--readers: must not be negative"),
+        (["--zones", "ab"], "--replication: 3 replicas need as many brokers; --zones ab makes 2"),
+    ]:
+        assert main(options) == 2
+        assert text in capsys.readouterr().err
     monkeypatch.delenv("GAZETTE_ETCD")
     monkeypatch.setenv("GAZETTE_TOOLS", "own")
     assert main([]) == 2

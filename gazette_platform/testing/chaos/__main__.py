@@ -50,7 +50,24 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def _check_numbers(options: argparse.Namespace) -> None:
+    """A run without faults or clients would find nothing, and say that all is well."""
+    for name in ("minutes", "replication", "journals", "writers", "appends_per_s", "lease"):
+        value = getattr(options, name)
+        if not value > 0:
+            raise SetupError(f"--{name.replace('_', '-')}: must be positive ({value})")
+    if options.readers < 0:
+        raise SetupError(f"--readers: must not be negative ({options.readers})")
+    brokers = len(options.zones)
+    if options.replication > brokers:
+        raise SetupError(
+            f"--replication: {options.replication} replicas need as many brokers; --zones "
+            f"{options.zones} makes {brokers}"
+        )
+
+
 def _config(options: argparse.Namespace) -> ChaosConfig:
+    _check_numbers(options)
     etcd = options.etcd or find_etcd()
     if etcd is None:
         raise SetupError(
