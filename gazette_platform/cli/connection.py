@@ -194,7 +194,8 @@ def connect(
             auth_token=auth_token,
         )
     except ValidationError as err:
-        raise err.within("--broker") from err
+        option = err.path.replace("_", "-")  # of the field that holds it
+        raise ValidationError(err.message, path=f"--broker.{option}") from err
     ctx.obj = Connection(client=config, has_route_cache=cache_size > 0)
 
 

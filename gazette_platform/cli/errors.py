@@ -84,7 +84,8 @@ def _fail(prog: str, message: str) -> int:
 
 def _say(prog: str, message: str) -> None:
     logging.getLogger(__name__).debug("%s ended: %s", prog, message)
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    # Without emoji: `host:1234:` is an address, and no request for a picture of numbers.
+    console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     console.print(f"{prog}: error: ", style="bold red", end="")
     console.print(message, markup=False)
 

@@ -243,7 +243,7 @@ def status(
         for name, component in state.components.items():
             log = str(layout.logs / f"{name}.log")
             table.add_row(name, component.state, str(component.pid or ""), log)
-        Console().print(table)
+        Console(emoji=False).print(table)
         if state.failure:
             print(state.failure)
     if state.phase != "ready" or any(c.state != "ready" for c in state.components.values()):

@@ -19,7 +19,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         table = Table(*columns)
         for row in rows:
             table.add_row(*[cell.replace("[", r"\[") for cell in row])
-        Console().print(table)
+        Console(emoji=False).print(table)
         return
     lines = [list(columns), *[list(row) for row in rows]]
     widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]

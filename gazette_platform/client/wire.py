@@ -87,6 +87,8 @@ def call_error(err: grpc.aio.AioRpcError, endpoint: str, what: str) -> Transport
         return CallUnanswered(f"{what}: broker {endpoint} did not answer in time")
     if code is grpc.StatusCode.UNAUTHENTICATED:
         details += " (check the auth token or keys)"
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        details += " (is it a Gazette broker, or a broker of a version that lacks this call?)"
     return CallFailed(f"{what}: broker {endpoint}: {details}", code=code.name)
 
 

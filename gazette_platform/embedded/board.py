@@ -34,7 +34,7 @@ class Board:
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
-        self._console = Console(file=self._stream)
+        self._console = Console(file=self._stream, emoji=False)
         self._live: Live | None = None
         self._shown: dict[str, str] = {}
         self._phase = ""

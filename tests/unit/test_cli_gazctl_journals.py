@@ -4,6 +4,7 @@ import re
 import sys
 import types
 
+import grpc
 import orjson
 import pytest
 import yaml
@@ -470,3 +471,23 @@ def test_help_of_every_command_has_an_example(gazctl):
         result = gazctl(command, "--help")
         assert result.code == 0
         assert f"gazctl journals {command}".encode() in b" ".join(result.out.split())
+
+
+def test_an_address_that_leads_to_another_server_is_said(gazctl, broker):
+    details = "unknown service protocol.Journal"
+    broker.fail("List", Fault(code=grpc.StatusCode.UNIMPLEMENTED, details=details))
+    done = gazctl("list")
+    assert done.code == 1
+    assert f"{details} (is it a Gazette broker" in done.err
+
+
+def test_options_are_named_as_they_are_given(gazctl):
+    done = gazctl("list", "--broker.auth-keys", "%%%")
+    assert done.code == 1
+    assert "--broker.auth-keys: key 0 is not base64" in done.err
+    assert "--broker.address: must begin with" in gazctl("list", "--broker.address", "x").err
+
+
+def test_colons_of_addresses_are_no_emoji(gazctl, broker):
+    broker.fail("List", Fault(code=grpc.StatusCode.UNKNOWN, details="cannot ask broker:1234: no"))
+    assert "cannot ask broker:1234: no" in gazctl("list").err
