@@ -370,16 +370,18 @@ class Appender:
         store, replicator = self._store, self._replicator
         has_peers = replicator.has_peers
         if has_peers and not self._journal.may_acknowledge:
-            _Answers(self, batch, [ZERO_SUM] * len(batch), store.spool.codec)(
-                _lease_lost(self._journal.name)
-            )
+            _refuse(batch, _lease_lost(self._journal.name))
             return
         draft = store.draft(with_digest=has_peers)
         if length:
             await store.digester.below()
             if has_peers:
                 replicator.send(chunks, 0)
-            await draft.write(chunks, length)
+            try:
+                await draft.write(chunks, length)
+            except RpcFailed as err:
+                _refuse(batch, err)  # replicas forget it when their streams end, which is next
+                return
         sums = [p.sum if isinstance(p.sum, bytes) else await p.sum for p in batch]
         answer = _Answers(self, batch, sums, store.spool.codec)
         appends = sum(1 for pending in batch if pending.length)
@@ -510,6 +512,11 @@ class _Answers:
                 pending.fail(failure)
             else:
                 appender.acknowledge(pending, total, self._codec)
+
+
+def _refuse(batch: list[Pending], failure: RpcFailed) -> None:
+    for pending in batch:
+        pending.fail(failure)
 
 
 def _lease_lost(journal: str) -> RpcFailed:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, final
 
 from gazette_platform.broker.digester import DISK_RETRY_S, Digester
+from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.fragment.spool import Spool
 from gazette_platform.protocol import ZERO_SUM, CompressionCodec, Fragment, LabelSet
 
@@ -72,11 +73,17 @@ class Draft:
     Nothing of it counts until it is committed or staged; dropping it is how it is rolled back.
     """
 
-    __slots__ = ("_digest", "_executor", "at", "digester", "length")
+    __slots__ = ("_digest", "_executor", "_owner", "at", "digester", "length")
 
     def __init__(
-        self, digester: Digester, at: int, digest: Digest | None, executor: Executor
+        self,
+        owner: JournalSpool,
+        digester: Digester,
+        at: int,
+        digest: Digest | None,
+        executor: Executor,
     ) -> None:
+        self._owner = owner
         self.digester = digester
         self.at = at
         self.length = 0
@@ -97,6 +104,8 @@ class Draft:
     async def write(self, chunks: list[bytes | memoryview], length: int) -> None:
         """Write chunks of `length` bytes together, for as long as it takes.
 
+        Raises: RpcFailed: the disk is full or broken, and the journal leaves this broker: what waits
+            for the disk must not hold up what was acknowledged.
         Cancellation: safe; when it returns, no thread writes any more.
         """
         while True:
@@ -106,6 +115,12 @@ class Draft:
                 else:
                     await self._in_thread(chunks)
             except OSError as err:
+                if self._owner.is_leaving:
+                    raise RpcFailed(
+                        Code.UNAVAILABLE,
+                        f"{self.digester.spool.journal}: the broker leaves it, and could not write: "
+                        f"{err}",
+                    ) from err
                 _log.error(
                     "%s: spool: %s; retrying in %s s (check the disk of --broker.spool-dir)",
                     self.digester.spool.journal,
@@ -157,6 +172,7 @@ class JournalSpool:
         digester: of the open fragment.
         end: offset behind what is staged, or settled if nothing is.
         registers: as of `end`.
+        is_leaving: set when the journal leaves this broker: writes that fail are given up.
     """
 
     def __init__(
@@ -174,6 +190,7 @@ class JournalSpool:
         self._clock = clock
         self._directory = directory
         self.lock = asyncio.Lock()
+        self.is_leaving = False
         self._is_primary = False
         self._staged: deque[_Staged] = deque()
         # Closed, not yet completed; the value: whether to persist at once.
@@ -214,7 +231,7 @@ class JournalSpool:
         Args: with_digest: for a proposal; needs `catch_up` before.
         """
         digest = self._digest_copy() if with_digest else None
-        return Draft(self.digester, self.end, digest, self._executor)
+        return Draft(self, self.digester, self.end, digest, self._executor)
 
     def _digest_copy(self) -> Digest:
         for staged in reversed(self._staged):

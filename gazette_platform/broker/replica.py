@@ -518,7 +518,7 @@ class Replica:
 
     def stop(self) -> None:
         """Start nothing any more by itself. Idempotent."""
-        self.is_closed = True
+        self.is_closed = self.spool.is_leaving = True
         self.balance.release()
         for timer in (self._flush_timer, self._refresh_timer, self._pulse_timer):
             if timer is not None:

@@ -1,0 +1,185 @@
+"""Three replicas, and what they rest on fails: all of them at once, the store, or a local disk."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+
+import pytest
+
+from gazette_platform.broker import digester, journal_spool
+from gazette_platform.client import AsyncClient, ClientConfig
+from gazette_platform.errors import IndexHasGreaterOffset, StoreUnavailable
+from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
+from gazette_platform.testing.local_broker import LocalBrokers, eventually, read_all
+
+pytestmark = pytest.mark.etcd
+
+JOURNAL = "a/journal"
+ZONES = ("zone-a", "zone-b", "zone-c")
+
+
+@pytest.fixture
+async def cluster(etcd_server, etcd_prefix, tmp_path):
+    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
+        yield brokers
+
+
+@pytest.fixture
+async def tasks():
+    group = TaskGroup("test")
+    yield group
+    await group.close()
+
+
+async def start(cluster):
+    return [await cluster.start(zone=zone) for zone in ZONES]
+
+
+async def apply(cluster, broker, *, length=1 << 20, replication=3):
+    fragment = FragmentSpec(
+        length=length,
+        codec=CompressionCodec.NONE,
+        stores=("file:///",),
+        refresh_interval_ns=3600 * 10**9,
+    )
+    await cluster.apply(cluster.stub(broker), JournalSpec(JOURNAL, replication, fragment=fragment))
+    state = broker._context.space.state
+    await eventually(lambda: len(state.assignments_of(JOURNAL)) == replication)
+    await eventually(lambda: state.is_consistent(JOURNAL))
+
+
+def client(broker):
+    return AsyncClient(ClientConfig(address=broker.endpoint))
+
+
+def replica(broker):
+    return broker._resolver.replicas[JOURNAL]
+
+
+async def is_everywhere(cluster, brokers, content):
+    for stub in map(cluster.stub, brokers):
+
+        async def has_all(stub=stub):
+            return await read_all(stub, JOURNAL) == content
+
+        await eventually(has_all)
+
+
+def stored(cluster):
+    paths = sorted((cluster.fragments / JOURNAL).glob("*.raw"))
+    return b"".join(path.read_bytes() for path in paths)
+
+
+async def test_all_replicas_die_and_the_head_is_reset(cluster):
+    """What the store has is read; appends wait for somebody who knows that no more is anywhere."""
+    former = await start(cluster)
+    await apply(cluster, former[0])
+    async with client(former[0]) as one:
+        await one.append(JOURNAL, b"persisted ")
+        await one.append(JOURNAL, b"lost")
+    await eventually(lambda: stored(cluster) == b"persisted ")
+    for broker in former:
+        await broker._server.stop(grace_s=0.0)
+    for broker in former:
+        await broker._lease.revoke()
+        await broker.abandon()
+    brokers = await start(cluster)
+    async with client(brokers[1]) as one:
+        for _ in range(3):
+            with pytest.raises(IndexHasGreaterOffset):
+                await one.append(JOURNAL, b"refused")
+        await is_everywhere(cluster, brokers, b"persisted ")
+        assert await one.reset_head(JOURNAL) == 10
+        assert (await one.append(JOURNAL, b"new")).begin == 10
+    await is_everywhere(cluster, brokers, b"persisted new")
+    assert [replica(broker).spool.spool.end for broker in brokers] == [13] * 3
+
+
+async def test_appends_go_on_while_the_store_is_away(cluster):
+    brokers = await start(cluster)
+    await apply(cluster, brokers[0], length=1024)
+    is_away = True
+
+    def gate(put):
+        async def put_unless_away(*args):
+            if is_away:
+                raise StoreUnavailable("the store is away")
+            await put(*args)
+
+        return put_unless_away
+
+    for broker in brokers:
+        broker._persister._put = gate(broker._persister._put)
+    content = b""
+    async with client(brokers[0]) as one:
+        for n in range(20):
+            content += b"append %02d " % n * 103
+            result = await one.append(JOURNAL, b"append %02d " % n * 103)
+            assert result.end == len(content)
+    assert stored(cluster) == b""
+    await is_everywhere(cluster, brokers, content)
+    # All three hold each closed fragment, until one of them is rid of it.
+    await eventually(lambda: all(len(broker._persister) == 19 for broker in brokers))
+    is_away = False
+    for _ in range(3):
+        for broker in brokers:
+            broker._persister.tick()
+    await eventually(lambda: not any(len(broker._persister) for broker in brokers))
+    assert stored(cluster) == content[: len(content) // 20 * 19]
+
+
+@pytest.mark.parametrize("is_primary", [True, False], ids=["of the primary", "of a replica"])
+async def test_nothing_is_acknowledged_while_a_local_disk_is_full(
+    cluster, tasks, monkeypatch, caplog, is_primary
+):
+    brokers = await start(cluster)
+    await apply(cluster, brokers[0])
+    for module in (digester, journal_spool):
+        monkeypatch.setattr(module, "DISK_RETRY_S", 0.05)
+    full = next(broker for broker in brokers if replica(broker).is_primary is is_primary)
+    async with client(full) as one:
+        await one.append(JOURNAL, b"before ")
+        await one.append(JOURNAL, b"that ")
+        spool = replica(full).spool.spool
+        write, is_full = type(spool).write, True
+
+        def write_unless_full(self, *args):
+            if self is spool and is_full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            write(self, *args)
+
+        monkeypatch.setattr(type(spool), "write", write_unless_full)
+        appending = tasks.spawn(one.append(JOURNAL, b"after"), name="append")
+        await eventually(lambda: "No space left on device; retrying" in caplog.text)
+        assert f"{JOURNAL}: spool" in caplog.text
+        assert "--broker.spool-dir" in caplog.text
+        # A replica that has it may show it already, as one does whose primary is about to.
+        primary = next(broker for broker in brokers if replica(broker).is_primary)
+        await is_everywhere(cluster, {primary, full}, b"before that ")
+        assert not appending.done()
+        is_full = False
+        assert (await asyncio.wait_for(appending, 10)).begin == 12
+    await is_everywhere(cluster, brokers, b"before that after")
+
+
+async def test_a_broker_whose_disk_is_full_leaves_with_what_it_acknowledged(
+    cluster, tasks, monkeypatch, caplog
+):
+    monkeypatch.setattr(journal_spool, "DISK_RETRY_S", 0.05)
+    (broker,) = [await cluster.start(drain_timeout_s=0.5)]
+    await apply(cluster, broker, replication=1)
+    async with client(broker) as one:
+        await one.append(JOURNAL, b"before ")
+        await one.append(JOURNAL, b"that ")
+
+        def write(*_):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(type(replica(broker).spool.spool), "write", write)
+        appending = tasks.spawn(one.append(JOURNAL, b"never"), name="append")
+        await eventually(lambda: "No space left on device; retrying" in caplog.text)
+        assert await asyncio.wait_for(broker.drain(), 25) == []
+        appending.cancel()
+    assert stored(cluster) == b"before that "
