@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker import append_fsm as fsm
-from gazette_platform.broker.append_rules import suspend_level
 from gazette_platform.broker.appender import Appender, Outcome, Pending
 from gazette_platform.broker.flow_control import RateBalance
 from gazette_platform.broker.journal_spool import JournalSpool
@@ -507,8 +506,9 @@ class Replica:
         quiet_s = self._context.clock.monotonic() - max(self._created_at, self._last_append_at)
         if not self.is_primary or spec is None or self.is_closed or quiet_s < _SUSPEND_S:
             return
-        if not self.index.first_refresh.is_set() or suspend_level(spec) is not SuspendLevel.NONE:
+        if not self.index.first_refresh.is_set():
             return
+        # One that is suspended partly goes on to fully once all its fragments were pruned.
         request = fsm.AppendRequest(self.name, suspend=AppendSuspend.SUSPEND_IF_FLUSHED)
         view = self.view(
             begin=self.spool.spool.begin, end=self.spool.end, registers=self.spool.registers

@@ -434,10 +434,30 @@ async def test_suspended_journals_and_replicas_are_left_alone(bench, monkeypatch
     bench.replica.is_primary = False
     bench.replica.on_tick()
     bench.replica.is_primary = True
-    bench.spec = replace(bench.spec, suspend=SuspendSpec(SuspendLevel.PARTIAL, 0))
+    bench.spec = replace(bench.spec, suspend=SuspendSpec(SuspendLevel.FULL, 0))
     bench.apply()
     bench.replica.on_tick()
+    bench.spec = replace(bench.spec, suspend=SuspendSpec(SuspendLevel.PARTIAL, 0))
+    bench.apply()
+    bench.replica.index.add_remote(
+        Fragment(JOURNAL, 0, 100, b"x" * 20, backing_store="file:///", mod_time=1)
+    )
+    bench.replica.spool.roll(100)
+    bench.replica.on_tick()
     assert found == []
+
+
+async def test_a_partly_suspended_journal_is_suspended_fully_once_it_is_empty(bench, monkeypatch):
+    found = pulses(bench, monkeypatch)
+    await bench.replica.index.first_refresh.wait()
+    bench.spec = replace(bench.spec, suspend=SuspendSpec(SuspendLevel.PARTIAL, 100))
+    bench.apply()
+    bench.clock.advance(901)
+    bench.replica.on_tick()
+    assert found == [], "its spool is not at the offset of the suspension yet"
+    bench.replica.spool.roll(100)
+    bench.replica.on_tick()
+    assert found == [(AppendSuspend.SUSPEND_IF_FLUSHED,)]
 
 
 # ------------------------------------------------------------------------------------------- holes
