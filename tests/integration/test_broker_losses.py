@@ -1,17 +1,20 @@
-"""Three replicas, and what they rest on fails: all of them at once, the store, or a local disk."""
+"""Three replicas, and what they rest on fails: all of them at once, etcd, the store, a local disk."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import shutil
 
 import pytest
 
 from gazette_platform.broker import digester, journal_spool
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.errors import IndexHasGreaterOffset, StoreUnavailable
+from gazette_platform.errors import IndexHasGreaterOffset, LeaseLost, StoreUnavailable
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
+from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.testing.etcd import EtcdServer
 from gazette_platform.testing.local_broker import LocalBrokers, eventually, read_all
 
 pytestmark = pytest.mark.etcd
@@ -37,14 +40,18 @@ async def start(cluster):
     return [await cluster.start(zone=zone) for zone in ZONES]
 
 
-async def apply(cluster, broker, *, length=1 << 20, replication=3):
+def spec(*, length=1 << 20, replication=3):
     fragment = FragmentSpec(
         length=length,
         codec=CompressionCodec.NONE,
         stores=("file:///",),
         refresh_interval_ns=3600 * 10**9,
     )
-    await cluster.apply(cluster.stub(broker), JournalSpec(JOURNAL, replication, fragment=fragment))
+    return JournalSpec(JOURNAL, replication, fragment=fragment)
+
+
+async def apply(cluster, broker, *, length=1 << 20, replication=3):
+    await cluster.apply(cluster.stub(broker), spec(length=length, replication=replication))
     state = broker._context.space.state
     await eventually(lambda: len(state.assignments_of(JOURNAL)) == replication)
     await eventually(lambda: state.is_consistent(JOURNAL))
@@ -168,7 +175,7 @@ async def test_a_broker_whose_disk_is_full_leaves_with_what_it_acknowledged(
     cluster, tasks, monkeypatch, caplog
 ):
     monkeypatch.setattr(journal_spool, "DISK_RETRY_S", 0.05)
-    (broker,) = [await cluster.start(drain_timeout_s=0.5)]
+    broker = await cluster.start(drain_timeout_s=0.5)
     await apply(cluster, broker, replication=1)
     async with client(broker) as one:
         await one.append(JOURNAL, b"before ")
@@ -183,3 +190,63 @@ async def test_a_broker_whose_disk_is_full_leaves_with_what_it_acknowledged(
         assert await asyncio.wait_for(broker.drain(), 25) == []
         appending.cancel()
     assert stored(cluster) == b"before that "
+
+
+@pytest.mark.parametrize("keeps_data", [True, False], ids=["away for a lease", "lost its data"])
+async def test_etcd_fails(etcd_binary, tmp_path, keeps_data):
+    """Brokers persist what they hold and end; the next ones go on from the end of the store."""
+    with EtcdServer(etcd_binary) as etcd:
+        async with LocalBrokers(tmp_path, etcd=etcd.endpoint, prefix="/lost") as cluster:
+            former = await start(cluster)
+            await apply(cluster, former[0])
+            async with client(former[0]) as one:
+                await one.append(JOURNAL, b"before ")
+                await one.append(JOURNAL, b"that ")
+            etcd.kill()
+            if not keeps_data:
+                shutil.rmtree(etcd.log_path.with_name("data"))
+                await asyncio.to_thread(etcd.start)
+            for broker in former:
+                await asyncio.wait_for(broker.failed.wait(), 10)
+                assert isinstance(broker.failure, LeaseLost)
+            await asyncio.wait_for(asyncio.gather(*(broker.fail() for broker in former)), 20)
+            assert stored(cluster) == b"before that "
+            if keeps_data:
+                await asyncio.to_thread(etcd.start)
+            brokers = await start(cluster)
+            request = pb.ApplyRequest()
+            change = request.changes.add(expect_mod_revision=-1)
+            change.upsert.CopyFrom(spec().to_pb())
+            assert (await cluster.stub(brokers[0]).Apply(request)).status == pb.OK
+            async with client(brokers[2]) as one:
+                with pytest.raises(IndexHasGreaterOffset):
+                    await one.append(JOURNAL, b"refused")
+                assert await one.reset_head(JOURNAL) == 12
+                assert (await one.append(JOURNAL, b"after")).begin == 12
+            await is_everywhere(cluster, brokers, b"before that after")
+
+
+async def test_all_brokers_of_a_zone_leave_at_once(cluster):
+    leaving = [await cluster.start(zone="zone-a", drain_timeout_s=None) for _ in range(2)]
+    staying = [await cluster.start(zone=zone, drain_timeout_s=None) for zone in ZONES[1:]]
+    await apply(cluster, leaving[0], replication=2)
+    content, has_left = b"", False
+
+    async def leave():
+        nonlocal has_left
+        assert await asyncio.gather(*(broker.drain() for broker in leaving)) == [[], []]
+        has_left = True
+
+    async def write():
+        nonlocal content
+        async with client(staying[0]) as one:
+            while not has_left:
+                result = await one.append(JOURNAL, b"append %04d " % len(content))
+                content += b"append %04d " % len(content)
+                assert result.end == len(content)
+
+    async with asyncio.timeout(30):
+        await asyncio.gather(leave(), write())
+    state = staying[0]._context.space.state
+    assert {member.zone for member in state.route_of(JOURNAL).members} == {"zone-b", "zone-c"}
+    await is_everywhere(cluster, staying, content)
