@@ -41,6 +41,9 @@ _SWEEP_S = 30.0
 CANNOT_REACH = "cannot reach broker "
 # Codes that say the broker was not reached or went away; everything else is an answer.
 _UNREACHED = frozenset({grpc.StatusCode.UNAVAILABLE})
+# What grpc.aio says in place of the broker's status, if a message of ours could not be written
+# any more before it learned of that status: of a broker that leaves, or refuses a token.
+_WRITE_FAILED = "Internal error from Core"
 _BROKEN = frozenset({grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN})
 
 
@@ -73,11 +76,17 @@ def call_error(err: grpc.aio.AioRpcError, endpoint: str, what: str) -> Transport
 
     Args: endpoint: URL that was dialed. what: the call, as in ``append to a/journal``.
     Returns: a plain, retriable `TransportError` when the broker was not reached or went away,
+    or its status was not received,
     `CallUnanswered` after a deadline, else `CallFailed`.
     """
     code, details = err.code(), err.details() or ""
     if code in _UNREACHED and details.startswith(CANNOT_REACH):
         return PeerUnreached(f"{what}: broker {endpoint} {details}")
+    if code is grpc.StatusCode.INTERNAL and details == _WRITE_FAILED:
+        return TransportError(
+            f"{what}: broker {endpoint} ended the call while it was being sent, for a reason that "
+            "was not received (see the broker's log if it does so again)"
+        )
     details = brief_details(details)
     if code in _UNREACHED:
         return TransportError(

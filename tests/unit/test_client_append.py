@@ -303,3 +303,22 @@ async def test_as2_as8_aborted_appends_vanish_and_tell_why():
         await client.append("a/journal", b"write two")
         assert broker.journals["a/journal"].content == b"write one write two"
         assert broker.append_sizes == [10, 9]
+
+
+async def test_a_status_that_grpc_lost_is_asked_for_again():
+    async with connected() as (broker, client):
+        lost = Fault(code=grpc.StatusCode.INTERNAL, details="Internal error from Core")
+        broker.fail("Append", lost)
+        assert (await client.append("a/journal", b"x")).end == 1
+        refused = Fault(code=grpc.StatusCode.UNAUTHENTICATED, details="no APPEND capability")
+        broker.fail("Append", lost, refused)
+        with pytest.raises(CallFailed, match="no APPEND capability"):
+            await client.append("a/journal", b"x")
+    async with connected(retry_timeout_s=0) as (broker, client):
+        broker.fail("Append", lost)
+        with pytest.raises(TransportError, match="for a reason that was not received"):
+            await client.append("a/journal", b"x")
+        bug = Fault(code=grpc.StatusCode.INTERNAL, details="malformed message")
+        broker.fail("Append", bug)
+        with pytest.raises(CallFailed, match="malformed message"):
+            await client.append("a/journal", b"x")
