@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -130,6 +131,8 @@ def _tell(result: ChaosResult) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it. Returns: 0 if all is well, 1 if not, 2 if it could not be started."""
+    # Read when the first channel is made: what breaks here is meant to, and gRPC need not tell.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         # Clients, proxies and all share this loop: a fast one disturbs the brokers least.
         result = uvloop.run(run_chaos(_config(_parse(arguments)), say=_say))
