@@ -110,7 +110,9 @@ def connect(
     address: Annotated[
         str,
         typer.Option(
-            "--broker.address", envvar="BROKER_ADDRESS", help="Endpoint URL of any broker."
+            "--broker.address",
+            envvar="BROKER_ADDRESS",
+            help="Endpoint URL of any broker; or of several, with commas, to try in turn.",
         ),
     ] = "http://localhost:8080",
     cert_file: Annotated[

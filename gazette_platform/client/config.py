@@ -34,7 +34,10 @@ class ClientConfig:
     """How to reach brokers, and how long to keep trying."""
 
     address: str = "http://localhost:8080"
-    """Endpoint URL of any broker, or of a balancer before them: ``http``, ``https`` or ``unix``."""
+    """Endpoint URL of any broker, or of a balancer before them: ``http``, ``https`` or ``unix``.
+
+    Or several, with commas between them: when one fails, the next one is asked.
+    """
 
     zone: str = "local"
     """Zone of this process; reads prefer a replica in the same zone."""
@@ -81,6 +84,11 @@ class ClientConfig:
     auth_keys: str = field(default="", repr=False)
     """Base64 keys, separated by commas or blanks; the first one signs a token for each call."""
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The endpoint URLs in `address`."""
+        return tuple(url for url in (part.strip() for part in self.address.split(",")) if url)
+
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], **settings: Any) -> Self:
         """A config out of the variables that `gazctl` reads, such as ``BROKER_AUTH_TOKEN``.
@@ -94,14 +102,8 @@ class ClientConfig:
 
     def __post_init__(self) -> None:
         """Raises: ValidationError: a value that cannot work, naming the field."""
-        if not self.address.startswith(_SCHEMES):
-            raise ValidationError(
-                f"must begin with one of {' '.join(_SCHEMES)} ({self.address})", path="address"
-            )
-        try:
-            endpoint_grpc_address(self.address)
-        except ValidationError as err:
-            raise err.within("address") from err
+        for address in self.addresses or (self.address,):
+            _check_address(address)
         if not self.zone:
             raise ValidationError("must not be empty", path="zone")
         if self.route_cache_size < 0:
@@ -125,3 +127,14 @@ class ClientConfig:
                 KeyRing(self.auth_keys)
             except ValidationError as err:
                 raise err.within("auth_keys") from err
+
+
+def _check_address(address: str) -> None:
+    if not address.startswith(_SCHEMES):
+        raise ValidationError(
+            f"must begin with one of {' '.join(_SCHEMES)} ({address})", path="address"
+        )
+    try:
+        endpoint_grpc_address(address)
+    except ValidationError as err:
+        raise err.within("address") from err

@@ -47,6 +47,8 @@ class Transport:
         """Whether any broker ever answered: then a failure is likely to pass."""
         self.random = random.Random()  # noqa: S311  spreads retries, guards nothing
         self._pool = WirePool(config, clock, tasks)
+        self._addresses = config.addresses
+        self._address = 0
         self._headers: dict[bytes, Header] = {}
         self._applied_revision = 0
         self._applied_at = 0.0
@@ -59,7 +61,12 @@ class Transport:
             endpoint = pick_endpoint(
                 route, self.config.zone, primary=primary, condition=self._pool.condition
             )
-        return self._pool.get(endpoint or self.config.address)
+        return self._pool.get(endpoint or self.address)
+
+    @property
+    def address(self) -> str:
+        """The endpoint of calls without a route: of the addresses, one that did not fail last."""
+        return self._addresses[self._address]
 
     def learn(self, journal: str, message: pb.Header) -> Header:
         """Remember the route of a response's header, and return the header decoded.
@@ -107,6 +114,8 @@ class Transport:
         # One that does not answer may be stopped, and others may have taken its journals over.
         if error.retriable or isinstance(error, CallUnanswered):
             self.forget(journal)
+            if wire.endpoint == self.address:
+                self._address = (self._address + 1) % len(self._addresses)
         return error
 
     def forget(self, journal: str) -> None:

@@ -184,7 +184,7 @@ class Wire:
 class WirePool:
     """One channel per broker endpoint, opened at first use and closed when long unused.
 
-    The one of the service address stays.
+    Those of the service addresses stay.
     """
 
     def __init__(self, config: ClientConfig, clock: Clock, tasks: TaskGroup) -> None:
@@ -200,7 +200,7 @@ class WirePool:
         wire = self._wires.get(endpoint)
         if wire is None:
             wire = self._wires[endpoint] = Wire(endpoint, self._open(endpoint))
-            if self._sweep_timer is None and endpoint != self._config.address:
+            if self._sweep_timer is None and endpoint not in self._config.addresses:
                 self._sweep_later()
         wire.used_at = self._clock.monotonic()
         return wire
@@ -232,7 +232,8 @@ class WirePool:
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
             self._sweep_timer = None
-        others = [wire for wire in self._wires.values() if wire.endpoint != self._config.address]
+        addresses = self._config.addresses
+        others = [wire for wire in self._wires.values() if wire.endpoint not in addresses]
         for wire in others:
             if not wire.calls and now - wire.used_at >= _SWEEP_S:
                 del self._wires[wire.endpoint]

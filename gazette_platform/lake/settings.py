@@ -115,11 +115,15 @@ _VARIABLES = {
 
 
 def _endpoints(path: str) -> dict[str, str]:
-    """String values of an endpoints file; empty while it is not written yet."""
+    """Addresses of an endpoints file, by name; empty while it is not written yet."""
     if not path or not Path(path).exists():
         return {}
     raw = _json_object(Path(path).read_text(encoding="utf-8"), path)
-    return {key: value for key, value in raw.items() if isinstance(value, str)}
+    found = {key: value for key, value in raw.items() if isinstance(value, str)}
+    brokers = raw.get("brokers")
+    if isinstance(brokers, list) and brokers:
+        found["broker"] = ",".join(map(str, brokers))  # any of them may end
+    return found
 
 
 def _roots(text: str) -> dict[str, str]:

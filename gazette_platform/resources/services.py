@@ -20,9 +20,12 @@ _RETRY_TIMEOUT_S = 20.0
 
 
 class BrokerResource(ConfigurableResource["BrokerResource"]):
-    """Brokers, by the address of one of them."""
+    """Brokers, by the address of one or some of them."""
 
-    address: str = Field(description="Endpoint URL of any broker, for example http://host:8080.")
+    address: str = Field(
+        description="Endpoint URL of any broker, for example http://host:8080; or of several, with "
+        "commas between them."
+    )
     zone: str = Field(default="local", description="Zone of this process, for near reads.")
 
     @contextmanager

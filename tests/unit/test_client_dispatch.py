@@ -75,6 +75,23 @@ async def test_v10_a_local_member_that_failed_makes_way_for_another():
         assert (service.calls["Read"], near.calls["Read"]) == (2, 2)
 
 
+async def test_of_several_addresses_the_next_is_asked_when_one_fails():
+    async with started(2) as (first, second):
+        address = f"{DEAD}, {first.address},{second.address}"
+        async with AsyncClient(ClientConfig(address=address, route_cache_size=0)) as client:
+            assert await client.read(JOURNAL).read() == b"content"
+            await client.append(JOURNAL, b"x")
+            await client.list()
+            assert (first.calls["Append"], second.calls["Append"]) == (1, 0)
+            await first.__aexit__()
+            await client.append(JOURNAL, b"y")
+            assert len(await client.list()) == 1
+            assert await client.read(JOURNAL).read() == b"contenty"
+            assert second.calls["Append"] == 1
+            assert len(client._transport._pool._wires) == 3
+            await first.__aenter__()  # somewhere else, which `started` will end
+
+
 async def test_v10_connections_without_use_are_swept():
     clock = ManualClock()
     async with started(3) as (service, near, held), client_of(service, clock) as client:

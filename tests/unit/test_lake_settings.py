@@ -27,7 +27,7 @@ def test_endpoints_file_gives_addresses_and_places(tmp_path):
         json.dumps(
             {
                 "broker": "http://h:1",
-                "brokers": ["http://h:1"],
+                "brokers": ["http://h:1", "http://h:5"],
                 "metastore": "thrift://h:2",
                 "trino": "http://h:3",
                 "pids": {"broker": 7},
@@ -36,7 +36,7 @@ def test_endpoints_file_gives_addresses_and_places(tmp_path):
     )
     settings = LakeSettings.from_environment(environment)
     assert (settings.broker, settings.metastore, settings.trino) == (
-        "http://h:1",
+        "http://h:1,http://h:5",
         "thrift://h:2",
         "http://h:3",
     )
