@@ -101,7 +101,9 @@ class AppendApi:
         )
         pumping: asyncio.Task[None] | None = None
         try:
-            if not await self._gather(pending, body):
+            is_whole = await self._gather(pending, body)
+            pending.machine.has_content = pending.length > 0
+            if not is_whole:
                 body.stream()
                 pending.stream = stream = Stream(pending)
                 pumping = self._context.tasks.spawn(
@@ -275,7 +277,7 @@ class _Asked:
 def _renewed(pending: Pending) -> Pending:
     """Another attempt at an append of which nothing was written."""
     renewed = Pending(
-        machine=fsm.AppendFSM(pending.machine.request),
+        machine=fsm.AppendFSM(pending.machine.request, has_content=pending.machine.has_content),
         done=asyncio.get_running_loop().create_future(),
         chunks=pending.chunks,
         length=pending.length,

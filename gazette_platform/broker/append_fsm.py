@@ -161,6 +161,8 @@ class AppendFSM:
     """One append, from request to answer."""
 
     request: AppendRequest
+    has_content: bool = False
+    """Whether content is known to follow, before any of it was told."""
     state: State = State.RESOLVE
     view: ReplicaView | None = None
     content_length: int = 0
@@ -254,7 +256,7 @@ class AppendFSM:
 
     def _on_ready(self, view: ReplicaView) -> Effect:
         self.view = view
-        effect = preconditions(self.request, view)
+        effect = preconditions(self.request, view, has_content=self.has_content)
         match effect:
             case Stream():
                 self.state = State.STREAM

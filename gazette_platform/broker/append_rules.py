@@ -41,9 +41,12 @@ NS_PER_S = 1_000_000_000
 _FLUSHED_AFTER_S = 24 * 3600  # age that counts as flushed where no flush interval is set
 
 
-def preconditions(request: AppendRequest, view: ReplicaView) -> Effect:
+def preconditions(
+    request: AppendRequest, view: ReplicaView, *, has_content: bool = False
+) -> Effect:
     """Decide whether an append may stream, in the order of checks that clients rely on.
 
+    Args: has_content: whether the append is known to bring content.
     Returns: Stream with the offset to roll to (0: none), or Fail, Sync or WriteSuspend.
     """
     selector = request.check_registers
@@ -64,11 +67,15 @@ def preconditions(request: AppendRequest, view: ReplicaView) -> Effect:
         return Sync(roll_to=head)
     closes = request.closes_fragment or view.spool_begin == view.index_begin
     roll_to = view.spool_end if closes else 0
-    return _suspension(request, view) or Stream(roll_to)
+    return _suspension(request, view, has_content=has_content) or Stream(roll_to)
 
 
-def _suspension(request: AppendRequest, view: ReplicaView) -> Effect | None:
-    level = suspend_level(view.spec)
+def _suspension(request: AppendRequest, view: ReplicaView, *, has_content: bool) -> Effect | None:
+    level, suspend = suspend_level(view.spec), view.spec.suspend
+    if has_content and level is SuspendLevel.NONE and suspend is not None and suspend.offset:
+        # Where to go on was said for whoever begins with an empty spool. Once there is content
+        # behind, it would have others go on at an offset that is taken.
+        return WriteSuspend(SuspendSpec(SuspendLevel.NONE, 0))
     match request.suspend:
         case AppendSuspend.SUSPEND_RESUME if level is not SuspendLevel.NONE:
             return WriteSuspend(SuspendSpec(SuspendLevel.NONE, view.spool_end))

@@ -370,16 +370,18 @@ class Broker:
             await asyncio.sleep(0.1)
 
     async def _remember_heads(self) -> None:
-        """Note write heads in the specs of journals of which nobody else has a replica.
+        """Note write heads in the specs of journals of which nobody has a replica that stays.
 
         Else the next broker would start at offset 0 and refuse appends. They count even if content
         could not be persisted: readers have seen those bytes, and other bytes must not take their
-        offsets.
+        offsets. Of several replicas each notes its own head, which covers all that was
+        acknowledged; the greatest stands.
         """
+        all_leave = all(m.spec.exiting for m in self._context.space.state.members.values())
         replicas = [
             replica
             for replica in self._resolver.replicas.values()
-            if isinstance(replica, Replica) and replica.count_replicas().desired == 1
+            if isinstance(replica, Replica) and (all_leave or replica.count_replicas().desired == 1)
         ]
         for at in range(0, len(replicas), _WRITES_MAX):
             await asyncio.gather(*map(self._remember_head, replicas[at : at + _WRITES_MAX]))

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING
 
 from gazette_platform.etcd import Compare, Put
 from gazette_platform.keyspace import item_key
+from gazette_platform.protocol import SuspendLevel, SuspendSpec
 
 if TYPE_CHECKING:
     from gazette_platform.broker.context import BrokerContext
-    from gazette_platform.protocol import SuspendSpec
 
 __all__ = ["write_route", "write_suspend"]
 
 # A transaction that failed means that the key space moved; give the watch time to bring it.
 _TXN_RETRY_S = 0.05
+
+_NOT_SUSPENDED = SuspendSpec(SuspendLevel.NONE, 0)
 
 
 async def write_route(context: BrokerContext, journal: str) -> int:
@@ -42,6 +44,8 @@ async def write_route(context: BrokerContext, journal: str) -> int:
 async def write_suspend(context: BrokerContext, journal: str, suspend: SuspendSpec) -> int:
     """Store a journal's spec with `suspend`, if nothing of the journal changed meanwhile.
 
+    A suspension that says nothing is left out.
+
     Returns: the revision to look at, whether or not somebody else was faster.
     Raises: EtcdError. Cancellation: leaves open whether it was written.
     """
@@ -50,7 +54,7 @@ async def write_suspend(context: BrokerContext, journal: str, suspend: SuspendSp
     if item is None:
         return context.space.revision
     key = item_key(context.config.etcd_prefix, journal)
-    spec = replace(item.spec, suspend=suspend)
+    spec = replace(item.spec, suspend=None if suspend == _NOT_SUSPENDED else suspend)
     result = await context.etcd.txn(
         [
             Compare.mod(key, item.mod_revision),

@@ -226,6 +226,43 @@ async def test_etcd_fails(etcd_binary, tmp_path, keeps_data):
             await is_everywhere(cluster, brokers, b"before that after")
 
 
+async def test_all_brokers_leave_at_once_and_others_go_on(cluster):
+    """As when a platform is stopped, and started again: nobody has to reset heads."""
+    former = await start(cluster)
+    await apply(cluster, former[0])
+    async with client(former[0]) as one:
+        await one.append(JOURNAL, b"before ")
+    assert await asyncio.gather(*(broker.drain() for broker in former)) == [[], [], []]
+    brokers = await start(cluster)
+    async with client(brokers[1]) as one:
+        assert (await one.get(JOURNAL)).spec.suspend.offset == 7
+        assert (await one.append(JOURNAL, b"after")).begin == 7
+        assert (await one.get(JOURNAL)).spec.suspend is None
+    await is_everywhere(cluster, brokers, b"before after")
+
+
+@pytest.mark.parametrize("replication", [1, 3])
+async def test_a_head_that_was_noted_counts_once(cluster, replication):
+    """Appends that follow make it a thing of the past; their offsets are not given out again."""
+    former = await start(cluster)
+    await apply(cluster, former[0], replication=replication)
+    async with client(former[0]) as one:
+        await one.append(JOURNAL, b"persisted ")
+    await asyncio.gather(*(broker.drain() for broker in former))
+    second = await start(cluster)
+    async with client(second[0]) as one:
+        assert (await one.append(JOURNAL, b"lost")).begin == 10
+    for broker in second:
+        await broker._server.stop(grace_s=0.0)
+    for broker in second:
+        await broker._lease.revoke()
+        await broker.abandon()
+    third = await start(cluster)
+    async with client(third[0]) as one:
+        with pytest.raises(IndexHasGreaterOffset):
+            await one.append(JOURNAL, b"refused")
+
+
 async def test_all_brokers_of_a_zone_leave_at_once(cluster):
     leaving = [await cluster.start(zone="zone-a", drain_timeout_s=None) for _ in range(2)]
     staying = [await cluster.start(zone=zone, drain_timeout_s=None) for zone in ZONES[1:]]

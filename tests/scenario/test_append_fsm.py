@@ -326,6 +326,39 @@ def test_fs14_resume_of_a_partly_suspended_journal():
     )
 
 
+def test_content_behind_a_resumption_offset_takes_it_back():
+    """Else a broker that begins with an empty spool would go on where others did."""
+    noted = spec(level=SuspendLevel.NONE, offset=1024)
+    machine = AppendFSM(REQUEST, has_content=True)
+    play(
+        machine,
+        [
+            *ON_THE_WAY,
+            (Ready(view(noted, index=(0, 1024))), Sync(1024)),
+            *ON_THE_WAY[2:],
+            (
+                Ready(view(noted, spool=(1024, 1024), index=(0, 1024))),
+                WriteSuspend(SuspendSpec(SuspendLevel.NONE, 0)),
+            ),
+            (Written(57), Resolve(57)),
+            *ON_THE_WAY,
+            (Ready(view(spool=(1024, 1024), index=(0, 1024))), Stream(0)),
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "seen", "effect"),
+    [
+        (request(offset=9), view(index=(0, 20), spool=(10, 20)), Fail(Status.WRONG_APPEND_OFFSET)),
+        (REQUEST, view(index=(0, 30), spool=(10, 20)), Fail(Status.INDEX_HAS_GREATER_OFFSET)),
+    ],
+)
+def test_an_append_that_is_refused_leaves_the_resumption_offset(asked, seen, effect):
+    seen = dataclasses.replace(seen, spec=spec(level=SuspendLevel.NONE, offset=20))
+    assert preconditions(asked, seen, has_content=True) == effect
+
+
 # --------------------------------------------------------------------------------------- replicas
 @pytest.mark.parametrize(
     ("replicas", "effect"),
