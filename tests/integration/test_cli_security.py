@@ -106,7 +106,7 @@ def test_gazctl_works_under_tls_with_a_key(gazctl, tmp_path):
         ({}, "missing or empty Authorization token (check the auth token or keys)"),
         ({"BROKER_AUTH_KEYS": "YW5vdGhlcg=="}, "token signature is invalid: signature is invalid"),
         ({"BROKER_AUTH_TOKEN": "abc"}, "token is malformed"),
-        ({"BROKER_AUTH_KEYS": "***"}, "auth_keys: key 0 is not base64"),
+        ({"BROKER_AUTH_KEYS": "***"}, "--broker.auth-keys: key 0 is not base64"),
         ({"BROKER_TRUSTED_CA_FILE": "/no/such/file"}, "trusted-ca-file: cannot read /no/such/file"),
     ],
 )
