@@ -35,6 +35,7 @@ _READ_BYTES = 64 << 10
 # Pieces under way in one direction of a connection: enough for 100 ms of delay at 40 MB/s.
 _PIECES_MAX = 64
 _CONNECT_TIMEOUT_S = 5.0
+_BACKLOG = 100
 # On close, discard what is not sent, and send RST instead of FIN.
 _LINGER_RST = struct.pack("ii", 1, 0)
 
@@ -84,7 +85,8 @@ class FaultProxy:
         self.upstream = (host, port)
         self.port = listen_port
         self.accepted = 0
-        self._server: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
+        self._accepted: set[socket.socket] = set()  # that have no connection yet
         self._tasks = TaskGroup("fault proxy")
         self._ways = {way: _Way() for way in Direction.BOTH.ways}
         self._connections: set[_Connection] = set()
@@ -109,23 +111,27 @@ class FaultProxy:
 
     async def start(self) -> None:
         """Listen. Raises: SetupError: the port is taken."""
-        if self._server is not None:
+        if self._listener is not None:
             return
+        # Not a server of asyncio's: closing one loses connections that it is just accepting.
         try:
-            self._server = await asyncio.start_server(
-                self._accept, "127.0.0.1", self.port, limit=_READ_BYTES
-            )
+            listener = socket.create_server(("127.0.0.1", self.port), backlog=_BACKLOG)
         except OSError as err:
             raise SetupError(
                 f"cannot listen on 127.0.0.1:{self.port}: {err.strerror} (choose another port)"
             ) from err
-        self.port = int(self._server.sockets[0].getsockname()[1])
+        listener.setblocking(False)
+        self._listener = listener
+        self.port = int(listener.getsockname()[1])
+        asyncio.get_running_loop().add_reader(listener.fileno(), self._on_readable, listener)
 
     async def stop(self) -> None:
         """Reset everything, and stop listening for good."""
         self._is_stopped = True
         self.refuse()
         await self._tasks.close()
+        while self._accepted:
+            self._accepted.pop().close()
 
     # ------------------------------------------------------------------ faults
 
@@ -136,9 +142,10 @@ class FaultProxy:
 
     def refuse(self) -> None:
         """Refuse new connections, and reset all there are, until `heal`."""
-        server, self._server = self._server, None
-        if server is not None:
-            server.close()
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            asyncio.get_running_loop().remove_reader(listener.fileno())
+            listener.close()
         self.reset()
 
     def black_hole(self, direction: Direction = Direction.BOTH) -> None:
@@ -176,14 +183,25 @@ class FaultProxy:
 
     # ------------------------------------------------------------------ forwarding
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._server is None:
+    def _on_readable(self, listener: socket.socket) -> None:
+        try:
+            accepted, _ = listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        accepted.setblocking(False)
+        self._accepted.add(accepted)
+        self.accepted += 1
+        self._tasks.spawn(self._accept(accepted), name=f"connection {self.accepted}")
+
+    async def _accept(self, accepted: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=accepted, limit=_READ_BYTES)
+        self._accepted.discard(accepted)
+        if self._listener is None:
             _reset(writer)  # accepted just before we were to refuse
             return
-        self.accepted += 1
         connection = _Connection(reader, writer)
         self._connections.add(connection)
-        self._tasks.spawn(self._serve(connection), name=f"connection {self.accepted}")
+        await self._serve(connection)
 
     async def _serve(self, connection: _Connection) -> None:
         try:
