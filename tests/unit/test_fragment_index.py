@@ -289,6 +289,14 @@ async def test_a_listing_that_began_before_the_persist_does_not_lose_it(index):
     assert list(await index.inspect()) == []
 
 
+async def test_of_equal_fragments_the_listed_one_stands(index):
+    """Another broker may have stored the same span before us, in a directory of its own."""
+    listing = index.listing_began()
+    index.add_remote(remote(0, 100, 5, "file:///ours/"))
+    index.replace_remote(listed(remote(0, 100, 9, "file:///theirs/")), listing=listing)
+    assert list(await index.inspect()) == [remote(0, 100, 9, "file:///theirs/")]
+
+
 async def test_a_listing_keeps_its_own_larger_fragments(index):
     listing = index.listing_began()
     index.add_remote(remote(50, 100))

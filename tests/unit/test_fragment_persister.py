@@ -382,6 +382,41 @@ async def test_replicas_skip_what_stands_in_another_partition(bench):
     assert bench.is_closed(replica)
 
 
+async def test_a_replica_that_leaves_writes_what_it_cannot_look_for(bench):
+    """A store that takes objects and lists none: the copy here may be the last one."""
+
+    def list_nothing(prefix):
+        raise StoreUnavailable(f"{prefix} cannot be listed")
+
+    store = bench.registry.get("file:///")
+    store.list = list_nothing
+    replica = bench.spool(is_primary=False)
+    bench.persister.add(replica)
+    for _ in range(3):
+        bench.persister.tick()
+    await bench.settle()
+    assert bench.stored == []
+    assert not bench.is_closed(replica), "while it stays there is time to look again"
+    assert await bench.persister.drain(timeout_s=5) == []
+    assert bench.stored == [replica.fragment.content_path]
+
+
+async def test_a_failed_attempt_waits_for_its_turn_again(bench):
+    """A store that is down is not asked more often than each three minutes for a fragment."""
+    store = bench.registry.get("file:///")
+    store.faults = [StoreUnavailable("down")]
+    spool = bench.spool()
+    bench.persister.add(spool)
+    await bench.settle()
+    for _ in range(2):
+        bench.persister.tick()
+        await bench.settle()
+        assert bench.stored == []
+    bench.persister.tick()
+    await bench.settle()
+    assert bench.stored == [spool.fragment.content_path]
+
+
 async def test_an_invalid_postfix_waits_for_a_better_spec(bench, caplog):
     bench.configure("file:///", postfix="{{ .Spool.Begin }}/../x")
     spool = bench.spool()
