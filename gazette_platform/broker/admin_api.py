@@ -153,7 +153,7 @@ class AdminApi:
                     f"savepoint {savepoint.name} exists already (choose another name, or replace "
                     "or delete it)",
                 )
-            self._require_all(_savepoint(known).offsets, claims)
+            self._require_whole(_savepoint(known), claims)
         revision = known.mod_revision if known is not None else 0
         await self._write(savepoint.name, Compare.mod(key, revision), Put(key, value))
         response = admin_pb.PutSavepointResponse(savepoint=savepoint)
@@ -193,11 +193,14 @@ class AdminApi:
     ) -> tuple[Status, bytes]:
         """Serve one DeleteSavepoint.
 
-        Raises: RpcFailed: malformed, or NOT_FOUND. Forbidden: a journal is beyond the claims.
+        Raises: RpcFailed: malformed, or NOT_FOUND, as is one of which the claims cover nothing.
+            Forbidden: a journal is beyond the claims.
         """
         request = admin_pb.DeleteSavepointRequest.FromString(raw)
         known = await self._get(request.name)
-        self._require_all(_savepoint(known).offsets, claims)
+        if self._visible(_savepoint(known), claims) is None:
+            raise _unknown(request.name)
+        self._require_whole(_savepoint(known), claims)
         unchanged = Compare.mod(known.key, known.mod_revision)
         await self._write(request.name, unchanged, Delete(known.key))
         response = admin_pb.DeleteSavepointResponse()
@@ -238,6 +241,11 @@ class AdminApi:
         for journal in journals:
             if not self._is_covered(journal, claims):
                 raise Forbidden(f"not authorized to {journal}")
+
+    def _require_whole(self, savepoint: admin_pb.Savepoint, claims: Claims) -> None:
+        """Raises: Forbidden: it has journals beyond the claims, whose names are not told."""
+        if not all(self._is_covered(journal, claims) for journal in savepoint.offsets):
+            raise Forbidden(f"not authorized to all journals of savepoint {savepoint.name}")
 
     def _visible(self, savepoint: admin_pb.Savepoint, claims: Claims) -> admin_pb.Savepoint | None:
         """What of a savepoint a caller with these claims sees; None: nothing."""

@@ -1,7 +1,8 @@
-"""Who may call this broker: verifies the token of each RPC. Pure: it reads a clock, and no more."""
+"""Who may call this broker: verifies the token of each RPC."""
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, final
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from gazette_platform.protocol.auth import Capability
 
 __all__ = ["Authenticator"]
+
+_log = logging.getLogger(__name__)
 
 # Verified tokens that are remembered: clients send one for as long as it is good.
 _VERIFIED_MAX = 4096
@@ -45,6 +48,12 @@ class Authenticator:
             self._keys = KeyRing(keys) if keys.strip() else None
         except ValidationError as err:
             raise err.within("broker.auth-keys") from err
+        for index in self._keys.short if self._keys is not None else ():
+            _log.warning(
+                "broker.auth-keys: key %d is so short that it can be guessed from any token that it "
+                "signed (make another with `head -c 32 /dev/urandom | base64`)",
+                index,
+            )
         self._verified: OrderedDict[str, tuple[Mapping[str, Any], Claims]] = OrderedDict()
 
     def authorize(self, metadata: Mapping[str, str], required: Capability) -> Claims:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import binascii
 import enum
+import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, final
@@ -46,6 +47,13 @@ LEEWAY_S = 5.0
 # `AA==`, a single zero byte, is no key: it says that calls without a token are admitted, for as
 # long as clients are given theirs.
 _ADMIT_ALL = b"\0"
+
+# Claims that are looked at; tokens may hold others.
+_CLAIMS = ("cap", "sel", "exp", "iat", "nbf")
+
+# Whoever has seen one token can try keys against it without asking anybody: 2^128 of them are out
+# of reach, and what a person can remember is not.
+_KEY_BYTES_MIN = 16
 
 _SIGNING_ALGORITHM = "HS256"
 _ALGORITHMS = ["HS256", "HS384"]
@@ -127,15 +135,23 @@ class Claims:
 
     @classmethod
     def from_payload(cls, payload: Mapping[str, Any]) -> Self:
-        """The claims of a verified token. Raises: Unauthenticated: they are malformed."""
+        """The claims of a verified token.
+
+        Raises: Unauthenticated: they are malformed, or their selector says what is not understood:
+            as if it were not there, the token would be good for more journals than was meant.
+        """
+        payload = _fields(payload, _CLAIMS)
         capability = payload.get("cap", 0)
         if not isinstance(capability, int) or isinstance(capability, bool):
             raise _malformed("cap is not a number")
-        selector = _object(payload, "sel")
+        if not 0 <= capability <= Capability.ALL:
+            raise _malformed("cap is not a mask of 32 bits")
+        selector = _fields(_object(payload, "sel"), ("include", "exclude"), where="sel")
         return cls(
             capability,
             LabelSelector(
-                _labels_of(_object(selector, "include")), _labels_of(_object(selector, "exclude"))
+                _labels_of(_object(selector, "include"), "sel.include"),
+                _labels_of(_object(selector, "exclude"), "sel.exclude"),
             ),
             _time_of(payload, "exp"),
         )
@@ -159,6 +175,12 @@ class KeyRing:
         self._keys = [key for key in keys if key != _ADMIT_ALL]
         self.admits_all = len(self._keys) < len(keys)
         """Whether calls without a token pass."""
+        self.short = [
+            index
+            for index, key in enumerate(keys)
+            if key != _ADMIT_ALL and len(key) < _KEY_BYTES_MIN
+        ]
+        """Indices of the keys that are short enough to be guessed. Gazette takes any, and so do we."""
         if not self._keys:
             raise ValidationError(
                 "holds no key that could sign (make one with `head -c 32 /dev/urandom | base64`)",
@@ -172,12 +194,15 @@ class KeyRing:
     def verify(self, token: str) -> Mapping[str, Any]:
         """The payload of a token that one of the keys signed; its times are not looked at.
 
+        Returns: the claims known here by their names in lower case, others as they are.
         Raises: Unauthenticated: it is malformed, or no key fits.
         """
+        if not token.isascii():
+            raise _malformed("it is not ASCII")
         for key in self._keys:
             try:
                 raw = _JWS.decode(token, key, algorithms=_ALGORITHMS)
-                payload = orjson.loads(raw)
+                payload = _json(raw)
             except jwt.InvalidSignatureError:
                 continue
             except jwt.InvalidAlgorithmError as err:
@@ -185,11 +210,11 @@ class KeyRing:
                     f"verifying Authorization: token signature is invalid: {err} "
                     f"(expected {' or '.join(_ALGORITHMS)})"
                 ) from err
-            except (jwt.InvalidTokenError, orjson.JSONDecodeError) as err:
+            except (jwt.InvalidTokenError, orjson.JSONDecodeError, RecursionError) as err:
                 raise _malformed(str(err)) from err
             if not isinstance(payload, dict):
                 raise _malformed("the claims are not an object")
-            return payload
+            return _fields(payload, _CLAIMS)
         raise Unauthenticated(
             "verifying Authorization: token signature is invalid: signature is invalid"
         )
@@ -222,6 +247,42 @@ def _key(index: int, text: str) -> bytes:
     if not key:
         raise ValidationError(f"key {index} is empty")
     return key
+
+
+def _json(raw: bytes) -> Any:
+    """The value of a payload. Raises: JSONDecodeError; Unauthenticated: a key comes twice.
+
+    Readers differ in which one of two equal keys counts, and so in what the token allows.
+    """
+    value = orjson.loads(raw)  # which is strict, and bounds the depth
+    json.loads(raw, object_pairs_hook=_refuse_twice, parse_int=len)
+    return value
+
+
+def _refuse_twice(pairs: list[tuple[str, Any]]) -> None:
+    if len(dict(pairs)) < len(pairs):
+        raise _malformed("a key comes twice in one object")
+
+
+def _fields(
+    holder: Mapping[str, Any], names: tuple[str, ...], *, where: str = ""
+) -> dict[str, Any]:
+    """The fields of an object, whose keys are matched as Go matches them: in any case.
+
+    Args: where: the path of an object that may hold nothing beyond `names`; empty: any.
+    Raises: Unauthenticated: another key, or one twice.
+    """
+    out: dict[str, Any] = {}
+    for key, value in holder.items():
+        folded = key.casefold()
+        if folded not in names:
+            if where:
+                raise _malformed(f"{where} has an unknown key {key!r} (known: {', '.join(names)})")
+            folded = key
+        if folded in out:
+            raise _malformed(f"{key!r} comes twice")
+        out[folded] = value
+    return out
 
 
 def _malformed(why: str) -> Unauthenticated:
@@ -259,8 +320,8 @@ def _labels_json(labels: LabelSet) -> list[dict[str, Any]] | None:
     return out or None
 
 
-def _labels_of(holder: Mapping[str, Any]) -> LabelSet:
-    entries = holder.get("labels")
+def _labels_of(holder: Mapping[str, Any], where: str) -> LabelSet:
+    entries = _fields(holder, ("labels",), where=where).get("labels")
     if entries is None:
         return LabelSet()
     if not isinstance(entries, list):
@@ -269,8 +330,11 @@ def _labels_of(holder: Mapping[str, Any]) -> LabelSet:
     for entry in entries:
         if not isinstance(entry, dict):
             raise _malformed("a label is not an object")
-        name, value, prefix = entry.get("name"), entry.get("value", ""), entry.get("prefix", False)
+        label = _fields(entry, ("name", "value", "prefix"), where=f"a label of {where}")
+        name, value, prefix = label.get("name"), label.get("value", ""), label.get("prefix", False)
         if not isinstance(name, str) or not isinstance(value, str) or not isinstance(prefix, bool):
             raise _malformed("a label has no name, or a value of another type")
+        if not name:
+            raise _malformed("a label has an empty name")
         labels.add(Label(name, value, prefix))
     return LabelSet(tuple(sorted(labels)))

@@ -38,13 +38,17 @@ def encoded(data: bytes) -> bytes:
 
 def handmade(claims: object, *, secret: bytes = b"one", alg: str = "HS256") -> str:
     """A token put together here, and not by the library under test."""
+    return signed(orjson.dumps(claims), secret=secret, alg=alg)
+
+
+def signed(payload: bytes, *, secret: bytes = b"one", alg: str = "HS256") -> str:
     head = encoded(orjson.dumps({"alg": alg, "typ": "JWT"}))
-    signed = head + b"." + encoded(orjson.dumps(claims))
+    text = head + b"." + encoded(payload)
     digest = {"HS256": hashlib.sha256, "HS384": hashlib.sha384, "HS512": hashlib.sha512}
     if alg not in digest:
-        return (signed + b".").decode()
-    signature = encoded(hmac.new(secret, signed, digest[alg]).digest())
-    return (signed + b"." + signature).decode()
+        return (text + b".").decode()
+    signature = encoded(hmac.new(secret, text, digest[alg]).digest())
+    return (text + b"." + signature).decode()
 
 
 def claims_json(**changes: object) -> dict[str, object]:
@@ -159,6 +163,9 @@ def test_claims_that_are_no_object_are_malformed():
         {"sel": {"include": {"labels": [1]}}},
         {"sel": {"include": {"labels": [{"value": "x"}]}}},
         {"sel": {"exclude": {"labels": [{"name": "aa", "value": 1}]}}},
+        {"sel": {"include": {"labels": [{"name": ""}]}}},
+        {"cap": -1},
+        {"cap": 1 << 32},
         {"exp": "soon"},
         {"exp": True},
     ],
@@ -166,6 +173,80 @@ def test_claims_that_are_no_object_are_malformed():
 def test_claims_of_wrong_types_are_malformed(changes):
     with pytest.raises(Unauthenticated, match="token is malformed"):
         Claims.from_payload(claims_json(**changes))
+
+
+SECRET = {"labels": [{"name": "name", "value": "secret/", "prefix": True}]}
+
+
+@pytest.mark.parametrize(
+    ("sel", "key"),
+    [
+        ({"includes": SECRET}, "sel has an unknown key 'includes'"),
+        ({"include": SECRET, "excluded": SECRET}, "'excluded'"),
+        ({"include": {"label": SECRET["labels"]}}, "sel.include has an unknown key 'label'"),
+        ({"exclude": {"Label": []}}, "sel.exclude has an unknown key 'Label'"),
+        ({"include": {"labels": [{"name": "aa", "prefixed": True}]}}, "'prefixed'"),
+        ({"name": "secret/a"}, "sel has an unknown key 'name'"),
+        ({"include": SECRET, "Include": {}}, "'Include' comes twice"),
+    ],
+)
+def test_a_selector_that_is_not_understood_selects_nothing(sel, key):
+    with pytest.raises(Unauthenticated) as caught:
+        Claims.from_payload(claims_json(sel=sel))
+    assert key in str(caught.value)
+
+
+def test_keys_are_matched_in_any_case_as_go_matches_them():
+    claims = {
+        "CAP": 8,
+        "Sel": {
+            "Include": {"LABELS": [{"Name": "name", "VALUE": "secret/", "Prefix": True}]},
+            "EXCLUDE": {"Labels": [{"NAME": "team", "value": "red"}]},
+        },
+        "Exp": NOW + 60,
+        "iAT": NOW,
+        "sub": "of no concern",
+    }
+    payload = KeyRing(ONE).verify(handmade(claims))
+    check_times(payload, NOW)
+    selector = LabelSelector.parse("name:prefix=secret/, team!=red")
+    assert Claims.from_payload(payload) == Claims(8, selector, NOW + 60)
+    with pytest.raises(Unauthenticated, match="token is expired"):
+        check_times(payload, NOW + 100)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"cap": 8, "sel": {"include": {"labels": [{"name": "aa"}]}}, "sel": {}}',
+        b'{"cap": 8, "sel": {"include": {"labels": [{"name": "aa"}], "labels": []}}}',
+        b'{"cap": 8, "cap": 255}',
+    ],
+)
+def test_a_key_that_comes_twice_is_refused(text):
+    token = signed(text)
+    with pytest.raises(Unauthenticated, match="a key comes twice"):
+        KeyRing(ONE).verify(token)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"[" * 5_000, b"[" * 1010 + b"]" * 1010, b'{"exp":' + b"9" * 5_000 + b"}", b"NaN", b"\xff"],
+)
+def test_a_payload_that_is_no_fit_object_is_malformed(text):
+    with pytest.raises(Unauthenticated, match=r"token is malformed|claims are not an object"):
+        check_times(KeyRing(ONE).verify(signed(text)), NOW)
+
+
+@pytest.mark.parametrize("token", ["a.b.\xff", "\udce9.\udce9.\udce9", "é"])
+def test_a_token_beyond_ascii_is_malformed(token):
+    with pytest.raises(Unauthenticated, match="token is malformed: it is not ASCII"):
+        KeyRing(ONE).verify(token)
+
+
+def test_short_keys_are_pointed_out():
+    long = key_of(b"sixteen bytes ok")
+    assert KeyRing(f"{long},AA==,{ONE} {key_of(b'x')}").short == [2, 3]
 
 
 def test_selectors_of_claims_match_whatever_the_order_of_their_labels():
