@@ -123,6 +123,7 @@ class Allocator:
         Cancellation: safe.
         """
         failures = 0
+        self._solver = None  # it may have failed half-way: ask the mirror
         while True:
             revision = self._space.revision
             member = self._state.members.get(self._id)

@@ -244,6 +244,9 @@ async def pump(body: Body, stream: Stream) -> None:
                 return
     except RpcFailed as err:
         stream.fail(err)
+    except Exception as err:
+        stream.fail(RpcFailed(Code.INTERNAL, f"append stream: {type(err).__name__}: {err}"))
+        raise  # to whoever owns the task, as a fault of ours
 
 
 def _decode_chunk(raw: bytes) -> bytes:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gazette_platform.fragment.refresh import FragmentLister
     from gazette_platform.keyspace import BrokerState, KeySpace
     from gazette_platform.ops.clock import Clock
+    from gazette_platform.ops.faults import Faults
     from gazette_platform.ops.tasks import TaskGroup
     from gazette_platform.protocol import ProcessId
     from gazette_platform.stores import StoreRegistry
@@ -65,6 +66,8 @@ class BrokerContext:
     executor: Executor
     """Threads for hashing, compressing and spool I/O."""
     tasks: TaskGroup
+    faults: Faults
+    """Where errors are reported that nobody foresaw, by whoever contained them."""
     metrics: BrokerMetrics
     auth: Authenticator
     """Verifies the tokens of calls."""

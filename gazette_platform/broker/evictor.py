@@ -14,6 +14,7 @@ from gazette_platform.broker.side_keys import testimonies_prefix, testimony_key,
 from gazette_platform.errors import EtcdError
 from gazette_platform.etcd import Compare, EtcdRejected, Get, Operation, Put
 from gazette_platform.keyspace import member_key
+from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.tasks import TaskGroup
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class Evictor:
         after_s: float,
         clock: Clock,
         evicted: Counter,
+        faults: Faults | None = None,
     ) -> None:
         self._etcd = etcd
         self._space = space
@@ -98,7 +100,8 @@ class Evictor:
         self._watch = fsm.CrashWatch(process_id, after_s=after_s)
         self._wake = asyncio.Event()
         self._is_changed = True
-        self._work = TaskGroup("crash watch")
+        self._faults = faults or Faults()
+        self._work = TaskGroup("crash watch", faults=self._faults)
         space.observe(self._on_change)
 
     def hint(self, endpoint: str) -> None:
@@ -127,7 +130,8 @@ class Evictor:
                 except TimeoutError:
                     continue
         finally:
-            await self._work.close()
+            work, self._work = self._work, TaskGroup("crash watch", faults=self._faults)
+            await work.close()
 
     def _on_change(self) -> None:
         if self._space.state.changes.members:
@@ -156,6 +160,9 @@ class Evictor:
                     event = await self._evict(effect)
         except EtcdError as err:
             _log.warning("crash of %sis not told: %s", effect.peer.id, err)
+            event = fsm.Unheard(effect.peer)
+        except Exception as err:  # noqa: BLE001  reported
+            self._faults.report("peer", f"crash watch of {effect.peer.id}", err)
             event = fsm.Unheard(effect.peer)
         self._step(event)
         self._wake.set()

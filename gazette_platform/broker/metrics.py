@@ -115,6 +115,12 @@ class BrokerMetrics:
             "gazette_spool_persisted", "Fragments that were written to a store."
         )
 
+        self.unforeseen = Counter(
+            "gazette_platform_unforeseen_errors",
+            "Errors that nobody foresaw, by the kind of thing that each ended.",
+            ("kind",),
+            registry=self.registry,
+        )
         self.brokers_evicted = self._counter(
             "gazette_platform_brokers_evicted", "Crashed brokers that this one had evicted."
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, final
 
 from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.ops.retry import backoff_s
 from gazette_platform.protocol import (
     Header,
     JournalSpec,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gazette_platform.keyspace import BrokerState, KeySpace
+    from gazette_platform.ops.faults import Faults
     from gazette_platform.ops.tasks import TaskGroup
     from gazette_platform.protocol.auth import Claims
 
@@ -87,12 +89,15 @@ class Resolver:
         *,
         make_replica: Callable[[str, int, bool], LocalReplica],
         tasks: TaskGroup,
+        faults: Faults,
     ) -> None:
         self._space = space
         self._state = space.state
         self._id = process_id
         self._make_replica = make_replica
         self._tasks = tasks
+        self._faults = faults
+        self._failures: dict[str, int] = {}
         self._replicas: dict[str, LocalReplica] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._is_serving = True
@@ -115,7 +120,23 @@ class Resolver:
         self._cache.clear()
         if self._is_serving:
             for journal in self._state.changes.journals:
-                self._update(journal)
+                self._try_update(journal)
+
+    def _try_update(self, journal: str) -> None:
+        """Follow a journal's assignment; later again if that fails."""
+        try:
+            self._update(journal)
+        except Exception as err:  # noqa: BLE001  reported
+            failures = self._failures[journal] = self._failures.get(journal, -1) + 1
+            pause_s = backoff_s(failures)
+            self._faults.report("journal", f"{journal}: taken up again in {pause_s:g} s", err)
+            asyncio.get_running_loop().call_later(pause_s, self._update_again, journal)
+        else:
+            self._failures.pop(journal, None)
+
+    def _update_again(self, journal: str) -> None:
+        if self._is_serving and journal in self._failures:
+            self._try_update(journal)
 
     def _update(self, journal: str) -> None:
         item = self._state.items.get(journal)

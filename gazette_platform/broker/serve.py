@@ -32,6 +32,7 @@ from gazette_platform.fragment.persister import Persister
 from gazette_platform.fragment.refresh import FragmentLister
 from gazette_platform.keyspace import BrokerState, KeySpace
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.memory import settle_memory
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import BrokerSpec, ProcessId
@@ -74,11 +75,14 @@ class Broker:
     """A broker in this process and event loop: `start`, then `drain` or `fail`.
 
     Attributes: failed: set when it can no longer serve, with the reason in `failure`.
+        faults: what went wrong that nobody foresaw, and did not end it.
     """
 
     def __init__(self, config: BrokerConfig) -> None:
         self.config = config
-        self.tasks = TaskGroup("broker")
+        self.metrics = BrokerMetrics()
+        self.faults = Faults(lambda kind: self.metrics.unforeseen.labels(kind).inc())
+        self.tasks = TaskGroup("broker", faults=self.faults)
         self._stack = AsyncExitStack()
         self._is_ready = False
         self.port = 0
@@ -123,11 +127,16 @@ class Broker:
             config.etcd_prefix,
             BrokerState(config.etcd_prefix),
             watch_delay_s=config.watch_delay_s,
+            faults=self.faults,
         )
         self._context = self._build(etcd, space, process_id, clock, rng)
         self._stack.push_async_callback(self.tasks.close)
         self._resolver = Resolver(
-            space, process_id, make_replica=self._make_replica, tasks=self.tasks
+            space,
+            process_id,
+            make_replica=self._make_replica,
+            tasks=self.tasks,
+            faults=self.faults,
         )
         self._stack.callback(self._stop_replicas)
         self._service = BrokerService(self._context, self._resolver)
@@ -152,7 +161,7 @@ class Broker:
         """Open the HTTP port, and the one for diagnostics if there is to be one."""
         config = self.config
         has_tls = config.server_cert_file is not None
-        tasks = TaskGroup("http")  # of its own: the broker goes on when one of them fails
+        tasks = TaskGroup("http", faults=self.faults)
         self._stack.push_async_callback(tasks.close)
         http = HttpServer(
             host=config.http_host,
@@ -189,7 +198,7 @@ class Broker:
         config = self.config
         executor = ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="gazette-spool")
         self._stack.callback(executor.shutdown, wait=False)
-        metrics = BrokerMetrics()
+        metrics = self.metrics
         stores = StoreRegistry(
             lambda url: MeasuredStore(
                 open_store(url, file_root=config.file_root, file_only=config.file_only),
@@ -226,6 +235,7 @@ class Broker:
             persister=self._persister,
             executor=executor,
             tasks=self.tasks,
+            faults=self.faults,
             metrics=metrics,
             auth=Authenticator(config.auth_keys, clock),
             fence=Fence(space.state, process_id),
@@ -236,7 +246,7 @@ class Broker:
         etcd = self._context.etcd
         self._lease = await etcd.grant_lease(max(1, round(self.config.etcd_lease_s)))
         self._context.membership.lease = self._lease
-        self.tasks.spawn(self._lease.keep_alive(), name="lease")
+        self.tasks.keep(self._lease.keep_alive, name="lease", ends_by=(LeaseLost,))
         spec = BrokerSpec(
             id=process_id, endpoint=self.endpoint, journal_limit=self.config.journal_limit
         )
@@ -252,10 +262,10 @@ class Broker:
             max_replication=self.config.max_replication,
             metrics=self._context.metrics.allocator,
         )
-        self.tasks.spawn(space.watch(), name="watch")
+        self.tasks.keep(space.watch, name="watch", ends_by=(EtcdError,))
         if self.config.auto_suspend:
-            self.tasks.spawn(self._tick(), name="tick")
-        self.tasks.spawn(self._persister.run(), name="persister")
+            self.tasks.keep(self._tick, name="tick")
+        self.tasks.keep(self._persister.run, name="persister")
         if self.config.evict_after_s > 0:
             evictor = Evictor(
                 etcd,
@@ -264,10 +274,13 @@ class Broker:
                 after_s=self.config.evict_after_s,
                 clock=self._context.clock,
                 evicted=self._context.metrics.brokers_evicted,
+                faults=self.faults,
             )
             self._context.peers.observe_failures(evictor.hint)
-            self.tasks.spawn(evictor.run(), name="crash watch")
-        self._allocating = self.tasks.spawn(self._allocator.run(), name="allocator")
+            self.tasks.keep(evictor.run, name="crash watch")
+        self._allocating = self.tasks.keep(
+            self._allocator.run, name="allocator", ends_by=(LeaseLost,)
+        )
 
     @staticmethod
     def _spec_of(space: KeySpace[BrokerState], journal: str) -> JournalSpec | None:

@@ -39,6 +39,7 @@ class BrokerService:
 
     def __init__(self, context: BrokerContext, resolver: Resolver) -> None:
         self._metrics = context.metrics
+        self._faults = context.faults
         self._auth = context.auth
         self._fence = context.fence
         self._proxy = Proxy(context, resolver)
@@ -65,7 +66,7 @@ class BrokerService:
             claims = self._auth.authorize(metadata, Capability.APPEND)
             appending = self._append.append(first, content, claims)
             status, response = await self._before_expiry(claims, appending)
-        except (GazetteError, DecodeError) as err:
+        except Exception as err:
             raise self._failed("Append", err) from err
         if status is Status.OK:
             problem = self._fence.problem
@@ -83,7 +84,7 @@ class BrokerService:
         try:
             claims = self._auth.authorize(metadata, Capability.REPLICATE)
             await self._before_expiry(claims, self._replicate.replicate(stream, claims))
-        except (GazetteError, DecodeError) as err:
+        except Exception as err:
             raise self._failed("Replicate", err) from err
         self._metrics.completed.labels("Replicate", "ok").inc()
 
@@ -158,7 +159,7 @@ class BrokerService:
         try:
             claims = self._auth.authorize(metadata, capability)
             status, response = await self._before_expiry(claims, method(request, claims))
-        except (GazetteError, DecodeError) as err:
+        except Exception as err:
             raise self._failed(operation, err) from err
         label = "ok" if status is Status.OK else status.name
         self._metrics.completed.labels(operation, label).inc()
@@ -186,7 +187,7 @@ class BrokerService:
                         if found is None:
                             break
                         yield found
-        except (GazetteError, DecodeError) as err:
+        except Exception as err:
             raise self._failed(operation, err) from err
         except asyncio.CancelledError:
             self._metrics.completed.labels(operation, "cancelled").inc()
@@ -209,7 +210,8 @@ class BrokerService:
                 raise
             raise RpcFailed(Code.DEADLINE_EXCEEDED, "the call's authorization has expired") from err
 
-    def _failed(self, operation: str, err: GazetteError | DecodeError) -> RpcFailed:
+    def _failed(self, operation: str, err: Exception) -> RpcFailed:
+        """What a caller is told of an error: any but ours is a fault that ends this call only."""
         self._metrics.completed.labels(operation, "error").inc()
         if isinstance(err, RpcFailed):
             return err
@@ -217,6 +219,13 @@ class BrokerService:
             return RpcFailed(Code.UNAUTHENTICATED, str(err))
         if isinstance(err, DecodeError):
             return RpcFailed(Code.INTERNAL, f"{operation}: malformed message: {err}")
+        if not isinstance(err, GazetteError):
+            self._faults.report("call", operation, err)
+            kind = type(err).__name__
+            return RpcFailed(
+                Code.INTERNAL,
+                f"{operation}: unforeseen {kind}: {err} (the log of this broker has more)",
+            )
         # Most of etcd's troubles pass, and clients retry what is unavailable.
         passes = isinstance(err, EtcdError) and err.retriable
         code = Code.UNAVAILABLE if passes else Code.UNKNOWN

@@ -30,6 +30,7 @@ from gazette_platform.etcd import (
 )
 from gazette_platform.keyspace.keys import validate_prefix
 from gazette_platform.ops.clock import Clock, SystemClock
+from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import EtcdHeader
 
@@ -93,6 +94,7 @@ class KeySpace(Generic[V]):
           prefix: of the cluster, without a trailing ``/``.
           state: the decoded view; public as `state`.
           watch_delay_s: least seconds between two batches of changes.
+          faults: told of observers that fail.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class KeySpace(Generic[V]):
         *,
         watch_delay_s: float = WATCH_DELAY_S,
         clock: Clock | None = None,
+        faults: Faults | None = None,
     ) -> None:
         validate_prefix(prefix)
         self.prefix = prefix
@@ -110,6 +113,7 @@ class KeySpace(Generic[V]):
         self._client = client
         self._delay_s = watch_delay_s
         self._clock = clock or SystemClock()
+        self._faults = faults or Faults()
         self._header = EtcdHeader(0, 0, 0, 0)
         self._known: dict[str, _Known] = {}
         self._resume_revision = 0
@@ -293,7 +297,9 @@ class KeySpace(Generic[V]):
         self._header = EtcdHeader(header.cluster_id, header.member_id, revision, header.raft_term)
         self._resume_revision = max(self._resume_revision, revision + 1)
         for observer in self._observers:
-            observer()
+            # What one of them did not foresee must not cost the others, nor the mirror.
+            with self._faults.contained("observer", f"key space {self.prefix}: {observer}"):
+                observer()
         while self._waiters and self._waiters[0][0] <= revision:
             _, _, future = heapq.heappop(self._waiters)
             if not future.done():

@@ -180,6 +180,7 @@ async def test_rs9_a_broker_that_etcd_does_not_know_says_so(cluster, broker, stu
         ProcessId("local", "unheard-of"),
         make_replica=lambda *_: None,
         tasks=broker.tasks,
+        faults=broker.faults,
     )
     found = unknown.resolve_now(JOURNAL, may_proxy=False, require_primary=True)
     assert found.status is Status.NOT_JOURNAL_PRIMARY_BROKER

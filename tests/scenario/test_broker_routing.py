@@ -30,6 +30,7 @@ from gazette_platform.keyspace import (
     member_key,
 )
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import (
     BrokerSpec,
@@ -150,7 +151,9 @@ class Stage:
             tasks=tasks,
             process_id=OURS,
         )
-        self.resolver = Resolver(self.space, OURS, make_replica=Replica, tasks=tasks)
+        self.resolver = Resolver(
+            self.space, OURS, make_replica=Replica, tasks=tasks, faults=Faults()
+        )
         self.proxy = Proxy(self.context, self.resolver)
         self.append_api = AppendApi(self.context, self.resolver, self.proxy)
         self.read_api = ReadApi(self.context, self.resolver, self.proxy)

@@ -7,6 +7,7 @@ import logging
 
 import pytest
 
+from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.tasks import TaskGroup
 
 
@@ -123,3 +124,60 @@ async def test_task_that_resists_is_named_and_given_up(caplog):
     assert "task stubborn/one did not end within 0.01 s" in caplog.text
     release.set()
     await task
+
+
+async def test_an_error_of_a_task_that_is_not_essential_is_reported_and_no_failure(caplog):
+    counted = []
+    faults = Faults(counted.append)
+    group = TaskGroup("broker", faults=faults)
+
+    async def fails():
+        raise KeyError("unforeseen")
+
+    group.spawn(fails(), name="call")
+    await group.join()
+    assert not group.failed.is_set()
+    assert group.failure is None
+    assert (counted, faults.reported) == (["task"], 1)
+    assert isinstance(faults.last, KeyError)
+    assert "task broker/call failed: unforeseen KeyError" in caplog.text
+    assert "Traceback" in caplog.text
+    group.spawn(fails(), name="lease", is_essential=True)
+    await group.join()
+    assert isinstance(group.failure, KeyError)
+    assert group.failed.is_set()
+    assert faults.reported == 1
+    await group.close()
+
+
+async def test_a_loop_that_is_kept_begins_again_until_it_fails_for_good(caplog):
+    faults = Faults()
+    group = TaskGroup("broker", faults=faults)
+    errors = [OSError("one"), ValueError("two"), LookupError("for good")]
+
+    async def run():
+        raise errors.pop(0)
+
+    async with asyncio.timeout(10):
+        with pytest.raises(LookupError, match="for good"):
+            await group.keep(run, name="watch", ends_by=(LookupError,))
+    assert faults.reported == 2
+    assert "broker/watch: begins again in 0.05 s: unforeseen OSError: one" in caplog.text
+    assert isinstance(group.failure, LookupError)
+    await group.close()
+
+
+async def test_a_loop_that_is_kept_may_end():
+    group = TaskGroup("broker", faults=Faults())
+    runs = []
+
+    async def run():
+        runs.append(True)
+        if len(runs) < 3:
+            raise OSError("unforeseen")
+
+    async with asyncio.timeout(10):
+        await group.keep(run, name="lease", ends_by=(LookupError,))
+    assert len(runs) == 3
+    assert not group.failed.is_set()
+    await group.close()

@@ -1,0 +1,150 @@
+"""What nobody foresaw ends the call, or holds up the journal, that met it: never the broker."""
+
+from __future__ import annotations
+
+import pytest
+from grpc import StatusCode, aio
+
+from gazette_platform.allocator import loop as allocator_loop
+from gazette_platform.broker import append_content
+from gazette_platform.broker.list_api import ListApi
+from gazette_platform.broker.resolver import Resolver
+from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, Status
+from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.testing.local_broker import (
+    AppendCall,
+    LocalBrokers,
+    append,
+    eventually,
+    read_all,
+)
+
+pytestmark = pytest.mark.etcd
+
+JOURNAL = "a/journal"
+
+
+@pytest.fixture
+async def cluster(etcd_server, etcd_prefix, tmp_path):
+    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
+        yield brokers
+
+
+@pytest.fixture
+async def broker(cluster):
+    return await cluster.start()
+
+
+@pytest.fixture
+async def stub(cluster, broker):
+    return cluster.stub(broker)
+
+
+def spec(name=JOURNAL):
+    fragment = FragmentSpec(
+        length=1 << 20,
+        codec=CompressionCodec.NONE,
+        stores=("file:///",),
+        refresh_interval_ns=10**9,
+    )
+    return JournalSpec(name, 1, fragment=fragment)
+
+
+def unforeseen(broker, kind):
+    """How often the metric counted it."""
+    name = "gazette_platform_unforeseen_errors_total"
+    return broker.metrics.registry.get_sample_value(name, {"kind": kind}) or 0
+
+
+def fails(*_args, **_settings):
+    raise KeyError("unforeseen")
+
+
+async def fails_later(*_args, **_settings):
+    raise KeyError("unforeseen")
+
+
+def failing_first(method, count=1, *, of=lambda *_: True):
+    """`method`, but the first calls fail."""
+    left = count
+
+    def failing(*args, **settings):
+        nonlocal left
+        if left and of(*args):
+            left -= 1
+            raise KeyError("unforeseen")
+        return method(*args, **settings)
+
+    return failing
+
+
+async def goes_on(broker, stub, journal="another/journal"):
+    """The broker serves others."""
+    assert not broker.failed.is_set()
+    assert (await append(stub, journal, b"content")).status == Status.OK
+
+
+async def test_a_call_is_answered_with_what_went_wrong(cluster, broker, stub, monkeypatch):
+    await cluster.apply(stub, spec("another/journal"))
+    monkeypatch.setattr(ListApi, "_matching", fails)
+    with pytest.raises(aio.AioRpcError) as caught:
+        async for _ in stub.List(pb.ListRequest()):
+            pass
+    assert caught.value.code() is StatusCode.INTERNAL
+    assert "List: unforeseen KeyError: 'unforeseen'" in caught.value.details()
+    assert unforeseen(broker, "call") == 1
+    await goes_on(broker, stub)
+
+
+async def test_a_streamed_append_is_answered_when_the_task_of_its_content_fails(
+    cluster, broker, stub, monkeypatch
+):
+    await cluster.apply(stub, spec(), spec("another/journal"))
+    monkeypatch.setattr(append_content.Body, "expect_end", fails_later)
+    call = AppendCall(stub, JOURNAL)
+    await call.send(*[b"x" * (1 << 20)] * 8)  # more than is gathered before it is a journal's turn
+    with pytest.raises(aio.AioRpcError) as caught:
+        await call.commit()
+    assert caught.value.code() is StatusCode.INTERNAL
+    assert "append stream: KeyError: 'unforeseen'" in caught.value.details()
+    monkeypatch.undo()
+    assert unforeseen(broker, "task") == 1
+    await goes_on(broker, stub)
+    assert await read_all(stub, JOURNAL) == b""
+    assert (await append(stub, JOURNAL, b"after")).commit.begin == 0
+
+
+async def test_a_journal_that_cannot_be_taken_up_is_tried_again(cluster, broker, stub, monkeypatch):
+    failing = failing_first(Resolver._update, 2, of=lambda _, journal: journal == JOURNAL)
+    monkeypatch.setattr(Resolver, "_update", failing)
+    await cluster.apply(stub, spec(), spec("another/journal"))
+    assert unforeseen(broker, "journal") == 2
+    await goes_on(broker, stub)
+
+    async def is_served():
+        return (await append(stub, JOURNAL, b"content")).status == Status.OK
+
+    await eventually(is_served)
+
+
+async def test_an_observer_that_fails_costs_neither_others_nor_the_mirror(cluster, broker, stub):
+    broker._context.space._observers.insert(0, fails)
+    await cluster.apply(stub, spec("another/journal"))
+    assert unforeseen(broker, "observer") > 0
+    await goes_on(broker, stub)
+
+
+async def test_an_allocator_that_fails_begins_again(cluster, broker, stub, monkeypatch):
+    failing = failing_first(allocator_loop.Allocator._tell, 2)
+    monkeypatch.setattr(allocator_loop.Allocator, "_tell", failing)
+    await cluster.apply(stub, spec("another/journal"))
+    assert unforeseen(broker, "loop") == 2
+    await goes_on(broker, stub)
+
+
+async def test_loops_of_a_broker_begin_again(cluster, broker, stub, monkeypatch):
+    """Of its lease, its mirror and its persister: cut short once, as a fault of ours would."""
+    monkeypatch.setattr(broker._lease, "_renew", failing_first(broker._lease._renew))
+    await eventually(lambda: unforeseen(broker, "loop") == 1)
+    await cluster.apply(stub, spec("another/journal"))
+    await goes_on(broker, stub)
