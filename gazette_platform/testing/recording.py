@@ -102,7 +102,9 @@ class RecordingClient:
         reader = self._client.read(
             journal, offset, block=block, end_offset=end_offset, on_jump="continue"
         )
-        return RecordedReader(reader, self._recorder, self._process)
+        return RecordedReader(
+            reader, self._recorder, self._process, asks_for_head=not (block or end_offset)
+        )
 
 
 @final
@@ -110,10 +112,14 @@ class RecordedReader:
     """A `Reader` whose pieces are recorded; an async iterator of bytes.
 
     Attributes: reader: the one that it wraps.
+    Args: asks_for_head: it ends at the write head, so that it is told one before it ends.
     """
 
-    def __init__(self, reader: Reader, recorder: Recorder, process: str) -> None:
+    def __init__(
+        self, reader: Reader, recorder: Recorder, process: str, *, asks_for_head: bool
+    ) -> None:
         self.reader = reader
+        self._asks_for_head = asks_for_head
         self._recorder = recorder
         self._process = process
         self._stream = recorder.stream()
@@ -130,13 +136,18 @@ class RecordedReader:
         try:
             piece = bytes(await anext(reader))
         except StopAsyncIteration:
-            recorder.ok_poll(op, write_head=reader.write_head)
+            recorder.ok_poll(op, write_head=self._told)
             raise
         except BaseException as err:
             recorder.fail(op, _brief(err))
             raise
-        recorder.ok_poll(op, (reader.offset - len(piece), piece), write_head=reader.write_head)
+        recorder.ok_poll(op, (reader.offset - len(piece), piece), write_head=self._told)
         return piece
+
+    @property
+    def _told(self) -> int:
+        """The write head that the reader was told; -1 if it may have ended before it was told one."""
+        return self.reader.write_head or (0 if self._asks_for_head else -1)
 
     async def __aenter__(self) -> Self:
         return self

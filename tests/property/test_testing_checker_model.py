@@ -115,6 +115,7 @@ class Log:
         """A stream that begins somewhere and reads on as content comes."""
         draw = self.draw
         at = draw(st.integers(0, len(self.content)))
+        is_at_head = at == len(self.content) and draw(st.booleans())
         ends = draw(st.lists(st.integers(at, len(self.content)), max_size=4).map(sorted))
         when = self.instant + 10
         for end in ends:
@@ -125,11 +126,11 @@ class Log:
                 process=f"r{number}",
                 journal=JOURNAL,
                 stream=number,
-                offset=at,
+                offset=-1 if is_at_head else at,
                 invoked_at=when,
                 completed_at=when + 0.5,
                 outcome=Outcome.OK,
-                write_head=draw(st.integers(end, len(self.content))),
+                write_head=len(self.content),
                 pieces=tuple(Piece.of(b, self.content[b:e]) for b, e in pieces if b < e),
             )
             self.history.polls.append(poll)
@@ -250,6 +251,43 @@ def test_read_that_is_moved_is_found(history, data, by):
     new = replace(poll, pieces=(moved, *poll.pieces[1:]))
     history.polls[history.polls.index(poll)] = new
     assert names(history) & {"poll-skip", "nonmonotonic-poll"}
+
+
+@EXAMPLES
+@given(histories(), st.data())
+def test_head_below_what_was_acknowledged_is_found(history, data):
+    ends = [op.end for op in history.appends if op.outcome is Outcome.OK]
+    assume(history.polls)
+    assume(max(ends, default=0) > 0)
+    number = data.draw(st.integers(0, len(history.polls) - 1))
+    head = data.draw(st.integers(0, max(ends) - 1))
+    history.polls[number] = replace(history.polls[number], write_head=head)
+    assert "stale-head" in names(history)
+
+
+@EXAMPLES
+@given(histories(), st.data())
+def test_refusal_at_the_head_is_found(history, data):
+    assume(all(op.outcome is not Outcome.UNKNOWN for op in history.appends))
+    head = max((op.end for op in acknowledged(history)), default=0)
+    assume(head > 0)
+    at = max(op.completed_at for op in history.appends) + 1
+    refused = Append(
+        id=99,
+        process="w99",
+        journal=JOURNAL,
+        content=b"to the head",
+        invoked_at=at,
+        completed_at=at + 1,
+        outcome=Outcome.FAIL,
+        offset=head,
+        error="WrongAppendOffset: the head is elsewhere",
+    )
+    history.appends.append(refused)
+    assert names(history) == {"wrong-refusal"}
+    elsewhere = head + data.draw(st.sampled_from([-1, 1]))
+    swap(history, refused, replace(refused, offset=elsewhere))
+    assert names(history) == set()
 
 
 @EXAMPLES

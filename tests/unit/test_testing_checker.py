@@ -20,6 +20,7 @@ from gazette_platform.testing.payloads import Payload, payload_bytes
 
 JOURNAL = "a/journal"
 SIZE = 32
+WRONG_OFFSET = "WrongAppendOffset: the write head is elsewhere"
 
 
 def content(tag, length=SIZE):
@@ -207,9 +208,55 @@ def test_head_that_readers_wait_at_gives_no_pieces(story):
     assert story.check().is_valid
 
 
-def test_read_from_the_head_begins_anywhere(story):
-    story.append("a")
-    story.poll((SIZE - 5, SIZE), offset=-1)
+def test_read_from_the_head_begins_at_any_head_of_the_time(story):
+    story.append("a", at=(0, 1))
+    story.append("b", at=(2, 9))
+    story.append("c", at=(5, 6), process="w2")
+    story.poll((SIZE, 3 * SIZE), offset=-1, at=(4, 9), write_head=3 * SIZE)
+    story.poll((2 * SIZE, 3 * SIZE), offset=-1, at=(4, 9), write_head=3 * SIZE, stream=2)
+    report = story.check()
+    assert report.is_valid, str(report)
+
+
+def test_content_that_begins_with_another_one(story):
+    short, long, rest = content("a")[:20], content("a")[:24], content("b")
+    story.append("", "unknown", data=long + b"more", at=(0, 9))
+    story.append("", "unknown", data=short, at=(0, 9))
+    story.append("", "unknown", data=long[20:] + b"more" + rest, at=(0, 9))
+    report = story.check(final=long + b"more" + rest)
+    assert report.is_valid, str(report)
+    assert report.unknown_visible == 2
+
+
+def test_refusal_at_an_offset_that_was_not_the_head(story):
+    story.append("a", at=(0, 1))
+    story.append("b", "fail", offset=5, error=WRONG_OFFSET, at=(2, 3))
+    story.append("c", "fail", offset=SIZE, error=WRONG_OFFSET, at=(4, 6))
+    story.append("d", at=(5, 7), process="w2")
+    assert story.check().is_valid
+
+
+def test_refusal_while_another_append_was_given_up(story):
+    story.append("a", at=(0, 1))
+    story.append("b", "unknown", at=(2, 3))
+    story.append("c", "fail", offset=SIZE, error=WRONG_OFFSET, at=(4, 6))
+    assert story.check().is_valid
+
+
+def test_head_as_of_the_begin_of_a_stream(story):
+    story.poll((0, 0), offset=0, write_head=0, at=(0, 1))
+    story.append("a", at=(2, 3))
+    story.poll((0, SIZE), write_head=SIZE, at=(4, 5))
+    story.append("b", at=(6, 7))
+    story.poll((SIZE, 2 * SIZE), write_head=SIZE, at=(8, 9))
+    assert story.check().is_valid
+
+
+def test_tail_that_waits_where_nothing_comes(story):
+    story.append("a", at=(0, 1))
+    story.poll(offset=SIZE, at=(2, math.inf), outcome=Outcome.UNKNOWN)
+    story.poll(offset=-1, at=(2, math.inf), outcome=Outcome.UNKNOWN, stream=2)
+    story.append("b", "fail", error="NotAllowed", at=(1000, 1001))
     assert story.check().is_valid
 
 
@@ -326,6 +373,33 @@ def test_barrier_at_an_offset_that_was_passed(story):
     only(story.check(), "G0-realtime", first, barrier)
 
 
+def test_barrier_beyond_the_end(story):
+    story.append("a", at=(0, 1))
+    barrier = story.append("", data=b"", begin=2 * SIZE, at=(2, 3))
+    only(story.check(), "inconsistent-offsets", barrier)
+
+
+def test_barrier_inside_an_append(story):
+    inside = story.append("a", at=(0, 9))
+    barrier = story.append("", data=b"", begin=5, at=(0, 9), process="w2")
+    only(story.check(), "inconsistent-offsets", inside, barrier)
+
+
+def test_acknowledgement_at_a_negative_offset(story):
+    story.append("a", at=(2, 3))
+    op = story.append("", data=b"", begin=-7, at=(0, 1))
+    only(story.check(), "inconsistent-offsets", op)
+
+
+def test_refusal_at_what_was_the_head(story):
+    last = story.append("a", at=(0, 1))
+    op = story.append("b", "fail", offset=SIZE, error=WRONG_OFFSET, at=(2, 3))
+    story.append("c", at=(4, 5))
+    report = story.check()
+    assert found(report) == ["wrong-refusal"], str(report)
+    only(report, "wrong-refusal", last, op)
+
+
 def test_acknowledged_append_of_a_journal_that_nobody_read(story):
     op = story.append("a")
     only(check_history(story.history), "unseen", op)
@@ -403,6 +477,59 @@ def test_write_head_that_was_never_reached(story):
     story.append("a")
     poll = story.poll(offset=0, write_head=SIZE + 1)
     only(story.check(), "precommitted-read", poll)
+
+
+def test_head_below_what_was_acknowledged(story):
+    op = story.append("a", at=(0, 1))
+    poll = story.poll(offset=0, write_head=0, at=(2, 3))
+    only(story.check(), "stale-head", op, poll)
+
+
+def test_head_that_goes_back_within_a_stream(story):
+    story.append("a", at=(0, 9))
+    one = story.poll((0, SIZE), write_head=SIZE, at=(1, 2))
+    two = story.poll(offset=SIZE, write_head=0, at=(3, 4))
+    only(story.check(), "nonmonotonic-head", one, two)
+
+
+def test_head_that_covers_what_was_not_invoked(story):
+    poll = story.poll(offset=0, write_head=SIZE, at=(0, 1))
+    op = story.append("a", at=(2, 3))
+    only(story.check(), "G1c-realtime", poll, op)
+
+
+def test_read_from_the_head_that_precedes_what_was_acknowledged(story):
+    op = story.append("a", at=(0, 1))
+    poll = story.poll((SIZE - 5, SIZE), offset=-1, at=(2, 3))
+    only(story.check(), "nonmonotonic-poll", op, poll)
+
+
+def test_read_from_the_head_that_leaves_content_out(story):
+    told = story.poll(offset=-1, write_head=0, at=(0, 1))
+    story.append("a", at=(2, 3))
+    story.append("b", at=(4, 5))
+    poll = story.poll((SIZE, 2 * SIZE), offset=-1, at=(6, 7), write_head=2 * SIZE)
+    only(story.check(), "poll-skip", told, poll)
+
+
+@pytest.mark.parametrize("offset", [0, -1])
+@pytest.mark.parametrize("ended_at", [1001, math.inf])
+def test_tail_that_does_not_get_what_was_acknowledged(story, offset, ended_at):
+    outcome = Outcome.UNKNOWN if ended_at == math.inf else Outcome.FAIL
+    poll = story.poll(offset=offset, at=(0, ended_at), outcome=outcome, error="CancelledError")
+    op = story.append("a", at=(1, 2))
+    story.append("b", "fail", error="NotAllowed", at=(1001, 1002))
+    only(story.check(), "stuck-read", op, poll)
+
+
+def test_kept_bytes_that_differ_behind_what_was_pruned(story):
+    story.append("a")
+    story.append("b")
+    story.poll((SIZE - 4, 2 * SIZE), offset=SIZE - 4)
+    assert story.check(final=content("b"), begin=SIZE).is_valid
+    wrong = content("a")[-4:] + content("b")[:-2] + b"?!"
+    poll = story.poll((SIZE - 4, wrong), offset=SIZE - 4, stream=2)
+    only(story.check(final=content("b"), begin=SIZE), "inconsistent-offsets", poll)
 
 
 def test_readers_that_differ(story):

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import math
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
-from gazette_platform.testing.checker.attribution import ContentIndex, Segment, visible_max
+from gazette_platform.testing.checker.attribution import (
+    Acknowledged,
+    ContentIndex,
+    Segment,
+    visible_max,
+)
 from gazette_platform.testing.checker.report import Anomaly
 from gazette_platform.testing.history import Outcome
 
@@ -15,7 +21,14 @@ if TYPE_CHECKING:
 
     from gazette_platform.testing.history import Append, FinalContent
 
-__all__ = ["check_acknowledgements", "check_order", "check_placement", "place"]
+__all__ = [
+    "check_acknowledgements",
+    "check_barriers",
+    "check_order",
+    "check_placement",
+    "check_refusals",
+    "place",
+]
 
 
 def check_acknowledgements(journal: str, appends: Sequence[Append]) -> Iterator[Anomaly]:
@@ -30,6 +43,9 @@ def check_acknowledgements(journal: str, appends: Sequence[Append]) -> Iterator[
             text = (
                 f"{op.label} of {len(op.content)} bytes was acknowledged at other than its length"
             )
+            yield Anomaly("inconsistent-offsets", journal, text, (op,))
+        if op.begin < 0:
+            text = f"{op.label} was acknowledged at {op.begin}, which is no offset"
             yield Anomaly("inconsistent-offsets", journal, text, (op,))
         if op.offset and op.begin != op.offset:
             text = f"{op.label} was to begin at {op.offset}"
@@ -134,6 +150,61 @@ def _stray(final: FinalContent, index: ContentIndex, segment: Segment) -> Anomal
         )
     begins = content[:32]
     return Anomaly("unexpected", final.journal, f"nobody appended {where}, which begins {begins!r}")
+
+
+def check_barriers(
+    final: FinalContent, appends: Sequence[Append], segments: Sequence[Segment]
+) -> Iterator[Anomaly]:
+    """An append without content tells of a head: a place between two appends, or the end."""
+    begins = [segment.begin for segment in segments]
+    for op in appends:
+        if op.outcome is not Outcome.OK or op.content or op.begin < final.begin:
+            continue
+        number = bisect_left(begins, op.begin) - 1
+        inside = segments[number] if number >= 0 and op.begin < segments[number].end else None
+        if op.begin > final.end:
+            text = f"{op.label} was acknowledged at {op.begin}, and the journal ends at {final.end}"
+            yield Anomaly("inconsistent-offsets", final.journal, text, (op,))
+        elif inside is not None and inside.op is not None:
+            text = (
+                f"{op.label} was acknowledged at {op.begin}, "
+                f"inside {inside.op.label} at [{inside.begin}, {inside.end})"
+            )
+            yield Anomaly("inconsistent-offsets", final.journal, text, _by_time(inside.op, op))
+
+
+def check_refusals(
+    final: FinalContent, appends: Sequence[Append], segments: Sequence[Segment]
+) -> Iterator[Anomaly]:
+    """Who was refused for a wrong offset had named another than the head, at some point.
+
+    That is certain only where the head cannot have moved meanwhile: nothing lies at the offset that
+    was invoked before the refusal, and nothing was given up that may have been there for a while.
+    """
+    acknowledged = Acknowledged(appends)
+    at_begin = {segment.begin: segment.op for segment in segments}
+    seen = {segment.op.id for segment in segments if segment.op is not None}
+    given_up_at = min(
+        (
+            op.invoked_at
+            for op in appends
+            if op.outcome is Outcome.UNKNOWN and op.content and op.id not in seen
+        ),
+        default=math.inf,
+    )
+    for op in appends:
+        is_refused = op.outcome is Outcome.FAIL and op.error.startswith("WrongAppendOffset")
+        if not is_refused or given_up_at < op.completed_at:
+            continue
+        last = acknowledged.before(op.invoked_at)
+        head = last.end if last is not None else final.begin
+        following = at_begin.get(head)
+        if op.offset != head or (head < final.end and following is None):
+            continue
+        if following is None or following.invoked_at > op.completed_at:
+            text = f"{op.label} was refused at offset {op.offset}, which was the head all the while"
+            shown = (last, op) if last is not None else (op,)
+            yield Anomaly("wrong-refusal", final.journal, text, shown)
 
 
 def check_order(

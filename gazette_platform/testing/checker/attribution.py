@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
@@ -9,11 +10,11 @@ from typing import TYPE_CHECKING, final
 from gazette_platform.testing.history import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from gazette_platform.testing.history import Append
 
-__all__ = ["ContentIndex", "Segment"]
+__all__ = ["Acknowledged", "ContentIndex", "Segment", "visible_max"]
 
 # Generated payloads differ within these bytes, so that a look-up gives one candidate.
 _KEY_BYTES = 16
@@ -49,16 +50,6 @@ class ContentIndex:
         self._key_lengths = sorted(short | {_KEY_BYTES}, reverse=True)
         self.uses: Counter[int] = Counter()
 
-    def take(self, content: bytes, at: int) -> Append | None:
-        """The append whose whole content begins at `at`, if any; counts it as visible there."""
-        fits = [op for op in self.candidates(content, at) if content.startswith(op.content, at)]
-        if not fits:
-            return None
-        longest = [op for op in fits if len(op.content) == len(fits[0].content)]
-        op = next((op for op in longest if self.uses[op.id] < visible_max(op)), longest[0])
-        self.uses[op.id] += 1
-        return op
-
     def candidates(self, content: bytes, at: int) -> Iterator[Append]:
         """Appends whose first bytes are at `at`, longest first."""
         for length in self._key_lengths:
@@ -67,22 +58,63 @@ class ContentIndex:
     def tile(self, content: bytes, begin: int, end: int, *, base: int) -> Iterator[Segment]:
         """Cut `content` from offset `begin` to `end` into whole appends and what is none.
 
+        Taking the longest append that fits at each place is quick, and right unless a content
+        begins with another one; if it leaves bytes over, the cut that leaves the fewest is looked for.
+
         Args: base: offset of the first byte of `content`.
         """
-        at = stray = 0
         window = content[begin - base : end - base]
+        cut = self._cut(window, rest=None)
+        if sum(length for _, length, op in cut if op is None):
+            for _, _, op in cut:
+                if op is not None:
+                    self.uses[op.id] -= 1
+            cut = self._cut(window, rest=self._fewest_left(window))
+        for at, length, op in cut:
+            yield Segment(begin + at, begin + at + length, op)
+
+    def _cut(self, window: bytes, rest: list[int] | None) -> list[tuple[int, int, Append | None]]:
+        """Position, length and append of each part; counts the appends as visible there.
+
+        Args: rest: of each position, the fewest bytes that can be left over from it on; None: take
+              the longest append that fits.
+        """
+        cut: list[tuple[int, int, Append | None]] = []
+        at = stray = 0
         while at < len(window):
-            op = self.take(window, at)
+            op = self._choose(window, at, rest)
             if op is None:
                 at += 1
                 continue
             if stray < at:
-                yield Segment(begin + stray, begin + at, None)
-            stray = at + len(op.content)
-            yield Segment(begin + at, begin + stray, op)
-            at = stray
+                cut.append((stray, at - stray, None))
+            self.uses[op.id] += 1
+            cut.append((at, len(op.content), op))
+            at = stray = at + len(op.content)
         if stray < at:
-            yield Segment(begin + stray, begin + at, None)
+            cut.append((stray, at - stray, None))
+        return cut
+
+    def _choose(self, window: bytes, at: int, rest: list[int] | None) -> Append | None:
+        fits = self._fits(window, at)
+        if rest is not None:
+            fits = [op for op in fits if rest[at + len(op.content)] == rest[at]]
+        elif fits:
+            fits = [op for op in fits if len(op.content) == len(fits[0].content)]
+        unused = (op for op in fits if self.uses[op.id] < visible_max(op))
+        return next(unused, fits[0] if fits else None)
+
+    def _fewest_left(self, window: bytes) -> list[int]:
+        """Of each position, the fewest bytes that belong to no append from it on."""
+        rest = [0] * (len(window) + 1)
+        for at in reversed(range(len(window))):
+            ends = [rest[at + len(op.content)] for op in self._fits(window, at)]
+            rest[at] = min(*ends, rest[at + 1] + 1, len(window))
+        return rest
+
+    def _fits(self, content: bytes, at: int) -> list[Append]:
+        """Appends whose whole content is at `at`, longest first."""
+        return [op for op in self.candidates(content, at) if content.startswith(op.content, at)]
 
     def torn(self, content: bytes) -> list[Append]:
         """Appends of which `content` holds a part: a beginning, an end, or something between."""
@@ -105,3 +137,23 @@ class ContentIndex:
 def visible_max(op: Append) -> int:
     """How often an append may be visible, the acknowledged place included."""
     return 0 if op.outcome is Outcome.FAIL else op.attempts
+
+
+@final
+class Acknowledged:
+    """Answers of any instant: up to where had the journal been acknowledged?"""
+
+    def __init__(self, appends: Sequence[Append]) -> None:
+        ops = sorted(
+            (op for op in appends if op.outcome is Outcome.OK), key=lambda op: op.completed_at
+        )
+        self._times = [op.completed_at for op in ops]
+        self._furthest: list[Append] = []
+        for op in ops:
+            furthest = self._furthest[-1] if self._furthest else op
+            self._furthest.append(op if op.end >= furthest.end else furthest)
+
+    def before(self, at: float) -> Append | None:
+        """Of the appends that had ended before `at`, the one that reaches furthest."""
+        number = bisect_left(self._times, at)
+        return self._furthest[number - 1] if number else None

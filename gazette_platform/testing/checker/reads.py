@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gazette_platform.testing.checker.attribution import ContentIndex, Segment
     from gazette_platform.testing.history import Append, FinalContent, Piece, Poll
 
-__all__ = ["check_contents", "check_streams", "lag_and_unseen"]
+__all__ = ["check_contents", "check_streams", "lag_and_unseen", "streams_of"]
 
 
 def check_streams(journal: str, polls: Sequence[Poll], *, first_offset: int) -> Iterator[Anomaly]:
@@ -29,7 +29,7 @@ def check_streams(journal: str, polls: Sequence[Poll], *, first_offset: int) -> 
         if poll.outcome is Outcome.FAIL and poll.error.startswith("DataError"):
             text = f"{poll.process} refused what it got at {poll.offset}"
             yield Anomaly("nonmonotonic-poll", journal, text, (poll,))
-    for stream in _streams(polls).values():
+    for stream in streams_of(polls).values():
         at = stream[0].offset
         last: Poll | None = None
         for poll in stream:
@@ -74,12 +74,23 @@ def check_contents(
             yield Anomaly("precommitted-read", final.journal, text, (poll,))
         for piece in poll.pieces:
             if piece.begin < final.begin:
-                continue  # pruned since: there is nothing to compare with
+                yield from _differs_behind_pruned(final, poll, piece)
+                continue
             kept = final.content[piece.begin - final.begin : piece.end - final.begin]
             if len(kept) == piece.length and _sha1(kept) == piece.sha1:
                 yield from _from_the_future(final.journal, poll, piece, segments, begins)
             else:
                 yield _differs(final, poll, piece, index, segments)
+
+
+def _differs_behind_pruned(final: FinalContent, poll: Poll, piece: Piece) -> Iterator[Anomaly]:
+    """What was read from before the begin of the final content on: only its rest can be compared."""
+    if piece.content is None or piece.end <= final.begin:
+        return
+    got = piece.content[final.begin - piece.begin :]
+    if not final.content.startswith(got):
+        text = f"{poll.process} got {piece}, which differs from what is kept from {final.begin} on"
+        yield Anomaly("inconsistent-offsets", final.journal, text, (poll,))
 
 
 def _from_the_future(
@@ -139,7 +150,7 @@ def lag_and_unseen(appends: Sequence[Append], polls: Sequence[Poll]) -> tuple[fl
     )
     seen: set[int] = set()
     worst_s = 0.0
-    for stream in _streams(polls).values():
+    for stream in streams_of(polls).values():
         got = [(piece, poll) for poll in stream for piece in poll.pieces]
         number = 0
         for op in acknowledged:
@@ -154,7 +165,8 @@ def lag_and_unseen(appends: Sequence[Append], polls: Sequence[Poll]) -> tuple[fl
     return worst_s, len(acknowledged) - len(seen) if polls else 0
 
 
-def _streams(polls: Sequence[Poll]) -> dict[int, list[Poll]]:
+def streams_of(polls: Sequence[Poll]) -> dict[int, list[Poll]]:
+    """Polls that were answered, in the order of their invocation, by stream."""
     streams: defaultdict[int, list[Poll]] = defaultdict(list)
     for poll in sorted(polls, key=lambda poll: (poll.invoked_at, poll.id)):
         if poll.outcome is Outcome.OK:
