@@ -1,4 +1,7 @@
-"""The checker finds every kind of planted anomaly, explains it briefly, and finds nothing else."""
+"""The checker finds every kind of planted anomaly, explains it briefly, and finds nothing else.
+
+Long because one test looks whether each kind is planted by the others of this file.
+"""
 
 from __future__ import annotations
 
