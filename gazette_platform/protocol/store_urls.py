@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import dataclass, field
+from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from gazette_platform.errors import ValidationError
 
-__all__ = ["STORE_SCHEMES", "StoreUrl", "parse_store_url", "validate_store_url"]
+__all__ = [
+    "STORE_SCHEMES",
+    "STORE_URL_LENGTH_MAX",
+    "StoreUrl",
+    "is_nameable",
+    "parse_store_url",
+    "validate_store_url",
+]
+
+STORE_URL_LENGTH_MAX: Final = 2048
+"""Characters; a path of a file system has 4096 bytes, which hold a journal's name, too."""
 
 _BUCKET_SCHEMES = frozenset({"s3", "gs", "azure"})
 STORE_SCHEMES = _BUCKET_SCHEMES | {"azure-ad", "file"}
+
+# Control characters, surrogates, and separators of lines and paragraphs.
+_CONTROLS = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
 # azure-ad://tenant/account/container/ has two segments at least.
 _AZURE_AD_SEGMENTS_MIN = 2
@@ -41,12 +56,16 @@ def parse_store_url(url: str) -> StoreUrl:
 
     Raises: ValidationError: says what is wrong with which URL.
     """
+    if len(url) > STORE_URL_LENGTH_MAX:
+        raise ValidationError(
+            f"URL of {len(url)} characters is too long (at most {STORE_URL_LENGTH_MAX})"
+        )
     try:
         parts = urlsplit(url)
         args = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError as err:
         raise ValidationError(f'parse "{url}": {err}') from None
-    if any(character <= " " or character == "\x7f" for character in url):
+    if " " in url or not is_nameable(url):
         raise ValidationError(f'parse "{url}": invalid blank or control character in URL')
     if not parts.scheme:
         raise ValidationError(f"not absolute ({url})")
@@ -55,6 +74,8 @@ def parse_store_url(url: str) -> StoreUrl:
         raise ValidationError(f"path component doesn't end in '/' ({url})")
     if ".." in path.split("/"):
         raise ValidationError(f"path must not have a '..' segment ({url})")
+    if not is_nameable(path) or not all(is_nameable(name + value) for name, value in args):
+        raise ValidationError(f"encoded control character in URL ({url})")
     if parts.scheme not in STORE_SCHEMES:
         raise ValidationError(f"invalid scheme ({parts.scheme})")
     _validate_location(url, parts.scheme, parts.netloc, path)
@@ -64,6 +85,15 @@ def parse_store_url(url: str) -> StoreUrl:
             raise ValidationError(f"query argument {name} is given twice ({url})")
         settings[name] = value
     return StoreUrl(parts.scheme, parts.netloc, path, settings, url)
+
+
+def is_nameable(text: str) -> bool:
+    """Whether every character may be in a name that people and systems see.
+
+    Control characters and halves of surrogate pairs may not: systems refuse some of them, and the
+    others break lines of logs.
+    """
+    return text.isprintable() or not any(unicodedata.category(c) in _CONTROLS for c in text)
 
 
 def _validate_location(url: str, scheme: str, host: str, path: str) -> None:

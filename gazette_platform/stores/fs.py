@@ -16,6 +16,7 @@ import tempfile
 import threading
 from functools import partial
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar, final
 from urllib.parse import quote
@@ -46,6 +47,9 @@ _FILE_MODE = 0o640
 _PARTIAL_PREFIX: Final = ".partial-"
 _COPY_BYTES_MAX = 8 * 1024 * 1024
 _LIST_BATCH = 512
+
+# A journal's name, a slash, a path postfix, a slash: nothing below longer paths is a fragment.
+_DIRECTORY_LENGTH_MAX = 512 + 1 + 512 + 1
 
 # Characters that stand for themselves in the path of a URL; `%` and `?` must not.
 _URL_SAFE: Final = "/!$&'()*+,;=:@-._~"
@@ -128,7 +132,8 @@ class FileStore:
 
     def sign_get(self, path: str, ttl_s: float) -> str:  # noqa: ARG002  files need no signature
         """A ``file`` URL below the file root, which the reader must know: it is not signed."""
-        return "file:///" + quote(self._rule.key(path), safe=_URL_SAFE)
+        with _store_errors():
+            return "file:///" + quote(self._rule.key(path), safe=_URL_SAFE)
 
     def is_auth_error(self, error: BaseException) -> bool:
         """Whether `error` says that permissions or the directory itself are wrong."""
@@ -155,6 +160,8 @@ def _store_errors() -> Iterator[None]:
         raise AccessDenied(f"{err} (give the broker's user access to the directory)") from err
     except OSError as err:
         raise StoreUnavailable(f"file store: {err}") from err
+    except ValueError as err:  # a name that cannot be one, such as with a NUL
+        raise StoreError(f"file store: {err}") from err
 
 
 def _is_file(path: Path) -> bool:
@@ -278,28 +285,45 @@ def _walk_of(root: Path, directory: Path) -> Iterator[StoredObject]:
     before and after, since it may go in the middle.
     """
     _check_root(root)
-    yield from _walk(directory, "")
+    yield from _walk(directory)
     _check_root(root)
 
 
-def _walk(directory: Path, relative: str) -> Iterator[StoredObject]:
-    """Regular files below `directory`, ordered by path as an object store orders keys."""
+def _walk(directory: Path) -> Iterator[StoredObject]:
+    """Regular files below `directory`, ordered by path as an object store orders keys.
+
+    Folders may be deeper than the interpreter's stack, whoever made them.
+    """
+    walks = [_entries(f"{directory}/", "")]
+    while walks:
+        relative, entry = next(walks[-1], (None, None))
+        if relative is None or entry is None:
+            walks.pop()
+        elif relative.endswith("/"):
+            if len(relative) <= _DIRECTORY_LENGTH_MAX:
+                walks.append(_entries(f"{directory}/{relative}", relative))
+        else:
+            try:
+                info = entry.stat()
+            except FileNotFoundError:
+                continue
+            if stat.S_ISREG(info.st_mode):
+                yield StoredObject(relative, int(info.st_mtime), info.st_size)
+
+
+def _entries(directory: str, relative: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """What a directory holds, ordered: relative paths, those of directories with a slash."""
     try:
         with os.scandir(directory) as scan:
             entries = [entry for entry in scan if not entry.name.startswith(".")]
     except (FileNotFoundError, NotADirectoryError):
-        return  # never made, or removed meanwhile
-    named = sorted(
-        (entry.name + "/" if entry.is_dir(follow_symlinks=False) else entry.name, entry)
-        for entry in entries
+        return iter(())  # never made, or removed meanwhile
+    return iter(
+        sorted(
+            (
+                (relative + entry.name + "/" * entry.is_dir(follow_symlinks=False), entry)
+                for entry in entries
+            ),
+            key=itemgetter(0),
+        )
     )
-    for name, entry in named:
-        if name.endswith("/"):
-            yield from _walk(directory / entry.name, relative + name)
-            continue
-        try:
-            info = entry.stat()
-        except FileNotFoundError:
-            continue
-        if stat.S_ISREG(info.st_mode):
-            yield StoredObject(relative + name, int(info.st_mtime), info.st_size)

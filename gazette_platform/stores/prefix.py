@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from gazette_platform.errors import StoreError, ValidationError
+from gazette_platform.protocol.store_urls import is_nameable
 
 if TYPE_CHECKING:
     from gazette_platform.protocol import StoreUrl
 
-__all__ = ["KeyRule", "take_args"]
+__all__ = ["OWN_DIRECTORY", "KeyRule", "take_args"]
+
+OWN_DIRECTORY: Final = ".test/"
+"""Of brokers' own objects, below the prefix: never rewritten, for a check of the store would
+overwrite whatever the URL says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +36,17 @@ class KeyRule:
     def key(self, path: str) -> str:
         """The object key of a content path, or of the prefix of a listing.
 
-        Raises: StoreError: the path would leave the prefix.
+        Raises: StoreError: the path would leave the prefix, or is none that a store can have.
         """
-        rewritten = path.replace(self.find, self.replace, 1) if self.find else path
-        if rewritten.startswith("/") or ".." in rewritten.split("/") or "\0" in rewritten:
+        is_rewritten = self.find and not path.startswith(OWN_DIRECTORY)
+        rewritten = path.replace(self.find, self.replace, 1) if is_rewritten else path
+        key = self.prefix + rewritten
+        if rewritten.startswith("/") or ".." in key.split("/"):
             raise StoreError(f"path {path!r} does not stay below the prefix of its store")
-        return self.prefix + rewritten
+        # Specs in etcd may be of others' making, and the system refuses these with a ValueError.
+        if not is_nameable(key):
+            raise StoreError(f"path {key!r} has control characters, or is not Unicode")
+        return key
 
 
 def take_args(url: StoreUrl, known: frozenset[str]) -> dict[str, str]:
