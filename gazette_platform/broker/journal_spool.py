@@ -285,10 +285,17 @@ class JournalSpool:
 
     def drop_staged(self) -> None:
         """Forget staged content: this broker does not say any more what counts."""
-        if self._staged:
-            self._staged.clear()
-            self.end, self.registers = self.spool.end, self.spool.registers
+        if not self._staged:
+            return
+        oldest = self._staged[0].digester
+        self._staged.clear()
+        self.end, self.registers = self.spool.end, self.spool.registers
+        if oldest is self.digester:
             self._finish_settled()
+        else:
+            # It crossed a roll: what is settled ends in a closed fragment, and so does the journal,
+            # as far as we can say.
+            self.roll(oldest.spool.end, registers=oldest.spool.registers)
 
     # ---------------------------------------------------------------------------------- roll
     def roll(

@@ -25,6 +25,7 @@ from gazette_platform.broker.peers import Peers
 from gazette_platform.broker.replica import Replica
 from gazette_platform.broker.resolver import Resolver
 from gazette_platform.broker.service import BrokerService
+from gazette_platform.broker.side_keys import own_member_key, own_members_prefix
 from gazette_platform.broker.wire.grpc_server import GrpcServer
 from gazette_platform.errors import EtcdError, LeaseLost
 from gazette_platform.etcd import EtcdClient
@@ -247,6 +248,8 @@ class Broker:
         self._lease = await etcd.grant_lease(max(1, round(self.config.etcd_lease_s)))
         self._context.membership.lease = self._lease
         self.tasks.keep(self._lease.keep_alive, name="lease", ends_by=(LeaseLost,))
+        own_key = own_member_key(self.config.etcd_prefix, process_id)
+        await etcd.put(own_key, b"", lease=self._lease.id)
         spec = BrokerSpec(
             id=process_id, endpoint=self.endpoint, journal_limit=self.config.journal_limit
         )
@@ -396,8 +399,35 @@ class Broker:
             for replica in self._resolver.replicas.values()
             if isinstance(replica, Replica) and (all_leave or replica.count_replicas().desired == 1)
         ]
+        if not replicas or await self._has_foreign_members():
+            return
         for at in range(0, len(replicas), _WRITES_MAX):
             await asyncio.gather(*map(self._remember_head, replicas[at : at + _WRITES_MAX]))
+
+    async def _has_foreign_members(self) -> bool:
+        """Whether brokers of Gazette are members: they heed a noted head, and never take it back.
+
+        Once they had appended behind it, it would have others begin at an offset that is taken.
+        """
+        prefix, members = self.config.etcd_prefix, self._context.space.state.members
+        try:
+            found = await self._context.etcd.range(own_members_prefix(prefix))
+        except EtcdError as err:
+            _log.warning("write heads are not noted, since etcd fails: %s", err)
+            return True
+        ours = {kv.key: kv.lease for kv in found.kvs}
+        foreign = [
+            member
+            for member, known in members.items()
+            if ours.get(own_member_key(prefix, member)) != known.lease
+        ]
+        if foreign:
+            _log.warning(
+                "write heads are not noted, since %s is a broker of Gazette (if no broker stays, "
+                "run `gazctl journals reset-head` before the next append)",
+                str(foreign[0]).strip(),
+            )
+        return bool(foreign)
 
     @staticmethod
     async def _remember_head(replica: Replica) -> None:

@@ -5,6 +5,8 @@ of keys that are neither items, members nor assignments. ``<prefix>`` begins wit
 
 ``/.gazette-platform/refused<prefix>/<zone>#<suffix>#<create revision>/<zone>#<suffix>``
     The latter broker sees that the former refuses connections; under the latter's lease.
+``/.gazette-platform/members<prefix>/<zone>#<suffix>``
+    The member is a broker of this project, and not Gazette's; under its lease, as its member key is.
 ``/.gazette-platform/savepoints<prefix>/<name>``
     A savepoint: offsets of journals under a name; under no lease.
 """
@@ -14,6 +16,8 @@ from __future__ import annotations
 from gazette_platform.protocol import ProcessId
 
 __all__ = [
+    "own_member_key",
+    "own_members_prefix",
     "savepoint_key",
     "savepoints_prefix",
     "testimonies_prefix",
@@ -43,6 +47,16 @@ def witness_of(key: str) -> ProcessId:
     """
     zone, _, suffix = key.rpartition("/")[2].partition("#")
     return ProcessId(zone, suffix)
+
+
+def own_members_prefix(prefix: str) -> str:
+    """What the keys of all members begin with that are brokers of this project."""
+    return f"{_ROOT}/members{prefix}/"
+
+
+def own_member_key(prefix: str, member: ProcessId) -> str:
+    """Where a member says that it is a broker of this project."""
+    return f"{own_members_prefix(prefix)}{member.zone}#{member.suffix}"
 
 
 def savepoints_prefix(prefix: str) -> str:

@@ -19,6 +19,7 @@ from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import StoreUnavailable
 from gazette_platform.fragment.cover_set import CoverSet
 from gazette_platform.ops.clock import ManualClock
+from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import (
     ZERO_SUM,
@@ -74,6 +75,7 @@ class Bench:
             items={},
             is_consistent=lambda _: True,
             assignments_of=lambda _: [None],
+            assignment_of=lambda *_: None,
             route_of=lambda _: self.route,
         )
         space = SimpleNamespace(state=self.state, revision=1)
@@ -87,6 +89,7 @@ class Bench:
             persister=SimpleNamespace(add=self.persisted.append),
             executor=executor,
             tasks=tasks,
+            faults=Faults(),
             metrics=BrokerMetrics(),
             refresh_slots=asyncio.Semaphore(1),
             pulse_slots=asyncio.Semaphore(1),
