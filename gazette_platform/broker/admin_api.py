@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar, final
 
-import grpc  # type: ignore[import-untyped]
-
 from gazette_platform.broker.replica import Replica
 from gazette_platform.broker.side_keys import savepoint_key, savepoints_prefix
+from gazette_platform.broker.wire.grpc_calls import of_call
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import ValidationError
 from gazette_platform.etcd import Compare, Delete, Put
@@ -36,7 +35,6 @@ __all__ = ["AdminApi"]
 T = TypeVar("T")
 
 _FLUSH = "/gazette_platform.Admin/Flush"
-_CODES = {getattr(grpc.StatusCode, code.value): code for code in Code}
 
 _NAME_LENGTH_MAX = 256
 # Etcd takes 1.5 MiB a request; what is near that is a list, not a name for a few offsets.
@@ -119,10 +117,10 @@ class AdminApi:
         method = peers.channel(endpoint).unary_unary(_FLUSH)
         metadata = peers.metadata(Capability.APPEND, found.journal)
         try:
-            raw = bytes(await method(forwarded.SerializeToString(), metadata=metadata))
-        except grpc.RpcError as err:
-            code = _CODES.get(err.code(), Code.UNKNOWN)
-            raise RpcFailed(code, f"broker {endpoint}: {err.details()}") from err
+            call = method(forwarded.SerializeToString(), metadata=metadata)
+            raw = bytes(await of_call(call, call))
+        except RpcFailed as err:
+            raise RpcFailed(err.code, f"broker {endpoint}: {err.text}") from err
         return Status.from_wire(admin_pb.FlushResponse.FromString(raw).status), raw
 
     # ---------------------------------------------------------------------------- savepoints

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
-import grpc  # type: ignore[import-untyped]
-from grpc import aio
+from grpc import aio  # type: ignore[import-untyped]
 
+from gazette_platform.broker.wire.grpc_calls import of_call
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.protocol.auth import Capability
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from gazette_platform.broker.peers import Peers
     from gazette_platform.protocol import ProcessId
 
 __all__ = ["PeerStream", "open_replicate"]
-
-T = TypeVar("T")
 
 _REPLICATE = "/protocol.Journal/Replicate"
 
@@ -68,45 +65,31 @@ class _GrpcStream:
         self._on_failure = on_failure
 
     async def write(self, raw: bytes) -> None:
-        await self._of_call(self._call.write(raw))
+        try:
+            await of_call(self._call, self._call.write(raw))
+        except RpcFailed as err:
+            raise self._failed(err) from err
 
     async def read(self) -> bytes | None:
-        raw = await self._of_call(self._call.read())
-        if raw is not aio.EOF:
-            return bytes(raw)
-        if await self._call.code() is not grpc.StatusCode.OK:
-            raise await self._failed(None)
-        return None
+        try:
+            raw = await of_call(self._call, self._call.read())
+        except RpcFailed as err:
+            raise self._failed(err) from err
+        return bytes(raw) if raw is not aio.EOF else None
 
     async def done_writing(self) -> None:
-        await self._of_call(self._call.done_writing())
-
-    async def _of_call(self, work: Awaitable[T]) -> T:
         try:
-            return await work
-        except (grpc.RpcError, aio.UsageError, asyncio.InvalidStateError) as err:
-            raise await self._failed(err) from err
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            # Not we, but the call was cancelled: its channel was closed, since the peer has left.
-            raise RpcFailed(Code.UNAVAILABLE, "the peer has left the cluster") from None
+            await of_call(self._call, self._call.done_writing())
+        except RpcFailed as err:
+            raise self._failed(err) from err
 
     def cancel(self) -> None:
         self._call.cancel()
 
-    async def _failed(self, err: Exception | None) -> RpcFailed:
-        if self._call.done():
-            code, details = await self._call.code(), await self._call.details()
-        else:
-            code, details = grpc.StatusCode.UNKNOWN, str(err)
-        self._on_failure(details or "")
-        known = _CODES.get(code, Code.UNKNOWN)
-        return RpcFailed(known, f"rpc error: code = {_camel(code.name)} desc = {details or ''}")
-
-
-_CODES = {getattr(grpc.StatusCode, code.value): code for code in Code}
+    def _failed(self, err: RpcFailed) -> RpcFailed:
+        self._on_failure(err.text)
+        text = f"rpc error: code = {_camel(err.code.value)} desc = {err.text}"
+        return RpcFailed(err.code, text)
 
 
 def _camel(name: str) -> str:

@@ -295,6 +295,9 @@ class _Link:
             # The peer's side of the story is the better one, and comes if there is one.
             await asyncio.wait([self._tasks[1]], timeout=_CLOSE_TIMEOUT_S)
             self._owner.on_failure(self._number, err, "send to")
+        except Exception as err:
+            self._owner.on_failure(self._number, _unforeseen(err), "send to")
+            raise  # to whoever owns the task, as a fault of ours
 
     async def _receive(self) -> None:
         try:
@@ -305,5 +308,12 @@ class _Link:
                     return
         except RpcFailed as err:
             self._owner.on_failure(self._number, err, "recv from")
+        except Exception as err:
+            self._owner.on_failure(self._number, _unforeseen(err), "recv from")
+            raise  # to whoever owns the task, as a fault of ours
         finally:
             self.ended.set()
+
+
+def _unforeseen(err: Exception) -> RpcFailed:
+    return RpcFailed(Code.INTERNAL, f"unforeseen {type(err).__name__}: {err}")

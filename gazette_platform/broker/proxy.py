@@ -11,9 +11,9 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any, final
 
-import grpc  # type: ignore[import-untyped]
-from grpc import aio
+from grpc import aio  # type: ignore[import-untyped]
 
+from gazette_platform.broker.wire.grpc_calls import CALL_ERRORS, of_call
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.client.route_cache import Condition, pick_endpoint
 from gazette_platform.client.wire import CANNOT_REACH, brief_details
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["PrimaryNotReached", "Proxy"]
 
 _SERVICE = "/protocol.Journal/"
-_CODES = {getattr(grpc.StatusCode, code.value): code for code in Code}
 
 # Seconds that the connection to a broker which left is kept, for calls that it still finishes.
 _KEEP_S = 30.0
@@ -137,8 +136,8 @@ class Proxy:
             sender.run(forwarded.SerializeToString()), name=f"forward {found.journal}"
         )
         try:
-            raw = bytes(await call)
-        except grpc.RpcError as err:
+            raw = bytes(await of_call(call, call))
+        except RpcFailed as err:
             failure = sender.failure or self._failed(err, endpoint)
             if failure.code is Code.UNAVAILABLE and not sender.is_begun:
                 raise PrimaryNotReached(failure.text) from err
@@ -194,17 +193,13 @@ class Proxy:
         self._reads.add(call)
         try:
             while True:
-                raw = await call.read()
+                raw = await of_call(call, call.read())
                 if raw is aio.EOF:
                     return
                 yield raw
-        except grpc.RpcError as err:
-            raise self._failed(err, endpoint) from err
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            # Ours, by `stop_reads`, unless our caller is cancelled as well.
-            if not self._stopped.is_set() or (task is not None and task.cancelling()):
-                raise
+        except RpcFailed as err:
+            if not self._stopped.is_set():  # else it was we who ended it, by `stop_reads`
+                raise self._failed(err, endpoint) from err
         finally:
             self._reads.discard(call)
             call.cancel()
@@ -226,17 +221,17 @@ class Proxy:
         method = self._peers.channel(endpoint).unary_unary(f"{_SERVICE}ListFragments")
         metadata = self._peers.metadata(Capability.READ, request.journal)
         try:
-            raw = bytes(await method(forwarded.SerializeToString(), metadata=metadata))
-        except grpc.RpcError as err:
+            call = method(forwarded.SerializeToString(), metadata=metadata)
+            raw = bytes(await of_call(call, call))
+        except RpcFailed as err:
             raise self._failed(err, endpoint) from err
         return Status.from_wire(pb.FragmentsResponse.FromString(raw).status), raw
 
-    def _failed(self, err: aio.AioRpcError, endpoint: str) -> RpcFailed:
-        code, details = _CODES.get(err.code(), Code.UNKNOWN), err.details() or ""
-        self._peers.on_failure(endpoint, details)
-        if code is Code.UNAVAILABLE:
-            details = f"{CANNOT_REACH}{endpoint}: {brief_details(details)}"
-        return RpcFailed(code, details)
+    def _failed(self, err: RpcFailed, endpoint: str) -> RpcFailed:
+        self._peers.on_failure(endpoint, err.text)
+        if err.code is not Code.UNAVAILABLE:
+            return err
+        return RpcFailed(err.code, f"{CANNOT_REACH}{endpoint}: {brief_details(err.text)}")
 
     # ------------------------------------------------------------------------------ connections
     def _on_change(self) -> None:
@@ -272,15 +267,23 @@ class _Sender:
 
     async def run(self, first: bytes) -> None:
         # The other broker may answer before it has read everything, and then a send breaks.
-        with contextlib.suppress(grpc.RpcError, aio.UsageError, asyncio.InvalidStateError):
-            await self._call.write(first)
-            self.is_begun = True
-            try:
-                while (raw := await self._content.next()) is not None:
-                    await self._call.write(raw)
-            except RpcFailed as err:
-                self.failure = err  # an end without commit rolls back
-            await self._call.done_writing()
+        try:
+            with contextlib.suppress(*CALL_ERRORS):
+                await self._run(first)
+        except Exception as err:
+            self.failure = RpcFailed(Code.INTERNAL, f"forwarding: {type(err).__name__}: {err}")
+            self._call.cancel()
+            raise  # to whoever owns the task, as a fault of ours
+
+    async def _run(self, first: bytes) -> None:
+        await self._call.write(first)
+        self.is_begun = True
+        try:
+            while (raw := await self._content.next()) is not None:
+                await self._call.write(raw)
+        except RpcFailed as err:
+            self.failure = err  # an end without commit rolls back
+        await self._call.done_writing()
 
 
 def _without_header(raw: bytes) -> bytes:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CANNOT_REACH",
+    "WRITE_FAILED",
     "CallFailed",
     "CallUnanswered",
     "PeerUnreached",
@@ -43,7 +44,7 @@ CANNOT_REACH = "cannot reach broker "
 _UNREACHED = frozenset({grpc.StatusCode.UNAVAILABLE})
 # What grpc.aio says in place of the broker's status, if a message of ours could not be written
 # any more before it learned of that status: of a broker that leaves, or refuses a token.
-_WRITE_FAILED = "Internal error from Core"
+WRITE_FAILED = "Internal error from Core"
 _BROKEN = frozenset({grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN})
 
 
@@ -82,7 +83,7 @@ def call_error(err: grpc.aio.AioRpcError, endpoint: str, what: str) -> Transport
     code, details = err.code(), err.details() or ""
     if code in _UNREACHED and details.startswith(CANNOT_REACH):
         return PeerUnreached(f"{what}: broker {endpoint} {details}")
-    if code is grpc.StatusCode.INTERNAL and details == _WRITE_FAILED:
+    if code is grpc.StatusCode.INTERNAL and details == WRITE_FAILED:
         return TransportError(
             f"{what}: broker {endpoint} ended the call while it was being sent, for a reason that "
             "was not received (see the broker's log if it does so again)"

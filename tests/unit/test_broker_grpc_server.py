@@ -1,14 +1,18 @@
-"""Ports that cannot be had are explained."""
+"""Ports that cannot be had are explained; callers that have gone are no errors."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from unittest import mock
 
 import pytest
+from grpc import aio
+from grpc._cython import cygrpc
 
 from gazette_platform.broker.metrics import BrokerMetrics
-from gazette_platform.broker.wire.grpc_server import GrpcServer
+from gazette_platform.broker.wire.grpc_server import GrpcServer, _handled, _Stream
+from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import SetupError
 
 
@@ -46,3 +50,50 @@ async def test_a_socket_in_a_folder_that_is_not_there(tmp_path):
     text = refusal("127.0.0.1", socket=tmp_path / "none" / "socket")
     assert "its folder" in text
     assert "--broker.port" in text
+
+
+class Gone:
+    """The context of a call whose caller is not there any more."""
+
+    def __init__(self, error):
+        self.error = error
+
+    async def read(self):
+        raise self.error
+
+    async def write(self, _raw):
+        raise self.error
+
+    async def abort(self, _code, _text):
+        raise self.error
+
+
+ERRORS = [cygrpc.ExecuteBatchError("failed"), aio.UsageError("RPC already finished.")]
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("operation", ["next", "send"])
+async def test_a_caller_that_has_gone_cancels_its_call(error, operation):
+    metrics = BrokerMetrics().calls.of("bidi_stream", "protocol.Journal", "Replicate")
+
+    async def handle(_, context):
+        stream = _Stream(context, metrics)
+        await (stream.next() if operation == "next" else stream.send(b""))
+
+    with pytest.raises(RpcFailed) as caught:
+        await handle(None, Gone(error))
+    assert caught.value.code is Code.CANCELLED
+    # gRPC takes that for what it is, and logs no error of ours.
+    with pytest.raises(asyncio.CancelledError):
+        await _handled(handle, metrics)(None, Gone(error))
+
+
+async def test_an_error_ends_its_call_once():
+    metrics = BrokerMetrics().calls.of("unary", "protocol.Journal", "Apply")
+
+    async def handle(_request, _context):
+        raise RpcFailed(Code.UNKNOWN, "why")
+
+    aborted = Gone(aio.AbortError("Locally aborted."))
+    with pytest.raises(aio.AbortError):
+        await _handled(handle, metrics)(None, aborted)

@@ -212,6 +212,18 @@ async def test_p2_a_peer_that_takes_nothing_is_asked_why(bench, monkeypatch, ans
     assert [failure.text for failure in bench.broken] == [f"gatherSync: {text}"]
 
 
+@pytest.mark.parametrize("doing", ["send to", "recv from"])
+async def test_what_nobody_foresaw_breaks_it_too(bench, doing):
+    peer, error = bench.peers[A], ZeroDivisionError("unforeseen")
+    if doing == "send to":
+        peer.refusal = error
+    else:
+        peer.answers.put_nowait(error)
+    with pytest.raises(RpcFailed, match=f"{doing} zone.*: unforeseen ZeroDivisionError"):
+        await bench.pipeline.sync(FRAGMENT, EMPTY, timeout_s=5)
+    assert not bench.pipeline.is_usable
+
+
 async def test_fs5_a_failed_sync_says_so(bench):
     bench.peers[A].answers.put_nowait(RpcFailed(Code.UNKNOWN, "rpc error: foobar"))
     with pytest.raises(RpcFailed) as caught:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 import grpc  # type: ignore[import-untyped]
 from grpc import aio
 
+from gazette_platform.broker.wire.grpc_calls import GRPC_CODES, caller_left
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import SetupError
 
@@ -39,7 +40,6 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_ping_strikes", 0),
 )
 
-_CODES = {code: getattr(grpc.StatusCode, code.value) for code in Code}
 # As Go writes them, for metrics. It spells CANCELLED with one L.
 _GO_CODES = {
     code: "Canceled" if code is Code.CANCELLED else code.value.title().replace("_", "")
@@ -58,7 +58,10 @@ class _Stream:
         self._metrics = metrics
 
     async def next(self) -> bytes | None:
-        raw = await self._context.read()
+        try:
+            raw = await self._context.read()
+        except aio.BaseError as err:
+            raise caller_left(err) from err
         if raw is aio.EOF:
             return None
         self._metrics.received()
@@ -66,7 +69,10 @@ class _Stream:
         return content
 
     async def send(self, raw: bytes) -> None:
-        await self._context.write(raw)
+        try:
+            await self._context.write(raw)
+        except aio.BaseError as err:
+            raise caller_left(err) from err
         self._metrics.sent()
 
 
@@ -193,7 +199,7 @@ def _handled(
             answer = await handle(request, context)
         except RpcFailed as err:
             code = _GO_CODES[err.code]
-            await context.abort(_CODES[err.code], err.text)
+            await _abort(context, err)
             raise
         except asyncio.CancelledError:
             code = _GO_CODES[Code.CANCELLED]
@@ -205,6 +211,16 @@ def _handled(
             metrics.end(began, code)
 
     return handled
+
+
+async def _abort(context: Any, err: RpcFailed) -> None:
+    """End a call with an error. Raises: AbortError, or CancelledError: nobody is there to be told."""
+    try:
+        await context.abort(GRPC_CODES[err.code], err.text)
+    except aio.AbortError:
+        raise
+    except aio.BaseError as broken:
+        raise asyncio.CancelledError from broken
 
 
 def _append(service: Service, metrics: MethodMetrics) -> Any:
@@ -244,9 +260,9 @@ def _streaming(
 ) -> Any:
     async def handle(request: bytes, context: Any) -> None:
         metrics.received()
+        stream = _Stream(context, metrics)
         async with aclosing(method(request, _metadata(context))) as responses:
             async for response in responses:
-                await context.write(response)
-                metrics.sent()
+                await stream.send(response)
 
     return grpc.unary_stream_rpc_method_handler(_handled(handle, metrics))

@@ -1,0 +1,81 @@
+"""What sends a forwarded append ends by itself, whatever the call or the content meets."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from grpc import aio
+from grpc._cython import cygrpc
+
+from gazette_platform.broker.proxy import _Sender
+from gazette_platform.broker.wire.interface import Code, RpcFailed
+
+
+class Call:
+    """A call of which operations fail."""
+
+    def __init__(self, **failures):
+        self.failures = failures
+        self.sent = []
+        self.is_cancelled = False
+
+    async def write(self, raw):
+        if "write" in self.failures:
+            raise self.failures["write"]
+        self.sent.append(raw)
+
+    async def done_writing(self):
+        if "done_writing" in self.failures:
+            raise self.failures["done_writing"]
+        self.sent.append(None)
+
+    def cancel(self):
+        self.is_cancelled = True
+
+
+class Content:
+    def __init__(self, *messages):
+        self.messages = list(messages)
+
+    async def next(self):
+        message = self.messages.pop(0)
+        if isinstance(message, Exception):
+            raise message
+        return message
+
+
+@pytest.mark.parametrize("operation", ["write", "done_writing"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        cygrpc.ExecuteBatchError("failed"),
+        aio.InternalError("failed"),
+        aio.UsageError("failed"),
+        aio.AioRpcError(cygrpc.StatusCode.unavailable, aio.Metadata(), aio.Metadata()),
+        asyncio.InvalidStateError("over"),
+    ],
+)
+async def test_a_call_that_breaks_is_told_by_its_answer(operation, error):
+    sender = _Sender(Call(**{operation: error}), Content(b"content", None))
+    await sender.run(b"first")
+    assert sender.failure is None
+    assert sender.is_begun == (operation == "done_writing")
+
+
+async def test_content_that_ends_early_ends_the_call():
+    call = Call()
+    sender = _Sender(call, Content(b"content", RpcFailed(Code.CANCELLED, "gone")))
+    await sender.run(b"first")
+    assert sender.failure.code is Code.CANCELLED
+    assert call.sent == [b"first", b"content", None]
+
+
+async def test_nobody_waits_for_a_sender_that_failed():
+    call = Call()
+    sender = _Sender(call, Content(ZeroDivisionError("unforeseen")))
+    with pytest.raises(ZeroDivisionError):
+        await sender.run(b"first")
+    assert call.is_cancelled
+    assert sender.failure.code is Code.INTERNAL
+    assert "ZeroDivisionError" in sender.failure.text
