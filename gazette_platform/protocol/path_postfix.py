@@ -147,12 +147,15 @@ def _label_set_object(labels: LabelSet) -> GoObject:
         GoObject("Label", {"Name": label.name, "Value": label.value, "Prefix": label.prefix})
         for label in labels
     ]
+    values = {
+        name: tuple(label.value for label in group) for name, group in labels.by_name().items()
+    }
     return GoObject(
         "LabelSet",
         {
             "Labels": listed,
-            "ValueOf": Method(labels.value_of, (str,)),
-            "ValuesOf": Method(labels.values_of, (str,)),
+            "ValueOf": Method(lambda name: values.get(name, ("",))[0], (str,)),
+            "ValuesOf": Method(lambda name: values.get(name, ()), (str,)),
         },
     )
 

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import hashlib
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
@@ -417,14 +418,23 @@ async def test_a_failed_attempt_waits_for_its_turn_again(bench):
     assert bench.stored == [spool.fragment.content_path]
 
 
-async def test_an_invalid_postfix_waits_for_a_better_spec(bench, caplog):
-    bench.configure("file:///", postfix="{{ .Spool.Begin }}/../x")
+@pytest.mark.parametrize(
+    "postfix",
+    [
+        "{{ .Spool.Begin }}/../x",
+        '{{ if .Spool.End }}{{ printf "%c" 55296 }}{{ end }}',
+        "{{ if .Spool.End }}{{ index .Spool.Registers.Labels 9 }}{{ end }}",
+        "{{ if .Spool.End }}{{ $a := `x` }}" + "{{ $a = print $a $a }}" * 25 + "{{ end }}",
+    ],
+)
+async def test_an_invalid_postfix_waits_for_a_better_spec(bench, caplog, postfix):
+    bench.configure("file:///", postfix=postfix)
     spool = bench.spool()
     bench.persister.add(spool)
     await bench.settle()
     assert bench.stored == []
     assert len(bench.persister) == 1
-    assert "PathPostfix" in caplog.text
+    assert re.search("PathPostfix|template: ", caplog.text)
     # On the way out, the wrong directory is better than none.
     assert await bench.persister.drain(timeout_s=5) == []
     assert bench.stored == [spool.fragment.content_path]

@@ -10,7 +10,8 @@ Not supported, and refused with their name: ``define``, ``template``, ``block``,
 ``continue``, ``call``, ``html``, ``js``. Stricter than Go: ``printf`` with arguments that do not
 fit its verbs is an error instead of a ``%!d(string=…)`` in a path.
 
-Templates come from users, so execution is bounded: see `runtime.OUTPUT_LENGTH_MAX`.
+Templates come from users, so their length, and the steps and output of an execution are bounded:
+see `runtime`. Whatever goes wrong is a `ValidationError`.
 """
 
 from __future__ import annotations

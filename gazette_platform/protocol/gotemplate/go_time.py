@@ -12,6 +12,8 @@ from gazette_platform.protocol.gotemplate.values import GoObject, Method, NamedI
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gazette_platform.protocol.gotemplate.values import Value
+
 __all__ = ["ZERO_TIME", "format_time", "time_object"]
 
 ZERO_TIME: Final = datetime(1, 1, 1, tzinfo=UTC)
@@ -119,7 +121,7 @@ def time_object(at: datetime) -> GoObject:
     at = at.astimezone(UTC)
     unix_ns = _unix_ns(at)
     weekday = _weekday(at)
-    computed = {
+    computed: dict[str, Value | Method] = {
         "Format": Method(lambda layout: format_time(at, layout), (str,)),
         "Unix": Method(lambda: unix_ns // SECOND_NS),
         "UnixMilli": Method(lambda: unix_ns // 1_000_000),
@@ -135,10 +137,11 @@ def time_object(at: datetime) -> GoObject:
         "Second": Method(lambda: at.second),
         "Nanosecond": Method(lambda: at.microsecond * 1000),
         "IsZero": Method(lambda: at == ZERO_TIME),
-        "UTC": Method(lambda: time_object(at)),
+        "UTC": Method(lambda: made),
         "String": Method(lambda: _text(at)),
     }
-    return GoObject("time.Time", computed, text=_text(at))
+    made = GoObject("time.Time", computed, text=_text(at))
+    return made
 
 
 def _text(at: datetime) -> str:

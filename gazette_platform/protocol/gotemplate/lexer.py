@@ -182,8 +182,10 @@ def _unquote(text: str, line: int) -> str:
             raise template_error(line, f"unknown escape \\{code}")
         base = 8 if code.isdigit() and len(code) == len("777") else 16
         try:
-            return chr(int(code if base == 8 else code[1:], base))
+            character = chr(int(code if base == 8 else code[1:], base))
+            character.encode()  # which half of a surrogate pair has no form in
         except (ValueError, OverflowError):
             raise template_error(line, f"escape \\{code} is no character") from None
+        return character
 
     return _ESCAPE.sub(undo, text[1:-1])

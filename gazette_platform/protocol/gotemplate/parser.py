@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import math
+from typing import Final
 
+from gazette_platform.errors import ValidationError
 from gazette_platform.protocol.gotemplate.functions import FUNCTIONS
 from gazette_platform.protocol.gotemplate.lexer import Kind, Token, template_error, tokenize
 from gazette_platform.protocol.gotemplate.nodes import (
@@ -21,10 +23,10 @@ from gazette_platform.protocol.gotemplate.nodes import (
     Variable,
 )
 
-if TYPE_CHECKING:
-    from gazette_platform.errors import ValidationError
+__all__ = ["TEMPLATE_LENGTH_MAX", "parse_template"]
 
-__all__ = ["parse_template"]
+TEMPLATE_LENGTH_MAX: Final = 8192
+"""Characters: 16 times those of the longest path. They are parsed within 50 ms."""
 
 _BRANCHES: Final = ("if", "with", "range")
 _UNSUPPORTED: Final = ("block", "break", "continue", "define", "template")
@@ -32,6 +34,12 @@ _CONSTANTS: Final[dict[str, bool | None]] = {"true": True, "false": False, "nil"
 
 # Deeper nesting than anybody writes, and less than what exhausts the interpreter's stack.
 _DEPTH_MAX = 50
+
+# Of an int64 and of a uint64, both of which Go's constants may be.
+_INTEGER_MIN, _INTEGER_MAX = -(1 << 63), (1 << 64) - 1
+
+# Characters of a malformed token that an error shows.
+_SHOWN_MAX = 40
 
 
 def parse_template(source: str) -> tuple[Node, ...]:
@@ -172,7 +180,7 @@ class _Parser:
                 fields.append(token.text)
         while (field := self._peek()) is not None and field.kind is Kind.FIELD and field.adjacent:
             if isinstance(base, (Constant, Function)):
-                raise self._error(f"unexpected .{field.text} after operand")
+                raise self._error(f"unexpected .{field.text[:_SHOWN_MAX]} after operand")
             fields.append(field.text)
             self._next += 1
         return Chain(base, tuple(fields)) if fields else base
@@ -198,6 +206,8 @@ class _Parser:
             case Kind.STRING:
                 return Constant(token.text)
             case Kind.CHARACTER:
+                if len(token.text) != 1:
+                    raise self._error("malformed character constant")
                 return Constant(ord(token.text))
             case Kind.NUMBER:
                 return Constant(self._number(token))
@@ -208,24 +218,32 @@ class _Parser:
         if token.text in _CONSTANTS:
             return Constant(_CONSTANTS[token.text])
         if token.text not in FUNCTIONS:
-            raise self._error(f'function "{token.text}" not defined')
+            raise self._error(f'function "{token.text[:_SHOWN_MAX]}" not defined')
         return Function(token.text)
 
     def _number(self, token: Token) -> int | float:
         text = token.text
         try:
             if any(c in text for c in ".eE") and not text.lstrip("+-").lower().startswith("0x"):
-                return float(text)
+                real = float(text)
+                if math.isinf(real):
+                    raise self._error(f"number is too large: {text[:_SHOWN_MAX]}")
+                return real
             unsigned = text.lstrip("+-")
             # A leading zero is octal in Go; Python wants 0o.
             octal = len(unsigned) > 1 and unsigned[0] == "0" and unsigned.isdigit()
-            return int(text, 8 if octal else 0)
+            number = int(text, 8 if octal else 0)
+        except ValidationError:
+            raise
         except ValueError:
-            raise self._error(f"bad number syntax: {text!r}") from None
+            raise self._error(f"bad number syntax: {text[:_SHOWN_MAX]!r}") from None
+        if not _INTEGER_MIN <= number <= _INTEGER_MAX:
+            raise self._error(f"number does not fit 64 bits: {text[:_SHOWN_MAX]}")
+        return number
 
     def _require_variable(self, name: str) -> None:
         if name not in self._variables:
-            raise self._error(f'undefined variable "{name}"')
+            raise self._error(f'undefined variable "{name[:_SHOWN_MAX]}"')
 
     def _enter(self) -> None:
         self._depth += 1
@@ -250,7 +268,7 @@ class _Parser:
     def _expect_end(self) -> None:
         token = self._peek()
         if token is None or token.kind is not Kind.ACTION_END:
-            shown = "end of template" if token is None else token.text
+            shown = "end of template" if token is None else token.text[:_SHOWN_MAX]
             raise self._error(f"unexpected {shown!r} in action")
         self._next += 1
 

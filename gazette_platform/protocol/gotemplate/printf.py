@@ -14,11 +14,14 @@ if TYPE_CHECKING:
 __all__ = ["printf"]
 
 _VERB: Final = re.compile(
-    r"%(?P<flags>[-+ 0#]*)(?P<width>\d*)(?:\.(?P<precision>\d*))?(?P<verb>.)?", re.DOTALL
+    r"%(?P<flags>[-+ 0#]*)(?P<width>[0-9]*)(?:\.(?P<precision>[0-9]*))?(?P<verb>.)?", re.DOTALL
 )
 
 # Wider than any path; a format from a spec must not make a broker build a gigabyte.
 _WIDTH_MAX = 512
+
+# Characters of a verb that an error shows.
+_SHOWN_MAX = 40
 
 
 def printf(arguments: Sequence[Value]) -> str:
@@ -38,9 +41,9 @@ def printf(arguments: Sequence[Value]) -> str:
         if verb == "%":
             return "%"
         if verb is None or verb not in _VERBS:
-            raise ValidationError(f"printf: unknown verb {match[0]!r}")
+            raise ValidationError(f"printf: unknown verb {match[0][-_SHOWN_MAX:]!r}")
         if used >= len(rest):
-            raise ValidationError(f"printf: no argument for {match[0]}")
+            raise ValidationError(f"printf: no argument for {match[0][-_SHOWN_MAX:]}")
         value = rest[used]
         used += 1
         return _format(match, value)
@@ -53,13 +56,13 @@ def printf(arguments: Sequence[Value]) -> str:
 
 def _format(match: re.Match[str], value: Value) -> str:
     flags, verb = match["flags"], match["verb"]
-    width = int(match["width"] or 0)
-    precision = None if match["precision"] is None else int(match["precision"] or 0)
-    if max(width, precision or 0) > _WIDTH_MAX:
-        raise ValidationError(f"printf: {match[0]} is wider than {_WIDTH_MAX}")
+    width = _bounded(match["width"])
+    precision = None if match["precision"] is None else _bounded(match["precision"])
     text = _VERBS[verb](value, precision)
     if text is None:
-        raise ValidationError(f"printf: {match[0]} cannot format a {type_name(value)}")
+        raise ValidationError(
+            f"printf: {match[0][-_SHOWN_MAX:]} cannot format a {type_name(value)}"
+        )
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and verb != "s"
     if is_number and text[:1] != "-" and verb not in "qc":
         text = ("+" if "+" in flags else " " if " " in flags else "") + text
@@ -69,6 +72,13 @@ def _format(match: re.Match[str], value: Value) -> str:
         sign = text[0] if text[:1] in ("-", "+", " ") else ""
         return sign + text[len(sign) :].rjust(width - len(sign), "0")
     return text.rjust(width)
+
+
+def _bounded(digits: str) -> int:
+    """A width or precision. Python refuses to read thousands of digits."""
+    if len(digits.lstrip("0")) > len(str(_WIDTH_MAX)) or int(digits or 0) > _WIDTH_MAX:
+        raise ValidationError(f"printf: a verb is wider than {_WIDTH_MAX}")
+    return int(digits or 0)
 
 
 def _integer(value: Value) -> int | None:
@@ -121,7 +131,11 @@ def _quoted(value: Value, precision: int | None) -> str | None:
 
 def _character(value: Value, _: int | None) -> str | None:
     number = _integer(value)
-    return chr(number) if number is not None and 0 <= number <= 0x10FFFF else None
+    if number is None:
+        return None
+    # As Go: what is no character, such as half of a surrogate pair, becomes U+FFFD.
+    is_character = 0 <= number < 0xD800 or 0xDFFF < number <= 0x10FFFF
+    return chr(number) if is_character else "\ufffd"
 
 
 def _boolean(value: Value, _: int | None) -> str | None:

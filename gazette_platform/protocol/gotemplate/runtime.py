@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Final
 
 from gazette_platform.errors import ValidationError
@@ -21,7 +22,7 @@ from gazette_platform.protocol.gotemplate.nodes import (
     Text,
     Variable,
 )
-from gazette_platform.protocol.gotemplate.parser import parse_template
+from gazette_platform.protocol.gotemplate.parser import TEMPLATE_LENGTH_MAX, parse_template
 from gazette_platform.protocol.gotemplate.values import (
     GoObject,
     Method,
@@ -30,18 +31,44 @@ from gazette_platform.protocol.gotemplate.values import (
     is_true,
     show,
     type_name,
+    weight,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["Template"]
 
 # A path is 512 bytes at most; text that is thrown away by a condition may be longer.
 OUTPUT_LENGTH_MAX: Final = 64 * 1024
 
-# Nested ranges multiply; this ends them within milliseconds.
+# Nested ranges multiply; this ends them within 50 ms. An operand is a step, and so are so many
+# characters that a function is given or makes.
 STEPS_MAX: Final = 20_000
+_CHARACTERS_PER_STEP: Final = 64
+
+# What arithmetic, look-ups and the depth of the interpreter's stack raise. The rules of templates
+# are checked where they are, but whatever a template makes Python say is an error of the template:
+# it comes from a user, and is evaluated where nobody expects anything else.
+_ERRORS: Final = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
+@contextlib.contextmanager
+def _template_errors() -> Iterator[None]:
+    try:
+        yield
+    except ValidationError:
+        raise
+    except _ERRORS as err:
+        raise ValidationError(f"template: {type(err).__name__}: {err}") from err
 
 
 class Template:
@@ -52,8 +79,13 @@ class Template:
 
         Raises: ValidationError: it is not a template that we support.
         """
+        if len(text) > TEMPLATE_LENGTH_MAX:
+            raise ValidationError(
+                f"template: of {len(text)} characters is too long (at most {TEMPLATE_LENGTH_MAX})"
+            )
         self.text = text
-        self._nodes = parse_template(text)
+        with _template_errors():
+            self._nodes = parse_template(text)
 
     def execute(self, data: GoObject) -> str:
         """The text that the template makes of `data`.
@@ -61,7 +93,8 @@ class Template:
         Raises: ValidationError: a field is missing, types do not fit, or it does not end.
         """
         execution = _Execution(data)
-        execution.run(self._nodes, data)
+        with _template_errors():
+            execution.run(self._nodes, data)
         return "".join(execution.output)
 
 
@@ -90,12 +123,20 @@ class _Execution:
             return
         value = self._pipeline(node.pipeline, dot)
         if not node.pipeline.variables:
+            self._pay(value)
             self._write(show(value))
 
-    def _step(self) -> None:
-        self._steps += 1
+    def _step(self, count: int = 1) -> None:
+        self._steps += count
         if self._steps > STEPS_MAX:
             raise ValidationError(f"template: takes more than {STEPS_MAX} steps")
+
+    def _pay(self, *values: Value) -> None:
+        """Count what it takes to handle values, and refuse large ones."""
+        total = sum(map(weight, values))
+        if total > OUTPUT_LENGTH_MAX:
+            raise ValidationError(f"template: computes more than {OUTPUT_LENGTH_MAX} characters")
+        self._step(total // _CHARACTERS_PER_STEP)
 
     def _write(self, text: str) -> None:
         self._length += len(text)
@@ -159,9 +200,9 @@ class _Execution:
             case Chain():
                 base = self._operand(first.base, dot)
                 for name in first.fields[:-1]:
-                    base = _member(base, name, [])
+                    base = self._member(base, name, [])
                 arguments = [self._operand(operand, dot) for operand in rest]
-                return _member(base, first.fields[-1], arguments + piped)
+                return self._member(base, first.fields[-1], arguments + piped)
             case _:
                 if rest or piped:
                     raise ValidationError("can't give argument to non-function")
@@ -170,6 +211,7 @@ class _Execution:
                 return self._operand(first, dot)
 
     def _operand(self, operand: Operand, dot: Value) -> Value:
+        self._step()
         match operand:
             case Dot():
                 return dot
@@ -182,7 +224,7 @@ class _Execution:
             case Chain():
                 value = self._operand(operand.base, dot)
                 for name in operand.fields:
-                    value = _member(value, name, [])
+                    value = self._member(value, name, [])
                 return value
             case Pipeline():
                 return self._pipeline(operand, dot)
@@ -197,32 +239,36 @@ class _Execution:
         self, name: str, operands: Sequence[Operand], dot: Value, piped: list[Value]
     ) -> Value:
         if name not in LAZY_FUNCTIONS:
-            arguments = [self._operand(operand, dot) for operand in operands]
-            return FUNCTIONS[name](arguments + piped)
+            arguments = [self._operand(operand, dot) for operand in operands] + piped
+            self._pay(*arguments)
+            value = FUNCTIONS[name](arguments)
+            self._pay(value)
+            return value
         if not operands and not piped:
             raise ValidationError(f"wrong number of args for {name}: want at least 1 got 0")
         # `and` ends at the first false value, `or` at the first true one.
-        value: Value = None
+        found: Value = None
         for operand in operands:
-            value = self._operand(operand, dot)
-            if is_true(value) is (name == "or"):
-                return value
-        return piped[0] if piped else value
+            found = self._operand(operand, dot)
+            if is_true(found) is (name == "or"):
+                return found
+        return piped[0] if piped else found
+
+    def _member(self, value: Value, name: str, arguments: list[Value]) -> Value:
+        self._step()
+        if value is None:
+            raise ValidationError(f"nil pointer evaluating {name}")
+        if not isinstance(value, (GoObject, NamedInt)):
+            raise ValidationError(f"can't evaluate field {name} in type {type_name(value)}")
+        member = value.find(name)
+        if isinstance(member, Method):
+            self._pay(*arguments)
+            return member.call(name, arguments)
+        if arguments:
+            raise ValidationError(f"{name} has arguments but cannot be invoked as function")
+        return member
 
 
 def _located(err: ValidationError, line: int) -> ValidationError:
     """The error at a line, unless it says already where it is."""
     return err if err.message.startswith("template: ") else template_error(line, err.message)
-
-
-def _member(value: Value, name: str, arguments: list[Value]) -> Value:
-    if value is None:
-        raise ValidationError(f"nil pointer evaluating {name}")
-    if not isinstance(value, (GoObject, NamedInt)):
-        raise ValidationError(f"can't evaluate field {name} in type {type_name(value)}")
-    member = value.find(name)
-    if isinstance(member, Method):
-        return member.call(name, arguments)
-    if arguments:
-        raise ValidationError(f"{name} has arguments but cannot be invoked as function")
-    return member

@@ -14,9 +14,11 @@ from gazette_platform.errors import ValidationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["GoObject", "Method", "NamedInt", "Value", "is_true", "show", "type_name"]
+__all__ = ["GoObject", "Method", "NamedInt", "Value", "is_true", "show", "type_name", "weight"]
 
 Value: TypeAlias = "str | int | float | bool | bytes | Sequence[Value] | GoObject | None"
+
+_ITEM_WEIGHT: Final = 8
 
 _PARAMETER_NAMES = {str: "string", int: "int"}
 
@@ -127,6 +129,19 @@ def type_name(value: Value) -> str:
 def is_true(value: Value) -> bool:
     """Whether a condition holds: not zero, not empty, not nil. Structs always are."""
     return isinstance(value, GoObject) or bool(value)
+
+
+def weight(value: Value) -> int:
+    """About the characters that a value shows as; what it costs to copy it.
+
+    >>> weight("four"), weight(["four", 1])
+    (4, 21)
+    """
+    if isinstance(value, (str, bytes)):
+        return len(value)
+    if value is None or isinstance(value, (int, float, GoObject)):
+        return 1
+    return sum(_ITEM_WEIGHT + weight(item) for item in value)
 
 
 def show(value: Value) -> str:

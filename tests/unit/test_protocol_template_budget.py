@@ -1,0 +1,126 @@
+"""Templates that mean harm: refused as what they are, within a budget of time and memory."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from datetime import UTC, datetime
+
+import pytest
+
+from gazette_platform.errors import ValidationError
+from gazette_platform.protocol import (
+    CompressionCodec,
+    Fragment,
+    FragmentSpec,
+    JournalSpec,
+    LabelSet,
+    PathPostfixTemplate,
+)
+from gazette_platform.protocol.gotemplate import Template
+
+_AT = datetime(2024, 1, 2, 5, 6, 7, tzinfo=UTC)
+_MANY = LabelSet.of(*((f"name-{n:05}", "v" * 20) for n in range(5000)))
+_SPEC = JournalSpec("a/journal", 3, _MANY, FragmentSpec(1 << 20, stores=("file:///",) * 10))
+_FRAGMENT = Fragment("a/journal", 16, 255, bytes(range(20)), CompressionCodec.GZIP)
+
+DIGITS = "9" * 5000
+
+# Each is refused as a spec that is applied, or when a fragment is persisted; never later.
+HOSTILE = {
+    "surrogate": '{{$c := printf "%c" 55296}}{{len $c}}{{index $c 0}}{{urlquery $c}}{{slice $c 0}}',
+    "surrogate in quotes": r'{{len "\ud800"}}',
+    "surrogate as character": r"{{printf \"%c\" '\ud800'}}".replace('\\"', '"'),
+    "two characters in quotes": r"{{'\x41b'}}",
+    "character beyond Unicode": '{{printf "%c" 99999999999}}',
+    "wide": f'{{{{printf "%{DIGITS}d" 1}}}}',
+    "precise": f'{{{{printf "%.{DIGITS}d" 1}}}}',
+    "wide, in other digits": '{{printf "%٣٣٣٣٣٣d" 1}}',
+    "number": f"{{{{{DIGITS}}}}}",
+    "hexadecimal number": f'{{{{printf "%d" 0x{"f" * 5000}}}}}',
+    "float": f"{{{{1e{DIGITS}}}}}",
+    "position": f"{{{{index .JournalSpec.Name 0x{'f' * 5000}}}}}",
+    "doubling": '{{$a := "x"}}' + "{{$a = print $a $a}}" * 25,
+    "doubling, by others": '{{$a := "x"}}' + '{{$a = printf "%s%s" $a $a}}' * 25,
+    "doubling a layout": '{{$a := "Jan2006"}}'
+    + "{{$a = .Spool.FirstAppendTime.Format (print $a $a)}}" * 25,
+    "many arguments": '{{$a := printf "%512d" 1}}{{$a = print '
+    + "$a " * 100
+    + "}}{{print "
+    + "$a " * 2000
+    + "}}",
+    "many actions": "{{1}}" * 300_000,
+    "many declarations": "{{$a := 1}}" * 100_000,
+    "deep parentheses": "{{" + "(" * 3000 + "1" + ")" * 3000 + "}}",
+    "deep blocks": "{{if 1}}" * 1000 + "{{end}}" * 1000,
+    "chain of else": "{{if 0}}" + "{{else if 0}}" * 500 + "{{end}}",
+    "nested ranges": "{{range .JournalSpec.LabelSet.Labels}}" * 3 + "x" + "{{end}}" * 3,
+    "nested ranges, with calls": "{{$s := .JournalSpec.LabelSet}}"
+    + "{{range .JournalSpec.LabelSet.Labels}}" * 2
+    + '{{$x := $s.ValueOf "name-04999"}}'
+    + "{{end}}" * 2,
+    "nested ranges, with long values": '{{$a := printf "%512d" 1}}'
+    + "{{$a = print $a $a $a $a $a $a $a $a}}" * 2
+    + "{{range .JournalSpec.LabelSet.Labels}}{{$b := urlquery $a}}{{end}}",
+    "unclosed": "{{" * 4000,
+    "backtracking": "{{" + "1" * 4000 + "z}}",
+    "backtracking in a layout": '{{.Spool.FirstAppendTime.Format "'
+    + ".0" * 1500
+    + "."
+    + "0" * 2000
+    + '8"}}{{nil}}',
+    "long comment": "{{/*" + " " * 8000 + "}}",
+}
+
+
+# What they make has U+FFFD in it, which is no valid path; Go does likewise.
+REPLACED = ("surrogate", "surrogate as character", "character beyond Unicode")
+
+
+def outcome(text):
+    """What becomes of a spec with this template, and of a fragment that it is evaluated for."""
+    return PathPostfixTemplate(text).evaluate(_FRAGMENT, _AT, LabelSet(), _SPEC)
+
+
+@pytest.mark.parametrize("guard", ["", "{{if .Spool.End}}"])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_templates_are_refused_within_budget(name, guard):
+    text = f"{guard}{HOSTILE[name]}{'{{end}}' if guard else ''}"
+    tracemalloc.start()
+    began = time.process_time()
+    made = ""
+    problem = ""
+    try:
+        made = outcome(text)
+    except ValidationError as err:
+        problem = str(err)
+    finally:
+        took_s = time.process_time() - began
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    if name in REPLACED and not problem:
+        assert "\ufffd" in made
+    else:
+        assert 0 < len(problem) < 2000, "it is told in the trailer of a call"
+    assert took_s < 1.0  # 0.1 without tracemalloc, on a machine of its own
+    assert peak < 16 << 20
+
+
+def test_go_replaces_what_is_no_character():
+    assert Template('{{printf "%c" 55296}}').execute(None) == "\ufffd"
+    assert Template('{{printf "%c" 1114112}}').execute(None) == "\ufffd"
+    assert Template('{{printf "%c" -1}}').execute(None) == "\ufffd"
+    assert Template('{{printf "%c" 65}}').execute(None) == "A"
+
+
+def test_numbers_of_64_bits_are_fine():
+    assert Template("{{9223372036854775807}}").execute(None) == "9223372036854775807"
+    assert Template('{{printf "%x" 0xffffffffffffffff}}').execute(None) == "f" * 16
+    with pytest.raises(ValidationError, match="64 bits"):
+        Template("{{18446744073709551616}}")
+
+
+def test_labels_are_found_by_name_however_many():
+    assert outcome('{{.JournalSpec.LabelSet.ValueOf "name-04999"}}') == "v" * 20
+    assert outcome('{{.JournalSpec.LabelSet.ValueOf "missing"}}') == ""
+    assert outcome('{{len (.JournalSpec.LabelSet.ValuesOf "missing")}}') == "0"
