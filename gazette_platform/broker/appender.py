@@ -369,8 +369,9 @@ class Appender:
         assert registers is not None
         store, replicator = self._store, self._replicator
         has_peers = replicator.has_peers
-        if has_peers and not self._journal.may_acknowledge:
-            _refuse(batch, _lease_lost(self._journal.name))
+        refusal = self._refusal()
+        if has_peers and refusal is not None:
+            _refuse(batch, refusal)
             return
         draft = store.draft(with_digest=has_peers)
         if length:
@@ -392,21 +393,38 @@ class Appender:
 
     def _settle(self, draft: Draft, registers: LabelSet, answer: _Answers, *, appends: int) -> None:
         """Commit a draft that nobody else has to have."""
-        if self._journal.may_acknowledge:
+        refusal = self._refusal()
+        if refusal is None:
             self._store.commit(draft, registers, appends=appends)
-            answer(None)
-        else:
-            # We were paused, and others may have taken over: nothing of it may count.
-            answer(_lease_lost(self._journal.name))
+        answer(refusal)
+
+    def _refusal(self) -> RpcFailed | None:
+        """Why nothing may count that is not committed yet: others may have taken over."""
+        problem = self._journal.refusal
+        if not problem:
+            return None
+        return RpcFailed(Code.UNAVAILABLE, f"{self._journal.name}: {problem}; ask another one")
 
     def _propose(
         self, draft: Draft, registers: LabelSet, answer: _Answers, *, appends: int
     ) -> None:
         """Propose a draft; its appends are answered once all replicas have it."""
+        refusal = self._refusal()
+        if refusal is not None:
+            self._forget()  # replicas that do not know yet would agree
+            answer(refusal)
+            return
         try:
             self._replicator.propose(draft, registers, answer, appends=appends)
         except RpcFailed as err:
             answer(err)
+
+    def _forget(self) -> None:
+        """Have replicas forget content that they were sent and nobody will propose."""
+        store = self._store
+        empty = store.draft(with_digest=True)
+        with contextlib.suppress(RpcFailed):  # they have forgotten it, then
+            self._replicator.propose(empty, store.registers, lambda _: None, appends=0)
 
     def acknowledge(self, pending: Pending, total: bytes, codec: CompressionCodec) -> None:
         """Answer an append whose content is on every replica."""
@@ -442,9 +460,7 @@ class Appender:
             end(draft, effect.registers, answer, appends=1)
             return
         if has_peers and draft.length:
-            empty = store.draft(with_digest=True)
-            with contextlib.suppress(RpcFailed):  # they have forgotten it, then
-                replicator.propose(empty, store.registers, lambda _: None, appends=0)
+            self._forget()
         if effect is None:
             self._journal.on_rollback()
         else:
@@ -517,12 +533,6 @@ class _Answers:
 def _refuse(batch: list[Pending], failure: RpcFailed) -> None:
     for pending in batch:
         pending.fail(failure)
-
-
-def _lease_lost(journal: str) -> RpcFailed:
-    return RpcFailed(
-        Code.UNAVAILABLE, f"{journal}: this broker's lease in etcd ran out; ask another one"
-    )
 
 
 def _not_ours() -> Outcome:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import random
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gazette_platform.broker.fence import Fence
     from gazette_platform.broker.metrics import BrokerMetrics
     from gazette_platform.broker.peers import Peers
-    from gazette_platform.etcd import EtcdClient, Lease
+    from gazette_platform.etcd import EtcdClient
     from gazette_platform.fragment.persister import Persister
     from gazette_platform.fragment.refresh import FragmentLister
     from gazette_platform.keyspace import BrokerState, KeySpace
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gazette_platform.protocol import ProcessId
     from gazette_platform.stores import StoreRegistry
 
-__all__ = ["BrokerContext", "Membership"]
+__all__ = ["BrokerContext"]
 
 # Listings under way at a time: thousands of journals may fall due together.
 _REFRESHES_MAX = 16
@@ -33,21 +33,6 @@ _REFRESHES_MAX = 16
 
 # Barriers that journals send by themselves: with thousands of journals to sync, appends go first.
 _PULSES_MAX = 64
-
-
-@final
-class Membership:
-    """Whether this process is a member of its cluster, as far as it can know by itself."""
-
-    def __init__(self) -> None:
-        self.lease: Lease | None = None
-        """Under which it is announced; None before."""
-
-    @property
-    def is_certain(self) -> bool:
-        """Whether the lease has not run out, even if the process was paused meanwhile."""
-        lease = self.lease
-        return lease is None or lease.remaining_s > 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,10 +57,9 @@ class BrokerContext:
     auth: Authenticator
     """Verifies the tokens of calls."""
     fence: Fence
-    """Says whether appends may still be acknowledged."""
+    """Says whether appends may still be committed, and acknowledged."""
     peers: Peers
     """Channels and tokens for calls to other brokers."""
-    membership: Membership = field(default_factory=Membership)
     pulse_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_PULSES_MAX))
     refresh_slots: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(_REFRESHES_MAX)

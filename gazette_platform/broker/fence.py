@@ -14,11 +14,11 @@ __all__ = ["Fence"]
 
 @final
 class Fence:
-    """Tells a broker that others took its place, before it acknowledges an append.
+    """Tells a broker that others took its place, before it commits or acknowledges an append.
 
     A process that was stopped past its lease knows by its own clock; one whose lease was revoked
-    knows when its mirror of etcd does. Journals of several replicas are safe without: their
-    replicas refuse. With one replica there is nobody else to ask.
+    knows when its mirror of etcd does. Of journals of several replicas those refuse, too, unless
+    they were stopped together with their primary. With one replica there is nobody else to ask.
     """
 
     def __init__(self, state: BrokerState, process_id: ProcessId) -> None:

@@ -67,8 +67,8 @@ class Journal(Protocol):
         ...
 
     @property
-    def may_acknowledge(self) -> bool:
-        """Whether we are certain to be a member of the cluster still."""
+    def refusal(self) -> str:
+        """Why nothing may be committed any more; empty while we may speak for the journal."""
         ...
 
     def on_rollback(self) -> None:

@@ -145,9 +145,9 @@ class Replica:
         return self._state.is_consistent(self.name)
 
     @property
-    def may_acknowledge(self) -> bool:
-        """Whether our lease in etcd is certain to last: else others may have taken over."""
-        return self._context.membership.is_certain
+    def refusal(self) -> str:
+        """Why we may not speak for the journal: others may have taken over. Else empty."""
+        return self._context.fence.problem
 
     # ------------------------------------------------------------ what the replicator asks for
     @property

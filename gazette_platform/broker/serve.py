@@ -246,7 +246,6 @@ class Broker:
     async def _join(self, process_id: ProcessId, space: KeySpace[BrokerState]) -> None:
         etcd = self._context.etcd
         self._lease = await etcd.grant_lease(max(1, round(self.config.etcd_lease_s)))
-        self._context.membership.lease = self._lease
         self.tasks.keep(self._lease.keep_alive, name="lease", ends_by=(LeaseLost,))
         own_key = own_member_key(self.config.etcd_prefix, process_id)
         await etcd.put(own_key, b"", lease=self._lease.id)

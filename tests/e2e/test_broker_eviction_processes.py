@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 import pytest
+from grpc import aio
 
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import GazetteError
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalChange, JournalSpec
+from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
+from gazette_platform.testing.local_broker import AppendCall, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.etcd]
 
@@ -105,15 +109,23 @@ async def test_who_lost_its_lease_acknowledges_nothing(broker_cluster, etcd, etc
             refresh_interval_ns=60 * 10**9,
         ),
     )
+    channel = aio.insecure_channel(broker.address.removeprefix("http://"))
     config = ClientConfig(address=broker.address, retry_timeout_s=0.0)
-    async with AsyncClient(config) as client:
+    async with channel, AsyncClient(config) as client:
         await client.apply([JournalChange(spec, "", 0)])
         await client.append("a/journal", b"one")
+        # Under way, and it owns the journal: more than a broker gathers before that.
+        begun = AppendCall(protocol_pb2_grpc.JournalStub(channel), "a/journal")
+        await begun.send(*[b"never " * (1 << 17)] * 5)
         (member,) = (await etcd.range(f"{etcd_prefix}/members/")).kvs
         assert await etcd.revoke_lease(member.lease)
         assert not await etcd.revoke_lease(member.lease)
-        await asyncio.sleep(0.2)  # its watch brings the news
-        for _ in range(5):
-            with pytest.raises(GazetteError):
-                await client.append("a/journal", b"two")
+        # It knows by now; its port is open for a second more.
+        await eventually(lambda: "member key not found" in broker.log_tail())
+        with contextlib.suppress(aio.AioRpcError):
+            assert (await begun.commit()).status != pb.OK
+        with pytest.raises(GazetteError):
+            await client.append("a/journal", b"two")
     assert await asyncio.to_thread(broker.wait, timeout_s=15) != 0
+    stored = b"".join(path.read_bytes() for path in cluster.fragments.rglob("*.raw"))
+    assert stored == b"one"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from grpc import aio
 
 from gazette_platform.broker import serve
 from gazette_platform.errors import StoreUnavailable
@@ -112,3 +113,16 @@ async def test_others_take_over_while_it_persists(cluster, tasks, monkeypatch):
         return await read_all(second, JOURNAL) == b"one two three"
 
     await eventually(is_whole)
+
+
+async def test_who_gave_up_commits_nothing_that_others_could_read(cluster):
+    """Etcd may not know yet why, and its port may be open for some moments more."""
+    broker = await cluster.start()
+    stub = cluster.stub(broker)
+    await cluster.apply(stub, spec())
+    await append(stub, JOURNAL, b"before")
+    broker._context.fence.give_up("this broker has failed")
+    with pytest.raises(aio.AioRpcError, match="this broker has failed"):
+        await append(stub, JOURNAL, b"never")
+    assert await read_all(stub, JOURNAL) == b"before"
+    assert broker._resolver.replicas[JOURNAL].spool.spool.end == 6

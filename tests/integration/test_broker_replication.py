@@ -582,17 +582,14 @@ async def test_a_primary_without_its_lease_acknowledges_nothing(cluster):
     for name in (NAME, "replicated/by-three"):
         await append(cluster.primary(name), name, b"before")
         primary = cluster.route(name).primary_id
-        membership = cluster.brokers[primary]._context.membership
-        lease, membership.lease = (
-            membership.lease,
-            dataclasses.make_dataclass("L", ["remaining_s"])(0),
-        )
+        fence = cluster.brokers[primary]._context.fence
+        lease, fence._lease = fence._lease, dataclasses.make_dataclass("L", ["remaining_s"])(0)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await append(cluster.primary(name), name, b"after")
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert "lease in etcd ran out" in caught.value.details()
+        assert "the lease of this broker has run out; ask another one" in caught.value.details()
         assert cluster.replica(primary, name).index.summary.end == 6
-        membership.lease = lease
+        fence._lease = lease
 
 
 async def test_rp7_replicating_needs_the_capability_and_the_journal(

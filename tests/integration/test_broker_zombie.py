@@ -84,6 +84,53 @@ async def test_a_frozen_primary_neither_counts_nor_holds_up(cluster):
             assert b"".join([piece async for piece in reader]) == b"before after"
 
 
+@pytest.mark.parametrize("replication", [1, 2])
+async def test_who_froze_past_its_lease_with_all_its_replicas_counts_nothing(cluster, replication):
+    """Nobody is left that would refuse: each knows by its own clock alone, as soon as it wakes."""
+    name = "replicated/journal"
+    config = ClientConfig(address=cluster.address, retry_timeout_s=60.0)
+    async with AsyncClient(config) as client:
+        await client.apply([JournalChange(spec=spec(name, replication), delete="", revision=-1)])
+        await client.append(name, b"before ")
+        (listing,) = await client.list()
+        assert len(listing.route.members) == replication
+        zombie = await primary_of(client, name)
+        frozen = [member.suffix for member in listing.route.members]
+        address = cluster.brokers[zombie].address.removeprefix("http://")
+        async with aio.insecure_channel(address) as channel:
+            stub = protocol_pb2_grpc.JournalStub(channel)
+            calls = [AppendCall(stub, name, do_not_proxy=True) for _ in range(8)]
+            for call in calls:
+                await call.send(b"never ")
+            await asyncio.sleep(0.3)  # it has them, but for their ends
+            for broker in frozen:
+                cluster.pause(broker)
+            await eventually_taken_over(client, name, frozen)
+            for call in calls:
+                await call.call.write(pb.AppendRequest())
+                await call.call.done_writing()
+            for broker in reversed(frozen):  # the primary last: its replicas may have woken, or not
+                cluster.resume(broker)
+            for call in calls:
+                try:
+                    response = await call.call
+                except aio.AioRpcError:
+                    continue
+                assert response.status != pb.OK
+        for broker in frozen:
+            await eventually(lambda broker=broker: cluster.brokers[broker].has_ended)
+            assert "lease" in cluster.brokers[broker].log_tail()
+        # Nor has any of it been persisted.
+        assert {path.read_bytes() for path in cluster.fragments.rglob("*.raw")} == {b"before "}
+
+
+async def eventually_taken_over(client, name, former):
+    async def is_taken_over():
+        return await primary_of(client, name) not in ("", *former)
+
+    await eventually(is_taken_over)
+
+
 async def test_a_frozen_replica_is_replaced(cluster):
     name = "replicated/journal"
     config = ClientConfig(address=cluster.address, retry_timeout_s=60.0)

@@ -69,7 +69,7 @@ class FakeJournal:
         self.process_id = ProcessId("A", "own-1")
         self.route = Route((self.process_id,), 0)
         self.etcd_header = EtcdHeader(1, 1, 1, 1)
-        self.may_acknowledge = True
+        self.refusal = ""
 
     def open_stream(self, peer, endpoint):
         raise AssertionError(peer)
@@ -658,3 +658,30 @@ async def test_outcomes_reach_nobody_who_left(bench):
     pending.fail(RpcFailed(Code.UNKNOWN, "late"))
     with contextlib.suppress(asyncio.CancelledError):
         await pending.done
+
+
+# ------------------------------------------------------------------------------------------ fence
+async def test_what_is_written_after_others_may_have_taken_over_never_counts(bench):
+    """Not only is it not acknowledged: nobody reads it, and its offset is free."""
+    await bench.append(b"before ")
+    bench.journal.refusal = "the lease of this broker has run out"
+    with pytest.raises(RpcFailed, match="a/journal: the lease of this broker has run out; ask"):
+        await bench.append(b"never")
+    assert bench.read() == b"before "
+    assert bench.spool.end == bench.journal.index.summary.end == 7
+    bench.journal.refusal = ""
+    assert span(await bench.append(b"after")) == (Status.OK, 7, 12)
+
+
+async def test_a_streamed_append_that_outlasts_the_lease_never_counts(bench):
+    await bench.append(b"before ")
+    stream = Stream()
+    waiting = bench.submit(stream=stream)
+    stream.pieces.put_nowait(b"never")
+    await asyncio.sleep(0)
+    bench.journal.refusal = "this broker is no member of its cluster any more"
+    stream.pieces.put_nowait(b"")
+    with pytest.raises(RpcFailed, match="no member of its cluster"):
+        await waiting
+    assert bench.read() == b"before "
+    assert bench.spool.end == 7

@@ -12,7 +12,6 @@ import pytest
 
 from gazette_platform.broker import append_fsm as fsm, replica as module
 from gazette_platform.broker.appender import Pending, content_sum
-from gazette_platform.broker.context import Membership
 from gazette_platform.broker.metrics import BrokerMetrics
 from gazette_platform.broker.replica import Replica
 from gazette_platform.broker.wire.interface import Code, RpcFailed
@@ -93,7 +92,7 @@ class Bench:
             metrics=BrokerMetrics(),
             refresh_slots=asyncio.Semaphore(1),
             pulse_slots=asyncio.Semaphore(1),
-            membership=Membership(),
+            fence=SimpleNamespace(problem=""),
             process_id=self.route.members[0],
             peers=None,
         )

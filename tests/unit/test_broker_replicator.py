@@ -149,7 +149,7 @@ class Primary(Node):
         self.route = THREE
         self.etcd_header = ETCD
         self.process_id = OWN
-        self.may_acknowledge = True
+        self.refusal = ""
         self.is_consistent = True
         self.is_ready = True
         self.rollbacks = 0
@@ -679,13 +679,31 @@ async def test_replicas_that_stall_are_given_up(bench, monkeypatch):
 
 async def test_a_primary_without_its_lease_sends_nothing(bench):
     await bench.append(b"x")
-    bench.primary.may_acknowledge = False
-    with pytest.raises(RpcFailed, match="lease in etcd ran out"):
+    bench.primary.refusal = "the lease of this broker has run out"
+    with pytest.raises(RpcFailed, match="a/journal: the lease of this broker has run out; ask"):
         await bench.submit(b"y")
     contents = [m for m in bench.nodes[A].link.messages if isinstance(m, ContentMessage)]
     assert contents == [ContentMessage(0, b"x")]
-    bench.primary.may_acknowledge = True
+    bench.primary.refusal = ""
     assert await bench.append(b"z") == (1, 2)
+
+
+async def test_content_that_was_sent_is_not_proposed_once_others_may_have_taken_over(bench):
+    """Replicas that do not know of it yet would agree, and show it to their readers."""
+    await bench.append(b"before ")
+    stream = Stream()
+    waiting = bench.submit(stream=stream)
+    stream.pieces.put_nowait(b"never")
+    await settle()
+    bench.primary.refusal = "the lease of this broker has run out"
+    stream.pieces.put_nowait(b"")
+    with pytest.raises(RpcFailed, match="the lease of this broker has run out"):
+        await waiting
+    await settle()
+    assert bench.contents() == [b"before "] * 3
+    bench.primary.refusal = ""
+    assert await bench.append(b"after") == (7, 12)
+    assert bench.contents() == [b"before after"] * 3
 
 
 # ------------------------------------------------------------------------------------- any history
