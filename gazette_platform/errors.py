@@ -7,6 +7,7 @@ to a gRPC status or to an exit code lives at the edges (``broker.*_api``, ``cli`
     ├── ValidationError       bad input: names, labels, specs, requests, configuration
     ├── StatusError           a status other than OK in a response (one class per status below)
     ├── TransportError        the peer could not be reached or the stream broke; outcome unknown
+    │   └── OutcomeUnknown    refused, but an earlier attempt of the same call may have been applied
     ├── EtcdError             ├── LeaseLost  └── TransactionFailed
     ├── StoreError            ├── ObjectNotFound ├── AccessDenied └── StoreUnavailable
     ├── DataError             ├── ChecksumMismatch ├── OffsetJump └── Desynchronized
@@ -40,6 +41,7 @@ __all__ = [
     "ObjectNotFound",
     "OffsetJump",
     "OffsetNotYetAvailable",
+    "OutcomeUnknown",
     "PartitionConflict",
     "ProposalMismatch",
     "RegisterMismatch",
@@ -68,6 +70,9 @@ class GazetteError(Exception):
     """
 
     retriable: ClassVar[bool] = False
+
+    may_be_applied: bool = False
+    """Of an append: whether it may be in the journal all the same, once or several times."""
 
 
 class ValidationError(GazetteError, ValueError):
@@ -239,9 +244,23 @@ def status_error(status: str, detail: str = "", *, journal: str = "") -> StatusE
 
 
 class TransportError(GazetteError):
-    """The peer could not be reached, or the stream broke; whether it was applied is unknown."""
+    """The peer could not be reached, or the stream broke; whether it was applied is unknown.
+
+    Of an append, `may_be_applied` is False where its end was never sent: then nothing was.
+    """
 
     retriable = True
+    may_be_applied = True
+
+
+class OutcomeUnknown(TransportError):
+    """A call was refused whose earlier attempt got no answer: that one may have been applied.
+
+    Then a refusal says nothing, because what was applied can be its very reason: the write head
+    moved, or the registers changed. `__cause__` is the refusal.
+    """
+
+    retriable = False
 
 
 class EtcdError(GazetteError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
@@ -14,7 +14,7 @@ from gazette_platform.client.appender import AppendOptions, Content, append
 from gazette_platform.client.auth import Capability
 from gazette_platform.client.listing import fragment_page, list_journals
 from gazette_platform.client.results import Savepoint
-from gazette_platform.client.wire import CallFailed, CallUnanswered
+from gazette_platform.client.wire import CALL_ERRORS, CallFailed, CallUnanswered, decoded
 from gazette_platform.errors import (
     GazetteError,
     JournalNotFound,
@@ -28,7 +28,9 @@ from gazette_platform.protocol import AppendSuspend, LabelSelector, LabelSet, St
 from gazette_platform.protocol.pb import admin_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
+
+    from google.protobuf.message import Message
 
     from gazette_platform.client.transport import Transport
 
@@ -39,6 +41,8 @@ __all__ = [
     "list_savepoints",
     "put_savepoint",
 ]
+
+M = TypeVar("M", bound="Message")
 
 _SERVICE = "/gazette_platform.Admin/"
 # How often a journal of a Go broker is looked at, which does not tell when it is flushed.
@@ -87,17 +91,17 @@ async def _flush_once(transport: Transport, journal: str, what: str, timeout_s: 
     call = wire.channel.unary_unary(
         f"{_SERVICE}Flush",
         request_serializer=pb.FlushRequest.SerializeToString,
-        response_deserializer=pb.FlushResponse.FromString,
     )
     try:
         with wire:
-            response = await call(
+            raw = await call(
                 pb.FlushRequest(journal=journal),
                 timeout=timeout_s,
                 metadata=transport.auth.metadata(Capability.APPEND, journal),
             )
-    except grpc.aio.AioRpcError as err:
+    except CALL_ERRORS as err:
         raise transport.failed(err, wire, journal, what) from err
+    response = decoded(pb.FlushResponse, raw)
     transport.learn(journal, response.header)
     status = Status.from_wire(response.status)
     if status is not Status.OK:
@@ -170,7 +174,7 @@ async def put_savepoint(
         savepoint=pb.Savepoint(name=name, offsets=dict(offsets)), replace=replace
     )
     response = await _call(
-        transport, "PutSavepoint", request, pb.PutSavepointResponse.FromString, Capability.APPLY
+        transport, "PutSavepoint", request, pb.PutSavepointResponse, Capability.APPLY
     )
     return _savepoint(response.savepoint)
 
@@ -179,7 +183,7 @@ async def get_savepoint(transport: Transport, name: str) -> Savepoint:
     """A savepoint. Raises: SavepointNotFound. Cancellation: safe."""
     request = pb.GetSavepointRequest(name=name)
     response = await _call(
-        transport, "GetSavepoint", request, pb.GetSavepointResponse.FromString, Capability.LIST
+        transport, "GetSavepoint", request, pb.GetSavepointResponse, Capability.LIST
     )
     return _savepoint(response.savepoint)
 
@@ -188,7 +192,7 @@ async def list_savepoints(transport: Transport, prefix: str) -> list[Savepoint]:
     """All savepoints whose names begin so, without offsets. Cancellation: safe."""
     request = pb.ListSavepointsRequest(prefix=prefix)
     response = await _call(
-        transport, "ListSavepoints", request, pb.ListSavepointsResponse.FromString, Capability.LIST
+        transport, "ListSavepoints", request, pb.ListSavepointsResponse, Capability.LIST
     )
     return [_savepoint(found) for found in response.savepoints]
 
@@ -200,7 +204,7 @@ async def delete_savepoint(transport: Transport, name: str) -> None:
         transport,
         "DeleteSavepoint",
         request,
-        pb.DeleteSavepointResponse.FromString,
+        pb.DeleteSavepointResponse,
         Capability.APPLY,
     )
 
@@ -209,9 +213,9 @@ async def _call(
     transport: Transport,
     method: str,
     request: Any,
-    decode: Callable[[bytes], Any],
+    response_class: type[M],
     capability: Capability,
-) -> Any:
+) -> M:
     """Ask any broker.
 
     Raises: SavepointExists, SavepointNotFound; TransportError: whether a change was made is unknown.
@@ -223,27 +227,28 @@ async def _call(
         call = wire.channel.unary_unary(
             f"{_SERVICE}{method}",
             request_serializer=type(request).SerializeToString,
-            response_deserializer=decode,
         )
         try:
             with wire:
-                response = await call(
+                raw = await call(
                     request,
                     timeout=transport.config.call_timeout_s,
                     metadata=transport.auth.metadata(capability, ""),
                 )
-        except grpc.aio.AioRpcError as err:
-            if err.code() is grpc.StatusCode.NOT_FOUND:
-                raise SavepointNotFound(err.details()) from err
-            if err.code() is grpc.StatusCode.ALREADY_EXISTS:
-                raise SavepointExists(err.details()) from err
+        except CALL_ERRORS as err:
+            if isinstance(err, grpc.aio.AioRpcError):
+                if err.code() is grpc.StatusCode.NOT_FOUND:
+                    raise SavepointNotFound(err.details()) from err
+                if err.code() is grpc.StatusCode.ALREADY_EXISTS:
+                    raise SavepointExists(err.details()) from err
             error = transport.failed(err, wire, "", method)
             # Once sent, a change can be tried again only if no connection ever was.
             if not error.retriable or (transport.was_connected and not is_read):
                 raise error from err
             await patience.wait(error)
         else:
-            transport.learn("", response.header)
+            response = decoded(response_class, raw)
+            transport.learn("", response.header)  # type: ignore[attr-defined]
             return response
 
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Self, final
 
 from gazette_platform.client.appender import AppendOptions, Content, append
-from gazette_platform.errors import GazetteError, ValidationError
+from gazette_platform.errors import GazetteError, TransportError, ValidationError
 from gazette_platform.protocol.content import CONTENT_CHUNK_BYTES
 
 if TYPE_CHECKING:
@@ -159,16 +159,14 @@ class AppendWriter:
             raise ValidationError(f"{self.journal}: the append writer is closed")
         if not data:
             raise ValidationError(f"{self.journal}: nothing to write")
+        if not self._is_draining:
+            self._start()
         if not self._queue or self._queue[-1].size >= self._batch_bytes_max:
             self._queue.append(_Batch(asyncio.get_running_loop().create_future()))
         batch = self._queue[-1]
         ticket = AppendTicket(batch, batch.size, len(data))
         batch.add(data)
         self._buffered_bytes += len(data)
-        if not self._is_draining:
-            self._is_draining = True
-            self._is_idle.clear()
-            self._transport.tasks.spawn(self._drain(), name=f"append {self.journal}")
         return ticket
 
     async def flush(self) -> None:
@@ -201,55 +199,98 @@ class AppendWriter:
     ) -> None:
         await self.close()
 
-    async def _drain(self) -> None:
-        """Append batch after batch until none is left."""
+    def _start(self) -> None:
+        """Append what is written from now on, until nothing is left."""
+        asyncio.get_running_loop()
         try:
-            while self._queue:
-                batch = self._current = self._queue.pop(0)
-                await self._append(batch)
-                self._buffered_bytes -= batch.size
-                self._has_space.set()
-                if not batch.done.done():
-                    batch.done.set_result(None)
-        except asyncio.CancelledError:
-            self._fail(
-                ValidationError(f"{self.journal}: the client was closed before all was appended")
-            )
-            raise
-        finally:
-            self._is_draining = False
-            self._current = None
-            self._has_space.set()
-            self._is_idle.set()
+            task = self._transport.tasks.spawn(self._drain(), name=f"append {self.journal}")
+        except RuntimeError as err:  # the task group was closed
+            raise ValidationError(
+                f"{self.journal}: the client of the append writer is closed"
+            ) from err
+        task.add_done_callback(self._drained)
+        self._is_draining = True
+        self._is_idle.clear()
 
-    async def _append(self, batch: _Batch) -> None:
-        try:
-            result = await append(
-                self._transport,
-                self.journal,
-                Content(batch.content()),
-                self._options,
-                retry_failed=True,
-            )
-        except GazetteError as err:
-            batch.error = err
-            self._fail(err)
-        except asyncio.CancelledError:
-            batch.error = ValidationError(
-                f"{self.journal}: the client was closed during an append; its outcome is unknown"
-            )
-            batch.done.set_result(None)
-            raise
-        else:
-            batch.committed_at = result.begin
+    async def _drain(self) -> GazetteError | None:
+        """Append batch after batch until none is left. Returns: why one of them failed."""
+        while self._queue:
+            batch = self._current = self._queue.pop(0)
+            try:
+                result = await append(
+                    self._transport,
+                    self.journal,
+                    Content(batch.content()),
+                    self._options,
+                    retry_failed=True,
+                )
+            except GazetteError as err:
+                return err
+            self._current = None
             self.last_result = result
             self._committed_bytes += batch.size
+            batch.committed_at = result.begin
+            self._end(batch, None)
+            self._has_space.set()
+        return None
 
-    def _fail(self, err: GazetteError) -> None:
+    def _drained(self, task: asyncio.Task[GazetteError | None]) -> None:
+        """Leave nothing unanswered that was written, in whatever way the task ended.
+
+        Not in the task itself: one that is cancelled before its first step never runs.
+        """
+        self._is_draining = False
+        if task.cancelled():
+            if self._current is not None or self._queue:
+                self._fail(
+                    TransportError(
+                        f"{self.journal}: the client was closed during an append; its outcome is "
+                        "unknown"
+                    ),
+                    ValidationError(
+                        f"{self.journal}: the client was closed before all was appended"
+                    ),
+                )
+        elif (error := task.exception() or task.result()) is not None:
+            self._fail(*self._told(error))
+        elif self._queue:  # written after the last look at it
+            try:
+                self._start()
+            except ValidationError as err:
+                self._fail(err, err)
+            else:
+                return
+        self._has_space.set()
+        self._is_idle.set()
+
+    def _told(self, error: BaseException) -> tuple[GazetteError, GazetteError]:
+        """The error of the batch that failed, and of what was written behind it."""
+        if not isinstance(error, GazetteError):
+            unexpected = error
+            error = TransportError(
+                f"append to {self.journal} failed unexpectedly: {unexpected!r} (its outcome is unknown)"
+            )
+            error.__cause__ = unexpected
+        if not error.may_be_applied:
+            return error, error
+        behind = TransportError(
+            f"{self.journal}: not appended, as an append before failed: {error}"
+        )
+        behind.may_be_applied = False
+        behind.__cause__ = error
+        return error, behind
+
+    def _fail(self, error: GazetteError, behind: GazetteError) -> None:
         """End the writer: order would break if later batches were appended."""
-        self._error = err
+        batch, self._current = self._current, None
         queue, self._queue = self._queue, []
-        for batch in queue:
-            batch.error = err
-            batch.done.set_result(None)
-            self._buffered_bytes -= batch.size
+        self._error = error if batch is not None else behind
+        if batch is not None:
+            self._end(batch, error)
+        for each in queue:
+            self._end(each, behind)
+
+    def _end(self, batch: _Batch, error: GazetteError | None) -> None:
+        self._buffered_bytes -= batch.size
+        batch.error = error
+        batch.done.set_result(None)

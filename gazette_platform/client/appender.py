@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
-import grpc  # type: ignore[import-untyped]
-import grpc.aio  # type: ignore[import-untyped]
-
+from gazette_platform.client.append_outcome import settle
 from gazette_platform.client.auth import Capability
 from gazette_platform.client.results import AppendResult
-from gazette_platform.client.wire import CallFailed, CallUnanswered, Wire
-from gazette_platform.errors import DataError, GazetteError, status_error
-from gazette_platform.protocol import AppendSuspend, LabelSelector, LabelSet, Status
+from gazette_platform.client.wire import (
+    CALL_ERRORS,
+    CallFailed,
+    CallUnanswered,
+    Wire,
+    decoded,
+)
+from gazette_platform.errors import (
+    DataError,
+    GazetteError,
+    StatusError,
+    status_error,
+)
+from gazette_platform.protocol import AppendSuspend, Header, LabelSelector, LabelSet, Status
 from gazette_platform.protocol.content import (
     COMMIT_MARKER,
     CONTENT_CHUNK_BYTES,
@@ -97,16 +107,30 @@ class Content:
         """The content, if it is there at once."""
         return self._view
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is known to have no bytes."""
+        return self._view is not None and not self._view
+
+    async def pieces(self) -> AsyncIterator[bytes | bytearray | memoryview]:
+        """The content itself, in pieces of any size."""
+        if self._view is not None:
+            for begin in range(0, len(self._view), CONTENT_CHUNK_BYTES):
+                yield self._view[begin : begin + CONTENT_CHUNK_BYTES]
+            return
+        self.is_spent = not self._is_replayable
+        async for piece in _pieces(self._source):
+            yield piece
+
     async def messages(self) -> AsyncIterator[bytes]:
         """Encoded content messages of up to `CONTENT_CHUNK_BYTES`; small pieces are joined."""
         if self._view is not None:
             for message in encoded_messages(self._view):
                 yield message
             return
-        self.is_spent = not self._is_replayable
         pending: list[bytes | bytearray | memoryview] = []
         size = 0
-        async for piece in _pieces(self._source):
+        async for piece in self.pieces():
             pending.append(piece)
             size += len(piece)
             if size >= CONTENT_CHUNK_BYTES:
@@ -153,24 +177,45 @@ async def append(
     """Append `content` to `journal` as one atomic span.
 
     At-least-once: an attempt whose answer was lost is made again and may then be there twice.
+    With an `offset` it is there once, or not at all.
 
     Args: retry_failed: also retry gRPC errors that brokers answered, as background writers do.
     Raises: StatusError: the broker refused; nothing was appended.
-        TransportError: no broker answered, or the outcome is unknown.
+        OutcomeUnknown: it refused, but may have appended an attempt before.
+        TransportError: no broker answered; see its `may_be_applied`.
     Cancellation: the RPC is cancelled; whether it was committed is unknown.
     """
     request = options.request(journal, min_revision=transport.min_revision(options.min_revision))
     patience = transport.patience()
+    doubt: GazetteError | None = None
     while True:
-        wire = transport.wire(journal, primary=True)
+        attempt = _Attempt(transport, journal, content)
+        response: pb.AppendResponse | None = None
         try:
-            with wire:
-                response = await _attempt(transport, wire, journal, request, content)
+            with transport.wire(journal, primary=True) as wire:
+                response = await attempt.run(wire, request)
             return _result(transport, journal, response)
         except GazetteError as err:
-            if not _may_retry(err, content, retry_failed=retry_failed):
-                raise
-            await patience.wait(err)
+            if attempt.may_be_applied(err):
+                doubt = err
+            err.may_be_applied = doubt is not None and not isinstance(err, StatusError)
+            try:
+                if not _may_retry(err, content, retry_failed=retry_failed):
+                    raise
+                await patience.wait(err)
+            except StatusError as refusal:
+                if doubt is None or response is None or content.is_empty:
+                    raise
+                return await settle(
+                    transport,
+                    journal,
+                    content.pieces(),
+                    offset=options.offset,
+                    refusal=refusal,
+                    doubt=doubt,
+                    header=Header.from_pb(response.header),
+                    registers=LabelSet.from_pb(response.registers),
+                )
 
 
 def _may_retry(err: GazetteError, content: Content, *, retry_failed: bool) -> bool:
@@ -181,56 +226,94 @@ def _may_retry(err: GazetteError, content: Content, *, retry_failed: bool) -> bo
     return err.retriable
 
 
-async def _attempt(
-    transport: Transport, wire: Wire, journal: str, request: bytes, content: Content
-) -> pb.AppendResponse:
+class _CallOver(Exception):
+    """A message cannot be sent any more: what the broker answered, or failed with, is next."""
+
+
+@final
+class _Attempt:
     """One RPC. A broken send means that the broker has answered already, so its answer decides."""
-    what = f"append to {journal}"
-    call = wire.append(metadata=transport.auth.metadata(Capability.APPEND, journal))
-    stall_s = transport.config.append_timeout_s
-    loop = asyncio.get_running_loop()
-    has_finished = False
-    stall = asyncio.timeout(stall_s)
-    try:
-        async with stall:
-            try:
-                await call.write(request)
-                if (view := content.whole()) is not None:
-                    for message in encoded_messages(view):
-                        await call.write(message)
-                        if len(view) > CONTENT_CHUNK_BYTES:
-                            stall.reschedule(loop.time() + stall_s)
-                else:
-                    # The caller's iterator may wait as long as it likes; only the broker may not.
-                    stall.reschedule(None)
-                    async for message in content.messages():
-                        stall.reschedule(loop.time() + stall_s)
-                        await call.write(message)
-                        stall.reschedule(None)
+
+    def __init__(self, transport: Transport, journal: str, content: Content) -> None:
+        self._transport = transport
+        self._journal = journal
+        self._content = content
+        self._is_sent = False
+
+    def may_be_applied(self, err: GazetteError) -> bool:
+        """Whether the content may have been committed though the RPC failed.
+
+        Without a commit marker brokers roll back, and what they refuse they have not committed.
+        """
+        is_refusal = isinstance(err, StatusError) or (
+            isinstance(err, CallFailed) and err.code in _TERMINAL_CODES
+        )
+        return self._is_sent and not is_refusal
+
+    async def run(self, wire: Wire, request: bytes) -> pb.AppendResponse:
+        """Raises: TransportError; DataError: the answer is none; what the content raises."""
+        transport, journal = self._transport, self._journal
+        what = f"append to {journal}"
+        call = wire.append(metadata=transport.auth.metadata(Capability.APPEND, journal))
+        stall_s = transport.config.append_timeout_s
+        has_finished = False
+        stall = asyncio.timeout(stall_s)
+        try:
+            async with stall:
+                with contextlib.suppress(_CallOver):
+                    await self._send(call, request, stall)
+                try:
+                    raw: bytes = await call
+                except CALL_ERRORS as err:
+                    has_finished = True
+                    raise transport.failed(err, wire, journal, what) from err
+        except TimeoutError as err:
+            if not stall.expired():
+                raise  # the caller's own, out of its iterator
+            transport.forget(journal)
+            raise CallUnanswered(
+                f"{what}: broker {wire.endpoint} took or answered nothing for {stall_s} s; "
+                "whether the content was committed is unknown (read the journal's end to find out)"
+            ) from err
+        else:
+            has_finished = True
+            return decoded(pb.AppendResponse, raw)
+        finally:
+            if not has_finished:
+                # Without the commit marker and a half-close the broker rolls back.
+                call.cancel()
+
+    async def _send(self, call: Any, request: bytes, stall: asyncio.Timeout) -> None:
+        loop = asyncio.get_running_loop()
+        stall_s = self._transport.config.append_timeout_s
+        await _write(call, request)
+        if (view := self._content.whole()) is not None:
+            for message in encoded_messages(view):
+                await _write(call, message)
+                if len(view) > CONTENT_CHUNK_BYTES:
                     stall.reschedule(loop.time() + stall_s)
-                await call.write(COMMIT_MARKER)
-                await call.done_writing()
-            except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
-                pass  # the call is over: what the broker answered, or failed with, is next
-            response: pb.AppendResponse = await call
-    except grpc.aio.AioRpcError as err:
-        has_finished = True
-        raise transport.failed(err, wire, journal, what) from err
-    except TimeoutError as err:
-        if not stall.expired():
-            raise  # the caller's own, out of its iterator
-        transport.forget(journal)
-        raise CallUnanswered(
-            f"{what}: broker {wire.endpoint} took or answered nothing for {stall_s} s; "
-            "whether the content was committed is unknown (read the journal's end to find out)"
-        ) from err
-    else:
-        has_finished = True
-        return response
-    finally:
-        if not has_finished:
-            # Without the commit marker and a half-close the broker rolls back.
-            call.cancel()
+        else:
+            # The caller's iterator may wait as long as it likes; only the broker may not.
+            stall.reschedule(None)
+            async for message in self._content.messages():
+                stall.reschedule(loop.time() + stall_s)
+                await _write(call, message)
+                stall.reschedule(None)
+            stall.reschedule(loop.time() + stall_s)
+        self._is_sent = True
+        await _write(call, COMMIT_MARKER)
+        try:
+            await call.done_writing()
+        except CALL_ERRORS as err:
+            raise _CallOver from err
+
+
+async def _write(call: Any, message: bytes) -> None:
+    # By itself, so that what a caller's iterator raises is not taken for an error of the call.
+    try:
+        await call.write(message)
+    except CALL_ERRORS as err:
+        raise _CallOver from err
 
 
 def _result(transport: Transport, journal: str, response: pb.AppendResponse) -> AppendResult:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import grpc  # type: ignore[import-untyped]
-import grpc.aio  # type: ignore[import-untyped]
-
 from gazette_platform.client.auth import Capability
 from gazette_platform.client.results import (
     FragmentListing,
@@ -15,7 +12,7 @@ from gazette_platform.client.results import (
     ListSnapshot,
     StoreHealth,
 )
-from gazette_platform.client.wire import CallFailed, CallUnanswered
+from gazette_platform.client.wire import CALL_ERRORS, CallFailed, CallUnanswered, decoded
 from gazette_platform.errors import DataError, GazetteError, TransportError, status_error
 from gazette_platform.protocol import (
     Fragment,
@@ -67,12 +64,10 @@ async def _list_once(transport: Transport, selector: LabelSelector) -> ListSnaps
         timeout=transport.config.call_timeout_s,
         metadata=transport.auth.metadata(Capability.LIST, selector),
     )
-    messages = []
     try:
         with wire:
-            async for message in call:
-                messages.append(message)  # noqa: PERF401  a comprehension would lose them on error
-    except grpc.aio.AioRpcError as err:
+            messages = [decoded(pb.ListResponse, raw) async for raw in call]
+    except CALL_ERRORS as err:
         raise transport.failed(err, wire, "", "list of journals") from err
     return _snapshot(transport, messages)
 
@@ -97,7 +92,8 @@ async def watch_journals(
         error: GazetteError = TransportError("watch of journals: the broker ended the stream")
         try:
             with wire:
-                async for message in call:
+                async for raw in call:
+                    message = decoded(pb.ListResponse, raw)
                     if messages and _ends_snapshot(message):
                         snapshot = _snapshot(transport, messages)
                         messages = []
@@ -108,7 +104,7 @@ async def watch_journals(
                     else:
                         messages.append(message)
             patience.progressed()
-        except grpc.aio.AioRpcError as err:
+        except CALL_ERRORS as err:
             error = transport.failed(err, wire, "", "watch of journals")
             if not _may_retry(error):
                 raise error from err
@@ -211,18 +207,19 @@ async def _apply_once(transport: Transport, changes: Sequence[JournalChange]) ->
         wire = transport.wire()
         try:
             with wire:
-                response = await wire.apply(
+                raw = await wire.apply(
                     request,
                     timeout=transport.config.call_timeout_s,
                     metadata=transport.auth.metadata(Capability.APPLY, selector),
                 )
-        except grpc.aio.AioRpcError as err:
+        except CALL_ERRORS as err:
             error = transport.failed(err, wire, "", "apply of journals")
             # Once sent, only a connection that never was can be tried again without doubt.
             if not error.retriable or transport.was_connected:
                 raise error from err
             await patience.wait(error)
         else:
+            response = decoded(pb.ApplyResponse, raw)
             header = transport.learn("", response.header)
             if response.status != pb.OK:
                 names = ", ".join(change.name for change in changes[:3])
@@ -259,13 +256,13 @@ async def fragment_page(
         wire = transport.wire(journal)
         try:
             with wire:
-                response = await wire.fragments(
+                raw = await wire.fragments(
                     request,
                     timeout=transport.config.call_timeout_s,
                     metadata=transport.auth.metadata(Capability.READ, journal),
                 )
-            return _fragment_page(transport, journal, response)
-        except grpc.aio.AioRpcError as err:
+            return _fragment_page(transport, journal, decoded(pb.FragmentsResponse, raw))
+        except CALL_ERRORS as err:
             error: GazetteError = transport.failed(
                 err, wire, journal, f"list of fragments of {journal}"
             )
@@ -308,18 +305,19 @@ async def check_store(
         wire = transport.wire()
         try:
             with wire:
-                response = await wire.store_health(
+                raw = await wire.store_health(
                     request,
                     # A first check and the probes have a minute each at the broker.
                     timeout=max(transport.config.call_timeout_s, 180.0),
                     metadata=transport.auth.metadata(Capability.READ, ""),
                 )
-        except grpc.aio.AioRpcError as err:
+        except CALL_ERRORS as err:
             error = transport.failed(err, wire, "", f"health check of {store}")
             if not _may_retry(error):
                 raise error from err
             await patience.wait(error)
         else:
+            response = decoded(pb.FragmentStoreHealthResponse, raw)
             transport.was_connected = True
             if response.status not in (pb.OK, pb.FRAGMENT_STORE_UNHEALTHY):
                 raise status_error(Status.from_wire(response.status).name, store)

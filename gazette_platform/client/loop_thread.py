@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import uvloop
@@ -22,14 +24,20 @@ _JOIN_TIMEOUT_S = 10.0
 
 @final
 class LoopThread:
-    """Runs coroutines for any number of threads. Does not survive a fork: make it after."""
+    """Runs coroutines for any number of threads. In a fork it counts as closed: make it after.
+
+    Attributes: closed_why: what to tell callers, once it is closed.
+    """
 
     def __init__(self, name: str) -> None:
+        self.closed_why = "is closed"
         self._loop = uvloop.new_event_loop()
         self._loop.set_exception_handler(on_loop_error)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._is_closed = False
+        self._posting = threading.Lock()
         self._thread.start()
+        _all.add(self)
 
     @property
     def is_closed(self) -> bool:
@@ -52,7 +60,7 @@ class LoopThread:
         """
         if self._is_closed or threading.current_thread() is self._thread:
             coro.close()
-            state = "is closed" if self._is_closed else "cannot wait for its own event loop"
+            state = self.closed_why if self._is_closed else "cannot wait for its own event loop"
             raise ValidationError(f"the client {state}")
         future = asyncio.run_coroutine_threadsafe(coro, self._loop)
         try:
@@ -63,18 +71,36 @@ class LoopThread:
             future.cancel()
             raise
 
-    def post(self, callback: Callable[..., object], *args: object) -> None:
-        """Call `callback` on the loop, some time; nothing happens after `close`."""
-        if not self._is_closed:
-            self._loop.call_soon_threadsafe(callback, *args)
+    def post(self, callback: Callable[..., object], *args: object) -> bool:
+        """Call `callback` on the loop, some time. Returns: False, after `close`: it is not called."""
+        if self._is_closed:
+            return False
+        with self._posting:  # so that what is posted comes before the loop is stopped
+            if not self._is_closed:
+                self._loop.call_soon_threadsafe(callback, *args)
+            return not self._is_closed
 
     def close(self) -> None:
         """Stop the loop and its thread. What still runs on it is abandoned."""
         if self._is_closed:
             return
-        self._is_closed = True
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        with self._posting:
+            self._is_closed = True
+            self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_JOIN_TIMEOUT_S)
+
+
+_all: weakref.WeakSet[LoopThread] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """In the child of a fork, where the threads of its parent do not run."""
+    for loop in _all:
+        loop._is_closed = True  # noqa: SLF001  ours
+        loop.closed_why = "does not work in a fork of its process: make one after the fork"
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -8,12 +8,18 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, final
 
-import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 
 from gazette_platform.client.auth import Capability
 from gazette_platform.client.direct import read_fragment
-from gazette_platform.client.wire import CallFailed, CallUnanswered, Wire
+from gazette_platform.client.wire import (
+    CALL_ERRORS,
+    CallFailed,
+    CallUnanswered,
+    Wire,
+    decoded,
+    is_cancelled,
+)
 from gazette_platform.errors import (
     DataError,
     GazetteError,
@@ -204,11 +210,15 @@ class Reader:
         try:
             raw = await call.read()
             is_whole = True
-        except asyncio.CancelledError:
-            if self._call is call or not self._is_done:
-                raise  # ours: the caller was cancelled
-            return None  # the call's: `aclose` ended it
-        except grpc.aio.AioRpcError as err:
+        except asyncio.CancelledError as err:
+            if is_cancelled():
+                raise
+            if self._is_done:
+                return None  # the call's: `aclose` ended it
+            raise TransportError(
+                f"read of {self.journal}: the client was closed during the call"
+            ) from err
+        except CALL_ERRORS as err:
             raise self._transport.failed(
                 err, wire, self.journal, f"read of {self.journal}"
             ) from err
@@ -219,14 +229,14 @@ class Reader:
         if raw is grpc.aio.EOF:
             await self._ended()
             return None
-        decoded = decode_read_content(raw)
-        if decoded is None:
-            response = pb.ReadResponse.FromString(raw)
+        content_of = decode_read_content(raw)
+        if content_of is None:
+            response = decoded(pb.ReadResponse, raw)
             if not response.content:
                 self._told(response)
                 return None
-            decoded = response.offset, memoryview(response.content)
-        offset, content = decoded
+            content_of = response.offset, memoryview(response.content)
+        offset, content = content_of
         if offset != self.offset:
             self._move(offset)
         self._patience.progressed()

@@ -91,6 +91,7 @@ class SyncAppendWriter:
         """
         if not data:
             raise ValidationError(f"{self.journal}: nothing to write")
+        self._check()  # before the lock, which is held for ever in a fork of a busy process
         with self._changed:
             self._check()
             while self._buffered_bytes >= self._buffer_bytes_max:
@@ -112,6 +113,7 @@ class SyncAppendWriter:
 
         Raises: GazetteError: an append failed for good.
         """
+        self._check()
         with self._changed:
             last = self._staged if self._staged.parts else self._under_way
         if last is not None:
@@ -121,8 +123,7 @@ class SyncAppendWriter:
 
     def close(self) -> None:
         """Refuse further writes and `flush`. May be called again."""
-        with self._changed:
-            self._is_closed = True
+        self._is_closed = True
         self.flush()
 
     def __enter__(self) -> Self:
@@ -140,13 +141,23 @@ class SyncAppendWriter:
         if self._error is not None:
             raise self._error
         if self._loop.is_closed:
-            raise ValidationError(f"{self.journal}: the client of the append writer is closed")
+            raise self._closed()
+
+    def _closed(self) -> ValidationError:
+        return ValidationError(
+            f"{self.journal}: the client of the append writer {self._loop.closed_why}"
+        )
 
     def _hand_over(self) -> None:
         """Send what is staged to the loop. Called with the lock held."""
         staged, self._staged = self._staged, _Staged()
         self._under_way = staged
-        self._loop.post(self._append, staged)
+        if not self._loop.post(self._append, staged):
+            self._under_way = None
+            self._buffered_bytes -= staged.size
+            self._error = self._closed()
+            staged.done.set_exception(self._error)
+            self._changed.notify_all()
 
     def _append(self, staged: _Staged) -> None:
         """On the loop: append, and be called back."""
@@ -154,10 +165,8 @@ class SyncAppendWriter:
             ticket = self._writer.write_nowait(b"".join(staged.parts))
         except GazetteError as err:
             self._finish(staged, err)
-        except RuntimeError:  # the client's task group was closed
-            self._finish(
-                staged, ValidationError(f"{self.journal}: the client was closed before the append")
-            )
+        except Exception as err:  # noqa: BLE001  whatever it is, it is told to who waits
+            self._finish(staged, GazetteError(f"{self.journal}: nothing was appended: {err!r}"))
         else:
             ticket.add_done_callback(lambda: self._appended(staged, ticket))
 

@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError, Message
 
 from gazette_platform.client.route_cache import Condition
-from gazette_platform.errors import SetupError, TransportError
+from gazette_platform.errors import DataError, SetupError, TransportError, ValidationError
 from gazette_platform.protocol import endpoint_grpc_address
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from gazette_platform.client.config import ClientConfig
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.tasks import TaskGroup
 
 __all__ = [
+    "CALL_ERRORS",
     "CANNOT_REACH",
     "WRITE_FAILED",
     "CallFailed",
@@ -34,7 +38,11 @@ __all__ = [
     "brief_details",
     "call_error",
     "condition_of",
+    "decoded",
+    "is_cancelled",
 ]
+
+M = TypeVar("M", bound=Message)
 
 _SERVICE = "/protocol.Journal/"
 _SWEEP_S = 30.0
@@ -45,6 +53,9 @@ _UNREACHED = frozenset({grpc.StatusCode.UNAVAILABLE})
 # What grpc.aio says in place of the broker's status, if a message of ours could not be written
 # any more before it learned of that status: of a broker that leaves, or refuses a token.
 WRITE_FAILED = "Internal error from Core"
+# All that grpc.aio lets out of a call. Where a connection breaks between two of its operations, the
+# errors of its core come as they are: `done_writing` raises ExecuteBatchError, a BaseError.
+CALL_ERRORS = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 _BROKEN = frozenset({grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN})
 
 
@@ -72,14 +83,20 @@ class PeerUnreached(TransportError):
     """The broker that was asked cannot reach the one that is to answer, as after a crash."""
 
 
-def call_error(err: grpc.aio.AioRpcError, endpoint: str, what: str) -> TransportError:
+def call_error(err: Exception, endpoint: str, what: str) -> TransportError:
     """The error of a failed call.
 
-    Args: endpoint: URL that was dialed. what: the call, as in ``append to a/journal``.
+    Args: err: one of `CALL_ERRORS`. endpoint: URL that was dialed.
+        what: the call, as in ``append to a/journal``.
     Returns: a plain, retriable `TransportError` when the broker was not reached or went away,
     or its status was not received,
     `CallUnanswered` after a deadline, else `CallFailed`.
     """
+    if not isinstance(err, grpc.aio.AioRpcError):
+        return TransportError(
+            f"{what}: the connection to broker {endpoint} broke during the call "
+            f"({str(err) or type(err).__name__})"
+        )
     code, details = err.code(), err.details() or ""
     if code in _UNREACHED and details.startswith(CANNOT_REACH):
         return PeerUnreached(f"{what}: broker {endpoint} {details}")
@@ -100,6 +117,23 @@ def call_error(err: grpc.aio.AioRpcError, endpoint: str, what: str) -> Transport
     if code is grpc.StatusCode.UNIMPLEMENTED:
         details += " (is it a Gazette broker, or a broker of a version that lacks this call?)"
     return CallFailed(f"{what}: broker {endpoint}: {details}", code=code.name)
+
+
+def decoded(message_class: type[M], raw: bytes) -> M:
+    """A response. Raises: DataError: it is none; gRPC would log a traceback, and give None."""
+    try:
+        return message_class.FromString(raw)
+    except DecodeError as err:
+        raise DataError(f"validating broker response: {err}") from err
+
+
+def is_cancelled() -> bool:
+    """Whether a `CancelledError` is the caller's own.
+
+    Else its call was cancelled, because the client was closed: an error, like others.
+    """
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def condition_of(channel: grpc.aio.Channel) -> Condition:
@@ -147,29 +181,24 @@ class Wire:
         self.channel = channel
         self.calls = 0
         self.used_at = 0.0
-        self.append: Any = channel.stream_unary(
-            f"{_SERVICE}Append", response_deserializer=pb.AppendResponse.FromString
-        )
+        # Responses come as bytes: see `decoded`.
+        self.append: Any = channel.stream_unary(f"{_SERVICE}Append")
         self.read: Any = channel.unary_stream(f"{_SERVICE}Read")
         self.list: Any = channel.unary_stream(
             f"{_SERVICE}List",
             request_serializer=pb.ListRequest.SerializeToString,
-            response_deserializer=pb.ListResponse.FromString,
         )
         self.apply: Any = channel.unary_unary(
             f"{_SERVICE}Apply",
             request_serializer=pb.ApplyRequest.SerializeToString,
-            response_deserializer=pb.ApplyResponse.FromString,
         )
         self.fragments: Any = channel.unary_unary(
             f"{_SERVICE}ListFragments",
             request_serializer=pb.FragmentsRequest.SerializeToString,
-            response_deserializer=pb.FragmentsResponse.FromString,
         )
         self.store_health: Any = channel.unary_unary(
             f"{_SERVICE}FragmentStoreHealth",
             request_serializer=pb.FragmentStoreHealthRequest.SerializeToString,
-            response_deserializer=pb.FragmentStoreHealthResponse.FromString,
         )
 
     def __enter__(self) -> Wire:
@@ -177,8 +206,17 @@ class Wire:
         self.calls += 1
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.calls -= 1
+        if isinstance(error, asyncio.CancelledError) and not is_cancelled():
+            raise TransportError(
+                f"the client was closed during a call of broker {self.endpoint}"
+            ) from error
 
 
 @final
@@ -194,10 +232,16 @@ class WirePool:
         self._tasks = tasks
         self._wires: dict[str, Wire] = {}
         self._sweep_timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
         self._credentials: grpc.ChannelCredentials | None = None
 
     def get(self, endpoint: str) -> Wire:
-        """The calls of the broker at `endpoint`, a URL; opens no connection by itself."""
+        """The calls of the broker at `endpoint`, a URL; opens no connection by itself.
+
+        Raises: ValidationError: the pool was closed.
+        """
+        if self._is_closed:
+            raise ValidationError("the client is closed")
         wire = self._wires.get(endpoint)
         if wire is None:
             wire = self._wires[endpoint] = Wire(endpoint, self._open(endpoint))
@@ -244,6 +288,7 @@ class WirePool:
 
     async def close(self) -> None:
         """Close every channel; calls under way are cancelled."""
+        self._is_closed = True
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
         wires, self._wires = list(self._wires.values()), {}

@@ -21,6 +21,7 @@ from gazette_platform.errors import (
     EtcdTransactionFailed,
     JournalNotFound,
     NotAllowed,
+    OutcomeUnknown,
     RegisterMismatch,
     TransportError,
     WrongAppendOffset,
@@ -34,6 +35,8 @@ from gazette_platform.protocol import (
     LabelSet,
 )
 from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.fault_proxy import Direction, FaultProxy
+from gazette_platform.testing.local_broker import eventually
 
 pytestmark = pytest.mark.etcd
 
@@ -256,3 +259,56 @@ def test_synchronous_client_of_many_threads(shared, name):
         with client.read(name) as reader:
             found = [line for batch in reader.lines() for line in batch]
         assert sorted(found) == sorted(b"%d %d" % (p, n) for p in range(4) for n in range(50))
+
+
+@pytest.fixture
+async def lossy(shared):
+    """A client behind a proxy, and a function that appends so that the first answer is lost."""
+    host, _, port = shared.address.removeprefix("http://").partition(":")
+    async with FaultProxy(host, int(port)) as proxy:
+        config = ClientConfig(address=proxy.address, route_cache_size=0)
+        async with (
+            AsyncClient(config) as behind,
+            AsyncClient(ClientConfig(address=shared.address)) as direct,
+        ):
+
+            async def append(journal, data, **options):
+                head = await behind.write_head(journal)  # the connection is made
+                proxy.black_hole(Direction.TO_CLIENT)
+                call = asyncio.get_running_loop().create_task(
+                    behind.append(journal, data, **options)
+                )
+
+                async def is_applied():
+                    return await direct.write_head(journal) > head
+
+                await eventually(is_applied)
+                proxy.reset()
+                await proxy.heal()
+                return await call
+
+            yield append, direct
+
+
+async def test_an_append_at_an_offset_is_made_once_though_its_answer_is_lost(lossy, name):
+    append, client = lossy
+    await client.apply([Change(spec(name))])
+    await client.append(name, b"before\n")
+    result = await append(name, b"once\n", offset=7)
+    assert (result.begin, result.end) == (7, 12)
+    assert result.sha1 == hashlib.sha1(b"once\n").digest()
+    assert await client.read(name).read() == b"before\nonce\n"
+
+
+async def test_a_register_that_an_append_changed_itself_leaves_its_outcome_unknown(lossy, name):
+    append, client = lossy
+    await client.apply([Change(spec(name))])
+    with pytest.raises(OutcomeUnknown, match="REGISTER_MISMATCH") as unknown:
+        await append(
+            name,
+            b"x",
+            check_registers=LabelSelector(exclude=LabelSet.of(author="")),
+            union_registers=LabelSet.of(author="me"),
+        )
+    assert unknown.value.may_be_applied
+    assert await client.read(name).read() == b"x"

@@ -12,6 +12,7 @@ from gazette_platform.errors import (
     DataError,
     FragmentStoreUnhealthy,
     JournalNotFound,
+    OutcomeUnknown,
     TransportError,
     ValidationError,
     WrongAppendOffset,
@@ -322,3 +323,92 @@ async def test_a_status_that_grpc_lost_is_asked_for_again():
         broker.fail("Append", bug)
         with pytest.raises(CallFailed, match="malformed message"):
             await client.append("a/journal", b"x")
+
+
+LOST = Fault(code=grpc.StatusCode.UNAVAILABLE, after_commit=True)
+SHUT = Fault(code=grpc.StatusCode.UNAVAILABLE)
+
+
+@pytest.mark.parametrize(
+    "make", [bytes, lambda data: [data[:700_000], data[700_000:]]], ids=["bytes", "list"]
+)
+async def test_an_append_at_an_offset_whose_answer_was_lost_is_proven_by_its_bytes(make):
+    async with connected() as (broker, client):
+        journal = broker.journals["a/journal"]
+        journal.content += b"before"
+        journal.registers = LabelSet.of(author="me")
+        broker.fail("Append", LOST)
+        data = bytes(range(256)) * 4000
+        result = await client.append("a/journal", make(data), offset=6)
+        assert (result.begin, result.end) == (6, 6 + len(data))
+        assert result.sha1 == hashlib.sha1(data).digest()
+        assert result.registers == LabelSet.of(author="me")
+        assert journal.content == b"before" + data
+
+
+async def test_an_append_at_an_offset_that_others_took_is_refused_all_the_same():
+    """The first attempt broke before it was applied, and somebody else was there before the next."""
+    async with connected() as (broker, client):
+        journal = broker.journals["a/journal"]
+        journal.content += b"before"
+        broker.fail("Append", SHUT)
+        original = broker._fault
+
+        async def fault(method, context):
+            if method == "Append" and broker.calls["Append"] == 1:
+                journal.content += b"others' content"
+            return await original(method, context)
+
+        broker._fault = fault
+        with pytest.raises(WrongAppendOffset) as refused:
+            await client.append("a/journal", b"other", offset=6)
+        assert refused.value.may_be_applied is False
+
+
+@pytest.mark.parametrize(
+    "status", [pb.REGISTER_MISMATCH, pb.JOURNAL_NOT_FOUND, pb.NOT_ALLOWED], ids=pb.Status.Name
+)
+async def test_a_refusal_behind_a_lost_answer_proves_nothing(status):
+    async with connected() as (broker, client):
+        broker.journals["a/journal"].content += b"before"
+        broker.fail("Append", LOST, Fault(status=status))
+        with pytest.raises(OutcomeUnknown, match="an attempt was not answered") as unknown:
+            await client.append("a/journal", b"x")
+        assert unknown.value.may_be_applied
+        assert not unknown.value.retriable
+        assert unknown.value.__cause__.status == pb.Status.Name(status)
+        # Nothing is unknown about an append without content, or one that nothing was sent of.
+        broker.fail("Append", LOST, Fault(status=status))
+        with pytest.raises(errors.StatusError):
+            await client.append("a/journal", b"")
+        broker.fail("Append", Fault(status=pb.NO_JOURNAL_PRIMARY_BROKER), Fault(status=status))
+        with pytest.raises(errors.StatusError):
+            await client.append("a/journal", b"x")
+
+
+async def test_an_offset_that_cannot_be_read_leaves_the_outcome_unknown():
+    async with connected() as (broker, client):
+        broker.journals["a/journal"].content += b"before"
+        broker.fail("Append", LOST)
+        broker.fail("Read", Fault(status=pb.NOT_ALLOWED))
+        with pytest.raises(OutcomeUnknown, match=r"offset 6 cannot be read: .*NOT_ALLOWED"):
+            await client.append("a/journal", b"x", offset=6)
+
+
+async def test_an_error_says_whether_the_content_may_be_there():
+    async with connected(retry_timeout_s=0, append_timeout_s=0.2) as (broker, client):
+        broker.fail("Append", LOST, Fault(stall=True))
+        for _ in range(2):
+            with pytest.raises(TransportError) as lost:
+                await client.append("a/journal", b"x")
+            assert lost.value.may_be_applied
+        broker.fail("Append", Fault(code=grpc.StatusCode.UNAUTHENTICATED))
+        with pytest.raises(CallFailed) as refused:
+            await client.append("a/journal", b"x")
+        assert not refused.value.may_be_applied
+    async with AsyncClient(
+        ClientConfig(address="http://127.0.0.1:1", retry_timeout_s=0.1)
+    ) as client:
+        with pytest.raises(TransportError) as never:
+            await client.append("a/journal", b"x")
+        assert not never.value.may_be_applied

@@ -1,22 +1,30 @@
 import asyncio
+import itertools
+import subprocess
+import sys
 import threading
 from contextlib import asynccontextmanager
 
 import grpc
 import pytest
+from grpc import aio
+from grpc.aio import _call
 
-from gazette_platform.client import AsyncClient, Client, ClientConfig
+from gazette_platform.client import AsyncClient, Client, ClientConfig, append_writer
 from gazette_platform.errors import (
     FragmentStoreUnhealthy,
+    GazetteError,
     IndexHasGreaterOffset,
     JournalNotFound,
     NotAllowed,
     RegisterMismatch,
     Suspended,
+    TransportError,
     ValidationError,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.fake_broker import FakeBroker, Fault
+from gazette_platform.testing.local_broker import eventually
 
 
 async def wait_for(awaitable):
@@ -166,12 +174,15 @@ async def test_as5_closing_the_client_fails_what_was_not_appended():
         await asyncio.sleep(0.01)
         second = await writer.write(b"b")
         await client.close()
-        with pytest.raises(ValidationError, match="outcome is unknown"):
+        with pytest.raises(TransportError, match="outcome is unknown") as unknown:
             await first
-        with pytest.raises(ValidationError, match="client was closed"):
+        assert unknown.value.may_be_applied
+        with pytest.raises(ValidationError, match="client was closed") as behind:
             await second
-        with pytest.raises(ValidationError, match="client was closed"):
-            await writer.write(b"c")
+        assert not behind.value.may_be_applied
+        for later in (writer.write(b"c"), writer.flush(), writer.close()):
+            with pytest.raises(TransportError, match="client was closed"):
+                await later
 
 
 async def test_threads_share_a_synchronous_writer():
@@ -217,3 +228,166 @@ async def test_synchronous_writer_reports_its_error_once_and_for_all():
                         call()
 
         await asyncio.to_thread(run)
+
+
+class CoreFault(aio.InternalError):
+    """As grpc.aio raises it when a connection breaks between two of its operations."""
+
+
+@pytest.mark.parametrize(
+    ("method", "is_cut"), [("write", True), ("done_writing", True), ("done_writing", False)]
+)
+async def test_an_error_of_grpcs_core_is_one_of_the_connection(monkeypatch, method, is_cut):
+    """The call decides: what the broker answered, or that it broke and is tried again."""
+    faults = iter([False, True])
+    original = getattr(_call.StreamUnaryCall, method)
+
+    async def broken(self, *args):
+        await original(self, *args)
+        if next(faults, False):
+            if is_cut:
+                self.cancel()
+            raise CoreFault("Failed execute_batch")
+
+    async with connected() as (broker, client):
+        await client.append("a/journal", b"zero ")
+        monkeypatch.setattr(_call.StreamUnaryCall, method, broken)
+        async with asyncio.timeout(10), client.append_writer("a/journal") as writer:
+            for word in (b"one ", b"two ", b"three"):
+                await (await writer.write(word))
+        assert next(faults, None) is None, "no fault came"
+        content = bytes(broker.journals["a/journal"].content)
+        assert content.startswith(b"zero one two ")
+        assert content.endswith(b"two three")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("unforeseen"), MemoryError()], ids=repr)
+async def test_an_unexpected_error_is_told_by_every_ticket_and_ends_the_writer(monkeypatch, error):
+    attempts = itertools.count(1)
+    original = append_writer.append
+
+    async def append(*args, **kwargs):
+        if next(attempts) == 2:
+            raise error
+        return await original(*args, **kwargs)
+
+    async with connected() as (broker, client):
+        monkeypatch.setattr(append_writer, "append", append)
+        writer = client.append_writer("a/journal")
+        assert await (await writer.write(b"one ")) == (0, 4)
+        second = await writer.write(b"two ")
+        await asyncio.sleep(0)  # its append begins
+        third = await writer.write(b"three ")
+        async with asyncio.timeout(5):
+            with pytest.raises(TransportError, match="outcome is unknown") as told:
+                await second
+            assert told.value.may_be_applied
+            assert told.value.__cause__ is error
+            with pytest.raises(TransportError, match="not appended") as behind:
+                await third
+            assert not behind.value.may_be_applied
+            for later in (writer.flush(), writer.write(b"four"), writer.close()):
+                with pytest.raises(TransportError, match="failed unexpectedly"):
+                    await later
+        assert writer.buffered_bytes == 0
+        assert broker.journals["a/journal"].content == b"one "
+
+
+async def test_closing_the_client_before_the_first_append_began_is_told():
+    """The task that appends is cancelled before its first step, and never runs."""
+    async with connected() as (broker, client):
+        writer = client.append_writer("a/journal")
+        ticket = writer.write_nowait(b"a")
+        await client.close()
+        async with asyncio.timeout(5):
+            for wait in (ticket, writer.flush(), writer.close()):
+                with pytest.raises(ValidationError, match="before all was appended"):
+                    await wait
+        assert not broker.calls["Append"]
+
+
+async def test_a_write_after_the_client_was_closed_is_refused_and_close_returns():
+    async with connected() as (_, client):
+        writer = client.append_writer("a/journal")
+        await client.close()
+        async with asyncio.timeout(5):
+            with pytest.raises(ValidationError, match="client of the append writer is closed"):
+                await writer.write(b"a")
+            await writer.flush()
+            await writer.close()
+
+
+async def test_calls_that_a_closing_client_ends_are_errors_and_no_cancellations():
+    async with connected() as (broker, client):
+        broker.fail("Append", Fault(stall=True))
+        broker.fail("List", Fault(stall=True))
+        broker.fail("Read", Fault(stall=True))
+        calls = [client.append("a/journal", b"a"), client.list(), anext(client.tail("a/journal"))]
+        tasks = [asyncio.get_running_loop().create_task(call) for call in calls]
+        await eventually(lambda: len(broker.calls) == len(tasks))
+        await client.close()
+        async with asyncio.timeout(5):
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(outcome, GazetteError) for outcome in outcomes), outcomes
+        assert outcomes[0].may_be_applied
+
+
+async def test_content_that_raises_errors_of_grpcs_own_ends_the_append():
+    """They are the caller's, and are not taken for those of the append itself."""
+
+    async def pieces():
+        yield b"x" * 600_000
+        raise asyncio.InvalidStateError("of the caller")
+
+    async with connected() as (broker, client):
+        async with asyncio.timeout(5):
+            with pytest.raises(asyncio.InvalidStateError, match="of the caller"):
+                await client.append("a/journal", pieces())
+        assert broker.journals["a/journal"].content == b""
+
+
+async def test_synchronous_writer_tells_an_unexpected_error(monkeypatch):
+    async def append(*_, **__):
+        raise RuntimeError("unforeseen")
+
+    monkeypatch.setattr(append_writer, "append", append)
+    async with FakeBroker() as broker:
+        broker.journal("a/journal")
+
+        def run():
+            with Client(ClientConfig(address=broker.address)) as client:
+                writer = client.append_writer("a/journal")
+                ticket = writer.write(b"a")
+                for call in (lambda: ticket.result(5), writer.flush, writer.close):
+                    with pytest.raises(TransportError, match="unforeseen"):
+                        call()
+
+        await asyncio.to_thread(run)
+
+
+def test_a_forked_process_is_told_that_its_client_does_not_work_there():
+    """In a process of its own, because gRPC's threads here make forks unsafe."""
+    program = (
+        "import os, signal\n"
+        "from gazette_platform.client import Client\n"
+        "from gazette_platform.errors import ValidationError\n"
+        "client = Client()\n"
+        "writer = client.append_writer('a/journal')\n"
+        "if (child := os.fork()) == 0:\n"
+        "    signal.alarm(10)\n"
+        "    for call in (lambda: writer.write(b'a'), writer.flush, client.list):\n"
+        "        try:\n"
+        "            call()\n"
+        "        except ValidationError as err:\n"
+        "            assert 'fork' in str(err), err\n"
+        "        else:\n"
+        "            os._exit(1)\n"
+        "    client.close()\n"
+        "    os._exit(0)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "client.close()\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert found.stdout == "0\n", found.stderr

@@ -251,7 +251,7 @@ class Answer:
 
     async def __aiter__(self):
         for message in self.messages:
-            yield message
+            yield message.SerializeToString()
 
     def cancel(self):
         pass

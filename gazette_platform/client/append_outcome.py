@@ -1,0 +1,104 @@
+"""What became of an append that was refused after an attempt of it got no answer.
+
+The refusal says nothing of that attempt: it may be its effect. Where the offset is known that the
+content had to begin at, the journal itself can tell, because what is committed never changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import TYPE_CHECKING
+
+from gazette_platform.client.reader import Reader, ReadOptions
+from gazette_platform.client.results import AppendResult
+from gazette_platform.errors import (
+    GazetteError,
+    OutcomeUnknown,
+    RegisterMismatch,
+    StatusError,
+    WrongAppendOffset,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from gazette_platform.client.transport import Transport
+    from gazette_platform.protocol import Header, LabelSet
+
+__all__ = ["settle"]
+
+# Seconds for each piece of the journal: a replica may learn a moment later what was committed.
+_PIECE_TIMEOUT_S = 10.0
+
+
+async def settle(
+    transport: Transport,
+    journal: str,
+    content: AsyncIterator[bytes | bytearray | memoryview],
+    *,
+    offset: int,
+    refusal: StatusError,
+    doubt: GazetteError,
+    header: Header,
+    registers: LabelSet,
+) -> AppendResult:
+    """Find out whether an attempt was committed before one was refused.
+
+    Bytes of the journal that differ at the offset prove that it was not, and equal ones that what
+    was asked for is there. (Of two writers that append equal content at one offset, both are told
+    so: content that settles a race names its writer.)
+
+    Args: offset: that the append named; 0: none. refusal: of the last attempt. doubt: what an earlier one failed with.
+        header, registers: as the refusal told.
+    Returns: where the content is.
+    Raises: StatusError: `refusal`; nothing was appended. OutcomeUnknown: nobody knows.
+    Cancellation: safe.
+    """
+    why = "it named no offset to look at"
+    if offset and isinstance(refusal, WrongAppendOffset | RegisterMismatch):
+        try:
+            found = await _find(transport, journal, offset, content)
+        except GazetteError as err:
+            why = f"offset {offset} cannot be read: {err}"
+        except TimeoutError:
+            why = f"the journal does not reach to the end of it, from offset {offset}"
+        else:
+            if found is None:
+                raise refusal
+            end, sha1 = found
+            return AppendResult(offset, end, sha1, registers, header)
+    raise OutcomeUnknown(
+        f"append to {journal}: whether it was appended is unknown: an attempt was not answered "
+        f"({doubt}), and one behind it was refused ({refusal}); {why} (look for the content in the "
+        "journal before appending it again)"
+    ) from refusal
+
+
+async def _find(
+    transport: Transport,
+    journal: str,
+    offset: int,
+    content: AsyncIterator[bytes | bytearray | memoryview],
+) -> tuple[int, bytes] | None:
+    """The end and SHA-1 of `content` at `offset`; None: something else is there.
+
+    Raises: TimeoutError: the journal is shorter. GazetteError: it cannot be read.
+    """
+    digest = hashlib.sha1(usedforsecurity=False)
+    at = offset
+    stored = memoryview(b"")
+    async with Reader(transport, journal, offset, ReadOptions(block=True)) as reader:
+        async for piece in content:
+            own = memoryview(piece).cast("B")
+            digest.update(own)
+            at += len(own)
+            while own:
+                if not stored:
+                    async with asyncio.timeout(_PIECE_TIMEOUT_S):
+                        stored = memoryview(await anext(reader))
+                size = min(len(own), len(stored))
+                if own[:size] != stored[:size]:
+                    return None
+                own, stored = own[size:], stored[size:]
+    return at, digest.digest()
