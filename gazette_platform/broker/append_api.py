@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker import append_fsm as fsm
-from gazette_platform.broker.append_content import Body, Replay, Stream, pump
+from gazette_platform.broker.append_content import Body, Replay, Stream, cost_of, pump
 from gazette_platform.broker.appender import Outcome, Pending, content_sum
+from gazette_platform.broker.flow_control import Stock
 from gazette_platform.broker.proxy import PrimaryNotReached
 from gazette_platform.broker.replica import Replica
 from gazette_platform.broker.spec_writes import write_suspend
@@ -43,10 +44,12 @@ if TYPE_CHECKING:
 
 __all__ = ["AppendApi"]
 
-# Gathered whole up to this size, while all that are being gathered fit the budget; what does not
-# fit streams. The budget is what bounds the memory of many clients at once.
+# Gathered whole up to this size, while there is room in the stock; what does not fit streams.
 _GATHER_BYTES_MAX = 2 << 20
-_GATHER_BUDGET_BYTES = 48 << 20
+
+# Gathered whatever the stock: clients with large appends must not get in the way of small ones, and
+# a thousand of these are no more than the stock.
+_SMALL_BYTES_MAX = 64 << 10
 
 # Hashed on the event loop up to this size: a hop to a thread costs more.
 _INLINE_BYTES_MAX = 64 << 10
@@ -69,7 +72,7 @@ class AppendApi:
         self._context = context
         self._resolver = resolver
         self._proxy = proxy
-        self._gathering_bytes = 0
+        self._stock = Stock()
 
     async def append(
         self, first: bytes, content: ContentSource, claims: Claims = ALL_CLAIMS
@@ -100,12 +103,15 @@ class AppendApi:
             wait_until=self._context.clock.monotonic() + self._context.config.append_wait_s,
         )
         pumping: asyncio.Task[None] | None = None
+        stream: Stream | None = None
+        gathered = _Gathered(self._stock)
         try:
-            is_whole = await self._gather(pending, body)
+            is_whole = await self._gather(pending, body, gathered)
             pending.machine.has_content = pending.length > 0
             if not is_whole:
                 body.stream()
-                pending.stream = stream = Stream(pending)
+                gathered.release()
+                pending.stream = stream = Stream(pending, self._stock)
                 pumping = self._context.tasks.spawn(
                     pump(body, stream), name=f"stream {asked.request.journal}"
                 )
@@ -119,7 +125,9 @@ class AppendApi:
             pending.done.cancel()
             if pumping is not None:
                 pumping.cancel()
-            self._gathering_bytes -= body.gathered_bytes
+            if stream is not None:
+                stream.drop()
+            gathered.release()
             body.close()
         outcome.total_chunks = body.total_chunks
         return outcome.status, _response(asked.resolution, outcome, body)
@@ -239,11 +247,13 @@ class AppendApi:
             async with asyncio.timeout(limit_s):
                 await space.wait_for_revision(space.revision + 1)
 
-    async def _gather(self, pending: Pending, body: Body) -> bool:
+    async def _gather(self, pending: Pending, body: Body, gathered: _Gathered) -> bool:
         """Take content until the commit marker, or until it should stream.
 
         Returns: whether all of it is here, and is being summed.
+        Raises: RpcFailed: too much of other appends is here.
         """
+        stock = self._stock
         while True:
             chunk = await body.next()
             if not chunk:
@@ -254,12 +264,36 @@ class AppendApi:
                 else:
                     pending.sum = content_sum(pending.chunks)
                 return True
+            gathered.add(cost_of(chunk))
+            if gathered.bytes > _SMALL_BYTES_MAX and stock.is_overfull:
+                raise RpcFailed(
+                    Code.UNAVAILABLE,
+                    f"{pending.machine.request.journal}: this broker holds {stock.held_bytes} bytes "
+                    "of appends that wait for their turn, and takes small ones only; try again",
+                )
             pending.chunks.append(chunk)
             pending.length += len(chunk)
-            body.gathered_bytes += len(chunk)
-            self._gathering_bytes += len(chunk)
-            if pending.length > _GATHER_BYTES_MAX or self._gathering_bytes > _GATHER_BUDGET_BYTES:
+            if gathered.bytes > (_SMALL_BYTES_MAX if stock.is_full else _GATHER_BYTES_MAX):
                 return False
+
+
+@final
+class _Gathered:
+    """What one append adds to the stock while it is gathered."""
+
+    __slots__ = ("_stock", "bytes")
+
+    def __init__(self, stock: Stock) -> None:
+        self._stock = stock
+        self.bytes = 0
+
+    def add(self, length: int) -> None:
+        self.bytes += length
+        self._stock.held_bytes += length
+
+    def release(self) -> None:
+        self._stock.held_bytes -= self.bytes
+        self.bytes = 0
 
 
 @dataclass(slots=True)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, final
 
 from google.protobuf.message import DecodeError
 
-from gazette_platform.broker.flow_control import TICK_S, Flow
-from gazette_platform.broker.wire.interface import Code, ContentSource, RpcFailed
+from gazette_platform.broker.flow_control import CHUNK_COST_BYTES, TICK_S, Flow, Stock
+from gazette_platform.broker.wire.interface import READ_AHEAD_BYTES, Code, ContentSource, RpcFailed
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol import validate_append_chunk
 from gazette_platform.protocol.content import (
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.flow_control import RateBalance
 
-__all__ = ["Body", "Replay", "Stream", "pump"]
+__all__ = ["Body", "Replay", "Stream", "cost_of", "pump"]
 
 # Seconds of credit that a client has while its append is gathered. It then holds up nobody, and many
 # that share a connection may starve each other; what streams gets the one second of Gazette's.
@@ -34,8 +34,9 @@ _GATHER_CREDIT_S = 10.0
 # A timer that fires later than this tells of a busy broker, which is no fault of the client's.
 _TIMER_LATE_S = 0.1
 
-# Chunks of a streamed append that wait for the disk; the client is held back beyond.
-_STREAM_CHUNKS_MAX = 4
+# Of a streamed append that wait for the disk; the client is held back beyond. Two messages of the
+# usual size keep the disk busy while the next one comes.
+_STREAM_BYTES_MAX = 1 << 20
 
 
 @final
@@ -54,7 +55,6 @@ class Body:
         "_timer",
         "_waiting",
         "delayed_chunks",
-        "gathered_bytes",
         "total_chunks",
     )
 
@@ -73,7 +73,6 @@ class Body:
         self._stalled = False
         self.total_chunks = 0
         self.delayed_chunks = 0
-        self.gathered_bytes = 0
         # The task that waits for the client, while one does.
         self._waiting: asyncio.Task[object] | None = None
         self._arm()
@@ -162,11 +161,18 @@ class Body:
 class Stream:
     """Chunks between the task that receives them and the appender's: a few, then the client waits.
 
-    Args: pending: the append. Once it is over for whatever reason, nothing moves any more.
+    Args: pending: the append, whose chunks are taken over. Once it is over for whatever reason,
+            nothing moves any more.
+        stock: counts what is held.
     """
 
-    def __init__(self, pending: Pending) -> None:
-        self._chunks: deque[bytes | memoryview] = deque()
+    def __init__(self, pending: Pending, stock: Stock) -> None:
+        self._chunks: deque[bytes | memoryview] = deque(pending.chunks)
+        self._bytes = 0
+        self._stock = stock
+        self._count(READ_AHEAD_BYTES + sum(map(cost_of, pending.chunks)))
+        pending.chunks = []
+        self._is_taken = False  # until its turn comes, the transport fills up
         self._error: RpcFailed | None = None
         self._changed = asyncio.Event()
         self.reopen(pending)
@@ -179,6 +185,12 @@ class Stream:
         if self._error is not None:
             pending.fail(self._error)
 
+    def drop(self) -> None:
+        """Forget what was not taken: nothing comes any more, nor another attempt."""
+        self._is_over = True
+        self._chunks.clear()
+        self._count(-self._bytes)
+
     def _end(self, done: asyncio.Future[Outcome]) -> None:
         if done is self._pending.done:  # and not that of an earlier attempt
             self._is_over = True
@@ -189,21 +201,35 @@ class Stream:
         self._error = error
         self._pending.fail(error)
 
-    async def put(self, chunk: bytes | memoryview) -> None:
-        """Hand over a chunk once there is room."""
-        while len(self._chunks) >= _STREAM_CHUNKS_MAX and not self._is_over:
+    async def room(self) -> None:
+        """Wait until another chunk may be received: for the turn to come, then for the disk."""
+        while self._bytes >= _STREAM_BYTES_MAX:
             await self._change()
+
+    def put(self, chunk: bytes | memoryview) -> None:
+        """Hand over a chunk."""
         self._chunks.append(chunk)
+        self._count(cost_of(chunk))
         self._changed.set()
 
     async def next(self) -> bytes | memoryview:
         """The next chunk. Raises: RpcFailed: the append is over."""
+        if not self._is_taken and not self._is_over:
+            self._is_taken = True
+            self._count(-READ_AHEAD_BYTES)
+            self._changed.set()
         while not self._chunks and not self._is_over:
             await self._change()
         if self._is_over:
             raise self._error or RpcFailed(Code.CANCELLED, "append stream: the client has gone")
         self._changed.set()
-        return self._chunks.popleft()
+        chunk = self._chunks.popleft()
+        self._count(-cost_of(chunk))
+        return chunk
+
+    def _count(self, length: int) -> None:
+        self._bytes += length
+        self._stock.held_bytes += length
 
     async def _change(self) -> None:
         self._changed.clear()  # never both sides at once: one waits for room, one for chunks
@@ -236,10 +262,11 @@ async def pump(body: Body, stream: Stream) -> None:
     """Move the rest of the content to the appender, which takes it when its turn comes."""
     try:
         while True:
+            await stream.room()
             chunk = await body.next()
             if not chunk:
                 await body.expect_end()
-            await stream.put(chunk)
+            stream.put(chunk)
             if not chunk:
                 return
     except RpcFailed as err:
@@ -247,6 +274,11 @@ async def pump(body: Body, stream: Stream) -> None:
     except Exception as err:
         stream.fail(RpcFailed(Code.INTERNAL, f"append stream: {type(err).__name__}: {err}"))
         raise  # to whoever owns the task, as a fault of ours
+
+
+def cost_of(chunk: bytes | memoryview) -> int:
+    """Bytes of memory that a chunk takes."""
+    return len(chunk) + CHUNK_COST_BYTES
 
 
 def _decode_chunk(raw: bytes) -> bytes:

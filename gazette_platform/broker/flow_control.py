@@ -1,5 +1,7 @@
 """Rates of one append: the least that its client must sustain, the most that its journal takes.
 
+And how much of all appends together is held in memory.
+
 Source: Gazette's append_flow_control.go. As there, a client has one second of credit before it is
 judged, the journal's balance starts with one second's worth and banks at most ten, and it carries
 from one append of a journal to the next.
@@ -11,12 +13,16 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import final
 
-__all__ = ["TICK_S", "Flow", "RateBalance"]
+__all__ = ["CHUNK_COST_BYTES", "TICK_S", "Flow", "RateBalance", "Stock"]
 
 # How often a client that owes content is judged.
 TICK_S = 0.05
 
 _BANKED_S_MAX = 10.0
+
+# Of a chunk beside its content: two objects and their place in a queue. A client that sends single
+# bytes makes us hold this for each of them.
+CHUNK_COST_BYTES = 256
 
 
 @final
@@ -93,3 +99,33 @@ class Flow:
         self.credit -= (now - self.updated_at) * self.min_rate
         self.updated_at = now
         return self.min_rate > 0 and self.credit < 0
+
+
+@final
+class Stock:
+    """Bytes that a broker holds of its appends: content in Python, and what gRPC has of those that wait.
+
+    What an append that has its turn has received goes to disk at once, and is bounded by a stream's
+    own limit.
+    """
+
+    # Up to here whatever comes is gathered, so that many small appends are written together and a
+    # slow client holds nobody up. Beyond, an append waits for its turn with what it has.
+    _FULL_BYTES = 48 << 20
+
+    # Beyond, appends that are not small are refused. A message of the usual 512 KiB and the window
+    # of 4 MiB of about fifty appends that wait for their turn fit.
+    _OVERFULL_BYTES = 256 << 20
+
+    def __init__(self) -> None:
+        self.held_bytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether appends should take no more than they have to."""
+        return self.held_bytes >= self._FULL_BYTES
+
+    @property
+    def is_overfull(self) -> bool:
+        """Whether there is no room even for that."""
+        return self.held_bytes >= self._OVERFULL_BYTES

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from types import SimpleNamespace
 
 import pytest
 
 from gazette_platform.broker import append_fsm as fsm
 from gazette_platform.broker.append_api import _renewed
-from gazette_platform.broker.append_content import Body, Replay, Stream, pump
+from gazette_platform.broker.append_content import Body, Replay, Stream, cost_of, pump
 from gazette_platform.broker.appender import Pending
 from gazette_platform.broker.config import BrokerConfig
-from gazette_platform.broker.flow_control import RateBalance
-from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.broker.flow_control import RateBalance, Stock
+from gazette_platform.broker.wire.interface import READ_AHEAD_BYTES, Code, RpcFailed
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol.content import encode_append_content
@@ -248,48 +249,72 @@ async def test_fc7_a_big_chunk_right_after_the_assignments_changed(receive):
 
 
 # ---------------------------------------------------------------------------------------- hand-over
-async def test_the_client_waits_when_the_appender_does_not_take(tasks, receive):
+async def settled():
+    """Let all that is ready run."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def test_the_client_waits_for_its_turn_and_then_for_the_disk(tasks, receive):
     done = asyncio.get_running_loop().create_future()
-    stream = Stream(Pending(machine=None, done=done))
-    client = Client(*(chunk(b"%d" % n) for n in range(10)), COMMIT, None)
+    stock = Stock()
+    stream = Stream(Pending(machine=None, done=done, chunks=[b"gathered"]), stock)
+    large = b"x" * (300 << 10)
+    client = Client(*(chunk(large) for _ in range(10)), COMMIT, None)
     tasks.spawn(pump(receive(client), stream))
-    await asyncio.sleep(0.01)
-    assert client.messages.qsize() == 12 - 5, "four are handed over, one waits for room"
+    await settled()
+    assert client.messages.qsize() == 12, "its turn has not come"
+    assert stock.held_bytes >= READ_AHEAD_BYTES, "the transport fills up meanwhile"
+    assert await stream.next() == b"gathered"
+    await settled()
+    assert client.messages.qsize() == 12 - 4, "a mebibyte is here, and one chunk too many"
+    assert 4 * len(large) <= stock.held_bytes < 5 * len(large)
     taken = []
     while piece := await stream.next():
         taken.append(bytes(piece))
-    assert taken == [b"%d" % n for n in range(10)]
+    assert taken == [large] * 10
+    assert stock.held_bytes == 0
     done.cancel()
 
 
-@pytest.mark.parametrize("fill", [0, 4])
-async def test_nothing_moves_once_the_append_is_over(tasks, fill):
+async def test_nothing_is_held_once_the_append_is_over():
     done = asyncio.get_running_loop().create_future()
-    stream = Stream(Pending(machine=None, done=done))
-    for _ in range(fill):
-        await stream.put(b"x")
-    waiting = tasks.spawn(_waits(stream, is_full=fill > 0))
+    stock = Stock()
+    stream = Stream(Pending(machine=None, done=done, chunks=[b"x" * 1000]), stock)
+    done.set_result(None)
+    stream.drop()
+    assert stock.held_bytes == 0
+    with pytest.raises(RpcFailed, match="the client has gone"):
+        await stream.next()
+    assert stock.held_bytes == 0
+
+
+async def test_who_waits_for_content_hears_that_the_append_is_over(tasks):
+    done = asyncio.get_running_loop().create_future()
+    stream = Stream(Pending(machine=None, done=done), Stock())
+    waiting = tasks.spawn(_waits(stream))
     await asyncio.sleep(0)
     assert not waiting.done()
     done.set_result(None)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(10):
         await waiting
+
+
+async def _waits(stream):
     with pytest.raises(RpcFailed, match="the client has gone"):
         await stream.next()
 
 
-async def _waits(stream, *, is_full):
-    if is_full:
-        await stream.put(b"late")
-    else:
-        with pytest.raises(RpcFailed, match="the client has gone"):
-            await stream.next()
+def test_single_bytes_are_counted_with_what_it_takes_to_hold_them():
+    assert cost_of(b"x") >= sys.getsizeof(memoryview(b"x")) + sys.getsizeof(b"x")
 
 
-async def test_a_stream_that_breaks_fails_its_append_and_each_later_attempt(receive):
+async def test_a_stream_that_breaks_fails_its_append_and_each_later_attempt(receive, tasks):
     pending = _pending()
-    stream = Stream(pending)
-    await pump(receive(Client(chunk(b"x"), None)), stream)
+    stream = Stream(pending, Stock())
+    pumping = tasks.spawn(pump(receive(Client(chunk(b"x"), None)), stream))
+    assert await stream.next() == b"x"
+    await pumping
     assert pending.done.exception().text == "append stream: unexpected EOF"
     again = _pending()
     stream.reopen(again)
@@ -323,7 +348,7 @@ async def test_e5_a_stream_goes_on_where_it_stopped(tasks, receive):
     """Chunks that wait when an attempt ends, or come later, are those of the next attempt."""
     client = Client(*(chunk(b"%d" % n) for n in range(10)))
     first = _pending(b"gathered")
-    first.stream = Stream(first)
+    first.stream = Stream(first, Stock())
     tasks.spawn(pump(receive(client), first.stream))
     await asyncio.sleep(0.01)
     first.done.set_result(None)
@@ -337,7 +362,7 @@ async def test_e5_a_stream_goes_on_where_it_stopped(tasks, receive):
 
 async def test_e5_a_stream_that_breaks_ends_the_replay(tasks, receive):
     first = _pending(b"gathered")
-    first.stream = Stream(first)
+    first.stream = Stream(first, Stock())
     client = Client(chunk(b"x"))
     tasks.spawn(pump(receive(client), first.stream))
     renewed = _renewed(first)

@@ -12,7 +12,7 @@ import grpc  # type: ignore[import-untyped]
 from grpc import aio
 
 from gazette_platform.broker.wire.grpc_calls import GRPC_CODES, caller_left
-from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.broker.wire.interface import READ_AHEAD_BYTES, Code, RpcFailed
 from gazette_platform.errors import SetupError
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ _ADMIN_SERVICE = "gazette_platform.Admin"
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),  # two brokers on one port must fail, not share it
     ("grpc.max_send_message_length", -1),
-    ("grpc.http2.lookahead_bytes", 4 << 20),
+    ("grpc.http2.lookahead_bytes", READ_AHEAD_BYTES),
+    ("grpc.http2.bdp_probe", 0),  # which would let a fast client's window grow beyond that
     ("grpc.http2.max_frame_size", 1 << 20),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),

@@ -10,7 +10,12 @@ from gazette_platform.errors import GazetteError
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
-__all__ = ["Code", "ContentSource", "MessageStream", "RpcFailed", "Service"]
+__all__ = ["READ_AHEAD_BYTES", "Code", "ContentSource", "MessageStream", "RpcFailed", "Service"]
+
+READ_AHEAD_BYTES = 4 << 20
+"""What a transport may hold of a stream that is not read. It is one message of the largest size, and
+what clients need to keep on sending while Python is busy: with a quarter of it, streamed appends
+are a third slower."""
 
 
 class Code(Enum):
