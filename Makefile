@@ -11,7 +11,7 @@ SEED ?= 7
 MINUTES ?= 10
 REPLICATION ?= 3
 
-.PHONY: help install dev demo fmt lint types test test-fast coverage bench bench-cluster bench-failover bench-allocator chaos gen gen-check docs clean
+.PHONY: help install dev demo fmt lint types test test-fast test-pythons coverage bench bench-cluster bench-failover bench-allocator chaos gen gen-check docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ test: $(STAMP) ## All tests, with real etcd, metastore, Trino, Spark and Dagster
 
 test-fast: $(STAMP) ## Unit, property, scenario and quick etcd tests: under 5 minutes
 	GAZETTE_REQUIRE_SERVERS=1 $(BIN)/pytest -m "not (hive or trino or spark or e2e or slow)" $(PYTEST_ARGS)
+
+test-pythons: $(STAMP) ## test-fast on each later Python that this machine has
+	tools/try_pythons
 
 coverage: $(STAMP) ## Branch coverage of test-fast
 	$(BIN)/coverage run -m pytest -q -m "not (hive or trino or spark or e2e or slow)" $(PYTEST_ARGS)

@@ -8,11 +8,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 from gazette_platform.testing.etcd import find_etcd
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+
+# An example that takes long says something of the machine, not of the code.
+# (`ci` is hypothesis' own: the same examples each time.)
+settings.register_profile("house", deadline=None)
+settings.register_profile("nightly", deadline=None, max_examples=10_000)
+settings.load_profile(
+    os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "house")
+)
 
 pytest_plugins = ("gazette_platform.testing.plugin",)
 

@@ -52,6 +52,12 @@ NEEDS = (
         why="tests of TLS, which make certificates",
         install="apt-get install --no-install-recommends openssl",
     ),
+    Need(
+        names=("ps",),
+        variable="GAZETTE_PS",
+        why="the tests that look which processes a platform has left",
+        install="apt-get install --no-install-recommends procps",
+    ),
 )
 
 

@@ -36,6 +36,7 @@ class BrokerServer:
           fragments: folder of the store, where it is not ``fragments`` in `folder`: brokers of one
           cluster share it.
           lease_s: seconds after which etcd forgets it.
+          program: what to run as `gazette`; empty: the one of this interpreter.
 
     Attributes: fragments: folder of the store. log: file. flags: may be changed before `start`.
     """
@@ -51,6 +52,7 @@ class BrokerServer:
         zone: str = "local",
         fragments: Path | None = None,
         lease_s: float = 2.0,
+        program: Sequence[str] = (),
     ) -> None:
         self.fragments = fragments or folder / "fragments"
         self.log = folder / "broker.log"
@@ -61,6 +63,7 @@ class BrokerServer:
         self.id = broker_id
         self.zone = zone
         self._lease_s = lease_s
+        self._program = program or (sys.executable, "-m", "gazette_platform.cli.gazette")
         self._process: subprocess.Popen[bytes] | None = None
         self.port, self.http_port = _free_port(), _free_port()
 
@@ -94,9 +97,7 @@ class BrokerServer:
         self.fragments.mkdir(parents=True, exist_ok=True)
         self._spool.mkdir(parents=True, exist_ok=True)
         command = [
-            sys.executable,
-            "-m",
-            "gazette_platform.cli.gazette",
+            *self._program,
             "serve",
             f"--broker.id={self.id}",
             f"--broker.zone={self.zone}",
