@@ -19,7 +19,7 @@ class Need:
     names: tuple[str, ...]
     """Names on PATH, any of which will do."""
     variable: str
-    """Environment variable that may hold its path instead."""
+    """Environment variable that may hold its path instead; empty: none."""
     why: str
     """Which tests use it."""
     install: str
@@ -54,7 +54,7 @@ NEEDS = (
     ),
     Need(
         names=("ps",),
-        variable="GAZETTE_PS",
+        variable="",
         why="the tests that look which processes a platform has left",
         install="apt-get install --no-install-recommends procps",
     ),
@@ -69,7 +69,8 @@ def main() -> int:
     print("make test needs programs that this machine lacks:", file=sys.stderr)
     for need in missing:
         print(
-            f"  {need.names[0]}: for {need.why}; {need.install} (or set {need.variable})",
+            f"  {need.names[0]}: for {need.why}; {need.install}"
+            + (f" (or set {need.variable})" if need.variable else ""),
             file=sys.stderr,
         )
     print("`make test-fast` runs without them. See CONTRIBUTING.md.", file=sys.stderr)

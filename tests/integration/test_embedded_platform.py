@@ -47,12 +47,7 @@ def up(root: Path, without: str) -> dict[str, object]:
 
 def processes_of(root: Path) -> list[str]:
     """Command lines of processes that mention the folder."""
-    shown = subprocess.run(
-        [os.environ.get("GAZETTE_PS", "ps"), "-eo", "args"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    shown = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
     return [line for line in shown.stdout.splitlines() if str(root) in line]
 
 
