@@ -12,6 +12,7 @@ from gazette_platform.client.auth import Authorizer
 from gazette_platform.client.config import ClientConfig
 from gazette_platform.client.route_cache import Condition
 from gazette_platform.client.wire import condition_of
+from gazette_platform.ops.keepalive import keepalive_options
 from gazette_platform.protocol import endpoint_grpc_address
 
 if TYPE_CHECKING:
@@ -29,9 +30,10 @@ _log = logging.getLogger(__name__)
 _RECONNECT_MS_MAX = 500
 _CONNECT_MS = 4000
 
-# Pings while a call is open, and milliseconds between them at least.
+# Pings while a call is open. An answer has to come as fast, but not faster than a busy machine gives
+# it.
 _PINGS_PER_LEASE = 4
-_PING_MS_MIN = 1000
+_PING_TIMEOUT_S_MIN = 1.0
 
 # Of the error by which a server ends a connection, and all its calls, over pings without data
 # between them. Ours takes any number; Go's, unless told otherwise, two in five minutes.
@@ -123,14 +125,10 @@ class Peers:
 
 
 def _options(config: BrokerConfig, *, pings: bool) -> list[tuple[str, int]]:
-    keepalive_ms = max(_PING_MS_MIN, int(config.etcd_lease_s * 1000 / _PINGS_PER_LEASE))
-    keepalive = [
-        ("grpc.keepalive_time_ms", keepalive_ms),
-        ("grpc.keepalive_timeout_ms", keepalive_ms),
-        ("grpc.http2.max_pings_without_data", 0),
-    ]
+    interval_s = config.etcd_lease_s / _PINGS_PER_LEASE
+    timeout_s = max(_PING_TIMEOUT_S_MIN, interval_s)
     return [
-        *(keepalive if pings else ()),
+        *(keepalive_options(interval_s, timeout_s) if pings else ()),
         ("grpc.max_receive_message_length", -1),
         ("grpc.max_send_message_length", -1),
         ("grpc.http2.lookahead_bytes", 8 << 20),

@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError, Message
 
 from gazette_platform.client.route_cache import Condition
 from gazette_platform.errors import DataError, SetupError, TransportError, ValidationError
+from gazette_platform.ops.keepalive import keepalive_options
 from gazette_platform.protocol import endpoint_grpc_address
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
@@ -307,9 +308,7 @@ def _channel_options(config: ClientConfig) -> list[tuple[str, int]]:
         # Larger frames and buffers: fewer system calls for a content message.
         ("grpc.http2.max_frame_size", 1 << 20),
         ("grpc.http2.write_buffer_size", 1 << 20),
-        ("grpc.keepalive_time_ms", int(config.keepalive_s * 1000)),
-        ("grpc.keepalive_timeout_ms", int(config.keepalive_s * 1000)),
-        ("grpc.http2.max_pings_without_data", 0),
+        *keepalive_options(config.keepalive_s, config.keepalive_s),
         # Our own back-off decides when to try again; gRPC's must not be the slower one.
         ("grpc.initial_reconnect_backoff_ms", 50),
         ("grpc.min_reconnect_backoff_ms", int(config.connect_timeout_s * 1000)),

@@ -247,7 +247,7 @@ class EtcdClient:
             try:
                 return await getattr(stub, method)(request, timeout=timeout_s)
             except wire.aio.AioRpcError as err:
-                if wire.is_unavailable(err):
+                if wire.is_silent(err):
                     self._connection.rotate()
                     if is_read and self._clock.monotonic() < deadline:
                         continue

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from gazette_platform.errors import EtcdError, SetupError, ValidationError
 from gazette_platform.etcd import wire
+from gazette_platform.ops.keepalive import keepalive_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,14 +28,12 @@ _ROUND_PAUSE_S = 0.05
 # One endpoint that swallows packets must not use up the time of all.
 _CONNECT_S_MAX = 1.5
 # etcd answers a ping more frequent than its --grpc-keepalive-min-time (5 s) with a GOAWAY.
-_KEEPALIVE_MS = 6_000
-_KEEPALIVE_TIMEOUT_MS = 3_000
+_PING_EVERY_S = 6.0
+_PING_TIMEOUT_S = 3.0
 # A page of a range read holds up to 1,000 values; etcd itself limits a request, not a response.
 _MESSAGE_BYTES_MAX = 256 << 20
 _CHANNEL_OPTIONS = (
-    ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
-    ("grpc.http2.max_pings_without_data", 0),
+    *keepalive_options(_PING_EVERY_S, _PING_TIMEOUT_S),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_500),
     ("grpc.max_reconnect_backoff_ms", 2_000),

@@ -111,7 +111,7 @@ class Lease:
         call = stub.LeaseKeepAlive(iter((request,)), timeout=left_s)
         try:
             msg = await call.read()
-        except wire.aio.AioRpcError as err:
+        except wire.CALL_ERRORS as err:
             self._connection.rotate()
             what = f"renewal of lease {self.id:x}"
             raise wire.error_of(err, what=what, endpoint=endpoint) from err

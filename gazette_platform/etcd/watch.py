@@ -67,7 +67,7 @@ class Watch:
         )
         try:
             await self._call.write(request)
-        except wire.aio.AioRpcError as err:
+        except wire.CALL_ERRORS as err:
             self._connection.rotate()
             raise self._error(err) from err
         return self
@@ -94,7 +94,7 @@ class Watch:
     async def _read(self) -> Any:
         try:
             msg = await self._call.read()
-        except wire.aio.AioRpcError as err:
+        except wire.CALL_ERRORS as err:
             self._connection.rotate()
             raise self._error(err) from err
         if msg is wire.aio.EOF:

@@ -6,6 +6,7 @@ revisions and know one endpoint.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
@@ -29,6 +30,7 @@ from gazette_platform.etcd.types import (
 )
 
 __all__ = [
+    "CALL_ERRORS",
     "aio",
     "compare_to_pb",
     "decode_key",
@@ -37,7 +39,7 @@ __all__ = [
     "event_of",
     "grpc",
     "header_of",
-    "is_unavailable",
+    "is_silent",
     "operation_to_pb",
     "prefix_end",
     "range_request",
@@ -47,6 +49,8 @@ __all__ = [
 ]
 
 aio = grpc.aio
+CALL_ERRORS = (grpc.RpcError, aio.BaseError, asyncio.InvalidStateError)
+"""All that operations on a call raise, beside cancellation; only the first has a status."""
 stubs = rpc_pb2_grpc
 
 # What passes by itself: a lost connection, a member without a leader, an election, an overload.
@@ -61,6 +65,7 @@ _RETRIABLE = frozenset(
         grpc.StatusCode.INTERNAL,
     }
 )
+_SILENT = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
 _TARGETS = {
     CompareTarget.VERSION: rpc_pb2.Compare.VERSION,
     CompareTarget.CREATE: rpc_pb2.Compare.CREATE,
@@ -167,16 +172,21 @@ def operation_to_pb(operation: Operation) -> Any:
             )
 
 
-def is_unavailable(error: Any) -> bool:
-    """Whether another endpoint may do better: the connection broke, or the member has no leader."""
-    return bool(error.code() == grpc.StatusCode.UNAVAILABLE)
+def is_silent(error: Any) -> bool:
+    """Whether another endpoint may do better.
+
+    The connection broke, the member has no leader, or nothing came back in time.
+    """
+    return error.code() in _SILENT
 
 
 def error_of(error: Any, *, what: str, endpoint: str) -> EtcdError:
     """The typed error of a failed call.
 
-    Args: what: the call, with the key or lease it was about.
+    Args: error: one of `CALL_ERRORS`. what: the call, with the key or lease it was about.
     """
+    if not isinstance(error, grpc.RpcError):
+        return EtcdError(f"etcd at {endpoint}: {what}: the connection broke ({error!r})")
     code = error.code()
     text = f"etcd at {endpoint}: {what}: {code.name}: {error.details()}"
     # The code alone does not tell it from a revision of the future.

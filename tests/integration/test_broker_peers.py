@@ -57,7 +57,6 @@ async def start():
 
 @pytest.fixture
 async def peers(tmp_path, monkeypatch):
-    monkeypatch.setattr(peers_module, "_PING_MS_MIN", 0)
     monkeypatch.setattr(peers_module, "_PINGS_PER_LEASE", 25)
     config = BrokerConfig(id="own-broker", file_root=tmp_path, etcd_lease_s=1)
     peers = Peers(config, SystemClock())

@@ -14,6 +14,7 @@ from grpc import aio
 from gazette_platform.broker.wire.grpc_calls import GRPC_CODES, caller_left
 from gazette_platform.broker.wire.interface import READ_AHEAD_BYTES, Code, RpcFailed
 from gazette_platform.errors import SetupError
+from gazette_platform.ops.keepalive import keepalive_options
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -27,6 +28,11 @@ __all__ = ["GrpcServer"]
 
 _SERVICE = "protocol.Journal"
 _ADMIN_SERVICE = "gazette_platform.Admin"
+
+# Seconds. Callers may be far away, and their content on its way for long; what they must not do is to
+# hold calls, spools and memory for ever when their machine is gone.
+_PING_EVERY_S = 20.0
+_PING_TIMEOUT_S = 30.0
 
 # Fatter flow-control windows and frames than gRPC's defaults: content arrives in large messages,
 # and each frame costs a pass through the library.
@@ -97,7 +103,11 @@ class GrpcServer:
         socket: Path | None = None,
         tls: TlsMaterial | None = None,
     ) -> None:
-        options = [*_OPTIONS, ("grpc.max_receive_message_length", recv_bytes_max)]
+        options = [
+            *_OPTIONS,
+            *keepalive_options(_PING_EVERY_S, _PING_TIMEOUT_S),
+            ("grpc.max_receive_message_length", recv_bytes_max),
+        ]
         self._server = aio.server(options=options)
         handlers = _journal_handlers(service, calls)
         admin_handlers = _admin_handlers(service, calls)
