@@ -10,8 +10,9 @@ PYTEST_ARGS ?=
 SEED ?= 7
 MINUTES ?= 10
 REPLICATION ?= 3
+MODULES ?=
 
-.PHONY: help install dev demo fmt lint types test test-fast test-pythons coverage bench bench-cluster bench-failover bench-allocator chaos gen gen-check docs clean
+.PHONY: help install dev demo fmt lint types test test-fast test-pythons mutants coverage bench bench-cluster bench-failover bench-allocator chaos gen gen-check docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +53,9 @@ test-fast: $(STAMP) ## Unit, property, scenario and quick etcd tests: under 5 mi
 
 test-pythons: $(STAMP) ## test-fast on each later Python that this machine has
 	tools/try_pythons
+
+mutants: $(STAMP) ## Break the modules that decide, and name changes that no test sees (MODULES)
+	$(PY) tools/mutants.py $(MODULES)
 
 coverage: $(STAMP) ## Branch coverage of test-fast
 	$(BIN)/coverage run -m pytest -q -m "not (hive or trino or spark or e2e or slow)" $(PYTEST_ARGS)
