@@ -19,6 +19,7 @@ import tempfile
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
@@ -146,7 +147,7 @@ def _try_module(
     return len(results), found
 
 
-def _mutant(module: str, job: dict, result: dict, source: list[str]) -> Mutant:  # type: ignore[type-arg]
+def _mutant(module: str, job: dict[str, Any], result: dict[str, Any], source: list[str]) -> Mutant:
     (mutation,) = job["mutations"]
     number = mutation["start_pos"][0]
     operator = mutation["operator_name"].removeprefix("core/")
@@ -154,11 +155,11 @@ def _mutant(module: str, job: dict, result: dict, source: list[str]) -> Mutant: 
     return Mutant(module, line, operator, mutation["occurrence"], number, result["diff"])
 
 
-def _is_skipped(result: dict | None) -> bool:  # type: ignore[type-arg]
+def _is_skipped(result: dict[str, Any] | None) -> bool:
     return result is None or result["worker_outcome"] == "skipped"
 
 
-def _dump(session: Path, clone: Path) -> list[tuple[dict, dict]]:  # type: ignore[type-arg]
+def _dump(session: Path, clone: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     lines = _run(_tool("cosmic-ray"), "dump", str(session), cwd=clone).splitlines()
     return [tuple(json.loads(line)) for line in lines]
 
