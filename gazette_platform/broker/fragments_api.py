@@ -76,6 +76,7 @@ class FragmentsApi:
         response = pb.FragmentsResponse(status=status.value)  # type: ignore[arg-type]
         resolution.header.into_pb(response.header)
         if status is Status.OK and isinstance(replica, Replica):
+            await replica.wait_known()
             fragments = await replica.index.inspect()
             if fragments is None:
                 raise _stopped()

@@ -211,6 +211,11 @@ class JournalSpool:
         return not self._staged
 
     @property
+    def settled_end(self) -> int:
+        """Offset behind all that is settled."""
+        return self._staged[0].end - self._staged[0].length if self._staged else self.spool.end
+
+    @property
     def content_length(self) -> int:
         """Bytes of the open fragment, staged ones included."""
         return self.end - self.digester.spool.begin

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from contextlib import aclosing
 from typing import TYPE_CHECKING, final
@@ -97,21 +96,25 @@ class ReadApi:
         Returns: what the index knows; or the primary, which may know more; None: the replica closed.
         """
         index, block = replica.index, request.block
+        is_known = False
         while True:
             if offset >= 0:
                 result = index.lookup(offset, begin_mod_time=request.begin_mod_time)
                 if result.status is Status.OK:
                     return result
                 offset = result.offset  # what was skipped stays skipped
-            if block and replica.is_closed:
-                return None  # rather than to forward for as long as the client tails
+            if index.is_closed or (block and replica.is_closed):
+                # What was here is at others. A client that tails shall not be forwarded for long.
+                return None
             better = self._proxy.better_placed(replica, offset)
             if better is not None:
                 return better
-            if (offset < 0 or not block) and await self._await_listing(replica):
+            if not is_known and (offset < 0 or not block):
+                await replica.wait_known()
+                is_known = True
                 continue
             if offset < 0:
-                offset = index.summary.end
+                offset = replica.head
                 if block:
                     continue
                 return QueryResult(Status.OFFSET_NOT_YET_AVAILABLE, offset, offset)
@@ -119,23 +122,6 @@ class ReadApi:
                 return index.lookup(offset, begin_mod_time=request.begin_mod_time)
             if not await index.wait_change():
                 return None
-
-    async def _await_listing(self, replica: Replica) -> bool:
-        """Wait a bounded time until the head of a journal that was just assigned is known.
-
-        Else a read would end before what the store holds, and one from the head begin at 0.
-
-        Returns: whether it was not known before, and is now.
-        """
-        index = replica.index
-        if index.first_refresh.is_set() and not replica.is_filling:
-            return False
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._context.config.append_wait_s):
-                await index.inspect()
-                while replica.is_filling and await index.wait_change():
-                    pass
-        return index.first_refresh.is_set() and not replica.is_filling
 
     async def _serve(
         self, request: pb.ReadRequest, resolution: Resolution, replica: Replica
@@ -213,10 +199,10 @@ class ReadApi:
         response = pb.ReadResponse(
             status=result.status.value,  # type: ignore[arg-type]
             offset=result.offset,
-            write_head=result.write_head,
+            write_head=max(result.write_head, replica.head),
         )
         if fragment is not None:
-            response.write_head = max(result.write_head, fragment.end)
+            response.write_head = max(response.write_head, fragment.end)
             fragment.into_pb(response.fragment)
             if fragment.backing_store and fragment.mod_time:
                 response.fragment_url = self._sign(replica, fragment)

@@ -15,6 +15,7 @@ from gazette_platform.broker.journal_spool import JournalSpool
 from gazette_platform.broker.peer_stream import open_replicate
 from gazette_platform.broker.replicator import Replicator
 from gazette_platform.broker.spec_writes import write_route, write_suspend
+from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import GazetteError
 from gazette_platform.fragment.index import Index
 from gazette_platform.fragment.refresh import Refresher
@@ -54,6 +55,9 @@ _FLUSH_RETRY_S = 0.25
 
 # A replica that begins behind content which other brokers are about to persist looks for it soon.
 _HOLE_REFRESHES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 30.0, 60.0)
+
+# Readers wait for as long for content that other brokers are about to store.
+_KNOWN_WAIT_S = 5.0
 
 # A pulse may wait for a store, which is no reason to hold up those of other journals.
 _PULSE_TIMEOUT_S = 10.0
@@ -129,6 +133,8 @@ class Replica:
         self._assignment = self._own_assignment()
         self._created_at = context.clock.monotonic()
         self._last_append_at = -math.inf
+        self.flushed_end = 0
+        """Below it no other broker holds content that is in no store, as a flush found."""
         self._refresh_soon(0.0)
         self._pulse()
 
@@ -376,6 +382,11 @@ class Replica:
         if not self.is_closed:
             self._context.tasks.spawn(self._refresh(), name=f"refresh {self.name}")
 
+    def refresh(self) -> None:
+        """List the stores now."""
+        if not self.is_closed:
+            self._refresh_soon(0.0)
+
     async def _refresh(self) -> None:
         spec = self.spec
         if spec is None:
@@ -407,6 +418,36 @@ class Replica:
         # The last byte before tells: what precedes it may have been pruned.
         end = self._hole_end
         return end > 0 and not self.index.covers(end - 1, end)
+
+    @property
+    def head(self) -> int:
+        """The write head: it lies behind all that was acknowledged, even if others store it still."""
+        return max(self.index.summary.end, self.spool.settled_end, self._noted_head)
+
+    async def wait_known(self) -> None:
+        """Wait until stores were listed, and hold what is of before our spool.
+
+        Else a read would end before content that was acknowledged, as if there were no more.
+
+        Raises: RpcFailed: UNAVAILABLE: that is still not so after a while: ask again.
+        Cancellation: safe.
+        """
+        index = self.index
+        # Nobody may be about to store what precedes a head that was noted: a journal that was
+        # suspended while it was empty looks the same.
+        is_noted = self._hole_end <= self._noted_head
+        try:
+            async with asyncio.timeout(self._context.config.append_wait_s or _KNOWN_WAIT_S):
+                while not index.first_refresh.is_set() or self.is_filling:
+                    if not await index.wait_change():
+                        return
+        except TimeoutError as err:
+            if index.first_refresh.is_set() and is_noted:
+                return
+            what = "its stores could not be listed yet, so that its head is not known"
+            if index.first_refresh.is_set():
+                what = f"another broker has content before {self._hole_end} that is not stored yet"
+            raise RpcFailed(Code.UNAVAILABLE, f"{self.name}: {what}; ask again") from err
 
     def on_roll(self) -> None:
         """The spool began anew, maybe at another offset."""

@@ -99,7 +99,7 @@ class Resolver:
         self._faults = faults
         self._failures: dict[str, int] = {}
         self._replicas: dict[str, LocalReplica] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: dict[asyncio.Task[None], str] = {}
         self._is_serving = True
         # Resolutions are asked for per RPC and change only with the key space.
         self._cache: dict[tuple[str, bool, bool], Resolution] = {}
@@ -166,8 +166,8 @@ class Resolver:
 
     def _close(self, journal: str, replica: LocalReplica) -> None:
         task = self._tasks.spawn(replica.close(), name=f"close {journal}")
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        self._closing[task] = journal
+        task.add_done_callback(self._closing.pop)
 
     async def close(self) -> None:
         """Stop serving local replicas and wait until all of them are closed.
@@ -179,6 +179,11 @@ class Resolver:
             self._close(journal, replica)
         while self._closing:
             await asyncio.wait(set(self._closing))
+
+    async def closed(self, journal: str) -> None:
+        """Wait until no former replica of a journal is closing. Cancellation: safe."""
+        while closing := {task for task, name in self._closing.items() if name == journal}:
+            await asyncio.wait(closing)
 
     # ------------------------------------------------------------------------------ resolving
     async def resolve(

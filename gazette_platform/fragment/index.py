@@ -115,6 +115,10 @@ class Index:
         """Whether all bytes [begin, end) are known to be here or in a store."""
         return self._all.covers(begin, end)
 
+    def is_stored(self, begin: int, end: int) -> bool:
+        """Whether stores are known to hold all bytes [begin, end)."""
+        return begin >= end or self._remote.covers(begin, end)
+
     async def query(
         self, offset: int, *, block: bool = False, begin_mod_time: int = 0
     ) -> QueryResult | None:

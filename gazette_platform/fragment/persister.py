@@ -148,6 +148,25 @@ class Persister:
                 await self._sleep(backoff_s(attempt))
             attempt += 1
 
+    async def flush(self, journal: str) -> None:
+        """Persist what waits of one journal now, trying again what fails, until none is left.
+
+        Cancellation: safe; the work goes on in the background.
+        """
+        attempt = 0
+        while any(spool.fragment.journal == journal for spool in self._waiting()):
+            for queue in self._queues:
+                due = [spool for spool in queue if spool.fragment.journal == journal]
+                for spool in due:
+                    queue.remove(spool)
+                    self._start(spool)
+            while any(spool.fragment.journal == journal for spool in self._in_work):
+                self._changed.clear()
+                await self._changed.wait()
+            if any(spool.fragment.journal == journal for spool in self._waiting()):
+                await self._sleep(backoff_s(attempt))
+            attempt += 1
+
     async def settle(self, *, timeout_s: float) -> bool:
         """Wait until no attempt is under way; what failed waits in a queue.
 

@@ -66,7 +66,8 @@ class AdminServicer(object):
 
     def Flush(self, request, context):
         """Close the open fragment of a journal, and answer once all of the journal is in its store.
-        Needs the capability APPEND. Any broker forwards it to the primary.
+        Needs the capability APPEND. Any broker forwards it to the primary, which has others persist what
+        they hold of the journal: asked by it, they answer NOT_JOURNAL_PRIMARY_BROKER once they have.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,0 +1,163 @@
+"""Content that another broker is about to store: flushes and readers wait for it, and do not lie."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+import pytest
+from grpc import StatusCode, aio
+
+from gazette_platform.client import AsyncClient, ClientConfig
+from gazette_platform.errors import StoreUnavailable
+from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
+from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.testing.local_broker import LocalBrokers, append, eventually, read, read_all
+
+pytestmark = pytest.mark.etcd
+
+JOURNAL = "a/journal"
+ZONES = ("zone-a", "zone-b", "zone-c")
+
+
+@pytest.fixture
+async def cluster(etcd_server, etcd_prefix, tmp_path):
+    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
+        yield brokers
+
+
+@pytest.fixture
+async def tasks():
+    group = TaskGroup("test")
+    yield group
+    await group.close()
+
+
+def spec(replication=1):
+    fragment = FragmentSpec(
+        length=1 << 20,
+        codec=CompressionCodec.NONE,
+        stores=("file:///",),
+        refresh_interval_ns=3600 * 10**9,
+    )
+    return JournalSpec(JOURNAL, replication, fragment=fragment)
+
+
+def hold_back(broker):
+    """Let its store fail. Returns: an event that ends that."""
+    persister, back, put = broker._persister, asyncio.Event(), broker._persister._put
+
+    async def put_when_back(*args):
+        if not back.is_set():
+            raise StoreUnavailable("the store is away")
+        await put(*args)
+
+    persister._put = put_when_back
+    return back
+
+
+def stored(cluster):
+    return b"".join(path.read_bytes() for path in sorted(cluster.fragments.rglob("*.raw")))
+
+
+async def handed_over(cluster, tasks):
+    """A journal that a leaving broker handed over before it could store its content.
+
+    Returns: the broker that serves it now, what brings the store back, and the drain.
+    """
+    first = await cluster.start(drain_timeout_s=None)
+    back = hold_back(first)
+    await cluster.apply(cluster.stub(first), spec())
+    for content in (b"before ", b"that is "):
+        await append(cluster.stub(first), JOURNAL, content)
+    second = await cluster.start(http_port=0)
+    draining = tasks.spawn(first.drain(), name="drain")
+    await eventually(lambda: first._persister._is_exiting)
+    state = second._context.space.state
+    await eventually(
+        lambda: (
+            state.route_of(JOURNAL).primary_id == second._context.process_id
+            and len(state.assignments_of(JOURNAL)) == 1
+        )
+    )
+    assert stored(cluster) == b""
+    return second, back, draining
+
+
+async def test_a_flush_waits_for_a_broker_that_had_the_journal_before(cluster, tasks):
+    second, back, draining = await handed_over(cluster, tasks)
+    async with AsyncClient(ClientConfig(address=second.endpoint)) as client:
+        await client.append(JOURNAL, b"here")
+        flushing = tasks.spawn(client.flush(f"name={JOURNAL}"), name="flush")
+        await eventually(lambda: stored(cluster) == b"here")
+        await asyncio.sleep(0.2)  # it has nothing more to do itself
+        assert not flushing.done()
+        back.set()
+        assert await flushing == {JOURNAL: 19}
+        assert stored(cluster) == b"before that is here"
+    assert await draining == []
+
+
+async def test_a_flush_has_replicas_store_what_a_crashed_primary_had(cluster):
+    brokers = [await cluster.start(zone=zone) for zone in ZONES]
+    for broker in brokers:
+        hold_back(broker)
+    await cluster.apply(cluster.stub(brokers[0]), spec(3))
+    state = brokers[0]._context.space.state
+    await eventually(lambda: len(state.assignments_of(JOURNAL)) == 3)
+    await eventually(lambda: state.is_consistent(JOURNAL))
+    replicas = [broker._resolver.replicas[JOURNAL] for broker in brokers]
+    primary = next(b for b, r in zip(brokers, replicas, strict=True) if r.is_primary)
+    for content in (b"before ", b"that"):
+        await append(cluster.stub(primary), JOURNAL, content)
+    await primary._server.stop(grace_s=0.0)
+    await primary._lease.revoke()
+    await primary.abandon()
+    for broker in brokers:  # from now on the store is well; they would wait for minutes
+        del broker._persister._put
+    await cluster.start(zone="zone-d")
+    other = next(b for b in brokers if b is not primary)
+    async with AsyncClient(ClientConfig(address=other.endpoint)) as client:
+        assert await client.flush(f"name={JOURNAL}", timeout_s=20) == {JOURNAL: 11}
+    assert stored(cluster) == b"before that"
+
+
+async def test_readers_wait_for_what_was_handed_over_before_it_was_stored(cluster, tasks):
+    """The head never falls back, and a reader does not end before it as if there were no more."""
+    second, back, draining = await handed_over(cluster, tasks)
+    stub = cluster.stub(second)
+    async with AsyncClient(ClientConfig(address=second.endpoint)) as client:
+
+        async def read_whole():
+            async with client.read(JOURNAL) as reader:
+                return b"".join([piece async for piece in reader])
+
+        reading = tasks.spawn(read_whole(), name="read")
+        waits = [
+            tasks.spawn(refused(anext(aiter(read(stub, JOURNAL, offset)))), name=f"at {offset}")
+            for offset in (0, -1)
+        ]
+        request = pb.FragmentsRequest(journal=JOURNAL)
+        waits.append(tasks.spawn(refused(stub.ListFragments(request)), name="list"))
+        url = f"http://127.0.0.1:{second.http_port}/{JOURNAL}"
+        async with aiohttp.ClientSession() as http, http.head(url) as response:
+            assert response.status == 503
+            assert "X-Write-Head" not in response.headers
+        for waiting in waits:
+            assert "another broker has content before 15" in await waiting
+        assert not reading.done()
+        back.set()
+        assert await draining == []
+        assert await reading == b"before that is "
+        async for response in read(stub, JOURNAL, -1):
+            assert (response.status, response.write_head) == (pb.OFFSET_NOT_YET_AVAILABLE, 15)
+    assert await read_all(stub, JOURNAL) == b"before that is "
+
+
+async def refused(call):
+    """Why a call was refused."""
+    with pytest.raises(aio.AioRpcError) as caught:
+        await call
+    assert caught.value.code() is StatusCode.UNAVAILABLE
+    return caught.value.details()
