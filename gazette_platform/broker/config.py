@@ -12,7 +12,7 @@ from gazette_platform.broker.tls import TlsFiles
 from gazette_platform.errors import ValidationError
 from gazette_platform.etcd import EtcdTls
 from gazette_platform.keyspace import validate_prefix
-from gazette_platform.protocol import endpoint_grpc_address, validate_token
+from gazette_platform.protocol import endpoint_grpc_address, validate_store_url, validate_token
 from gazette_platform.protocol.auth import KeyRing
 
 if TYPE_CHECKING:
@@ -111,6 +111,9 @@ class BrokerConfig:
     file_only: bool = False
     """Map every store to ``file:///``; needs `file_root`."""
 
+    stores_allowed: tuple[str, ...] = ()
+    """URLs of which a journal's stores must be one, or lie below one; empty: any store."""
+
     max_append_rate: int = 0
     """Bytes per second and journal that lowers a journal's own rate; 0: no cap."""
 
@@ -160,6 +163,8 @@ class BrokerConfig:
             _check("broker.advertise", endpoint_grpc_address, self.advertise)
         _expect(0 <= self.http_port < 65536, "broker.http-port", "0 to 65535", self.http_port)
         self._check_security()
+        for url in self.stores_allowed:
+            _check("broker.stores-allowed", validate_store_url, url)
         _expect(
             0 <= self.journal_limit <= 1 << 17, "broker.limit", "0 to 131072", self.journal_limit
         )

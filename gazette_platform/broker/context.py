@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gazette_platform.broker.fence import Fence
     from gazette_platform.broker.metrics import BrokerMetrics
     from gazette_platform.broker.peers import Peers
+    from gazette_platform.broker.store_guard import StoreGuard
     from gazette_platform.etcd import EtcdClient
     from gazette_platform.fragment.persister import Persister
     from gazette_platform.fragment.refresh import FragmentLister
@@ -46,6 +47,8 @@ class BrokerContext:
     etcd: EtcdClient
     space: KeySpace[BrokerState]
     stores: StoreRegistry
+    guard: StoreGuard
+    """Keeps the fragments of journals apart."""
     lister: FragmentLister
     persister: Persister
     executor: Executor

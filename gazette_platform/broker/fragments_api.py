@@ -15,10 +15,10 @@ from gazette_platform.protocol import (
     validate_fragments_request,
     validate_health_request,
 )
-from gazette_platform.protocol.auth import ALL_CLAIMS
+from gazette_platform.protocol.auth import ALL_CLAIMS, Capability, Forbidden
 from gazette_platform.protocol.durations import duration_from_pb
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.stores import delete_probe
+from gazette_platform.stores import delete_probe, health_check, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gazette_platform.broker.proxy import Proxy
     from gazette_platform.broker.resolver import Resolver
     from gazette_platform.protocol.auth import Claims
+    from gazette_platform.stores import FragmentStore
 
 __all__ = ["FragmentsApi"]
 
@@ -115,27 +116,22 @@ class FragmentsApi:
     ) -> tuple[Status, bytes]:
         """Serve one FragmentStoreHealth: the store's own checks, and a delete probe if asked.
 
-        Stores belong to no journal: the selector of `claims` does not limit them.
+        A check writes. So it is of a store that a journal within `claims` names, or for somebody
+        who may apply a spec that names any.
 
         Returns: the status, and the FragmentStoreHealthResponse that says so.
-        Raises: RpcFailed: a malformed request. Cancellation: safe.
+        Raises: RpcFailed: a malformed request. Forbidden: the store is beyond the claims.
+        Cancellation: safe.
         """
-        del claims
         request = pb.FragmentStoreHealthRequest.FromString(raw)
         try:
             validate_health_request(request)
         except ValidationError as err:
             raise RpcFailed(Code.UNKNOWN, str(err)) from err
+        is_in_use = self._authorize(request, claims)
         problem = ""
         try:
-            store = self._context.stores.get(request.fragment_store)
-            health = store.health
-            while not health.checks:
-                health = await store.wait_health_change(health)
-            if health.error is not None:
-                problem = str(health.error)
-            elif request.check_delete:
-                await delete_probe(store, prefix=request.check_delete_prefix)
+            await self._check_store(request, is_in_use=is_in_use)
         except GazetteError as err:
             problem = str(err)
         status = Status.FRAGMENT_STORE_UNHEALTHY if problem else Status.OK
@@ -146,6 +142,47 @@ class FragmentsApi:
         header = Header(self._resolver.process_id, Route(), self._context.space.header)
         header.into_pb(response.header)
         return status, response.SerializeToString()
+
+    def _authorize(self, request: pb.FragmentStoreHealthRequest, claims: Claims) -> bool:
+        """Refuse a store, or a folder of one, that the caller has no business with.
+
+        Returns: whether journals name the store.
+        Raises: Forbidden.
+        """
+        url, guard = request.fragment_store, self._context.guard
+        is_limited = bool(claims.selector.include or claims.selector.exclude)
+        if not is_limited and claims.capability & Capability.APPLY:
+            return any(True for _ in guard.journals_with(url, claims))
+        own = guard.journals_with(url, claims)
+        folder = request.check_delete_prefix
+        if not any(folder.startswith(f"{name}/") or not folder for name in own):
+            raise Forbidden(
+                f"not authorized to {folder or 'any journal'} in {url} (only a token with APPLY for "
+                "all journals checks what no journal of its bearer's names)"
+            )
+        return True
+
+    async def _check_store(
+        self, request: pb.FragmentStoreHealthRequest, *, is_in_use: bool
+    ) -> None:
+        """Raises: GazetteError: the store is not well, not allowed, or is not there."""
+        url, context = request.fragment_store, self._context
+        context.guard.check_allowed(url)
+        store: FragmentStore
+        if is_in_use:
+            store = active = context.stores.get(url)
+            health = active.health
+            while not health.checks:
+                health = await active.wait_health_change(health)
+            if health.error is not None:
+                raise health.error
+        else:
+            # Not kept, or whoever asks could fill a broker with stores and their checks.
+            root, file_only = context.config.file_root, context.config.file_only
+            store = open_store(url, file_root=root, file_only=file_only, makes_folder=False)
+            await health_check(store)
+        if request.check_delete:
+            await delete_probe(store, prefix=request.check_delete_prefix)
 
 
 def _stopped() -> RpcFailed:

@@ -9,6 +9,7 @@ from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import ValidationError
 from gazette_platform.etcd import Compare, Delete, Operation, Put
 from gazette_platform.keyspace import item_key
+from gazette_platform.ops.turns import Turns
 from gazette_platform.protocol import (
     Header,
     JournalSpec,
@@ -17,8 +18,7 @@ from gazette_platform.protocol import (
     LabelSet,
     Route,
     Status,
-    conflicting_prefix,
-    validate_apply_request,
+    validate_apply_change,
     validate_list_request,
 )
 from gazette_platform.protocol.auth import ALL_CLAIMS, Forbidden
@@ -29,12 +29,25 @@ if TYPE_CHECKING:
 
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.resolver import Resolver
+    from gazette_platform.keyspace import Item
     from gazette_platform.protocol.auth import Claims
+    from gazette_platform.protocol.selectors import SelectorMatcher
 
 __all__ = ["ListApi"]
 
 # Gazette's clients pool buffers of 32 KiB, which 25 journals fit.
 _JOURNALS_PER_MESSAGE = 25
+
+# Clients refuse messages beyond 4 MiB, and one spec may have more than one.
+_MESSAGE_BYTES_MAX = 1 << 20
+
+# Etcd takes 128 in a transaction, unless it is told otherwise.
+_CHANGES_MAX = 8192
+
+# A transaction that failed by a comparison of our own is built again, once the watch has brought
+# what it failed by.
+_RETRIES_MAX = 3
+_RETRY_S = 0.05
 
 
 @final
@@ -76,15 +89,17 @@ class ListApi:
             await space.wait_for_revision(request.watch_resume.etcd.revision + 1)
         selector = _with_prefix_by_name(LabelSelector.from_pb(request.selector))
         # Clients sign the selector that they ask with, legacy label and all.
-        allowed = _with_prefix_by_name(claims.selector)
+        selectors = dict.fromkeys((selector, _with_prefix_by_name(claims.selector)))
+        matchers = [each.compiled() for each in selectors if each.include or each.exclude]
         last: tuple[int, int] | None = None
         while True:
             changed = self._changed
-            names = self._matching(selector, allowed)
-            newest = max((self._state.items[n].mod_revision for n in names), default=0)
-            if last != (len(names), newest):
-                last = (len(names), newest)
-                for message in self._snapshot(names):
+            header = Header(self._resolver.process_id, Route(), space.header)
+            found = await self._matching(matchers)
+            newest = max((item.mod_revision for _, item in found), default=0)
+            if last != (len(found), newest):
+                last = (len(found), newest)
+                async for message in self._snapshot(header, found):
                     yield message
                 if request.watch:
                     yield pb.ListResponse().SerializeToString()
@@ -94,30 +109,38 @@ class ListApi:
             if self._is_stopping:
                 return
 
-    def _matching(self, *selectors: LabelSelector) -> list[str]:
-        names, items = list(self._state.journals), self._state.items
-        for selector in dict.fromkeys(s for s in selectors if s.include or s.exclude):
-            matches = selector.matches
-            names = [n for n in names if matches(items[n].spec.label_set_with_name())]
-        return names
+    async def _matching(self, matchers: list[SelectorMatcher]) -> list[tuple[str, Item]]:
+        """What is selected of the journals as of now, by name; others have their turns meanwhile."""
+        names, items = list(self._state.journals), dict(self._state.items)
+        if not matchers:
+            return [(name, items[name]) for name in names]
+        found, turns = [], Turns()
+        for name in names:
+            await turns.take()
+            item = items[name]
+            labels = (*item.spec.labels, Label("name", name))
+            if all(matcher.matches(labels) for matcher in matchers):
+                found.append((name, item))
+        return found
 
-    def _snapshot(self, names: list[str]) -> list[bytes]:
-        """Messages of one snapshot, built in one go: all of one revision."""
-        first = pb.ListResponse()
-        Header(self._resolver.process_id, Route(), self._context.space.header).into_pb(first.header)
-        message = first
-        messages = [first]
-        for count, name in enumerate(names):
-            if count and count % _JOURNALS_PER_MESSAGE == 0:
-                message = pb.ListResponse()
-                messages.append(message)
-            item = self._state.items[name]
+    async def _snapshot(
+        self, header: Header, found: list[tuple[str, Item]]
+    ) -> AsyncGenerator[bytes]:
+        """Messages of one snapshot: specs as of the header's revision, routes as of now."""
+        message, size, turns = pb.ListResponse(), 0, Turns()
+        header.into_pb(message.header)
+        for name, item in found:
+            if len(message.journals) == _JOURNALS_PER_MESSAGE or size > _MESSAGE_BYTES_MAX:
+                yield message.SerializeToString()
+                message, size = pb.ListResponse(), 0
+                await turns.take()
             listed = message.journals.add(
                 mod_revision=item.mod_revision, create_revision=item.create_revision
             )
             listed.spec.CopyFrom(item.spec.to_pb())
             self._state.route_of(name).into_pb(listed.route)
-        return [m.SerializeToString() for m in messages]
+            size += listed.ByteSize()
+        yield message.SerializeToString()
 
     # --------------------------------------------------------------------------------- Apply
     async def apply(self, raw: bytes, claims: Claims = ALL_CLAIMS) -> tuple[Status, bytes]:
@@ -130,24 +153,17 @@ class ListApi:
         """
         request = pb.ApplyRequest.FromString(raw)
         try:
-            validate_apply_request(request)
-            self._refuse_nested(request)
+            await _validate(request)
         except ValidationError as err:
             raise RpcFailed(Code.UNKNOWN, str(err)) from err
-        _authorize(request, claims)
-        compares: list[Compare] = []
-        operations: list[Operation] = []
-        for change in request.changes:
-            name = change.upsert.name or change.delete
-            key = item_key(self._context.config.etcd_prefix, name)
-            if change.expect_mod_revision != -1:
-                compares.append(Compare.mod(key, change.expect_mod_revision))
-            if change.HasField("upsert"):
-                value = JournalSpec.from_pb(change.upsert).to_pb()
-                operations.append(Put(key, value.SerializeToString(deterministic=True)))
-            else:
-                operations.append(Delete(key))
+        compares, operations, is_implied = self._transaction(request, claims)
         result = await self._context.etcd.txn(compares, operations)
+        for _ in range(_RETRIES_MAX if is_implied else 0):
+            if result.succeeded:
+                break
+            await asyncio.sleep(_RETRY_S)
+            compares, operations, _ = self._transaction(request, claims)
+            result = await self._context.etcd.txn(compares, operations)
         status = Status.OK if result.succeeded else Status.ETCD_TRANSACTION_FAILED
         if result.succeeded and await self._changed_anything(request):
             await self._context.space.wait_for_revision(result.header.revision)
@@ -159,6 +175,54 @@ class ListApi:
         Header(self._resolver.process_id, Route(), etcd).into_pb(response.header)
         return status, response.SerializeToString()
 
+    def _transaction(
+        self, request: pb.ApplyRequest, claims: Claims
+    ) -> tuple[list[Compare], list[Operation], bool]:
+        """The transaction of a request that its caller may make.
+
+        Returns: comparisons and operations; and whether there are comparisons that the caller did
+            not ask for: that journals beyond its claims are not what it changes at any revision.
+        Raises: Forbidden, RpcFailed: a change is beyond the claims, or would mix two journals.
+        """
+        specs = [JournalSpec.from_pb(c.upsert) for c in request.changes if c.HasField("upsert")]
+        deleted = {change.delete for change in request.changes if change.delete}
+        for spec in specs:
+            self._authorize(spec.name, spec.label_set_with_name(), claims)
+        for name in deleted:
+            self._authorize(name, LabelSet.of(name=name), claims)
+        # Not before: what it says tells of other journals.
+        try:
+            self._context.guard.check_apply(specs, deleted, claims)
+        except ValidationError as err:
+            raise RpcFailed(Code.UNKNOWN, str(err)) from err
+        compares: list[Compare] = []
+        operations: list[Operation] = []
+        is_limited = bool(claims.selector.include or claims.selector.exclude)
+        is_implied = False
+        for change in request.changes:
+            name = change.upsert.name or change.delete
+            key = item_key(self._context.config.etcd_prefix, name)
+            if change.expect_mod_revision != -1:
+                compares.append(Compare.mod(key, change.expect_mod_revision))
+            elif is_limited:
+                item = self._state.items.get(name)
+                compares.append(Compare.mod(key, item.mod_revision if item is not None else 0))
+                is_implied = True
+            if change.HasField("upsert"):
+                value = JournalSpec.from_pb(change.upsert).to_pb()
+                operations.append(Put(key, value.SerializeToString(deterministic=True)))
+            else:
+                operations.append(Delete(key))
+        return compares, operations, is_implied
+
+    def _authorize(self, name: str, labels: LabelSet, claims: Claims) -> None:
+        """Refuse what is beyond the claims: a journal by its labels to be, and by those it has."""
+        item = self._state.items.get(name)
+        if not claims.match(labels) or (
+            item is not None and not claims.match(item.spec.label_set_with_name())
+        ):
+            raise Forbidden(f"not authorized to {name}")
+
     async def _changed_anything(self, request: pb.ApplyRequest) -> bool:
         """Whether a transaction that succeeded has a revision of its own to wait for.
 
@@ -168,33 +232,16 @@ class ListApi:
             return True
         return any(c.delete in self._state.items for c in request.changes)
 
-    def _refuse_nested(self, request: pb.ApplyRequest) -> None:
-        """Refuse a journal whose name is a directory of another's: their files would mix."""
-        upserts = {c.upsert.name for c in request.changes if c.HasField("upsert")}
-        deletes = {c.delete for c in request.changes if c.delete}
-        fresh = [name for name in upserts if name not in self._state.items]
-        if not fresh:
-            return
-        names = (set(self._state.items) - deletes) | upserts
-        found = conflicting_prefix(names)
-        if found is not None:
-            shorter, longer = found
-            raise ValidationError(
-                f"journal {shorter} would be a directory of journal {longer}, whose fragments it "
-                "would list as its own; name them so that neither is a prefix of the other at a /"
-            )
 
-
-def _authorize(request: pb.ApplyRequest, claims: Claims) -> None:
-    """Refuse what is beyond the claims: a spec by all its labels, a deletion by the name alone."""
-    for change in request.changes:
-        if change.HasField("upsert"):
-            spec = JournalSpec.from_pb(change.upsert)
-            name, labels = spec.name, spec.label_set_with_name()
-        else:
-            name, labels = change.delete, LabelSet.of(name=change.delete)
-        if not claims.match(labels):
-            raise Forbidden(f"not authorized to {name}")
+async def _validate(request: pb.ApplyRequest) -> None:
+    if len(request.changes) > _CHANGES_MAX:
+        raise ValidationError(
+            f"invalid number of Changes ({len(request.changes)}; expected <= {_CHANGES_MAX})"
+        )
+    turns = Turns()
+    for index, change in enumerate(request.changes):
+        validate_apply_change(index, change)
+        await turns.take()
 
 
 def _with_prefix_by_name(selector: LabelSelector) -> LabelSelector:

@@ -281,6 +281,7 @@ class Replica:
         spec = self.spec
         if spec is None or not spec.fragment.stores:
             return None
+        self._context.guard.check(spec)
         return self._context.stores.get(spec.fragment.stores[0])
 
     def view(self, *, begin: int, end: int, registers: LabelSet) -> fsm.ReplicaView:

@@ -26,6 +26,7 @@ from gazette_platform.broker.replica import Replica
 from gazette_platform.broker.resolver import Resolver
 from gazette_platform.broker.service import BrokerService
 from gazette_platform.broker.side_keys import own_member_key, own_members_prefix
+from gazette_platform.broker.store_guard import StoreGuard
 from gazette_platform.broker.wire.grpc_server import GrpcServer
 from gazette_platform.errors import EtcdError, LeaseLost
 from gazette_platform.etcd import EtcdClient
@@ -211,7 +212,9 @@ class Broker:
             check=metrics.stores.checked(health_check),
         )
         metrics.stores.active.set_function(stores.__len__)
-        lister = FragmentLister(stores)
+        guard = StoreGuard(space.state, allowed=config.stores_allowed, file_only=config.file_only)
+        space.observe(guard.on_change)
+        lister = FragmentLister(stores, check=guard.check)
         peers = Peers(config, clock)
         self._stack.push_async_callback(peers.close)
         self._persister = Persister(
@@ -232,6 +235,7 @@ class Broker:
             etcd=etcd,
             space=space,
             stores=stores,
+            guard=guard,
             lister=lister,
             persister=self._persister,
             executor=executor,

@@ -128,6 +128,12 @@ SERVE_OPTIONS = (
     ),
     _broker("file-root", Path, "Folder that roots file:// stores; must exist."),
     _broker("file-only", bool, "Map every store to file:///; needs --broker.file-root."),
+    _broker(
+        "stores-allowed",
+        list,
+        "URL of a store that specs may name, or that theirs may lie below, as file:///tenants/. "
+        "Repeatable. Default: any store.",
+    ),
     _broker("spool-dir", Path, "Folder of the spools: scratch, on a local disk."),
     _broker("limit", int, "Most journals that this broker takes on.", "journal_limit"),
     _broker("max-append-rate", int, "Bytes per second and journal; 0 for no cap."),

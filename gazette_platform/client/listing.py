@@ -309,7 +309,8 @@ async def check_store(
                     request,
                     # A first check and the probes have a minute each at the broker.
                     timeout=max(transport.config.call_timeout_s, 180.0),
-                    metadata=transport.auth.metadata(Capability.READ, ""),
+                    # A store that no journal names yet is for those who may apply one that does.
+                    metadata=transport.auth.metadata(Capability.READ | Capability.APPLY, ""),
                 )
         except CALL_ERRORS as err:
             error = transport.failed(err, wire, "", f"health check of {store}")

@@ -222,6 +222,7 @@ class Persister:
             return
         if not spec.fragment.stores:
             return  # the journal keeps content in brokers only
+        self._lister.check(spec)
         fragment = replace(spool.fragment, path_postfix=self._postfix(spool, spec))
         if not spool.is_primary and await self._is_covered(spec, fragment):
             return

@@ -12,6 +12,8 @@ from gazette_platform.fragment.cover_set import CoverSet
 from gazette_platform.protocol import Fragment, parse_fragment_path
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gazette_platform.fragment.index import Index
     from gazette_platform.protocol import JournalSpec
     from gazette_platform.stores import StoredObject, StoreRegistry
@@ -33,9 +35,18 @@ _LIST_TIMEOUT_S: Final = 300.0
 class FragmentLister:
     """Lists the fragments of journals in all of their stores."""
 
-    def __init__(self, registry: StoreRegistry) -> None:
+    def __init__(
+        self, registry: StoreRegistry, *, check: Callable[[JournalSpec], None] | None = None
+    ) -> None:
+        """Args: check: raises a `StoreError` if the stores of a journal must not be used."""
         self._registry = registry
+        self._check = check
         self._warned: set[str] = set()
+
+    def check(self, spec: JournalSpec) -> None:
+        """Refuse stores that a journal must not use. Raises: StoreError."""
+        if self._check is not None:
+            self._check(spec)
 
     async def list(self, spec: JournalSpec) -> CoverSet[Fragment]:
         """The fragments of a journal that its stores hold; of equal ones, the last store's.
@@ -45,6 +56,7 @@ class FragmentLister:
         Raises: GazetteError: a store could not be opened or listed.
         Cancellation: safe.
         """
+        self.check(spec)
         found: CoverSet[Fragment] = CoverSet()
         for url in spec.fragment.stores:
             try:

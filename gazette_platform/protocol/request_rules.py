@@ -24,10 +24,16 @@ if TYPE_CHECKING:
     from gazette_platform.protocol.pb import protocol_pb2 as pb
 
 __all__ = [
+    "OFFSET_MAX",
     "PAGE_LIMIT_DEFAULT",
     "PAGE_LIMIT_MAX",
+    "SELECTOR_LABELS_MAX",
+    "SPEC_BYTES_MAX",
+    "SPEC_LABELS_MAX",
+    "SPEC_STORES_MAX",
     "validate_append_chunk",
     "validate_append_request",
+    "validate_apply_change",
     "validate_apply_request",
     "validate_fragments_request",
     "validate_health_request",
@@ -38,6 +44,16 @@ __all__ = [
 
 PAGE_LIMIT_DEFAULT: Final = 1000
 PAGE_LIMIT_MAX: Final = 10_000
+
+SELECTOR_LABELS_MAX: Final = 8192
+"""Labels of a list's selector, included and excluded together: 50 ms to check."""
+
+SPEC_BYTES_MAX: Final = 256 * 1024
+SPEC_LABELS_MAX: Final = 1024
+SPEC_STORES_MAX: Final = 32
+
+OFFSET_MAX: Final = 1 << 62
+"""Least offset of a journal's next append: as many bytes again fit behind it."""
 
 _DELETE_PREFIX_LENGTH_MAX = 512
 
@@ -168,6 +184,13 @@ def validate_list_request(request: pb.ListRequest) -> None:
 
     Raises: ValidationError.
     """
+    count = len(request.selector.include.labels) + len(request.selector.exclude.labels)
+    if count > SELECTOR_LABELS_MAX:
+        raise ValidationError(
+            f"invalid number of labels ({count}; expected <= {SELECTOR_LABELS_MAX}; "
+            "list in parts, or select by prefix)",
+            path="Selector",
+        )
     selector = LabelSelector.from_pb(request.selector)
     check_field("Selector", selector.validate)
     for context, labels in (("Include", selector.include), ("Exclude", selector.exclude)):
@@ -187,7 +210,37 @@ def validate_apply_request(request: pb.ApplyRequest) -> None:
     Raises: ValidationError.
     """
     for index, change in enumerate(request.changes):
-        check_field(f"Changes[{index}]", _validate_change, change)
+        validate_apply_change(index, change)
+
+
+def validate_apply_change(index: int, change: pb.ApplyRequest.Change) -> None:
+    """Check one change of a request; all of them may take long.
+
+    Raises: ValidationError.
+    """
+    check_field(f"Changes[{index}]", _validate_change, change)
+
+
+def _validate_bounds(spec: pb.JournalSpec) -> None:
+    """Refuse a spec of a size that nobody means.
+
+    Each broker holds all specs, and tells them in lists: what is no burden in etcd is one there.
+    Only of what is applied: journals that have such specs, from Gazette's brokers, keep them.
+    """
+    size = spec.ByteSize()
+    if size > SPEC_BYTES_MAX:
+        raise ValidationError(f"invalid size ({size} bytes; expected <= {SPEC_BYTES_MAX})")
+    labels, stores = len(spec.labels.labels), len(spec.fragment.stores)
+    if labels > SPEC_LABELS_MAX:
+        raise ValidationError(f"invalid number of Labels ({labels}; expected <= {SPEC_LABELS_MAX})")
+    if stores > SPEC_STORES_MAX:
+        raise ValidationError(
+            f"invalid number of Stores ({stores}; expected <= {SPEC_STORES_MAX})", path="Fragment"
+        )
+    if spec.suspend.offset > OFFSET_MAX:
+        raise ValidationError(
+            f"invalid Offset ({spec.suspend.offset}; expected <= {OFFSET_MAX})", path="Suspend"
+        )
 
 
 def _validate_change(change: pb.ApplyRequest.Change) -> None:
@@ -195,6 +248,7 @@ def _validate_change(change: pb.ApplyRequest.Change) -> None:
     if change.HasField("upsert"):
         if change.delete:
             raise ValidationError("both Upsert and Delete are set (expected exactly one)")
+        check_field("Upsert", _validate_bounds, change.upsert)
         check_field("Upsert", JournalSpec.from_pb(change.upsert).validate)
         if revision < -1:
             raise ValidationError(f"invalid ExpectModRevision ({revision}; expected >= 0 or -1)")

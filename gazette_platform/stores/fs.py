@@ -59,16 +59,20 @@ _URL_SAFE: Final = "/!$&'()*+,;=:@-._~"
 class FileStore:
     """Objects as files below ``<file root>/<path of the URL>``."""
 
-    def __init__(self, url: StoreUrl, *, file_root: Path, executor: Executor) -> None:
+    def __init__(
+        self, url: StoreUrl, *, file_root: Path, executor: Executor, makes_folder: bool = True
+    ) -> None:
         """Take the arguments of `url`; touches no disk.
 
         Args: file_root: directory that must exist whenever an object is put.
               executor: bounded pool of threads for blocking calls.
+              makes_folder: whether the folder of the URL, below the root, need not.
         Raises: ValidationError: the URL has arguments that this store does not know.
         """
         self._url = url.text
         self._rule = KeyRule.of(url.prefix.lstrip("/"), take_args(url, frozenset()))
         self._root = file_root
+        self._needs = file_root if makes_folder else file_root / self._rule.prefix
         self._executor = executor
 
     @property
@@ -107,7 +111,7 @@ class FileStore:
         own_fd = os.dup(fd)
         is_cancelled = threading.Event()
         future = self._executor.submit(
-            partial(_put, self._root, target, own_fd, length, is_cancelled)
+            partial(_put, self._needs, target, own_fd, length, is_cancelled)
         )
         future.add_done_callback(lambda _: os.close(own_fd))
         try:
@@ -180,11 +184,11 @@ def _open_to_read(path: Path) -> int:
 
 
 def _put(
-    root: Path, target: Path, source_fd: int, length: int, is_cancelled: threading.Event
+    base: Path, target: Path, source_fd: int, length: int, is_cancelled: threading.Event
 ) -> None:
     # Not made: a root that is missing is more often a mount that is, and an unmounted directory
     # would take fragments that nobody finds again.
-    _check_root(root)
+    _check_root(base)
     _make_directories(target.parent)
     written = _link(source_fd, length, target) or _write(source_fd, length, target, is_cancelled)
     try:

@@ -27,11 +27,15 @@ def file_executor() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_FILE_THREADS_MAX, thread_name_prefix="gazette-file-store")
 
 
-def open_store(url: str, *, file_root: Path | None, file_only: bool = False) -> FragmentStore:
+def open_store(
+    url: str, *, file_root: Path | None, file_only: bool = False, makes_folder: bool = True
+) -> FragmentStore:
     """The store of a URL. Does no I/O: whether the store works, its health checks tell.
 
     Args: file_root: directory below which ``file`` stores lie; None refuses them.
           file_only: every URL, of whatever scheme, means the file root itself.
+          makes_folder: whether a ``file`` store makes its own folder, below the root, with what it
+              puts there; else it must exist.
     Raises: ValidationError: the URL or its arguments are wrong.
             StoreError: this build or process cannot serve its scheme.
     """
@@ -48,4 +52,6 @@ def open_store(url: str, *, file_root: Path | None, file_only: bool = False) -> 
         raise StoreError(
             f"fragment store {url} needs a directory (give its root with --broker.file-root)"
         )
-    return FileStore(parsed, file_root=file_root, executor=file_executor())
+    return FileStore(
+        parsed, file_root=file_root, executor=file_executor(), makes_folder=makes_folder
+    )

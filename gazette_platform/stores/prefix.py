@@ -38,8 +38,7 @@ class KeyRule:
 
         Raises: StoreError: the path would leave the prefix, or is none that a store can have.
         """
-        is_rewritten = self.find and not path.startswith(OWN_DIRECTORY)
-        rewritten = path.replace(self.find, self.replace, 1) if is_rewritten else path
+        rewritten = self._rewritten(path)
         key = self.prefix + rewritten
         if rewritten.startswith("/") or ".." in key.split("/"):
             raise StoreError(f"path {path!r} does not stay below the prefix of its store")
@@ -47,6 +46,33 @@ class KeyRule:
         if not is_nameable(key):
             raise StoreError(f"path {key!r} has control characters, or is not Unicode")
         return key
+
+    def directory(self, journal: str) -> str:
+        """The key, ending in a slash, below which all objects of a journal lie.
+
+        Raises: StoreError: they would not lie below one, or above the prefix.
+        """
+        directory = f"{journal}/"
+        key = self.key(directory)
+        # A text to find that begins in the name and ends in a postfix moves some objects only.
+        straddles = self.find not in directory and any(
+            directory.endswith(self.find[:length]) for length in range(1, len(self.find))
+        )
+        if straddles or (key and not key.endswith("/")):
+            raise StoreError(
+                f"find={self.find!r} and replace={self.replace!r} do not keep {journal} in one "
+                "folder (let both end at a slash, or neither)"
+            )
+        return key
+
+    def _rewritten(self, path: str) -> str:
+        if not self.find or path.startswith(OWN_DIRECTORY):
+            return path
+        directory, slash, name = path.rpartition("/")
+        if name.startswith("."):
+            # Brokers' own: written and removed again, which must never be another object's lot.
+            return (directory + slash).replace(self.find, self.replace, 1) + name
+        return path.replace(self.find, self.replace, 1)
 
 
 def take_args(url: StoreUrl, known: frozenset[str]) -> dict[str, str]:

@@ -176,14 +176,17 @@ async def test_la5_apply_needs_claims_for_each_change(client, stub):
     both = request(spec(A, team="red"), B)
     assert await refused(both, f"name={B}") == (UNAUTHENTICATED, f"not authorized to {A}")
     assert await refused(both, f"name={A}") == (UNAUTHENTICATED, f"not authorized to {B}")
-    # The labels of the new spec decide, not those that the journal has now.
+    # The labels of the new spec decide, and those that the journal has now.
     changed = request(spec(A, team="blue"))
-    assert await refused(changed, f"name={A},team=red") == (
-        UNAUTHENTICATED,
-        f"not authorized to {A}",
-    )
-    matching = bearer(Capability.APPLY, f"name={A},team=blue")
+    for team in ("red", "blue"):
+        assert await refused(changed, f"name={A},team={team}") == (
+            UNAUTHENTICATED,
+            f"not authorized to {A}",
+        )
+    matching = bearer(Capability.APPLY, f"name={A},team in (blue,red)")
     assert (await stub.Apply(changed, metadata=matching)).status == pb.OK
+    excluding = f"name={A},team!=blue"
+    assert await refused(request(A), excluding) == (UNAUTHENTICATED, f"not authorized to {A}")
     # Of a deletion only the name is known.
     assert await refused(request(A), "team=blue") == (UNAUTHENTICATED, f"not authorized to {A}")
     by_name = bearer(Capability.APPLY, f"name={A}")

@@ -19,6 +19,7 @@ from gazette_platform.protocol import (
     JournalSpec,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.stores.fs import FileStore
 from gazette_platform.testing.local_broker import (
     LocalBrokers,
     append,
@@ -260,8 +261,7 @@ async def test_fh2_a_delete_probe_that_is_denied(cluster, broker, stub, monkeypa
     async def remove(_, path):
         raise AccessDenied(f"{path}: denied")
 
-    store = broker._context.stores.get("file:///")
-    monkeypatch.setattr(type(store.store), "remove", remove)
+    monkeypatch.setattr(FileStore, "remove", remove)
     response = await health(stub, check_delete=True)
     assert response.status == pb.FRAGMENT_STORE_UNHEALTHY
     assert "delete-probe DELETE failed" in response.store_health_error

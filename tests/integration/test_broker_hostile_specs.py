@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import subprocess
+import time
+
 import grpc
 import pytest
 
 from gazette_platform.etcd import Put
 from gazette_platform.keyspace import item_key
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
+from gazette_platform.ops.clock import SystemClock
+from gazette_platform.protocol import (
+    CompressionCodec,
+    FragmentSpec,
+    JournalSpec,
+    LabelSelector,
+    LabelSet,
+    SuspendSpec,
+)
+from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local_broker import LocalBrokers, append, eventually, read_all
+from gazette_platform.testing.local_broker import (
+    LocalBrokers,
+    append,
+    eventually,
+    read_all,
+    store_fragment,
+)
 
 pytestmark = pytest.mark.etcd
 
@@ -99,3 +119,313 @@ async def test_hostile_specs_in_etcd_do_not_end_brokers(etcd, etcd_prefix, clust
     again = await cluster.start()  # as at the start that follows
     assert await serves(cluster, cluster.stub(again), "tenant/other")
     await eventually(lambda: broker.failure is None and again.failure is None)
+
+
+# ------------------------------------------------------------------------- the folders of others
+PAY, SPY = "secret/pay", "mine/spy"
+KEY = base64.b64encode(b"ab" * 16).decode()
+TAKING_OVER = [
+    f"file:///?find={SPY}&replace={PAY}",
+    f"file:///?find=mine/&replace={PAY}/",
+    f"file:///?find={SPY}&replace=secret",
+    f"file:///{PAY}/",
+    f"file:////{PAY}//x/",
+    f"file:///%73ecret/?find={SPY}/&replace=",
+]
+
+
+def bearer(capability, selector=""):
+    claims = Claims(capability, LabelSelector.parse(selector))
+    token = KeyRing(KEY).sign(claims, now=SystemClock().now().timestamp(), lifetime_s=300)
+    return (("authorization", f"Bearer {token}"),)
+
+
+MINE = "name:prefix=mine/"
+MINE_ALL = bearer(Capability.ALL, MINE)
+OPERATOR = bearer(Capability.ALL)
+
+
+@pytest.fixture
+async def guarded(cluster):
+    """The stub of a broker that wants tokens, and has a journal of somebody else's."""
+    stub = cluster.stub(await cluster.start(auth_keys=KEY))
+    applied = await stub.Apply(upserts(spec(PAY, "file:///", team="red")), metadata=OPERATOR)
+    assert applied.status == pb.OK
+    return stub
+
+
+@pytest.mark.parametrize("url", TAKING_OVER)
+async def test_no_spec_takes_the_folder_of_another_journal(cluster, broker, stub, url):
+    assert (await stub.Apply(upserts(spec(PAY, "file:///")))).status == pb.OK
+    code, text = await failure(stub.Apply(upserts(spec(SPY, url))))
+    assert code is grpc.StatusCode.UNKNOWN
+    assert f"mix with those of journal {PAY}" in text
+    # Nor does one that is there already, nor two of one request.
+    assert (await stub.Apply(upserts(spec(SPY, "file:///")))).status == pb.OK
+    await failure(stub.Apply(upserts(spec(SPY, url))))
+    both = upserts(
+        spec(f"b/{SPY}", "file:///c/"), spec(SPY, f"file:///c/b/?find={SPY}&replace={SPY}")
+    )
+    code, text = await failure(stub.Apply(both))
+    assert "mix with those of" in text
+
+
+async def test_folders_that_a_request_frees_can_be_taken(cluster, stub):
+    assert (await stub.Apply(upserts(spec(PAY, "file:///")))).status == pb.OK
+    moving = upserts(spec(SPY, TAKING_OVER[0]))
+    moving.changes.add(expect_mod_revision=-1).delete = PAY
+    assert (await stub.Apply(moving)).status == pb.OK
+
+
+@pytest.mark.parametrize("url", TAKING_OVER)
+async def test_a_limited_token_learns_no_name_by_its_stores(guarded, url):
+    code, text = await failure(guarded.Apply(upserts(spec(SPY, url)), metadata=MINE_ALL))
+    assert code in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAUTHENTICATED)
+    assert f"journal {PAY}" not in text
+
+
+async def test_a_limited_token_stores_under_no_name_beyond_it(guarded):
+    url = f"file:///?find={SPY}&replace=secret/new"
+    code, text = await failure(guarded.Apply(upserts(spec(SPY, url)), metadata=MINE_ALL))
+    assert code is grpc.StatusCode.UNAUTHENTICATED
+    assert "not authorized to secret/new" in text
+    renamed = f"file:///?find={SPY}&replace=mine/new"
+    assert (await guarded.Apply(upserts(spec(SPY, renamed)), metadata=MINE_ALL)).status == pb.OK
+
+
+async def test_a_label_limited_token_takes_no_journal_by_relabelling_it(guarded):
+    blue = bearer(Capability.ALL, "team=blue")
+    code, text = await failure(guarded.Apply(upserts(spec(PAY, team="blue")), metadata=blue))
+    assert (code, text) == (grpc.StatusCode.UNAUTHENTICATED, f"not authorized to {PAY}")
+
+
+async def test_a_refusal_of_nested_names_comes_after_the_claims(guarded):
+    for name in ("secret", f"{PAY}/x"):
+        code, text = await failure(guarded.Apply(upserts(spec(name)), metadata=MINE_ALL))
+        assert (code, text) == (grpc.StatusCode.UNAUTHENTICATED, f"not authorized to {name}")
+    nested = bearer(Capability.ALL, f"name={PAY}/x")
+    code, text = await failure(guarded.Apply(upserts(spec(f"{PAY}/x")), metadata=nested))
+    assert text.startswith(f"another journal would be a directory of journal {PAY}/x")
+
+
+async def test_an_upsert_of_any_revision_meets_the_spec_that_was_looked_at(guarded, cluster):
+    """Between the look and the transaction others may have taken the name."""
+    label_limited = bearer(Capability.ALL, "team=blue")
+    (broker,) = cluster._brokers
+    etcd = broker._context.etcd
+    is_taken = False
+    txn = etcd.txn
+
+    async def slow(compares, operations):
+        nonlocal is_taken
+        if not is_taken and any(op.key.endswith("items/mine/new") for op in operations):
+            is_taken = True
+            taken = upserts(spec("mine/new", team="red"))
+            assert (await guarded.Apply(taken, metadata=OPERATOR)).status == pb.OK
+        return await txn(compares, operations)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(etcd, "txn", slow)
+        ours = upserts(spec("mine/new", team="blue"))
+        code, _ = await failure(guarded.Apply(ours, metadata=label_limited))
+    assert (code, is_taken) == (grpc.StatusCode.UNAUTHENTICATED, True)
+
+
+@pytest.mark.parametrize("url", TAKING_OVER)
+async def test_overlapping_stores_in_etcd_are_not_served(
+    etcd, etcd_prefix, cluster, broker, stub, url
+):
+    content = b"of those who are paid"
+    await cluster.apply(stub, spec(PAY, "file:///"))
+    store_fragment(cluster.fragments, PAY, 0, content)
+    await eventually(lambda: read_is(stub, PAY, content))
+    spy = spec(SPY, url)
+    await etcd.txn([], [Put(item_key(etcd_prefix, SPY), spy.to_pb().SerializeToString())])
+    refused = await eventually(lambda: answered(stub, SPY))
+    assert refused.status == pb.FRAGMENT_STORE_UNHEALTHY
+    assert "older journal" in refused.store_health_error
+    assert f"journal {PAY}" not in refused.store_health_error
+    listed = await stub.ListFragments(pb.FragmentsRequest(journal=PAY), timeout=20)
+    assert [each.spec.journal for each in listed.fragments] == [PAY]
+    assert (await append(stub, PAY, b"more", offset=len(content))).status == pb.OK
+    assert broker.failure is None
+
+
+async def read_is(stub, journal, content):
+    return await read_all(stub, journal) == content
+
+
+async def answered(stub, journal):
+    response = await append(stub, journal, b"x")
+    return response if response.status != pb.JOURNAL_NOT_FOUND else None
+
+
+# ------------------------------------------------------------------------------- allowed stores
+async def test_stores_that_the_operator_does_not_allow(etcd, etcd_prefix, cluster):
+    allowed = ("file:///tenants/", "s3://bucket/a/")
+    broker = await cluster.start(stores_allowed=allowed)
+    stub = cluster.stub(broker)
+    for url in (
+        "file:///",
+        "file:///tenants-too/",
+        "file:///other/",
+        "s3://bucket/b/",
+        "s3://other/a/",
+    ):
+        _, text = await failure(stub.Apply(upserts(spec(SPY, url))))
+        assert "--broker.stores-allowed" in text
+        refused = await health(stub, url)
+        assert "--broker.stores-allowed" in refused.store_health_error
+    assert (await stub.Apply(upserts(spec(SPY, "file:///tenants/blue/")))).status == pb.OK
+    there = spec("mine/there", "file:///other/")
+    await etcd.txn([], [Put(item_key(etcd_prefix, there.name), there.to_pb().SerializeToString())])
+    refused = await eventually(lambda: answered(stub, there.name))
+    assert "--broker.stores-allowed" in refused.store_health_error
+    assert not (cluster.fragments / "other").exists()
+
+
+# ------------------------------------------------------------------------------- health of stores
+async def health(stub, store, metadata=None, **fields):
+    request = pb.FragmentStoreHealthRequest(fragment_store=store, **fields)
+    return await stub.FragmentStoreHealth(request, timeout=20, metadata=metadata)
+
+
+async def test_health_is_told_of_stores_within_the_claims(guarded, cluster):
+    reader = bearer(Capability.READ, MINE)
+    read_all_of = bearer(Capability.READ)
+    for metadata in (reader, MINE_ALL, read_all_of):
+        code, text = await failure(health(guarded, "file:///new/", metadata))
+        assert (code, "not authorized" in text) == (grpc.StatusCode.UNAUTHENTICATED, True)
+    await failure(health(guarded, "file:///", MINE_ALL))  # only others' journals name it
+    assert (await health(guarded, "file:///", read_all_of)).status == pb.OK
+    await guarded.Apply(upserts(spec(SPY, "file:///mine-store/")), metadata=OPERATOR)
+    for metadata in (reader, MINE_ALL, OPERATOR):
+        found = await health(guarded, "file:///mine-store/", metadata)
+        assert (found.status, found.store_health_error) == (pb.OK, "")
+
+
+async def test_a_delete_probe_of_others_folders_is_refused(guarded, cluster):
+    await guarded.Apply(upserts(spec(SPY, "file:///")), metadata=OPERATOR)
+    for prefix in (f"{PAY}/", "x/" * 200, "mine/", f"{SPY}-not/"):
+        probe = {"check_delete": True, "check_delete_prefix": prefix}
+        code, _ = await failure(health(guarded, "file:///", MINE_ALL, **probe))
+        assert code is grpc.StatusCode.UNAUTHENTICATED
+    probe = {"check_delete": True, "check_delete_prefix": f"{SPY}/"}
+    assert (await health(guarded, "file:///", MINE_ALL, **probe)).status == pb.OK
+    assert not (cluster.fragments / "x").exists()
+
+
+async def test_f_health_of_a_folder_that_does_not_exist(cluster, broker, stub):
+    missing = await health(stub, "file:///missing/")
+    assert missing.status == pb.FRAGMENT_STORE_UNHEALTHY
+    assert "invalid file store directory" in missing.store_health_error
+    assert not (cluster.fragments / "missing").exists()
+    assert len(broker._context.stores) == 0, "nothing is kept of what anybody asks for"
+    (cluster.fragments / "missing").mkdir()
+    assert (await health(stub, "file:///missing/")).status == pb.OK
+    # A journal's own folder comes into being, however deep.
+    await cluster.apply(stub, spec(GOOD, "file:///new/deeper/"))
+    assert (await append(stub, GOOD, b"content")).status == pb.OK
+    assert (await health(stub, "file:///new/deeper/")).status == pb.OK
+
+
+@pytest.fixture
+def deep_folder(tmp_path):
+    folder = tmp_path / "fragments" / GOOD
+    folder.mkdir(parents=True)
+    subprocess.run(["mkdir", "-p", str(folder / "/".join("d" * 1500))], check=True)
+    yield folder
+    # What pytest clears up with recurses.
+    subprocess.run(["rm", "-rf", str(folder)], check=True)
+
+
+async def test_folders_1000_deep_do_not_end_brokers(deep_folder, cluster, broker, stub):
+    content = b"content"
+    store_fragment(cluster.fragments, GOOD, 0, content)
+    await cluster.apply(stub, spec(GOOD, "file:///"))
+    assert await eventually(lambda: read_is(stub, GOOD, content))
+    assert broker.failure is None
+
+
+# --------------------------------------------------------------------------------- large requests
+async def busiest_s(doing):
+    """The longest time for which the event loop was held up while something was done."""
+    worst, is_done = 0.0, False
+
+    async def watch():
+        nonlocal worst
+        while not is_done:
+            began = time.perf_counter()
+            await asyncio.sleep(0.001)
+            worst = max(worst, time.perf_counter() - began)
+
+    async def do():
+        nonlocal is_done
+        try:
+            await doing
+        finally:
+            is_done = True
+
+    await asyncio.gather(do(), watch())
+    return worst
+
+
+async def test_a_large_selector_holds_nobody_up(cluster, broker, stub):
+    for part in range(10):
+        names = [f"many/{part}/{n:03}" for n in range(100)]
+        assert (await stub.Apply(upserts(*map(spec, names)))).status == pb.OK
+    request = pb.ListRequest()
+    for n in range(290_000):
+        request.selector.exclude.labels.add(name="ab", value=f"{n:05x}")
+    began = time.perf_counter()
+    with pytest.raises(grpc.aio.AioRpcError, match="invalid number of labels"):
+        await listed(stub, request)
+    assert time.perf_counter() - began < 5
+    del request.selector.exclude.labels[:]
+    for n in range(8192):
+        request.selector.exclude.labels.add(name="name", value=f"{n:05}", prefix=True)
+    assert await busiest_s(listed(stub, request)) < 1.0  # 0.05 on a machine of its own
+    assert len(await listed(stub, request)) == 1000
+
+
+async def listed(stub, request):
+    return [
+        j.spec.name async for message in stub.List(request, timeout=60) for j in message.journals
+    ]
+
+
+async def test_lists_of_large_specs_fit_the_messages_of_clients(cluster, broker, stub):
+    for n in range(8):
+        labels = {f"label-{i:03}": "v" * 1000 for i in range(200)}
+        assert (await stub.Apply(upserts(spec(f"many/{n}", **labels)))).status == pb.OK
+    messages = [m async for m in stub.List(pb.ListRequest(), timeout=20)]
+    assert sum(len(m.journals) for m in messages) == 8
+    assert max(m.ByteSize() for m in messages) < 2 << 20
+
+
+async def test_specs_without_bound_are_refused(cluster, broker, stub):
+    limits = JournalSpec(SPY, 1, fragment=spec(SPY).fragment, suspend=SuspendSpec(offset=1 << 62))
+    for hostile, text in (
+        (spec(SPY, **{f"label-{i:05}": "" for i in range(1025)}), "number of Labels"),
+        (spec(SPY, **{f"label-{i:05}": "v" * 1000 for i in range(300)}), "invalid size"),
+        (spec(SPY, *(f"file:///{i}/" for i in range(33))), "number of Stores"),
+        (spec(SPY, "file:///" + "x" * 2100 + "/"), "too long"),
+        (spec(SPY, postfix="{{1}}" * 20_000), "too long"),
+        (
+            JournalSpec(
+                SPY, 1, fragment=limits.fragment, suspend=SuspendSpec(offset=(1 << 62) + 1)
+            ),
+            "Offset",
+        ),
+        (
+            JournalSpec(
+                SPY, 1, fragment=limits.fragment, suspend=SuspendSpec(offset=(1 << 63) - 1)
+            ),
+            "Offset",
+        ),
+    ):
+        code, details = await failure(stub.Apply(upserts(hostile)))
+        assert (code, text in details) == (grpc.StatusCode.UNKNOWN, True), details
+        assert len(details) < 1000
+    assert (await stub.Apply(upserts(limits))).status == pb.OK
+    assert await serves(cluster, stub)

@@ -1,0 +1,260 @@
+"""Keeps the fragments of journals apart: which stores a spec may name, and which are served.
+
+A listing of a store tells what a journal holds. So whoever may point a journal at the folder of
+another reads that one's content, and writes content of its own there. Apply refuses such specs; and
+since a spec may come into etcd by other means, brokers look again before they use a store.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+from gazette_platform.errors import StoreError, ValidationError
+from gazette_platform.protocol import LabelSet
+from gazette_platform.protocol.auth import Forbidden
+from gazette_platform.stores.places import (
+    folders_of,
+    journal_place,
+    rewritten_name,
+    store_place,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from gazette_platform.keyspace import BrokerState
+    from gazette_platform.protocol import JournalSpec
+    from gazette_platform.protocol.auth import Claims
+
+__all__ = ["StoreGuard"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A journal's stores, and where they put it: nowhere, if they could not be used anyway."""
+
+    stores: tuple[str, ...]
+    create_revision: int
+    places: tuple[str, ...]
+    problem: str
+
+
+class _Places:
+    """Places of journals in order, so that those below and above one are found without a walk."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[str, str]] = []
+
+    def add(self, place: str, journal: str) -> None:
+        bisect.insort(self._entries, (place, journal))
+
+    def remove(self, place: str, journal: str) -> None:
+        index = bisect.bisect_left(self._entries, (place, journal))
+        if self._entries[index : index + 1] == [(place, journal)]:
+            del self._entries[index]
+
+    def overlapping(self, place: str) -> Iterator[str]:
+        """Journals whose place is this one, or below or above it."""
+        for folder in folders_of(place):
+            for found, journal in self._from(folder):
+                if found != folder:
+                    break
+                yield journal
+        for found, journal in self._from(place):
+            if not found.startswith(place):
+                break
+            yield journal
+
+    def _from(self, place: str) -> Iterator[tuple[str, str]]:
+        for index in range(bisect.bisect_left(self._entries, (place, "")), len(self._entries)):
+            yield self._entries[index]
+
+
+@final
+class StoreGuard:
+    """What the stores of all journals are, as of the key space.
+
+    Args: allowed: URLs of which stores must be one, or lie below one; empty: any.
+        file_only: whether every URL means the file root.
+    Raises: ValidationError: of `allowed`.
+    """
+
+    def __init__(
+        self, state: BrokerState, *, allowed: Collection[str] = (), file_only: bool = False
+    ) -> None:
+        self._state = state
+        self._file_only = file_only
+        self._allowed = tuple(store_place(url) for url in allowed)
+        self._known: dict[str, _Known] = {}
+        self._places = _Places()
+        self._naming: dict[str, set[str]] = {}
+        # Of journals that overlap others, as asked for since the last change.
+        self._problems: dict[str, str] = {}
+
+    def on_change(self) -> None:
+        """Observe an update of the key space."""
+        for journal in self._state.changes.journals:
+            item, known = self._state.items.get(journal), self._known.get(journal)
+            stores = item.spec.fragment.stores if item is not None else ()
+            created = item.create_revision if item is not None else 0
+            if known is not None and (known.stores, known.create_revision) != (stores, created):
+                self._forget(journal, known)
+                known = None
+            if known is None and stores:
+                self._learn(journal, stores, created)
+
+    def _learn(self, journal: str, stores: tuple[str, ...], create_revision: int) -> None:
+        problem = ""
+        places: tuple[str, ...] = ()
+        try:
+            places = self._places_of(journal, stores)
+        except ValidationError as err:
+            problem = str(err)
+        self._known[journal] = _Known(stores, create_revision, places, problem)
+        for place in places:
+            self._places.add(place, journal)
+        for url in stores:
+            self._naming.setdefault(url, set()).add(journal)
+        self._problems.clear()
+
+    def _forget(self, journal: str, known: _Known) -> None:
+        del self._known[journal]
+        for place in known.places:
+            self._places.remove(place, journal)
+        for url in known.stores:
+            naming = self._naming.get(url, set())
+            naming.discard(journal)
+            if not naming:
+                self._naming.pop(url, None)
+        self._problems.clear()
+
+    # ------------------------------------------------------------------------------- at take-on
+    def check(self, spec: JournalSpec) -> None:
+        """Refuse the stores of a journal that would mix its fragments with those of an older one.
+
+        Raises: StoreError.
+        """
+        problem = self._problems.get(spec.name)
+        if problem is None:
+            problem = self._problems[spec.name] = self._problem(spec.name)
+        if problem:
+            raise StoreError(f"stores of {spec.name} are not used: {problem}; mend its spec")
+
+    def _problem(self, journal: str) -> str:
+        known = self._known.get(journal)
+        if known is None or known.problem:
+            return "" if known is None else known.problem
+        own = (known.create_revision, journal)
+        for place in known.places:
+            for other in self._places.overlapping(place):
+                if (self._known[other].create_revision, other) < own:
+                    # Not for the caller, who may not know of that one.
+                    _log.error("%s would be stored at %s, as is %s", journal, place, other)
+                    return f"{place} overlaps the folder of an older journal (the log tells which)"
+        return ""
+
+    # --------------------------------------------------------------------------------- at Apply
+    def check_apply(
+        self, specs: Collection[JournalSpec], deleted: Collection[str], claims: Claims
+    ) -> None:
+        """Refuse specs whose fragments, or names, would mix with those of other journals.
+
+        Specs that leave the stores of a journal as they are pass: they mend something else.
+
+        Args: specs: all that a request sets, within `claims`. deleted: names that it deletes.
+        Raises: ValidationError. Forbidden: a store rewrites a name to one beyond the claims.
+        """
+        leaving = {spec.name for spec in specs}.union(deleted)
+        fresh = _Places()
+        for spec in specs:
+            known = self._state.items.get(spec.name)
+            stores = spec.fragment.stores
+            places = [f"name://{spec.name}/"]
+            if known is None or known.spec.fragment.stores != stores:
+                places += self._places_of(spec.name, stores)
+                self._check_rewriting(spec, claims)
+                for place in places[1:]:
+                    self._refuse_overlap(spec.name, place, self._places, leaving, claims)
+            if known is None:
+                self._refuse_nested(spec.name, leaving, claims)
+            for place in places:
+                self._refuse_overlap(spec.name, place, fresh, (spec.name,), claims)
+                fresh.add(place, spec.name)
+
+    def _places_of(self, journal: str, stores: tuple[str, ...]) -> tuple[str, ...]:
+        places = []
+        for url in dict.fromkeys(stores):
+            self.check_allowed(url)
+            places.append(journal_place(url, journal, file_only=self._file_only))
+        return tuple(places)
+
+    def check_allowed(self, url: str) -> None:
+        """Refuse a store that the operator's list does not have.
+
+        Raises: ValidationError.
+        """
+        if self._allowed and not store_place(url).startswith(self._allowed):
+            raise ValidationError(
+                f"fragment store {url} is not among those that this cluster allows "
+                f"(--broker.stores-allowed: {', '.join(self._allowed)})"
+            )
+
+    def _check_rewriting(self, spec: JournalSpec, claims: Claims) -> None:
+        for url in spec.fragment.stores:
+            name = rewritten_name(url, spec.name, file_only=self._file_only)
+            if name != spec.name and not claims.match(spec.labels.with_value("name", name)):
+                raise Forbidden(f"not authorized to {name}, as which {url} stores {spec.name}")
+
+    def _refuse_overlap(
+        self, journal: str, place: str, among: _Places, leaving: Collection[str], claims: Claims
+    ) -> None:
+        for other in among.overlapping(place):
+            if other in leaving:
+                continue
+            if place.startswith("name://"):
+                raise _nested(*(f"journal {n}" for n in sorted((journal, other), key=len)))
+            raise ValidationError(
+                f"fragments of {journal} would lie at {place}, and mix with those of "
+                f"{self._shown(other, claims)}; give them another store or name"
+            )
+
+    def _refuse_nested(self, journal: str, leaving: Collection[str], claims: Claims) -> None:
+        """Refuse a journal whose name is a folder of another's, or lies in one that is."""
+        items, names = self._state.items, self._state.journals
+        slash = journal.find("/")
+        while slash != -1:
+            outer = journal[:slash]
+            if outer in items and outer not in leaving:
+                raise _nested(self._shown(outer, claims), f"journal {journal}")
+            slash = journal.find("/", slash + 1)
+        for index in range(bisect.bisect_left(names, f"{journal}/"), len(names)):
+            inner = names[index]
+            if not inner.startswith(f"{journal}/"):
+                return
+            if inner not in leaving:
+                raise _nested(f"journal {journal}", self._shown(inner, claims))
+
+    def _shown(self, journal: str, claims: Claims) -> str:
+        """A journal's name for a caller who may know it."""
+        item = self._state.items.get(journal)
+        labels = item.spec.label_set_with_name() if item else LabelSet.of(name=journal)
+        return f"journal {journal}" if claims.match(labels) else "another journal"
+
+    # ------------------------------------------------------------------------------ of a store
+    def journals_with(self, url: str, claims: Claims) -> Iterator[str]:
+        """Journals within `claims` whose specs name this very store."""
+        for journal in self._naming.get(url, ()):
+            if claims.match(self._state.items[journal].spec.label_set_with_name()):
+                yield journal
+
+
+def _nested(shorter: str, longer: str) -> ValidationError:
+    return ValidationError(
+        f"{shorter} would be a directory of {longer}, whose fragments it would list as its own; "
+        "name them so that neither is a prefix of the other at a /"
+    )

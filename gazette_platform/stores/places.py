@@ -1,0 +1,102 @@
+"""Where the fragments of a journal lie: folders that can be compared across URLs of stores.
+
+Two URLs may mean one folder (``file:///a/`` and ``file:////a/``), and `find` and `replace` put a
+journal under any name. A *place* is a text in which a folder begins with the folders above it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gazette_platform.errors import StoreError, ValidationError
+from gazette_platform.protocol import StoreUrl, parse_store_url
+from gazette_platform.stores.prefix import KeyRule
+
+__all__ = ["folders_of", "journal_place", "rewritten_name", "store_place"]
+
+# Folders that brokers and the lake keep for themselves beside journals.
+_RESERVED: Final = (".test", ".covered", ".gazette", ".partial-")
+
+
+def store_place(url: str, *, file_only: bool = False) -> str:
+    """The folder of a store itself.
+
+    >>> store_place("file:////a//b/"), store_place("s3://bucket/?region=x")
+    ('file:///a/b/', 's3://bucket/')
+
+    Args: file_only: whether brokers take every URL for the file root (`--broker.file-only`).
+    Raises: ValidationError: no URL of a store.
+    """
+    parsed = _parse(url, file_only=file_only)
+    return _root(parsed) + _normal(parsed.prefix)
+
+
+def journal_place(url: str, journal: str, *, file_only: bool = False) -> str:
+    """The folder that holds all fragments of a journal in a store, and nothing else.
+
+    >>> journal_place("file:///data/?find=mine/&replace=ours/", "mine/one")
+    'file:///data/ours/one/'
+
+    Raises: ValidationError: no URL of a store, or none that keeps the journal in one folder.
+    """
+    parsed = _parse(url, file_only=file_only)
+    try:
+        key = _rule(parsed).directory(journal)
+    except StoreError as err:
+        raise ValidationError(f"fragment store {url}: {err}") from None
+    place = _normal(key)
+    if any(part.startswith(_RESERVED) for part in place.split("/")):
+        raise ValidationError(f"fragment store {url} puts {journal} into a folder of brokers' own")
+    return _root(parsed) + place
+
+
+def rewritten_name(url: str, journal: str, *, file_only: bool = False) -> str:
+    """The name under which a store keeps a journal: its own, unless `find` rewrites it.
+
+    Raises: ValidationError: as `journal_place`.
+    """
+    parsed = _parse(url, file_only=file_only)
+    try:
+        return _normal(KeyRule.of("", _arguments(parsed)).directory(journal)).removesuffix("/")
+    except StoreError as err:
+        raise ValidationError(f"fragment store {url}: {err}") from None
+
+
+def folders_of(place: str) -> list[str]:
+    """The folders above a place, outermost first.
+
+    >>> folders_of("file:///a/b/")
+    ['file:///', 'file:///a/']
+    """
+    end = place.index("/", place.index("://") + len("://")) + 1
+    folders = []
+    while end < len(place):
+        folders.append(place[:end])
+        end = place.index("/", end) + 1
+    return folders
+
+
+def _parse(url: str, *, file_only: bool) -> StoreUrl:
+    parsed = parse_store_url(url)
+    if file_only:
+        return StoreUrl(scheme="file", host="", path="/", args={}, text=url)
+    return parsed
+
+
+def _root(url: StoreUrl) -> str:
+    # An endpoint is another service, where a bucket of the name may be another's.
+    endpoint = _arguments(url).get("endpoint", "").replace("/", "|")
+    return f"{url.scheme}://{url.host}{endpoint and '@'}{endpoint}/"
+
+
+def _rule(url: StoreUrl) -> KeyRule:
+    return KeyRule.of(url.prefix.lstrip("/"), _arguments(url))
+
+
+def _arguments(url: StoreUrl) -> dict[str, str]:
+    return {name.lower(): value for name, value in url.args.items()}
+
+
+def _normal(key: str) -> str:
+    """A key as a path without empty and ``.`` segments: "" or ends in a slash."""
+    return "".join(f"{part}/" for part in key.split("/") if part not in ("", "."))
