@@ -31,6 +31,11 @@ _SERVER_MARKS = frozenset({"etcd", "hive", "trino", "spark", "e2e", "browser"})
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--run-slow", action="store_true", help="also run tests marked slow")
+    parser.addoption(
+        "--rewrite",
+        action="store_true",
+        help="write golden transcripts anew; look at the difference",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from pathlib import Path
 
 import pytest
 
@@ -39,7 +40,9 @@ from gazette_platform.protocol import (
 )
 
 PREFIX = "/p"
+_ASSIGNED = f"{PREFIX}/assign/"
 _ROUNDS_MAX = 50
+_TRANSCRIPTS = Path(__file__).parent / "transcripts"
 
 
 def member(short):
@@ -130,6 +133,8 @@ class Cluster:
         self.state = self.etcd.mirror().state
         self.allocators: dict[ProcessId, Allocator] = {}
         self._leases = itertools.count(100)
+        self.transcript: list[str] = []
+        """What each round wrote, and the keys that each look found in the end."""
 
     # ---------------------------------------------------------------- what happens to it
     def join(self, **limits):
@@ -196,6 +201,14 @@ class Cluster:
 
         Members that are not the leader act too, and have to write nothing.
         """
+        count = await self._rounds(is_syncing=is_syncing)
+        self.transcript.append(f"at rest after {count} rounds:")
+        self.transcript += [
+            f"  {key}" for key in sorted(self.etcd.kvs) if key.startswith(_ASSIGNED)
+        ]
+        return count
+
+    async def _rounds(self, *, is_syncing):
         count = 0
         while True:
             assert count < _ROUNDS_MAX, "does not come to rest"
@@ -214,6 +227,7 @@ class Cluster:
                     return count
                 continue
             count += 1
+            self._tell(self.etcd.txns[before:])
             self._check(was, consistent)
             if is_syncing:
                 self.sync()
@@ -221,6 +235,15 @@ class Cluster:
     async def settle(self):
         """Rounds with primaries that sync, until there is nothing left to do."""
         return await self.rounds(is_syncing=True)
+
+    def _tell(self, txns):
+        self.transcript.append(f"the leader {short_of(self.leader)} writes:")
+        for compares, success in txns:
+            compared = " ".join(sorted(_in_short(compare) for compare in compares))
+            self.transcript.append(f"  if {compared}")
+            for operation in success:
+                verb = "delete" if isinstance(operation, Delete) else "put"
+                self.transcript.append(f"    {verb} {operation.key}")
 
     def _check(self, was, consistent):
         """No step may remove what is needed, whatever else it does."""
@@ -279,7 +302,20 @@ class Cluster:
             assert len(self.state.assignments_to(m)) <= entry.spec.journal_limit
 
 
+def _in_short(compare):
+    """Which key is compared, and whether with none; revisions differ from one story to another."""
+    return f"{'no ' if compare.value == 0 else ''}{compare.key}"
+
+
 @pytest.fixture
-def cluster():
-    """A cluster without members."""
-    return Cluster()
+def cluster(request):
+    """A cluster without members. What its leader does in a scenario `z…` is held to a transcript."""
+    cluster = Cluster()
+    yield cluster
+    if not request.node.name.startswith("test_z"):
+        return
+    told = "\n".join(cluster.transcript) + "\n"
+    path = _TRANSCRIPTS / f"{request.node.name.removeprefix('test_')}.txt"
+    if request.config.getoption("--rewrite"):
+        path.write_text(told)
+    assert told == path.read_text(), "if it ought to be so, run pytest with --rewrite"
