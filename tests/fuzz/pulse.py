@@ -1,0 +1,140 @@
+"""A process of its own that uses brokers as if nothing happened, and tells when they were late.
+
+It asks each broker for its readiness ten times a second, which shows an event loop that is blocked,
+and appends to journals that nobody else uses, and reads them back through another broker. Time for
+which the threads concerned were ready to run and the machine had no core for them is taken off: that
+is the machine's, not the broker's.
+
+Reads one JSON object from stdin, writes one a line; needs nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+
+LOOP_LATE_S = 1.0
+PROBE_LATE_S = 2.0
+_GIVE_UP_S = 15.0
+_lock = threading.Lock()
+
+
+def tell(**event: object) -> None:
+    """Write one line."""
+    with _lock, contextlib.suppress(BrokenPipeError):
+        sys.stdout.write(json.dumps(event) + "\n")
+        sys.stdout.flush()
+
+
+def waited_s(*threads: tuple[int, int]) -> float:
+    """Seconds that threads, each given with its process, have waited for a core so far."""
+    total = 0
+    for process, thread in threads:
+        with contextlib.suppress(OSError, IndexError):
+            text = Path(f"/proc/{process}/task/{thread}/schedstat").read_text()
+            total += int(text.split()[1])
+    return total / 1e9
+
+
+class Beat:
+    """Times one exchange."""
+
+    def __init__(self, pids: list[int]) -> None:
+        self._threads = [(pid, pid) for pid in pids]
+        self._threads.append(("self", threading.get_native_id()))  # type: ignore[arg-type]
+        self._waited_s, self.began = waited_s(*self._threads), time.monotonic()
+
+    def late_s(self) -> float:
+        """Seconds since then for which nobody but the brokers is to blame."""
+        return time.monotonic() - self.began - (waited_s(*self._threads) - self._waited_s)
+
+
+def watch_loop(number: int, port: int, pid: int) -> None:
+    """Ask for readiness for ever."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_GIVE_UP_S)
+    beats = 0
+    while True:
+        beat = Beat([pid])
+        try:
+            connection.request("GET", "/debug/ready")
+            response = connection.getresponse()
+            response.read()
+            problem = "" if response.status == 200 else f"readiness answers {response.status}"
+        except (OSError, http.client.HTTPException) as err:
+            connection.close()
+            problem = f"readiness does not answer: {err!r}"
+        late_s = beat.late_s()
+        if late_s > LOOP_LATE_S:
+            problem = f"its event loop was blocked for {late_s:.1f} s"
+        if problem:
+            tell(broker=number, problem=problem)
+        beats += 1
+        if beats % 10 == 0:
+            tell(beats=10)
+        time.sleep(0.1)
+
+
+def use(journal: str, ports: list[int], pids: list[int], token: str) -> None:
+    """Append and read for ever."""
+    headers = {"Authorization": f"Bearer {token}", "Connection": "close"}
+    turn = 0
+    while True:
+        turn += 1
+        line = f"pulse {turn}\n".encode()
+        beat = Beat(pids)
+        try:
+            began = exchange(ports[turn % 2], "PUT", f"/{journal}", headers, line, 204)
+            at = began.headers["X-Commit-Begin"]
+            exchange(
+                ports[(turn + 1) % 2], "GET", f"/{journal}?offset={at}", headers, None, 206, line
+            )
+            problem = ""
+        except (OSError, http.client.HTTPException) as err:
+            problem = f"{err!r}"
+        late_s = beat.late_s()
+        if not problem and late_s > PROBE_LATE_S:
+            problem = "it was slow"
+        if problem:
+            tell(journal=journal, problem=f"append and read took {late_s:.1f} s: {problem}")
+        time.sleep(0.3)
+
+
+def exchange(
+    port: int,
+    method: str,
+    path: str,
+    headers: dict[str, str],
+    body: bytes | None,
+    expected: int,
+    content: bytes = b"",
+) -> http.client.HTTPResponse:
+    """One request. Raises: OSError: another status, or content."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_GIVE_UP_S)
+    with contextlib.closing(connection):
+        connection.request(method, path, body, headers)
+        response = connection.getresponse()
+        found = response.read()
+        if response.status != expected or not found.startswith(content):
+            raise OSError(f"{method} {path}: {response.status} {found[:200]!r}")
+        return response
+
+
+def main() -> None:
+    """Run until stdin closes."""
+    wanted = json.loads(sys.stdin.readline())
+    ports, pids = wanted["ports"], wanted["pids"]
+    for number, (port, pid) in enumerate(zip(ports, pids, strict=True)):
+        threading.Thread(target=watch_loop, args=(number, port, pid), daemon=True).start()
+    for journal in wanted["journals"]:
+        arguments = (journal, ports, pids, wanted["token"])
+        threading.Thread(target=use, args=arguments, daemon=True).start()
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()
