@@ -87,6 +87,8 @@ async def watch_journals(
         if last is not None:
             request.watch_resume.CopyFrom(last.to_pb())
         wire = transport.wire()
+        if await wire.connected():
+            patience.connected()
         call = wire.list(request, metadata=transport.auth.metadata(Capability.LIST, selector))
         messages: list[pb.ListResponse] = []
         error: GazetteError = TransportError("watch of journals: the broker ended the stream")
@@ -103,7 +105,6 @@ async def watch_journals(
                         yield snapshot
                     else:
                         messages.append(message)
-            patience.progressed()
         except CALL_ERRORS as err:
             error = transport.failed(err, wire, "", "watch of journals")
             if not _may_retry(error):

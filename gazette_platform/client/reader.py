@@ -203,9 +203,10 @@ class Reader:
     async def _next_served(self) -> memoryview | None:
         """The next piece from a broker; None when a message had no content, or the RPC ended."""
         if self._call is None:
-            self._start()
+            await self._start()
         call, wire = self._call, self._wire
-        assert wire is not None  # started together with the call
+        if call is None or wire is None:
+            return None  # ended meanwhile
         is_whole = False
         try:
             raw = await call.read()
@@ -243,7 +244,13 @@ class Reader:
         self.offset = offset + len(content)
         return content
 
-    def _start(self) -> None:
+    async def _start(self) -> None:
+        wire = self._transport.wire(self.journal)
+        # A read that waits at the head is silent: that it is connected is all there is to see.
+        if self._options.block and await wire.connected():
+            self._patience.connected()
+        if self._is_done:
+            return
         options = self._options
         request = pb.ReadRequest(
             journal=self.journal,
@@ -256,9 +263,9 @@ class Reader:
             min_etcd_revision=self._transport.min_revision(options.min_revision),
         )
         self._metadata = None
-        self._wire = self._transport.wire(self.journal)
-        self._wire.calls += 1
-        self._call = self._wire.read(
+        self._wire = wire
+        wire.calls += 1
+        self._call = wire.read(
             request.SerializeToString(),
             metadata=self._transport.auth.metadata(Capability.READ, self.journal),
         )
@@ -281,7 +288,6 @@ class Reader:
             return
         self._not_found = 0
         self._asks_others = False
-        self._patience.progressed()
         self._metadata = response
         self.write_head = response.write_head
         self.fragment = (
@@ -339,7 +345,6 @@ class Reader:
                 file_root=self._transport.config.file_root,
             )
         else:
-            self._patience.progressed()
             await self._patience.wait(
                 TransportError(f"read of {self.journal}: the broker ended the stream")
             )

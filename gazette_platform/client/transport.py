@@ -29,6 +29,9 @@ __all__ = ["Patience", "Transport"]
 
 _HEADERS_MAX = 1024
 
+# Seconds for which a stream lived that had nothing to tell, and yet was no failure.
+_STEADY_S = 5.0
+
 # Seconds for which calls ask brokers to know what was applied here: they do within milliseconds.
 _APPLIED_S = 60.0
 
@@ -136,15 +139,22 @@ class Transport:
 class Patience:
     """Decides whether and when one call is tried again.
 
-    Failures count from the first one since the last `progressed`, so that a reader which was idle
-    for hours has the same patience as a new one.
+    Failures count from the first one since the last progress: content, or a stream that waited for
+    it for a while, so that a reader which was idle for hours has the same patience as a new one.
+    That a broker takes a call, or ends it in order, is none: it may do so again and again.
     """
 
     def __init__(self, transport: Transport, timeout_s: float | None) -> None:
         self._transport = transport
         self._timeout_s = timeout_s
         self._failing_since: float | None = None
+        self._waiting_since: float | None = None
         self.attempt = 0
+
+    def connected(self) -> None:
+        """A broker has taken a call that may say nothing for hours, as of a tail or a watch."""
+        self._transport.was_connected = True
+        self._waiting_since = self._transport.clock.monotonic()
 
     def progressed(self) -> None:
         """Something worked: the next failure is a first one."""
@@ -157,6 +167,9 @@ class Patience:
         Cancellation: safe.
         """
         now = self._transport.clock.monotonic()
+        if self._waiting_since is not None and now - self._waiting_since >= _STEADY_S:
+            self.progressed()
+        self._waiting_since = None
         if self._failing_since is None:
             self._failing_since = now
         delay_s = backoff_s(self.attempt) * self._transport.random.uniform(0.75, 1.0)

@@ -57,6 +57,7 @@ WRITE_FAILED = "Internal error from Core"
 # All that grpc.aio lets out of a call. Where a connection breaks between two of its operations, the
 # errors of its core come as they are: `done_writing` raises ExecuteBatchError, a BaseError.
 CALL_ERRORS = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
+_CONNECTING = frozenset({grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING})
 _BROKEN = frozenset({grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN})
 
 
@@ -201,6 +202,18 @@ class Wire:
             f"{_SERVICE}FragmentStoreHealth",
             request_serializer=pb.FragmentStoreHealthRequest.SerializeToString,
         )
+
+    async def connected(self) -> bool:
+        """Wait until there is a connection, or making one has failed. Cancellation: safe.
+
+        Calls do not tell: to grpc.aio one has begun when the broker says something.
+        """
+        while (state := self.channel.get_state(try_to_connect=True)) in _CONNECTING:
+            try:
+                await self.channel.wait_for_state_change(state)
+            except (grpc.aio.BaseError, AssertionError):
+                return False  # it is being closed
+        return state is grpc.ChannelConnectivity.READY
 
     def __enter__(self) -> Wire:
         """Count a call under way."""

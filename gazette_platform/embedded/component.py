@@ -41,8 +41,8 @@ class Component:
     """Seconds from start to ready."""
     stop_timeout_s: float = 20.0
     """Seconds from SIGTERM to SIGKILL."""
-    is_disposable: bool = False
-    """Whether others do its work when it ends by itself: it is started again, and nothing stops."""
+    is_restarted: bool = False
+    """Whether it is started again when it ends by itself, while all others run on."""
 
 
 def answers_http(url: str) -> bool:

@@ -5,10 +5,10 @@ belong to it, and a folder that was left by a killed supervisor is cleaned up be
 
     waiting ──requirements ready──▶ starting ──ready()──▶ ready ──stop──▶ stopped
                   ▲                     └────── exits or takes too long ──▶ failed: all are stopped
-                  └── exits after that, and others do its work: started again ──┘
+                  └── exits after that, and is one that is started again (a broker) ──┘
 
-A component whose work others do (one of several brokers) is started again when it ends; one that
-ends again and again fails like any other.
+Brokers are started again when they end: clients wait for them. One that ends again and again fails
+like any other component.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ _POLL_S = 0.1
 _PROBES_MAX = 8
 _LEFTOVER_TIMEOUT_S = 20.0
 
-# A component that ends so often within so many seconds is not started again.
-_RESTARTS_MAX = 5
+# Seconds to wait before each start of a component that ended, and seconds within which they count:
+# one that ends once more is not started again.
+_RESTART_DELAYS_S = (0.0, 0.5, 1.0, 2.0, 4.0)
 _RESTARTS_WITHIN_S = 120.0
 
 
@@ -104,6 +105,7 @@ class Supervisor:
         self._started_at: dict[str, float] = {}
         self._probes: dict[str, Future[bool]] = {}
         self._restarts: dict[str, list[float]] = {}
+        self._restart_at: dict[str, float] = {}
         self._stop_asked = False
 
     def run(self) -> None:
@@ -259,9 +261,8 @@ class Supervisor:
         with ThreadPoolExecutor(_PROBES_MAX, thread_name_prefix="probe") as pool:
             while not self._stop_asked:
                 for component in self._components:
-                    if self._is_to_restart(component):
-                        self._restart(component)
-                    self._advance(component, pool)
+                    if not self._is_down(component):
+                        self._advance(component, pool)
                 time.sleep(_POLL_S)
 
     def _save_endpoints(self) -> Endpoints:
@@ -271,24 +272,40 @@ class Supervisor:
         endpoints.save(self._layout.endpoints)
         return endpoints
 
-    def _is_to_restart(self, component: Component) -> bool:
-        if not component.is_disposable or self._children[component.name].exit_code() is None:
+    def _is_down(self, component: Component) -> bool:
+        """Whether a component has ended that is to be started again; does so when it is time."""
+        name = component.name
+        if not component.is_restarted or self._children[name].exit_code() is None:
             return False
         now = time.monotonic()
-        former = self._restarts.setdefault(component.name, [])
+        if name in self._restart_at:
+            if now >= self._restart_at[name]:
+                del self._restart_at[name]
+                self._restart(component)
+            return True
+        former = self._restarts.setdefault(name, [])
         former[:] = [at for at in former if now - at < _RESTARTS_WITHIN_S]
+        if len(former) == len(_RESTART_DELAYS_S):
+            return False
+        delay_s = _RESTART_DELAYS_S[len(former)]
         former.append(now)
-        return len(former) <= _RESTARTS_MAX
-
-    def _restart(self, component: Component) -> None:
-        child = self._children[component.name]
+        self._restart_at[name] = now + delay_s
+        self._state.components[name].state = "starting"
+        self._changed()
         _log.warning(
-            "%s %s: starting it again (its log is %s)",
-            component.name,
-            child.how_it_ended(),
+            "%s %s: starting it again in %g s, start %d of at most %d within %g s (its log is %s)",
+            name,
+            self._children[name].how_it_ended(),
+            delay_s,
+            len(former),
+            len(_RESTART_DELAYS_S),
+            _RESTARTS_WITHIN_S,
             self._log_of(component),
         )
-        child.end_group()
+        return True
+
+    def _restart(self, component: Component) -> None:
+        self._children[component.name].end_group()
         self._probes.pop(component.name, None)
         self._start(component, self._state.components[component.name])
         self._save_endpoints()

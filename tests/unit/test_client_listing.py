@@ -285,6 +285,9 @@ async def test_li3_a_watch_that_ends_is_begun_again(monkeypatch):
         def __exit__(self, *_):
             pass
 
+        async def connected(self):
+            return True
+
         def list(self, request, *, metadata):
             requests.append(request)
             return answers.pop(0)

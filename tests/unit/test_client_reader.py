@@ -1,4 +1,5 @@
 import asyncio
+import dataclasses
 import gzip
 import hashlib
 import io
@@ -12,6 +13,7 @@ import pytest
 
 from gazette_platform.client import AsyncClient, CallFailed, Client, ClientConfig
 from gazette_platform.client.direct import read_fragment
+from gazette_platform.client.transport import Patience
 from gazette_platform.codecs import compressor
 from gazette_platform.errors import (
     ChecksumMismatch,
@@ -21,12 +23,16 @@ from gazette_platform.errors import (
     OffsetJump,
     StatusError,
     Suspended,
+    TransportError,
     ValidationError,
 )
+from gazette_platform.ops.clock import ManualClock
 from gazette_platform.protocol import CompressionCodec, Fragment
 from gazette_platform.protocol.content import encode_read_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.fake_broker import FakeBroker, Fault
+from gazette_platform.testing.fault_proxy import FaultProxy
+from gazette_platform.testing.local_broker import eventually
 
 
 @asynccontextmanager
@@ -265,6 +271,9 @@ class Script:
         self.calls = 0
         self.current = []
 
+    async def connected(self):
+        return True
+
     def read(self, request, *, metadata):
         self.requests.append(pb.ReadRequest.FromString(request))
         return Call(self.answers.pop(0))
@@ -449,3 +458,83 @@ async def test_re1_a_fragment_is_fetched_from_its_url(http_store):
     server.files["/short"] = stored[:-3]
     with pytest.raises(DataError, match=f"{url}/short: "):
         await fetched(fragment_of(content), f"{url}/short")
+
+
+@asynccontextmanager
+async def proxied(*, clock=None, **config):
+    """A client that has not had an answer yet, and a proxy between it and its broker."""
+    async with FakeBroker() as broker:
+        broker.journal("a/journal", b"old")
+        host, _, port = broker.address.removeprefix("http://").partition(":")
+        async with FaultProxy(host, int(port)) as proxy:
+            settings = ClientConfig(address=proxy.address, **config)
+            async with AsyncClient(settings, clock=clock) as client:
+                yield broker, proxy, client
+
+
+async def next_of_tail(client):
+    async with client.tail("a/journal") as tail:
+        return bytes(await anext(tail))
+
+
+async def next_of_watch(client):
+    watch = client.watch("name:prefix=b/")
+    found = await anext(watch)
+    while not found:
+        found = await anext(watch)
+    await watch.aclose()
+    return found[0].name
+
+
+@pytest.mark.parametrize(
+    ("wait", "expected"),
+    [(next_of_tail, b"new"), (next_of_watch, "b/journal")],
+    ids=["tail", "watch"],
+)
+async def test_rr1_what_waits_survives_restarts_of_its_broker(monkeypatch, wait, expected):
+    """Each is shorter than its patience, though there are hours between them."""
+    clock, connected = ManualClock(), Patience.connected
+    connections = []
+    monkeypatch.setattr(Patience, "connected", lambda self: connections.append(connected(self)))
+    async with proxied(clock=clock, connect_timeout_s=0.1) as (broker, proxy, client):
+        waiting = asyncio.get_running_loop().create_task(wait(client))
+        async with asyncio.timeout(20):
+            for _ in range(3):
+                seen = len(connections)
+                await eventually(lambda seen=seen: len(connections) > seen)
+                clock.advance(3600)
+                proxy.reset()
+            broker.journal("b/journal")
+            broker.revision += 1
+            await broker.extend("a/journal", b"new")
+            assert await waiting == expected
+
+
+async def test_rr1_an_idle_tail_outlives_the_time_that_connecting_may_take():
+    async with proxied(connect_timeout_s=0.1) as (broker, proxy, client):
+        waiting = asyncio.get_running_loop().create_task(next_of_tail(client))
+        await eventually(lambda: broker.calls["Read"] == 1)
+        began = asyncio.get_running_loop().time()
+        proxy.refuse()
+        await eventually(lambda: waiting.done() or asyncio.get_running_loop().time() > began + 0.5)
+        await proxy.heal()
+        await eventually(lambda: waiting.done() or broker.calls["Read"] == 2)
+        await broker.extend("a/journal", b"new")
+        assert await waiting == b"new"
+
+
+async def test_rr1_a_broker_that_takes_each_read_and_ends_it_is_not_asked_for_ever(scripted):
+    told = pb.ReadResponse(offset=0, write_head=9, header=FakeBroker().header())
+    answers = [[told.SerializeToString()] if n % 2 else [] for n in range(1000)]
+    client, script = scripted(*answers)
+    client._transport.config = dataclasses.replace(client.config, retry_timeout_s=0.4)
+    with pytest.raises(TransportError, match="the broker ended the stream"):
+        await anext(client.read("a/journal", block=True))
+    assert len(script.requests) == 5
+
+
+async def test_a_broker_that_was_never_reached_is_not_waited_for():
+    async with proxied(connect_timeout_s=0.1) as (_, proxy, client):
+        proxy.refuse()
+        with pytest.raises(TransportError, match="is it running"):
+            await next_of_tail(client)

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gazette_platform.embedded import supervisor as supervising
 from gazette_platform.embedded.component import Component
 from gazette_platform.embedded.control import platform_state, stop_platform
 from gazette_platform.embedded.endpoints import ComponentState, PlatformState
 from gazette_platform.embedded.layout import PlatformDir
-from gazette_platform.embedded.platform import PlatformOptions
+from gazette_platform.embedded.platform import PlatformOptions, components_of
 from gazette_platform.embedded.process import ProcessId, log_tail
 from gazette_platform.embedded.supervisor import ComponentFailed, Supervisor
 from gazette_platform.errors import SetupError
@@ -156,8 +157,10 @@ def test_component_that_dies_later_ends_the_platform(stage: Stage):
     assert stage.events[-1] == "stop other"
 
 
-def test_disposable_component_that_ends_is_started_again_and_nothing_stops(stage: Stage):
-    stage.add("victim", is_disposable=True)
+def test_a_component_that_is_to_be_restarted_and_ends_is_started_again_and_nothing_stops(
+    stage: Stage,
+):
+    stage.add("victim", is_restarted=True)
     stage.add("other")
     pids: list[int] = []
 
@@ -180,16 +183,34 @@ def test_disposable_component_that_ends_is_started_again_and_nothing_stops(stage
     assert "stop victim" in stage.events
 
 
-def test_disposable_component_that_ends_again_and_again_ends_the_platform(stage: Stage):
+def test_a_component_that_is_to_be_restarted_and_ends_again_and_again_ends_the_platform(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(supervising, "_RESTART_DELAYS_S", (0.0, 0.1, 0.2))
     stage.add(
         "victim",
         "touch {ready}; sleep 0.3; echo start {name} >> {events}; exit 3",
-        is_disposable=True,
+        is_restarted=True,
     )
     stage.add("other")
     with pytest.raises(ComponentFailed, match="victim exited with code 3"):
         stage.run(Recorder(lambda _endpoints: None))
-    assert stage.events.count("start victim") == 6
+    assert stage.events.count("start victim") == 4
+    told = [record.message for record in caplog.records if "starting it again" in record.message]
+    assert [message.split(", ")[0] for message in told] == [
+        f"victim exited with code 3: starting it again in {delay} s"
+        for delay in ("0", "0.1", "0.2")
+    ]
+    assert str(stage.layout.logs / "victim.log") in told[0]
+
+
+def test_a_lone_broker_is_restarted(tmp_path: Path):
+    """As one of several is: clients wait for it, and what it persisted is still there."""
+    layout = PlatformDir.at(tmp_path)
+    ports = {"etcd": 1, "etcd-peer": 2, "broker-1": 3, "broker-1-http": 4}
+    options = PlatformOptions(without=frozenset({"metastore", "trino", "dagster"}))
+    found = {each.name: each.is_restarted for each in components_of(layout, options, ports)}
+    assert found == {"etcd": False, "broker-1": True}
 
 
 def test_component_that_is_never_ready_is_given_up(stage: Stage):
