@@ -84,6 +84,7 @@ class Bench:
             rng=random.Random(1),
             space=space,
             stores=SimpleNamespace(get=lambda _: self.store),
+            guard=SimpleNamespace(check=lambda _: None),
             lister=SimpleNamespace(list=self.list),
             persister=SimpleNamespace(add=self.persisted.append),
             executor=executor,
