@@ -23,6 +23,7 @@ from collections import deque
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker import append_fsm as fsm
+from gazette_platform.broker.journal_spool import DiskFull
 from gazette_platform.broker.pending import Journal, Outcome, Pending, content_sum
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import GazetteError
@@ -382,6 +383,8 @@ class Appender:
                 await draft.write(chunks, length)
             except RpcFailed as err:
                 _refuse(batch, err)  # replicas forget it when their streams end, which is next
+                if isinstance(err, DiskFull):
+                    self._make_room(has_peers=has_peers)
                 return
         sums = [p.sum if isinstance(p.sum, bytes) else await p.sum for p in batch]
         answer = _Answers(self, batch, sums, store.spool.codec)
@@ -451,6 +454,10 @@ class Appender:
         except RpcFailed as err:
             effect = None
             pending.fail(err)
+            if isinstance(err, DiskFull):
+                self._make_room(has_peers=has_peers)
+                self._journal.on_rollback()
+                return
         if isinstance(effect, fsm.Commit):
             pending.begin, pending.length = store.end, draft.length
             pending.registers = effect.registers
@@ -465,6 +472,18 @@ class Appender:
             self._journal.on_rollback()
         else:
             self._is_terminal(pending, effect)
+
+    def _make_room(self, *, has_peers: bool) -> None:
+        """Close the open fragment, so that it is persisted: our disk is full.
+
+        Appends that come later are refused until that is done, rather than to hold the fragment
+        open that takes up the room.
+        """
+        if has_peers:
+            self._forget()
+        self._roll(self._store.end)
+        # What was planned on top of the appends that failed starts over.
+        self._replicator.is_synced = False
 
     async def _receive(
         self, pending: Pending, draft: Draft, digest: Digest, *, has_peers: bool

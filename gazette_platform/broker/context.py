@@ -52,7 +52,11 @@ class BrokerContext:
     lister: FragmentLister
     persister: Persister
     executor: Executor
-    """Threads for hashing, compressing and spool I/O."""
+    """Threads for what appends wait for: writing and hashing."""
+    readers: Executor
+    """Threads for what readers wait for: reading spools and decompressing."""
+    compressors: Executor
+    """Threads for compression, for which nobody waits."""
     tasks: TaskGroup
     faults: Faults
     """Where errors are reported that nobody foresaw, by whoever contained them."""

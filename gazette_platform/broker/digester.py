@@ -1,16 +1,22 @@
-"""Drives a spool's digest and compression in worker threads, behind its commits."""
+"""Drives a spool's digest and compression in worker threads, behind its commits.
+
+Both work in slices of a few milliseconds, each in a pool of its own: a digest is what proposals and
+readers wait for, and compression is what nobody waits for. So a slice of the one never queues behind
+the other, journals take turns, and no lock is held for longer than a slice takes.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from typing import TYPE_CHECKING, TypeVar, final
+from typing import TYPE_CHECKING, final
 
-from gazette_platform.fragment.spool import COMPRESS_BATCH_BYTES, LAG_BYTES_MAX
+from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.fragment.files import COMPRESS_BATCH_BYTES
+from gazette_platform.fragment.spool import LAG_BYTES_MAX
+from gazette_platform.ops.threads import run_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from concurrent.futures import Executor
 
     from gazette_platform.fragment.completed import CompletedSpool
@@ -20,12 +26,13 @@ if TYPE_CHECKING:
 
 __all__ = ["DISK_RETRY_S", "Digester"]
 
-_T = TypeVar("_T")
-
 _log = logging.getLogger(__name__)
 
 # Less than this is hashed on the event loop: a hop to a thread costs more.
 _INLINE_BYTES_MAX = 64 << 10
+
+# Hashed in one go, in about 2 ms.
+_SLICE_BYTES = 4 << 20
 
 # A full or broken disk is retried for ever: the content is acknowledged and must not be dropped.
 DISK_RETRY_S = 5.0
@@ -35,88 +42,150 @@ DISK_RETRY_S = 5.0
 class Digester:
     """Keeps one spool's digest and compressed form near its end.
 
-    `kick` after each commit; `below` to hold back appends when the disk or the CPU cannot keep up.
+    `kick` after each commit; `below` to hold back appends while the digest cannot keep up.
     """
 
-    __slots__ = ("_executor", "_kicked", "_lock", "_moved", "_tasks", "spool")
+    __slots__ = (
+        "_compressing",
+        "_compressors",
+        "_executor",
+        "_is_closing",
+        "_is_digesting",
+        "_is_failing",
+        "_is_short_of_disk",
+        "_lock",
+        "_moved",
+        "_tasks",
+        "spool",
+    )
 
-    def __init__(self, spool: Spool, executor: Executor, tasks: TaskGroup) -> None:
+    def __init__(
+        self, spool: Spool, tasks: TaskGroup, *, executor: Executor, compressors: Executor
+    ) -> None:
+        """Start with nothing to do.
+
+        Args: executor: threads for the digest. compressors: those for compression.
+        """
         self.spool = spool
-        self._executor = executor
         self._tasks = tasks
-        self._kicked = False
-        self._lock = asyncio.Lock()  # held while a thread works on the digest
+        self._executor = executor
+        self._compressors = compressors
+        self._is_digesting = False
+        self._is_failing = False  # the latest slice of the digest
+        self._compressing: asyncio.Task[None] | None = None
+        self._is_short_of_disk = False
+        self._is_closing = False
+        self._lock = asyncio.Lock()  # held while a slice of the digest is made
         self._moved = asyncio.Event()
 
     def kick(self) -> None:
-        """Start rounds in the background if a whole batch is due and none is under way."""
-        if not self._kicked and self._due():
-            self._kicked = True
-            self._tasks.spawn(self._run(), name=f"digest {self.spool.journal}")
-
-    def _due(self) -> bool:
+        """Start rounds in the background for what is a whole batch and not under way."""
         spool = self.spool
-        return spool.digest_lag >= COMPRESS_BATCH_BYTES or spool.compress_lag > 0
+        if not self._is_digesting and spool.digest_lag >= COMPRESS_BATCH_BYTES:
+            self._is_digesting = True
+            self._tasks.spawn(self._digest(), name=f"digest {spool.journal}")
+        if self._compressing is None and not self._is_closing and spool.compress_lag:
+            name = f"compress {spool.journal}"
+            self._compressing = self._tasks.spawn(self._compress(), name=name)
 
-    async def _run(self) -> None:
+    # -------------------------------------------------------------------------------- digest
+    async def _digest(self) -> None:
         try:
-            async with self._lock:
-                while self._due():
-                    await self._round(self.spool.end)
-                    self._moved.set()
-                    self._moved.clear()
+            while self.spool.digest_lag >= COMPRESS_BATCH_BYTES:
+                try:
+                    await self._digest_slice(self.spool.end)
+                except OSError as err:
+                    _log.error("%s; retrying in %s s", self._says(err), DISK_RETRY_S)
+                    self._is_failing = True
+                    self._wake()
+                    await asyncio.sleep(DISK_RETRY_S)
+                else:
+                    self._is_failing = False
+                    self._wake()
         finally:
-            self._kicked = False
-            self._moved.set()
-            self._moved.clear()
+            self._is_digesting = False
+            self._wake()
 
-    async def _round(self, to: int) -> None:
-        await asyncio.gather(
-            self._in_thread(lambda: self.spool.digest_step(to)),
-            self._in_thread(lambda: self.spool.compress_step(to)),
-        )
+    async def _digest_slice(self, to: int) -> None:
+        async with self._lock:
+            spool = self.spool
+            begin = spool.end - spool.digest_lag
+            to = min(to, begin + _SLICE_BYTES)
+            if to - begin <= _INLINE_BYTES_MAX:
+                spool.digest_step(to)
+            else:
+                await run_in(self._executor, spool.digest_step, to)
 
-    async def _in_thread(self, work: Callable[[], _T]) -> _T:
-        loop = asyncio.get_running_loop()
-        while True:
-            running = loop.run_in_executor(self._executor, work)
-            try:
-                return await asyncio.shield(running)
-            except asyncio.CancelledError:
-                # The thread goes on; whoever holds the lock must not give it up before it ends.
-                await asyncio.wait([running])
-                raise
-            except OSError as err:
-                _log.error(
-                    "%s: spool: %s; retrying in %s s (check the disk of --broker.spool-dir)",
-                    self.spool.journal,
-                    err,
-                    DISK_RETRY_S,
-                )
-                await asyncio.sleep(DISK_RETRY_S)
+    def _wake(self) -> None:
+        self._moved.set()
+        self._moved.clear()
+
+    def _says(self, err: OSError) -> str:
+        return f"{self.spool.journal}: spool: {err} (check the disk of --broker.spool-dir)"
 
     async def below(self, lag_bytes: int = LAG_BYTES_MAX) -> None:
-        """Wait until the digest trails by less than `lag_bytes`. Cancellation: safe."""
-        while max(self.spool.digest_lag, self.spool.compress_lag) >= lag_bytes:
+        """Wait until the digest trails by less than `lag_bytes`. Cancellation: safe.
+
+        A disk that cannot be read holds nobody back: it is not what gets better by waiting.
+        """
+        while self.spool.digest_lag >= lag_bytes and not self._is_failing:
             self.kick()
             await self._moved.wait()
 
     async def digested(self) -> Fragment:
-        """The spool's content with its sum, as of now or a little later. Cancellation: safe."""
-        async with self._lock:
-            spool = self.spool
-            to = spool.end
-            if spool.digest_lag <= _INLINE_BYTES_MAX:
-                with contextlib.suppress(OSError):  # the thread meets it again, and retries
-                    spool.digest_step(to)
-                    return spool.digested_fragment()
-            await self._in_thread(lambda: spool.digest_step(to))
-            return spool.digested_fragment()
+        """The spool's content with its sum, as of now or a little later.
 
+        Raises: RpcFailed: the content cannot be read back; ask again.
+        Cancellation: safe.
+        """
+        spool = self.spool
+        to = spool.end
+        try:
+            while spool.end - spool.digest_lag < to:
+                await self._digest_slice(to)
+        except OSError as err:
+            raise RpcFailed(Code.UNAVAILABLE, self._says(err)) from err
+        return spool.digested_fragment()
+
+    # --------------------------------------------------------------------------- compression
+    async def _compress(self) -> None:
+        spool = self.spool
+        try:
+            while spool.compress_lag and not (self._is_closing or self._is_short_of_disk):
+                await run_in(self._compressors, spool.compress_step, spool.end)
+        except OSError as err:
+            _log.warning("%s; the fragment is compressed once it is closed", self._says(err))
+            self._is_short_of_disk = True
+        finally:
+            self._compressing = None
+            if self._is_short_of_disk:
+                spool.stop_compressing()
+
+    async def spare_disk(self) -> bool:
+        """Give up the compressed form: content goes first, and it can be made again.
+
+        Returns: whether there was one. Cancellation: safe; it is given up.
+        """
+        had_one = self.spool.is_compressing
+        self._is_short_of_disk = True
+        if self._compressing is not None:
+            await asyncio.wait([self._compressing])
+        self.spool.stop_compressing()
+        return had_one
+
+    # ------------------------------------------------------------------------------- the end
     async def complete(self) -> CompletedSpool | None:
-        """Close the fragment once rounds under way are done; the spool is not used after.
+        """Close the fragment once slices under way are done; the spool is not used after.
 
         Returns: None if it is empty.
+        Raises: OSError: its content cannot be read back; call again.
+        Cancellation: safe; call again.
         """
+        self._is_closing = True
+        if self._compressing is not None:
+            await asyncio.wait([self._compressing])
+        spool = self.spool
+        while spool.digest_lag > _INLINE_BYTES_MAX:
+            await self._digest_slice(spool.end)
         async with self._lock:
-            return await self._in_thread(self.spool.complete)
+            return await run_in(self._executor, spool.complete)

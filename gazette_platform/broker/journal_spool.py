@@ -15,6 +15,7 @@ With one replica nothing is ever staged, and commits do not pass through here tw
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections import deque
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Protocol, final
 from gazette_platform.broker.digester import DISK_RETRY_S, Digester
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.fragment.spool import Spool
+from gazette_platform.ops.threads import run_in
 from gazette_platform.protocol import ZERO_SUM, CompressionCodec, Fragment, LabelSet
 
 if TYPE_CHECKING:
@@ -35,12 +37,17 @@ if TYPE_CHECKING:
     from gazette_platform.ops.tasks import TaskGroup
     from gazette_platform.protocol import JournalSpec
 
-__all__ = ["Draft", "JournalSpool", "SpoolHost"]
+__all__ = ["DiskFull", "Draft", "JournalSpool", "SpoolHost"]
 
 _log = logging.getLogger(__name__)
 
 # Written and hashed on the event loop up to this size: a hop to a thread costs more.
 _INLINE_BYTES_MAX = 64 << 10
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+# Attempts at reading back a closed fragment, once the journal leaves this broker.
+_LEAVING_ATTEMPTS = 3
 
 
 class SpoolHost(Protocol):
@@ -64,6 +71,18 @@ class SpoolHost(Protocol):
     def on_complete(self, completed: CompletedSpool) -> None:
         """A fragment closed: publish its sum, and persist it."""
         ...
+
+
+@final
+class DiskFull(RpcFailed):
+    """The disk of spools is full, and holds a fragment that can be persisted."""
+
+    def __init__(self, journal: str, err: OSError) -> None:
+        super().__init__(
+            Code.UNAVAILABLE,
+            f"{journal}: spool: {err}; what it holds is persisted to make room, append again later "
+            "(and give the disk of --broker.spool-dir more room)",
+        )
 
 
 @final
@@ -104,7 +123,8 @@ class Draft:
     async def write(self, chunks: list[bytes | memoryview], length: int) -> None:
         """Write chunks of `length` bytes together, for as long as it takes.
 
-        Raises: RpcFailed: the disk is full or broken, and the journal leaves this broker: what waits
+        Raises: DiskFull: what the open fragment holds should be persisted, to make room.
+            RpcFailed: the disk is full or broken, and the journal leaves this broker: what waits
             for the disk must not hold up what was acknowledged.
         Cancellation: safe; when it returns, no thread writes any more.
         """
@@ -113,8 +133,15 @@ class Draft:
                 if length <= _INLINE_BYTES_MAX:
                     self._write(chunks)
                 else:
-                    await self._in_thread(chunks)
+                    await run_in(self._executor, self._write, chunks)
             except OSError as err:
+                if err.errno in _FULL:
+                    if await self.digester.spare_disk():
+                        continue
+                    if self._owner.may_make_room:
+                        full = DiskFull(self._owner.name, err)
+                        _log.error("%s", full)
+                        raise full from err
                 if self._owner.is_leaving:
                     raise RpcFailed(
                         Code.UNAVAILABLE,
@@ -132,16 +159,6 @@ class Draft:
                 self.at += length
                 self.length += length
                 return
-
-    async def _in_thread(self, chunks: list[bytes | memoryview]) -> None:
-        loop = asyncio.get_running_loop()
-        running = loop.run_in_executor(self._executor, self._write, chunks)
-        try:
-            await asyncio.shield(running)
-        except asyncio.CancelledError:
-            # Whoever writes next must not meet a thread that writes to the same place.
-            await asyncio.wait([running])
-            raise
 
     def _write(self, chunks: list[bytes | memoryview]) -> None:
         self.digester.spool.write(chunks, self.at)
@@ -180,12 +197,18 @@ class JournalSpool:
         host: SpoolHost,
         *,
         executor: Executor,
+        compressors: Executor,
         tasks: TaskGroup,
         clock: Clock,
         directory: Path,
     ) -> None:
+        """Begin at offset 0.
+
+        Args: executor: threads for writing and hashing. compressors: those for compression.
+        """
         self._host = host
         self._executor = executor
+        self._compressors = compressors
         self._tasks = tasks
         self._clock = clock
         self._directory = directory
@@ -214,6 +237,16 @@ class JournalSpool:
     def settled_end(self) -> int:
         """Offset behind all that is settled."""
         return self._staged[0].end - self._staged[0].length if self._staged else self.spool.end
+
+    @property
+    def name(self) -> str:
+        """Of the journal."""
+        return self._host.name
+
+    @property
+    def may_make_room(self) -> bool:
+        """Whether the open fragment has content, and is ours to close; replicas follow primaries."""
+        return self._is_primary and self.content_length > 0 and not self.is_leaving
 
     @property
     def content_length(self) -> int:
@@ -338,7 +371,7 @@ class JournalSpool:
             registers=registers,
             is_primary=self._is_primary,
         )
-        return Digester(spool, self._executor, self._tasks)
+        return Digester(spool, self._tasks, executor=self._executor, compressors=self._compressors)
 
     def _finish_settled(self) -> None:
         """Complete closed fragments of which nothing is staged."""
@@ -353,11 +386,38 @@ class JournalSpool:
                 del self._closing[old]
 
     async def _complete(self, old: Digester) -> None:
-        completed = await old.complete()
-        is_urgent = self._closing.pop(old, False)
+        try:
+            completed = await self._read_back(old)
+        finally:
+            is_urgent = self._closing.pop(old, False)
         if completed is not None:
             completed.is_primary = completed.is_primary or is_urgent
             self._host.on_complete(completed)
+
+    async def _read_back(self, old: Digester) -> CompletedSpool | None:
+        """Complete a closed fragment, however long its disk needs.
+
+        When the journal leaves this broker it is given up after some attempts, since a disk that
+        cannot be read must not hold the process, and another broker may have the content.
+        """
+        attempts_left = _LEAVING_ATTEMPTS
+        while True:
+            try:
+                return await old.complete()
+            except OSError as err:
+                attempts_left -= self.is_leaving
+                name = old.spool.fragment().content_path
+                if attempts_left == 0:
+                    _log.error("fragment %s is not persisted by this broker: %s", name, err)
+                    old.spool.discard()
+                    return None
+                _log.error(
+                    "fragment %s: %s; retrying in %s s (check the disk of --broker.spool-dir)",
+                    name,
+                    err,
+                    DISK_RETRY_S,
+                )
+                await asyncio.sleep(DISK_RETRY_S)
 
     async def completed(self) -> None:
         """Wait until closed fragments whose content is settled were handed over."""

@@ -242,7 +242,7 @@ class ReadApi:
                 content = os.pread(file.fd, want, at)
             else:
                 content = await loop.run_in_executor(
-                    self._context.executor, os.pread, file.fd, want, at
+                    self._context.readers, os.pread, file.fd, want, at
                 )
             if not content:
                 raise RpcFailed(
@@ -289,7 +289,7 @@ class ReadApi:
                     continue
                 contents = decompress_steps(steps, piece, step_bytes_max=CONTENT_CHUNK_BYTES)
                 while content := await loop.run_in_executor(
-                    self._context.executor, next, contents, b""
+                    self._context.readers, next, contents, b""
                 ):
                     yield content
         steps.finish()

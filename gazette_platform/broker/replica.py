@@ -118,6 +118,7 @@ class Replica:
         self.spool = JournalSpool(
             self,
             executor=context.executor,
+            compressors=context.compressors,
             tasks=context.tasks,
             clock=context.clock,
             directory=context.config.spool_dir,

@@ -51,9 +51,12 @@ __all__ = ["Broker", "run"]
 
 _log = logging.getLogger(__name__)
 
-# Hashing, compressing and spool I/O release the GIL: a few threads fill the cores that a broker
-# should use.
-_IO_THREADS = 3
+# Writing, hashing, decompressing and compressing release the GIL: a few threads fill the cores that
+# a broker should use. They are apart so that none of them queues behind another: appends not behind
+# readers of a slow disk, and neither behind compression.
+_APPEND_THREADS = 2
+_READ_THREADS = 3
+_COMPRESS_THREADS = 2
 
 # RPCs that are under way when the process leaves.
 _GRACE_S = 15.0
@@ -198,8 +201,7 @@ class Broker:
         rng: random.Random,
     ) -> BrokerContext:
         config = self.config
-        executor = ThreadPoolExecutor(_IO_THREADS, thread_name_prefix="gazette-spool")
-        self._stack.callback(executor.shutdown, wait=False)
+        compressors = self._threads(_COMPRESS_THREADS, "compress")
         metrics = self.metrics
         stores = StoreRegistry(
             lambda url: MeasuredStore(
@@ -224,7 +226,8 @@ class Broker:
             on_persisted=self._on_persisted,
             clock=clock,
             tasks=self.tasks,
-            executor=executor,
+            faults=self.faults,
+            executor=compressors,
             directory=config.spool_dir,
         )
         return BrokerContext(
@@ -238,7 +241,9 @@ class Broker:
             guard=guard,
             lister=lister,
             persister=self._persister,
-            executor=executor,
+            executor=self._threads(_APPEND_THREADS, "spool"),
+            readers=self._threads(_READ_THREADS, "read"),
+            compressors=compressors,
             tasks=self.tasks,
             faults=self.faults,
             metrics=metrics,
@@ -246,6 +251,11 @@ class Broker:
             fence=Fence(space.state, process_id),
             peers=peers,
         )
+
+    def _threads(self, count: int, name: str) -> ThreadPoolExecutor:
+        made = ThreadPoolExecutor(count, thread_name_prefix=f"gazette-{name}")
+        self._stack.callback(made.shutdown, wait=False)
+        return made
 
     async def _join(self, process_id: ProcessId, space: KeySpace[BrokerState]) -> None:
         etcd = self._context.etcd

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from gazette_platform.fragment.files import CompressedForm
     from gazette_platform.protocol import Fragment, LabelSet
 
 __all__ = ["CompletedSpool", "LocalFile"]
@@ -43,9 +44,8 @@ class CompletedSpool:
     """Whether this broker was primary, and so is the first to persist."""
     content: LocalFile
     """The bytes of the fragment, from position 0."""
-    compressed: LocalFile | None = None
-    """A whole compressed file, from position 0; None if not compressed, or not yet."""
-    compressed_length: int = 0
+    compressed: CompressedForm | None = None
+    """As far as the content is compressed; None if it is not."""
     _is_closed: bool = field(default=False, init=False, repr=False)
 
     @property
@@ -53,10 +53,11 @@ class CompletedSpool:
         """Descriptor of the content."""
         return self.content.fd
 
-    @property
-    def compressed_fd(self) -> int | None:
-        """Descriptor of the compressed file, if there is one."""
-        return self.compressed.fd if self.compressed is not None else None
+    def drop_compressed(self) -> None:
+        """Give up the compressed form; it can be made again."""
+        if self.compressed is not None:
+            self.compressed.file.release()
+            self.compressed = None
 
     def close(self) -> None:
         """Release the files. Idempotent."""
@@ -65,4 +66,4 @@ class CompletedSpool:
         self._is_closed = True
         self.content.release()
         if self.compressed is not None:
-            self.compressed.release()
+            self.compressed.file.release()

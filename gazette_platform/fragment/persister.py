@@ -12,27 +12,30 @@ the store before they write, so that the same bytes do not land in two partition
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import functools
 import logging
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, final
 
-from gazette_platform.codecs import compressor
 from gazette_platform.errors import GazetteError, StoreError, StoreUnavailable, ValidationError
-from gazette_platform.fragment.spool import COMPRESS_BATCH_BYTES, SpoolFile
+from gazette_platform.fragment.files import CompressedForm
 from gazette_platform.ops.retry import backoff_s
+from gazette_platform.ops.threads import run_in
 from gazette_platform.protocol import CompressionCodec
 from gazette_platform.protocol.path_postfix import PathPostfixTemplate
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
     from concurrent.futures import Executor
     from pathlib import Path
 
     from gazette_platform.fragment.completed import CompletedSpool
     from gazette_platform.fragment.refresh import FragmentLister
     from gazette_platform.ops.clock import Clock
+    from gazette_platform.ops.faults import Faults
     from gazette_platform.ops.tasks import TaskGroup
     from gazette_platform.protocol import Fragment, JournalSpec
     from gazette_platform.stores import ActiveStore, StoreRegistry
@@ -43,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 _CONCURRENT_MAX: Final = 32
 _TICK_S: Final = 60.0
-_PUT_TIMEOUT_S: Final = 300.0
+_STORE_TIMEOUT_S: Final = 300.0
 
 
 @final
@@ -59,6 +62,7 @@ class Persister:
         on_persisted: Callable[[Fragment], None],
         clock: Clock,
         tasks: TaskGroup,
+        faults: Faults,
         executor: Executor,
         directory: Path,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -69,8 +73,9 @@ class Persister:
               on_persisted: told of each fragment that is in a store now, with `backing_store`,
                   `mod_time` and `path_postfix` set.
               tasks: owns the work in the background.
+              faults: told of errors that nobody foresaw, each of which is one fragment's.
               executor: threads for compression.
-              directory: for compressed files; need not survive the process.
+              directory: of spools, for compressed files; need not survive the process.
               sleep: waits a number of seconds.
         """
         self._registry = registry
@@ -79,6 +84,7 @@ class Persister:
         self._on_persisted = on_persisted
         self._clock = clock
         self._tasks = tasks
+        self._faults = faults
         self._executor = executor
         self._directory = directory
         self._sleep = sleep
@@ -205,6 +211,9 @@ class Persister:
                 spool.fragment.content_path,
                 err,
             )
+        except Exception as err:  # noqa: BLE001  reported
+            path = spool.fragment.content_path
+            self._faults.report("fragment", f"persisting {path}, trying again later", err)
         finally:
             # A cancelled attempt stays in the queue, too: the process may still drain.
             self._in_work.discard(spool)
@@ -269,41 +278,61 @@ class Persister:
 
     async def _put(self, store: ActiveStore, spool: CompletedSpool, fragment: Fragment) -> None:
         path = fragment.content_path
-        try:
-            async with asyncio.timeout(_PUT_TIMEOUT_S):
-                if await store.exists(path):
-                    return
-                fd, length = await self._stored_form(spool)
-                is_offload = fragment.codec is CompressionCodec.GZIP_OFFLOAD_DECOMPRESSION
-                await store.put(path, fd, length, content_encoding="gzip" if is_offload else "")
-        except TimeoutError as err:
-            raise StoreUnavailable(f"{store.url}: PUT took over {_PUT_TIMEOUT_S:g} s") from err
+        async with _deadline(store, "HEAD"):
+            if await store.exists(path):
+                return
+        fd, length = await self._stored_form(store, spool, path)
+        is_offload = fragment.codec is CompressionCodec.GZIP_OFFLOAD_DECOMPRESSION
+        async with _deadline(store, "PUT"):
+            await store.put(path, fd, length, content_encoding="gzip" if is_offload else "")
 
-    async def _stored_form(self, spool: CompletedSpool) -> tuple[int, int]:
-        """Descriptor and length of the bytes to store; compresses once, and keeps the result."""
+    async def _stored_form(
+        self, store: ActiveStore, spool: CompletedSpool, path: str
+    ) -> tuple[int, int]:
+        """Descriptor and length of the bytes to store; compresses once, and keeps the result.
+
+        It lies with the spools, unless their disk has no room for it: then with the store's objects,
+        if those are in the file system. A full disk of spools gets room by nothing but this.
+        """
         if spool.fragment.codec is CompressionCodec.NONE:
             return spool.content.fd, spool.fragment.content_length
-        if spool.compressed is None:
-            file = SpoolFile(self._directory, spool.fragment.begin)
-            loop = asyncio.get_running_loop()
-            # Both files stay open while the thread works, even if the wait for it is cancelled.
-            spool.content.hold()
-            work = loop.run_in_executor(
-                self._executor,
-                _compress,
-                spool.fragment.codec,
-                spool.content.fd,
-                spool.fragment.content_length,
-                file.fd,
-            )
-            work.add_done_callback(lambda _: spool.content.release())
-            try:
-                spool.compressed_length = await asyncio.shield(work)
-            except BaseException:
-                work.add_done_callback(lambda _: file.release())
+        form = spool.compressed
+        if form is not None and form.is_whole:
+            return form.file.fd, form.length
+        try:
+            form = await self._compressed(spool, self._directory, needs_room=True)
+        except OSError as err:
+            target = store.local_path(path)
+            if target is None:
                 raise
-            spool.compressed = file
-        return spool.compressed.fd, spool.compressed_length
+            _log.info("%s is compressed beside its place in the store, since: %s", path, err)
+            form = await self._compressed(spool, target, needs_room=False)
+        return form.file.fd, form.length
+
+    async def _compressed(
+        self, spool: CompletedSpool, directory: Path, *, needs_room: bool
+    ) -> CompressedForm:
+        """The whole compressed form; a batch at a time, so that journals take turns.
+
+        Args: directory: of a form to begin, or below where it lies. needs_room: for all of the rest.
+        Raises: OSError: there is no room, and what was made is dropped.
+        Cancellation: what is made is kept.
+        """
+        content, length = spool.content, spool.fragment.content_length
+        try:
+            if needs_room:
+                done = spool.compressed.content_length if spool.compressed is not None else 0
+                _check_room(directory, length - done)
+            form = spool.compressed
+            if form is None:
+                form = await run_in(self._executor, _begin, spool.fragment.codec, directory)
+                spool.compressed = form
+            while not form.is_whole:
+                await run_in(self._executor, form.step, content.fd, length, is_last=True)
+        except OSError:
+            spool.drop_compressed()
+            raise
+        return form
 
 
 @functools.lru_cache(256)
@@ -311,24 +340,26 @@ def _template(text: str) -> PathPostfixTemplate:
     return PathPostfixTemplate(text)
 
 
-def _compress(codec: CompressionCodec, content_fd: int, length: int, stored_fd: int) -> int:
-    """Compress a file into another. Returns: the bytes written. Raises: OSError."""
-    writer = compressor(codec)
-    buffer = memoryview(bytearray(COMPRESS_BATCH_BYTES))
-    done = stored = 0
-    while done < length:
-        count = os.preadv(content_fd, [buffer[: min(length - done, len(buffer))]], done)
-        if count == 0:
-            raise OSError(f"spool file ends at byte {done}, before its {length} bytes of content")
-        stored += _write(stored_fd, writer.compress(buffer[:count]), stored)
-        done += count
-    return stored + _write(stored_fd, writer.finish(), stored)
+@contextlib.asynccontextmanager
+async def _deadline(store: ActiveStore, operation: str) -> AsyncGenerator[None]:
+    try:
+        async with asyncio.timeout(_STORE_TIMEOUT_S):
+            yield
+    except TimeoutError as err:
+        raise StoreUnavailable(
+            f"{store.url}: {operation} took over {_STORE_TIMEOUT_S:g} s"
+        ) from err
 
 
-def _write(fd: int, data: bytes, at: int) -> int:
-    view = memoryview(data)
-    while view:  # the kernel may take less than asked, near a full disk
-        written = os.pwrite(fd, view, at)
-        at += written
-        view = view[written:]
-    return len(data)
+def _check_room(directory: Path, length: int) -> None:
+    """Refuse to fill a disk that appends need. Raises: OSError."""
+    found = os.statvfs(directory)
+    if found.f_bavail * found.f_frsize < length:
+        raise OSError(errno.ENOSPC, f"less than {length} bytes are free", str(directory))
+
+
+def _begin(codec: CompressionCodec, directory: Path) -> CompressedForm:
+    """A form in a directory, or the nearest one above that exists. Raises: OSError."""
+    while not directory.is_dir():
+        directory = directory.parent
+    return CompressedForm(codec, directory)

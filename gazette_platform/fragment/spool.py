@@ -4,8 +4,8 @@ Content is written behind the committed end first and published by moving the en
 is nothing but forgetting where the uncommitted bytes ended. Neither the fragment's SHA-1 nor its
 compressed form is needed to acknowledge an append, so both trail the commits: `digest_step` and
 `compress_step` read committed bytes back (from the page cache) and bring them up to date, each in
-a worker thread. The owner calls them often enough that neither trails by more than
-`LAG_BYTES_MAX`, and `complete` runs the rest.
+a worker thread. The owner calls the first often enough that it trails by less than `LAG_BYTES_MAX`,
+and `complete` runs the rest of it. What is not compressed by then is left to whoever persists.
 
 Not thread-safe, except that one `write`, one `digest_step` and one `compress_step` may run in
 threads at the same time: they touch disjoint state.
@@ -13,18 +13,17 @@ threads at the same time: they touch disjoint state.
 
 from __future__ import annotations
 
-import errno
-import functools
 import hashlib
 import os
-import tempfile
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, final
 
-from gazette_platform.codecs import compressor
 from gazette_platform.fragment.completed import CompletedSpool
+from gazette_platform.fragment.files import (
+    COMPRESS_BATCH_BYTES,
+    CompressedForm,
+    SpoolFile,
+    read_block,
+)
 from gazette_platform.protocol import ZERO_SUM, CompressionCodec, Fragment, LabelSet
 
 if TYPE_CHECKING:
@@ -32,74 +31,11 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-__all__ = ["COMPRESS_BATCH_BYTES", "LAG_BYTES_MAX", "Digest", "Spool", "SpoolFile"]
-
-# Each batch becomes one gzip member or zstd frame; a MiB compresses nearly as well as a stream.
-COMPRESS_BATCH_BYTES = 1 << 20
-
-# Each worker thread reads back through a buffer of its own, since allocating one costs as much as
-# hashing a tenth of it.
-_local = threading.local()
+__all__ = ["LAG_BYTES_MAX", "Digest", "Spool", "SpoolFile"]
 
 # How far the digest may trail the commits before appends wait for it: a bound on the work left at
 # roll time (about 10 ms), not on memory, since content is on disk.
 LAG_BYTES_MAX = 16 << 20
-
-
-@final
-class SpoolFile:
-    """An anonymous file, closed when its last holder releases it.
-
-    Readers hold it while they stream, the spool while it is open, and the completed spool until it
-    is persisted; none of them need to know of the others.
-    """
-
-    __slots__ = ("_holders", "begin", "fd")
-
-    def __init__(self, directory: Path, begin: int) -> None:
-        self.fd = _open_unnamed(directory)
-        self.begin = begin
-        self._holders = 1
-
-    def hold(self) -> SpoolFile:
-        """Keep the file open until a matching `release`."""
-        if self._holders == 0:
-            raise ValueError("spool file is closed")
-        self._holders += 1
-        return self
-
-    def release(self) -> None:
-        """Give up one hold; the last one closes the file."""
-        self._holders -= 1
-        if self._holders == 0:
-            if os.fstat(self.fd).st_size > _CLOSE_INLINE_BYTES_MAX:
-                _closer().submit(os.close, self.fd)
-            else:
-                os.close(self.fd)
-
-
-def _open_unnamed(directory: Path) -> int:
-    """A file without a name, so that a crash leaves no litter. A store may give it one later."""
-    try:
-        return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    except OSError as err:
-        if err.errno not in _NO_UNNAMED_FILES:
-            raise
-    descriptor, path = tempfile.mkstemp(prefix=".gazette-spool-", dir=directory)
-    os.unlink(path)  # noqa: PTH108
-    return descriptor
-
-
-# What file systems answer that have no unnamed files.
-_NO_UNNAMED_FILES = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL})
-
-# Freeing the pages of a large unlinked file takes 10 ms per 256 MiB, which readers would notice.
-_CLOSE_INLINE_BYTES_MAX = 1 << 20
-
-
-@functools.cache
-def _closer() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix="gazette-spool-close")
 
 
 class Digest(Protocol):
@@ -116,15 +52,6 @@ class Digest(Protocol):
     def copy(self) -> Digest:
         """Another one of the same bytes."""
         ...
-
-
-@dataclass(slots=True)
-class _Compressed:
-    """The compressed form of the first bytes of the content."""
-
-    file: SpoolFile
-    length: int = 0
-    content_length: int = 0
 
 
 @final
@@ -145,6 +72,7 @@ class Spool:
         "_digested_to",
         "_directory",
         "_file",
+        "_may_compress",
         "_sha",
         "begin",
         "codec",
@@ -175,7 +103,8 @@ class Spool:
         self._directory = directory
         # Idle journals are many: an empty spool holds neither files nor a compressor.
         self._file: SpoolFile | None = None
-        self._compressed: _Compressed | None = None
+        self._compressed: CompressedForm | None = None
+        self._may_compress = True
         self._sha: Digest = hashlib.sha1(usedforsecurity=False)
         self._digested_to = begin
 
@@ -186,10 +115,12 @@ class Spool:
 
     @property
     def _compresses(self) -> bool:
-        # Offloaded gzip is one member, which cannot be made in steps that may be repeated.
-        return self.is_primary and self.codec not in (
-            CompressionCodec.NONE,
-            CompressionCodec.GZIP_OFFLOAD_DECOMPRESSION,
+        # Offloaded gzip is a stream, whose state would be held for as long as the spool is open.
+        return (
+            self.is_primary
+            and self._may_compress
+            and self.codec
+            not in (CompressionCodec.NONE, CompressionCodec.GZIP_OFFLOAD_DECOMPRESSION)
         )
 
     @property
@@ -205,6 +136,11 @@ class Spool:
         done = self._compressed.content_length if self._compressed else 0
         lag = self.content_length - done
         return lag - lag % COMPRESS_BATCH_BYTES
+
+    @property
+    def is_compressing(self) -> bool:
+        """Whether there is a compressed form of some of the content, on the same disk."""
+        return self._compressed is not None
 
     @property
     def file(self) -> SpoolFile | None:
@@ -270,35 +206,32 @@ class Spool:
         """
         file = self._file
         while file is not None and self._digested_to < to:
-            block = _read(file.fd, self._digested_to - self.begin, to - self._digested_to)
+            block = read_block(file.fd, self._digested_to - self.begin, to - self._digested_to)
             self._sha.update(block)
             self._digested_to += len(block)
 
-    def compress_step(self, to: int, *, last: bool = False) -> None:
-        """Bring the compressed form up to offset `to`, or the last whole batch before it.
+    def compress_step(self, to: int) -> None:
+        """Compress the next whole batch of what is committed before offset `to`, if there is one.
 
         Does nothing for replicas, which compress only if they have to persist. Safe in a thread.
 
-        Args: last: compress what is left, too.
-        Raises: OSError: reading back or writing failed; call again.
+        Raises: OSError: reading back or writing failed; call `stop_compressing`.
         """
         file = self._file
-        if file is None or not self._compresses:
-            return
+        done = self._compressed.content_length if self._compressed is not None else 0
         content_to = to - self.begin
-        smallest = 1 if last else COMPRESS_BATCH_BYTES
+        if file is None or not self._compresses or content_to - done < COMPRESS_BATCH_BYTES:
+            return
         if self._compressed is None:
-            if content_to < smallest:
-                return
-            self._compressed = _Compressed(SpoolFile(self._directory, self.begin))
-        done = self._compressed
-        make = compressor(self.codec)
-        while content_to - done.content_length >= smallest:
-            block = _read(file.fd, done.content_length, content_to - done.content_length)
-            member = make.compress(block)
-            _write_all(done.file.fd, member, done.length)
-            done.length += len(member)
-            done.content_length += len(block)
+            self._compressed = CompressedForm(self.codec, self._directory)
+        self._compressed.step(file.fd, content_to)
+
+    def stop_compressing(self) -> None:
+        """Drop the compressed form for good: whoever persists the fragment makes it anew."""
+        self._may_compress = False
+        if self._compressed is not None:
+            self._compressed.file.release()
+            self._compressed = None
 
     def complete(self) -> CompletedSpool | None:
         """Close the fragment for good; the spool must not be used any more. Safe in a thread.
@@ -310,7 +243,6 @@ class Spool:
             self.discard()
             return None
         self.digest_step(self.end)
-        self.compress_step(self.end, last=True)
         # What was rolled back behind the end is not part of the file that a store may take over.
         os.ftruncate(self._file.fd, self.content_length)
         compressed = self._compressed
@@ -321,8 +253,7 @@ class Spool:
             registers=self.registers,
             is_primary=self.is_primary,
             content=file,
-            compressed=compressed.file if compressed else None,
-            compressed_length=compressed.length if compressed else 0,
+            compressed=compressed,
         )
 
     def discard(self) -> None:
@@ -331,22 +262,3 @@ class Spool:
             if file is not None:
                 file.release()
         self._file = self._compressed = None
-
-
-def _read(fd: int, at: int, limit: int) -> memoryview:
-    """Up to a batch of the file's bytes, in this thread's buffer: valid until its next call."""
-    buffer: memoryview | None = getattr(_local, "buffer", None)
-    if buffer is None:
-        buffer = _local.buffer = memoryview(bytearray(COMPRESS_BATCH_BYTES))
-    n = os.preadv(fd, [buffer[: min(limit, COMPRESS_BATCH_BYTES)]], at)
-    if n == 0:
-        raise OSError(f"spool file ends at byte {at}, before its committed content")
-    return buffer[:n]
-
-
-def _write_all(fd: int, data: bytes, at: int) -> None:
-    view = memoryview(data)
-    while view:
-        n = os.pwrite(fd, view, at)
-        at += n
-        view = view[n:]

@@ -151,7 +151,12 @@ class Bench:
         self.journal = FakeJournal(self.clock)
         self.tasks = tasks
         self.spool = JournalSpool(
-            self.journal, executor=executor, tasks=tasks, clock=self.clock, directory=directory
+            self.journal,
+            executor=executor,
+            compressors=executor,
+            tasks=tasks,
+            clock=self.clock,
+            directory=directory,
         )
         self.replicator = Replicator(self.journal, self.spool, tasks=tasks, clock=self.clock)
         self.appender = Appender(

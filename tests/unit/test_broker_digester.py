@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gzip
 import hashlib
 import os
@@ -14,7 +15,9 @@ import pytest
 
 from gazette_platform.broker import digester as module
 from gazette_platform.broker.digester import Digester
-from gazette_platform.fragment.spool import COMPRESS_BATCH_BYTES, Spool
+from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.fragment.files import COMPRESS_BATCH_BYTES
+from gazette_platform.fragment.spool import Spool
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import CompressionCodec, LabelSet
 
@@ -23,12 +26,14 @@ MIB = COMPRESS_BATCH_BYTES
 
 
 class Bench:
-    def __init__(self, directory, tasks, executor):
+    def __init__(self, directory, tasks, executor, compressors=None):
         self.spool = Spool(
             "a/journal", directory=directory, codec=CompressionCodec.GZIP, is_primary=True
         )
         self.tasks = tasks
-        self.digester = Digester(self.spool, executor, tasks)
+        self.digester = Digester(
+            self.spool, tasks, executor=executor, compressors=compressors or executor
+        )
         self.content = b""
 
     def append(self, length):
@@ -61,7 +66,7 @@ async def test_kick_waits_for_a_whole_batch(bench):
     bench.append(1)
     bench.digester.kick()
     bench.digester.kick()
-    assert len(bench.tasks) == 1, "one round at a time"
+    assert len(bench.tasks) == 2, "one of the digest and one of the compression at a time"
     await bench.tasks.join()
     assert bench.spool.digest_lag == 0
     assert bench.spool.compress_lag == 0
@@ -115,8 +120,10 @@ async def test_complete_runs_the_rest(bench):
     bench.digester.kick()
     completed = await bench.digester.complete()
     assert completed.fragment.sum == bench.sum
-    stored = os.pread(completed.compressed_fd, completed.compressed_length, 0)
-    assert gzip.decompress(stored) == bench.content
+    form = completed.compressed
+    if form is not None:  # what was compressed by then is kept
+        stored = os.pread(form.file.fd, form.length, 0)
+        assert gzip.decompress(stored) == bench.content[: form.content_length]
     await bench.tasks.join()
     completed.close()
 
@@ -136,10 +143,10 @@ async def test_complete_of_an_empty_spool_is_nothing(bench):
 
 
 @pytest.mark.parametrize("length", [1000, MIB])
-async def test_s8_disk_errors_are_retried(bench, length, monkeypatch, caplog):
-    monkeypatch.setattr(module, "DISK_RETRY_S", 0.0)
+async def test_s8_who_asks_is_told_of_a_broken_disk(bench, length, monkeypatch):
+    """Rather than to wait for it: other replicas can serve, and appends are tried again."""
     bench.append(length)
-    real, failures = os.preadv, [OSError(5, "I/O error"), OSError(5, "I/O error")]
+    real, failures = os.preadv, [OSError(5, "I/O error")]
 
     def preadv(*arguments):
         if failures:
@@ -147,8 +154,107 @@ async def test_s8_disk_errors_are_retried(bench, length, monkeypatch, caplog):
         return real(*arguments)
 
     monkeypatch.setattr(os, "preadv", preadv)
+    with pytest.raises(RpcFailed, match="check the disk") as caught:
+        await bench.digester.digested()
+    assert caught.value.code is Code.UNAVAILABLE
     assert (await bench.digester.digested()).sum == bench.sum
+
+
+async def test_s8_a_disk_that_cannot_be_read_is_tried_again(bench, monkeypatch, caplog):
+    monkeypatch.setattr(module, "DISK_RETRY_S", 0.01)
+    real, is_broken = os.preadv, True
+
+    def preadv(*arguments):
+        if is_broken:
+            raise OSError(5, "I/O error")
+        return real(*arguments)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    bench.append(3 * MIB)
+    async with asyncio.timeout(5):
+        await bench.digester.below(2 * MIB)  # appends are not held up by it
+    assert bench.spool.digest_lag == 3 * MIB
     assert "check the disk of --broker.spool-dir" in caplog.text
+    is_broken = False
+    bench.digester.kick()
+    await bench.tasks.join()
+    assert bench.spool.digest_lag == 0
+
+
+async def test_a_disk_too_full_to_compress_holds_nobody_up(bench, monkeypatch, caplog):
+    def pwrite(fd, data, at):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    bench.append(2 * MIB + 5)
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    bench.digester.kick()
+    async with asyncio.timeout(5):
+        await bench.tasks.join()
+        assert "No space left on device" in caplog.text
+        assert (await bench.digester.digested()).sum == bench.sum
+        bench.digester.kick()
+        assert len(bench.tasks) == 0, "it is not tried again and again"
+        completed = await bench.digester.complete()
+    assert completed.compressed is None
+    completed.close()
+
+
+async def test_content_goes_before_its_compressed_form(bench):
+    """When the disk is full, a write gets the room of what can be made again."""
+    bench.append(2 * MIB)
+    bench.digester.kick()
+    await bench.tasks.join()
+    held = bench.spool._compressed.file.hold()
+    assert await bench.digester.spare_disk()
+    assert not await bench.digester.spare_disk(), "there is no more to give"
+    held.release()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(held.fd)
+    bench.append(MIB)
+    bench.digester.kick()
+    await bench.tasks.join()
+    assert (await bench.digester.complete()).compressed is None
+
+
+async def test_compression_that_hangs_holds_nobody_up(tmp_path):
+    """Its threads are its own: a sum, and a slice of another journal's, pass by."""
+    tasks = TaskGroup("test")
+    gate = threading.Event()
+    with ThreadPoolExecutor(1) as threads, ThreadPoolExecutor(1) as compressors:
+        bench = Bench(tmp_path, tasks, threads, compressors)
+        compressors.submit(gate.wait, 10)
+        bench.append(5 * MIB)
+        bench.digester.kick()
+        async with asyncio.timeout(5):
+            await bench.digester.below(2 * MIB)
+            assert (await bench.digester.digested()).sum == bench.sum
+        assert bench.spool.compress_lag == 5 * MIB
+        completing = tasks.spawn(bench.digester.complete())
+        gate.set()
+        completed = await completing
+        assert completed.fragment.sum == bench.sum
+        completed.close()
+    await tasks.close()
+
+
+async def test_journals_take_turns_at_being_compressed(tmp_path):
+    """A whole spool, as a promoted replica has it, does not hold up another journal's batch."""
+    tasks = TaskGroup("test")
+    with ThreadPoolExecutor(1) as threads:
+        large, small = Bench(tmp_path, tasks, threads), Bench(tmp_path, tasks, threads)
+        large.append(32 * MIB)
+        small.append(MIB)
+        large.digester.kick()
+        small.digester.kick()
+        async with asyncio.timeout(5):
+            while small.digester._compressing is not None:
+                await asyncio.wait([small.digester._compressing])
+        assert small.spool.compress_lag == 0
+        assert large.spool.compress_lag >= 24 * MIB
+        await tasks.join()
+    for one in (large, small):
+        one.spool.discard()
+    await tasks.close()
 
 
 async def test_a_cancelled_wait_leaves_the_thread_its_lock(bench, monkeypatch):

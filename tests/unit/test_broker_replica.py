@@ -88,6 +88,8 @@ class Bench:
             lister=SimpleNamespace(list=self.list),
             persister=SimpleNamespace(add=self.persisted.append),
             executor=executor,
+            readers=executor,
+            compressors=executor,
             tasks=tasks,
             faults=Faults(),
             metrics=BrokerMetrics(),

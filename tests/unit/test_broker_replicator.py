@@ -102,7 +102,12 @@ class Node:
         self.completed = []
         self.link = None
         self.spool = JournalSpool(
-            self, executor=executor, tasks=bench.tasks, clock=bench.clock, directory=directory
+            self,
+            executor=executor,
+            compressors=executor,
+            tasks=bench.tasks,
+            clock=bench.clock,
+            directory=directory,
         )
 
     @property

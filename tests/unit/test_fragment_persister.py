@@ -7,18 +7,21 @@ import gzip
 import hashlib
 import os
 import re
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 
-from gazette_platform.codecs import compressor, decompressor
+from gazette_platform.codecs import decompressor
 from gazette_platform.errors import AccessDenied, StoreUnavailable
 from gazette_platform.fragment.completed import CompletedSpool
+from gazette_platform.fragment.files import CompressedForm, SpoolFile
 from gazette_platform.fragment.persister import Persister
 from gazette_platform.fragment.refresh import FragmentLister
-from gazette_platform.fragment.spool import SpoolFile
 from gazette_platform.ops.clock import ManualClock
+from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import (
     CompressionCodec,
@@ -82,6 +85,7 @@ class Bench:
         scratch.mkdir()
         self.scratch = scratch
         self.clock = ManualClock()
+        self.faults = Faults()
         self.registry = Registry(self.root)
         self.specs = {}
         self.persisted = []
@@ -96,6 +100,7 @@ class Bench:
             on_persisted=self.on_persisted,
             clock=self.clock,
             tasks=tasks,
+            faults=self.faults,
             executor=executor,
             directory=scratch,
             sleep=self.sleep,
@@ -122,12 +127,10 @@ class Bench:
         self.files.append(file)
         os.pwrite(file.fd, content + b"not committed", 0)
         compressed = None
-        stored = b""
         if pre:
-            compressed = SpoolFile(self.scratch, begin)
-            self.files.append(compressed)
-            stored = compressor(codec).compress(content)
-            os.pwrite(compressed.fd, stored, 0)
+            compressed = CompressedForm(codec, self.scratch)
+            self.files.append(compressed.file)
+            compressed.step(file.fd, len(content))
         digest = hashlib.sha1(content, usedforsecurity=False).digest()
         return CompletedSpool(
             fragment=Fragment(JOURNAL, begin, begin + len(content), digest, codec),
@@ -136,7 +139,6 @@ class Bench:
             is_primary=is_primary,
             content=file,
             compressed=compressed,
-            compressed_length=len(stored),
         )
 
     @property
@@ -333,7 +335,7 @@ async def test_compressed_files_hold_the_content(bench, codec, pre):
     stored = (bench.root / bench.stored[0]).read_bytes()
     assert reader.decompress(stored) == CONTENT
     reader.finish()
-    assert spool.compressed_length == len(stored)
+    assert spool.compressed.length == len(stored)
     assert bench.is_closed(spool)
 
 
@@ -357,6 +359,58 @@ async def test_compression_is_not_repeated(bench):
     assert await bench.persister.drain(timeout_s=5) == []
     assert spool.compressed is kept
     assert len(store.puts) == 1
+
+
+@pytest.mark.parametrize("kind", ["has no room", "is broken"])
+async def test_a_disk_of_spools_without_room_does_not_hold_up_the_store(bench, kind, monkeypatch):
+    """Nothing but persisting gives it room again."""
+    if kind == "has no room":
+        real = os.statvfs
+
+        def statvfs(path):
+            found = real(path)
+            return SimpleNamespace(f_bavail=bench.scratch != path, f_frsize=found.f_frsize)
+
+        monkeypatch.setattr(os, "statvfs", statvfs)
+    spool = bench.spool(codec=CompressionCodec.GZIP)
+    if kind == "is broken":
+        shutil.rmtree(bench.scratch)
+    bench.persister.add(spool)
+    await bench.settle()
+    assert bench.stored == [spool.fragment.content_path]
+    assert gzip.decompress((bench.root / bench.stored[0]).read_bytes()) == CONTENT
+    assert bench.is_closed(spool)
+
+
+async def test_what_is_compressed_is_kept_for_a_store_that_is_away(bench):
+    """With a disk of spools that is full, too: it is a file without a name in the store."""
+    store = bench.registry.get("file:///")
+    store.faults = [StoreUnavailable("down")]
+    spool = bench.spool(codec=CompressionCodec.GZIP)
+    shutil.rmtree(bench.scratch)
+    bench.persister.add(spool)
+    await bench.settle()
+    kept = spool.compressed
+    assert kept.is_whole
+    assert bench.stored == []
+    assert await bench.persister.drain(timeout_s=5) == []
+    assert spool.compressed is kept
+
+
+async def test_an_error_that_nobody_foresaw_is_one_of_its_fragment(bench, tasks, caplog):
+    store = bench.registry.get("file:///")
+    store.faults = [RuntimeError("nobody thought of this")]
+    first, second = bench.spool(), bench.spool(begin=len(CONTENT))
+    bench.persister.add(first)
+    await bench.settle()
+    bench.persister.add(second)
+    await bench.settle()
+    assert tasks.failure is None
+    assert bench.faults.reported == 1
+    assert first.fragment.content_path in caplog.text
+    assert bench.stored == [second.fragment.content_path]
+    assert await bench.persister.drain(timeout_s=5) == []
+    assert len(bench.stored) == 2
 
 
 async def test_objects_that_exist_are_not_written_again(bench):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, Protocol
 
 from gazette_platform.errors import GazetteError
 
@@ -32,7 +32,6 @@ class Code(Enum):
     UNIMPLEMENTED = "UNIMPLEMENTED"
 
 
-@final
 class RpcFailed(GazetteError):
     """The RPC ends with `code` and `text` in place of a response."""
 

@@ -1,0 +1,146 @@
+"""The files of spools: without a name, shared by holders, and compressed a batch at a time."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, final
+
+from gazette_platform.codecs import compressor
+from gazette_platform.protocol import CompressionCodec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["COMPRESS_BATCH_BYTES", "CompressedForm", "SpoolFile", "read_block"]
+
+# Each batch becomes one gzip member or zstd frame; a MiB compresses nearly as well as a stream.
+COMPRESS_BATCH_BYTES = 1 << 20
+
+# Each worker thread reads back through a buffer of its own, since allocating one costs as much as
+# hashing a tenth of it.
+_local = threading.local()
+
+
+@final
+class SpoolFile:
+    """An anonymous file, closed when its last holder releases it.
+
+    Readers hold it while they stream, the spool while it is open, and the completed spool until it
+    is persisted; none of them need to know of the others.
+    """
+
+    __slots__ = ("_holders", "begin", "fd")
+
+    def __init__(self, directory: Path, begin: int) -> None:
+        self.fd = _open_unnamed(directory)
+        self.begin = begin
+        self._holders = 1
+
+    def hold(self) -> SpoolFile:
+        """Keep the file open until a matching `release`."""
+        if self._holders == 0:
+            raise ValueError("spool file is closed")
+        self._holders += 1
+        return self
+
+    def release(self) -> None:
+        """Give up one hold; the last one closes the file."""
+        self._holders -= 1
+        if self._holders == 0:
+            if os.fstat(self.fd).st_size > _CLOSE_INLINE_BYTES_MAX:
+                _closer().submit(os.close, self.fd)
+            else:
+                os.close(self.fd)
+
+
+def _open_unnamed(directory: Path) -> int:
+    """A file without a name, so that a crash leaves no litter. A store may give it one later."""
+    try:
+        return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as err:
+        if err.errno not in _NO_UNNAMED_FILES:
+            raise
+    descriptor, path = tempfile.mkstemp(prefix=".gazette-spool-", dir=directory)
+    os.unlink(path)  # noqa: PTH108
+    return descriptor
+
+
+# What file systems answer that have no unnamed files.
+_NO_UNNAMED_FILES = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL})
+
+# Freeing the pages of a large unlinked file takes 10 ms per 256 MiB, which readers would notice.
+_CLOSE_INLINE_BYTES_MAX = 1 << 20
+
+
+@functools.cache
+def _closer() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="gazette-spool-close")
+
+
+@final
+class CompressedForm:
+    """The compressed form of a file's first bytes, which grows by a batch at a time.
+
+    Attributes:
+        file: from position 0. The form holds it once.
+        length: bytes of the file that are valid.
+        content_length: bytes of content that they hold.
+        is_whole: whether it is a complete file of its codec, of all the content.
+    """
+
+    __slots__ = ("_stream", "codec", "content_length", "file", "is_whole", "length")
+
+    def __init__(self, codec: CompressionCodec, directory: Path) -> None:
+        """Begin an unnamed file in `directory`. Raises: OSError."""
+        self.codec = codec
+        self.file = SpoolFile(directory, 0)
+        self.length = 0
+        self.content_length = 0
+        self.is_whole = False
+        # Others make something whole of each batch, and no state of theirs is kept in between.
+        is_stream = codec is CompressionCodec.GZIP_OFFLOAD_DECOMPRESSION
+        self._stream = compressor(codec) if is_stream else None
+
+    def step(self, content_fd: int, to: int, *, is_last: bool = False) -> None:
+        """Compress the next batch of content, of what lies before position `to`. Safe in a thread.
+
+        Args: is_last: the content ends at `to`.
+        Raises: OSError: reading or writing failed, and the form is of no use any more.
+        """
+        make = self._stream or compressor(self.codec)
+        if self.content_length < to:
+            block = read_block(content_fd, self.content_length, to - self.content_length)
+            self._append(make.compress(block))
+            self.content_length += len(block)
+        if is_last and self.content_length == to:
+            self._append(make.finish())
+            os.ftruncate(self.file.fd, self.length)
+            self.is_whole = True
+
+    def _append(self, data: bytes) -> None:
+        write_all(self.file.fd, data, self.length)
+        self.length += len(data)
+
+
+def read_block(fd: int, at: int, limit: int) -> memoryview:
+    """Up to a batch of the file's bytes, in this thread's buffer: valid until its next call."""
+    buffer: memoryview | None = getattr(_local, "buffer", None)
+    if buffer is None:
+        buffer = _local.buffer = memoryview(bytearray(COMPRESS_BATCH_BYTES))
+    n = os.preadv(fd, [buffer[: min(limit, COMPRESS_BATCH_BYTES)]], at)
+    if n == 0:
+        raise OSError(f"spool file ends at byte {at}, before its committed content")
+    return buffer[:n]
+
+
+def write_all(fd: int, data: bytes, at: int) -> None:
+    view = memoryview(data)
+    while view:
+        n = os.pwrite(fd, view, at)
+        at += n
+        view = view[n:]
