@@ -20,6 +20,7 @@ from benchmarks.appends import measure_appends, measure_writer
 from benchmarks.bench import FULL, QUICK, Bench, Scale, serving
 from benchmarks.content import Payloads, load_content
 from benchmarks.memory import measure_memory
+from benchmarks.persist import measure_persist
 from benchmarks.reads import measure_reads
 from benchmarks.report import appends_table, load_baseline, others_table, quantity
 from benchmarks.tail import measure_tail
@@ -40,7 +41,7 @@ _DISK_BYTES_MIN = 12 << 30
 _SEED = 2013
 _WIDTH = 110  # of the tables, if no terminal says otherwise
 
-_GROUPS = ("tail", "appends", "writer", "reads", "memory")
+_GROUPS = ("tail", "persist", "appends", "writer", "reads", "memory")
 
 
 class Run:
@@ -108,6 +109,7 @@ def _others_s(etcd: EtcdServer) -> float:
 
 _CASES: dict[str, Callable[[Bench], AsyncGenerator[tuple[str, Figures], None]]] = {
     "tail": measure_tail,
+    "persist": measure_persist,
     "appends": measure_appends,
     "writer": measure_writer,
     "reads": measure_reads,
