@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from contextlib import aclosing
 from typing import TYPE_CHECKING, final
@@ -24,7 +25,7 @@ from gazette_platform.protocol.content import CONTENT_CHUNK_BYTES, encode_read_c
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Iterator
 
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.proxy import Proxy
@@ -38,6 +39,12 @@ __all__ = ["ReadApi"]
 # Read on the event loop up to this size: it comes from the page cache, and a hop costs more.
 _INLINE_BYTES_MAX = 64 << 10
 
+# What all readers together are sent at a time; a reader that has stopped holds its part two or three
+# times: here, in gRPC, and as the piece of a file. Those beyond are sent smaller pieces, of which a
+# thousand readers have 128 MiB.
+_SENDING_BYTES_MAX = 64 << 20
+_SMALL_PIECE_BYTES = 128 << 10
+
 _SIGNATURE_TTL_S = 60.0
 
 
@@ -49,6 +56,7 @@ class ReadApi:
         self._context = context
         self._resolver = resolver
         self._proxy = proxy
+        self._sending_bytes = 0
 
     async def read(self, raw: bytes, claims: Claims = ALL_CLAIMS) -> AsyncGenerator[bytes]:
         """Serve one Read.
@@ -152,9 +160,9 @@ class ReadApi:
                 end = min(fragment.end, request.end_offset or fragment.end)
                 contents = self._content(replica, file, fragment, offset, end)
                 async with aclosing(contents):
-                    async for content in contents:
-                        yield encode_read_content(offset, content)
-                        offset += len(content)
+                    async for raw in contents:
+                        yield raw
+                offset = end
             finally:
                 if file is not None:
                     file.release()
@@ -218,6 +226,18 @@ class ReadApi:
             ) from err
 
     # -------------------------------------------------------------------------------- content
+    @contextlib.contextmanager
+    def _sending(self, length: int) -> Iterator[int]:
+        """While a reader is sent `length` bytes. Gives: how large its pieces may be."""
+        is_much = self._sending_bytes > _SENDING_BYTES_MAX
+        piece_bytes = _SMALL_PIECE_BYTES if is_much else CONTENT_CHUNK_BYTES
+        held_bytes = min(piece_bytes, length)
+        self._sending_bytes += held_bytes
+        try:
+            yield piece_bytes
+        finally:
+            self._sending_bytes -= held_bytes
+
     def _content(
         self,
         replica: Replica,
@@ -225,8 +245,8 @@ class ReadApi:
         fragment: Fragment,
         offset: int,
         end: int,
-    ) -> AsyncGenerator[bytes] | AsyncGenerator[memoryview]:
-        """Bytes [offset, end) of the journal, in pieces fit for a message."""
+    ) -> AsyncGenerator[bytes]:
+        """Bytes [offset, end) of the journal, as messages. None keeps its content while it waits."""
         if file is not None:
             return self._local(file, fragment, offset, end)
         return self._remote(replica, fragment, offset, end)
@@ -234,60 +254,71 @@ class ReadApi:
     async def _local(
         self, file: LocalFile, fragment: Fragment, offset: int, end: int
     ) -> AsyncGenerator[bytes]:
-        loop = asyncio.get_running_loop()
         while offset < end:
-            want = min(CONTENT_CHUNK_BYTES, end - offset)
-            at = offset - fragment.begin
-            if want <= _INLINE_BYTES_MAX:
-                content = os.pread(file.fd, want, at)
-            else:
-                content = await loop.run_in_executor(
-                    self._context.readers, os.pread, file.fd, want, at
-                )
-            if not content:
-                raise RpcFailed(
-                    Code.UNKNOWN, f"{fragment.journal}: spool ends before offset {offset}"
-                )
-            yield content
-            offset += len(content)
+            with self._sending(end - offset) as piece_bytes:
+                want = min(piece_bytes, end - offset)
+                content = await self._pread(file.fd, want, offset - fragment.begin)
+                if not content:
+                    raise RpcFailed(
+                        Code.UNKNOWN, f"{fragment.journal}: spool ends before offset {offset}"
+                    )
+                raw = encode_read_content(offset, content)
+                offset += len(content)
+                del content
+                yield raw
+
+    async def _pread(self, fd: int, length: int, at: int) -> bytes:
+        if length <= _INLINE_BYTES_MAX:
+            return os.pread(fd, length, at)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._context.readers, os.pread, fd, length, at)
 
     async def _remote(
         self, replica: Replica, fragment: Fragment, offset: int, end: int
-    ) -> AsyncGenerator[memoryview]:
-        skip, left = offset - fragment.begin, end - offset
+    ) -> AsyncGenerator[bytes]:
+        skip = offset - fragment.begin
         try:
             store = self._context.stores.get(fragment.backing_store)
-            async with aclosing(self._contents(store, fragment)) as contents:
-                async for content in contents:
-                    if skip >= len(content):
-                        skip -= len(content)
-                        continue
-                    view = memoryview(content)[skip : skip + left]
-                    skip = 0
-                    left -= len(view)
-                    yield view
-                    if left <= 0:
-                        return
+            with self._sending(end - offset) as piece_bytes:
+                async with aclosing(self._contents(store, fragment, piece_bytes)) as contents:
+                    async for content in contents:
+                        if skip >= len(content):
+                            skip -= len(content)
+                            continue
+                        view = memoryview(content)[skip : skip + end - offset]
+                        skip = 0
+                        raw = encode_read_content(offset, view)
+                        offset += len(view)
+                        del content, view
+                        yield raw
+                        if offset >= end:
+                            return
         except (DataError, StoreError) as err:
             raise RpcFailed(
                 Code.UNKNOWN, f"{replica.name}: reading {fragment.content_path}: {err}"
             ) from err
         raise RpcFailed(
             Code.UNKNOWN,
-            f"{replica.name}: {fragment.content_path} ends {left} bytes before its name says "
-            "(restore the file, or remove it)",
+            f"{replica.name}: {fragment.content_path} ends {end - offset} bytes before its name "
+            "says (restore the file, or remove it)",
         )
 
-    async def _contents(self, store: ActiveStore, fragment: Fragment) -> AsyncGenerator[bytes]:
+    async def _contents(
+        self, store: ActiveStore, fragment: Fragment, piece_bytes: int
+    ) -> AsyncGenerator[bytes]:
         """All content of a stored fragment, in steps of bounded size."""
         loop = asyncio.get_running_loop()
         steps = decompressor(fragment.codec)
-        async with aclosing(store.get(fragment.content_path)) as pieces:
+        is_plain = fragment.codec is CompressionCodec.NONE
+        # Compressed, a quarter is as much content, and waits here while its content is sent.
+        length = piece_bytes if is_plain else piece_bytes // 4
+        found = store.get(fragment.content_path, piece_bytes=length)
+        async with aclosing(found) as pieces:
             async for piece in pieces:
-                if fragment.codec is CompressionCodec.NONE:
+                if is_plain:
                     yield piece
                     continue
-                contents = decompress_steps(steps, piece, step_bytes_max=CONTENT_CHUNK_BYTES)
+                contents = decompress_steps(steps, piece, step_bytes_max=piece_bytes)
                 while content := await loop.run_in_executor(
                     self._context.readers, next, contents, b""
                 ):

@@ -84,12 +84,14 @@ class FileStore:
         """Whether the object is there. Cancellation: safe."""
         return await self._run(_is_file, self.local_path(path))
 
-    async def get(self, path: str) -> AsyncGenerator[bytes, None]:
+    async def get(
+        self, path: str, *, piece_bytes: int = PIECE_BYTES
+    ) -> AsyncGenerator[bytes, None]:
         """The stored bytes in pieces; see `FragmentStore.get`."""
         fd = await self._run(_open_to_read, self.local_path(path))
         try:
             offset = 0
-            while piece := await self._run(os.pread, fd, PIECE_BYTES, offset):
+            while piece := await self._run(os.pread, fd, piece_bytes, offset):
                 yield piece
                 offset += len(piece)
         finally:

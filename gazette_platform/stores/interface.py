@@ -45,10 +45,12 @@ class FragmentStore(Protocol):
         """Whether the object is there. Cancellation: safe."""
         ...
 
-    def get(self, path: str) -> AsyncGenerator[bytes, None]:
-        """The stored bytes in pieces of about 1 MiB; use ``contextlib.aclosing`` if you may leave early.
+    def get(self, path: str, *, piece_bytes: int = PIECE_BYTES) -> AsyncGenerator[bytes, None]:
+        """The stored bytes in pieces; use ``contextlib.aclosing`` if you may leave early.
 
         An object that is replaced meanwhile is read to its end as it was.
+
+        Args: piece_bytes: of a piece, about; less where many readers hold one each.
         """
         ...
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, final
 from prometheus_client import Counter, Gauge, Histogram
 
 from gazette_platform.errors import StoreError
+from gazette_platform.stores.interface import PIECE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
@@ -101,10 +102,12 @@ class MeasuredStore:
         with self._measured("exists"):
             return await self._store.exists(path)
 
-    async def get(self, path: str) -> AsyncGenerator[bytes, None]:
+    async def get(
+        self, path: str, *, piece_bytes: int = PIECE_BYTES
+    ) -> AsyncGenerator[bytes, None]:
         """See `FragmentStore.get`; a reader that leaves early counts as a success."""
         with self._measured("get"):
-            async with aclosing(self._store.get(path)) as pieces:
+            async with aclosing(self._store.get(path, piece_bytes=piece_bytes)) as pieces:
                 async for piece in pieces:
                     yield piece
 

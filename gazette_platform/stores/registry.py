@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import StoreError, StoreUnavailable
 from gazette_platform.stores.health import health_check
+from gazette_platform.stores.interface import PIECE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -89,9 +90,9 @@ class ActiveStore:
         """See `FragmentStore.exists`."""
         return await self._store.exists(path)
 
-    def get(self, path: str) -> AsyncGenerator[bytes, None]:
+    def get(self, path: str, *, piece_bytes: int = PIECE_BYTES) -> AsyncGenerator[bytes, None]:
         """See `FragmentStore.get`."""
-        return self._store.get(path)
+        return self._store.get(path, piece_bytes=piece_bytes)
 
     async def put(self, path: str, fd: int, length: int, *, content_encoding: str = "") -> None:
         """See `FragmentStore.put`."""

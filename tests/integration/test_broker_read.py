@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 
 import grpc
 import pytest
 
+from gazette_platform.broker.wire import grpc_server
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import (
@@ -521,3 +523,23 @@ async def test_the_head_can_be_reset_right_after_a_start(cluster, broker, stub, 
     async with AsyncClient(ClientConfig(address=again.endpoint)) as client:
         assert await client.reset_head(JOURNAL) == 10
         assert (await client.append(JOURNAL, b"new")).begin == 10
+
+
+# ------------------------------------------------------------------------------ readers that stop
+async def test_a_reader_that_takes_nothing_is_told_to_come_back(cluster, broker, stub, monkeypatch):
+    monkeypatch.setattr(grpc_server, "_STALL_S", 0.5)
+    await cluster.apply(stub, spec(JOURNAL))
+    content = bytes(1 << 20)
+    for _ in range(12):
+        await append(stub, JOURNAL, content)
+    call = stub.Read(pb.ReadRequest(journal=JOURNAL), timeout=60)
+    await call.read()
+    reads = broker._service._read
+    await eventually(lambda: reads._sending_bytes > 0)
+    await eventually(lambda: reads._sending_bytes == 0)  # more than a window holds is left
+    with contextlib.suppress(grpc.RpcError):
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    assert await call.code() is grpc.StatusCode.UNAVAILABLE
+    assert "nothing was taken of the responses for 0.5 s" in await call.details()
+    assert len(await read_all(stub, JOURNAL)) == 12 << 20

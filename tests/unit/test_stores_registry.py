@@ -45,7 +45,7 @@ class ScriptedStore:
     async def exists(self, path):
         return self.answer("exists", path, default=True)
 
-    async def get(self, path):
+    async def get(self, path, *, piece_bytes=0):
         answer = self.answer("get", path, default=[b"health-", b"check\n"])
         for piece in answer:
             if isinstance(piece, Exception):

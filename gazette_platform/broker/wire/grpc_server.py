@@ -47,6 +47,10 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_ping_strikes", 0),
 )
 
+# Who takes nothing for so long is told to come back, which clients do by themselves, and holds
+# neither files nor memory any more but for the message that is on its way.
+_STALL_S = 60.0
+
 # As Go writes them, for metrics. It spells CANCELLED with one L.
 _GO_CODES = {
     code: "Canceled" if code is Code.CANCELLED else code.value.title().replace("_", "")
@@ -274,6 +278,11 @@ def _streaming(
         stream = _Stream(context, metrics)
         async with aclosing(method(request, _metadata(context))) as responses:
             async for response in responses:
-                await stream.send(response)
+                try:
+                    async with asyncio.timeout(_STALL_S):
+                        await stream.send(response)
+                except TimeoutError as err:
+                    text = f"nothing was taken of the responses for {_STALL_S:g} s; ask again"
+                    raise RpcFailed(Code.UNAVAILABLE, text) from err
 
     return grpc.unary_stream_rpc_method_handler(_handled(handle, metrics))
