@@ -212,6 +212,7 @@ class Broker:
             self.tasks,
             rng=rng,
             check=metrics.stores.checked(health_check),
+            faults=self.faults,
         )
         metrics.stores.active.set_function(stores.__len__)
         guard = StoreGuard(space.state, allowed=config.stores_allowed, file_only=config.file_only)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 from typing import TYPE_CHECKING, Final
 
 from gazette_platform.errors import GazetteError, StoreError, StoreUnavailable
@@ -33,10 +32,14 @@ _SIGNATURE_TTL_S = 300.0
 
 
 async def put_bytes(store: FragmentStore, path: str, content: bytes) -> None:
-    """Put a few bytes. Raises: StoreError. Cancellation: as `FragmentStore.put`."""
-    with tempfile.TemporaryFile(buffering=0) as file:
-        os.pwrite(file.fileno(), content, 0)
-        await store.put(path, file.fileno(), len(content))
+    """Put a few bytes. Raises: StoreError, OSError. Cancellation: as `FragmentStore.put`."""
+    # In memory: the folder of temporary files is shared, and may be full without harm to a store.
+    fd = os.memfd_create("gazette-probe")
+    try:
+        os.pwrite(fd, content, 0)
+        await store.put(path, fd, len(content))
+    finally:
+        os.close(fd)
 
 
 async def fetch_url(url: str) -> bytes:
@@ -82,7 +85,7 @@ async def health_check(
                 _compare(await fetch(signed_url))
     except TimeoutError as err:
         raise StoreUnavailable(f"{step} of the health check took over {timeout_s:g} s") from err
-    except GazetteError as err:
+    except (GazetteError, OSError) as err:
         raise _of_step(f"health check {step} failed", err) from err
 
 
@@ -104,7 +107,7 @@ async def delete_probe(
             await store.remove(prefix + DELETE_PROBE_PATH)
     except TimeoutError as err:
         raise StoreUnavailable(f"delete-probe {step} failed: over {timeout_s:g} s") from err
-    except GazetteError as err:
+    except (GazetteError, OSError) as err:
         raise _of_step(f"delete-probe {step} failed", err) from err
 
 
@@ -115,7 +118,9 @@ def _compare(content: bytes) -> None:
         )
 
 
-def _of_step(what: str, error: GazetteError) -> StoreError:
+def _of_step(what: str, error: GazetteError | OSError) -> StoreError:
     """The same kind of store error, with the step that met it."""
-    kind = type(error) if isinstance(error, StoreError) else StoreError
+    kind: type[StoreError] = type(error) if isinstance(error, StoreError) else StoreError
+    if isinstance(error, OSError):
+        kind = StoreUnavailable  # no memory or no descriptors here, which passes
     return kind(f"{what}: {error}")

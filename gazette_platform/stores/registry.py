@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import StoreError, StoreUnavailable
+from gazette_platform.ops.faults import Faults
 from gazette_platform.stores.health import health_check
 from gazette_platform.stores.interface import PIECE_BYTES
 
@@ -135,6 +136,7 @@ class StoreRegistry:
         rng: random.Random | None = None,
         check: Callable[[FragmentStore], Awaitable[None]] = health_check,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        faults: Faults | None = None,
     ) -> None:
         """Start without stores.
 
@@ -144,6 +146,7 @@ class StoreRegistry:
               rng: spreads the checks of many brokers.
               check: raises a `StoreError` if the store is not well.
               sleep: waits a number of seconds.
+              faults: told of checks that fail in a way that nobody foresaw.
         """
         self._opener = opener
         self._clock = clock
@@ -151,6 +154,7 @@ class StoreRegistry:
         self._rng = rng or random.Random()  # noqa: S311  not for secrets
         self._check = check
         self._sleep = sleep
+        self._faults = faults or Faults()
         self._stores: dict[str, ActiveStore] = {}
         self._loops: dict[str, asyncio.Task[None]] = {}
         self._swept_at = clock.monotonic()
@@ -193,21 +197,27 @@ class StoreRegistry:
 
     async def _watch(self, active: ActiveStore) -> None:
         failures = 0
+        error: StoreError | None
         while True:
             try:
                 await self._check(active.store)
+                error = None
             except StoreError as err:
+                error = err
+            except Exception as err:  # noqa: BLE001  reported
+                self._faults.report("store", f"health check of {active.url}", err)
+                error = StoreError(f"health check: unforeseen {type(err).__name__}: {err}")
+            if error is not None:
                 if failures == 0:
-                    _log.warning("fragment store %s is unhealthy: %s", active.url, err)
+                    _log.warning("fragment store %s is unhealthy: %s", active.url, error)
                 interval_s = _failure_interval_s(failures)
                 failures += 1
-                active.update_health(err)
             else:
                 if failures:
                     _log.info("fragment store %s is healthy again", active.url)
                 failures = 0
                 interval_s = _HEALTHY_INTERVAL_S
-                active.update_health(None)
+            active.update_health(error)
             await self._sleep(interval_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER))
 
 

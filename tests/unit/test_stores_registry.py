@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
+import resource
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from gazette_platform.errors import (
     StoreUnavailable,
 )
 from gazette_platform.ops.clock import ManualClock
+from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.stores import (
     ActiveStore,
@@ -366,3 +370,56 @@ async def test_so5_over_a_real_directory(tmp_path, tasks):
     while health.error is not None:
         health = await asyncio.wait_for(store.wait_health_change(health), 5)
     assert (root / "pre" / ".test" / "health-check").read_bytes() == b"health-check\n"
+
+
+# ------------------------------------------------------------------- this process, not the store
+async def test_a_health_check_needs_no_room_in_the_folder_of_temporary_files(monkeypatch):
+    """Brokers of one machine share it: were it full, all of them would take their stores for bad."""
+
+    def full(*_args, **_settings):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    monkeypatch.setattr(tempfile, "mkstemp", full)
+    await health_check(ScriptedStore())
+
+
+async def test_without_file_descriptors_a_store_is_unhealthy_for_now(tasks):
+    """Its checks go on, and it is healthy again as soon as there are some."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    pause = asyncio.Event()
+
+    async def sleep(_):
+        await pause.wait()
+        pause.clear()
+
+    registry = StoreRegistry(ScriptedStore, ManualClock(), tasks, sleep=sleep)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        store = registry.get("file:///")
+        health = await store.wait_health_change(store.health)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert isinstance(health.error, StoreUnavailable)
+    assert "health check PUT failed: [Errno 24] Too many open files" in str(health.error)
+    pause.set()
+    assert (await store.wait_health_change(health)).error is None
+
+
+async def test_a_check_that_fails_in_a_way_that_nobody_foresaw_is_an_unhealthy_store(tasks):
+    checks, faults = Checks(), Faults()
+    registry = StoreRegistry(
+        ScriptedStore,
+        ManualClock(),
+        tasks,
+        check=checks.check,
+        sleep=checks.sleep,
+        faults=faults,
+    )
+    store = registry.get("file:///")
+    checks.results.put_nowait(KeyError("unforeseen"))
+    health = await store.wait_health_change(store.health)
+    assert "health check: unforeseen KeyError: 'unforeseen'" in str(health.error)
+    assert faults.reported == 1
+    checks.results.put_nowait(None)
+    assert (await store.wait_health_change(health)).error is None
