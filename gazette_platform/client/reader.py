@@ -255,7 +255,9 @@ class Reader:
         request = pb.ReadRequest(
             journal=self.journal,
             offset=self.offset,
-            block=options.block,
+            # Where the head is comes first: a tail that breaks before it has seen content goes on
+            # there, and not at a head that others have moved meanwhile.
+            block=options.block and self.offset >= 0,
             do_not_proxy=self._is_direct and not self._asks_others,
             metadata_only=options.metadata_only,
             end_offset=options.end_offset,

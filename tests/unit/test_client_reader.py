@@ -384,7 +384,7 @@ async def test_rr1_a_blocking_read_goes_on_at_the_head(scripted):
     )
     reader = client.read("a/journal", -1, block=True)
     assert bytes(await anext(reader)) == b"new"
-    assert [(r.offset, r.block) for r in script.requests] == [(-1, True), (3, True)]
+    assert [(r.offset, r.block) for r in script.requests] == [(-1, False), (3, True)]
 
 
 async def test_rr2_streams_that_trickle_end_early_or_time_out_give_everything_once(scripted):
@@ -472,8 +472,8 @@ async def proxied(*, clock=None, **config):
                 yield broker, proxy, client
 
 
-async def next_of_tail(client):
-    async with client.tail("a/journal") as tail:
+async def next_of_tail(client, offset=3):
+    async with client.tail("a/journal", offset) as tail:
         return bytes(await anext(tail))
 
 
@@ -521,6 +521,17 @@ async def test_rr1_an_idle_tail_outlives_the_time_that_connecting_may_take():
         await eventually(lambda: waiting.done() or broker.calls["Read"] == 2)
         await broker.extend("a/journal", b"new")
         assert await waiting == b"new"
+
+
+async def test_rr1_a_tail_misses_nothing_that_is_appended_while_it_has_no_broker():
+    async with proxied() as (broker, proxy, client):
+        waiting = asyncio.get_running_loop().create_task(next_of_tail(client, -1))
+        await eventually(lambda: broker.requests and broker.requests[-1].block)
+        proxy.refuse()
+        await broker.extend("a/journal", b"new")
+        await proxy.heal()
+        async with asyncio.timeout(10):
+            assert await waiting == b"new"
 
 
 async def test_rr1_a_broker_that_takes_each_read_and_ends_it_is_not_asked_for_ever(scripted):
