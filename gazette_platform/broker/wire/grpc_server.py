@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import socket
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, final
 
 import grpc  # type: ignore[import-untyped]
 from grpc import aio
+from typing_extensions import override
 
 from gazette_platform.broker.wire.grpc_calls import GRPC_CODES, caller_left
 from gazette_platform.broker.wire.interface import READ_AHEAD_BYTES, Code, RpcFailed
@@ -85,6 +87,23 @@ class _Stream:
         except aio.BaseError as err:
             raise caller_left(err) from err
         self._metrics.sent()
+
+
+class _OneLine(logging.Filter):
+    """Takes tracebacks from what gRPC logs of paths and metadata that are not UTF-8.
+
+    Anybody can send them, several thousand times a second.
+    """
+
+    @override
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Keep the record, without a traceback."""
+        if record.exc_info and isinstance(record.exc_info[1], UnicodeDecodeError):
+            record.exc_info = record.exc_text = None
+        return True
+
+
+logging.getLogger("grpc._cython.cygrpc").addFilter(_OneLine())
 
 
 @final

@@ -1,0 +1,63 @@
+"""Bytes at the port of gRPC that no gRPC library would send: the broker serves on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, Status
+from gazette_platform.testing.local_broker import LocalBrokers, append
+from tests.fuzz.http2 import headers_frame, preface, request
+
+pytestmark = pytest.mark.etcd
+
+JOURNAL = "a/journal"
+SPEC = JournalSpec(
+    JOURNAL,
+    1,
+    fragment=FragmentSpec(
+        length=1 << 20,
+        codec=CompressionCodec.GZIP,
+        stores=("file:///",),
+        refresh_interval_ns=10**9,
+    ),
+)
+LIST = b"/protocol.Journal/List"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        request(b"\xff\xfe", b""),
+        request(b"/protocol.Journal/\xff", b""),
+        request(LIST, b"\0\0\0\0\0", (b"authorization", b"Bearer \xe9\xff")),
+        preface() + headers_frame(LIST, *[(b"k%d" % i, b"v") for i in range(5000)]),
+        request(LIST, b"\0\xff\xff\xff\xff"),
+        request(b"", b""),
+        b"\0" * 1000,
+    ],
+    ids=["path", "method", "metadata", "headers", "length", "no-path", "zeros"],
+)
+async def test_odd_bytes_end_no_more_than_their_connection(
+    etcd_server, etcd_prefix, tmp_path, caplog, raw
+):
+    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
+        broker = await brokers.start()
+        stub = brokers.stub(broker)
+        await brokers.apply(stub, SPEC)
+        reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
+        with contextlib.suppress(OSError):
+            writer.write(raw)
+            await writer.drain()
+            # Until it is refused; a request that is only begun is not.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    while await reader.read(65536):
+                        pass
+        response = await append(stub, JOURNAL, b"content")
+        assert response.status == Status.OK.value
+        writer.close()
+    traced = [r for r in caplog.records if r.name.startswith("grpc") and r.exc_info]
+    assert not traced, "a traceback a request fills a disk"
