@@ -52,6 +52,7 @@ class Pipeline:
 
     Args: etcd: what the route is from.
           open_stream: begins a stream to a peer at an endpoint; may raise RpcFailed.
+          stall_s: seconds that peers may take nothing while there is no room for more.
           on_settled: told how many asked proposals all peers have.
           on_broken: told why the pipeline is of no use any more.
     """
@@ -64,6 +65,7 @@ class Pipeline:
         *,
         open_stream: Callable[[ProcessId, str], PeerStream],
         tasks: TaskGroup,
+        stall_s: float,
         on_settled: Callable[[int], None],
         on_broken: Callable[[RpcFailed], None],
     ) -> None:
@@ -75,6 +77,7 @@ class Pipeline:
         self._fsm = PipelineFSM(self._peers, route=route, revision=etcd.revision)
         self._gathered: asyncio.Future[SyncOutcome] | None = None
         self._room = asyncio.Event()
+        self._stall_s = stall_s
         self._is_closed = False
         self._greeted = False
         self.failure: RpcFailed | None = None
@@ -107,10 +110,9 @@ class Pipeline:
     def ask(self, raw: bytes) -> int:
         """Send a proposal that everybody answers. Returns: its number, from 1.
 
-        Raises: RpcFailed: the pipeline is broken.
+        Raises: RpcFailed: the pipeline is broken or closed.
         """
-        if self.failure is not None:
-            raise self.failure
+        self._check_usable()
         number = self._fsm.ask()
         self.send(raw)
         return number
@@ -118,24 +120,40 @@ class Pipeline:
     async def room(self) -> None:
         """Wait while a peer has too much content before it.
 
-        Raises: RpcFailed: the pipeline is broken. Cancellation: safe.
+        Raises: RpcFailed: the pipeline is broken or closed, or peers took nothing for so long that it
+            is broken now. Cancellation: safe.
         """
-        while self.failure is None and any(link.is_full for link in self._links):
+        while self.is_usable and (full := [link.peer for link in self._links if link.is_full]):
             self._room.clear()
-            await self._room.wait()
+            try:
+                async with asyncio.timeout(self._stall_s):
+                    await self._room.wait()
+            except TimeoutError:
+                who = ", ".join(str(peer).strip() for peer in full)
+                text = f"send to {who}: nothing was taken for {self._stall_s:g} s"
+                self._break(RpcFailed(Code.UNAVAILABLE, text))
+        self._check_usable()
+
+    def hurry(self, stall_s: float) -> None:
+        """Have less patience with peers that take nothing, from now on. Args: stall_s: seconds."""
+        self._stall_s = min(self._stall_s, stall_s)
+        self._room.set()  # whoever waits begins to wait anew
+
+    def _check_usable(self) -> None:
         if self.failure is not None:
             raise self.failure
+        if self._is_closed:
+            raise RpcFailed(Code.UNAVAILABLE, "the streams to replicas are closed")
 
     async def sync(
         self, proposal: Fragment, registers: LabelSet, *, timeout_s: float
     ) -> SyncOutcome:
         """Propose to all peers, and put their answers together. Nothing may be unsettled.
 
-        Raises: RpcFailed: a peer failed, or answered nothing in time; the pipeline is broken.
+        Raises: RpcFailed: a peer failed, or answered nothing in time; the pipeline is of no use.
         Cancellation: leaves an answer under way: close the pipeline.
         """
-        if self.failure is not None:
-            raise self.failure
+        self._check_usable()
         self._fsm.sync(proposal.end)
         self._gathered = asyncio.get_running_loop().create_future()
         for link in self._links:

@@ -47,12 +47,12 @@ _IDLE_S = 30.0
 # or for its disk.
 _SYNC_TIMEOUT_S = 20.0
 
-# Seconds that proposals under way are given once a broker that they wait for left the route: it was
-# either drained in order, and answers at once, or it is dead.
+# Seconds that proposals under way, and replicas that take nothing, are given once a broker that they
+# wait for left the route: it was either drained in order, and answers at once, or it is dead.
 _LEFT_S = 1.0
 
-# Seconds without an answer after which replicas are given up: their disks may be full, and the one
-# that is to blame is not known.
+# Seconds after which replicas are given up that answer nothing, or take nothing while there is no room
+# for more: their disks may be full, and the one that is to blame is not known.
 _STALL_S = 60.0
 
 # Seconds after which streams are opened anew, between two batches: well before the tokens expire that
@@ -108,6 +108,8 @@ class Replicator:
         self._owns_spool = False
         self._pipeline: Pipeline | None = None
         self._settled = 0
+        # Replicas were sent content of which they do not know yet what becomes of it.
+        self._is_open = False
         # Of each proposal under way: who is told how it ended.
         self._under_way: deque[Callable[[RpcFailed | None], None]] = deque()
         self._moved = asyncio.Event()
@@ -214,11 +216,13 @@ class Replicator:
             self._host.etcd_header,
             open_stream=self._host.open_stream,
             tasks=self._tasks,
+            stall_s=_STALL_S,
             # One that is being closed must not be taken for its successor.
             on_settled=lambda count: self._on_settled(pipeline, count),
             on_broken=lambda failure: self._on_broken(pipeline, failure),
         )
         self._settled = 0
+        self._is_open = False
         self._opened_at = self._clock.monotonic()
         self.has_peers = True
         return pipeline
@@ -230,7 +234,7 @@ class Replicator:
         await self._moved.wait()
 
     async def room(self) -> None:
-        """Wait while a replica has much content before it.
+        """Wait while a replica has much content before it, for as long as it takes any of that.
 
         Raises: RpcFailed: the pipeline broke. Cancellation: safe.
         """
@@ -242,6 +246,7 @@ class Replicator:
         pipeline = self._pipeline
         if pipeline is None:
             return  # it broke, and the proposal will find out
+        self._is_open = True
         pieces: list[bytes | memoryview] = []
         gathered = 0
         for chunk in chunks:
@@ -276,6 +281,7 @@ class Replicator:
             raise RpcFailed(Code.UNAVAILABLE, f"{self._host.name}: its replicas have changed")
         raw = encode_proposal(draft.fragment(), registers, acknowledge=True)
         pipeline.ask(raw)
+        self._is_open = False
         self._spool.stage(draft, registers, appends=appends)
         self._used_at = self._clock.monotonic()
         if not self._under_way:
@@ -335,7 +341,10 @@ class Replicator:
             return
         self.is_synced = False
         is_led = route.primary_id == self._host.process_id
-        if self._under_way and not (is_led and set(pipeline.route.members) <= set(route.members)):
+        if is_led and set(pipeline.route.members) <= set(route.members):
+            return
+        pipeline.hurry(_LEFT_S)
+        if self._under_way:
             asyncio.get_running_loop().call_later(_LEFT_S, self._give_up, pipeline)
 
     def _give_up(self, pipeline: Pipeline) -> None:
@@ -356,7 +365,7 @@ class Replicator:
         left_s = self._used_at + _IDLE_S - now
         if self._under_way and now - self._moved_at > _STALL_S:
             self._drop_pipeline(f"replicas have not answered for {_STALL_S:g} s")
-        elif self._under_way or self._syncing is not None or left_s > 0:
+        elif self._under_way or self._is_open or self._syncing is not None or left_s > 0:
             loop = asyncio.get_running_loop()
             self._idle_timer = loop.call_later(max(left_s, 1.0), self._on_idle_timer)
         else:
@@ -391,6 +400,7 @@ class Replicator:
     def retire(self) -> None:
         """What is under way is given a bounded time from now on, for this replica is to close."""
         if self._pipeline is not None:
+            self._pipeline.hurry(_LEFT_S)
             asyncio.get_running_loop().call_later(_LEFT_S, self._give_up, self._pipeline)
 
     async def close(self) -> None:

@@ -7,7 +7,9 @@ import asyncio
 import grpc
 import pytest
 
+from gazette_platform.broker import replicator
 from gazette_platform.broker.config import BrokerConfig
+from gazette_platform.broker.journal_spool import Draft
 from gazette_platform.broker.peer_stream import open_replicate
 from gazette_platform.broker.peers import Peers
 from gazette_platform.broker.wire.interface import Code, RpcFailed
@@ -195,3 +197,57 @@ async def test_what_waits_on_a_connection_that_breaks_fails_with_it(stalled):
         failures = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(failure) for failure in failures] == [RpcFailed] * 3
     assert {failure.code for failure in failures} == {Code.UNAVAILABLE}
+
+
+async def test_an_append_may_take_longer_than_idle_streams_last(network, monkeypatch):
+    monkeypatch.setattr(replicator, "_IDLE_S", 0.2)
+    for zone in "ab":
+        await network.start(zone, etcd_lease_s=20.0)
+    await network.apply(spec(2))
+    call = AppendCall(network.stubs[network.primary()], NAME)
+    for _ in range(8):
+        await call.send(bytes(1 << 20), bytes(1 << 20))
+        await asyncio.sleep(0.3)
+    assert (await call.commit()).commit.end == 16 << 20
+
+
+async def test_a_replica_that_takes_nothing_neither_hangs_a_journal_nor_a_drain(
+    network, monkeypatch
+):
+    """Its disk stands still in the midst of a large append, while its connection is well."""
+    monkeypatch.setattr(replicator, "_STALL_S", 1.0)
+    for zone in "ab":
+        await network.start(zone, etcd_lease_s=20.0)
+    await network.apply(spec(2))
+    primary = network.primary()
+    other = "b" if primary == "a" else "a"
+    assert (await append(network.stubs[primary], NAME, b"before")).status == pb.OK
+    stalled = network.brokers[other]._resolver.replicas[NAME].spool
+    disk = asyncio.Event()
+    write = Draft.write
+
+    async def held(draft, chunks, length):
+        if draft.digester is stalled.digester:
+            await disk.wait()
+        await write(draft, chunks, length)
+
+    monkeypatch.setattr(Draft, "write", held)
+
+    async def stream():
+        call = AppendCall(network.stubs[primary], NAME)
+        await call.send(*[bytes(1 << 20)] * 64)  # more than all buffers on the way there hold
+        return await call.commit()
+
+    with pytest.raises(grpc.RpcError):
+        await stream()
+    # Another one is under way when its primary is asked to leave.
+    monkeypatch.setattr(replicator, "_STALL_S", 600.0)
+    broker = network.brokers[primary]
+    tasks = TaskGroup("test", faults=Faults())
+    hanging = tasks.spawn(stream())
+    appender = broker._resolver.replicas[NAME].appender
+    await eventually(lambda: not appender.is_idle)
+    async with asyncio.timeout(15):
+        await broker.drain()
+        await asyncio.wait([hanging])
+    disk.set()

@@ -91,6 +91,7 @@ class Bench:
             ETCD,
             open_stream=self.open,
             tasks=tasks,
+            stall_s=20.0,
             on_settled=self.settled.append,
             on_broken=self.broken.append,
         )
@@ -160,6 +161,54 @@ async def test_a_slow_peer_holds_no_other_up_and_senders_at_some_point(bench, mo
     bench.peers[A].may_take.set()
     await asyncio.wait_for(waiting, 5)
     assert len(bench.peers[A].got) == 1
+
+
+async def fill(bench, monkeypatch):
+    """Have one peer take nothing. Returns: who waits for room, so far in vain."""
+    monkeypatch.setattr(module, "_OUTBOX_BYTES_MAX", 10)
+    bench.peers[A].may_take.clear()
+    bench.pipeline.send(encode_replicate_content([b"x" * 20], 0))
+    waiting = asyncio.ensure_future(bench.pipeline.room())  # noqa: TID251
+    await bench.peers[B].messages(1)
+    await settle()
+    assert not waiting.done()
+    return waiting
+
+
+async def test_a_peer_that_takes_nothing_for_long_breaks_it(bench, monkeypatch):
+    waiting = await fill(bench, monkeypatch)
+    bench.pipeline.hurry(0.01)
+    with pytest.raises(RpcFailed) as caught:
+        await asyncio.wait_for(waiting, 5)
+    text = 'send to zone:"A" suffix:"peer-1": nothing was taken for 0.01 s'
+    assert (caught.value.code, caught.value.text) == (Code.UNAVAILABLE, text)
+    assert bench.broken == [caught.value]
+
+
+async def test_patience_is_not_given_back(bench, monkeypatch):
+    bench.pipeline.hurry(0.01)
+    bench.pipeline.hurry(20.0)
+    monkeypatch.setattr(module, "_OUTBOX_BYTES_MAX", 10)
+    bench.peers[A].may_take.clear()
+    bench.pipeline.send(encode_replicate_content([b"x" * 20], 0))
+    with pytest.raises(RpcFailed, match=r"for 0\.01 s"):
+        await asyncio.wait_for(bench.pipeline.room(), 5)
+
+
+@pytest.mark.parametrize("how", ["close", "abandon"])
+async def test_waiting_for_room_ends_with_the_pipeline(bench, monkeypatch, how):
+    monkeypatch.setattr(module, "_CLOSE_TIMEOUT_S", 0.01)
+    waiting = await fill(bench, monkeypatch)
+    if how == "close":
+        await bench.pipeline.close()
+    else:
+        bench.pipeline.abandon()
+    with pytest.raises(RpcFailed, match="the streams to replicas are closed"):
+        await asyncio.wait_for(waiting, 5)
+    with pytest.raises(RpcFailed, match="are closed"):
+        bench.ask()
+    with pytest.raises(RpcFailed, match="are closed"):
+        await bench.pipeline.sync(FRAGMENT, EMPTY, timeout_s=5)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 
 from gazette_platform.broker import append_fsm as fsm, replicator as module
 from gazette_platform.broker.appender import Appender, Pending, content_sum
-from gazette_platform.broker.interrupt import Interrupt, Interrupted
+from gazette_platform.broker.interrupt import Interrupt
 from gazette_platform.broker.journal_spool import Draft, JournalSpool
 from gazette_platform.broker.replicate_api import _Session
 from gazette_platform.broker.replicate_fsm import Answer
@@ -668,6 +668,23 @@ async def test_idle_streams_are_closed(bench, monkeypatch):
     assert bench.contents() == [b"xy"] * 3
 
 
+@pytest.mark.parametrize("end", [b"", RpcFailed(Code.CANCELLED, "gone")])
+async def test_streams_are_not_idle_while_content_comes(bench, monkeypatch, end):
+    monkeypatch.setattr(module, "_IDLE_S", 0.0)
+    await bench.append(b"before ")
+    stream = Stream()
+    waiting = bench.submit(stream=stream)
+    stream.pieces.put_nowait(b"however long")
+    await settle()
+    bench.replicator._on_idle_timer()
+    stream.pieces.put_nowait(end)
+    await asyncio.gather(waiting, return_exceptions=True)
+    await settle()
+    assert bench.contents() == [b"before " if end else b"before however long"] * 3
+    bench.replicator._on_idle_timer()
+    assert not bench.replicator.has_peers
+
+
 async def test_replicas_that_stall_are_given_up(bench, monkeypatch):
     await bench.append(b"x")
     held = Held(monkeypatch, bench.nodes[B])
@@ -777,23 +794,3 @@ async def test_what_is_acknowledged_stays_whatever_fails(bench, monkeypatch, see
 
 
 # --------------------------------------------------------------------------------------- interrupt
-async def test_interrupts_end_a_wait_and_all_later_ones():
-    interrupt = Interrupt()
-    loop = asyncio.get_running_loop()
-    loop.call_soon(interrupt.fire)
-    with pytest.raises(Interrupted):
-        await interrupt.wait(asyncio.sleep(60))
-    with pytest.raises(Interrupted):
-        await interrupt.wait(asyncio.sleep(0))
-    await asyncio.sleep(0)  # the task itself goes on
-
-
-async def test_interrupts_do_not_swallow_cancellation():
-    interrupt = Interrupt()
-    waiting = asyncio.ensure_future(interrupt.wait(asyncio.sleep(60)))  # noqa: TID251
-    await asyncio.sleep(0)
-    waiting.cancel()
-    interrupt.fire()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    assert await Interrupt().wait(asyncio.sleep(0, "result")) == "result"
