@@ -2,14 +2,18 @@
 
 A stream owns the spool for as long as it lasts, and it lasts for as long as its sender is primary of
 the journal's route as *we* know it: a primary that froze, and was replaced, must not keep its
-successor waiting, nor have anything acknowledged once that one has begun.
+successor waiting, nor have anything acknowledged once that one has begun. Nor does it outlast a newer
+stream of the same primary, which opens none before it has closed or lost the one before: we may have
+been cut off, and never hear of that.
 
 Source: Gazette broker/replicate_api.go. Departs: Go's stream ends only when its sender ends it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Self, final
 
 from gazette_platform.broker.interrupt import Interrupt, Interrupted
 from gazette_platform.broker.replica import Replica
@@ -43,6 +47,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ReplicateApi"]
 
+# Seconds that a stream is given to end by itself once its sender has opened a newer one: what it sent
+# before it closed the older may be on its way still.
+_DISPLACE_AFTER_S = 1.0
+
 
 @final
 class ReplicateApi:
@@ -50,6 +58,8 @@ class ReplicateApi:
 
     def __init__(self, resolver: Resolver) -> None:
         self._resolver = resolver
+        # Of each spool that a stream owns: that stream's.
+        self._tenures: dict[JournalSpool, _Tenure] = {}
 
     async def replicate(self, stream: MessageStream, claims: Claims = ALL_CLAIMS) -> None:
         """Serve one Replicate stream, to its end.
@@ -84,22 +94,35 @@ class ReplicateApi:
             sender = first.header.route.primary_id
             with _Tenure(self._resolver, replica, sender) as tenure:
                 try:
-                    await tenure.wait(replica.spool.lock.acquire())
+                    await tenure.interrupt.wait(self._acquire(replica.spool, sender))
                 except Interrupted:
                     continue  # it resolves to something else now
+                self._tenures[replica.spool] = tenure
                 try:
                     if not self._is_equivalent(first.header, replica.name):
                         continue
-                    session = _Session(stream, replica.spool, tenure, header)
+                    session = _Session(stream, replica.spool, tenure.interrupt, header)
                     await session.run(first)
                 except Interrupted:
                     raise RpcFailed(
-                        Code.UNAVAILABLE, f"{replica.name}: {sender}is not its primary any more"
+                        Code.UNAVAILABLE, f"{replica.name}: {sender}{tenure.end}"
                     ) from None
                 else:
                     return
                 finally:
+                    del self._tenures[replica.spool]
                     replica.spool.lock.release()
+
+    async def _acquire(self, spool: JournalSpool, sender: ProcessId | None) -> None:
+        """Wait for a spool; an older stream of the same sender gives way. Cancellation: safe."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DISPLACE_AFTER_S):
+                await spool.lock.acquire()
+                return
+        holder = self._tenures.get(spool)
+        if holder is not None and holder.primary == sender:
+            holder.displace()
+        await spool.lock.acquire()
 
     def _is_equivalent(self, header: Header, journal: str) -> bool:
         """Whether the route is what the sender believes, as of now."""
@@ -109,19 +132,26 @@ class ReplicateApi:
 
 @final
 class _Tenure:
-    """The time for which a broker is primary of a journal that we replicate."""
+    """The time for which a broker is primary of a journal that we replicate, and its stream the last."""
 
     def __init__(self, resolver: Resolver, replica: Replica, primary: ProcessId | None) -> None:
         self._resolver = resolver
         self._replica = replica
-        self._primary = primary
+        self.primary = primary
         self.interrupt = Interrupt()
         """Fires when it ends."""
+        self.end = "is not its primary any more"
+        """What a stream is told that it ends."""
 
-    def __enter__(self) -> Interrupt:
+    def __enter__(self) -> Self:
         self._replica.watchers.add(self.on_change)
         self.on_change()
-        return self.interrupt
+        return self
+
+    def displace(self) -> None:
+        """End the stream, for the same primary has a newer one."""
+        self.end = "has opened another stream"
+        self.interrupt.fire()
 
     def __exit__(self, *exc_info: object) -> None:
         self._replica.watchers.discard(self.on_change)
@@ -130,7 +160,7 @@ class _Tenure:
         """The journal's spec or assignments changed, or the replica closes."""
         replica = self._replica
         is_ours = self._resolver.replicas.get(replica.name) is replica and not replica.is_closed
-        if not is_ours or replica.route.primary_id != self._primary:
+        if not is_ours or replica.route.primary_id != self.primary:
             self.interrupt.fire()
 
 

@@ -15,6 +15,7 @@ import time
 import grpc
 import pytest
 
+from gazette_platform.broker import replicate_api
 from gazette_platform.broker.journal_spool import Draft
 from gazette_platform.etcd import Compare, Delete
 from gazette_platform.protocol import (
@@ -561,7 +562,29 @@ async def test_a_stream_ends_with_the_role_of_its_sender(cluster, target):
         await eventually(has_it)
 
 
-async def test_rp8_waiting_for_the_spool_ends_with_the_route(cluster, target):
+async def test_a_newer_stream_of_the_primary_ends_an_older_one(cluster, target):
+    """As when it was cut off in between: nobody tells us that the older one leads nowhere."""
+    older = cluster.stubs[target].Replicate(timeout=20)
+    await older.write(request(cluster, target, fragment(0)))
+    assert (await older.read()).status == pb.OK
+    await older.write(pb.ReplicateRequest(content=b"never committed"))
+    newer = cluster.stubs[target].Replicate(timeout=10)
+    await newer.write(request(cluster, target, fragment(0)))
+    assert (await newer.read()).status == pb.OK
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await older.read()
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert caught.value.details().endswith("has opened another stream")
+    await newer.write(pb.ReplicateRequest(content=b"content"))
+    await newer.write(request(cluster, target, fragment(0, b"content"), head=False))
+    assert await newer.read() == pb.ReplicateResponse()
+    await newer.done_writing()
+    assert await newer.read() == grpc.aio.EOF
+    assert await read_all(cluster.stubs[target], NAME, do_not_proxy=True) == b"content"
+
+
+async def test_rp8_waiting_for_the_spool_ends_with_the_route(cluster, target, monkeypatch):
+    monkeypatch.setattr(replicate_api, "_DISPLACE_AFTER_S", 60.0)
     first = cluster.stubs[target].Replicate(timeout=20)
     await first.write(request(cluster, target, fragment(0)))
     assert (await first.read()).status == pb.OK
