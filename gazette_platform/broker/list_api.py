@@ -156,13 +156,13 @@ class ListApi:
             await _validate(request)
         except ValidationError as err:
             raise RpcFailed(Code.UNKNOWN, str(err)) from err
-        compares, operations, is_implied = self._transaction(request, claims)
+        compares, operations, is_implied = await self._transaction(request, claims)
         result = await self._context.etcd.txn(compares, operations)
         for _ in range(_RETRIES_MAX if is_implied else 0):
             if result.succeeded:
                 break
             await asyncio.sleep(_RETRY_S)
-            compares, operations, _ = self._transaction(request, claims)
+            compares, operations, _ = await self._transaction(request, claims)
             result = await self._context.etcd.txn(compares, operations)
         status = Status.OK if result.succeeded else Status.ETCD_TRANSACTION_FAILED
         if result.succeeded and await self._changed_anything(request):
@@ -175,7 +175,7 @@ class ListApi:
         Header(self._resolver.process_id, Route(), etcd).into_pb(response.header)
         return status, response.SerializeToString()
 
-    def _transaction(
+    async def _transaction(
         self, request: pb.ApplyRequest, claims: Claims
     ) -> tuple[list[Compare], list[Operation], bool]:
         """The transaction of a request that its caller may make.
@@ -184,21 +184,26 @@ class ListApi:
             not ask for: that journals beyond its claims are not what it changes at any revision.
         Raises: Forbidden, RpcFailed: a change is beyond the claims, or would mix two journals.
         """
-        specs = [JournalSpec.from_pb(c.upsert) for c in request.changes if c.HasField("upsert")]
+        turns = Turns()
+        specs: list[JournalSpec] = []
+        for change in request.changes:
+            if change.HasField("upsert"):
+                specs.append(spec := JournalSpec.from_pb(change.upsert))
+                self._authorize(spec.name, spec.label_set_with_name(), claims)
+                await turns.take()
         deleted = {change.delete for change in request.changes if change.delete}
-        for spec in specs:
-            self._authorize(spec.name, spec.label_set_with_name(), claims)
         for name in deleted:
             self._authorize(name, LabelSet.of(name=name), claims)
         # Not before: what it says tells of other journals.
         try:
-            self._context.guard.check_apply(specs, deleted, claims)
+            await self._context.guard.check_apply(specs, deleted, claims)
         except ValidationError as err:
             raise RpcFailed(Code.UNKNOWN, str(err)) from err
         compares: list[Compare] = []
         operations: list[Operation] = []
         is_limited = bool(claims.selector.include or claims.selector.exclude)
         is_implied = False
+        upserts = iter(specs)
         for change in request.changes:
             name = change.upsert.name or change.delete
             key = item_key(self._context.config.etcd_prefix, name)
@@ -209,10 +214,11 @@ class ListApi:
                 compares.append(Compare.mod(key, item.mod_revision if item is not None else 0))
                 is_implied = True
             if change.HasField("upsert"):
-                value = JournalSpec.from_pb(change.upsert).to_pb()
+                value = next(upserts).to_pb()
                 operations.append(Put(key, value.SerializeToString(deterministic=True)))
             else:
                 operations.append(Delete(key))
+            await turns.take()
         return compares, operations, is_implied
 
     def _authorize(self, name: str, labels: LabelSet, claims: Claims) -> None:

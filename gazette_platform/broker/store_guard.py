@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import StoreError, ValidationError
+from gazette_platform.ops.turns import Turns
 from gazette_platform.protocol import LabelSet
 from gazette_platform.protocol.auth import Forbidden
 from gazette_platform.stores.places import (
@@ -159,7 +160,7 @@ class StoreGuard:
         return ""
 
     # --------------------------------------------------------------------------------- at Apply
-    def check_apply(
+    async def check_apply(
         self, specs: Collection[JournalSpec], deleted: Collection[str], claims: Claims
     ) -> None:
         """Refuse specs whose fragments, or names, would mix with those of other journals.
@@ -168,10 +169,12 @@ class StoreGuard:
 
         Args: specs: all that a request sets, within `claims`. deleted: names that it deletes.
         Raises: ValidationError. Forbidden: a store rewrites a name to one beyond the claims.
+        Cancellation: safe.
         """
         leaving = {spec.name for spec in specs}.union(deleted)
-        fresh = _Places()
+        fresh, turns = _Places(), Turns()
         for spec in specs:
+            await turns.take()
             known = self._state.items.get(spec.name)
             stores = spec.fragment.stores
             places = [f"name://{spec.name}/"]

@@ -7,7 +7,9 @@ Text is a comma-separated list of terms: ``a = b``, ``a != b``, ``a in (x, y)``,
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Self, final
 
 from typing_extensions import override
@@ -33,6 +35,9 @@ _NOT_IN = re.compile(rf"\s?{_NAME}\s?not\s?in\s?\(([^)]+)\){_END}")
 _EXISTS = re.compile(rf"\s?{_NAME}{_END}")
 _ABSENT = re.compile(rf"\s?!\s?{_NAME}{_END}")
 _SET_PART = re.compile(rf"\s?{_VALUE}{_END}")
+
+# Those of claims, which are matched at every call.
+_CACHED_LABELS_MAX = 64
 
 # In the order in which they are tried; the flag says whether the term excludes.
 _TERMS = (
@@ -74,7 +79,8 @@ class LabelSelector:
 
     def matches(self, label_set: LabelSet) -> bool:
         """Whether `label_set` is selected. To ask of many sets, use the one of `compiled`."""
-        return self.compiled().matches(label_set)
+        is_small = len(self.include) + len(self.exclude) <= _CACHED_LABELS_MAX
+        return (_compiled(self) if is_small else self.compiled()).matches(label_set)
 
     def compiled(self) -> SelectorMatcher:
         """What matches as this selector does, in a time that hardly grows with its labels."""
@@ -111,6 +117,11 @@ class LabelSelector:
         return ",".join(terms)
 
 
+@lru_cache(256)
+def _compiled(selector: LabelSelector) -> SelectorMatcher:
+    return selector.compiled()
+
+
 @final
 class SelectorMatcher:
     """A selector that was made ready to be matched against many label sets."""
@@ -135,20 +146,23 @@ class SelectorMatcher:
 class _Values:
     """The values that a selector has for one name. An empty one stands for any value."""
 
-    __slots__ = ("_exact", "_is_any", "_lengths", "_prefixes")
+    __slots__ = ("_exact", "_is_any", "_prefixes")
 
     def __init__(self, labels: Iterable[Label]) -> None:
         self._exact = {label.value for label in labels}
         self._is_any = "" in self._exact
-        self._prefixes = {label.value for label in labels if label.prefix}
-        self._lengths = sorted({len(prefix) for prefix in self._prefixes})
+        # In order, without those that others imply. Then nothing sorts between a prefix and what
+        # it is a prefix of, so that only the last one up to a value can be its prefix.
+        self._prefixes: list[str] = []
+        for prefix in sorted(label.value for label in labels if label.prefix):
+            if not self._prefixes or not prefix.startswith(self._prefixes[-1]):
+                self._prefixes.append(prefix)
 
     def has(self, value: str) -> bool:
-        return (
-            self._is_any
-            or value in self._exact
-            or any(value[:length] in self._prefixes for length in self._lengths)
-        )
+        if self._is_any or value in self._exact:
+            return True
+        index = bisect_right(self._prefixes, value)
+        return index > 0 and value.startswith(self._prefixes[index - 1])
 
 
 def _by_name(labels: LabelSet) -> dict[str, _Values]:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import unicodedata
 from dataclasses import dataclass, field
-from typing import Final
+from functools import lru_cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from gazette_platform.errors import ValidationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = [
     "STORE_SCHEMES",
@@ -40,7 +45,7 @@ class StoreUrl:
     """Bucket, container or tenant; empty for ``file``."""
     path: str
     """Begins and ends with a slash."""
-    args: dict[str, str] = field(hash=False)
+    args: Mapping[str, str] = field(hash=False)
     """Settings of the driver, as written; what they mean is up to the driver."""
     text: str = field(compare=False)
     """The whole URL as given, which is the identity of a store."""
@@ -51,6 +56,7 @@ class StoreUrl:
         return self.path.removeprefix("/")
 
 
+@lru_cache(1024)
 def parse_store_url(url: str) -> StoreUrl:
     """Parse and validate the URL of a fragment store.
 
@@ -84,7 +90,7 @@ def parse_store_url(url: str) -> StoreUrl:
         if name in settings:
             raise ValidationError(f"query argument {name} is given twice ({url})")
         settings[name] = value
-    return StoreUrl(parts.scheme, parts.netloc, path, settings, url)
+    return StoreUrl(parts.scheme, parts.netloc, path, MappingProxyType(settings), url)
 
 
 def is_nameable(text: str) -> bool:
