@@ -34,13 +34,22 @@ _STALL_TIMEOUT_S = 60.0
 def fragment_file(url: str, file_root: Path | None) -> Path | None:
     """The local file of a ``file://`` fragment URL; None for other schemes.
 
+    Raises: StoreError: it would not lie below the root, or is no URL.
+
     >>> fragment_file("file:///a/b%20c", Path("/data"))
     PosixPath('/data/a/b c')
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as err:
+        raise StoreError(f"fragment URL {url!r}: {err}") from err
     if parts.scheme != "file":
         return None
-    return (file_root or Path("/")) / unquote(parts.path).lstrip("/")
+    path = unquote(parts.path)
+    # A broker that means harm must not have its clients read another file to somebody.
+    if ".." in path.split("/") or "\0" in path:
+        raise StoreError(f"fragment URL {url!r} does not lie below the root of its store")
+    return (file_root or Path("/")) / path.lstrip("/")
 
 
 async def read_fragment(
@@ -105,6 +114,8 @@ async def _file_pieces(path: Path) -> AsyncIterator[bytes]:
         raise ObjectNotFound(f"{path} does not exist (is file_root the brokers' root?)") from err
     except OSError as err:
         raise StoreError(f"cannot read {path}: {err.strerror}") from err
+    except ValueError as err:
+        raise StoreError(f"cannot read {str(path)!r}: {err}") from err
     with file:
         while piece := await asyncio.to_thread(file.read, _PIECE_BYTES):
             yield piece

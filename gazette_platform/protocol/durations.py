@@ -37,6 +37,9 @@ _UNITS_NS = {
     "h": HOUR_NS,
 }
 
+# All units, with as many digits as 64 bits have, and room for zeros.
+_TEXT_LENGTH_MAX = 256
+
 _TERM = re.compile(r"([0-9]*)(?:\.([0-9]*))?([^0-9.]*)")
 
 
@@ -49,6 +52,8 @@ def parse_duration(text: str) -> int:
     >>> parse_duration("1m0.5s")
     60500000000
     """
+    if len(text) > _TEXT_LENGTH_MAX:  # Python refuses to read thousands of digits
+        raise ValidationError(f"invalid duration of {len(text)} characters")
     rest = text[1:] if text[:1] in ("-", "+") else text
     if rest == "0":
         return 0

@@ -66,14 +66,19 @@ class LabelSelector:
         >>> str(LabelSelector.parse("zone in (b, a), !old"))
         'zone in (a,b),!old'
         """
-        sets = {False: EMPTY_LABELS, True: EMPTY_LABELS}
+        sets: dict[bool, dict[tuple[str, str], bool]] = {False: {}, True: {}}
         rest = text
         while rest:
             pattern, match, excludes = _next_term(rest)
             for name, value, prefix in _labels_of_term(pattern, match, rest):
-                sets[excludes] = sets[excludes].with_added(name, value, prefix=prefix)
+                # A value that is there by prefix implies the same one exactly.
+                sets[excludes][name, value] = sets[excludes].get((name, value), False) or prefix
             rest = rest[match.end() :]
-        selector = cls(include=sets[False], exclude=sets[True])
+        include, exclude = (
+            LabelSet(tuple(sorted(Label(*key, prefix) for key, prefix in found.items())))
+            for found in sets.values()
+        )
+        selector = cls(include, exclude)
         selector.validate()
         return selector
 

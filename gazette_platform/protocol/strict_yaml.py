@@ -7,6 +7,7 @@ that a typo never silently changes a spec. Scalars are read as the field wants t
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +25,9 @@ _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 
 # Aliases can make a small text stand for a huge tree. No real document comes near.
 _REPETITIONS_MAX = 20_000
+
+# Characters of a wrong value that an error shows.
+_SHOWN_MAX = 60
 
 # A node of a tree of journals is three levels of a document.
 _DEPTH_MAX = 256
@@ -53,7 +57,7 @@ def read_yaml(document: str | bytes) -> StrictMapping:
         text = document if isinstance(document, str) else document.decode("utf-8")
         _check_depth(text)
         root = yaml.compose(text, Loader=_Loader)
-    except UnicodeDecodeError as err:
+    except UnicodeError as err:
         raise ValidationError(f"yaml: the document is not UTF-8 ({err})") from None
     except yaml.MarkedYAMLError as err:
         mark = err.problem_mark or err.context_mark
@@ -212,14 +216,17 @@ class StrictMapping:
 def _integer_of(scalar: yaml.ScalarNode, key: str) -> int:
     text = scalar.value
     value: int | None = None
-    if _INTEGER.fullmatch(text):
-        digits = text.replace("_", "").lstrip("+")
-        octal = digits.lstrip("-").isdigit() and digits.lstrip("-").startswith("0")
-        value = int(digits, 8 if octal else 0)
-    elif _FLOAT.fullmatch(text) and float(text).is_integer():
-        value = int(float(text))
+    # Python refuses to read thousands of digits, and prefixes without any.
+    with contextlib.suppress(ValueError):
+        if _INTEGER.fullmatch(text):
+            digits = text.replace("_", "").lstrip("+")
+            octal = digits.lstrip("-").isdigit() and digits.lstrip("-").startswith("0")
+            value = int(digits, 8 if octal else 0)
+        elif _FLOAT.fullmatch(text) and float(text).is_integer():
+            value = int(float(text))
     if value is None or not _INT64_MIN <= value <= _INT64_MAX:
-        raise _line_error(scalar, f"{key} must be an integer of 64 bits, not {text!r}")
+        shown = repr(text) if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]!r}…"
+        raise _line_error(scalar, f"{key} must be an integer of 64 bits, not {shown}")
     return value
 
 

@@ -18,10 +18,9 @@ from gazette_platform.protocol import (
     parse_fragment_path,
     parse_journal_tree,
     parse_store_url,
-    tree_of,
 )
 from gazette_platform.protocol.durations import parse_duration
-from gazette_platform.protocol.journal_tree import JournalNode, hoist
+from gazette_platform.protocol.journal_tree import JournalNode, hoist, tree_of
 from gazette_platform.protocol.strict_yaml import read_yaml
 
 DIGITS = "9" * 5000
@@ -43,9 +42,8 @@ DOCUMENTS = {
     "binary without digits": JOURNAL.format("revision: 0b_"),
     "octal": JOURNAL.format(f"revision: 0{'7' * 5000}"),
     "octal of wrong digits": JOURNAL.format("revision: 0o_"),
-    "underscores": JOURNAL.format(f"revision: 1{'_' * 100_000}"),
     "float": JOURNAL.format(f"revision: 1e{DIGITS}"),
-    "float of many digits": JOURNAL.format(f"revision: 1.{DIGITS}"),
+    "float of many digits": JOURNAL.format(f"revision: 1.5{DIGITS}"),
     "boolean": JOURNAL.format(f"delete: {DIGITS}"),
     "flags": JOURNAL.format(f"flags: {DIGITS}"),
     "suspension": JOURNAL.format(f"suspend: {{level: {DIGITS}, offset: {DIGITS}}}"),
@@ -135,7 +133,7 @@ def test_names_of_fragments(path):
     [
         "a" * 1_000_000,
         "a=" + "b" * 1_000_000,
-        "aa in (" + "b," * 100_000 + ")",
+        "aa in (" + ",".join(map(str, range(20_000))) + "),!",
         "aa in (" + " " * 100_000,
         "aa" + " " * 100_000 + "=",
         "!" * 100_000,
@@ -154,7 +152,7 @@ def test_selectors(text):
 
 def test_trees_of_names_that_are_deep():
     """From a listing: a name has 256 segments at most."""
-    names = ["/".join("a" * n + "b") for n in range(1, 255)]
+    names = ["root/" + "/".join("a" * n + "b") for n in range(1, 250)]
     tree = tree_of((JournalSpec(name, 1), 1) for name in names)
     assert [leaf.spec.name for leaf in tree.leaves()] == sorted(names)
     assert len(list(hoist(tree).push_down().leaves())) == len(names)
