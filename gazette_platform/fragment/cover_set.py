@@ -73,7 +73,11 @@ class CoverSet(Generic[T]):
 
     def copy(self) -> CoverSet[T]:
         """An independent set of the same members."""
-        return CoverSet(self._items)
+        made: CoverSet[T] = CoverSet()
+        made._items = self._items.copy()
+        made._begins = self._begins.copy()
+        made._ends = self._ends.copy()
+        return made
 
     def add(self, item: T) -> bool:
         """Add `item`, unless it is empty or lies within a larger member.

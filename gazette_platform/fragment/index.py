@@ -73,6 +73,7 @@ class Index:
         # Fragments persisted since the last listing began, with a number in order of events.
         self._persisted: list[tuple[int, Fragment]] = []
         self._events = 0
+        self._listed = 0  # when the listing began that we go by
         self._waiters: set[asyncio.Future[None]] = set()
         self._is_closed = False
 
@@ -210,17 +211,22 @@ class Index:
         """Note that a listing of the stores begins now.
 
         Returns: a token for `replace_remote`, which then keeps fragments that were persisted too
-            late for the listing to have seen them.
+            late for the listing to have seen them, and takes no listing back for an older one.
         """
+        self._events += 1
         return self._events
 
     def replace_remote(self, remote: CoverSet[Fragment], *, listing: int | None = None) -> None:
         """Take over a new listing of all stores; local fragments that it covers are dropped.
 
         Args: remote: owned by the index from now on.
-              listing: from `listing_began`; None if it saw everything persisted so far.
+              listing: from `listing_began`; None if it saw everything persisted so far. One that
+                  began before the one we go by is ignored.
         """
-        began = self._events if listing is None else listing
+        began = self.listing_began() if listing is None else listing
+        if began < self._listed:
+            return  # two ran side by side; what the newer one settled is not kept any more
+        self._listed = began
         self._persisted = [(at, fragment) for at, fragment in self._persisted if at > began]
         for _, fragment in self._persisted:
             if not remote.covers(fragment.begin, fragment.end):

@@ -289,6 +289,20 @@ async def test_a_listing_that_began_before_the_persist_does_not_lose_it(index):
     assert list(await index.inspect()) == []
 
 
+async def test_listings_that_overtake_each_other_lose_nothing(index):
+    """A slow listing ends after one that began later, and does not know what was stored between."""
+    file = File()
+    index.spool_commit(local(0, 100), file)
+    slow = index.listing_began()
+    index.add_remote(remote(0, 100))
+    fast = index.listing_began()
+    index.replace_remote(listed(remote(0, 100, 9)), listing=fast)
+    index.replace_remote(listed(), listing=slow)
+    assert list(await index.inspect()) == [remote(0, 100, 9)]
+    index.replace_remote(listed(remote(0, 200, 9)), listing=index.listing_began())
+    assert list(await index.inspect()) == [remote(0, 200, 9)]
+
+
 async def test_of_equal_fragments_the_listed_one_stands(index):
     """Another broker may have stored the same span before us, in a directory of its own."""
     listing = index.listing_began()
