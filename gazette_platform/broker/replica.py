@@ -319,6 +319,7 @@ class Replica:
     def on_complete(self, completed: CompletedSpool) -> None:
         """A fragment closed: publish its sum, and persist it."""
         self._context.metrics.spool_completed.inc()
+        completed.create_revision = self.create_revision
         self.index.spool_commit(completed.fragment, completed.content)
         self._context.persister.add(completed)
 

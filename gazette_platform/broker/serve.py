@@ -8,6 +8,7 @@ import random
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, final
 
 import uvloop
@@ -223,7 +224,7 @@ class Broker:
         self._persister = Persister(
             registry=stores,
             lister=lister,
-            spec_of=lambda journal: self._spec_of(space, journal),
+            spec_of=partial(self._spec_of, space),
             on_persisted=self._on_persisted,
             clock=clock,
             tasks=self.tasks,
@@ -300,9 +301,13 @@ class Broker:
         )
 
     @staticmethod
-    def _spec_of(space: KeySpace[BrokerState], journal: str) -> JournalSpec | None:
+    def _spec_of(
+        space: KeySpace[BrokerState], journal: str, create_revision: int
+    ) -> JournalSpec | None:
         item = space.state.items.get(journal)
-        return item.spec if item is not None else None
+        if item is None or item.create_revision > create_revision:
+            return None  # deleted, and maybe made again: offsets begin anew there
+        return item.spec
 
     def _make_replica(self, journal: str, create_revision: int, is_primary: bool) -> Replica:  # noqa: FBT001
         return Replica(

@@ -46,6 +46,8 @@ class CompletedSpool:
     """The bytes of the fragment, from position 0."""
     compressed: CompressedForm | None = None
     """As far as the content is compressed; None if it is not."""
+    create_revision: int = 0
+    """Of the journal's spec in etcd: one made anew under the same name has a greater one."""
     _is_closed: bool = field(default=False, init=False, repr=False)
 
     @property

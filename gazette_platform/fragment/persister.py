@@ -58,7 +58,7 @@ class Persister:
         *,
         registry: StoreRegistry,
         lister: FragmentLister,
-        spec_of: Callable[[str], JournalSpec | None],
+        spec_of: Callable[[str, int], JournalSpec | None],
         on_persisted: Callable[[Fragment], None],
         clock: Clock,
         tasks: TaskGroup,
@@ -69,7 +69,8 @@ class Persister:
     ) -> None:
         """Start with nothing to do.
 
-        Args: spec_of: the current spec of a journal; None if it is deleted.
+        Args: spec_of: the current spec of a journal of that name and revision of its creation;
+                  None if it is deleted, even if there is another of its name by now.
               on_persisted: told of each fragment that is in a store now, with `backing_store`,
                   `mod_time` and `path_postfix` set.
               tasks: owns the work in the background.
@@ -225,7 +226,7 @@ class Persister:
 
     async def _persist(self, spool: CompletedSpool) -> None:
         journal = spool.fragment.journal
-        spec = self._spec_of(journal)
+        spec = self._spec_of(journal, spool.create_revision)
         if spec is None:
             _log.info("fragment %s dropped: no such journal", spool.fragment.content_path)
             return

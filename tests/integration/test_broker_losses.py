@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from gazette_platform.broker import digester, journal_spool
-from gazette_platform.client import AsyncClient, ClientConfig
+from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.errors import IndexHasGreaterOffset, LeaseLost, StoreUnavailable
 from gazette_platform.fragment.spool import Spool
 from gazette_platform.ops.tasks import TaskGroup
@@ -290,3 +290,34 @@ async def test_all_brokers_of_a_zone_leave_at_once(cluster):
     state = staying[0]._context.space.state
     assert {member.zone for member in state.route_of(JOURNAL).members} == {"zone-b", "zone-c"}
     await is_everywhere(cluster, staying, content)
+
+
+async def test_a_journal_made_anew_gets_nothing_of_its_former_self(cluster):
+    """What of that one waited for its store is deleted with it, and not put among new content."""
+    broker = await cluster.start()
+    await apply(cluster, broker, replication=1)
+    is_away = True
+    put = broker._persister._put
+
+    async def put_unless_away(*args):
+        if is_away:
+            raise StoreUnavailable("the store is away")
+        await put(*args)
+
+    broker._persister._put = put_unless_away
+    async with client(broker) as one:
+        await one.append(JOURNAL, b"of the former one ")
+        await replica(broker).close_fragment()
+        await eventually(lambda: len(broker._persister) == 1)
+        former = await one.get(JOURNAL)
+        await one.apply([Change(None, delete=JOURNAL, revision=former.mod_revision)])
+        await eventually(lambda: JOURNAL not in broker._resolver.replicas)
+        await apply(cluster, broker, replication=1)
+        is_away = False
+        for _ in range(3):
+            broker._persister.tick()
+        await eventually(lambda: not len(broker._persister))
+        assert (await one.append(JOURNAL, b"new")).begin == 0
+        await replica(broker).close_fragment()
+        await eventually(lambda: stored(cluster) == b"new")
+    await is_everywhere(cluster, [broker], b"new")

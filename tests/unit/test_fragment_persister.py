@@ -96,7 +96,7 @@ class Bench:
         self.persister = Persister(
             registry=self.registry,
             lister=FragmentLister(self.registry),
-            spec_of=self.specs.get,
+            spec_of=lambda journal, _: self.specs.get(journal),
             on_persisted=self.on_persisted,
             clock=self.clock,
             tasks=tasks,
