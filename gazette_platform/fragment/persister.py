@@ -17,6 +17,7 @@ import errno
 import functools
 import logging
 import os
+from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, final
 
@@ -44,7 +45,7 @@ __all__ = ["Persister"]
 
 _log = logging.getLogger(__name__)
 
-_CONCURRENT_MAX: Final = 32
+_CONCURRENT_MAX: Final = 32  # into one store
 _TICK_S: Final = 60.0
 _STORE_TIMEOUT_S: Final = 300.0
 
@@ -89,7 +90,10 @@ class Persister:
         self._executor = executor
         self._directory = directory
         self._sleep = sleep
-        self._slots = asyncio.Semaphore(_CONCURRENT_MAX)
+        # For each store of its own: one that hangs must not keep fragments from others.
+        self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(_CONCURRENT_MAX)
+        )
         self._is_exiting = False
         # What waits, by ticks to go: queues[0] is due at the next one.
         self._queues: list[list[CompletedSpool]] = [[], [], []]
@@ -203,8 +207,7 @@ class Persister:
     async def _attempt(self, spool: CompletedSpool) -> None:
         is_done = False
         try:
-            async with self._slots:
-                await self._persist(spool)
+            await self._persist(spool)
             is_done = True
         except (GazetteError, OSError) as err:
             _log.error(
@@ -225,13 +228,24 @@ class Persister:
             self._changed.set()
 
     async def _persist(self, spool: CompletedSpool) -> None:
-        journal = spool.fragment.journal
-        spec = self._spec_of(journal, spool.create_revision)
+        spec = self._spec_for(spool)
+        if spec is None:
+            return
+        async with self._slots[spec.fragment.stores[0]]:
+            spec = self._spec_for(spool)  # it may have waited for long
+            if spec is not None:
+                await self._persist_by(spec, spool)
+
+    def _spec_for(self, spool: CompletedSpool) -> JournalSpec | None:
+        """The spec to persist by; None: nobody wants the fragment."""
+        spec = self._spec_of(spool.fragment.journal, spool.create_revision)
         if spec is None:
             _log.info("fragment %s dropped: no such journal", spool.fragment.content_path)
-            return
-        if not spec.fragment.stores:
-            return  # the journal keeps content in brokers only
+        elif not spec.fragment.stores:
+            return None  # the journal keeps content in brokers only
+        return spec
+
+    async def _persist_by(self, spec: JournalSpec, spool: CompletedSpool) -> None:
         self._lister.check(spec)
         fragment = replace(spool.fragment, path_postfix=self._postfix(spool, spec))
         if not spool.is_primary and await self._is_covered(spec, fragment):

@@ -540,6 +540,21 @@ async def test_at_most_32_at_once(bench):
     assert most == 32
 
 
+async def test_a_store_that_hangs_keeps_fragments_from_no_other(bench):
+    gate = bench.registry.get("file:///").gate = asyncio.Event()
+    for number in range(40):
+        bench.persister.add(bench.spool(begin=number * 10, content=b"0123456789"))
+    for _ in range(3):
+        await asyncio.sleep(0)  # all of them have begun
+    bench.configure("file:///other/")
+    spool = bench.spool(begin=1000, content=b"0123456789")
+    bench.persister.add(spool)
+    await asyncio.wait_for(bench.was_persisted.wait(), 5)
+    assert bench.stored == [f"other/{spool.fragment.content_path}"]
+    gate.set()
+    await bench.settle()
+
+
 async def test_run_ticks_each_minute(bench, tasks):
     replica = bench.spool(is_primary=False)
     bench.persister.add(replica)
