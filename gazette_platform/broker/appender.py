@@ -27,6 +27,8 @@ from gazette_platform.broker.journal_spool import DiskFull
 from gazette_platform.broker.pending import Journal, Outcome, Pending, content_sum
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import GazetteError
+from gazette_platform.ops.faults import Faults
+from gazette_platform.ops.retry import backoff_s
 from gazette_platform.protocol import ZERO_SUM, Fragment, LabelSet, Status
 
 if TYPE_CHECKING:
@@ -66,10 +68,12 @@ class Appender:
         replicator: Replicator,
         tasks: TaskGroup,
         clock: Clock,
+        faults: Faults | None = None,
     ) -> None:
         self._journal = journal
         self._tasks = tasks
         self._clock = clock
+        self._faults = faults or Faults()
         self._store = spool
         self._replicator = replicator
         self._queue: deque[Pending] = deque()
@@ -78,6 +82,8 @@ class Appender:
         self._patience: asyncio.Timeout | None = None
         self._idle = asyncio.Event()
         self._idle.set()
+        # Appends that left the queue, or are about to, and are not answered yet.
+        self._in_hand: list[Pending] = []
         # State that the batch being planned will leave behind.
         self._end = 0
         self._registers = LabelSet()
@@ -116,7 +122,8 @@ class Appender:
             self._patience.reschedule(asyncio.get_running_loop().time())
         self._replicator.retire()
         await self._idle.wait()
-        await self._replicator.close()
+        with self._faults.contained("journal", f"{self._journal.name}: leaving its replicas"):
+            await self._replicator.close()
         await self._store.close()
 
     def roll_if_due(self) -> bool:
@@ -138,21 +145,54 @@ class Appender:
 
     # ------------------------------------------------------------------------------ the loop
     async def _run(self) -> None:
-        store, replicator = self._store, self._replicator
+        failures = 0
         try:
             while self._queue:
-                if replicator.has_peers:
-                    await self._gather()
-                self._end = store.end
-                self._registers = store.registers
-                batch = self._plan()
-                if batch:
-                    await self._commit(batch)
-                elif self._queue:
-                    await self._advance(self._queue[0])
+                try:
+                    await self._step()
+                except Exception as err:  # noqa: BLE001  reported, and told to callers
+                    pause_s = backoff_s(failures)
+                    self._fail_step(err, pause_s)
+                    await asyncio.sleep(pause_s)
+                    failures += 1
+                else:
+                    failures = 0
         finally:
             self._running = False
             self._idle.set()
+
+    async def _step(self) -> None:
+        """Take what is ready of the queue, or do what its head waits for."""
+        store = self._store
+        if self._replicator.has_peers:
+            await self._gather()
+        self._end = store.end
+        self._registers = store.registers
+        self._in_hand = []
+        batch = self._plan()
+        if batch:
+            await self._commit(batch)
+        elif self._queue:
+            await self._advance(self._queue[0])
+
+    def _fail_step(self, error: Exception, pause_s: float) -> None:
+        """Nobody foresaw `error`: end the appends that met it, and go on with the next ones.
+
+        Replicas forget what they were sent, and are synced anew.
+        """
+        journal = self._journal.name
+        if self._queue and self._queue[0] not in self._in_hand:
+            self._in_hand.append(self._queue[0])
+        self._faults.report("journal", f"{journal}: appends go on in {pause_s:g} s", error)
+        kind = type(error).__name__
+        text = f"{journal}: unforeseen {kind}: {error}; whether it was appended is unknown"
+        for pending in self._in_hand:
+            pending.fail(RpcFailed(Code.INTERNAL, text))
+        self._in_hand = []
+        while self._queue and self._queue[0].done.done():
+            self._queue.popleft()
+        self._replicator.reset("an append failed")
+        self._store.forget_drafts()
 
     async def _gather(self) -> None:
         """Let appends gather while replicas have enough to do."""
@@ -174,7 +214,7 @@ class Appender:
 
     def _plan(self) -> list[Pending]:
         """Walk appends from the queue's head; those ready to be written leave the queue."""
-        batch: list[Pending] = []
+        batch = self._in_hand
         planned = 0
         has_peers = self._replicator.has_peers
         bytes_max = _REPLICATED_BATCH_BYTES_MAX if has_peers else _BATCH_BYTES_MAX
@@ -296,7 +336,7 @@ class Appender:
     async def _advance(self, pending: Pending) -> None:
         """Do the slow thing that the queue's head waits for, unless we are to close."""
         if isinstance(pending.next_effect, fsm.Stream):
-            self._queue.popleft()
+            self._in_hand.append(self._queue.popleft())
             await self._stream(pending)
         elif self._closed:
             self._queue.popleft()

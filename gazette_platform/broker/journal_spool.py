@@ -321,6 +321,11 @@ class JournalSpool:
         while self._staged:
             self.settle()
 
+    def forget_drafts(self) -> None:
+        """Go back to what is settled or staged, whatever became of a draft behind it."""
+        if not self._staged:
+            self.end, self.registers = self.spool.end, self.spool.registers
+
     def drop_staged(self) -> None:
         """Forget staged content: this broker does not say any more what counts."""
         if not self._staged:

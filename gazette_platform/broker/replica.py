@@ -130,6 +130,7 @@ class Replica:
             replicator=self.replicator,
             tasks=context.tasks,
             clock=context.clock,
+            faults=context.faults,
         )
         self._assignment = self._own_assignment()
         self._created_at = context.clock.monotonic()
@@ -394,8 +395,10 @@ class Replica:
         spec = self.spec
         if spec is None:
             return
-        async with self._context.refresh_slots:
-            is_done = await self._refresher.refresh(spec)
+        is_done = False
+        with self._context.faults.contained("journal", f"{self.name}: listing, tried again"):
+            async with self._context.refresh_slots:
+                is_done = await self._refresher.refresh(spec)
         if self.is_closed:
             return
         delay_s = spec.fragment.refresh_interval_ns / fsm.NS_PER_S
@@ -539,6 +542,8 @@ class Replica:
                 outcome = await done
         except (GazetteError, TimeoutError) as err:
             _log.debug("%s: pulse: %s", self.name, err)
+        except Exception as err:  # noqa: BLE001  reported
+            self._context.faults.report("journal", f"{self.name}: pulse", err)
         else:
             if outcome.status not in (Status.OK, Status.SUSPENDED):
                 _log.debug("%s: pulse: %s", self.name, outcome.status.name)
@@ -586,5 +591,7 @@ class Replica:
     async def close(self) -> None:
         """Finish appends under way, hand the open fragment to the persister, end reads."""
         self.stop()
-        await self.appender.close()
-        self.index.close()
+        try:
+            await self.appender.close()
+        finally:
+            self.index.close()

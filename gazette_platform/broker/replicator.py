@@ -397,6 +397,10 @@ class Replicator:
             pipeline.abandon()
         self._fail(RpcFailed(Code.UNAVAILABLE, f"{self._host.name}: {why}"))
 
+    def reset(self, why: str) -> None:
+        """Give up what is under way, and the streams; the next append syncs again."""
+        self._drop_pipeline(why)
+
     def retire(self) -> None:
         """What is under way is given a bounded time from now on, for this replica is to close."""
         if self._pipeline is not None:

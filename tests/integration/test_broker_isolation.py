@@ -148,3 +148,25 @@ async def test_loops_of_a_broker_begin_again(cluster, broker, stub, monkeypatch)
     await eventually(lambda: unforeseen(broker, "loop") == 1)
     await cluster.apply(stub, spec("another/journal"))
     await goes_on(broker, stub)
+
+
+async def test_a_listing_that_fails_is_tried_again(cluster, broker, stub, monkeypatch):
+    lister = type(broker._context.lister)
+    monkeypatch.setattr(lister, "list", failing_first(lister.list, 2))
+    await cluster.apply(stub, spec("another/journal"))
+    assert unforeseen(broker, "journal") == 2
+    await goes_on(broker, stub)
+
+
+async def test_a_journal_whose_appends_fail_goes_on_and_others_with_it(
+    cluster, broker, stub, monkeypatch
+):
+    await cluster.apply(stub, spec(), spec("another/journal"))
+    replica = broker._resolver.replicas[JOURNAL]
+    monkeypatch.setattr(replica, "count_replicas", failing_first(replica.count_replicas))
+    with pytest.raises(aio.AioRpcError, match="whether it was appended is unknown") as caught:
+        await append(stub, JOURNAL, b"content")
+    assert caught.value.code() is StatusCode.INTERNAL
+    assert unforeseen(broker, "journal") == 1
+    await goes_on(broker, stub)
+    assert (await append(stub, JOURNAL, b"content")).commit.begin == 0

@@ -15,12 +15,14 @@ import pytest
 
 from gazette_platform.broker import append_fsm as fsm, appender as module, digester, journal_spool
 from gazette_platform.broker.appender import Appender, Outcome, Pending, content_sum
-from gazette_platform.broker.journal_spool import JournalSpool
+from gazette_platform.broker.journal_spool import Draft, JournalSpool
 from gazette_platform.broker.replicator import Replicator
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import EtcdError
 from gazette_platform.fragment.index import Index
+from gazette_platform.fragment.spool import Spool
 from gazette_platform.ops.clock import ManualClock
+from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import (
     ZERO_SUM,
@@ -150,6 +152,7 @@ class Bench:
         self.clock = ManualClock()
         self.journal = FakeJournal(self.clock)
         self.tasks = tasks
+        self.faults = Faults()
         self.spool = JournalSpool(
             self.journal,
             executor=executor,
@@ -165,6 +168,7 @@ class Bench:
             replicator=self.replicator,
             tasks=tasks,
             clock=self.clock,
+            faults=self.faults,
         )
 
     def submit(self, content=b"", *, stream=None, wait_until=0.0, **options):
@@ -690,3 +694,38 @@ async def test_a_streamed_append_that_outlasts_the_lease_never_counts(bench):
         await waiting
     assert bench.read() == b"before "
     assert bench.spool.end == 7
+
+
+# --------------------------------------------------------------------------------------- isolation
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [(Draft, "write"), (fsm.AppendFSM, "step"), (JournalSpool, "commit"), (Spool, "commit")],
+    ids=["writing", "deciding", "settling", "committing"],
+)
+async def test_what_nobody_foresaw_ends_the_appends_that_met_it(bench, monkeypatch, owner, method):
+    """The journal goes on with the next ones, at the offset that is free."""
+    await bench.append(b"before ")
+    whole = getattr(owner, method)
+    monkeypatch.setattr(owner, method, lambda *_, **__: {}["unforeseen"])
+    submitted = [bench.submit(b"first"), bench.submit(b"second")]
+    with pytest.raises(RpcFailed, match="a/journal: unforeseen KeyError: 'unforeseen'") as caught:
+        await submitted[0]
+    assert caught.value.code is Code.INTERNAL
+    monkeypatch.setattr(owner, method, whole)
+    with contextlib.suppress(RpcFailed):  # in the same batch, or behind it
+        await submitted[1]
+    assert bench.faults.reported == 1
+    at = bench.spool.end
+    assert span(await bench.append(b"after")) == (Status.OK, at, at + 5)
+    assert bench.read() in (b"before after", b"before secondafter")
+
+
+async def test_a_stream_that_meets_what_nobody_foresaw_is_answered(bench, monkeypatch):
+    stream = Stream()
+    waiting = bench.submit(stream=stream)
+    monkeypatch.setattr(Draft, "write", lambda *_, **__: {}["unforeseen"])
+    stream.pieces.put_nowait(b"never")
+    with pytest.raises(RpcFailed, match="whether it was appended is unknown"):
+        await waiting
+    monkeypatch.undo()
+    assert span(await bench.append(b"after")) == (Status.OK, 0, 5)
