@@ -132,22 +132,17 @@ class JsonReader:
 
 def parse_json_lines(batch: list[bytes], journal: str, end: int) -> list[Any]:
     """Values of `batch`; `end` is the offset behind its last line, for the error's text."""
+    # Line by line, which is as fast as all at once: no two lines make up a value together.
+    values: list[Any] = []
     try:
-        # One call for the batch: about twice as fast as a call per line.
-        values = orjson.loads(b"[%b]" % b",".join(batch))
-    except orjson.JSONDecodeError:
-        values = None
-    if values is not None and len(values) == len(batch):
-        return list(values)
-    values = []
-    for index, line in enumerate(batch):
-        try:
-            values.append(orjson.loads(line))
-        except orjson.JSONDecodeError as err:
-            at = end - sum(len(rest) + 1 for rest in batch[index:])
-            raise DataError(
-                f"{journal}: the line at offset {at} is not JSON: {err} ({line[:80]!r})"
-            ) from err
+        for line in batch:
+            values.append(orjson.loads(line))  # noqa: PERF401  how many there are tells who failed
+    except orjson.JSONDecodeError as err:
+        index = len(values)
+        at = end - sum(len(rest) + 1 for rest in batch[index:])
+        raise DataError(
+            f"{journal}: the line at offset {at} is not JSON: {err} ({batch[index][:80]!r})"
+        ) from err
     return values
 
 

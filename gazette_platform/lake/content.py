@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from gazette_platform.codecs import decompressor
+from gazette_platform.codecs import decompress_steps, decompressor
 from gazette_platform.errors import DataError, LakeError
 from gazette_platform.lake.check import SAMPLE_BYTES
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["FragmentContent", "FragmentCount", "local_path"]
 
 _STORED_BLOCK_BYTES = 1 << 20
+# A stored block may inflate a thousandfold.
+_CONTENT_BLOCK_BYTES = 4 << 20
 
 
 @final
@@ -63,7 +65,7 @@ class FragmentContent:
         try:
             with path.open("rb", buffering=0) as file:
                 while stored := file.read(_STORED_BLOCK_BYTES):
-                    yield codec.decompress(stored)
+                    yield from decompress_steps(codec, stored, step_bytes_max=_CONTENT_BLOCK_BYTES)
             codec.finish()
         except FileNotFoundError as err:
             raise _missing(fragment, path) from err
@@ -97,11 +99,10 @@ class FragmentContent:
             rows += block.count(b"\n")
             length += len(block)
             last = block[-1:] or last
+            if length > fragment.content_length:
+                raise _wrong_length(fragment, "more")
         if length != fragment.content_length:
-            raise DataError(
-                f"fragment {fragment.content_path} holds {length} bytes where its name says "
-                f"{fragment.content_length} (restore the file, or move it out of the table)"
-            )
+            raise _wrong_length(fragment, str(length))
         path = local_path(fragment, location)
         stored = path.stat().st_size if path is not None else None
         return FragmentCount(rows + (last != b"\n"), stored, head, frozenset(seen))
@@ -124,6 +125,13 @@ class FragmentContent:
             if len(head) >= length:
                 break
         return head[:length]
+
+
+def _wrong_length(fragment: Fragment, held: str) -> DataError:
+    return DataError(
+        f"fragment {fragment.content_path} holds {held} bytes where its name says "
+        f"{fragment.content_length} (restore the file, or move it out of the table)"
+    )
 
 
 def _missing(fragment: Fragment, path: Path) -> LakeError:

@@ -76,6 +76,22 @@ async def test_bad_json_names_its_offset_and_is_consumed(bad):
     assert await anext(reader) == [4]
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [b'{"a":1', b'"b":2}'],
+        [b"1,2", b'{"a":3', b'"b":4}'],
+        [b"[[1", b"2]]", b"3],[4"],
+        [b'"a', b'b"', b'1,"c"'],
+    ],
+    ids=["one-of-two", "as-many", "brackets", "strings"],
+)
+async def test_each_line_is_a_value_by_itself(lines):
+    reader = json_lines(Pieces(b"\n".join(lines) + b"\n"))
+    with pytest.raises(DataError, match="is not JSON"):
+        await anext(reader)
+
+
 def test_split_lines():
     assert split_lines(b"") == ([], b"")
     assert split_lines(b"\n") == ([b""], b"")

@@ -3,15 +3,17 @@
 import io
 import socket
 import time
+import tracemalloc
 from types import SimpleNamespace
 
 import pytest
 
-from gazette_platform.errors import LakeError
+from gazette_platform.codecs import compressor
+from gazette_platform.errors import DataError, LakeError
 from gazette_platform.lake import BrokerSource
 from gazette_platform.lake.content import FragmentContent
 from gazette_platform.lake.trino import TrinoSession
-from gazette_platform.protocol import Fragment, LabelSelector
+from gazette_platform.protocol import CompressionCodec, Fragment, LabelSelector
 
 
 class StubClient:
@@ -58,3 +60,30 @@ def test_unreachable_trino_names_address_and_next_step():
         with pytest.raises(LakeError, match=f"cannot reach Trino at {uri}.*GAZETTE_TRINO_URI"):
             TrinoSession(uri).query("SELECT 1")
         assert time.monotonic() - begun < 10
+
+
+@pytest.mark.parametrize(
+    "codec", [CompressionCodec.GZIP, CompressionCodec.ZSTANDARD, CompressionCodec.SNAPPY]
+)
+@pytest.mark.parametrize("is_named_so", [True, False], ids=["honest", "lying"])
+def test_a_bomb_is_counted_in_bounded_memory(tmp_path, codec, is_named_so):
+    packer = compressor(codec)
+    stored = packer.compress(b"\n" * (16 << 20)) + packer.finish()
+    members = 8
+    length = members * (16 << 20) if is_named_so else 1000
+    fragment = Fragment("a/b", 0, length, bytes(20), codec, "file:///")
+    folder = tmp_path / "a" / "b"
+    folder.mkdir(parents=True)
+    (folder / fragment.content_name).write_bytes(stored * members)
+    content = FragmentContent(BrokerSource(StubClient()))
+    tracemalloc.start()
+    try:
+        if is_named_so:
+            assert content.count(fragment, f"file://{folder}").rows == length
+        else:
+            with pytest.raises(DataError, match="holds more bytes where its name says 1000"):
+                content.count(fragment, f"file://{folder}")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 32 << 20
