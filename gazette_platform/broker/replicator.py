@@ -107,6 +107,7 @@ class Replicator:
         self.has_peers = False
         self._owns_spool = False
         self._pipeline: Pipeline | None = None
+        self._failure: RpcFailed | None = None  # of the last pipeline, until there is another
         self._settled = 0
         # Replicas were sent content of which they do not know yet what becomes of it.
         self._is_open = False
@@ -222,6 +223,7 @@ class Replicator:
             on_broken=lambda failure: self._on_broken(pipeline, failure),
         )
         self._settled = 0
+        self._failure = None
         self._is_open = False
         self._opened_at = self._clock.monotonic()
         self.has_peers = True
@@ -236,10 +238,12 @@ class Replicator:
     async def room(self) -> None:
         """Wait while a replica has much content before it, for as long as it takes any of that.
 
-        Raises: RpcFailed: the pipeline broke. Cancellation: safe.
+        Raises: RpcFailed: the pipeline broke, now or before. Cancellation: safe.
         """
         if self._pipeline is not None:
             await self._pipeline.room()
+        elif self._failure is not None:
+            raise self._failure  # at once: a stream may have no end
 
     def send(self, chunks: Sequence[bytes | memoryview], delta: int) -> None:
         """Send content to all replicas. Args: delta: bytes that precede it since the last commit."""
@@ -313,6 +317,7 @@ class Replicator:
             self._fail(failure)
 
     def _fail(self, failure: RpcFailed) -> None:
+        self._failure = failure
         self.is_synced = self.has_peers = False
         under_way, self._under_way = self._under_way, deque()
         for done in under_way:

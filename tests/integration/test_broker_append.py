@@ -127,6 +127,13 @@ async def test_aa2_registers(cluster, stub):
     )
     assert await step("!AA, CC", {"CC": "33"}, {"AA": "44"}) == (pb.OK, {"AA": "44", "BB": "22"})
     assert await step("AA = 55") == (pb.REGISTER_MISMATCH, {"AA": "44", "BB": "22"})
+    # What was refused left neither bytes nor registers; nor does a check alone.
+    assert await step("AA = 55", {"AA": "44"}, {"DD": "1"}) == (
+        pb.REGISTER_MISMATCH,
+        {"AA": "44", "BB": "22"},
+    )
+    assert await step("AA, BB in (21, 22), !CC") == (pb.OK, {"AA": "44", "BB": "22"})
+    assert await read_all(stub, "a/journal") == b"xxxx"
 
 
 async def test_aa3_no_commit_no_append(cluster, stub):

@@ -156,6 +156,11 @@ async def test_e5_an_append_is_forwarded_when_its_primary_left(cluster, primary)
     responses = await asyncio.gather(*queued)
     await asyncio.gather(held, draining, return_exceptions=True)
     assert {response.status for response in responses} == {pb.OK}
+    # The heir appended them, one after the other, behind what the old primary had.
+    assert {response.header.process_id.suffix for response in responses} == {heir.config.id}
+    spans = sorted((response.commit.begin, response.commit.end) for response in responses)
+    assert spans[0][0] == 6 + 2_500_000
+    assert spans[0][1] == spans[1][0]
     content = await read_all(cluster.stub(heir), JOURNAL)
     for response, sent in zip(responses, (b"after!", b"z" * 3_000_000), strict=True):
         assert content[response.commit.begin : response.commit.end] == sent

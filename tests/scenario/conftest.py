@@ -64,6 +64,7 @@ class MemoryEtcd:
         self.spaces: list[KeySpace[BrokerState]] = []
         self.txns: list[tuple[list, list]] = []
         self.refuse_next = 0
+        self.refused = 0
 
     def header(self):
         return ResponseHeader(1, 1, self.revision, 1)
@@ -108,8 +109,10 @@ class MemoryEtcd:
         assert len(success) <= TXN_OPS_MAX
         if self.refuse_next:
             self.refuse_next -= 1
+            self.refused += 1
             return TxnResult(succeeded=False, header=self.header())
         if not all(map(self._holds, compares)):
+            self.refused += 1
             return TxnResult(succeeded=False, header=self.header())
         self.txns.append((list(compares), list(success)))
         self.write(*success)

@@ -370,6 +370,22 @@ async def test_a2_only_the_oldest_member_leads(cluster):
         assert (compares[0].key, compares[0].value) == (own.key, own.mod_revision)
 
 
+async def test_a2_a_leader_that_does_not_know_of_its_end_writes_nothing(cluster):
+    """It was paused past its lease: by its own mirror it leads still, beside the one that follows."""
+    cluster.join(A1=9, B1=9, B2=9)
+    old = cluster.allocator("A1")
+    cluster.items(2, *names(2))
+    cluster.etcd.spaces.remove(old._space)  # from here on it learns nothing
+    cluster.kill("A1")
+    assert old.leader.suffix == "member-A1"
+    before = cluster.etcd.revision
+    await old._act(before + 1)
+    assert cluster.etcd.refused > 0, "it tried"
+    assert cluster.etcd.revision == before
+    await cluster.settle()
+    assert {tuple(sorted(held)) for held in cluster.assigned.values()} == {("B1", "B2")}
+
+
 async def test_a3_a_member_leaves_only_when_exiting_and_without_items(cluster):
     cluster.join(A1=9, B1=9).items(1, "item/0").assign("item/0", "B1").sync()
     allocator = cluster.allocators[cluster.leader]

@@ -639,8 +639,15 @@ async def test_rs11_after_a_stop_peers_still_resolve(stage):
     stage.spec(replication=1)
     stage.assign(OURS, 0)
     replica = stage.resolver.replicas[JOURNAL]
+    waiting = asyncio.ensure_future(  # noqa: TID251  awaited below
+        stage.resolve(min_revision=stage.space.revision + 1)
+    )
+    await asyncio.sleep(0)
     await stage.resolver.close()
     assert replica.is_closed
+    stage.etcd.write(Put("/p/items/another", b""))
+    with pytest.raises(RpcFailed, match=r"^resolve: resolver has stopped serving local replicas$"):
+        await asyncio.wait_for(waiting, 5)
     with pytest.raises(RpcFailed, match=r"^resolve: resolver has stopped serving local replicas$"):
         await stage.resolve()
     stage.etcd.write(

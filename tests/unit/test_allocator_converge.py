@@ -189,6 +189,40 @@ def test_a1_totals_and_primaries_by_member():
     assert [state.primaries_of(m) for m in (A, B, C)] == [1, 0, 1]
     # An assignment of an item that does not exist counts for its member, and is no item.
     assert list(state.journals) == [ITEM]
+    held = {m: sorted(a.journal for a in state.assignments_to(m).values()) for m in (A, B, C)}
+    assert held == {A: [ITEM], B: [ITEM], C: [ITEM, "other/0"]}
+    assert [a.slot for a in state.assignments_of(ITEM)] == [0, 1, 2]
+    assert [m.spec.journal_limit for m in state.members.values()] == [10, 10, 10]
+    loads = Loads(state, {A: 10, B: 4})
+    # Whom nothing may be given to has the highest load of all.
+    assert [loads.ratio(m) for m in (A, B, C)] == [0.1, 0.25, float("inf")]
+
+
+def test_l2_a_step_and_all_that_it_depends_on():
+    """A leaves, C is to come; D is wanted too and is full, so that it gets nothing."""
+    full = ProcessId("zone", "member-d")
+    state = cluster({A: 0, B: 1}, replication=2, others={C: 1})
+    state.put(
+        kv(member_key(P, full), encode_broker_spec(BrokerSpec(full, "http://d:80", 0)), 14, 0xD)
+    )
+    limits = LIMITS | {full: 0}
+    adding = step(state, [B, C, full], replication=3, limits=limits)
+    assert adding.operations == (Put(slot_key(C, 2), b"", lease=LEASES[C]),)
+    assert adding.compares == (Compare.mod(member_key(P, C), MEMBER_REVISIONS[C]),)
+    # Once C is in step, A goes, and of those who stay the one with fewer primaries is promoted.
+    state = cluster({A: 0, B: 1, C: 2}, replication=2, others={B: 1})
+    value = encode_route(Route((A, B, C), 0))
+    removing = step(state, [B, C], replication=2)
+    assert removing.operations == (
+        Delete(slot_key(A, 0)),
+        Delete(slot_key(C, 2)),
+        Put(slot_key(C, 0), value, lease=LEASES[C]),
+    )
+    assert removing.compares == (
+        Compare.mod(item_key(P, ITEM), ITEM_REVISION),
+        Compare.mod(slot_key(A, 0), 100),
+        Compare.mod(slot_key(C, 2), 102),
+    )
 
 
 def test_t7_primary_stays_even_if_inconsistent():

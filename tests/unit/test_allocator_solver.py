@@ -105,6 +105,18 @@ def test_load_ratio_without_room_is_infinite():
         ),
         pytest.param([(A1, 5, True), (B1, 5, False)], [1] * 7, [2, 5], id="limited-by-excess"),
         pytest.param([(A1, 2, True), (B1, 2, False)], [1] * 5, [2, 2], id="overloaded"),
+        pytest.param(
+            [(A1, 5, True), (B1, 5, True), (B2, 5, False)],
+            [1] * 8,
+            [0, 3, 5],
+            id="the-last-in-part",
+        ),
+        pytest.param(
+            [(A1, 3, True), (B1, 3, True), (B2, 3, False)],
+            [1] * 7,
+            [1, 3, 3],
+            id="the-oldest-in-part",
+        ),
         pytest.param([(A1, 5, True)], [1], [5], id="lone"),
         pytest.param([(A1, 5, True)], [], [0], id="lone-without-items"),
     ],

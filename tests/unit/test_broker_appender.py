@@ -139,8 +139,10 @@ class Stream:
 
     def __init__(self):
         self.pieces = asyncio.Queue()
+        self.asked = 0
 
     async def next(self):
+        self.asked += 1
         piece = await self.pieces.get()
         if isinstance(piece, RpcFailed):
             raise piece
@@ -599,9 +601,41 @@ async def test_fs23_a_stream_into_a_read_only_journal(bench):
 
 
 async def test_fs25_a_refusal_does_not_wait_for_the_stream(bench):
-    assert (await bench.append(b"x", stream=Stream(), offset=5)).status is (
+    stream = Stream()
+    assert (await bench.append(b"x", stream=stream, offset=5)).status is (
         Status.WRONG_APPEND_OFFSET
     )
+    assert stream.asked == 0
+
+
+async def test_fs25_a_stream_of_three_pieces(bench):
+    stream = Stream()
+    streamed = bench.submit(b"one ", stream=stream)
+    for piece in (b"two ", b"three", b""):
+        stream.pieces.put_nowait(piece)
+    outcome = await streamed
+    assert span(outcome) == (Status.OK, 0, 13)
+    assert outcome.commit.sum == hashlib.sha1(b"one two three", usedforsecurity=False).digest()
+    assert stream.asked == 3
+    assert bench.read() == b"one two three"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["append stream: some error", "append stream: client stream didn't sustain the minimum rate"],
+)
+async def test_fs25_a_stream_that_fails_is_rolled_back(bench, text):
+    await bench.append(b"before ")
+    stream = Stream()
+    streamed = bench.submit(b"never ", stream=stream)
+    stream.pieces.put_nowait(b"more ")
+    stream.pieces.put_nowait(RpcFailed(Code.UNKNOWN, text))
+    with pytest.raises(RpcFailed, match=text) as caught:
+        await streamed
+    assert caught.value.code is Code.UNKNOWN
+    assert bench.journal.rollbacks == 1
+    assert span(await bench.append(b"after")) == (Status.OK, 7, 12)
+    assert bench.read() == b"before after"
 
 
 async def test_appends_batched_before_a_stream_are_committed_first(bench):

@@ -131,6 +131,19 @@ async def test_fs3_a_sync_greets_each_peer_once(bench):
             assert message.proposal.fragment == FRAGMENT
 
 
+async def test_p3_answers_of_all_peers_make_the_outcome(bench):
+    """Each peer is greeted by its own id, and they disagree in their own ways."""
+    registers = LabelSet.of(name="value")
+    newer = Header(A, Route((A,), 0, ("http://a:1",)), EtcdHeader(1, 2, 4567, 4))
+    bench.peers[A].answers.put_nowait(encode_answer(Answer(Status.WRONG_ROUTE), newer))
+    mismatch = Answer(Status.PROPOSAL_MISMATCH, Fragment("a/journal", 700, 800), registers)
+    bench.peers[B].answers.put_nowait(encode_answer(mismatch, Header(B, ROUTE, ETCD)))
+    found = await bench.pipeline.sync(FRAGMENT, EMPTY, timeout_s=5)
+    assert found == SyncOutcome(800, registers, 4567)
+    greeted = {name: peer.got[0].header.process_id for name, peer in bench.peers.items()}
+    assert greeted == {A: A, B: B}
+
+
 async def test_p1_messages_go_to_all_in_order_and_all_must_answer(bench):
     bench.pipeline.send(encode_replicate_content([b"foo"], 0))
     bench.pipeline.send(encode_replicate_content([b"bar"], 3))

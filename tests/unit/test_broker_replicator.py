@@ -362,6 +362,28 @@ async def test_fs24_a_replica_that_fails_leaves_the_outcome_open(bench, monkeypa
     assert [c.fragment.end for c in bench.primary.completed] == [7, 13]
 
 
+async def test_fs24_a_replica_that_fails_under_a_stream_leaves_no_trace_at_the_others(bench):
+    await bench.append(b"before ")
+    stream = Stream()
+    streamed = bench.submit(b"lost ", stream=stream)
+    other = bench.nodes[A]
+    while not isinstance(other.link.messages[-1], ContentMessage):
+        await settle()
+    bench.nodes[B].link.cut()
+    stream.pieces.put_nowait(b"too ")
+    with pytest.raises(RpcFailed, match='recv from zone:"C" suffix:"peer-2" : rpc error: cut'):
+        await streamed
+    assert bench.primary.rollbacks == 1
+    await asyncio.wait_for(other.spool.lock.acquire(), 5)  # its stream has ended
+    other.spool.lock.release()
+    assert other.content() == b"before "
+    assert not any(
+        isinstance(m, ProposalMessage) and m.proposal.fragment.end > 7 for m in other.link.messages
+    )
+    assert await bench.append(b"after") == (7, 12)
+    assert bench.contents() == [b"before after"] * 3
+
+
 async def test_what_is_open_is_dropped_when_the_journal_leaves(bench, monkeypatch):
     monkeypatch.setattr(module, "_LEFT_S", 0.01)
     await bench.append(b"before ")

@@ -200,12 +200,13 @@ async def test_pe1_replica_spools_queue_empty_ones_do_not(bench):
 
 
 async def test_pe2_primary_persists_at_once_with_the_current_spec(bench):
+    bench.configure("file:///former/", postfix="written=before")
+    spool = bench.spool()
     bench.configure(
         "file:///current/",
         postfix='date={{ .Spool.FirstAppendTime.Format "2006-01-02" }}/hour='
         '{{ .Spool.FirstAppendTime.Format "15" }}',
     )
-    spool = bench.spool()
     bench.persister.add(spool)
     await bench.settle()
     name = spool.fragment.content_name

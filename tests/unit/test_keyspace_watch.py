@@ -205,6 +205,21 @@ def test_y5_assignments_are_found_by_item_without_its_neighbours():
     for name in names:
         assert [a.journal for a in state.assignments_of(name)] == [name]
     assert state.assignments_of("ite") == ()
+    other = ProcessId("zone-b", "member-1")
+    state.put(KeyValue(assignment_key("/p", "item/a", other, 1), b"", 2, 2, 1))
+    assert [(a.process_id, a.slot) for a in state.assignments_of("item/a")] == [
+        (process_id, 0),
+        (other, 1),
+    ]
+    assert state.assignment_of("item/a", other).slot == 1
+    assert state.assignment_of("item/ab", other) is None
+    assert state.primaries_of(process_id) == len(names)
+    assert [a.journal for a in state.assignments_to(other).values()] == ["item/a"]
+    assert state.primaries_of(other) == 0
+    state.remove(assignment_key("/p", "item/a", process_id, 0))
+    assert [a.process_id for a in state.assignments_of("item/a")] == [other]
+    assert (state.route_of("item/a").primary, state.route_of("item/b").primary) == (-1, 0)
+    state.put(KeyValue(assignment_key("/p", "item/a", process_id, 0), b"", 3, 3, 1))
     assert {a.journal for a in state.assignments_to(process_id).values()} == set(names)
 
 
