@@ -6,29 +6,31 @@ Long because all cases drive one bench, down to random histories of failures.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import random
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from replication_bench import (
+    NAME,
+    OWN,
+    THREE,
+    A,
+    B,
+    Bench,
+    Link,
+    Stream,
+    settle,
+)
 
 from gazette_platform.broker import append_fsm as fsm, replicator as module
-from gazette_platform.broker.appender import Appender, Pending, content_sum
-from gazette_platform.broker.interrupt import Interrupt
-from gazette_platform.broker.journal_spool import Draft, JournalSpool
-from gazette_platform.broker.replicate_api import _Session
+from gazette_platform.broker.journal_spool import Draft
 from gazette_platform.broker.replicate_fsm import Answer
 from gazette_platform.broker.replicate_wire import (
     ContentMessage,
     ProposalMessage,
-    decode_request,
     encode_answer,
 )
-from gazette_platform.broker.replicator import Replicator
 from gazette_platform.broker.wire.interface import Code, RpcFailed
-from gazette_platform.fragment.index import Index
-from gazette_platform.ops.clock import ManualClock
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import (
     CompressionCodec,
@@ -37,210 +39,9 @@ from gazette_platform.protocol import (
     Header,
     JournalSpec,
     LabelSet,
-    ProcessId,
     Route,
     Status,
 )
-
-NAME = "a/journal"
-OWN, A, B = ProcessId("A", "own-1"), ProcessId("B", "peer-1"), ProcessId("C", "peer-2")
-THREE = Route((OWN, A, B), 0, ("http://own", "http://a", "http://b"))
-ETCD = EtcdHeader(1, 1, 1, 1)
-
-
-class Link:
-    """Both ends of a stream to one node."""
-
-    def __init__(self):
-        self.up, self.down = asyncio.Queue(), asyncio.Queue()
-        self.messages = []
-        self.is_cut = False
-
-    # The primary's end.
-    async def write(self, raw):
-        if self.is_cut:
-            raise RpcFailed(Code.UNAVAILABLE, "rpc error: cut")
-        self.messages.append(decode_request(raw))
-        self.up.put_nowait(raw)
-
-    async def read(self):
-        answer = await self.down.get()
-        if isinstance(answer, RpcFailed):
-            raise answer
-        return answer
-
-    async def done_writing(self):
-        self.up.put_nowait(None)
-
-    def cancel(self):
-        self.up.put_nowait(None)
-
-    def cut(self):
-        self.is_cut = True
-        while not self.up.empty():  # what is on its way is lost
-            self.up.get_nowait()
-        self.up.put_nowait(None)
-        self.down.put_nowait(RpcFailed(Code.UNAVAILABLE, "rpc error: cut"))
-
-    # The replica's end.
-    async def next(self):
-        return await self.up.get()
-
-    async def send(self, raw):
-        if not self.is_cut:
-            self.down.put_nowait(raw)
-
-
-class Node:
-    """What a broker holds of the journal."""
-
-    name = NAME
-
-    def __init__(self, bench, directory, executor):
-        self.bench = bench
-        self.index = Index(bench.clock)
-        self.completed = []
-        self.link = None
-        self.spool = JournalSpool(
-            self,
-            executor=executor,
-            compressors=executor,
-            tasks=bench.tasks,
-            clock=bench.clock,
-            directory=directory,
-        )
-
-    @property
-    def spec(self):
-        return self.bench.spec
-
-    def on_commit(self, spool, *, appends, length):
-        self.index.spool_commit(spool.fragment(), spool.file)
-
-    def on_roll(self):
-        pass
-
-    def on_complete(self, completed):
-        self.completed.append(completed)
-        self.index.spool_commit(completed.fragment, completed.content)
-
-    def content(self, begin=0):
-        """All that readers see from `begin` on."""
-        found = b""
-        while (result := self.index.lookup(begin)).status is Status.OK:
-            fragment = result.fragment
-            skip = begin - fragment.begin
-            found += os.pread(result.file.fd, fragment.end - begin, skip)
-            begin = fragment.end
-        return found
-
-    async def serve(self, link):
-        raw = await link.next()
-        if raw is None:
-            return
-        first = decode_request(raw)
-        async with self.spool.lock:
-            session = _Session(link, self.spool, Interrupt(), Header(None, THREE, ETCD))
-            with contextlib.suppress(RpcFailed):
-                await session.run(first)
-        await link.send(None)
-
-
-class Primary(Node):
-    """The node that appends."""
-
-    def __init__(self, bench, directory, executor):
-        super().__init__(bench, directory, executor)
-        self.route = THREE
-        self.etcd_header = ETCD
-        self.process_id = OWN
-        self.refusal = ""
-        self.is_consistent = True
-        self.is_ready = True
-        self.rollbacks = 0
-
-    def open_stream(self, peer, endpoint):
-        node = self.bench.nodes[peer]
-        node.link = Link()
-        self.bench.tasks.spawn(node.serve(node.link))
-        return node.link
-
-    def resolve(self, min_revision):
-        return fsm.Resolved(Status.OK, is_local_primary=True, spec=self.spec)
-
-    def count_replicas(self):
-        return fsm.Replicas(3, 3, 1)
-
-    def view(self, *, begin, end, registers):
-        summary = self.index.summary
-        return fsm.ReplicaView(
-            spec=self.spec,
-            spool_begin=begin,
-            spool_end=end,
-            index_begin=summary.begin,
-            index_end=summary.end,
-            index_mod_time=0,
-            registers=registers,
-            now_s=0.0,
-        )
-
-    def on_rollback(self):
-        self.rollbacks += 1
-
-
-class Stream:
-    """Content that a test hands over piece by piece."""
-
-    def __init__(self):
-        self.pieces = asyncio.Queue()
-
-    async def next(self):
-        piece = await self.pieces.get()
-        if isinstance(piece, RpcFailed):
-            raise piece
-        return piece
-
-
-class Bench:
-    def __init__(self, directory, tasks, executor):
-        self.tasks = tasks
-        self.clock = ManualClock()
-        fragment = FragmentSpec(length=1024, codec=CompressionCodec.NONE)
-        self.spec = JournalSpec(NAME, 3, fragment=fragment)
-        self.nodes = {peer: Node(self, directory, executor) for peer in (A, B)}
-        self.primary = Primary(self, directory, executor)
-        self.replicator = Replicator(
-            self.primary, self.primary.spool, tasks=tasks, clock=self.clock
-        )
-        self.appender = Appender(
-            self.primary,
-            spool=self.primary.spool,
-            replicator=self.replicator,
-            tasks=tasks,
-            clock=self.clock,
-        )
-
-    def submit(self, content=b"", *, stream=None, **fields):
-        done = asyncio.get_running_loop().create_future()
-        chunks = [content] if content else []
-        pending = Pending(
-            machine=fsm.AppendFSM(fsm.AppendRequest(NAME, **fields)),
-            done=done,
-            chunks=chunks,
-            length=len(content),
-            sum=content_sum(chunks),
-            stream=stream,
-        )
-        self.appender.submit(pending)
-        return done
-
-    async def append(self, content=b"", **fields):
-        outcome = await self.submit(content, **fields)
-        assert outcome.status is Status.OK
-        return outcome.commit.begin, outcome.commit.end
-
-    def contents(self, begin=0):
-        return [node.content(begin) for node in (self.primary, *self.nodes.values())]
 
 
 @pytest.fixture
@@ -269,11 +70,6 @@ class Held:
             await write(draft, chunks, length)
 
         monkeypatch.setattr(Draft, "write", held)
-
-
-async def settle(rounds=30):
-    for _ in range(rounds):
-        await asyncio.sleep(0)
 
 
 async def test_fs6_appends_are_at_all_replicas_which_are_synced_once(bench):
@@ -510,21 +306,6 @@ async def test_streams_are_sent_on_as_they_come_and_rolled_back(bench):
         stream.pieces.put_nowait(piece)
     assert (await waiting).commit.end == 17
     assert bench.contents() == [b"before afterwards"] * 3
-
-
-async def test_a_stream_of_content_ends_with_its_replicas(bench):
-    await bench.append(b"before")
-    stream = Stream()
-    waiting = bench.submit(stream=stream)
-    stream.pieces.put_nowait(b"never")
-    await settle()
-    bench.nodes[B].link.cut()
-    await settle()
-    stream.pieces.put_nowait(b"")
-    with pytest.raises(RpcFailed, match="replicas have changed"):
-        await waiting
-    assert await bench.append(b" after") == (6, 12)
-    assert bench.contents() == [b"before after"] * 3
 
 
 async def test_appends_planned_behind_a_failed_one_do_not_go_alone(bench, monkeypatch):
