@@ -5,9 +5,11 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from socket import gethostname
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from gazette_platform.broker.http_guard import host_name
 from gazette_platform.broker.tls import TlsFiles
 from gazette_platform.errors import ValidationError
 from gazette_platform.etcd import EtcdTls
@@ -71,6 +73,9 @@ class BrokerConfig:
 
     allow_origin: tuple[str, ...] = ()
     """Origins whose pages may use the HTTP gateway; ``*`` for all."""
+
+    allow_host: tuple[str, ...] = ()
+    """Names by which the HTTP port may be asked for beside those that are known; ``*`` for any."""
 
     debug_port: int | None = None
     """TCP port of one more plain listener, with diagnostics only; None: no such listener."""
@@ -232,8 +237,32 @@ class BrokerConfig:
                 "an origin such as https://console.example:8443, or *",
                 origin,
             )
+        for name in self.allow_host:
+            _expect(
+                name == "*" or host_name(name) == name.lower().rstrip(".") != "",
+                "broker.allow-host",
+                "a host name such as broker.example, or *",
+                name,
+            )
         if self.debug_port is not None:
             _expect(0 <= self.debug_port < 65536, "debug.port", "0 to 65535", self.debug_port)
+
+    @property
+    def host_names(self) -> tuple[str, ...]:
+        """Names by which the HTTP port may be asked for; ``*``: any, since callers are known.
+
+        By their tokens, which a foreign web page has not; or as far as TLS goes, which ends before
+        it comes to a request for a name that the certificate does not have.
+        """
+        if self.server_cert_file is not None or self._needs_token:
+            return ("*",)
+        advertised = urlsplit(self.advertise).hostname or ""
+        own = (self.host, self.http_host, advertised, gethostname())
+        return (*(name for name in own if name), *self.allow_host)
+
+    @property
+    def _needs_token(self) -> bool:
+        return bool(self.auth_keys.strip()) and not KeyRing(self.auth_keys).admits_all
 
     @property
     def server_tls(self) -> TlsFiles:

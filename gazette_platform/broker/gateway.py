@@ -60,6 +60,9 @@ _BINARY = "application/octet-stream"
 # Proxies close connections that are quiet for a minute, the most impatient ones for half of one.
 _KEEPALIVE_S = 15.0
 
+# Who takes nothing for so long has gone, or will come back.
+_STALL_S = 60.0
+
 _BROKER_ENDED = "broker terminated RPC"
 
 # Headers that pages of another origin may see.
@@ -191,9 +194,9 @@ class Gateway:
         try:
             try:
                 async for content in contents:
-                    events = stream.feed(content)
-                    if events:
-                        await response.write(events)
+                    for events in stream.feed(content):
+                        await _written(request, response, events)
+                        await asyncio.sleep(0)  # a piece may have many lines, and others wait
             except DataError as err:
                 contents.close_error = str(err)
         finally:
@@ -287,16 +290,29 @@ async def _send_body(
         response = web.StreamResponse(status=HTTPStatus.PARTIAL_CONTENT, headers=headers)
         await response.prepare(request)
         async for content in contents:
-            await response.write(content)
+            await _written(request, response, content)
         await response.write_eof()
         return response
     headers |= {"Transfer-Encoding": "chunked", "Trailer": CLOSE_ERROR}
     trailed = _TrailedResponse(status=HTTPStatus.PARTIAL_CONTENT, headers=headers)
     await trailed.prepare(request)
     async for content in contents:
-        await trailed.write(content)
+        await _written(request, trailed, content)
     await trailed.finish(CLOSE_ERROR, contents.close_error)
     return trailed
+
+
+async def _written(
+    request: web.Request, response: web.StreamResponse, content: bytes | memoryview
+) -> None:
+    """Write once there is room. Raises: ConnectionError: the client has gone, or takes nothing."""
+    try:
+        async with asyncio.timeout(_STALL_S):
+            await response.write(content)
+    except TimeoutError as err:
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionAbortedError(f"nothing was taken for {_STALL_S:g} s") from err
 
 
 async def _keep_alive(response: web.StreamResponse) -> None:

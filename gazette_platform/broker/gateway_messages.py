@@ -35,6 +35,7 @@ CLOSE_ERROR = "X-Close-Error"
 """Trailer that says why a body ended."""
 
 _OFFSET_MAX = (1 << 63) - 1
+_OFFSET_DIGITS_MAX = len(str(_OFFSET_MAX))
 
 # As Go's strconv.ParseBool.
 _BOOLEANS = dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True) | dict.fromkeys(
@@ -102,9 +103,12 @@ def _offset(value: str) -> int:
     if not value:
         return 0
     digits = value[1:] if value[0] in "+-" else value
-    if not (digits.isascii() and digits.isdigit()) or abs(int(value)) > _OFFSET_MAX:
-        raise BadRequest('schema: error converting value for "offset"')
-    return int(value)
+    # Python refuses to read numbers of thousands of digits.
+    if digits.isascii() and digits.isdigit() and len(digits.lstrip("0")) <= _OFFSET_DIGITS_MAX:
+        offset = int(digits.lstrip("0") or "0")
+        if offset <= _OFFSET_MAX:
+            return -offset if value[0] == "-" else offset
+    raise BadRequest('schema: error converting value for "offset"')
 
 
 def journal_of(raw_path: str) -> str:

@@ -20,6 +20,7 @@ from gazette_platform.broker.evictor import Evictor
 from gazette_platform.broker.fence import Fence
 from gazette_platform.broker.gateway import Gateway
 from gazette_platform.broker.http import HttpServer
+from gazette_platform.broker.http_guard import HostGuard
 from gazette_platform.broker.metrics import BrokerMetrics
 from gazette_platform.broker.names import random_id
 from gazette_platform.broker.peers import Peers
@@ -175,6 +176,9 @@ class Broker:
             metrics=self._context.metrics,
             is_ready=lambda: self._is_ready,
             tls=config.server_tls.server_context() if has_tls else None,
+            tasks=tasks,
+            faults=self.faults,
+            guard=HostGuard(config.host_names, config.allow_origin),
             gateway=Gateway(self._service, allow_origin=config.allow_origin, tasks=tasks),
             has_diagnostics=not config.debug_private,
         )
@@ -187,6 +191,8 @@ class Broker:
                 port=config.debug_port,
                 metrics=self._context.metrics,
                 is_ready=lambda: self._is_ready,
+                tasks=tasks,
+                faults=self.faults,
                 flag="debug.port",
             )
             await debug.start()

@@ -126,6 +126,12 @@ SERVE_OPTIONS = (
         list,
         "Origin whose pages may use the HTTP gateway; * for all. Repeatable.",
     ),
+    _broker(
+        "allow-host",
+        list,
+        "Host name by which the HTTP port may be asked for, beside those of --broker.host, "
+        "--broker.advertise and the machine; * for any. Checked without tokens and TLS. Repeatable.",
+    ),
     _broker("file-root", Path, "Folder that roots file:// stores; must exist."),
     _broker("file-only", bool, "Map every store to file:///; needs --broker.file-root."),
     _broker(

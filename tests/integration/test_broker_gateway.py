@@ -76,7 +76,9 @@ async def http(broker):
 async def raw_request(broker, *lines, body=b""):
     """All that a connection says until it ends; trailers are beyond aiohttp's client."""
     reader, writer = await asyncio.open_connection("127.0.0.1", broker.http_port)
-    writer.write("\r\n".join((*lines, "Host: broker", "Connection: close", "", "")).encode() + body)
+    writer.write(
+        "\r\n".join((*lines, "Host: localhost", "Connection: close", "", "")).encode() + body
+    )
     async with asyncio.timeout(20):
         answer = await reader.read()
     writer.close()
@@ -131,7 +133,9 @@ async def test_h6_put_without_a_body_is_a_barrier(client, http):
 
 async def test_h6_a_put_that_breaks_off_is_rolled_back(client, broker):
     _, writer = await asyncio.open_connection("127.0.0.1", broker.http_port)
-    writer.write(f"PUT /{JOURNAL} HTTP/1.1\r\nHost: b\r\nContent-Length: 100\r\n\r\n".encode())
+    writer.write(
+        f"PUT /{JOURNAL} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n".encode()
+    )
     writer.write(b"a" * 50)
     await writer.drain()
     await asyncio.sleep(0.1)

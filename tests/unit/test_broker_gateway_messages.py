@@ -160,19 +160,19 @@ def test_events_are_lines_whatever_the_pieces():
     for size in (1, 2, 3, 100):
         stream = EventStream(0)
         pieces = [content[i : i + size] for i in range(0, len(content), size)]
-        events = b"".join(stream.feed(memoryview(piece)) for piece in pieces)
+        events = b"".join(event for piece in pieces for event in stream.feed(memoryview(piece)))
         assert events.split(b"\n\n")[:-1] == expected
 
 
 def test_what_would_break_an_event_is_mended():
     stream = EventStream(10)
-    assert stream.feed(b"a\rb\n") == b"id: 14\ndata: a\ndata: b\n\n"
-    assert stream.feed(b"\xff\n") == b"id: 16\ndata: \xef\xbf\xbd\n\n"
+    assert [*stream.feed(b"a\rb\n")] == [b"id: 14\ndata: a\ndata: b\n\n"]
+    assert [*stream.feed(b"\xff\n")] == [b"id: 16\ndata: \xef\xbf\xbd\n\n"]
 
 
 def test_the_end_of_a_stream_gives_what_is_left_only_if_no_more_will_come():
     stream = EventStream(0)
-    assert stream.feed(b"one\ntw") == b"id: 4\ndata: one\n\n"
+    assert [*stream.feed(b"one\ntw")] == [b"id: 4\ndata: one\n\n"]
     closing = b"event: close\ndata: why\n\n"
     assert stream.close("why", is_at_end=False) == closing
     assert stream.close("why", is_at_end=True) == b"id: 6\ndata: tw\n\n" + closing
@@ -181,6 +181,13 @@ def test_the_end_of_a_stream_gives_what_is_left_only_if_no_more_will_come():
 def test_a_line_without_end_is_refused(monkeypatch):
     monkeypatch.setattr("gazette_platform.broker.event_stream._LINE_BYTES_MAX", 10)
     stream = EventStream(5)
-    assert stream.feed(b"ab\n12345") == b"id: 8\ndata: ab\n\n"
+    assert [*stream.feed(b"ab\n12345")] == [b"id: 8\ndata: ab\n\n"]
     with pytest.raises(DataError, match="a line at offset 8 is over 10 bytes"):
-        stream.feed(b"678901")
+        list(stream.feed(b"678901"))
+
+
+def test_a_piece_of_many_lines_is_made_into_events_in_steps():
+    stream = EventStream(0)
+    steps = list(stream.feed(b"\n" * 200_000))
+    assert len(steps) == 7
+    assert b"".join(steps).count(b"data: \n\n") == 200_000

@@ -1,0 +1,78 @@
+"""Which HTTP requests a web page may have made that has no business here. Pure.
+
+A page of any site can have its own name resolve to an address of ours (DNS rebinding): to the browser
+it then talks to its own server, and reads what we answer. Only the ``Host`` of the request tells. It
+is checked where nothing else keeps such a page out, that is without tokens and without TLS: a page has
+no token, and we no certificate of its name. An address in place of a name is no page's own.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING, final
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["HostGuard", "host_name"]
+
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_LOCAL = "localhost"
+
+
+@final
+class HostGuard:
+    """Tells requests that are meant for this broker from those that a foreign page made.
+
+    Args: names: hosts that this broker goes by; ``*`` among them: any.
+          origins: whose pages may change things; ``*`` among them: all.
+    """
+
+    def __init__(self, names: Iterable[str], origins: Iterable[str]) -> None:
+        self._names = frozenset(name.lower().rstrip(".") for name in names)
+        self._origins = frozenset(origins)
+
+    def refused_host(self, host: str) -> str:
+        """Why a request with this ``Host`` is refused; empty: it is not."""
+        name = host_name(host)
+        is_ours = (
+            "*" in self._names
+            or name in self._names
+            or name == _LOCAL
+            or name.endswith(f".{_LOCAL}")
+            or _is_address(name)
+        )
+        # Without one it is no browser's.
+        if not host or is_ours:
+            return ""
+        return (
+            f"this broker does not go by the name {name or host!r}; if it is one of its names, start it "
+            "with --broker.allow-host (give * for any name)"
+        )
+
+    def refused_origin(self, method: str, host: str, origin: str) -> str:
+        """Why a page of this ``Origin`` may not have its request carried out; empty: it may."""
+        is_foreign = bool(origin) and urlsplit(origin).netloc.lower() != host.lower()
+        if method in _SAFE_METHODS or not is_foreign or self._origins & {origin, "*"}:
+            return ""
+        return (
+            f"pages of {origin} may not change anything here; if they should, start the broker with "
+            "--broker.allow-origin"
+        )
+
+
+def host_name(host: str) -> str:
+    """The name or address of a ``Host``, in lower case, without its port; empty: it is malformed."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
