@@ -257,7 +257,13 @@ class ReadApi:
         while offset < end:
             with self._sending(end - offset) as piece_bytes:
                 want = min(piece_bytes, end - offset)
-                content = await self._pread(file.fd, want, offset - fragment.begin)
+                try:
+                    content = await self._pread(file.fd, want, offset - fragment.begin)
+                except OSError as err:
+                    raise RpcFailed(
+                        Code.UNAVAILABLE,
+                        f"{fragment.journal}: spool: {err} (check the disk of --broker.spool-dir)",
+                    ) from err
                 if not content:
                     raise RpcFailed(
                         Code.UNKNOWN, f"{fragment.journal}: spool ends before offset {offset}"

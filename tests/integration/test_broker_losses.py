@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import shutil
 
 import pytest
+from grpc import StatusCode, aio
 
 from gazette_platform.broker import digester, journal_spool
 from gazette_platform.client import AsyncClient, Change, ClientConfig
@@ -193,6 +195,37 @@ async def test_a_broker_whose_disk_is_full_leaves_with_what_it_acknowledged(
         assert await asyncio.wait_for(broker.drain(), 25) == []
         appending.cancel()
     assert stored(cluster) == b"before that "
+
+
+async def test_a_disk_that_cannot_be_read_holds_neither_readers_nor_the_process(
+    cluster, monkeypatch, caplog
+):
+    monkeypatch.setattr(journal_spool, "DISK_RETRY_S", 0.05)
+    broker = await cluster.start(drain_timeout_s=0.5)
+    await apply(cluster, broker, replication=1)
+    stub = cluster.stub(broker)
+    async with client(broker) as one:
+        await one.append(JOURNAL, b"persisted ")
+        await one.append(JOURNAL, b"lost")
+    await eventually(lambda: stored(cluster) == b"persisted ")
+
+    def read(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    for failing in ("preadv", "pread"):  # what sums it, and what serves it
+        with monkeypatch.context() as patch:
+            patch.setattr(os, failing, read)
+            call = stub.Read(pb.ReadRequest(journal=JOURNAL, offset=10), timeout=10)
+            with pytest.raises(aio.AioRpcError, match="check the disk") as caught:
+                async for _ in call:
+                    pass
+            assert caught.value.code() is StatusCode.UNAVAILABLE
+    async with client(broker) as one:
+        await one.append(JOURNAL, b"lost, too")  # and not summed yet
+    monkeypatch.setattr(os, "preadv", read)
+    assert await asyncio.wait_for(broker.drain(), 25) == []
+    assert "is not persisted by this broker: [Errno 5]" in caplog.text
+    assert stored(cluster) == b"persisted "
 
 
 @pytest.mark.parametrize("keeps_data", [True, False], ids=["away for a lease", "lost its data"])

@@ -17,7 +17,7 @@ from gazette_platform.broker import digester as module
 from gazette_platform.broker.digester import Digester
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.fragment.files import COMPRESS_BATCH_BYTES
-from gazette_platform.fragment.spool import Spool
+from gazette_platform.fragment.spool import LAG_BYTES_MAX, Spool
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import CompressionCodec, LabelSet
 
@@ -234,6 +234,28 @@ async def test_compression_that_hangs_holds_nobody_up(tmp_path):
         completed = await completing
         assert completed.fragment.sum == bench.sum
         completed.close()
+    await tasks.close()
+
+
+async def test_a_promoted_replica_takes_appends_before_its_spool_is_compressed(tmp_path):
+    """It has compressed nothing, and may hold a whole fragment."""
+    tasks = TaskGroup("test")
+    gate = threading.Event()
+    with ThreadPoolExecutor(1) as threads, ThreadPoolExecutor(1) as compressors:
+        bench = Bench(tmp_path, tasks, threads, compressors)
+        bench.spool.is_primary = False
+        bench.append(2 * LAG_BYTES_MAX)
+        await bench.digester.digested()
+        bench.spool.is_primary = True
+        compressors.submit(gate.wait, 10)
+        bench.digester.kick()
+        assert bench.spool.compress_lag == 2 * LAG_BYTES_MAX
+        async with asyncio.timeout(5):
+            await bench.digester.below()
+        gate.set()
+        await tasks.join()
+        assert bench.spool.compress_lag == 0
+    bench.spool.discard()
     await tasks.close()
 
 
