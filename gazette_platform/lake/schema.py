@@ -42,6 +42,9 @@ _NESTED = frozenset({"array", "map", "struct"})
 _DECIMAL_DIGITS_MAX = 38
 _FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _DEPTH_MAX = 16
+# A struct of a thousand fields fits well.
+_TEXT_MAX = 32 << 10
+_SHOWN_MAX = 80
 
 type_names = ", ".join([*_PRIMITIVES, "decimal(p,s)", "array<t>", "map<k,v>", "struct<a:t>"])
 
@@ -165,10 +168,13 @@ class _Parser:
     _TOKEN = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*|\d+|[<>(),:])")
 
     def __init__(self, text: str) -> None:
-        self._text = text
+        self._text = text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…"
+        if len(text) > _TEXT_MAX:
+            raise ValidationError(f"has {len(text)} characters; a type has at most {_TEXT_MAX}")
         self._tokens: list[str] = []
+        text = text.rstrip()
         at = 0
-        while text[at:].strip():
+        while at < len(text):
             match = self._TOKEN.match(text, at)
             if match is None:
                 raise self._error()
@@ -232,7 +238,7 @@ class _Parser:
 
     def _number(self) -> int:
         token = self._next()
-        if not token.isdigit():
+        if not token.isdigit() or len(token) > 4:
             raise self._error()
         return int(token)
 
@@ -249,10 +255,12 @@ class _Parser:
         self._expect("<")
         names: list[str] = []
         types: list[ColumnType] = []
+        seen: set[str] = set()
         while True:
             name = self._next()
-            if not _FIELD_NAME.match(name) or name.lower() in (n.lower() for n in names):
+            if not _FIELD_NAME.match(name) or name.lower() in seen:
                 raise self._error()
+            seen.add(name.lower())
             self._expect(":")
             names.append(name)
             types.append(self.parse(depth + 1))

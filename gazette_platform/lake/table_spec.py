@@ -27,6 +27,7 @@ import msgspec
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake.schema import ColumnType, parse_type
 from gazette_platform.protocol import LabelSelector, parse_duration
+from gazette_platform.protocol.strict_yaml import check_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,6 +53,7 @@ _SECOND_NS = 1_000_000_000
 # Dagster looks once a minute or so.
 _FRESH_MIN_S = 120
 _SPEC_BYTES_MAX = 1 << 20
+_SHOWN_MAX = 80
 _FORMATS = ("json", "csv")
 _FRESH_EXAMPLE = "a duration with its unit, such as `90m` or `24h`"
 _SELECTOR_EXAMPLE = "select journals by name or label, e.g. `name:prefix=flights/`"
@@ -132,10 +134,16 @@ def parse_table_spec(text: str | bytes) -> TableSpec:
         the key.
     """
     try:
+        check_yaml(text)
+    except ValidationError as err:
+        raise ValidationError(f"not valid YAML: {err.message.removeprefix('yaml: ')}") from err
+    try:
         spec = msgspec.yaml.decode(text, type=TableSpec)
     except msgspec.ValidationError as err:
         raise _shape_error(str(err)) from err
-    except msgspec.DecodeError as err:
+    # Besides what it says, constructors of scalars raise what they meet: of a date such as
+    # 2001-99-99, or a number of thousands of digits.
+    except Exception as err:
         raise ValidationError(f"not valid YAML: {' '.join(str(err).split())}") from err
     _validate(spec)
     return spec
@@ -202,10 +210,16 @@ def _shape_error(text: str) -> ValidationError:
     return ValidationError(f"{text} (docs/reference/table-spec.md has an example and all keys)")
 
 
+def _shown(text: str) -> str:
+    """A text of a spec, in an error."""
+    return repr(text) if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]!r}…"
+
+
 def _validate(spec: TableSpec) -> None:
     if not _TABLE_NAME.match(spec.name):
         raise ValidationError(
-            f"{spec.name!r} is not schema.table (lower-case letters, digits, `_`)", path="name"
+            f"{_shown(spec.name)} is not schema.table (lower-case letters, digits, `_`)",
+            path="name",
         )
     if not spec.selector.strip():
         raise ValidationError(f"may not be empty; {_SELECTOR_EXAMPLE}", path="selector")
@@ -238,7 +252,8 @@ def _validate_columns(spec: TableSpec) -> None:
         path = f"columns[{index}]"
         if not _COLUMN_NAME.match(column.name):
             raise ValidationError(
-                f"{column.name!r} is not a column name (letters, digits, `_`)", path=f"{path}.name"
+                f"{_shown(column.name)} is not a column name (letters, digits, `_`)",
+                path=f"{path}.name",
             )
         key = column.name.lower()
         if key in seen:
@@ -267,11 +282,11 @@ def _validate_partitions(spec: TableSpec) -> None:
         for name in (partition.name, partition.column):
             if not _COLUMN_NAME.match(name):
                 raise ValidationError(
-                    f"{name!r} is not a column name (letters, digits, `_`)", path=path
+                    f"{_shown(name)} is not a column name (letters, digits, `_`)", path=path
                 )
         if partition.type not in _PARTITION_TYPES:
             raise ValidationError(
-                f"{partition.type!r} is not a type of partition columns "
+                f"{_shown(partition.type)} is not a type of partition columns "
                 f"(use one of {', '.join(_PARTITION_TYPES)})",
                 path=f"{path}.type",
             )

@@ -19,7 +19,7 @@ from gazette_platform.protocol.durations import parse_duration
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["StrictMapping", "read_yaml"]
+__all__ = ["StrictMapping", "check_yaml", "read_yaml"]
 
 _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 
@@ -28,6 +28,9 @@ _REPETITIONS_MAX = 20_000
 
 # Characters of a wrong value that an error shows.
 _SHOWN_MAX = 60
+
+# Keys that merges (``<<``) bring in: those of merged mappings that merge others multiply.
+_MERGED_KEYS_MAX = 500_000
 
 # A node of a tree of journals is three levels of a document.
 _DEPTH_MAX = 256
@@ -53,6 +56,34 @@ def read_yaml(document: str | bytes) -> StrictMapping:
 
     Raises: ValidationError: not UTF-8, not YAML, several documents, or no mapping.
     """
+    return StrictMapping(_composed(document), _Seen())
+
+
+def check_yaml(document: str | bytes) -> None:
+    """Refuse a document that would cost another parser more than its size, or its life.
+
+    PyYAML's composer crashes the process at deep nesting, and merges make its memory grow
+    exponentially.
+
+    Raises: ValidationError: that, or what `read_yaml` raises.
+    """
+    seen = _Seen()
+    done: set[int] = set()
+    left = [_composed(document)]
+    while left:
+        node = left.pop()
+        if id(node) in done:
+            continue
+        done.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            _fields_of(node, seen)
+            for key, value in node.value:
+                left += (key, value)
+        elif isinstance(node, yaml.SequenceNode):
+            left += node.value
+
+
+def _composed(document: str | bytes) -> yaml.Node:
     try:
         text = document if isinstance(document, str) else document.decode("utf-8")
         _check_depth(text)
@@ -67,7 +98,7 @@ def read_yaml(document: str | bytes) -> StrictMapping:
         raise ValidationError(f"yaml: {err}") from None
     if root is None:
         raise ValidationError("yaml: the document is empty")
-    return StrictMapping(root, _Seen())
+    return root
 
 
 def _check_depth(text: str) -> None:
@@ -84,11 +115,12 @@ def _check_depth(text: str) -> None:
 
 
 class _Seen:
-    """Which mappings were read, to bound how often aliases repeat them."""
+    """Which mappings were read, to bound how often aliases and merges repeat them."""
 
     def __init__(self) -> None:
         self._ids: set[int] = set()
         self._repetitions = 0
+        self._merged_keys = 0
 
     def visit(self, node: yaml.Node) -> None:
         # The document's root keeps every node alive, so ids stay unique.
@@ -97,6 +129,11 @@ class _Seen:
             if self._repetitions > _REPETITIONS_MAX:
                 raise _line_error(node, f"aliases repeat more than {_REPETITIONS_MAX} mappings")
         self._ids.add(id(node))
+
+    def merge(self, node: yaml.Node, keys: int) -> None:
+        self._merged_keys += 1 + keys
+        if self._merged_keys > _MERGED_KEYS_MAX:
+            raise _line_error(node, f"merges repeat more than {_MERGED_KEYS_MAX} keys")
 
 
 def _line_error(node: yaml.Node, message: str) -> ValidationError:
@@ -110,7 +147,7 @@ class StrictMapping:
         seen.visit(node)
         self._node = node
         self._seen = seen
-        self._fields = _fields_of(node)
+        self._fields = _fields_of(node, seen)
         self._known: list[str] = []
 
     def error(self, message: str) -> ValidationError:
@@ -230,7 +267,9 @@ def _integer_of(scalar: yaml.ScalarNode, key: str) -> int:
     return value
 
 
-def _fields_of(node: yaml.Node, depth: int = 0) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+def _fields_of(
+    node: yaml.Node, seen: _Seen, depth: int = 0
+) -> dict[str, tuple[yaml.Node, yaml.Node]]:
     """The keys and values of a mapping, those of merged (``<<``) mappings where it has none."""
     if not isinstance(node, yaml.MappingNode):
         raise _line_error(node, "expected a mapping of keys to values")
@@ -248,6 +287,8 @@ def _fields_of(node: yaml.Node, depth: int = 0) -> dict[str, tuple[yaml.Node, ya
             raise _line_error(key, f"key {key.value!r} is given twice")
         fields[key.value] = (key, value)
     for source in merged:
-        for name, field in _fields_of(source, depth + 1).items():
+        found = _fields_of(source, seen, depth + 1)
+        seen.merge(source, len(found))
+        for name, field in found.items():
             fields.setdefault(name, field)
     return fields

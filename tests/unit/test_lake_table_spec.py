@@ -1,5 +1,8 @@
 """Table specs: what is taken, and what each mistake says."""
 
+import time
+import tracemalloc
+
 import pytest
 
 from gazette_platform.errors import ValidationError
@@ -110,3 +113,60 @@ def test_unreadable_file_is_an_error_of_its_own(tmp_path):
     (tmp_path / "a.yaml").mkdir()
     _, errors = load_table_specs(tmp_path)
     assert "cannot be read" in str(errors["a.yaml"])
+
+
+DIGITS = "9" * 5000
+FIELDS = {
+    "name": "a.b",
+    "selector": "'name:prefix=a/'",
+    "format": "json",
+    "columns": "[{name: a, type: int}]",
+}
+
+
+def laughs(depth, width):
+    """Mappings that merge the one before them several times."""
+    lines = ["m0: &m0 {x: 1}"]
+    for n in range(1, depth + 1):
+        merged = ", ".join([f"*m{n - 1}"] * width)
+        lines.append(f"m{n}: &m{n} {{<<: [{merged}]}}")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": DIGITS},
+        {"name": f"'{DIGITS}'"},
+        {"comment": DIGITS},
+        {"fresh_within": f"{DIGITS}h"},
+        {"fresh_within": DIGITS},
+        {"comment": "2001-99-99"},
+        {"comment": "!!timestamp x"},
+        {"columns": f"[{{name: a, type: 'decimal({DIGITS},1)'}}]"},
+        {"columns": f"[{{name: a, type: {'array<' * 100_000}}}]"},
+        {"columns": f"[{{name: a, type: {'a ' * 400_000}}}]"},
+        {"columns": "[" * 200_000},
+        {"columns": "\n" + "\n".join(" " * n + "-" for n in range(1, 700))},
+        {"partitions": f"[{{name: a, type: '{DIGITS}'}}]"},
+        {"columns": "&a [*a]"},
+        {"columns": "&a {<<: *a}"},
+        {"more": "{}\n" + laughs(10, 9)},
+        {"more": "{}\n" + laughs(5000, 1)},
+    ],
+    ids=[f"{n}" for n in range(17)],
+)
+def test_hostile_specs_are_short_errors_in_bounded_time_and_memory(changes):
+    text = "\n".join(f"{key}: {value}" for key, value in (FIELDS | changes).items())
+    assert len(text) < 1 << 20
+    tracemalloc.start()
+    begun = time.process_time()
+    try:
+        with pytest.raises(ValidationError) as error:
+            parse_table_spec(text)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(str(error.value)) < 500
+    assert peak < 200 << 20
+    assert time.process_time() - begun < 10

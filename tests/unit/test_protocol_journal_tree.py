@@ -1,5 +1,6 @@
 """Trees of journals: shape, push-down, hoisting, and their YAML (J1)."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -212,6 +213,15 @@ def test_aliases_that_explode_are_refused():
     document = "children:\n" + "\n".join(lines)
     with pytest.raises(ValidationError, match="aliases repeat more than 20000 mappings"):
         parse_journal_node(document)
+
+
+def test_merges_that_explode_are_refused_in_bounded_time():
+    lines = ["- &m0 {name: x}"]
+    lines += [f"- &m{n + 1} {{<<: [{', '.join([f'*m{n}'] * 9)}]}}" for n in range(9)]
+    begun = time.process_time()
+    with pytest.raises(ValidationError, match="merges repeat more than 500000 keys"):
+        parse_journal_node("children:\n" + "\n".join(lines))
+    assert time.process_time() - begun < 10
 
 
 def test_merged_mappings_and_null_fields():
