@@ -34,7 +34,7 @@ from gazette_platform.errors import EtcdError, LeaseLost
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.fragment.persister import Persister
 from gazette_platform.fragment.refresh import FragmentLister
-from gazette_platform.keyspace import BrokerState, KeySpace
+from gazette_platform.keyspace import BrokerState, KeySpace, member_key, members_prefix
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.memory import settle_memory
@@ -437,14 +437,20 @@ class Broker:
         prefix, members = self.config.etcd_prefix, self._context.space.state.members
         try:
             found = await self._context.etcd.range(own_members_prefix(prefix))
+            # Our mirror may still show members that have left since, and took both keys along.
+            present = await self._context.etcd.range(
+                members_prefix(prefix), revision=found.header.revision, keys_only=True
+            )
         except EtcdError as err:
             _log.warning("write heads are not noted, since etcd fails: %s", err)
             return True
         ours = {kv.key: kv.lease for kv in found.kvs}
+        there = {kv.key: kv.lease for kv in present.kvs}
         foreign = [
             member
             for member, known in members.items()
-            if ours.get(own_member_key(prefix, member)) != known.lease
+            if there.get(member_key(prefix, member)) == known.lease
+            and ours.get(own_member_key(prefix, member)) != known.lease
         ]
         if foreign:
             _log.warning(

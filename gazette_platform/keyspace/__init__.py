@@ -17,6 +17,7 @@ from gazette_platform.keyspace.keys import (
     assignments_prefix,
     item_key,
     member_key,
+    members_prefix,
     parse_key,
     validate_prefix,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "encode_route",
     "item_key",
     "member_key",
+    "members_prefix",
     "parse_key",
     "validate_prefix",
 ]

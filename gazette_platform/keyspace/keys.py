@@ -25,6 +25,7 @@ __all__ = [
     "assignments_prefix",
     "item_key",
     "member_key",
+    "members_prefix",
     "parse_key",
     "validate_prefix",
 ]
@@ -76,6 +77,11 @@ def validate_prefix(prefix: str) -> None:
 def item_key(prefix: str, item: str) -> str:
     """The key of an item."""
     return f"{prefix}{_ITEMS}{_part(item)}"
+
+
+def members_prefix(prefix: str) -> str:
+    """What the keys of all members start with, and no others do."""
+    return f"{prefix}{_MEMBERS}"
 
 
 def member_key(prefix: str, process_id: ProcessId) -> str:

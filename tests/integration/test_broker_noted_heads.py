@@ -8,6 +8,7 @@ import pytest
 
 from gazette_platform.broker import serve
 from gazette_platform.broker.journal_spool import Draft
+from gazette_platform.broker.side_keys import own_member_key
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.etcd import Delete, EtcdClient, Put
@@ -122,6 +123,30 @@ async def test_beside_a_broker_of_gazette_no_head_is_noted(cluster, etcd, etcd_p
     assert noted(observer) == 0
     assert 'zone:"zone" suffix:"of-gazette" is a broker of Gazette' in caplog.text
     await lease.revoke()
+
+
+async def test_a_broker_that_has_just_left_is_not_taken_for_one_of_gazette(
+    cluster, etcd, etcd_prefix, monkeypatch
+):
+    """Of brokers that leave at once, one sees the other in its mirror, and not in etcd."""
+    broker, other = await cluster.start(), await cluster.start(journal_limit=0)
+    observer = await cluster.start(journal_limit=0)
+    stub = cluster.stub(broker)
+    await cluster.apply(stub, spec())
+    await append(stub, JOURNAL, b"content")
+    member = other._context.process_id
+    read = broker._context.etcd.range
+
+    async def read_once_it_has_left(prefix, **options):
+        # From here on its mirror is late.
+        monkeypatch.setattr(broker._context.space, "apply_batches", lambda batches: None)
+        keys = [own_member_key(etcd_prefix, member), member_key(etcd_prefix, member)]
+        await etcd.txn([], [Delete(key) for key in keys])
+        return await read(prefix, **options)
+
+    monkeypatch.setattr(broker._context.etcd, "range", read_once_it_has_left)
+    await broker.drain()
+    assert noted(observer) == len(b"content")
 
 
 async def test_a_head_is_that_of_settled_content_even_if_more_crossed_a_roll(
