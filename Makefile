@@ -73,7 +73,7 @@ bench-failover: $(STAMP) ## Measure how long appends stall when a primary is kil
 bench-allocator: $(STAMP) ## Measure the assignment of 10,000 journals; adds to latest.json
 	$(PY) -m benchmarks.bench_allocator
 
-chaos: $(STAMP) ## Break a cluster on purpose, and check what clients saw (SEED, MINUTES)
+chaos: $(STAMP) ## Break a cluster on purpose, and check what clients saw (SEED, MINUTES, REPLICATION)
 	$(PY) -m gazette_platform.testing.chaos --seed $(SEED) --minutes $(MINUTES) --replication $(REPLICATION)
 
 fuzz: $(STAMP) ## Send brokers what nobody should, and see that they live (SEED, MINUTES, or REPLAY=file)

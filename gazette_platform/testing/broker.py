@@ -38,7 +38,8 @@ class BrokerServer:
           lease_s: seconds after which etcd forgets it.
           program: what to run as `gazette`; empty: the one of this interpreter.
 
-    Attributes: fragments: folder of the store. log: file. flags: may be changed before `start`.
+    Attributes: fragments: folder of the store. spool: folder of its spools and temporary files.
+        log: file. flags: may be changed before `start`.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class BrokerServer:
     ) -> None:
         self.fragments = fragments or folder / "fragments"
         self.log = folder / "broker.log"
-        self._spool = folder / "spool"
+        self.spool = folder / "spool"
         self._etcd = etcd
         self._prefix = prefix
         self.flags = tuple(flags)
@@ -95,7 +96,7 @@ class BrokerServer:
         Raises: SetupError: it ended or was not ready in time; with the end of its log.
         """
         self.fragments.mkdir(parents=True, exist_ok=True)
-        self._spool.mkdir(parents=True, exist_ok=True)
+        self.spool.mkdir(parents=True, exist_ok=True)
         command = [
             *self._program,
             "serve",
@@ -106,7 +107,7 @@ class BrokerServer:
             "--broker.http-host=127.0.0.1",
             f"--broker.http-port={self.http_port}",
             f"--broker.file-root={self.fragments}",
-            f"--broker.spool-dir={self._spool}",
+            f"--broker.spool-dir={self.spool}",
             "--broker.drain-timeout=10s",
             f"--etcd.address={self._etcd}",
             f"--etcd.prefix={self._prefix}",
@@ -116,7 +117,11 @@ class BrokerServer:
         ]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+                command,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {"TMPDIR": str(self.spool)},
             )
         deadline = time.monotonic() + timeout_s
         while not self._is_ready():

@@ -22,9 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-__all__ = ["BrokerCluster"]
+__all__ = ["BrokerCluster", "broker_names"]
 
 _DRAIN_TIMEOUT_S = 60.0
+
+
+def broker_names(zones: Sequence[str]) -> tuple[str, ...]:
+    """The names of brokers in these zones."""
+    return tuple(f"broker-{number}" for number in range(1, len(zones) + 1))
 
 
 @final
@@ -39,6 +44,8 @@ class BrokerCluster:
           is_proxied: put a proxy before each broker, which it advertises, so that clients and
           peers go through it; and one between each broker and etcd.
           flags: more flags of each broker.
+          fragments: folder of the store, where it is not ``fragments`` in `folder`.
+          program: what to run as `gazette`; empty: the one of this interpreter.
 
     Attributes: brokers: processes by name. proxies: by name of the broker: what clients and peers
         reach it through. etcd_proxies: likewise: what it reaches etcd through. fragments: folder
@@ -55,18 +62,21 @@ class BrokerCluster:
         lease_s: float = 2.0,
         is_proxied: bool = False,
         flags: Sequence[str] = (),
+        fragments: Path | None = None,
+        program: Sequence[str] = (),
     ) -> None:
-        self.fragments = folder / "fragments"
+        self.fragments = fragments or folder / "fragments"
         self.brokers: dict[str, BrokerServer] = {}
         self.proxies = FaultProxies()
         self.etcd_proxies = FaultProxies()
         self._folder = folder
         self._etcd = etcd
         self._prefix = prefix
-        self._zones = {f"broker-{number}": zone for number, zone in enumerate(zones, 1)}
+        self._zones = dict(zip(broker_names(zones), zones, strict=True))
         self._lease_s = lease_s
         self._is_proxied = is_proxied
         self._flags = tuple(flags)
+        self._program = program
         self._front = FaultProxy("127.0.0.1", 1)
         self._unfit: set[str] = set()
 
@@ -87,10 +97,9 @@ class BrokerCluster:
     async def __aenter__(self) -> Self:
         await self._front.start()
         try:
-            # One after another, since processes that start at once would be slow to become ready.
             for name in self._zones:
                 await self._make(name)
-                await self.start(name)
+            await self.start_again(self._zones)
         except BaseException:
             await self.__aexit__()
             raise
@@ -110,7 +119,7 @@ class BrokerCluster:
             proxy = await self.etcd_proxies.add(name, target.hostname or "", target.port or 2379)
             etcd = proxy.address
         folder = self._folder / name
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         broker = BrokerServer(
             folder,
             etcd=etcd,
@@ -120,6 +129,7 @@ class BrokerCluster:
             fragments=self.fragments,
             lease_s=self._lease_s,
             flags=flags,
+            program=self._program,
         )
         if self._is_proxied:
             front = await self.proxies.add(name, "127.0.0.1", broker.port)
@@ -188,6 +198,11 @@ class BrokerCluster:
         await self.proxies.heal()
         await self.etcd_proxies.heal()
 
+    async def heal_one(self, name: str) -> None:
+        """The same for the network of one broker."""
+        await self.proxies[name].heal()
+        await self.etcd_proxies[name].heal()
+
     async def revive(self, *, timeout_s: float = 60.0) -> list[str]:
         """Start every broker that has ended, whether it was made to or had lost its lease.
 
@@ -196,12 +211,25 @@ class BrokerCluster:
         Returns: those that were started.
         """
         ended = [name for name, broker in self.brokers.items() if broker.has_ended]
-        for name in ended:
-            self.kill(name)  # forget the process
-            await self.start(name, timeout_s=timeout_s)
+        await self.start_again(ended, timeout_s=timeout_s)
         for name in self.names:
             self._is_fit(name)
         return ended
+
+    async def start_again(self, names: Iterable[str], *, timeout_s: float = 60.0) -> None:
+        """Start brokers that have ended, all at once, and wait until all are ready.
+
+        Raises: SetupError: as `start`, when all others are ready or have failed too.
+        """
+        names = [*names]
+        for name in names:
+            self.kill(name)  # forget the process
+        outcomes = await asyncio.gather(
+            *[self.start(name, timeout_s=timeout_s) for name in names], return_exceptions=True
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     # ------------------------------------------------------------------ the balancer
 

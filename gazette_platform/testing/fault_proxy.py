@@ -27,6 +27,7 @@ from gazette_platform.errors import SetupError
 from gazette_platform.ops.tasks import TaskGroup
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Iterable, Iterator
 
 __all__ = ["Direction", "FaultProxies", "FaultProxy"]
@@ -139,6 +140,12 @@ class FaultProxy:
         """End all connections with RST, on both sides. New ones are not affected."""
         for connection in list(self._connections):
             connection.abort()
+
+    def reset_one(self, rng: random.Random) -> None:
+        """The same of one connection, if there is any."""
+        open_ones = [one for one in self._connections if not one.is_aborted]
+        if open_ones:
+            rng.choice(open_ones).abort()
 
     def refuse(self) -> None:
         """Refuse new connections, and reset all there are, until `heal`."""

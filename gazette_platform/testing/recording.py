@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Self, final
 
 from gazette_platform.errors import GazetteError, StatusError, ValidationError
 from gazette_platform.testing.payloads import Payload, payload_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterable, Callable, Iterator
 
-    from gazette_platform.client import AsyncClient
+    from gazette_platform.client import AppendTicket, AppendWriter, AsyncClient
     from gazette_platform.client.reader import Reader
     from gazette_platform.client.results import AppendResult
     from gazette_platform.protocol import LabelSelector, LabelSet
     from gazette_platform.testing.history import Recorder
 
-__all__ = ["RecordedReader", "RecordingClient"]
+__all__ = ["RecordedReader", "RecordingClient", "RecordingWriter"]
+
+# Append writers do not tell how often they sent a batch: they retry for a minute, with back-off.
+_WRITER_ATTEMPTS_MAX = 100
 
 
 @final
@@ -42,9 +46,11 @@ class RecordingClient:
         check_registers: LabelSelector | None = None,
         union_registers: LabelSet | None = None,
         subtract_registers: LabelSet | None = None,
+        paced_by: Callable[[bytes], AsyncIterable[bytes]] | None = None,
     ) -> AppendResult:
         """As `AsyncClient.append`, recorded; generates the bytes of a `Payload`.
 
+        Args: paced_by: makes a stream of the content, which is sent at its pace and once only.
         Raises: as `AsyncClient.append`. Cancellation: is recorded as an unknown outcome.
         """
         recorder = self._recorder
@@ -66,7 +72,7 @@ class RecordingClient:
         try:
             result = await self._client.append(
                 journal,
-                counted,
+                counted if paced_by is None else paced_by(data),
                 offset=offset,
                 check_registers=check_registers,
                 union_registers=union_registers,
@@ -93,18 +99,80 @@ class RecordingClient:
         return result
 
     def read(
-        self, journal: str, offset: int = 0, *, block: bool = False, end_offset: int = 0
+        self,
+        journal: str,
+        offset: int = 0,
+        *,
+        block: bool = False,
+        end_offset: int = 0,
+        direct: bool = False,
     ) -> RecordedReader:
         """As `AsyncClient.read`, each piece recorded as one poll.
 
         It reads on behind content that is gone: whether that may be so is for the checker to say.
         """
         reader = self._client.read(
-            journal, offset, block=block, end_offset=end_offset, on_jump="continue"
+            journal,
+            offset,
+            block=block,
+            end_offset=end_offset,
+            direct=direct,
+            on_jump="continue",
         )
         return RecordedReader(
             reader, self._recorder, self._process, asks_for_head=not (block or end_offset)
         )
+
+
+@final
+class RecordingWriter:
+    """An `AppendWriter` whose every write is recorded as an append.
+
+    Attributes: journal. written, failed: how many writes there were, and which of them failed.
+        unresolved: how many of their tickets are not resolved. acknowledged: the greatest end.
+    """
+
+    def __init__(self, writer: AppendWriter, recorder: Recorder, process: str) -> None:
+        self.journal = writer.journal
+        self.written = self.failed = self.unresolved = self.acknowledged = 0
+        self._writer = writer
+        self._recorder = recorder
+        self._process = process
+
+    async def write(self, payload: Payload) -> AppendTicket:
+        """As `AppendWriter.write`. Cancellation: is recorded as an unknown outcome."""
+        recorder = self._recorder
+        op = recorder.invoke_append(self._process, self.journal, payload)
+        try:
+            ticket = await self._writer.write(payload_bytes(recorder.seed, payload))
+        except (StatusError, ValidationError) as err:
+            recorder.fail(op, _brief(err))  # an earlier one failed: this one was not accepted
+            raise
+        except BaseException as err:
+            recorder.unknown(op, _brief(err))
+            raise
+        self.written += 1
+        self.unresolved += 1
+        ticket.add_done_callback(lambda: self._resolved(op, ticket))
+        return ticket
+
+    async def close(self) -> None:
+        """As `AppendWriter.close`; then `unresolved` says what it left behind."""
+        try:
+            await self._writer.close()
+        finally:
+            await asyncio.sleep(0)  # what was just resolved is told by callbacks
+
+    def _resolved(self, op: int, ticket: AppendTicket) -> None:
+        self.unresolved -= 1
+        try:
+            begin, end = ticket.span()
+        except Exception as err:  # noqa: BLE001  whatever it was, the write may have been applied
+            self.failed += 1
+            self._recorder.unknown(op, _brief(err), attempts=_WRITER_ATTEMPTS_MAX)
+        else:
+            self.acknowledged = max(self.acknowledged, end)
+            self._recorder.ok_append(op, begin=begin, end=end, attempts=_WRITER_ATTEMPTS_MAX)
 
 
 @final

@@ -19,16 +19,44 @@ from gazette_platform.testing.local_broker import eventually
 class FakeBroker:
     def __init__(self):
         self.has_ended = False
+        self.pid = 1
+
+    def log_tail(self):
+        return "the end of its log"
+
+
+class FakeProxy:
+    def __init__(self, note):
+        self._note = note
+
+    def black_hole(self, direction):
+        self._note(f"black hole {direction.value}")
+
+    def reset(self):
+        self._note("reset")
+
+    def reset_one(self, rng):
+        self._note("reset one")
+
+    def delay(self, seconds):
+        self._note("delay")
+
+    def limit(self, bytes_per_s):
+        self._note("limit")
 
 
 class FakeCluster:
-    """Notes what is done to it. Brokers that were paused or cut off end soon after."""
+    """Notes what is done to it. Brokers that were paused for long end soon after."""
 
     def __init__(self, folder):
         self.fragments = folder / "fragments"
         self.fragments.mkdir()
         (self.fragments / "kept").touch()
-        self.brokers = {f"broker-{number}": FakeBroker() for number in (1, 2)}
+        self.names = ("broker-1", "broker-2", "broker-3")
+        self.brokers = {name: FakeBroker() for name in self.names}
+        self.proxies = {
+            name: FakeProxy(lambda what, name=name: self._note(what, name)) for name in self.names
+        }
         self.done = []
         self.stored = []
 
@@ -36,9 +64,13 @@ class FakeCluster:
         self.done.append(" ".join([what, *names]))
         self.stored.append((self.fragments / "kept").exists())
 
+    def _forget(self, name):
+        self.brokers[name].has_ended = True
+        self.brokers[name].pid = 0
+
     def kill(self, name):
         self._note("kill", name)
-        self.brokers[name].has_ended = True
+        self._forget(name)
 
     def pause(self, name):
         self._note("pause", name)
@@ -53,16 +85,22 @@ class FakeCluster:
     async def heal(self):
         self._note("heal")
 
+    async def heal_one(self, name):
+        self._note("heal", name)
+
     async def drain(self, *names):
         self._note("drain", *names)
         for name in names:
-            self.brokers[name].has_ended = True
+            self._forget(name)
+
+    async def start_again(self, names, *, timeout_s):
+        self._note("start", *names)
+        for name in names:
+            self.brokers[name] = FakeBroker()
 
     async def revive(self, *, timeout_s):
         ended = [name for name, broker in self.brokers.items() if broker.has_ended]
-        self._note("revive", *ended)
-        for name in ended:
-            self.brokers[name].has_ended = False
+        await self.start_again(ended, timeout_s=timeout_s)
         return ended
 
 
@@ -95,38 +133,118 @@ def said():
 
 
 @pytest.fixture
-def nemesis(cluster, etcd, said):
-    return Nemesis(cluster, etcd, lease_s=0.2, clock=SystemClock(), say=said.append)
+def settled():
+    return []
+
+
+@pytest.fixture
+def nemesis(cluster, etcd, said, settled):
+    async def replicas_of(journal):
+        return ["broker-2", "broker-1", "broker-3"]
+
+    async def settle(is_stored, may_reset):
+        settled.append((is_stored, may_reset))
+
+    return Nemesis(
+        cluster,
+        etcd,
+        lease_s=0.2,
+        clock=SystemClock(),
+        say=said.append,
+        replicas_of=replicas_of,
+        settle=settle,
+    )
 
 
 @pytest.mark.parametrize(
     ("kind", "targets", "done"),
     [
-        (FaultKind.KILL, ["broker-1"], ["kill broker-1", "revive broker-1"]),
+        (FaultKind.KILL, ["broker-1"], ["kill broker-1", "start broker-1"]),
+        (FaultKind.PAUSE, ["broker-1"], ["pause broker-1", "resume broker-1", "start broker-1"]),
+        (FaultKind.PARTITION, ["broker-2"], ["isolate broker-2", "heal broker-2"]),
         (
-            FaultKind.PAUSE,
-            ["broker-1"],
-            ["pause broker-1", "resume broker-1", "revive broker-1"],
+            FaultKind.SLOW_NETWORK,
+            ["broker-2"],
+            ["delay broker-2", "limit broker-2", "heal broker-2"],
         ),
-        (FaultKind.PARTITION, ["broker-2"], ["isolate broker-2", "heal", "revive"]),
         (
             FaultKind.DRAIN_ZONE,
             ["broker-1", "broker-2"],
-            ["drain broker-1 broker-2", "revive broker-1 broker-2"],
+            ["drain broker-1 broker-2", "start broker-1 broker-2"],
         ),
-        (FaultKind.ETCD_RESTART, [], ["revive"]),
-        (FaultKind.STORE_CUT, [], ["revive"]),
+        (
+            FaultKind.RESTART_ALL,
+            [],
+            ["drain broker-1 broker-2 broker-3", "start broker-1 broker-2 broker-3"],
+        ),
+        (FaultKind.ETCD_RESTART, [], []),
+        (FaultKind.ETCD_AWAY, [], []),
+        (FaultKind.STORE_CUT, [], []),
     ],
 )
-async def test_fault_is_inflicted_and_mended(nemesis, cluster, etcd, said, kind, targets, done):
+async def test_fault_is_inflicted_and_undone(
+    nemesis, cluster, etcd, said, settled, kind, targets, done
+):
     await nemesis.run([Fault(0.0, kind, tuple(targets), 0.02)])
     assert cluster.done == done
-    assert cluster.stored[-1]
+    assert (cluster.fragments / "kept").exists()
     assert etcd.pid
-    assert etcd.starts == (kind is FaultKind.ETCD_RESTART)
+    assert etcd.starts == (kind in (FaultKind.ETCD_RESTART, FaultKind.ETCD_AWAY))
     assert [kind for _, kind in nemesis.begins] == [kind.value]
     assert said[0].startswith("fault: ")
-    assert said[-1].startswith(f"mended: {kind}")
+    assert f"undone: {kind}" in said
+    assert said[-1] == "the cluster is whole again"
+    # Before brokers fail again, what only one of them has left is stored.
+    takes = (FaultKind.KILL, FaultKind.PAUSE, FaultKind.PARTITION, FaultKind.ETCD_AWAY)
+    leaves_none = (FaultKind.ETCD_AWAY, FaultKind.RESTART_ALL)
+    assert settled == [(kind in takes, kind in leaves_none)]
+    assert nemesis.ended == []
+
+
+async def test_one_way_is_silent_in_one_direction(nemesis, cluster):
+    await nemesis.run([Fault(0.0, FaultKind.ONE_WAY, ("broker-1",), 0.02)])
+    first, last = cluster.done
+    assert first in ("black hole to upstream broker-1", "black hole to client broker-1")
+    assert last == "heal broker-1"
+
+
+async def test_resets_come_at_ten_a_second(nemesis, cluster):
+    began = time.monotonic()
+    await nemesis.run([Fault(0.0, FaultKind.RESET, (), 1.0)])
+    assert len(cluster.done) == 10
+    assert {what.rsplit(" ", 1)[0] for what in cluster.done} == {"reset one"}
+    assert time.monotonic() - began >= 1.0
+
+
+async def test_last_replica_gets_nothing_before_the_others_are_killed(nemesis, cluster):
+    await nemesis.run([Fault(0.0, FaultKind.LAST_REPLICA, ("a/journal",), 0.05)])
+    hole, *killed, reset, heal, start = cluster.done
+    (last,) = {"broker-1", "broker-3"} - {what.removeprefix("kill ") for what in killed}
+    assert hole == f"black hole to upstream {last}"
+    assert len(killed) == 2
+    assert "kill broker-2" in killed  # the primary
+    # What was under way to it went with those that sent it.
+    assert (reset, heal) == (f"reset {last}", f"heal {last}")
+    assert start.startswith("start ")
+
+
+async def test_faults_of_an_episode_overlap(nemesis, cluster, settled):
+    faults = [
+        Fault(0.0, FaultKind.STORE_CUT, (), 0.3, episode=0),
+        Fault(0.1, FaultKind.KILL, ("broker-1",), 0.05, episode=0),
+        Fault(0.2, FaultKind.KILL, ("broker-2",), 0.05, episode=1),
+    ]
+    await nemesis.run(faults)
+    assert cluster.done == ["kill broker-1", "start broker-1", "kill broker-2", "start broker-2"]
+    assert cluster.stored == [False, False, True, True]
+    assert len(settled) == 2
+
+
+async def test_disk_that_cannot_be_filled_is_left_out(nemesis, said):
+    await nemesis.run([Fault(0.0, FaultKind.SPOOL_FULL, ("broker-1",), 0.05)])
+    assert nemesis.begins == []
+    assert set(nemesis.left_out) == {FaultKind.SPOOL_FULL}
+    assert said[0].startswith("left out: ")
 
 
 async def test_interrupted_faults_are_mended(nemesis, cluster, etcd):
@@ -141,16 +259,28 @@ async def test_interrupted_faults_are_mended(nemesis, cluster, etcd):
     assert (cluster.fragments / "kept").exists()
 
 
-async def test_broker_that_ends_between_faults_is_started(nemesis, cluster, said):
+async def test_broker_that_ends_without_a_reason_is_started_and_told(nemesis, cluster, said):
     cluster.brokers["broker-2"].has_ended = True
     await nemesis.watch_over(0.01)
-    assert cluster.done == ["revive broker-2"]
-    assert said == ["ended by itself, and started again: broker-2"]
+    assert cluster.done == ["start broker-2"]
+    (text,) = nemesis.ended
+    assert text.startswith("broker-2 ended by itself")
+    assert "the end of its log" in text
+
+
+async def test_broker_whose_lease_was_taken_may_end(nemesis, cluster):
+    await nemesis.run([Fault(0.0, FaultKind.PAUSE, ("broker-1",), 0.05)])
+    cluster.brokers["broker-1"].has_ended = True
+    await nemesis.watch_over(0.01)
+    assert nemesis.ended == []
 
 
 async def test_calm_is_kept_when_mending_takes_long(nemesis, said):
     began = time.monotonic()
-    faults = [Fault(at, FaultKind.STORE_CUT, (), 0.1) for at in (0.0, 0.02, 0.1)]
+    faults = [
+        Fault(at, FaultKind.STORE_CUT, (), 0.1, episode=number)
+        for number, at in enumerate((0.0, 0.02, 0.1))
+    ]
     await nemesis.run(faults)
     begins = [at - began for at, _ in nemesis.begins]
     assert begins[1] >= 0.1

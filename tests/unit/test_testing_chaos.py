@@ -11,22 +11,36 @@ from gazette_platform.testing.chaos import ALL_KINDS, ChaosConfig, WorkloadConfi
 from gazette_platform.testing.chaos.__main__ import main
 from gazette_platform.testing.chaos.availability import Gap, gaps_of, longest_by_kind
 from gazette_platform.testing.chaos.plan import KINDS_WITHOUT_REPLICAS, FaultKind
-from gazette_platform.testing.chaos.runner import ChaosResult
+from gazette_platform.testing.chaos.verdict import ChaosResult, Evidence, reasons
 from gazette_platform.testing.chaos.watchdog import Stall, starved_s
-from gazette_platform.testing.chaos.workload import writes_of
+from gazette_platform.testing.chaos.writers import WriterKind, kind_of, writes_of
 from gazette_platform.testing.checker import Anomaly, Report
 from gazette_platform.testing.history import Append, History, Outcome
 
 ZONES = {"broker-1": "a", "broker-2": "a", "broker-3": "b", "broker-4": "b", "broker-5": "c"}
+JOURNALS = ("a/one", "a/two", "a/three")
+TAKES_PROCESSES = (FaultKind.KILL, FaultKind.PAUSE, FaultKind.PARTITION, FaultKind.LAST_REPLICA)
 PLAN_7 = [
-    "    3.0 s  etcd-restart for 1.2 s",
-    "   14.8 s  drain-zone broker-3 broker-4",
-    "   31.1 s  store-cut for 2.4 s",
+    "    3.0 s  drain-zone broker-1 broker-2",
+    "    3.6 s  one-way broker-4 for 4.1 s",
+    "    4.9 s  hiccup broker-3 for 2.0 s",
 ]
 
 
-def plan(seed=7, duration_s=600.0, kinds=ALL_KINDS, lease_s=6.0):
-    return make_plan(seed, duration_s=duration_s, zones=ZONES, lease_s=lease_s, kinds=kinds)
+def plan(seed=7, duration_s=600.0, kinds=ALL_KINDS, lease_s=6.0, replication=3):
+    return make_plan(
+        seed,
+        duration_s=duration_s,
+        zones=ZONES,
+        lease_s=lease_s,
+        replication=replication,
+        journals=JOURNALS,
+        kinds=kinds,
+    )
+
+
+def episodes(faults):
+    return [[*group] for _, group in itertools.groupby(faults, key=lambda fault: fault.episode)]
 
 
 def test_plan_follows_from_the_seed():
@@ -39,24 +53,69 @@ def test_plan_follows_from_the_seed():
 def test_plan_has_every_kind_about_as_often():
     counts = [sum(fault.kind is kind for fault in plan()) for kind in ALL_KINDS]
     assert min(counts) >= 2
-    assert max(counts) - min(counts) <= 1
+    assert max(counts) - min(counts) <= 2
 
 
-def test_faults_follow_one_another_and_end_within_the_run():
-    faults = plan(duration_s=300.0)
-    for one, two in itertools.pairwise(faults):
-        assert two.at_s >= one.at_s + one.duration_s + 6.0 + 3.0
-    assert faults[-1].at_s + faults[-1].duration_s + 6.0 <= 300.0
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("duration_s", [1.0, 60.0, 200.0])
+def test_short_plan_has_every_kind(seed, duration_s):
+    assert {fault.kind for fault in plan(seed, duration_s)} == set(ALL_KINDS)
 
 
-def test_pauses_outlast_the_lease_and_etcd_does_not():
-    for seed in range(20):
-        for fault in plan(seed):
-            if fault.kind is FaultKind.PAUSE:
-                assert fault.duration_s >= 7.2
-            if fault.kind is FaultKind.ETCD_RESTART:
-                assert fault.duration_s <= 1.5
-                assert fault.targets == ()
+@pytest.mark.parametrize("seed", range(20))
+def test_minute_of_all_kinds_takes_little_more(seed):
+    faults = plan(seed, 60.0, lease_s=3.0)
+    assert max(fault.at_s + fault.duration_s for fault in faults) < 75
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_faults_overlap_or_follow_before_the_cluster_recovered(seed):
+    together = [faults for faults in episodes(plan(seed)) if len(faults) > 1]
+    assert len(together) > 5
+    for faults in together:
+        for one, two in itertools.pairwise(faults):
+            assert one.at_s < two.at_s <= one.at_s + one.duration_s + 6.0
+    # Also with those that take the process of brokers.
+    assert any(fault.kind in TAKES_PROCESSES for faults in together for fault in faults)
+
+
+def test_episodes_follow_one_another_and_end_within_the_run():
+    found = episodes(plan(duration_s=400.0))
+    for one, two in itertools.pairwise(found):
+        mended_at = max(fault.at_s + fault.duration_s for fault in one)
+        assert two[0].at_s >= mended_at + 6.0 + 2.9
+    assert max(fault.at_s + fault.duration_s for fault in found[-1]) + 6.0 <= 400.0
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("replication", [2, 3])
+@pytest.mark.parametrize("duration_s", [60.0, 600.0])
+def test_episode_takes_no_more_brokers_than_replicas_may_fail(seed, replication, duration_s):
+    zones = {zone: {n for n in ZONES if ZONES[n] == zone} for zone in ZONES.values()}
+    for faults in episodes(plan(seed, duration_s, replication=replication)):
+        assert sum(fault.kind in TAKES_PROCESSES for fault in faults) <= 1
+        for fault in faults:
+            if fault.kind in TAKES_PROCESSES and fault.kind is not FaultKind.LAST_REPLICA:
+                assert 0 < len(fault.targets) < replication or set(fault.targets) in zones.values()
+
+
+def test_several_brokers_fail_at_once():
+    taken = {f.targets for f in plan() if f.kind in TAKES_PROCESSES}
+    assert max(map(len, taken)) == 2
+    assert min(map(len, taken)) == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pauses_outlast_the_lease_and_hiccups_do_not(seed):
+    for fault in plan(seed):
+        if fault.kind is FaultKind.PAUSE:
+            assert fault.duration_s >= 7.2
+        if fault.kind is FaultKind.ETCD_AWAY:
+            assert fault.duration_s >= 6.6
+        if fault.kind in (FaultKind.ETCD_RESTART, FaultKind.HICCUP):
+            assert fault.duration_s <= 2.4
+        if fault.kind is FaultKind.ETCD_RESTART:
+            assert fault.targets == ()
 
 
 def test_zone_is_drained_as_a_whole():
@@ -65,12 +124,14 @@ def test_zone_is_drained_as_a_whole():
     assert drained
 
 
+def test_last_replica_is_of_a_journal():
+    named = {f.targets for f in plan() if f.kind is FaultKind.LAST_REPLICA}
+    assert named
+    assert named <= {(name,) for name in JOURNALS}
+
+
 def test_plan_of_no_kinds_is_empty():
     assert plan(kinds=()) == ()
-
-
-def test_short_plan_has_faults():
-    assert len(plan(duration_s=60.0)) >= 2
 
 
 def test_kinds_depend_on_the_replication(tmp_path):
@@ -78,9 +139,9 @@ def test_kinds_depend_on_the_replication(tmp_path):
         workload = WorkloadConfig(replication=replication)
         return ChaosConfig(etcd_binary=tmp_path, workload=workload, **options).kinds_chosen
 
-    assert kinds(3) == ALL_KINDS
+    assert kinds(3) == kinds(2) == ALL_KINDS
     assert kinds(1) == KINDS_WITHOUT_REPLICAS
-    assert FaultKind.KILL not in kinds(1)
+    assert not set(TAKES_PROCESSES) & set(kinds(1))
     assert kinds(1, kinds=[FaultKind.KILL]) == [FaultKind.KILL]
 
 
@@ -94,7 +155,8 @@ def test_writes_follow_from_the_seed():
     assert writes != first(7, 4)
     assert len({write.payload.tag for write in writes}) == 200
     assert len({write.journal for write in writes}) == 20
-    assert any(write.is_contended for write in writes)
+    assert any(write.is_contended and write.gives_up for write in writes)
+    assert any(write.is_contended and not write.gives_up for write in writes)
     assert all(write.pause_s >= 0.1 for write in writes)
 
 
@@ -163,6 +225,77 @@ def test_starved_time_is_counted_once():
 
 # ------------------------------------------------------------------ the verdict
 
+TOOK_PART = dict.fromkeys(
+    [
+        *map(kind_of, range(16)),
+        *("tail", "batch", "direct", "http"),
+        *("flushes", "spec changes", "suspensions", "head resets", "prunes"),
+    ],
+    1,
+)
+
+
+def evidence(**fields):
+    defaults = {
+        "duration_s": 60.0,
+        "lease_s": 6.0,
+        "workload": WorkloadConfig(),
+        "planned": [FaultKind.KILL, FaultKind.RESET],
+        "inflicted": [FaultKind.RESET, FaultKind.KILL],
+        "took_part": TOOK_PART,
+    }
+    return Evidence(**(defaults | fields))
+
+
+def why(report=None, longest=None, stalls=(), **fields):
+    report = report or Report(operations=2000, appends_ok=1000, bytes_read=1)
+    return reasons(evidence(**fields), report, longest or {}, stalls)
+
+
+def test_run_that_did_something_and_showed_nothing_is_ok():
+    assert why() == []
+    assert why(longest={"kill": Gap("a", 0, 20)}) == []
+
+
+def without(*names):
+    return {who: count for who, count in TOOK_PART.items() if who not in names}
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"trouble": "a journal takes no appends"}, "a journal takes no appends"),
+        ({"findings": ["a flush lied"]}, "a flush lied"),
+        ({"ended": ["broker-1 ended by itself"]}, "broker-1 ended by itself"),
+        ({"planned": [], "inflicted": []}, "there were no faults"),
+        ({"inflicted": [FaultKind.KILL]}, "planned, and never begun: reset"),
+        ({"report": Report(appends_ok=50, bytes_read=1)}, "only 50 appends were acknowledged"),
+        ({"report": Report(appends_ok=1000, bytes_read=0)}, "readers got nothing"),
+        ({"took_part": without("direct")}, "direct readers got nothing"),
+        ({"took_part": without("flushes")}, "there were no flushes"),
+        ({"took_part": without(WriterKind.BATCHING)}, "no writes of an append writer"),
+        ({"longest": {"kill": Gap("a/b", 10, 100)}}, "a/b took no appends for 90.0 s (kill)"),
+        (
+            {
+                "report": Report(
+                    appends_ok=1000, bytes_read=1, anomalies=[Anomaly("lost-write", "a", "b")]
+                )
+            },
+            "1 anomalies",
+        ),
+    ],
+)
+def test_run_that_proved_nothing_or_too_much_is_not_ok(fields, text):
+    (reason,) = why(**fields)
+    assert text in reason
+
+
+def test_what_cannot_be_here_is_excused():
+    left_out = {FaultKind.KILL: "why"}
+    assert why(inflicted=[FaultKind.RESET], left_out=left_out) == []
+    stalls = [Stall("machine", 20, 60)]
+    assert why(longest={"kill": Gap("a", 10, 100)}, stalls=stalls) == []
+
 
 def result(**fields):
     defaults = {
@@ -177,22 +310,11 @@ def result(**fields):
 
 
 def test_summary_says_how_it_went():
-    assert (
-        result().summary == "chaos: ok seed=7 ops=10 faults=3 anomalies=0 longest_unavailable_s=1.2"
-    )
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"trouble": "TimeoutError"},
-        {"report": Report(operations=1, appends_ok=0)},
-        {"report": Report(appends_ok=1, anomalies=[Anomaly("lost-write", "a", "b")])},
-    ],
-)
-def test_run_that_proved_nothing_or_too_much_is_not_ok(fields):
-    assert not result(**fields).is_ok
-    assert result(**fields).summary.startswith("chaos: FAILED ")
+    line = "seed=7 ops=10 faults=3 anomalies=0 longest_unavailable_s=1.2"
+    assert result().summary == f"chaos: ok {line}"
+    failed = result(reasons=["readers got nothing\nat all", "and so on"])
+    assert not failed.is_ok
+    assert failed.summary == f"chaos: FAILED {line}: readers got nothing (and 1 more)"
 
 
 def test_wrong_options_are_one_line(capsys, tmp_path, monkeypatch):

@@ -1,10 +1,12 @@
 """Breaks a cluster on purpose while clients use it, and checks what they saw.
 
 A *run* starts etcd and brokers in zones, *writers* and *readers* whose every operation is recorded,
-and a *nemesis* that executes a *plan* of faults, one after another. Plan and payloads follow from
-the seed; when which append meets which fault does not. Afterwards everything is mended, all
-journals are read, and `gazette_platform.testing.checker` says whether the history is one that
-journals may show. A *watchdog* tells a machine that is starved from a fault.
+and a *nemesis* that executes a *plan* of faults, which overlap. Plan and payloads follow from the
+seed; when which append meets which fault does not. Afterwards everything is mended, all journals
+are read, of the cluster, of each replica and of the store alone, and
+`gazette_platform.testing.checker` says whether the history is one that journals may show. The
+*verdict* is good only of a run that did something. A *watchdog* tells a machine that is starved
+from a fault.
 
     python -m gazette_platform.testing.chaos --seed 7 --minutes 10
 """
@@ -12,8 +14,9 @@ journals may show. A *watchdog* tells a machine that is starved from a fault.
 from __future__ import annotations
 
 from gazette_platform.testing.chaos.plan import ALL_KINDS, Fault, FaultKind, make_plan
-from gazette_platform.testing.chaos.runner import ChaosConfig, ChaosResult, run_chaos
-from gazette_platform.testing.chaos.workload import WorkloadConfig
+from gazette_platform.testing.chaos.runner import ChaosConfig, run_chaos
+from gazette_platform.testing.chaos.scene import WorkloadConfig
+from gazette_platform.testing.chaos.verdict import ChaosResult
 
 __all__ = [
     "ALL_KINDS",

@@ -12,12 +12,14 @@ import uvloop
 
 from gazette_platform.errors import GazetteError, SetupError
 from gazette_platform.testing.chaos.plan import FaultKind
-from gazette_platform.testing.chaos.runner import ChaosConfig, ChaosResult, run_chaos, starved_in
-from gazette_platform.testing.chaos.workload import WorkloadConfig
+from gazette_platform.testing.chaos.runner import ChaosConfig, run_chaos, starved_in
+from gazette_platform.testing.chaos.scene import WorkloadConfig
 from gazette_platform.testing.etcd import find_etcd
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from gazette_platform.testing.chaos.verdict import ChaosResult
 
 __all__ = ["main"]
 
@@ -117,8 +119,12 @@ def _tell(result: ChaosResult) -> None:
             f"watchdog: {who} starved {len(spans)} times, {sum(spans):.1f} s in all, "
             f"{max(spans):.1f} s at worst; not a fault of the cluster"
         )
-    if result.trouble:
-        _say(f"trouble: {result.trouble}")
+    done = ", ".join(f"{count} {who}" for who, count in sorted(result.took_part.items()))
+    _say(f"took part (appends, operations, bytes of readers): {done}")
+    for name, count in sorted(result.allowed.items()):
+        _say(f"allowed by the protocol: {count} times {name}")
+    for reason in result.reasons:
+        _say(f"not ok: {reason}")
     shortest = result.report.shortest
     if shortest is not None:
         _say(f"the shortest of {result.report.anomaly_count} explanations:\n{shortest}")

@@ -3,30 +3,60 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import TYPE_CHECKING, final
 
+from gazette_platform.testing.chaos.inflict import Inflictor
 from gazette_platform.testing.chaos.plan import Fault, FaultKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from gazette_platform.ops.clock import Clock
     from gazette_platform.testing.cluster import BrokerCluster
     from gazette_platform.testing.etcd import EtcdServer
+    from gazette_platform.testing.small_disk import SmallDisk
 
 __all__ = ["Nemesis"]
 
 _REVIVE_TIMEOUT_S = 60.0
 _POLL_S = 0.1
+# Of these the targets may find that their lease is gone, and end; of etcd's, all brokers.
+_TAKES_LEASES = (FaultKind.PAUSE, FaultKind.PARTITION, FaultKind.ETCD_AWAY)
+# After these some content may be in the spool of one broker only, until it is stored.
+_TAKES_REPLICAS = frozenset(
+    {
+        FaultKind.KILL,
+        FaultKind.PAUSE,
+        FaultKind.PARTITION,
+        FaultKind.LAST_REPLICA,
+        FaultKind.ETCD_AWAY,
+    }
+)
+# After these nobody may be left that knows where journals end.
+_LEAVES_NO_BROKER = frozenset({FaultKind.ETCD_AWAY, FaultKind.RESTART_ALL})
+# How long after its fault a broker may take to find that its lease is gone, persist, and end.
+_EXCUSED_LEASES = 3.0
+# And how long it may take until we look again, while others are started.
+_EXCUSED_S = 30.0
 
 
 @final
 class Nemesis:
-    """Executes faults one after another.
+    """Executes faults: those of an episode at once, one episode after another.
 
-    Args: lease_s: of the brokers. say: is told what happens, a line each.
+    Args: disks: of the spools, by broker, and of the store, by ``""``. lease_s: of the brokers.
+          replicas_of: tells the brokers that serve a journal, the primary first.
+          settle: waits until the cluster is whole; told whether also until all is stored, and
+          whether all brokers may have ended without a note of where journals end.
+          is_starved: whether the machine itself was so late lately that leases run out by it.
+          say: is told what happens, a line each.
 
     Attributes: begins: monotonic second and kind of each fault so far.
+        spans: the same with the second at which each was undone.
+        ended: what is known of each broker that ended by itself, and not because of a fault that
+        takes its lease.
+        left_out: faults that could not be inflicted here, with the reason.
     """
 
     def __init__(
@@ -37,100 +67,136 @@ class Nemesis:
         lease_s: float,
         clock: Clock,
         say: Callable[[str], None],
+        replicas_of: Callable[[str], Awaitable[Sequence[str]]],
+        settle: Callable[[bool, bool], Awaitable[None]],
+        is_starved: Callable[[], bool] = lambda: False,
+        disks: dict[str, SmallDisk] | None = None,
     ) -> None:
         self.begins: list[tuple[float, str]] = []
+        self.spans: list[tuple[float, float, str]] = []
+        self.ended: list[str] = []
+        self.left_out: dict[FaultKind, str] = {}
         self._cluster = cluster
         self._etcd = etcd
         self._lease_s = lease_s
         self._clock = clock
         self._say = say
+        self._settle = settle
+        self._is_starved = is_starved
+        self._excused: dict[str, float] = {}
+        self._inflictor = Inflictor(
+            cluster, etcd, lease_s=lease_s, disks=disks or {}, replicas_of=replicas_of, say=say
+        )
 
     async def run(self, plan: Sequence[Fault]) -> None:
-        """Do what the plan says. Raises: SetupError: a broker or etcd does not come back.
+        """Do what the plan says.
 
+        Raises: SetupError: a broker or etcd does not come back, or the cluster not to itself.
         Cancellation: may leave a fault as it is; `mend` undoes it.
         """
         began = self._clock.monotonic()
         late_s = 0.0
-        for fault in plan:
-            wait_s = began + fault.at_s + late_s - self._clock.monotonic()
-            # The calm between two faults is kept when the first one took longer than planned.
+        for _, group in itertools.groupby(plan, key=lambda fault: fault.episode):
+            faults = tuple(group)
+            wait_s = began + faults[0].at_s + late_s - self._clock.monotonic()
+            # The calm between two episodes is kept when the first one took longer than planned.
             if wait_s < 0:
                 late_s -= wait_s
             await self.watch_over(max(0.0, wait_s))
-            self._say(f"fault: {fault}")
-            self.begins.append((self._clock.monotonic(), fault.kind.value))
-            await self._inflict(fault)
-            revived = await self._cluster.revive(timeout_s=_REVIVE_TIMEOUT_S)
-            self._say(f"mended: {fault.kind}" + "".join(f", {name} started" for name in revived))
+            await self._episode(faults)
 
     async def watch_over(self, seconds: float) -> None:
         """Wait, and start brokers that end meanwhile, as they do some time after a lost lease."""
         until = self._clock.monotonic() + seconds
         while (left_s := until - self._clock.monotonic()) > 0:
-            if any(broker.has_ended for broker in self._cluster.brokers.values()):
-                revived = await self._cluster.revive(timeout_s=_REVIVE_TIMEOUT_S)
-                self._say(f"ended by itself, and started again: {' '.join(revived)}")
+            await self._revive()
             await asyncio.sleep(min(left_s, _POLL_S))
 
     async def mend(self) -> None:
         """Make everything work, whatever was under way."""
-        if not self._etcd.pid:
-            await asyncio.to_thread(self._etcd.start)
-        self._restore_store()
-        for name, broker in self._cluster.brokers.items():
-            if not broker.has_ended:
-                self._cluster.resume(name)
-        await self._cluster.heal()
+        await self._inflictor.mend()
+        self._note_ended()
         await self._cluster.revive(timeout_s=_REVIVE_TIMEOUT_S)
 
-    async def _inflict(self, fault: Fault) -> None:
-        cluster = self._cluster
-        match fault.kind:
-            case FaultKind.KILL:
-                for name in fault.targets:
-                    cluster.kill(name)
-                await asyncio.sleep(fault.duration_s)
-            case FaultKind.PAUSE:
-                for name in fault.targets:
-                    cluster.pause(name)
-                await asyncio.sleep(fault.duration_s)
-                for name in fault.targets:
-                    cluster.resume(name)
-                await self._settle(fault)
-            case FaultKind.PARTITION:
-                cluster.isolate(*fault.targets)
-                await asyncio.sleep(fault.duration_s)
-                await cluster.heal()
-                await self._settle(fault)
-            case FaultKind.ETCD_RESTART:
-                self._etcd.kill()
-                await asyncio.sleep(fault.duration_s)
-                await asyncio.to_thread(self._etcd.start)
-            case FaultKind.STORE_CUT:
-                self._cut_store()
-                await asyncio.sleep(fault.duration_s)
-                self._restore_store()
-            case FaultKind.DRAIN | FaultKind.DRAIN_ZONE:
-                await cluster.drain(*fault.targets)
+    async def _episode(self, faults: Sequence[Fault]) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for fault in faults:
+                    tasks.create_task(self._one(fault, fault.at_s - faults[0].at_s))
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from group
+        if any(fault.kind in _TAKES_LEASES for fault in faults):
+            await self._let_end(faults)
+        await self._revive()
+        kinds = {fault.kind for fault in faults}
+        await self._settle(bool(kinds & _TAKES_REPLICAS), bool(kinds & _LEAVES_NO_BROKER))
+        await self._revive()
+        self._say("the cluster is whole again")
 
-    async def _settle(self, fault: Fault) -> None:
+    async def _one(self, fault: Fault, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        left_out = self._inflictor.problem(fault)
+        if left_out:
+            self.left_out[fault.kind] = left_out
+            self._say(f"left out: {fault}: {left_out}")
+            return
+        self._say(f"fault: {fault}")
+        self.begins.append((self._clock.monotonic(), fault.kind.value))
+        takes_lease = fault.kind in _TAKES_LEASES
+        if takes_lease:
+            self._excuse(fault)
+        began = self._clock.monotonic()
+        await self._inflictor.inflict(fault)
+        ended = self._clock.monotonic()
+        away_s = ended - began
+        self.spans.append((began, ended, fault.kind.value))
+        if takes_lease or (fault.kind is FaultKind.ETCD_RESTART and away_s > self._lease_s / 2):
+            self._excuse(fault)
+        self._say(f"undone: {fault.kind}")
+
+    # ------------------------------------------------------------------ brokers that end
+
+    def _excuse(self, fault: Fault) -> None:
+        until = (
+            self._clock.monotonic()
+            + fault.duration_s
+            + _EXCUSED_S
+            + _EXCUSED_LEASES * self._lease_s
+        )
+        for name in fault.targets or self._cluster.names:
+            self._excused[name] = until
+
+    async def _let_end(self, faults: Sequence[Fault]) -> None:
         """Wait for as long as a broker may take to find that its lease is gone, and to end."""
-        until = self._clock.monotonic() + self._lease_s
+        until = self._clock.monotonic() + _EXCUSED_LEASES / 2 * self._lease_s
+        names = {
+            name
+            for fault in faults
+            if fault.kind in _TAKES_LEASES
+            for name in fault.targets or self._cluster.names
+        }
         while self._clock.monotonic() < until:
-            if all(self._cluster.brokers[name].has_ended for name in fault.targets):
+            if all(self._cluster.brokers[name].has_ended for name in names):
                 return
             await asyncio.sleep(_POLL_S)
 
-    def _cut_store(self) -> None:
-        """Put a file in the place of the store's folder: then every call fails, also of root."""
-        root = self._cluster.fragments
-        root.rename(root.with_name("fragments.cut"))
-        root.touch()
+    async def _revive(self) -> None:
+        self._note_ended()
+        if any(broker.has_ended for broker in self._cluster.brokers.values()):
+            revived = await self._cluster.revive(timeout_s=_REVIVE_TIMEOUT_S)
+            self._say(f"started: {' '.join(revived)}")
 
-    def _restore_store(self) -> None:
-        root = self._cluster.fragments
-        kept = root.with_name("fragments.cut")
-        if kept.exists():
-            root.unlink(missing_ok=True)
-            kept.rename(root)
+    def _note_ended(self) -> None:
+        """Tell brokers that ended because they must from those that had no reason."""
+        now = self._clock.monotonic()
+        for name, broker in self._cluster.brokers.items():
+            if not broker.pid or not broker.has_ended:
+                continue
+            if self._excused.get(name, 0.0) > now:
+                self._say(f"{name} ended, as its lease was taken")
+            elif self._is_starved():
+                self._say(f"{name} ended while the machine was starved")
+            else:
+                text = f"{name} ended by itself; its log ends:\n{broker.log_tail()[-2000:]}"
+                self._say(text)
+                self.ended.append(text)

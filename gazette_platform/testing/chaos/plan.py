@@ -1,52 +1,93 @@
-"""What will go wrong, and when: a pure function of the seed."""
+"""What will go wrong, and when: a pure function of the seed.
+
+A plan is a sequence of *episodes*. The faults of one episode overlap, or hit a cluster that has not
+recovered from the one before; between episodes everything is mended. What an episode may cost is
+bounded: it takes the process of no more than R - 1 brokers, or of those of one zone.
+"""
 
 from __future__ import annotations
 
 import random
-from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-__all__ = ["ALL_KINDS", "KINDS_WITHOUT_REPLICAS", "Fault", "FaultKind", "make_plan"]
+__all__ = ["ALL_KINDS", "KINDS_WITHOUT_REPLICAS", "Fault", "FaultKind", "kinds_for", "make_plan"]
 
 
 class FaultKind(StrEnum):
     """What goes wrong."""
 
     KILL = "kill"
-    """SIGKILL of a broker, which is started again."""
+    """SIGKILL of as many brokers as replicas may fail, or of a zone; they are started again."""
     PAUSE = "pause"
-    """SIGSTOP of a broker past its lease, then SIGCONT; started again if it ends."""
+    """SIGSTOP of as many past their lease, then SIGCONT; started again if they end."""
     PARTITION = "partition"
-    """A broker reaches neither etcd nor anybody else, shorter or longer than its lease."""
+    """As many reach neither etcd nor anybody else, shorter or longer than their lease."""
+    LAST_REPLICA = "last-replica"
+    """A replica of a journal gets nothing for a while, and then all others of it are killed."""
+    HICCUP = "hiccup"
+    """SIGSTOP of a broker, shorter than its lease."""
+    SLOW_BROKER = "slow-broker"
+    """A broker gets a third of its time only, as one does whose disk or machine is slow."""
+    RESET = "reset"
+    """Connections to brokers, of peers and clients, are reset at 10 a second."""
+    ONE_WAY = "one-way"
+    """What is sent to a broker arrives, and its answers do not, or the reverse; no RST."""
+    SLOW_NETWORK = "slow-network"
+    """What goes to and from brokers is late, and little of it arrives in a second."""
     ETCD_RESTART = "etcd-restart"
     """SIGKILL of etcd, started again within the lease."""
+    ETCD_AWAY = "etcd-away"
+    """SIGKILL of etcd, started again after all leases have run out."""
     STORE_CUT = "store-cut"
     """The fragment store fails every call."""
+    STORE_FULL = "store-full"
+    """The disk of the fragment store has no room."""
+    SPOOL_FULL = "spool-full"
+    """The disk of a broker's spools, and of its temporary files, has no room."""
     DRAIN = "drain"
     """SIGTERM of a broker, which is started again once it has left."""
     DRAIN_ZONE = "drain-zone"
     """The same of all brokers of a zone at once."""
+    RESTART_ALL = "restart-all"
+    """SIGTERM of all brokers at once; they are started when all have left."""
 
 
 ALL_KINDS = tuple(FaultKind)
-KINDS_WITHOUT_REPLICAS = (
-    FaultKind.ETCD_RESTART,
-    FaultKind.STORE_CUT,
-    FaultKind.DRAIN,
-    FaultKind.DRAIN_ZONE,
-)
+_NEED_REPLICAS = (FaultKind.KILL, FaultKind.PAUSE, FaultKind.PARTITION, FaultKind.LAST_REPLICA)
+KINDS_WITHOUT_REPLICAS = tuple(kind for kind in ALL_KINDS if kind not in _NEED_REPLICAS)
 """What a journal with one replica survives without loss."""
 
-# Seconds that the cluster may take between the end of one fault and the begin of the next.
+# Each takes the whole cluster to its limit, and begins when all is well.
+_ALONE = (FaultKind.ETCD_AWAY, FaultKind.RESTART_ALL)
+_STORE = (FaultKind.STORE_CUT, FaultKind.STORE_FULL)
+# Of these no two are in one episode: the first undone would undo the other.
+_EXCLUSIVE = (
+    _NEED_REPLICAS,
+    # Together they last longer than what is left of a lease before it is renewed.
+    (FaultKind.ETCD_RESTART, FaultKind.HICCUP, FaultKind.SLOW_BROKER),
+    _STORE,
+    (FaultKind.RESET, FaultKind.ONE_WAY, FaultKind.SLOW_NETWORK, FaultKind.LAST_REPLICA),
+    # A partition is a fault of the network too.
+    (FaultKind.PARTITION, FaultKind.ONE_WAY, FaultKind.SLOW_NETWORK),
+    # Brokers that leave need others that take their journals.
+    (*_NEED_REPLICAS, FaultKind.DRAIN_ZONE),
+    (FaultKind.DRAIN, FaultKind.DRAIN_ZONE),
+)
+
+# Seconds that the cluster may take between the end of one episode and the begin of the next.
 _CALM_S = (3.0, 7.0)
 _WARM_UP_S = 3.0
+_EPISODE_FAULTS = (1, 2, 2, 3)
+# Of a run that is short for all kinds, which then last shorter too, by so much at most.
+_EPISODE_FAULTS_MAX = 5
+_SHORT_S = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +95,14 @@ class Fault:
     """One thing that goes wrong."""
 
     at_s: float
-    """Seconds after the begin of the run; later if the fault before it takes long to mend."""
+    """Seconds after the begin of the run; later if the episode before takes long to mend."""
     kind: FaultKind
     targets: tuple[str, ...]
-    """Brokers; none for etcd and the store."""
+    """Brokers; the journal of a last replica; none for etcd, the store and the whole cluster."""
     duration_s: float
     """Until it is undone; 0 of drains, which take as long as they take."""
+    episode: int = 0
+    """Faults of one episode overlap; those of the next begin when all is mended."""
 
     @override
     def __str__(self) -> str:
@@ -68,63 +111,164 @@ class Fault:
         return f"{self.at_s:7.1f} s  {self.kind}{f' {whom}' if whom else ''}{lasts}"
 
 
+def kinds_for(replication: int) -> tuple[FaultKind, ...]:
+    """The faults that journals of so many replicas survive without loss."""
+    return ALL_KINDS if replication > 1 else KINDS_WITHOUT_REPLICAS
+
+
 def make_plan(
     seed: int,
     *,
     duration_s: float,
     zones: Mapping[str, str],
     lease_s: float,
+    replication: int,
+    journals: Sequence[str],
     kinds: Sequence[FaultKind] = ALL_KINDS,
 ) -> tuple[Fault, ...]:
-    """The faults of a run, one after another, each kind about as often as the others.
+    """The faults of a run: each kind once at least, and about as often as the others.
 
-    Args: duration_s: of the run; the last fault begins early enough to be mended within it.
-          zones: of each broker by name.
-    Returns: by time; the same for the same arguments, on every machine.
+    A run that is too short for all kinds one after another has more of them at once, and takes as
+    long as they take.
+
+    Args: duration_s: of the run; the last fault begins early enough to be mended within it, unless
+          its kind would be left out. zones: of each broker by name.
+          replication, journals: of the workload.
+    Returns: by episode, and by time in each; the same for the same arguments, on every machine.
     """
     rng = random.Random(f"chaos/{seed}")  # noqa: S311  it must be repeatable
+    # So short that all kinds would not fit, one or two at a time.
+    is_short = duration_s < len(kinds) * 2 * lease_s
+    planner = _Planner(rng, zones, lease_s, replication, journals, is_short=is_short)
     faults: list[Fault] = []
-    at = _WARM_UP_S
-    for kind in _kinds(rng, kinds):
-        fault = _fault(rng, round(at, 1), kind, zones, lease_s)
+    left = set(kinds)
+    waiting: list[FaultKind] = []
+    at, episode = _WARM_UP_S, 0
+    while kinds:
+        count = _EPISODE_FAULTS_MAX if is_short else rng.choice(_EPISODE_FAULTS)
+        if len(waiting) < (1 if is_short else count):
+            waiting += rng.sample(kinds, len(kinds))
+        chosen = _choose(waiting, count)
+        found = planner.episode(chosen, at, episode)
         # What follows an end takes about a lease more: members expire, brokers start.
-        mended_at = at + (fault.duration_s or lease_s) + lease_s
-        if mended_at > duration_s:
+        mended_at = max(f.at_s + (f.duration_s or lease_s) for f in found) + lease_s
+        if mended_at > duration_s and not left:
             break
-        faults.append(fault)
-        at = mended_at + rng.uniform(*_CALM_S)
+        left -= set(chosen)
+        faults += found
+        at = mended_at + (rng.uniform(0.5, 1.0) if is_short else rng.uniform(*_CALM_S))
+        episode += 1
     return tuple(faults)
 
 
-def _kinds(rng: random.Random, kinds: Sequence[FaultKind]) -> Iterator[FaultKind]:
-    """For ever: all kinds in random order, and again."""
-    while kinds:
-        yield from rng.sample(kinds, len(kinds))
+def _choose(waiting: list[FaultKind], count: int) -> list[FaultKind]:
+    """Up to `count` kinds that go together, first come first served; takes them out of `waiting`."""
+    chosen: list[FaultKind] = []
+    for kind in tuple(waiting):
+        if len(chosen) < count and _goes_with(kind, chosen):
+            chosen.append(kind)
+            waiting.remove(kind)
+    return chosen
 
 
-def _fault(
-    rng: random.Random, at: float, kind: FaultKind, zones: Mapping[str, str], lease_s: float
-) -> Fault:
-    names = sorted(zones)
-    by_zone: defaultdict[str, list[str]] = defaultdict(list)
-    for name in names:
-        by_zone[zones[name]].append(name)
-    targets: tuple[str, ...] = (rng.choice(names),)
-    duration_s = 0.0
-    match kind:
-        case FaultKind.KILL:
-            duration_s = rng.uniform(0.5, 1.5 * lease_s)
-        case FaultKind.PAUSE:
-            duration_s = rng.uniform(1.2 * lease_s, 2.5 * lease_s)
-        case FaultKind.PARTITION:
-            duration_s = rng.uniform(0.3 * lease_s, 2.0 * lease_s)
-        case FaultKind.ETCD_RESTART:
+def _goes_with(kind: FaultKind, others: Sequence[FaultKind]) -> bool:
+    if not others:
+        return True
+    if kind in others or kind in _ALONE or others[0] in _ALONE:
+        return False
+    return not any(kind in group and other in group for group in _EXCLUSIVE for other in others)
+
+
+class _Planner:
+    """Chooses targets and times."""
+
+    def __init__(
+        self,
+        rng: random.Random,
+        zones: Mapping[str, str],
+        lease_s: float,
+        replication: int,
+        journals: Sequence[str],
+        *,
+        is_short: bool,
+    ) -> None:
+        self._is_short = is_short
+        self._rng = rng
+        self._names = sorted(zones)
+        self._zones = {
+            zone: tuple(name for name in self._names if zones[name] == zone)
+            for zone in sorted(set(zones.values()))
+        }
+        self._lease_s = lease_s
+        self._replication = replication
+        self._journals = journals
+
+    def episode(self, kinds: Sequence[FaultKind], at: float, number: int) -> list[Fault]:
+        """Faults that overlap, or follow before the cluster has recovered from the one before."""
+        faults: list[Fault] = []
+        free = list(self._names)
+        for kind in kinds:
+            fault = self._fault(kind, free)
+            free = [name for name in free if name not in fault.targets]
+            if faults:
+                # Within the one before, or within a lease of its end.
+                reach_s = faults[-1].duration_s + self._lease_s / 3
+                if self._is_short:
+                    reach_s = min(reach_s, _SHORT_S)
+                at += self._rng.uniform(0.2, 1.0) * reach_s
+            faults.append(replace(fault, at_s=round(at, 1), episode=number))
+        return faults
+
+    def _fault(self, kind: FaultKind, free: Sequence[str]) -> Fault:
+        return Fault(0.0, kind, self._targets(kind, free), round(self._duration_s(kind), 1))
+
+    def _targets(self, kind: FaultKind, free: Sequence[str]) -> tuple[str, ...]:
+        rng = self._rng
+        # Some stay out of it, even if others of the episode took more than their share.
+        candidates = list(free) or self._names
+        match kind:
+            case FaultKind.KILL | FaultKind.PAUSE | FaultKind.PARTITION:
+                zone = self._zones[rng.choice(sorted(self._zones))]
+                if rng.random() < 0.3 and set(zone) <= set(candidates) != set(zone):
+                    return zone
+                most = max(1, min(self._replication - 1, len(candidates) - 1))
+                return tuple(sorted(rng.sample(candidates, rng.randint(1, most))))
+            case FaultKind.LAST_REPLICA:
+                return (rng.choice(self._journals),)
+            case FaultKind.DRAIN_ZONE:
+                return self._zones[rng.choice(sorted(self._zones))]
+            case (
+                FaultKind.HICCUP
+                | FaultKind.SLOW_BROKER
+                | FaultKind.ONE_WAY
+                | FaultKind.SLOW_NETWORK
+                | FaultKind.SPOOL_FULL
+                | FaultKind.DRAIN
+            ):
+                return (rng.choice(candidates),)
+            case _:
+                return ()
+
+    def _duration_s(self, kind: FaultKind) -> float:
+        lease_s = self._lease_s
+        low, high = {
+            FaultKind.KILL: (0.5, 1.5 * lease_s),
+            FaultKind.PAUSE: (1.2 * lease_s, 2.0 * lease_s),
+            FaultKind.PARTITION: (0.3 * lease_s, 2.0 * lease_s),
+            # Appends fail only once the silence is longer than the way of a healthy one.
+            FaultKind.LAST_REPLICA: (0.8, 1.6),
+            FaultKind.HICCUP: (0.1 * lease_s, 0.4 * lease_s),
+            FaultKind.SLOW_BROKER: (2.0, 2.0 * lease_s),
+            FaultKind.RESET: (2.0, 6.0),
+            FaultKind.ONE_WAY: (0.3 * lease_s, 1.5 * lease_s),
+            FaultKind.SLOW_NETWORK: (2.0, 2.0 * lease_s),
             # With its start, and brokers that renew each third of it, it must stay within the lease.
-            targets, duration_s = (), rng.uniform(0.1, 0.25 * lease_s)
-        case FaultKind.STORE_CUT:
-            targets, duration_s = (), rng.uniform(2.0, 15.0)
-        case FaultKind.DRAIN:
-            pass
-        case FaultKind.DRAIN_ZONE:
-            targets = tuple(by_zone[rng.choice(sorted(by_zone))])
-    return Fault(at, kind, targets, round(duration_s, 1))
+            FaultKind.ETCD_RESTART: (0.1, 0.25 * lease_s),
+            FaultKind.ETCD_AWAY: (1.1 * lease_s, 1.6 * lease_s),
+            FaultKind.STORE_CUT: (2.0, 2.0 * lease_s),
+            FaultKind.STORE_FULL: (2.0, 2.0 * lease_s),
+            FaultKind.SPOOL_FULL: (2.0, 2.0 * lease_s),
+        }.get(kind, (0.0, 0.0))
+        if self._is_short:
+            high = min(high, low + _SHORT_S)
+        return self._rng.uniform(low, high) if high else 0.0

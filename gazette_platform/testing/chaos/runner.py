@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import tempfile
 from dataclasses import dataclass, field
@@ -11,28 +12,32 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import GazetteError
 from gazette_platform.ops.clock import Clock, SystemClock
+from gazette_platform.testing.chaos.allowed import allow
 from gazette_platform.testing.chaos.availability import Gap, gaps_of, longest_by_kind
+from gazette_platform.testing.chaos.finals import check_replicas, check_store, read_finals
 from gazette_platform.testing.chaos.nemesis import Nemesis
-from gazette_platform.testing.chaos.plan import (
-    ALL_KINDS,
-    KINDS_WITHOUT_REPLICAS,
-    FaultKind,
-    make_plan,
-)
+from gazette_platform.testing.chaos.plan import Fault, FaultKind, kinds_for, make_plan
+from gazette_platform.testing.chaos.scene import Scene, WorkloadConfig
+from gazette_platform.testing.chaos.verdict import ChaosResult, Evidence, reasons
 from gazette_platform.testing.chaos.watchdog import Stall, Watchdog, starved_s
-from gazette_platform.testing.chaos.workload import Workload, WorkloadConfig
-from gazette_platform.testing.checker import Report, check_history
-from gazette_platform.testing.cluster import BrokerCluster
+from gazette_platform.testing.chaos.workload import Workload
+from gazette_platform.testing.checker import check_history
+from gazette_platform.testing.cluster import BrokerCluster, broker_names
 from gazette_platform.testing.etcd import EtcdServer
 from gazette_platform.testing.history import Recorder, load_history
+from gazette_platform.testing.small_disk import SmallDisk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["ChaosConfig", "ChaosResult", "run_chaos"]
+__all__ = ["ChaosConfig", "run_chaos", "starved_in"]
 
 # Until all is mended, and each journal takes appends again.
 _RECOVERY_S = 90.0
+# The last appends of clients that retry.
+_WRITERS_S = 40.0
+_STORE_BYTES = 512 << 20
+_SPOOL_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,48 +57,13 @@ class ChaosConfig:
     folder: Path | None = None
     """Where to keep everything; None: a temporary folder, removed if all is well."""
 
+    broker_program: Sequence[str] = ()
+    """What to run as `gazette`; empty: the one of this interpreter."""
+
     @property
     def kinds_chosen(self) -> Sequence[FaultKind]:
         """The faults to choose from."""
-        if self.kinds:
-            return self.kinds
-        return ALL_KINDS if self.workload.replication > 1 else KINDS_WITHOUT_REPLICAS
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChaosResult:
-    """How a run went."""
-
-    seed: int
-    faults: int
-    report: Report
-    longest: dict[str, Gap]
-    """The longest unavailability by kind of fault."""
-    stalls: Sequence[Stall]
-    folder: Path | None
-    """Where history, explanation and logs are; None if they were removed."""
-    trouble: str = ""
-    """Why the run did not come to its end, or the cluster not back to life; empty if all is well."""
-
-    @property
-    def is_ok(self) -> bool:
-        """Whether it came to its end, did something, and showed no anomaly."""
-        return not self.trouble and self.report.is_valid and self.report.appends_ok > 0
-
-    @property
-    def longest_unavailable_s(self) -> float:
-        """Seconds, over all kinds of faults."""
-        return max((gap.length_s for gap in self.longest.values()), default=0.0)
-
-    @property
-    def summary(self) -> str:
-        """The last line of the run."""
-        return (
-            f"chaos: {'ok' if self.is_ok else 'FAILED'} seed={self.seed} "
-            f"ops={self.report.operations} faults={self.faults} "
-            f"anomalies={self.report.anomaly_count} "
-            f"longest_unavailable_s={self.longest_unavailable_s:.1f}"
-        )
+        return self.kinds or kinds_for(self.workload.replication)
 
 
 async def run_chaos(
@@ -126,7 +96,11 @@ class _Run:
         self._clock = clock
         self._history_path = folder / "history.jsonl"
         self._began = clock.monotonic()
+        self._watchdog = Watchdog(clock)
         self._recorder: Recorder | None = None
+        self._scene: Scene | None = None
+        self._nemesis: Nemesis | None = None
+        self._plan: tuple[Fault, ...] = ()
 
     def _say(self, text: str) -> None:
         self._say_to(f"[{self._clock.monotonic() - self._began:6.1f}] {text}")
@@ -138,85 +112,166 @@ class _Run:
         etcd = EtcdServer(config.etcd_binary)
         await asyncio.to_thread(etcd.start)
         trouble = ""
-        nemesis: Nemesis | None = None
-        watchdog = Watchdog(self._clock)
         try:
-            cluster = BrokerCluster(
-                self._folder,
-                etcd=etcd.endpoint,
-                prefix="/gazette/chaos",
-                zones=config.zones,
-                lease_s=config.lease_s,
-                is_proxied=True,
-                # Drains of the last broker that can hold a journal must end.
-                flags=("--broker.drain-timeout=30s",),
-            )
-            async with watchdog, cluster:
-                self._say(f"{len(cluster.names)} brokers run; logs are in {self._folder}")
-                nemesis = Nemesis(
-                    cluster, etcd, lease_s=config.lease_s, clock=self._clock, say=self._say
+            with (
+                self._disks() as disks,
+                Recorder(self._history_path, self._clock, seed=config.seed) as recorder,
+            ):
+                cluster = BrokerCluster(
+                    self._folder,
+                    etcd=etcd.endpoint,
+                    prefix="/gazette/chaos",
+                    zones=config.zones,
+                    lease_s=config.lease_s,
+                    is_proxied=True,
+                    fragments=disks[""].folder / "fragments",
+                    program=config.broker_program,
+                    flags=(
+                        # Drains of the last broker that can hold a journal must end.
+                        "--broker.drain-timeout=30s",
+                        f"--broker.min-append-rate={config.workload.min_append_rate}",
+                    ),
                 )
-                with Recorder(self._history_path, self._clock, seed=config.seed) as recorder:
+                async with self._watchdog, cluster:
+                    self._say(f"{len(cluster.names)} brokers run; logs are in {self._folder}")
                     self._recorder = recorder
                     try:
-                        trouble = await self._play(cluster, nemesis, recorder)
+                        trouble = await self._play(cluster, etcd, disks, recorder)
                     except GazetteError as err:
                         trouble = str(err)
                     self._recorder = None
         finally:
             await asyncio.to_thread(etcd.stop)
-        return await self._judge(nemesis, watchdog, trouble)
+        return await self._judge(trouble)
 
-    async def _play(self, cluster: BrokerCluster, nemesis: Nemesis, recorder: Recorder) -> str:
+    @contextlib.contextmanager
+    def _disks(self) -> Iterator[dict[str, SmallDisk]]:
+        """Disks of the store (``""``) and of each broker's spools."""
+        names = broker_names(self._config.zones)
+        with contextlib.ExitStack() as stack:
+            yield {
+                name: stack.enter_context(SmallDisk(folder, size_bytes=size))
+                for name, folder, size in [
+                    ("", self._folder / "store", _STORE_BYTES),
+                    *[(name, self._folder / name / "spool", _SPOOL_BYTES) for name in names],
+                ]
+            }
+
+    async def _play(
+        self,
+        cluster: BrokerCluster,
+        etcd: EtcdServer,
+        disks: dict[str, SmallDisk],
+        recorder: Recorder,
+    ) -> str:
         """Returns: what is wrong with the cluster at the end, if anything."""
         config = self._config
-        workload = Workload(
-            config.workload,
+        scene = self._scene = Scene(
+            config=config.workload,
             address=cluster.address,
+            http_addresses=lambda: [broker.http_address for broker in cluster.brokers.values()],
+            fragments=cluster.fragments,
             lease_s=config.lease_s,
             recorder=recorder,
             clock=self._clock,
         )
+        workload = Workload(scene)
+        nemesis = self._nemesis = Nemesis(
+            cluster,
+            etcd,
+            lease_s=config.lease_s,
+            clock=self._clock,
+            say=self._say,
+            replicas_of=workload.replicas_of,
+            settle=lambda is_stored, may_reset: workload.settle(
+                _RECOVERY_S,
+                is_stored=is_stored,
+                # Of one replica, nobody is left that would know.
+                may_reset=may_reset or config.workload.replication == 1,
+            ),
+            is_starved=self._is_starved,
+            disks=disks,
+        )
         await workload.create_journals()
-        self._say(f"{config.workload.journals} journals take appends; clients start")
-        plan = make_plan(
+        self._say(f"{len(config.workload.all_names)} journals take appends; clients start")
+        self._plan = make_plan(
             config.seed,
             duration_s=config.duration_s,
             zones={name: cluster.zone_of(name) for name in cluster.names},
             lease_s=config.lease_s,
+            replication=config.workload.replication,
+            journals=config.workload.journal_names,
             kinds=config.kinds_chosen,
         )
         began = self._clock.monotonic()
         workload.start(config.seed)
         try:
-            await nemesis.run(plan)
+            await nemesis.run(self._plan)
             await nemesis.watch_over(began + config.duration_s - self._clock.monotonic())
-            await workload.stop(timeout_s=6 * config.lease_s)
+            await workload.stop(timeout_s=6 * config.lease_s + _WRITERS_S)
             await nemesis.mend()
-            self._say("clients have stopped, and all is mended; reading what the journals hold")
-            return "; ".join(await workload.read_finals(timeout_s=_RECOVERY_S))
+            return "; ".join(await self._read_all(cluster, scene))
         finally:
             await workload.close()
 
-    async def _judge(
-        self, nemesis: Nemesis | None, watchdog: Watchdog, trouble: str
-    ) -> ChaosResult:
+    async def _read_all(self, cluster: BrokerCluster, scene: Scene) -> list[str]:
+        """Returns: what is wrong."""
+        self._say("clients have stopped, and all is mended; reading what the journals hold")
+        contents, wrong = await read_finals(scene, timeout_s=_RECOVERY_S)
+        if wrong:
+            return wrong
+        endpoints = {name: broker.address for name, broker in cluster.brokers.items()}
+        wrong = await check_replicas(
+            scene, endpoints, contents, replication=self._config.workload.replication
+        )
+        self._say("each replica was read by itself; draining all")
+        await cluster.drain(*cluster.names)
+        return wrong + await check_store(scene.fragments, contents)
+
+    def _is_starved(self) -> bool:
+        """Whether the machine did not run for a good part of the last two leases."""
+        lease_s = self._config.lease_s
+        now = self._clock.monotonic()
+        return starved_s(self._watchdog.stalls, now - 2 * lease_s, now) > lease_s / 4
+
+    async def _judge(self, trouble: str) -> ChaosResult:
         config = self._config
+        nemesis, scene = self._nemesis, self._scene
         history = load_history(self._history_path)
         report = await asyncio.to_thread(check_history, history)
         if trouble:
             # That is the trouble itself, not what it did to anybody.
             report.anomalies = [a for a in report.anomalies if a.name != "unseen"]
         begins = nemesis.begins if nemesis is not None else []
-        is_kept = config.folder is not None or trouble or not report.is_valid
+        allowed = allow(report, nemesis.spans if nemesis is not None else [])
+        # There appends wait for one another as long as they take.
+        history.appends = [
+            op for op in history.appends if op.journal != config.workload.streamed_name
+        ]
+        longest = longest_by_kind(gaps_of(history), begins)
+        evidence = Evidence(
+            duration_s=config.duration_s,
+            lease_s=config.lease_s,
+            workload=config.workload,
+            planned=[fault.kind for fault in self._plan],
+            inflicted=[FaultKind(kind) for _, kind in begins],
+            left_out=nemesis.left_out if nemesis is not None else {},
+            ended=nemesis.ended if nemesis is not None else (),
+            findings=scene.findings if scene is not None else (),
+            took_part=scene.took_part if scene is not None else {},
+            trouble=trouble,
+        )
+        why = reasons(evidence, report, longest, self._watchdog.stalls)
         return ChaosResult(
             seed=config.seed,
             faults=len(begins),
             report=report,
-            longest=longest_by_kind(gaps_of(history), begins),
-            stalls=watchdog.stalls,
-            folder=self._folder if is_kept or not report.appends_ok else None,
-            trouble=trouble,
+            longest=longest,
+            stalls=self._watchdog.stalls,
+            folder=self._folder if config.folder is not None or why else None,
+            reasons=why,
+            took_part=evidence.took_part,
+            allowed=allowed,
         )
 
 
@@ -227,8 +282,7 @@ def starved_in(gap: Gap, stalls: Sequence[Stall]) -> float:
 
 def _explanation(result: ChaosResult) -> str:
     lines = [result.summary]
-    if result.trouble:
-        lines.append(f"trouble: {result.trouble}")
+    lines += [f"not ok: {reason}" for reason in result.reasons]
     shortest = result.report.shortest
     if shortest is not None:
         lines += ["", "the shortest explanation:", str(shortest)]

@@ -1,0 +1,71 @@
+"""What the protocol allows while brokers fail, although a history should not show it.
+
+A replica shows content as soon as it is told to commit it, before all others have it. If all that
+had it are killed at once, and the one left did not get it, readers have seen what never was: nobody
+was told that it is there, and the append ends with an unknown outcome. Registers live in the
+brokers of a journal only: when all of them end, they are empty. And a head that comes along with
+content is one that its replica knew of: one that has just been made a replica knows of less. Only
+where a read ends at the head it must know all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from gazette_platform.testing.chaos.plan import FaultKind
+from gazette_platform.testing.history import Append, Outcome, Poll
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gazette_platform.testing.checker import Anomaly, Report
+
+__all__ = ["Span", "allow"]
+
+Span = tuple[float, float, str]
+"""Begin, end and kind of a fault, in monotonic seconds."""
+
+_LEAVES_NO_BROKER = (FaultKind.RESTART_ALL, FaultKind.ETCD_AWAY)
+_KILLS_ALL_BUT_ONE = (FaultKind.LAST_REPLICA, FaultKind.KILL)
+_HEADS = ("stale-head", "nonmonotonic-head")
+_UNCOMMITTED = ("precommitted-read", "G1c-realtime", "nonmonotonic-head")
+# What was under way when brokers were killed had been sent to some before, and arrives a bit later.
+_MARGIN_S = 1.0
+
+
+def allow(report: Report, spans: Sequence[Span]) -> Counter[str]:
+    """Take out of a report what may be. Returns: how many there were of each name."""
+    allowed: Counter[str] = Counter()
+    kept: list[Anomaly] = []
+    for anomaly in report.anomalies:
+        if _is_on_the_way(anomaly) or any(_is_allowed(anomaly, span) for span in spans):
+            allowed[anomaly.name] += 1
+        else:
+            kept.append(anomaly)
+    report.anomalies = kept
+    for name in allowed:
+        # Of so many that they are only counted, each was like those that are known.
+        if not any(anomaly.name == name for anomaly in kept):
+            allowed[name] += report.suppressed.pop(name, 0)
+    return allowed
+
+
+def _is_on_the_way(anomaly: Anomaly) -> bool:
+    polls = [op for op in anomaly.operations if isinstance(op, Poll)]
+    return anomaly.name in _HEADS and bool(polls) and bool(polls[-1].pieces)
+
+
+def _is_allowed(anomaly: Anomaly, span: Span) -> bool:
+    begin, end, kind = span
+    polls = [op for op in anomaly.operations if isinstance(op, Poll)]
+    appends = [op for op in anomaly.operations if isinstance(op, Append)]
+    if kind in _LEAVES_NO_BROKER and anomaly.name == "nonlinearizable" and len(appends) == 2:
+        setter, op = appends
+        told_none = op.outcome is Outcome.OK and op.registers is not None and not op.registers
+        return told_none and setter.invoked_at <= end and op.completed_at >= begin
+    if kind in _KILLS_ALL_BUT_ONE and anomaly.name in _UNCOMMITTED:
+        if anomaly.name == "G1c-realtime" and "write head" not in anomaly.text:
+            return False
+        return any(begin - _MARGIN_S <= poll.completed_at <= end + _MARGIN_S for poll in polls)
+    return False

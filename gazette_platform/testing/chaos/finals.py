@@ -1,0 +1,189 @@
+"""What journals hold when all is over: by the cluster, by each replica, and by the store alone."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import grpc  # type: ignore[import-untyped]
+import grpc.aio  # type: ignore[import-untyped]
+
+from gazette_platform.errors import DataError, GazetteError
+from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
+from gazette_platform.testing.chaos.stored import stored_content, stored_fragments
+from gazette_platform.testing.recording import RecordingClient
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from gazette_platform.client import AsyncClient
+    from gazette_platform.testing.chaos.scene import Scene
+
+__all__ = ["check_replicas", "check_store", "read_finals"]
+
+_POLL_S = 0.05
+_CALL_S = 20.0
+_REPLICAS_S = 30.0
+
+Contents = dict[str, tuple[int, bytes]]
+"""By journal: the offset of the first byte, and all bytes."""
+
+
+async def read_finals(scene: Scene, *, timeout_s: float) -> tuple[Contents, list[str]]:
+    """Record what each journal holds, once it takes appends again.
+
+    Returns: that, and what is wrong: of each journal that takes no appends, or cannot be read.
+    """
+    contents: Contents = {}
+    async with scene.client(retry_timeout_s=timeout_s) as client:
+        found = await asyncio.gather(
+            *[
+                _read_final(scene, client, name, contents, timeout_s)
+                for name in scene.config.all_names
+            ]
+        )
+    return contents, [trouble for trouble in found if trouble]
+
+
+async def _read_final(
+    scene: Scene, client: AsyncClient, name: str, contents: Contents, timeout_s: float
+) -> str:
+    recording = RecordingClient(client, scene.recorder, "final")
+    is_pruned = name == scene.config.pruned_name
+    trouble, end, begin, content = "", 0, 0, b""
+    try:
+        async with asyncio.timeout(timeout_s):
+            try:
+                end = (await recording.append(name, b"")).end
+            except GazetteError as err:
+                # What can be read still says what was lost.
+                trouble = f"{name} takes no appends: {err}"
+            while True:
+                async with client.read(
+                    name, begin + len(content), on_jump="continue" if is_pruned else "raise"
+                ) as reader:
+                    async for piece in reader:
+                        if not content:
+                            begin = reader.offset - len(piece)
+                        content += bytes(piece)
+                if begin + len(content) >= end:
+                    break
+                await asyncio.sleep(_POLL_S)
+    except (GazetteError, TimeoutError) as err:
+        return trouble or (
+            f"{name} can be read up to {begin + len(content)}, not to its head {end}, "
+            f"within {timeout_s} s: {err!r}"
+        )
+    scene.recorder.final(name, content, begin=begin)
+    contents[name] = (begin, content)
+    return trouble
+
+
+# ------------------------------------------------------------------ each replica
+
+
+async def check_replicas(
+    scene: Scene, endpoints: Mapping[str, str], contents: Contents, *, replication: int
+) -> list[str]:
+    """Every replica of every journal holds what the journal holds, up to its head.
+
+    Args: endpoints: where each broker is reached, by its id. contents: of all journals.
+    Returns: what is wrong.
+    """
+    wrong: list[str] = []
+    async with scene.client(retry_timeout_s=_REPLICAS_S) as client:
+        routes = {item.name: item.route for item in await client.list()}
+    for broker, endpoint in endpoints.items():
+        async with grpc.aio.insecure_channel(endpoint.removeprefix("http://")) as channel:
+            stub = protocol_pb2_grpc.JournalStub(channel)  # type: ignore[no-untyped-call]
+            for name, (begin, content) in contents.items():
+                if any(member.suffix == broker for member in routes[name].members):
+                    text = await _check_replica(stub, name, begin, content)
+                    if text:
+                        wrong.append(f"{broker}, asked by itself: {text}")
+    for name in contents:
+        count = len(routes[name].members)
+        if count < replication:
+            wrong.append(f"{name} has {count} replicas of {replication} at the end")
+    return wrong
+
+
+async def _check_replica(stub: Any, name: str, begin: int, content: bytes) -> str:
+    """Returns: how this broker's own content differs."""
+    end = begin + len(content)
+    loop = asyncio.get_running_loop()
+    until = loop.time() + _REPLICAS_S
+    while True:
+        try:
+            text, head = await _differs(stub, name, begin, content)
+        except grpc.aio.AioRpcError as err:
+            text, head = f"{name} cannot be read: {err.code()} {err.details()}", -1
+        if text == "" and head == end:
+            return ""
+        # It learns that content is committed with the next proposal.
+        if loop.time() > until:
+            return text or f"{name} ends at {head}, and not at {end}"
+        await asyncio.sleep(_POLL_S)
+
+
+async def _differs(stub: Any, name: str, begin: int, content: bytes) -> tuple[str, int]:
+    """Read all that a broker itself has. Returns: what is wrong, and its write head."""
+    at, head = begin, -1
+    end = begin + len(content)
+    while at < end:
+        request = pb.ReadRequest(journal=name, offset=at, do_not_proxy=True)
+        was, skip_to = at, at
+        async for response in stub.Read(request, timeout=_CALL_S):
+            if response.content:
+                held = response.content
+                if content[response.offset - begin : response.offset - begin + len(held)] != held:
+                    return f"{name} differs within [{at}, {at + len(held)})", head
+                at = response.offset + len(held)
+                continue
+            if response.status not in (pb.OK, pb.OFFSET_NOT_YET_AVAILABLE):
+                return f"{name} answers {pb.Status.Name(response.status)}", head
+            if response.status == pb.OK:
+                head = response.write_head
+                if response.offset > at:
+                    return f"{name} has nothing of [{at}, {response.offset})", head
+                if response.fragment_url or response.fragment.backing_store:
+                    skip_to = response.fragment.end  # in the store, which is read by itself
+        at = max(at, skip_to)
+        if at == was:
+            return f"{name} has nothing from {at} on", head
+    return "", max(head, at) if head <= at else head
+
+
+# ------------------------------------------------------------------ the store
+
+
+async def check_store(fragments: Path, contents: Contents) -> list[str]:
+    """The store, which nobody serves any more, holds everything. Returns: what is wrong."""
+    wrong: list[str] = []
+    for name, (begin, content) in contents.items():
+        try:
+            held = await asyncio.to_thread(_stored, fragments, name, begin)
+        except (DataError, OSError) as err:
+            wrong.append(f"the store of {name}: {err}")
+            continue
+        if held != content:
+            same = next(
+                (n for n, (a, b) in enumerate(zip(held, content, strict=False)) if a != b),
+                min(len(held), len(content)),
+            )
+            wrong.append(
+                f"the store of {name}, read by itself, has it up to {begin + len(held)}, and "
+                f"differs from offset {begin + same} on; the journal ended at "
+                f"{begin + len(content)}; stored: {_spans(fragments, name)}"
+            )
+    return wrong
+
+
+def _stored(fragments: Path, name: str, begin: int) -> bytes:
+    return stored_content(fragments, name, begin=begin)
+
+
+def _spans(fragments: Path, name: str) -> Sequence[str]:
+    spans = [f"[{item.begin}, {item.end})" for item, _ in stored_fragments(fragments, name)]
+    return spans[-5:]

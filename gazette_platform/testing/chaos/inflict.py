@@ -1,0 +1,226 @@
+"""How each fault is done, and undone."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, final
+
+from gazette_platform.testing.chaos.plan import Fault, FaultKind
+from gazette_platform.testing.fault_proxy import Direction
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from gazette_platform.testing.cluster import BrokerCluster
+    from gazette_platform.testing.etcd import EtcdServer
+    from gazette_platform.testing.small_disk import SmallDisk
+
+__all__ = ["Inflictor"]
+
+_START_TIMEOUT_S = 60.0
+_RESETS_PER_S = 10.0
+# A slow broker runs for the first of these, and stands still for the second, again and again.
+_RUN_S, _STALL_S = 0.1, 0.2
+_DELAY_S = 0.15
+_BYTES_PER_S = 100_000.0
+
+
+@final
+class Inflictor:
+    """Inflicts single faults.
+
+    Args: as of `Nemesis`.
+    """
+
+    def __init__(
+        self,
+        cluster: BrokerCluster,
+        etcd: EtcdServer,
+        *,
+        lease_s: float,
+        disks: dict[str, SmallDisk],
+        replicas_of: Callable[[str], Awaitable[Sequence[str]]],
+        say: Callable[[str], None],
+    ) -> None:
+        self._cluster = cluster
+        self._etcd = etcd
+        self._lease_s = lease_s
+        self._disks = disks
+        self._replicas_of = replicas_of
+        self._say = say
+        self._ways: dict[FaultKind, Callable[[Fault, random.Random], Awaitable[None]]] = {
+            FaultKind.KILL: self._kill,
+            FaultKind.PAUSE: self._pause,
+            FaultKind.PARTITION: self._partition,
+            FaultKind.LAST_REPLICA: self._last_replica,
+            FaultKind.HICCUP: self._pause,
+            FaultKind.SLOW_BROKER: self._slow_broker,
+            FaultKind.RESET: self._reset,
+            FaultKind.ONE_WAY: self._one_way,
+            FaultKind.SLOW_NETWORK: self._slow_network,
+            FaultKind.ETCD_RESTART: self._lose_etcd,
+            FaultKind.ETCD_AWAY: self._lose_etcd,
+            FaultKind.STORE_CUT: self._cut,
+            FaultKind.STORE_FULL: self._fill,
+            FaultKind.SPOOL_FULL: self._fill,
+            FaultKind.DRAIN: self._drain,
+            FaultKind.DRAIN_ZONE: self._drain,
+            FaultKind.RESTART_ALL: self._drain,
+        }
+
+    def problem(self, fault: Fault) -> str:
+        """Why a fault cannot be inflicted here; empty if it can."""
+        if fault.kind in (FaultKind.STORE_FULL, FaultKind.SPOOL_FULL):
+            names = fault.targets or ("",)
+            if not all(name in self._disks and self._disks[name].is_mounted for name in names):
+                return "a disk of its own takes the right to mount one"
+        return ""
+
+    async def inflict(self, fault: Fault) -> None:
+        """Do it, wait, and undo it; brokers that it ended are started, unless by a lost lease.
+
+        Raises: SetupError: what was ended does not start, or does not end.
+        Cancellation: may leave it as it is; `mend` undoes it.
+        """
+        # What the plan leaves open follows from the fault.
+        rng = random.Random(str(fault))  # noqa: S311  it must be repeatable
+        await self._ways[fault.kind](fault, rng)
+
+    async def mend(self) -> None:
+        """Undo whatever was under way, except that brokers have ended."""
+        for disk in self._disks.values():
+            disk.free()
+        if not self._etcd.pid:
+            await asyncio.to_thread(self._etcd.start)
+        self._restore_store()
+        for name, broker in self._cluster.brokers.items():
+            if not broker.has_ended:
+                self._cluster.resume(name)
+        await self._cluster.heal()
+
+    # ------------------------------------------------------------------ processes
+    # ruff: noqa: ARG002  all ways are called alike
+
+    async def _kill(self, fault: Fault, rng: random.Random) -> None:
+        for name in fault.targets:
+            self._cluster.kill(name)
+        await asyncio.sleep(fault.duration_s)
+        await self._start(fault.targets)
+
+    async def _pause(self, fault: Fault, rng: random.Random) -> None:
+        for name in fault.targets:
+            if not self._cluster.brokers[name].has_ended:
+                self._cluster.pause(name)
+        await asyncio.sleep(fault.duration_s)
+        self._resume(fault.targets)
+
+    async def _slow_broker(self, fault: Fault, rng: random.Random) -> None:
+        (name,) = fault.targets
+        broker = self._cluster.brokers[name]
+        for _ in range(int(fault.duration_s / (_RUN_S + _STALL_S))):
+            if broker.has_ended:
+                return
+            broker.pause()
+            await asyncio.sleep(_STALL_S)
+            self._resume([name])
+            await asyncio.sleep(_RUN_S)
+
+    async def _drain(self, fault: Fault, rng: random.Random) -> None:
+        names = fault.targets or self._cluster.names
+        await self._cluster.drain(
+            *[name for name in names if not self._cluster.brokers[name].has_ended]
+        )
+        await self._start(names)
+
+    async def _start(self, names: Sequence[str]) -> None:
+        ended = [name for name in names if self._cluster.brokers[name].has_ended]
+        await self._cluster.start_again(ended, timeout_s=_START_TIMEOUT_S)
+
+    def _resume(self, names: Sequence[str]) -> None:
+        for name in names:
+            if not self._cluster.brokers[name].has_ended:
+                self._cluster.resume(name)
+
+    async def _heal(self, names: Sequence[str]) -> None:
+        for name in names:
+            await self._cluster.heal_one(name)
+
+    async def _last_replica(self, fault: Fault, rng: random.Random) -> None:
+        """Kill all replicas of a journal but one that got nothing for a while before.
+
+        What a primary acknowledged meanwhile, it must not have acknowledged: nobody has it now.
+        """
+        (journal,) = fault.targets
+        replicas = await self._replicas_of(journal)
+        last = rng.choice(replicas[1:])  # the first one is primary, which sends
+        killed = [name for name in replicas if name != last]
+        self._say(f"{journal}: {last} gets nothing, then {' '.join(killed)} are killed")
+        proxy = self._cluster.proxies[last]
+        proxy.black_hole(Direction.TO_UPSTREAM)
+        await asyncio.sleep(fault.duration_s)
+        for name in killed:
+            self._cluster.kill(name)
+        # With the machines that sent it, goes what they sent.
+        proxy.reset()
+        await self._heal([last])
+        await asyncio.sleep(rng.uniform(0.2, self._lease_s))
+        await self._start(killed)
+
+    # ------------------------------------------------------------------ the network
+
+    async def _partition(self, fault: Fault, rng: random.Random) -> None:
+        self._cluster.isolate(*fault.targets)
+        await asyncio.sleep(fault.duration_s)
+        await self._heal(fault.targets)
+
+    async def _one_way(self, fault: Fault, rng: random.Random) -> None:
+        (name,) = fault.targets
+        way = rng.choice([Direction.TO_UPSTREAM, Direction.TO_CLIENT])
+        self._say(f"nothing goes {way.value} of {name}")
+        self._cluster.proxies[name].black_hole(way)
+        await asyncio.sleep(fault.duration_s)
+        await self._heal(fault.targets)
+
+    async def _slow_network(self, fault: Fault, rng: random.Random) -> None:
+        for name in fault.targets:
+            self._cluster.proxies[name].delay(_DELAY_S)
+            self._cluster.proxies[name].limit(_BYTES_PER_S)
+        await asyncio.sleep(fault.duration_s)
+        await self._heal(fault.targets)
+
+    async def _reset(self, fault: Fault, rng: random.Random) -> None:
+        for _ in range(int(fault.duration_s * _RESETS_PER_S)):
+            self._cluster.proxies[rng.choice(self._cluster.names)].reset_one(rng)
+            await asyncio.sleep(1 / _RESETS_PER_S)
+
+    # ------------------------------------------------------------------ etcd and the store
+
+    async def _lose_etcd(self, fault: Fault, rng: random.Random) -> None:
+        self._etcd.kill()
+        await asyncio.sleep(fault.duration_s)
+        await asyncio.to_thread(self._etcd.start)
+
+    async def _cut(self, fault: Fault, rng: random.Random) -> None:
+        self._cut_store()
+        await asyncio.sleep(fault.duration_s)
+        self._restore_store()
+
+    async def _fill(self, fault: Fault, rng: random.Random) -> None:
+        disk = self._disks[fault.targets[0] if fault.targets else ""]
+        await asyncio.to_thread(disk.fill)
+        await asyncio.sleep(fault.duration_s)
+        disk.free()
+
+    def _cut_store(self) -> None:
+        """Put a file in the place of the store's folder: then every call fails, also of root."""
+        root = self._cluster.fragments
+        root.rename(root.with_name("fragments.cut"))
+        root.touch()
+
+    def _restore_store(self) -> None:
+        root = self._cluster.fragments
+        kept = root.with_name("fragments.cut")
+        if kept.exists():
+            root.unlink(missing_ok=True)
+            kept.rename(root)
