@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["JournalChange", "JournalNode", "hoist", "tree_of"]
 
 
+# Directories below each other that a tree is made of. Deeper names stay whole in the last one:
+# nobody reads them more easily cut up, and readers and writers of YAML recurse.
+_DEPTH_MAX = 24
+
+
 @dataclass(frozen=True, slots=True)
 class JournalChange:
     """What to do with one journal: set it to `spec`, or delete it."""
@@ -209,6 +214,8 @@ def _pick_fragment(own: FragmentSpec, other: FragmentSpec, *, equal: bool) -> Fr
 def tree_of(journals: Iterable[tuple[JournalSpec, int]]) -> JournalNode | None:
     """The tree with fewest directories that has these journals, not hoisted.
 
+    Of names that share directories more than 24 deep, those below are not cut further.
+
     Args: journals: specs and revisions, in any order; names must differ.
     Returns: a directory, or the journal itself if it is the only one; None if there is none.
     """
@@ -219,7 +226,7 @@ def tree_of(journals: Iterable[tuple[JournalSpec, int]]) -> JournalNode | None:
     return _directory_of(leaves) if leaves else None
 
 
-def _directory_of(leaves: Sequence[JournalNode]) -> JournalNode:
+def _directory_of(leaves: Sequence[JournalNode], depth: int = 0) -> JournalNode:
     if len(leaves) == 1:
         return leaves[0]
     # Sorted, so what the first and the last share is shared by all.
@@ -230,7 +237,11 @@ def _directory_of(leaves: Sequence[JournalNode]) -> JournalNode:
         head, slash, _ = rest.partition("/")
         return head + slash
 
-    children = [_directory_of(list(group)) for _, group in groupby(leaves, segment)]
+    if depth < _DEPTH_MAX:
+        groups = groupby(leaves, segment)
+        children = [_directory_of(list(group), depth + 1) for _, group in groups]
+    else:
+        children = list(leaves)
     return JournalNode(spec=JournalSpec(prefix), children=tuple(children))
 
 

@@ -12,12 +12,14 @@ from gazette_platform.errors import DataError, StoreError, ValidationError
 from gazette_platform.protocol import (
     CompressionCodec,
     Fragment,
+    FragmentSpec,
     JournalSpec,
     LabelSelector,
     LabelSet,
     parse_fragment_path,
     parse_journal_tree,
     parse_store_url,
+    to_journal_tree,
 )
 from gazette_platform.protocol.durations import parse_duration
 from gazette_platform.protocol.journal_tree import JournalNode, hoist, tree_of
@@ -158,6 +160,13 @@ def test_trees_of_names_that_are_deep():
     assert len(list(hoist(tree).push_down().leaves())) == len(names)
     assert isinstance(tree, JournalNode)
     tree.validate()
+
+
+def test_listings_of_names_that_are_deep_are_written_and_read():
+    fragment = FragmentSpec(1024, CompressionCodec.NONE, (), 10**9)
+    names = [f"root/{'a/' * n}b" for n in range(1, 250)]
+    text = to_journal_tree((JournalSpec(name, 1, fragment=fragment), 1) for name in names)
+    assert [change.name for change in parse_journal_tree(text)] == sorted(names)
 
 
 @pytest.mark.parametrize(
