@@ -27,6 +27,7 @@ __all__ = [
     "OFFSET_MAX",
     "PAGE_LIMIT_DEFAULT",
     "PAGE_LIMIT_MAX",
+    "REGISTER_LABELS_MAX",
     "SELECTOR_LABELS_MAX",
     "SPEC_BYTES_MAX",
     "SPEC_LABELS_MAX",
@@ -47,6 +48,9 @@ PAGE_LIMIT_MAX: Final = 10_000
 
 SELECTOR_LABELS_MAX: Final = 8192
 """Labels of a list's selector, included and excluded together: 50 ms to check."""
+
+REGISTER_LABELS_MAX: Final = 4096
+"""Labels by which an append checks and changes registers."""
 
 SPEC_BYTES_MAX: Final = 256 * 1024
 SPEC_LABELS_MAX: Final = 1024
@@ -99,6 +103,7 @@ def validate_append_request(request: pb.AppendRequest) -> None:
         raise ValidationError("unexpected Content")
     if request.offset < 0:
         raise ValidationError(f"invalid Offset ({request.offset}; expected >= 0)")
+    _check_register_count(request)
     if request.HasField("check_registers"):
         selector = LabelSelector.from_pb(request.check_registers)
         check_field("CheckRegisters", selector.validate)
@@ -109,6 +114,20 @@ def validate_append_request(request: pb.AppendRequest) -> None:
     if request.suspend:
         check_field("Suspend", AppendSuspend.from_wire(request.suspend).require_known)
     _check_min_revision(request.min_etcd_revision)
+
+
+def _check_register_count(request: pb.AppendRequest) -> None:
+    """Before they are looked at: registers are sent to each replica with every append."""
+    count = (
+        len(request.check_registers.include.labels)
+        + len(request.check_registers.exclude.labels)
+        + len(request.union_registers.labels)
+        + len(request.subtract_registers.labels)
+    )
+    if count > REGISTER_LABELS_MAX:
+        raise ValidationError(
+            f"invalid number of labels of registers ({count}; expected <= {REGISTER_LABELS_MAX})"
+        )
 
 
 def validate_append_chunk(request: pb.AppendRequest) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Self
+from typing import Final, Self
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol.field_context import check_field
@@ -168,7 +168,8 @@ class Header:
     @staticmethod
     def from_pb(message: pb.Header) -> Header:
         """The header of a message, not validated."""
-        return _header_of(message.SerializeToString())
+        raw = message.SerializeToString()
+        return _header_of(raw) if len(raw) <= HEADER_BYTES_MAX else _parse_header(raw)
 
     def validate(self) -> None:
         """Check identity (if set), route and etcd state.
@@ -186,8 +187,16 @@ class Header:
 _HEADER_CACHE_SIZE = 256
 
 
+HEADER_BYTES_MAX: Final = 64 * 1024
+"""Of a header in a request: the routes of journals have some ten members."""
+
+
 @lru_cache(_HEADER_CACHE_SIZE)
 def _header_of(raw: bytes) -> Header:
+    return _parse_header(raw)
+
+
+def _parse_header(raw: bytes) -> Header:
     message = pb.Header.FromString(raw)
     sender = message.process_id
     zone, suffix = sender.zone, sender.suffix
@@ -208,4 +217,7 @@ def validate_header(message: pb.Header) -> None:
 
     Raises: ValidationError.
     """
-    _check_header(message.SerializeToString())
+    raw = message.SerializeToString()
+    if len(raw) > HEADER_BYTES_MAX:  # which would be remembered, beside 255 others
+        raise ValidationError(f"invalid size ({len(raw)} bytes; expected <= {HEADER_BYTES_MAX})")
+    _check_header(raw)

@@ -39,6 +39,8 @@ _REFRESH_INTERVAL_MIN_NS = SECOND_NS
 _REFRESH_INTERVAL_MAX_NS = 24 * HOUR_NS
 _FLUSH_INTERVAL_MIN_NS = MINUTE_NS
 
+_INT64_MAX = (1 << 63) - 1
+
 _CONTENT_TYPE = "content-type"
 _MESSAGE_TYPE = "app.gazette.dev/message-type"
 _MESSAGE_SUBTYPE = "app.gazette.dev/message-subtype"
@@ -160,6 +162,12 @@ class FragmentSpec:
                 f"expected {format_duration(_REFRESH_INTERVAL_MIN_NS)} <= interval <= "
                 f"{format_duration(_REFRESH_INTERVAL_MAX_NS)})"
             )
+        for field, duration_ns in (
+            ("Retention", self.retention_ns),
+            ("FlushInterval", self.flush_interval_ns),
+        ):
+            if not -_INT64_MAX <= duration_ns <= _INT64_MAX:  # which Gazette cannot read either
+                raise ValidationError(f"invalid {field} (expected nanoseconds within 64 bits)")
         if self.flush_interval_ns != 0 and self.flush_interval_ns < _FLUSH_INTERVAL_MIN_NS:
             raise ValidationError(
                 f"invalid FlushInterval ({format_duration(self.flush_interval_ns)}; "

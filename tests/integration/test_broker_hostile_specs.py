@@ -429,3 +429,54 @@ async def test_specs_without_bound_are_refused(cluster, broker, stub):
         assert len(details) < 1000
     assert (await stub.Apply(upserts(limits))).status == pb.OK
     assert await serves(cluster, stub)
+
+
+@pytest.mark.parametrize("character", ["x", "\u0416", "\U0001f600"])
+async def test_an_error_of_large_input_is_told_in_short(cluster, broker, stub, character):
+    request = pb.FragmentStoreHealthRequest(
+        fragment_store="file:///", check_delete=True, check_delete_prefix=character * 900_000
+    )
+    code, text = await failure(stub.FragmentStoreHealth(request, timeout=20))
+    assert code is grpc.StatusCode.UNKNOWN
+    assert text.startswith("CheckDeletePrefix: ")
+    assert len(text) < 3100
+
+
+async def test_large_headers_are_refused_and_not_remembered(cluster, broker, stub):
+    await cluster.apply(stub, spec(GOOD))
+    request = pb.ReadRequest(journal=GOOD)
+    request.header.process_id.zone = "zone"
+    for n in range(100_000):
+        request.header.route.members.add(zone="z", suffix=f"s{n:07}")
+    began = time.process_time()
+    for n in range(5):
+        request.header.process_id.suffix = f"suffix-{n}"
+        with pytest.raises(grpc.aio.AioRpcError, match="invalid size"):
+            _ = [response async for response in stub.Read(request, timeout=20)]
+    assert time.process_time() - began < 5
+
+
+async def test_appends_with_many_registers_are_refused(cluster, broker, stub):
+    await cluster.apply(stub, spec(GOOD))
+    for field in ("check_registers", "union_registers", "subtract_registers"):
+        many = pb.AppendRequest()
+        registers = getattr(many, field)
+        labels = registers.include if field == "check_registers" else registers
+        for n in range(200_000):
+            labels.labels.add(name="ab", value=f"{n:05x}")
+        call = stub.Append(timeout=20)
+        await call.write(pb.AppendRequest(journal=GOOD, **{field: registers}))
+        code, text = await failure(call)
+        assert (code, "number of labels" in text) == (grpc.StatusCode.UNKNOWN, True)
+    assert await serves(cluster, stub, "tenant/other")
+
+
+async def test_durations_beyond_64_bits_are_refused(cluster, broker, stub):
+    for field in ("refresh_interval", "retention", "flush_interval"):
+        for seconds in ((1 << 63) - 1, -(1 << 63), 1 << 34, -(1 << 34)):
+            request = upserts(spec(SPY))
+            getattr(request.changes[0].upsert.fragment, field).seconds = seconds
+            getattr(request.changes[0].upsert.fragment, field).nanos = -(1 << 31)
+            code, _ = await failure(stub.Apply(request, timeout=20))
+            assert code is grpc.StatusCode.UNKNOWN
+    assert await serves(cluster, stub)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from gazette_platform.errors import GazetteError
 
@@ -32,13 +32,19 @@ class Code(Enum):
     UNIMPLEMENTED = "UNIMPLEMENTED"
 
 
+_TEXT_LENGTH_MAX: Final = 3000
+
+
 class RpcFailed(GazetteError):
     """The RPC ends with `code` and `text` in place of a response."""
 
     def __init__(self, code: Code, text: str) -> None:
         self.code = code
-        self.text = text
-        super().__init__(text)
+        # It travels in the trailer, of which clients take 8 KiB: of more they learn nothing. What
+        # is not ASCII is three times as long there.
+        limit = _TEXT_LENGTH_MAX if text.isascii() else _TEXT_LENGTH_MAX // 6
+        self.text = text if len(text) <= limit else f"{text[:limit]}..."
+        super().__init__(self.text)
 
 
 class ContentSource(Protocol):
