@@ -24,8 +24,9 @@ from gazette_platform.allocator.converge import (
 from gazette_platform.allocator.metrics import AllocatorMetrics
 from gazette_platform.allocator.solver import Solver, effective_limits
 from gazette_platform.errors import EtcdError, LeaseLost
-from gazette_platform.etcd import Compare, EtcdClient, Operation, TxnResult
+from gazette_platform.etcd import Compare, EtcdClient, EtcdRejected, Operation, TxnResult
 from gazette_platform.keyspace import BrokerState, KeySpace, member_key
+from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.retry import backoff_s
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Allocator:
           process_id: of this member.
           max_replication: upper bound on the replication of every item.
           metrics: of what it does; None: nobody looks.
+          faults: told of items that cannot be assigned, for reasons that nobody foresaw.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Allocator:
         *,
         max_replication: int = _MAX_REPLICATION,
         metrics: AllocatorMetrics | None = None,
+        faults: Faults | None = None,
     ) -> None:
         self._client = client
         self._space = space
@@ -86,6 +89,7 @@ class Allocator:
         self._id = process_id
         self._max_replication = max_replication
         self._metrics = metrics or AllocatorMetrics()
+        self._faults = faults or Faults()
         self._solver: Solver | None = None
         self._limits: dict[ProcessId, int] = {}
         # What the key space changed, and the solver does not know yet.
@@ -249,9 +253,10 @@ class Allocator:
         pieces: list[Piece] = []
         for names_of_slice in _slices(names):
             for name in names_of_slice:
-                piece = self._step(name, loads)
-                if piece is not None:
-                    pieces.append(piece)
+                with self._faults.contained("journal", f"{name}: it is not assigned"):
+                    piece = self._step(name, loads)
+                    if piece is not None:
+                        pieces.append(piece)
             await asyncio.sleep(0)
         for member, refused in loads.refused.items():
             self._refused.setdefault(member, set()).update(refused)
@@ -301,11 +306,19 @@ class Allocator:
         return revision
 
     async def _execute(self, batch: tuple[Piece, ...]) -> int:
-        """Write one batch; in halves if a comparison fails. Returns the last revision, or 0."""
-        result = await self._write(batch)
-        if result.succeeded:
-            self._metrics.count(batch)
-            return result.header.revision
+        """Write one batch; in halves if a comparison fails, or etcd refuses it.
+
+        Returns: the last revision, or 0.
+        """
+        why = "transaction checks did not succeed"
+        try:
+            result = await self._write(batch)
+        except EtcdRejected as err:
+            why = str(err)
+        else:
+            if result.succeeded:
+                self._metrics.count(batch)
+                return result.header.revision
         if len(batch) > 1:
             half = len(batch) // 2
             written_at = await self._execute(batch[:half])
@@ -313,10 +326,7 @@ class Allocator:
         # A change that the mirror has not seen yet, which will bring the item back; or a bad
         # entry that we leave out but etcd has. Neither may hold up the other items.
         self._failed.add(batch[0].item)
-        _log.info(
-            "%s: transaction checks did not succeed; trying again when its keys or members change",
-            batch[0].item,
-        )
+        _log.info("%s: %s; trying again when its keys or members change", batch[0].item, why)
         return 0
 
     async def _write(self, batch: tuple[Piece, ...]) -> TxnResult:

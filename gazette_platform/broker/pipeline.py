@@ -86,7 +86,7 @@ class Pipeline:
             for n, peer in enumerate(self._peers):
                 stream = open_stream(peer, route.endpoint_of(peer))
                 self._links.append(_Link(n, peer, stream, self))
-        except RpcFailed:
+        except Exception:
             self.abandon()
             raise
         for link in self._links:

@@ -285,6 +285,7 @@ class Broker:
             process_id,
             max_replication=self.config.max_replication,
             metrics=self._context.metrics.allocator,
+            faults=self.faults,
         )
         self.tasks.keep(space.watch, name="watch", ends_by=(EtcdError,))
         if self.config.auto_suspend:

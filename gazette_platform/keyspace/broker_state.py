@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import logging
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, final
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gazette_platform.etcd import KeyValue
+
+_log = logging.getLogger(__name__)
 
 __all__ = ["Assignment", "BrokerState", "Changes", "Item", "Member"]
 
@@ -87,6 +90,9 @@ class BrokerState:
         self._items: dict[str, Item] = {}
         self._members: dict[ProcessId, Member] = {}
         self._assignments: dict[str, tuple[Assignment, ...]] = {}
+        # Of members that have more than one assignment of a journal: all but one of them.
+        self._hidden: dict[str, dict[str, Assignment]] = {}
+        self._newly_hidden: list[Assignment] = []
         self._by_member: dict[ProcessId, dict[str, Assignment]] = {}
         self._primaries: dict[ProcessId, int] = {}
         self._names: list[str] = []
@@ -157,6 +163,16 @@ class BrokerState:
         """Start the record of changes of an update."""
         self._changes = Changes(set(), set())
 
+    def end(self) -> None:
+        """Tell of assignments that are left out; while an assignment moves there is one, too."""
+        for one in self._newly_hidden:
+            if one.key in self._hidden.get(one.journal, ()):
+                _log.warning(
+                    "%s: %s is ignored: broker %shas another assignment of the journal (remove one)",
+                    *(one.journal, one.key, one.process_id),
+                )
+        self._newly_hidden.clear()
+
     def put(self, kv: KeyValue) -> None:
         """Take a new value of a key.
 
@@ -189,18 +205,16 @@ class BrokerState:
                     if not self._primaries.get(process_id):
                         self._primaries.pop(process_id, None)
             case AssignmentKey(journal, process_id):
-                if self._by_member.get(process_id, {}).pop(key, None) is not None:
-                    if not self._by_member[process_id]:
-                        del self._by_member[process_id]
+                if self._find(journal, process_id, key) is not None:
                     self._set_assignments(
-                        journal, [a for a in self.assignments_of(journal) if a.key != key]
+                        journal, [a for a in self._all_of(journal) if a.key != key]
                     )
 
     def _put_item(self, key: ItemKey, kv: KeyValue) -> None:
         known = self._items.get(key.item)
         try:
             spec = values.decode_journal_spec(kv.value, name=key.item)
-        except ValidationError:
+        except Exception:
             if known is not None:
                 self._items[key.item] = Item(known.spec, kv.mod_revision, kv.create_revision)
                 self._changes.journals.add(key.item)
@@ -214,7 +228,7 @@ class BrokerState:
         known = self._members.get(key.process_id)
         try:
             spec = values.decode_broker_spec(kv.value, process_id=key.process_id)
-        except ValidationError:
+        except Exception:
             if known is not None:
                 self._members[key.process_id] = Member(
                     known.spec, kv.mod_revision, kv.create_revision, kv.lease
@@ -225,11 +239,11 @@ class BrokerState:
         self._member_changed(key.process_id)
 
     def _put_assignment(self, key: AssignmentKey, kv: KeyValue) -> None:
-        known = self._by_member.get(key.process_id, {}).get(kv.key)
-        error: ValidationError | None = None
+        known = self._find(key.item, key.process_id, kv.key)
+        error: Exception | None = None
         try:
             route = values.decode_route(kv.value)
-        except ValidationError as err:
+        except Exception as err:
             if known is None:
                 raise
             route, error = known.route, err
@@ -244,24 +258,47 @@ class BrokerState:
             value=kv.value,
             lease=kv.lease,
         )
-        self._by_member.setdefault(key.process_id, {})[kv.key] = assignment
-        others = [a for a in self.assignments_of(key.item) if a.key != kv.key]
+        others = [a for a in self._all_of(key.item) if a.key != kv.key]
         self._set_assignments(key.item, sorted([*others, assignment], key=lambda a: a.key))
         if error is not None:
             raise error
 
+    def _find(self, journal: str, process_id: ProcessId, key: str) -> Assignment | None:
+        found = self._by_member.get(process_id, {}).get(key)
+        return found or self._hidden.get(journal, {}).get(key)
+
+    def _all_of(self, journal: str) -> list[Assignment]:
+        """Assignments of a journal, with those that are left out."""
+        return [*self.assignments_of(journal), *self._hidden.get(journal, {}).values()]
+
     def _set_assignments(self, journal: str, assignments: Sequence[Assignment]) -> None:
         for assignment in self.assignments_of(journal):
+            process_id = assignment.process_id
+            held = self._by_member[process_id]
+            del held[assignment.key]
+            if not held:
+                del self._by_member[process_id]
             if assignment.slot == 0:
-                self._primaries[assignment.process_id] -= 1
+                self._primaries[process_id] -= 1
+        shown: dict[ProcessId, Assignment] = {}
+        hidden: dict[str, Assignment] = {}
         for assignment in assignments:
+            process_id = assignment.process_id
+            # Keys sort by slot as text: of two, mostly the lower slot stays.
+            if shown.setdefault(process_id, assignment) is not assignment:
+                hidden[assignment.key] = assignment
+                continue
+            self._by_member.setdefault(process_id, {})[assignment.key] = assignment
             if assignment.slot == 0:
-                count = self._primaries.get(assignment.process_id, 0)
-                self._primaries[assignment.process_id] = count + 1
-        if assignments:
-            self._assignments[journal] = tuple(assignments)
+                self._primaries[process_id] = self._primaries.get(process_id, 0) + 1
+        if shown:
+            self._assignments[journal] = tuple(shown.values())
         else:
             self._assignments.pop(journal, None)
+        known = self._hidden.pop(journal, {})
+        if hidden:
+            self._hidden[journal] = hidden
+            self._newly_hidden += [hidden[key] for key in hidden.keys() - known.keys()]
         self._routes.pop(journal, None)
         self._changes.journals.add(journal)
 

@@ -34,6 +34,8 @@ _SEPARATOR = "#"
 _ITEMS = "/items/"
 _MEMBERS = "/members/"
 _ASSIGN = "/assign/"
+# More digits than the number of brokers ever has; Python itself refuses some thousand of them.
+_SLOT_DIGITS_MAX = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ def parse_key(prefix: str, key: str) -> Key:
         if len(parts) != 4 or not all(parts):
             raise ValidationError(f"key {key!r} has {len(parts)} parts; expected 4")
         item, zone, suffix, slot = parts
-        return AssignmentKey(item, _process_id(zone, suffix), _slot(key, slot))
+        return AssignmentKey(_part(item), _process_id(zone, suffix), _slot(key, slot))
     if not key.startswith(prefix):
         raise ValidationError(f"unexpected key prefix {key!r}; expected {prefix}/...")
     tail = key[len(prefix) :]
@@ -124,7 +126,7 @@ def parse_key(prefix: str, key: str) -> Key:
             if len(parts) != count or not all(parts):
                 raise ValidationError(f"key {key!r} has {len(parts)} parts; expected {count}")
             if count == 1:
-                return ItemKey(parts[0])
+                return ItemKey(_part(parts[0]))
             return MemberKey(_process_id(*parts))
     raise ValidationError(f"unexpected key prefix {key!r}; expected items, members or assign")
 
@@ -132,13 +134,18 @@ def parse_key(prefix: str, key: str) -> Key:
 @lru_cache(maxsize=1024)
 def _process_id(zone: str, suffix: str) -> ProcessId:
     # There are few, and each is named by many keys: all of them share one object.
-    return ProcessId(zone, suffix)
+    for part in (zone, suffix):
+        if not part.isascii() or not part.isprintable():
+            raise ValidationError(f"{part!r} is no part of the identity of a process")
+    return ProcessId(_part(zone), _part(suffix))
 
 
 def _slot(key: str, text: str) -> int:
     # isdecimal alone would take digits of other scripts.
     if not (text.isascii() and text.isdecimal()):
         raise ValidationError(f"slot of key {key!r} is not a number")
+    if len(text) > _SLOT_DIGITS_MAX:
+        raise ValidationError(f"slot of a key has {len(text)} digits; expected at most 9")
     return int(text)
 
 

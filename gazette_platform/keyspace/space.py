@@ -49,6 +49,9 @@ _RESTART_S = (0.0, 0.0, 0.005, 2.0, 3.0, 4.0)
 _RESTART_LAST_S = 5.0
 
 
+# Of a key, in the log.
+_NAME_LENGTH_MAX = 300
+
 # Changes that are applied at once, some 10 us each, if they are of more than one revision.
 _PORTION_EVENTS = 500
 
@@ -60,11 +63,15 @@ class View(Protocol):
         """An update of one or more changes begins."""
         ...
 
+    def end(self) -> None:
+        """All its changes are there."""
+        ...
+
     def put(self, kv: KeyValue) -> None:
         """Take a new value of a key.
 
         Raises: ValidationError: it cannot be decoded; the view is then as if the value had not
-        changed.
+        changed. Anything else is a fault, and this one key is left out all the same.
         """
         ...
 
@@ -256,11 +263,11 @@ class KeySpace(Generic[V]):
         kv = event.kv
         known = self._known.get(kv.key)
         if known is not None and kv.mod_revision <= known.mod_revision:
-            _log.debug("%s: change of revision %d was known", kv.key, kv.mod_revision)
+            _log.debug("%s: change of revision %d was known", _name(kv.key), kv.mod_revision)
             return
         if event.is_delete:
             if known is None:
-                _log.debug("%s: unknown key was removed", kv.key)
+                _log.debug("%s: unknown key was removed", _name(kv.key))
                 return
             self._remove(kv.key)
             return
@@ -269,7 +276,7 @@ class KeySpace(Generic[V]):
         if kv.version != version_expected or is_create != (kv.mod_revision == kv.create_revision):
             _log.warning(
                 "%s: unexpected version %d (expected %d, created at revision %d, changed at %d)",
-                kv.key,
+                _name(kv.key),
                 kv.version,
                 version_expected,
                 kv.create_revision,
@@ -284,18 +291,22 @@ class KeySpace(Generic[V]):
         except ValidationError as err:
             _log.warning(
                 "bad entry in etcd is ignored until corrected: %s (revision %d): %s",
-                kv.key,
+                _name(kv.key),
                 kv.mod_revision,
-                err,
+                str(err)[:_NAME_LENGTH_MAX],
             )
+        except Exception as err:  # noqa: BLE001  reported
+            self._faults.report("key", f"entry {_name(kv.key)} in etcd is ignored", err)
 
     def _remove(self, key: str) -> None:
         del self._known[key]
-        self.state.remove(key)
+        with self._faults.contained("key", f"entry {_name(key)} in etcd was removed"):
+            self.state.remove(key)
 
     def _finish(self, header: ResponseHeader, revision: int) -> None:
         self._header = EtcdHeader(header.cluster_id, header.member_id, revision, header.raft_term)
         self._resume_revision = max(self._resume_revision, revision + 1)
+        self.state.end()
         for observer in self._observers:
             # What one of them did not foresee must not cost the others, nor the mirror.
             with self._faults.contained("observer", f"key space {self.prefix}: {observer}"):
@@ -368,3 +379,8 @@ async def _read(watch: Watch) -> WatchBatch | EtcdError:
         return await anext(watch)
     except EtcdError as err:
         return err
+
+
+def _name(key: str) -> str:
+    """A key as it can be logged: it may be of any length, and of bytes that are no text."""
+    return ascii(key[:_NAME_LENGTH_MAX])[1:-1] + ("..." if len(key) > _NAME_LENGTH_MAX else "")

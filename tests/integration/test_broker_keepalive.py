@@ -124,6 +124,9 @@ class Keys:
     def begin(self):
         pass
 
+    def end(self):
+        pass
+
     def put(self, kv):
         self.known.add(kv.key.rpartition("/")[2])
 

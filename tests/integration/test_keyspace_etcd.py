@@ -27,6 +27,9 @@ class TextView:
     def begin(self):
         pass
 
+    def end(self):
+        pass
+
     def put(self, kv):
         if kv.value == b"bad":
             raise ValidationError("bad")

@@ -27,6 +27,9 @@ class KeyView:
     def begin(self):
         pass
 
+    def end(self):
+        pass
+
     def put(self, kv):
         self.keys.add(kv.key.rpartition("/")[2])
 

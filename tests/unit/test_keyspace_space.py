@@ -52,6 +52,9 @@ class IntView:
     def begin(self):
         pass
 
+    def end(self):
+        pass
+
     def put(self, kv):
         try:
             self.values[kv.key] = int(kv.value)

@@ -45,6 +45,9 @@ class KeyView:
     def begin(self):
         pass
 
+    def end(self):
+        pass
+
     def put(self, entry):
         self.keys.add(entry.key.removeprefix("/p/"))
 
