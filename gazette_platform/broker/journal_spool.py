@@ -441,6 +441,11 @@ class JournalSpool:
                 return await digester.digested()
         return None
 
+    def unfinished(self) -> list[Fragment]:
+        """Settled content that was not handed over to be persisted yet; sums are not known."""
+        digesters = (*self._closing, self.digester)
+        return [d.spool.fragment() for d in digesters if d.spool.content_length]
+
     async def close(self) -> None:
         """Close the open fragment and hand over what is settled. The owner holds the lock."""
         self.drop_staged()

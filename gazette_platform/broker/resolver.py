@@ -99,7 +99,7 @@ class Resolver:
         self._faults = faults
         self._failures: dict[str, int] = {}
         self._replicas: dict[str, LocalReplica] = {}
-        self._closing: dict[asyncio.Task[None], str] = {}
+        self._closing: dict[asyncio.Task[None], tuple[str, LocalReplica]] = {}
         self._is_serving = True
         # Resolutions are asked for per RPC and change only with the key space.
         self._cache: dict[tuple[str, bool, bool], Resolution] = {}
@@ -166,7 +166,7 @@ class Resolver:
 
     def _close(self, journal: str, replica: LocalReplica) -> None:
         task = self._tasks.spawn(replica.close(), name=f"close {journal}")
-        self._closing[task] = journal
+        self._closing[task] = journal, replica
         task.add_done_callback(self._closing.pop)
 
     async def close(self) -> None:
@@ -180,9 +180,14 @@ class Resolver:
         while self._closing:
             await asyncio.wait(set(self._closing))
 
+    @property
+    def unclosed(self) -> list[LocalReplica]:
+        """Replicas that are to close, and have not yet."""
+        return [replica for _, replica in self._closing.values()]
+
     async def closed(self, journal: str) -> None:
         """Wait until no former replica of a journal is closing. Cancellation: safe."""
-        while closing := {task for task, name in self._closing.items() if name == journal}:
+        while closing := {task for task, (name, _) in self._closing.items() if name == journal}:
             await asyncio.wait(closing)
 
     # ------------------------------------------------------------------------------ resolving

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
@@ -23,18 +22,21 @@ from gazette_platform.broker.http import HttpServer
 from gazette_platform.broker.http_guard import HostGuard
 from gazette_platform.broker.metrics import BrokerMetrics
 from gazette_platform.broker.names import random_id
+from gazette_platform.broker.noted_heads import note_heads
 from gazette_platform.broker.peers import Peers
 from gazette_platform.broker.replica import Replica
 from gazette_platform.broker.resolver import Resolver
 from gazette_platform.broker.service import BrokerService
-from gazette_platform.broker.side_keys import own_member_key, own_members_prefix
+from gazette_platform.broker.side_keys import own_member_key
+from gazette_platform.broker.signals import HURRIED_S, Signals, on_loop_error
 from gazette_platform.broker.store_guard import StoreGuard
+from gazette_platform.broker.watchdog import Watchdog
 from gazette_platform.broker.wire.grpc_server import GrpcServer
 from gazette_platform.errors import EtcdError, LeaseLost
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.fragment.persister import Persister
 from gazette_platform.fragment.refresh import FragmentLister
-from gazette_platform.keyspace import BrokerState, KeySpace, member_key, members_prefix
+from gazette_platform.keyspace import BrokerState, KeySpace
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.memory import settle_memory
@@ -43,7 +45,7 @@ from gazette_platform.protocol import BrokerSpec, ProcessId
 from gazette_platform.stores import MeasuredStore, StoreRegistry, health_check, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable
 
     from gazette_platform.allocator import Announcement
     from gazette_platform.broker.config import BrokerConfig
@@ -63,9 +65,6 @@ _COMPRESS_THREADS = 2
 # RPCs that are under way when the process leaves.
 _GRACE_S = 15.0
 
-# Transactions under way at a time when leaving: each waits for the watch to bring it back.
-_WRITES_MAX = 64
-
 # How often quiet journals are looked at, and how many without letting others go on.
 _TICK_S = 60.0
 _TICK_SLICE = 500
@@ -75,6 +74,9 @@ _DRAIN_REPORT_S = 10.0
 
 # Without a drain timeout a store that is down holds the process: its spools are the only copy.
 _PERSIST_TIMEOUT_S = 24 * 3600.0
+
+# Told to leave twice: what each step of it is given.
+_HURRY_S = 1.0
 
 
 @final
@@ -92,6 +94,8 @@ class Broker:
         self.tasks = TaskGroup("broker", faults=self.faults)
         self._stack = AsyncExitStack()
         self._is_ready = False
+        self._is_hurried = False
+        self._limit: asyncio.Timeout | None = None
         self.port = 0
         self.http_port = 0
         self.debug_port = 0
@@ -351,10 +355,62 @@ class Broker:
     async def drain(self) -> list[Fragment]:
         """Hand over what others can take, finish what is under way, persist, leave etcd.
 
+        Each step has a time limit, from --broker.drain-timeout if that is given, and whatever
+        becomes of it, the next one is taken.
+
         Returns: fragments that could not be persisted within the drain timeout.
         Cancellation: leaves the process to end with its lease.
         """
+        await self._within(None, "handing over", self._ask_others())
+        self._is_ready = False
+        self._service.stop_watches()
+        stopping = self.tasks.spawn(self._server.stop(grace_s=_GRACE_S), name="stop serving")
+        await self._within(self._limit_s, "closing journals", self._resolver.close())
+        await self._within(2 * _GRACE_S, "finishing calls", stopping)
+        left = await self._persist()
+        await self._note_heads()
+        await self._within(_GRACE_S, "giving back the lease", self._release())
+        await self.abandon()
+        return left
+
+    def hurry(self) -> None:
+        """Wait for nothing any more on the way out: others, calls, disks or stores."""
+        self._is_hurried = True
+        limit = self._limit
+        if limit is not None and not limit.expired():
+            limit.reschedule(asyncio.get_running_loop().time())
+
+    @property
+    def leaves_within_s(self) -> float | None:
+        """Seconds that `drain` and `fail` take at most; None: as long as others, and stores, take."""
         timeout_s = self.config.drain_timeout_s
+        return None if timeout_s is None else timeout_s + 2 * self._limit_s + 5 * _GRACE_S
+
+    @property
+    def _limit_s(self) -> float:
+        """Seconds for a step that waits for disks or stores, which may hold the only copy."""
+        timeout_s = self.config.drain_timeout_s
+        return _PERSIST_TIMEOUT_S if timeout_s is None else max(timeout_s, _GRACE_S)
+
+    async def _within(self, limit_s: float | None, what: str, step: Awaitable[object]) -> bool:
+        """Await a step of leaving. Returns: whether it ended well, and in time."""
+        if self._is_hurried:
+            limit_s = _HURRY_S if limit_s is None else min(limit_s, _HURRY_S)
+        try:
+            async with asyncio.timeout(limit_s) as self._limit:
+                await step
+        except TimeoutError:
+            _log.error("leaving: %s takes too long; going on without", what)
+            return False
+        except Exception as err:  # noqa: BLE001  reported, and the next step counts
+            self.faults.report("leaving", f"leaving: {what}", err)
+            return False
+        finally:
+            self._limit = None
+        return True
+
+    async def _ask_others(self) -> None:
+        """Say that we leave, and let others take over what they can."""
         try:
             await self._announcement.set_exiting()
             # Who can relieve us is judged by the mirror, which must know that we are leaving.
@@ -365,24 +421,26 @@ class Broker:
             _log.warning("others are not asked to take over, since etcd fails: %s", err)
             self._context.fence.give_up("this broker leaves")
         else:
-            await self._hand_over(timeout_s)
-        self._is_ready = False
-        self._service.stop_watches()
-        stopping = self.tasks.spawn(self._server.stop(grace_s=_GRACE_S), name="stop serving")
-        await self._resolver.close()
-        await stopping
-        left = await self._persist()
-        await self._remember_heads()
-        await self._release()
-        await self.abandon()
-        return left
+            await self._hand_over(self.config.drain_timeout_s)
 
     async def _persist(self) -> list[Fragment]:
         """Persist all that is closed. Returns: what could not be, within the drain timeout."""
-        timeout_s = self.config.drain_timeout_s
-        return await self._persister.drain(
-            timeout_s=_PERSIST_TIMEOUT_S if timeout_s is None else max(timeout_s, _GRACE_S)
-        )
+        left: list[Fragment] = []
+
+        async def persist(timeout_s: float) -> None:
+            left.extend(await self._persister.drain(timeout_s=timeout_s))
+
+        if not await self._within(None, "persisting", persist(self._limit_s)):
+            await persist(0.0)  # we were hurried: only to learn what is left
+        for replica in self._resolver.unclosed:
+            if isinstance(replica, Replica):
+                left.extend(replica.spool.unfinished())
+        return left
+
+    async def _note_heads(self) -> None:
+        replicas = [r for r in self._resolver.replicas.values() if isinstance(r, Replica)]
+        noting = note_heads(self._context, replicas, timeout_s=_GRACE_S)
+        await self._within(2 * _GRACE_S, "noting write heads", noting)
 
     async def _hand_over(self, timeout_s: float | None) -> None:
         """Wait until no journal is assigned to us, or nobody can take them and time is up."""
@@ -411,73 +469,6 @@ class Broker:
                 )
             await asyncio.sleep(0.1)
 
-    async def _remember_heads(self) -> None:
-        """Note write heads in the specs of journals of which nobody has a replica that stays.
-
-        Else the next broker would start at offset 0 and refuse appends. They count even if content
-        could not be persisted: readers have seen those bytes, and other bytes must not take their
-        offsets. Of several replicas each notes its own head, which covers all that was
-        acknowledged; the greatest stands.
-        """
-        all_leave = all(m.spec.exiting for m in self._context.space.state.members.values())
-        replicas = [
-            replica
-            for replica in self._resolver.replicas.values()
-            if isinstance(replica, Replica) and (all_leave or replica.count_replicas().desired == 1)
-        ]
-        if not replicas or await self._has_foreign_members():
-            return
-        for at in range(0, len(replicas), _WRITES_MAX):
-            await asyncio.gather(*map(self._remember_head, replicas[at : at + _WRITES_MAX]))
-
-    async def _has_foreign_members(self) -> bool:
-        """Whether brokers of Gazette are members: they heed a noted head, and never take it back.
-
-        Once they had appended behind it, it would have others begin at an offset that is taken.
-        """
-        prefix, members = self.config.etcd_prefix, self._context.space.state.members
-        try:
-            found = await self._context.etcd.range(own_members_prefix(prefix))
-            # Our mirror may still show members that have left since, and took both keys along.
-            present = await self._context.etcd.range(
-                members_prefix(prefix), revision=found.header.revision, keys_only=True
-            )
-        except EtcdError as err:
-            _log.warning("write heads are not noted, since etcd fails: %s", err)
-            return True
-        ours = {kv.key: kv.lease for kv in found.kvs}
-        there = {kv.key: kv.lease for kv in present.kvs}
-        foreign = [
-            member
-            for member, known in members.items()
-            if there.get(member_key(prefix, member)) == known.lease
-            and ours.get(own_member_key(prefix, member)) != known.lease
-        ]
-        if foreign:
-            _log.warning(
-                "write heads are not noted, since %s is a broker of Gazette (if no broker stays, "
-                "run `gazctl journals reset-head` before the next append)",
-                str(foreign[0]).strip(),
-            )
-        return bool(foreign)
-
-    @staticmethod
-    async def _remember_head(replica: Replica) -> None:
-        try:
-            # The mirror, which shows whether it is noted, may not be followed any more.
-            async with asyncio.timeout(_GRACE_S):
-                is_noted = await replica.note_head() or await replica.note_head()
-        except (EtcdError, TimeoutError) as err:
-            _log.warning("%s: %s", replica.name, err)
-            is_noted = False
-        if not is_noted:
-            _log.warning(
-                "%s: its write head %d is not noted in etcd "
-                "(run `gazctl journals reset-head` before the next append)",
-                replica.name,
-                replica.spool.spool.end,
-            )
-
     async def _release(self) -> None:
         """Give back the lease: others may take over what is still assigned to us."""
         self._allocating.cancel()  # it would take the end of our lease for a loss
@@ -489,88 +480,85 @@ class Broker:
     async def abandon(self) -> None:
         """Stop everything at once; keys in etcd end with the lease."""
         self._is_ready = False
-        await self._stack.aclose()
+        await self._within(_GRACE_S, "closing what is open", self._stack.aclose())
 
-    async def fail(self) -> None:
+    async def fail(self) -> list[Fragment]:
         """Stop serving after a failure, let others take over, and persist what is here.
 
         Others need not wait for that, and it may take long: when etcd fails for longer than a lease,
         all brokers end up here at once, and what they hold is nowhere else.
+
+        Returns: fragments that could not be persisted within the drain timeout.
         """
         self._is_ready = False
         has_lease = not isinstance(self.failure, LeaseLost)
         if has_lease:
             _log.error("broker stops: %s", self.failure)
         self._context.fence.give_up("this broker has failed")
-        await self._server.stop(grace_s=1.0)
-        await self._resolver.close()
+        await self._within(_GRACE_S, "finishing calls", self._server.stop(grace_s=1.0))
+        await self._within(self._limit_s, "closing journals", self._resolver.close())
         if has_lease:  # else others may have gone on from another head
-            await self._remember_heads()
-        await self._release()
-        await self._persist()
+            await self._note_heads()
+        await self._within(_GRACE_S, "giving back the lease", self._release())
+        left = await self._persist()
         await self.abandon()
+        return left
 
 
 def run(config: BrokerConfig) -> None:
     """Serve until SIGTERM or SIGINT, then drain.
 
+    A second signal ends it at once, and --broker.drain-timeout within some time, whatever hangs.
+
     Raises: GazetteError: it could not start, or could not go on; the message says why.
     """
-    uvloop.run(_run(config))
+    watchdog = Watchdog()
+    uvloop.run(_run(config, watchdog))
 
 
-async def _run(config: BrokerConfig) -> None:
+async def _run(config: BrokerConfig, watchdog: Watchdog) -> None:
     broker = Broker(config)
+    asyncio.get_running_loop().set_exception_handler(
+        lambda loop, context: on_loop_error(broker, loop, context)
+    )
+    signals = Signals(broker, watchdog)
     try:
-        if not await _starts(broker):
+        if not await _starts(broker, signals):
             await broker.abandon()
             return
     except BaseException:
         await broker.abandon()
         raise
     settle_memory()
-    stop = asyncio.Event()
-    _on_signals(stop.set)
     watching = TaskGroup("signals")
-    stopped = watching.spawn(stop.wait(), name="stop")
+    stopped = watching.spawn(signals.stop.wait(), name="stop")
     failed = watching.spawn(broker.failed.wait(), name="failure")
     await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
     await watching.close()
-    if broker.failed.is_set() and broker.failure is not None:
-        await broker.fail()
-        raise broker.failure
-    left = await broker.drain()
+    failure = broker.failure if broker.failed.is_set() else None
+    signals.leave()
+    left = await broker.drain() if failure is None else await broker.fail()
+    # Threads that hang in a disk or a store would keep the interpreter from ending.
+    watchdog.arm(HURRIED_S, "a thread of it hangs")
     if left:
         _log.error("%d fragments were not persisted and are lost", len(left))
+    if failure is not None:
+        raise failure
 
 
-async def _starts(broker: Broker) -> bool:
+async def _starts(broker: Broker, signals: Signals) -> bool:
     """Start, however long etcd or an earlier instance makes us wait.
 
     Returns: False: a signal came first.
     """
-    loop = asyncio.get_running_loop()
-    patience = asyncio.timeout(None)
-    is_stopped = False
-
-    def stop() -> None:
-        nonlocal is_stopped
-        is_stopped = True
-        patience.reschedule(loop.time())
-
     try:
-        async with patience:
-            _on_signals(stop)
+        async with asyncio.timeout(None) as signals.starting:
             await broker.start()
     except TimeoutError:
-        if not is_stopped:
+        if not signals.stop.is_set():
             raise
-    if is_stopped:
+    finally:
+        signals.starting = None
+    if signals.stop.is_set():
         _log.info("stopped before it was ready")
-    return not is_stopped
-
-
-def _on_signals(call: Callable[[], None]) -> None:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, call)
+    return not signals.stop.is_set()

@@ -1,0 +1,66 @@
+"""Ends a process that was told to end and does not.
+
+A thread that hangs in a disk or a store holds up the interpreter for ever, and so does an event
+loop that hangs. Whoever asked for the end, with a time limit or for a second time, gets it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Watchdog"]
+
+_log = logging.getLogger(__name__)
+
+_FAILED = 1
+
+
+@final
+class Watchdog:
+    """A deadline for the whole process, kept by a thread of its own.
+
+    Args: end: ends the process with an exit status; given by tests.
+    """
+
+    def __init__(self, end: Callable[[int], None] = os._exit) -> None:
+        self._end = end
+        self._changed = threading.Condition()
+        self._deadline: float | None = None
+        self._why = ""
+        self._thread: threading.Thread | None = None
+
+    def arm(self, limit_s: float, why: str) -> None:
+        """End the process in `limit_s` seconds, unless it should end sooner already."""
+        deadline = time.monotonic() + limit_s
+        with self._changed:
+            if self._deadline is not None and self._deadline <= deadline:
+                return
+            self._deadline, self._why = deadline, why
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def disarm(self) -> None:
+        """There is nothing to end any more."""
+        with self._changed:
+            self._deadline = None
+            self._changed.notify()
+
+    def _watch(self) -> None:
+        with self._changed:
+            while self._deadline is not None:
+                left_s = self._deadline - time.monotonic()
+                if left_s <= 0:
+                    _log.critical("this process does not end by itself and is ended: %s", self._why)
+                    self._end(_FAILED)
+                    return
+                self._changed.wait(left_s)
+            self._thread = None

@@ -1,0 +1,198 @@
+"""A broker that is told to leave leaves, whatever hangs: a store, a disk, etcd, or a start."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import threading
+import time
+
+import pytest
+
+from gazette_platform.broker import serve
+from gazette_platform.broker.noted_heads import note_heads
+from gazette_platform.broker.watchdog import Watchdog
+from gazette_platform.client import Change, Client, ClientConfig
+from gazette_platform.errors import SetupError
+from gazette_platform.fragment.spool import Spool
+from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
+from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.local_broker import LocalBrokers, append, eventually
+
+pytestmark = pytest.mark.etcd
+
+JOURNAL = "a/journal"
+
+
+def spec():
+    fragment = FragmentSpec(
+        length=1 << 20,
+        codec=CompressionCodec.NONE,
+        stores=("file:///",),
+        refresh_interval_ns=3600 * 10**9,
+    )
+    return JournalSpec(JOURNAL, 1, fragment=fragment)
+
+
+@pytest.fixture
+async def cluster(etcd_server, etcd_prefix, tmp_path, monkeypatch):
+    monkeypatch.setattr(serve, "_GRACE_S", 0.5)
+    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
+        yield brokers
+
+
+@pytest.fixture
+async def tasks():
+    group = TaskGroup("test")
+    yield group
+    await group.close()
+
+
+async def with_content(cluster, **settings):
+    broker = await cluster.start(**{"drain_timeout_s": 0.2, **settings})
+    stub = cluster.stub(broker)
+    await cluster.apply(stub, spec())
+    for content in (b"one ", b"two "):
+        await append(stub, JOURNAL, content)
+    return broker
+
+
+def stored(cluster):
+    return b"".join(path.read_bytes() for path in sorted(cluster.fragments.rglob("*.raw")))
+
+
+async def never(*_args, **_settings):
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("leave", ["drain", "fail"])
+async def test_a_store_that_hangs_holds_nobody_up(cluster, leave):
+    broker = await with_content(cluster)
+    await eventually(lambda: stored(cluster) == b"one ")
+    broker._persister._put = never
+    async with asyncio.timeout(10):
+        (left,) = await getattr(broker, leave)()
+    assert (left.journal, left.begin, left.end) == (JOURNAL, 4, 8)
+
+
+@pytest.mark.parametrize("leave", ["drain", "fail"])
+async def test_a_disk_that_hangs_holds_nobody_up(cluster, monkeypatch, leave):
+    """What could not even be closed is told as lost, too."""
+    broker = await with_content(cluster)
+    await eventually(lambda: stored(cluster) == b"one ")
+    hangs = threading.Event()
+    monkeypatch.setattr(Spool, "complete", lambda _: hangs.wait(30) and None)
+    try:
+        async with asyncio.timeout(10):
+            (left,) = await getattr(broker, leave)()
+    finally:
+        hangs.set()
+    assert (left.journal, left.begin, left.end) == (JOURNAL, 4, 8)
+
+
+@pytest.mark.parametrize("step", ["_ask_others", "_note_heads_of_all", "_release"])
+async def test_a_step_that_fails_is_no_reason_to_lose_content(cluster, monkeypatch, step):
+    broker = await with_content(cluster)
+
+    async def fails(*_args, **_settings):
+        raise KeyError("unforeseen")
+
+    if step == "_note_heads_of_all":
+        monkeypatch.setattr(serve, note_heads.__name__, fails)
+    else:
+        monkeypatch.setattr(broker, step, fails)
+    assert await broker.drain() == []
+    assert stored(cluster) == b"one two "
+    assert broker.faults.reported == 1
+
+
+async def test_who_is_told_twice_waits_for_nothing(cluster, tasks):
+    broker = await with_content(cluster, drain_timeout_s=None)
+    await eventually(lambda: stored(cluster) == b"one ")
+    await cluster.start(journal_limit=0)  # without room for the journal: it waits for ever
+    broker._persister._put = never
+    draining = tasks.spawn(broker.drain(), name="drain")
+    await eventually(lambda: broker._limit is not None)
+    broker.hurry()
+    async with asyncio.timeout(10):
+        (left,) = await draining
+    assert (left.journal, left.begin, left.end) == (JOURNAL, 4, 8)
+
+
+# -------------------------------------------------------------------------------------- processes
+@pytest.fixture
+def server(etcd_server, etcd_prefix, tmp_path):
+    with BrokerServer(
+        tmp_path,
+        etcd=etcd_server.endpoint,
+        prefix=etcd_prefix,
+        flags=["--broker.drain-timeout=1h"],
+    ) as broker:
+        yield broker
+
+
+def test_a_second_signal_ends_a_broker_whose_store_is_away(server):
+    with Client(ClientConfig(address=server.address)) as client:
+        client.apply([Change(spec())])
+        client.append(JOURNAL, b"one ")
+        shutil.rmtree(server.fragments)
+        server.fragments.write_text("in the way of a folder")
+        client.append(JOURNAL, b"two ")
+    server.terminate()
+    deadline = time.monotonic() + 20
+    while "trying again later" not in server.log_tail() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not server.has_ended
+    server.terminate()
+    began = time.monotonic()
+    server.wait(timeout_s=30)
+    assert time.monotonic() - began < 15
+    assert "told to leave again" in server.log_tail()
+    assert "fragments were not persisted and are lost" in server.log_tail()
+
+
+def test_a_broker_that_waits_for_etcd_to_start_is_told_to_leave(tmp_path, etcd_prefix):
+    with socket.socket() as silent:  # takes connections, and never answers
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        server = BrokerServer(tmp_path, etcd=endpoint, prefix=etcd_prefix)
+        starter = threading.Thread(target=_starts_never, args=[server])
+        starter.start()
+        try:
+            deadline = time.monotonic() + 20
+            while not server.pid and time.monotonic() < deadline:
+                time.sleep(0.05)
+            time.sleep(3)  # a Python process begins
+            server.terminate()
+            began = time.monotonic()
+            starter.join(20)
+            assert time.monotonic() - began < 15
+        finally:
+            server.kill()
+
+
+def _starts_never(server):
+    with pytest.raises(SetupError):
+        server.start(timeout_s=60)
+
+
+# --------------------------------------------------------------------------------------- watchdog
+def test_the_watchdog_ends_what_does_not_end_by_itself(caplog):
+    ended = threading.Event()
+    watchdog = Watchdog(lambda _: ended.set())
+    watchdog.arm(60.0, "later")
+    watchdog.arm(0.05, "it was told so twice")
+    watchdog.arm(60.0, "later")
+    assert ended.wait(10)
+    assert "is ended: it was told so twice" in caplog.text
+
+
+def test_the_watchdog_spares_what_has_ended():
+    ended = threading.Event()
+    watchdog = Watchdog(lambda _: ended.set())
+    watchdog.arm(0.2, "soon")
+    watchdog.disarm()
+    assert not ended.wait(0.5)
