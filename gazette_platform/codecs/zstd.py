@@ -149,10 +149,13 @@ class ZstdDecompressor:
         header = self._input[self._position : self._position + _FRAME_HEADER_BYTES_MAX]
         if len(header) < _FRAME_HEADER_BYTES_MIN:
             return -1
-        size = zstandard.frame_header_size(header)
-        if len(header) < size:
-            return -1
-        self._has_checksum = zstandard.get_frame_parameters(header).has_checksum
+        try:
+            size = zstandard.frame_header_size(header)
+            if len(header) < size:
+                return -1
+            self._has_checksum = zstandard.get_frame_parameters(header).has_checksum
+        except zstandard.ZstdError as err:  # reserved bits, or a window beyond what there is
+            raise DataError(f"zstd: {err} (the object is damaged, or is not zstd)") from err
         self._in_frame = True
         return size
 

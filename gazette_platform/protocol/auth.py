@@ -242,7 +242,7 @@ def check_times(payload: Mapping[str, Any], now: float) -> None:
 def _key(index: int, text: str) -> bytes:
     try:
         key = base64.b64decode(text, validate=True)
-    except binascii.Error as err:
+    except ValueError as err:  # binascii.Error, or of what is not ASCII
         raise ValidationError(f"key {index} is not base64: {err}") from err
     if not key:
         raise ValidationError(f"key {index} is empty")

@@ -200,6 +200,13 @@ def test_zstd_windows_beyond_the_limit_are_refused():
         decompressor(CompressionCodec.ZSTANDARD).decompress(data)
 
 
+@pytest.mark.parametrize("descriptor", [0xFF, 0x08])
+def test_zstd_frame_headers_with_reserved_bits_are_noticed(descriptor):
+    stored = b"\x28\xb5\x2f\xfd" + bytes((descriptor,)) + b"\xff" * 20
+    with pytest.raises(DataError, match="damaged"):
+        decompressor(CompressionCodec.ZSTANDARD).decompress(stored)
+
+
 def test_zstd_damaged_block_headers_are_noticed():
     stored = bytearray(compress(CompressionCodec.ZSTANDARD, MIXED))
     header = zstandard.frame_header_size(bytes(stored))

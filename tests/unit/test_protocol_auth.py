@@ -96,6 +96,7 @@ def test_u1_the_roll_out_key_admits_calls_without_a_token_and_signs_nothing():
         ("AA==", "holds no key that could sign"),
         ("", "holds no key that could sign"),
         (f"{ONE} ***", "key 1 is not base64"),
+        (f"{ONE} schl\u00fcssel", "key 1 is not base64"),
         (f"{ONE},", None),
         (f" {ONE}\n{TWO}\t", None),
     ],

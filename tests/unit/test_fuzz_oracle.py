@@ -1,0 +1,120 @@
+"""What the fuzzer's oracle sees, and what it lets pass; and that its cases can be repeated."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.fuzz.arena import MARKS
+from tests.fuzz.cases import Case, load_cases, save_cases
+from tests.fuzz.corpus import corpus
+from tests.fuzz.driver import Answer
+from tests.fuzz.generators import KINDS, make_case
+from tests.fuzz.oracle import LogWatch, Memory, judge
+from tests.fuzz.parsers import ParserProcess, run_parser
+
+READ = {"do": "rpc", "method": "/protocol.Journal/Read", "messages": [b""], "token": "mine"}
+GET = {"do": "http", "raw": b"GET / HTTP/1.1\r\n\r\n"}
+
+
+@pytest.mark.parametrize(
+    ("step", "kind", "code", "text", "said"),
+    [
+        (READ, "rpc", "UNKNOWN", "Unexpected <class 'KeyError'>: 'x'", "answers UNKNOWN"),
+        (READ, "rpc", "INTERNAL", "Read: unforeseen KeyError: 'x'", "answers INTERNAL"),
+        (READ, "rpc", "UNKNOWN", "list index out of range", "answers UNKNOWN"),
+        (GET, "http", "500", "HTTP/1.1 500 Internal Server Error", "answers 500"),
+        (READ, "rpc", "OK", MARKS[0].decode(), "is told to a token without rights"),
+        (READ, "rpc", "UNAUTHENTICATED", "not secret/pay-kobold", "the name of a hidden journal"),
+        ({"do": "parse", "target": "tree"}, "parse", "broken", "ValueError: x", "is broken"),
+        ({"do": "parse", "target": "tree"}, "parse", "slow", "9 s of CPU", "is slow"),
+        ({"do": "twin", "step": READ}, "twin", "differs", "OK and not", "can be told from"),
+    ],
+)
+def test_bad_answers_are_found(step, kind, code, text, said):
+    assert said in judge(Answer(step, kind, code, text))
+
+
+@pytest.mark.parametrize(
+    ("step", "kind", "code", "text"),
+    [
+        (READ, "rpc", "OK", ""),
+        (READ, "rpc", "", "nothing came before the deadline"),
+        (READ, "rpc", "UNKNOWN", "Journal: invalid length (0; expected 4 <= length <= 512)"),
+        (READ, "rpc", "UNKNOWN", "Changes[3].Upsert.Fragment.Stores[0]: not absolute (x)"),
+        (READ, "rpc", "UNKNOWN", "append stream: expected Content chunk"),
+        (READ, "rpc", "INTERNAL", "Read: malformed message: Error parsing message"),
+        (READ | {"token": "all"}, "rpc", "OK", MARKS[0].decode()),
+        (GET, "http", "400", "Bad Request"),
+        ({"do": "parse", "target": "tree"}, "parse", "refused", "yaml: line 1"),
+    ],
+)
+def test_answers_in_order_pass(step, kind, code, text):
+    assert judge(Answer(step, kind, code, text)) == ""
+
+
+def test_tracebacks_in_a_log_are_found_once_and_with_their_lines(tmp_path):
+    log = tmp_path / "broker.log"
+    log.write_text("INFO all is well\n")
+    watch = LogWatch(log)
+    assert watch.problem() == ""
+    with log.open("a") as file:
+        file.write("ERROR task x failed\nTraceback (most recent call last):\nKeyError: 1\n")
+    found = watch.problem()
+    assert found.startswith("ERROR task x failed")
+    assert "KeyError: 1" in found
+    assert watch.tracebacks == 1
+    assert watch.problem() == ""
+
+
+def test_memory_that_does_not_come_back_is_found():
+    memory = Memory(os.getpid())
+    memory.warm()
+    assert memory.problem() == ""
+    kept = bytearray(os.urandom(1 << 20) * 400)
+    assert "its memory grew by" in memory.problem()
+    assert memory.settle(timeout_s=0.0) > 300
+    del kept
+
+
+async def test_parsers_that_hang_or_die_are_found(monkeypatch):
+    parsers = ParserProcess()
+    try:
+        assert (await parsers.run("duration", b"1h"))[0] == "ok"
+        assert parsers._process is not None
+        os.kill(parsers._process.pid, signal.SIGKILL)
+        assert (await parsers.run("duration", b"1h"))[0] == "broken"
+        assert (await parsers.run("duration", b"1h"))[0] == "ok"
+        os.kill(parsers._process.pid, signal.SIGSTOP)
+        monkeypatch.setattr("tests.fuzz.parsers._GIVE_UP_S", 0.5)
+        assert (await parsers.run("duration", b"1h"))[0] == "slow"
+        monkeypatch.undo()
+        assert (await parsers.run("duration", b"x"))[0] == "refused"
+    finally:
+        await parsers.close()
+
+
+def test_unforeseen_errors_of_parsers_are_broken(monkeypatch):
+    monkeypatch.setitem(run_parser.__globals__["_TEXT"], "duration", lambda text: 1 // 0)
+    assert run_parser("duration", b"1h")[0] == "broken"
+
+
+def test_a_case_depends_on_seed_and_number_alone():
+    for number in range(60):
+        assert make_case(7, number) == make_case(7, number)
+    assert [make_case(7, n) for n in range(20)] != [make_case(8, n) for n in range(20)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_makes_cases_that_files_keep(kind, tmp_path):
+    cases = [make_case(7, number, kinds=(kind,)) for number in range(30)]
+    save_cases(tmp_path / "cases.json", cases)
+    assert load_cases(tmp_path / "cases.json") == cases
+
+
+def test_cases_of_the_corpus_have_names_of_their_own():
+    names = [case.name for case in corpus()]
+    assert len(names) == len(set(names)) > 300
+    assert all(isinstance(case, Case) and case.steps for case in corpus())
