@@ -11,7 +11,6 @@ No module of this file reads a clock or a file: callers pass the time.
 from __future__ import annotations
 
 import base64
-import binascii
 import enum
 import json
 import re

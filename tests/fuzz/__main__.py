@@ -30,7 +30,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--seed", type=int, default=7, help="of all cases (default %(default)s)")
-    add("--minutes", type=float, default=10.0, help="of generated cases (default %(default)s)")
+    add("--minutes", type=float, default=10.0, help="of cases (default %(default)s)")
     add("--rate", type=float, default=200.0, help="most cases a second (default %(default)s)")
     add("--kinds", default="", help="comma-separated, of: " + ", ".join(KINDS) + " (default: all)")
     add("--replay", type=Path, help="file of cases to run, and nothing else")

@@ -273,6 +273,8 @@ class Driver:
         for name in (HIDDEN, ABSENT):
             one = _renamed(step["step"], name)
             answer = await (self._rpc if one["do"] == "rpc" else self._raw)(one)
+            if answer.code in {"", "DEADLINE_EXCEEDED", "UNAVAILABLE"}:
+                return Answer(step, "twin", "open")
             found.append(f"{answer.code} {answer.text} {_essence(one, answer)}".replace(name, "X"))
         if found[0] == found[1]:
             return Answer(step, "twin", "ok")

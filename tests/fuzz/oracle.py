@@ -49,6 +49,7 @@ UNKNOWN_ALLOWED: tuple[str, ...] = (
     r"etcd at [^ ]+: transaction on .*: INVALID_ARGUMENT: etcdserver: (too many operations|duplicate key given)",
     # Names that would list each other's files.
     r"journal [^ ]+ would be a directory of journal ",
+    r"fragments of [^ ]+ would lie at [^ ]+, and mix with those of another journal",
     # A file of the store that is damaged. The object is named, and what is the matter with it.
     r"[^ ]+: reading [^ ]+: .*\((the object is damaged|it is truncated)",
     r"[^ ]+: [^ ]+ ends \d+ bytes before its name says",

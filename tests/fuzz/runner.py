@@ -50,7 +50,7 @@ class FuzzConfig:
     etcd_binary: Path
     seed: int = 7
     duration_s: float = 600.0
-    """Seconds of generated cases; start, corpus and the end come on top."""
+    """Seconds of cases: first the corpus, then generated ones, for half of it at least."""
     rate_per_s: float = 200.0
     """Most cases a second."""
     workers: int = 4
@@ -177,7 +177,9 @@ class _Cases:
     first: deque[Case]
     generated: Iterator[Case]
     until: float | None
-    """Monotonic; None: the first generated case sets it."""
+    """Monotonic; None: not yet known."""
+    began: float | None = None
+    """Monotonic."""
 
 
 def _cases(config: FuzzConfig) -> _Cases:
@@ -259,13 +261,16 @@ class _Run:
 
     async def _play(self, cases: _Cases, *, is_quick: bool) -> None:
         await self._warm_up(is_quick=is_quick)
+        if cases.began is None:
+            cases.began = time.monotonic()
         while cases.first:
             await self._round(_take(cases), until=time.monotonic() + _ROUND_S)
             if is_quick or self._config.replay:
                 continue
             await self._renew()
         if cases.until is None:
-            cases.until = time.monotonic() + self._config.duration_s
+            duration_s = self._config.duration_s
+            cases.until = max(cases.began + duration_s, time.monotonic() + duration_s / 2)
             self._say(f"{self._result.inputs} cases of the corpus were run; now those of the seed")
         while time.monotonic() < cases.until:
             until = min(cases.until, time.monotonic() + _ROUND_S)
