@@ -12,6 +12,7 @@ from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import ValidationError
 from gazette_platform.etcd import Compare, Delete, Put
 from gazette_platform.ops.retry import backoff_s
+from gazette_platform.ops.turns import Turns
 from gazette_platform.protocol import (
     Header,
     LabelSet,
@@ -187,18 +188,22 @@ class AdminApi:
         """
         request = admin_pb.PutSavepointRequest.FromString(raw)
         savepoint = request.savepoint
-        _check(_validate_savepoint, "Savepoint", savepoint)
-        self._require_all(savepoint.offsets, claims)
+        size = len(raw)
+        if size > _SAVEPOINT_BYTES_MAX:  # before its names are looked at, which takes long
+            raise RpcFailed(
+                Code.UNKNOWN,
+                f"a savepoint has {len(savepoint.offsets)} offsets, too many to keep in etcd "
+                f"({size} bytes of {_SAVEPOINT_BYTES_MAX}); make several",
+            )
+        try:
+            await _validate_savepoint(savepoint)
+        except ValidationError as err:
+            raise RpcFailed(Code.UNKNOWN, str(err.within("Savepoint"))) from err
+        await self._require_all(savepoint.offsets, claims)
         savepoint.created_at = int(self._context.clock.now().timestamp())
         savepoint.journals = len(savepoint.offsets)
         key = savepoint_key(self._prefix, savepoint.name)
         value = savepoint.SerializeToString(deterministic=True)
-        if len(value) > _SAVEPOINT_BYTES_MAX:
-            raise RpcFailed(
-                Code.UNKNOWN,
-                f"savepoint {savepoint.name} has {len(savepoint.offsets)} offsets, too many to "
-                f"keep in etcd ({len(value)} bytes of {_SAVEPOINT_BYTES_MAX}); make several",
-            )
         known = await self._find(savepoint.name)
         if known is not None:
             if not request.replace:
@@ -207,7 +212,7 @@ class AdminApi:
                     f"savepoint {savepoint.name} exists already (choose another name, or replace "
                     "or delete it)",
                 )
-            self._require_whole(_savepoint(known), claims)
+            await self._require_whole(_savepoint(known), claims)
         revision = known.mod_revision if known is not None else 0
         await self._write(savepoint.name, Compare.mod(key, revision), Put(key, value))
         response = admin_pb.PutSavepointResponse(savepoint=savepoint)
@@ -220,7 +225,7 @@ class AdminApi:
         Raises: RpcFailed: malformed, or NOT_FOUND.
         """
         request = admin_pb.GetSavepointRequest.FromString(raw)
-        found = self._visible(_savepoint(await self._get(request.name)), claims)
+        found = await self._visible(_savepoint(await self._get(request.name)), claims)
         if found is None:
             raise _unknown(request.name)
         response = admin_pb.GetSavepointResponse(savepoint=found)
@@ -236,7 +241,7 @@ class AdminApi:
         response = admin_pb.ListSavepointsResponse()
         self._header().into_pb(response.header)
         for kv in found.kvs:
-            savepoint = self._visible(_savepoint(kv), claims)
+            savepoint = await self._visible(_savepoint(kv), claims)
             if savepoint is not None:
                 savepoint.ClearField("offsets")
                 response.savepoints.append(savepoint)
@@ -252,9 +257,9 @@ class AdminApi:
         """
         request = admin_pb.DeleteSavepointRequest.FromString(raw)
         known = await self._get(request.name)
-        if self._visible(_savepoint(known), claims) is None:
+        if await self._visible(_savepoint(known), claims) is None:
             raise _unknown(request.name)
-        self._require_whole(_savepoint(known), claims)
+        await self._require_whole(_savepoint(known), claims)
         unchanged = Compare.mod(known.key, known.mod_revision)
         await self._write(request.name, unchanged, Delete(known.key))
         response = admin_pb.DeleteSavepointResponse()
@@ -288,26 +293,35 @@ class AdminApi:
         labels = LabelSet.of(name=journal) if item is None else item.spec.label_set_with_name()
         return claims.match(labels)
 
-    def _require_all(self, journals: Iterable[str], claims: Claims) -> None:
-        """Raises: Forbidden: one of them is beyond the claims."""
+    async def _beyond(self, journals: Iterable[str], claims: Claims) -> list[str]:
+        """Those of many journals that are beyond the claims."""
         if claims is ALL_CLAIMS:
-            return
+            return []
+        turns, found = Turns(), []
         for journal in journals:
             if not self._is_covered(journal, claims):
-                raise Forbidden(f"not authorized to {journal}")
+                found.append(journal)
+            await turns.take()
+        return found
 
-    def _require_whole(self, savepoint: admin_pb.Savepoint, claims: Claims) -> None:
+    async def _require_all(self, journals: Iterable[str], claims: Claims) -> None:
+        """Raises: Forbidden: one of them is beyond the claims."""
+        for journal in await self._beyond(journals, claims):
+            raise Forbidden(f"not authorized to {journal}")
+
+    async def _require_whole(self, savepoint: admin_pb.Savepoint, claims: Claims) -> None:
         """Raises: Forbidden: it has journals beyond the claims, whose names are not told."""
-        if not all(self._is_covered(journal, claims) for journal in savepoint.offsets):
+        if await self._beyond(savepoint.offsets, claims):
             raise Forbidden(f"not authorized to all journals of savepoint {savepoint.name}")
 
-    def _visible(self, savepoint: admin_pb.Savepoint, claims: Claims) -> admin_pb.Savepoint | None:
+    async def _visible(
+        self, savepoint: admin_pb.Savepoint, claims: Claims
+    ) -> admin_pb.Savepoint | None:
         """What of a savepoint a caller with these claims sees; None: nothing."""
+        for journal in await self._beyond(savepoint.offsets, claims):
+            del savepoint.offsets[journal]
         if claims is ALL_CLAIMS:
             return savepoint
-        for journal in list(savepoint.offsets):
-            if not self._is_covered(journal, claims):
-                del savepoint.offsets[journal]
         savepoint.journals = len(savepoint.offsets)
         return savepoint if savepoint.offsets else None
 
@@ -320,14 +334,16 @@ def _validate_name(name: str) -> None:
     validate_token(name, 1, _NAME_LENGTH_MAX)
 
 
-def _validate_savepoint(savepoint: admin_pb.Savepoint) -> None:
+async def _validate_savepoint(savepoint: admin_pb.Savepoint) -> None:
     try:
         _validate_name(savepoint.name)
     except ValidationError as err:
         raise err.within("Name") from err
     if not savepoint.offsets:
         raise ValidationError("expected the offset of one journal at least", path="Offsets")
+    turns = Turns()
     for journal, offset in savepoint.offsets.items():
+        await turns.take()
         validate_journal_name(journal)
         if offset < 0:
             raise ValidationError(f"invalid offset of {journal} ({offset}; expected >= 0)")

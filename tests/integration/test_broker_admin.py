@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 
 import pytest
 
+from gazette_platform.broker.wire.interface import RpcFailed
 from gazette_platform.client import AsyncClient, CallFailed, Change, ClientConfig
 from gazette_platform.errors import (
     NotAllowed,
@@ -16,6 +18,7 @@ from gazette_platform.errors import (
     TransportError,
     ValidationError,
 )
+from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import (
     CompressionCodec,
     FragmentSpec,
@@ -23,6 +26,7 @@ from gazette_platform.protocol import (
     LabelSet,
 )
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
+from gazette_platform.protocol.pb import admin_pb2 as admin_pb
 from gazette_platform.protocol.selectors import LabelSelector
 
 pytestmark = pytest.mark.etcd
@@ -207,6 +211,34 @@ async def test_bad_offsets_are_refused(client):
         await client.create_savepoint("name", offsets={"a//journal": 1})
     with pytest.raises(ValidationError, match="no journal to keep an offset of"):
         await client.create_savepoint("name", "name=nobody")
+
+
+async def test_a_savepoint_of_many_journals_holds_up_nobody(broker, client):
+    request = admin_pb.PutSavepointRequest()
+    request.savepoint.name = "large"
+    for number in range(50_000):
+        request.savepoint.offsets[f"a/j{number:06}"] = number
+    raw = request.SerializeToString()
+    longest = 0.0
+
+    async def watch():
+        nonlocal longest
+        while True:
+            began = time.thread_time()  # of this thread alone: other processes do not count
+            await asyncio.sleep(0)
+            longest = max(longest, time.thread_time() - began)
+
+    tasks = TaskGroup("test")
+    tasks.spawn(watch())
+    await broker._service.put_savepoint(raw, {})
+    await tasks.close()
+    assert longest < 0.1
+    assert len((await client.get_savepoint("large")).offsets) == 50_000
+    request.savepoint.offsets[f"b/{'x' * 500}"] = 1
+    for number in range(20_000):
+        request.savepoint.offsets[f"b/j{number:06}"] = number
+    with pytest.raises(RpcFailed, match="70001 offsets, too many to keep in etcd"):
+        await broker._service.put_savepoint(request.SerializeToString(), {})
 
 
 # ------------------------------------------------------------------------------ who may what

@@ -8,6 +8,7 @@ import hashlib
 import grpc
 import pytest
 
+from gazette_platform.broker.wire import grpc_server
 from gazette_platform.protocol import (
     AppendSuspend,
     CompressionCodec,
@@ -461,3 +462,12 @@ async def test_a_store_that_is_down_does_not_hold_up_a_drain(cluster, broker, st
 async def _whole(call):
     await call.send(b"x")
     return await call.commit()
+
+
+async def test_a_stream_that_says_nothing_is_ended(stub, monkeypatch):
+    monkeypatch.setattr(grpc_server, "_STALL_S", 0.3)
+    call = stub.Append(timeout=20)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    assert caught.value.code() is grpc.StatusCode.UNKNOWN
+    assert caught.value.details() == "append stream: nothing was sent for 0.3 s"

@@ -50,7 +50,8 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 # Who takes nothing for so long is told to come back, which clients do by themselves, and holds
-# neither files nor memory any more but for the message that is on its way.
+# neither files nor memory any more but for the message that is on its way. Likewise who begins an
+# append and does not say what it is to be.
 _STALL_S = 60.0
 
 # As Go writes them, for metrics. It spells CANCELLED with one L.
@@ -260,7 +261,12 @@ async def _abort(context: Any, err: RpcFailed) -> None:
 def _append(service: Service, metrics: MethodMetrics) -> Any:
     async def handle(_: Any, context: Any) -> bytes:
         messages = _Stream(context, metrics)
-        first = await messages.next()
+        try:
+            async with asyncio.timeout(_STALL_S):
+                first = await messages.next()
+        except TimeoutError as err:
+            text = f"append stream: nothing was sent for {_STALL_S:g} s"
+            raise RpcFailed(Code.UNKNOWN, text) from err
         if first is None:
             raise RpcFailed(Code.UNKNOWN, "append stream: unexpected EOF")
         answer = await service.append(first, messages, _metadata(context))
