@@ -97,7 +97,7 @@ def dagster_components(
         command=(
             sys.executable,
             "-m",
-            "dagster_webserver",
+            "gazette_platform.embedded.dagster_main",
             f"--host={HOST}",
             f"--port={port}",
             f"--module-name={_DEFINITIONS}",

@@ -34,6 +34,9 @@ def etcd_component(folder: Path, *, port: int, peer_port: int) -> Component:
         # An existing data folder keeps the peer URL it was made with; the name is what must match.
         f"--initial-cluster=gazette={peer}",
         "--initial-cluster-token=gazette-embedded",
+        # etcd takes JSON over HTTP at its port otherwise, also from web pages, which cannot speak
+        # gRPC. What is left to them is /health, /version and /metrics.
+        "--enable-grpc-gateway=false",
         "--auto-compaction-mode=periodic",
         "--auto-compaction-retention=1h",
         "--log-level=warn",
