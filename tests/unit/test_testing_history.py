@@ -12,6 +12,7 @@ from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import DataError, GazetteError, ValidationError
 from gazette_platform.ops.clock import ManualClock, SystemClock
 from gazette_platform.protocol import LabelSelector, LabelSet
+from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.checker import check_history
 from gazette_platform.testing.fake_broker import FakeBroker, Fault
 from gazette_platform.testing.history import FinalContent, Outcome, Piece, Recorder, load_history
@@ -212,19 +213,35 @@ async def test_attempts_of_a_client_that_retries_are_counted(tmp_path, broker):
     assert check_history(history).is_valid
 
 
-async def test_refusal_after_a_lost_answer_is_unknown(tmp_path, broker):
+async def test_append_that_is_found_after_a_lost_answer_is_acknowledged(tmp_path, broker):
     journal = broker.journal("a/journal", b"_")
     broker.fail("Append", Fault(code=grpc.StatusCode.UNAVAILABLE, after_commit=True))
 
     async def use(client):
+        await client.append("a/journal", b"content", offset=1)
+
+    history = await recorded(tmp_path, broker, use)
+    (append,) = history.appends
+    assert (append.outcome, append.begin, append.end) == (Outcome.OK, 1, 8)
+    with_final(history, journal, begin=1)
+    assert check_history(history).is_valid
+
+
+async def test_refusal_after_a_lost_answer_is_unknown(tmp_path, broker):
+    broker.journal("a/journal", b"_")
+    broker.fail(
+        "Append",
+        Fault(code=grpc.StatusCode.UNAVAILABLE, after_commit=True),
+        Fault(status=pb.REGISTER_MISMATCH),
+    )
+
+    async def use(client):
         with pytest.raises(GazetteError):
-            await client.append("a/journal", b"content", offset=1)
+            await client.append("a/journal", b"content")
 
     history = await recorded(tmp_path, broker, use)
     (append,) = history.appends
     assert (append.outcome, append.attempts) == (Outcome.UNKNOWN, 1)
-    with_final(history, journal, begin=1)
-    assert check_history(history).is_valid
 
 
 def with_final(history, journal, begin=0):
