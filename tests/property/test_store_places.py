@@ -1,0 +1,94 @@
+"""Laws of places: whatever a URL says, a journal's objects lie in its folder, and folders that overlap are seen."""
+
+from __future__ import annotations
+
+import posixpath
+from types import SimpleNamespace
+
+from hypothesis import given, strategies as st
+
+from gazette_platform.broker.store_guard import StoreGuard
+from gazette_platform.errors import StoreError, ValidationError
+from gazette_platform.protocol import FragmentSpec, JournalSpec, StoreUrl, parse_store_url
+from gazette_platform.stores.places import folders_of, journal_place, store_place
+from gazette_platform.stores.prefix import KeyRule
+
+_LETTERS = "ab/."
+names = st.lists(st.sampled_from(["a", "b", "ab", "..a"]), min_size=1, max_size=4).map("/".join)
+texts = st.text(_LETTERS, max_size=5)
+prefixes = st.lists(st.sampled_from(["a", "b", "", "."]), max_size=3).map(
+    lambda p: "/".join([*p, ""])
+)
+
+
+@given(prefixes, texts, texts, names, st.text(_LETTERS + "-=", max_size=8))
+def test_all_objects_of_a_journal_lie_in_its_folder(prefix, find, replace, journal, rest):
+    rule = KeyRule(prefix=prefix.lstrip("/"), find=find, replace=replace)
+    try:
+        folder = rule.directory(journal)
+        key = rule.key(f"{journal}/{rest}")
+    except StoreError:
+        return
+    assert key.startswith(folder)
+    clean = posixpath.normpath(f"/{folder}")
+    assert f"{posixpath.normpath('/' + key)}/".startswith(clean)
+
+
+@st.composite
+def stores(draw):
+    text = f"file:///{draw(prefixes)}?find={draw(texts)}&replace={draw(texts)}"
+    try:
+        return parse_store_url(text).text
+    except ValidationError:
+        return "file:///"
+
+
+@given(st.dictionaries(names, stores(), max_size=8))
+def test_of_overlapping_journals_the_oldest_alone_is_served(journals):
+    """Compared with what paths on a disk would say, folder by folder."""
+    items = {
+        name: SimpleNamespace(
+            spec=JournalSpec(name, 1, fragment=FragmentSpec(stores=(url,))), create_revision=age
+        )
+        for age, (name, url) in enumerate(journals.items())
+    }
+    state = SimpleNamespace(items=items, changes=SimpleNamespace(journals=set(items)))
+    guard = StoreGuard(state)
+    guard.on_change()
+    folders = {}
+    for name, url in journals.items():
+        try:
+            folders[name] = posixpath.normpath(journal_place(url, name).removeprefix("file://"))
+        except ValidationError:
+            continue
+    for name, item in items.items():
+        clashes = any(
+            f"{folders[name].rstrip('/')}/".startswith(f"{folders[other].rstrip('/')}/")
+            or f"{folders[other].rstrip('/')}/".startswith(f"{folders[name].rstrip('/')}/")
+            for other in folders
+            if name in folders and items[other].create_revision < item.create_revision
+        )
+        try:
+            guard.check(item.spec)
+        except StoreError:
+            assert clashes or name not in folders
+        else:
+            assert not clashes
+            assert name in folders
+    # What is forgotten is no obstacle.
+    state.items = {}
+    guard.on_change()
+    assert guard._places._entries == []
+    assert guard._naming == {}
+
+
+@given(prefixes, names)
+def test_folders_lead_from_the_root_to_a_place(prefix, journal):
+    place = journal_place(f"file:///{prefix}", journal)
+    folders = folders_of(place)
+    assert folders[0] == "file:///"
+    assert all(
+        inner.startswith(outer) for outer, inner in zip(folders, [*folders[1:], place], strict=True)
+    )
+    assert place.startswith(store_place(f"file:///{prefix}"))
+    assert isinstance(parse_store_url(f"file:///{prefix}"), StoreUrl)
