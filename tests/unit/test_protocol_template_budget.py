@@ -54,14 +54,21 @@ HOSTILE = {
     "deep parentheses": "{{" + "(" * 3000 + "1" + ")" * 3000 + "}}",
     "deep blocks": "{{if 1}}" * 1000 + "{{end}}" * 1000,
     "chain of else": "{{if 0}}" + "{{else if 0}}" * 500 + "{{end}}",
-    "nested ranges": "{{range .JournalSpec.LabelSet.Labels}}" * 3 + "x" + "{{end}}" * 3,
+    "nested ranges": "{{range $.JournalSpec.LabelSet.Labels}}" * 3 + "x" + "{{end}}" * 3,
     "nested ranges, with calls": "{{$s := .JournalSpec.LabelSet}}"
-    + "{{range .JournalSpec.LabelSet.Labels}}" * 2
+    + "{{range $.JournalSpec.LabelSet.Labels}}" * 2
     + '{{$x := $s.ValueOf "name-04999"}}'
     + "{{end}}" * 2,
     "nested ranges, with long values": '{{$a := printf "%512d" 1}}'
     + "{{$a = print $a $a $a $a $a $a $a $a}}" * 2
     + "{{range .JournalSpec.LabelSet.Labels}}{{$b := urlquery $a}}{{end}}",
+    "long layouts": '{{$a := "1"}}'
+    + "{{$a = print $a $a}}" * 15
+    + "{{range $.JournalSpec.LabelSet.Labels}}{{$x := $.Spool.FirstAppendTime.Format $a}}{{end}}",
+    "many variables": "".join(f"{{{{$v{n} := 1}}}}" for n in range(500))
+    + "{{range $.JournalSpec.LabelSet.Labels}}" * 2
+    + "{{$v0}}"
+    + "{{end}}" * 2,
     "unclosed": "{{" * 4000,
     "backtracking": "{{" + "1" * 4000 + "z}}",
     "backtracking in a layout": '{{.Spool.FirstAppendTime.Format "'

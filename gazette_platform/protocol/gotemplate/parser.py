@@ -35,6 +35,9 @@ _CONSTANTS: Final[dict[str, bool | None]] = {"true": True, "false": False, "nil"
 # Deeper nesting than anybody writes, and less than what exhausts the interpreter's stack.
 _DEPTH_MAX = 50
 
+# In scope at a time; each use looks for its own among them.
+_VARIABLES_MAX = 100
+
 # Of an int64 and of a uint64, both of which Go's constants may be.
 _INTEGER_MIN, _INTEGER_MAX = -(1 << 63), (1 << 64) - 1
 
@@ -124,6 +127,8 @@ class _Parser:
             commands.append(self._parse_command(first=False))
         if declares:
             self._variables.extend(variables)
+            if len(self._variables) > _VARIABLES_MAX:
+                raise self._error(f"more than {_VARIABLES_MAX} variables")
         return Pipeline(tuple(commands), variables, declares)
 
     def _parse_declaration(self, *, ranges: bool) -> tuple[tuple[str, ...], bool]:

@@ -45,7 +45,7 @@ OUTPUT_LENGTH_MAX: Final = 64 * 1024
 # Nested ranges multiply; this ends them within 50 ms. An operand is a step, and so are so many
 # characters that a function is given or makes.
 STEPS_MAX: Final = 20_000
-_CHARACTERS_PER_STEP: Final = 64
+_CHARACTERS_PER_STEP: Final = 8
 
 # What arithmetic, look-ups and the depth of the interpreter's stack raise. The rules of templates
 # are checked where they are, but whatever a template makes Python say is an error of the template:
