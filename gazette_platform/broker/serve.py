@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -60,7 +61,8 @@ _log = logging.getLogger(__name__)
 # readers of a slow disk, and neither behind compression.
 _APPEND_THREADS = 2
 _READ_THREADS = 3
-_COMPRESS_THREADS = 2
+# One a pair of cores compresses several times what a broker takes in, and leaves a core to appends.
+_COMPRESS_THREADS = min(2, max(1, (os.cpu_count() or 1) // 2))
 
 # RPCs that are under way when the process leaves.
 _GRACE_S = 15.0
