@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Self, final
 
-from gazette_platform.errors import GazetteError, StatusError, ValidationError
+from gazette_platform.errors import GazetteError, OutcomeUnknown, StatusError, ValidationError
 from gazette_platform.testing.payloads import Payload, payload_bytes
 
 if TYPE_CHECKING:
@@ -78,12 +78,12 @@ class RecordingClient:
                 union_registers=union_registers,
                 subtract_registers=subtract_registers,
             )
+        except OutcomeUnknown as err:
+            # The last attempt was refused, but one before it may have been applied.
+            recorder.unknown(op, _brief(err), attempts=counted.attempts - 1)
+            raise
         except (StatusError, ValidationError) as err:
-            if counted.attempts <= 1:
-                recorder.fail(op, _brief(err))
-            else:
-                # The last attempt was refused, but one before it may have been applied.
-                recorder.unknown(op, _brief(err), attempts=counted.attempts - 1)
+            recorder.fail(op, _brief(err))
             raise
         except BaseException as err:
             recorder.unknown(op, _brief(err), attempts=max(1, counted.attempts))
