@@ -49,6 +49,9 @@ _RESTART_S = (0.0, 0.0, 0.005, 2.0, 3.0, 4.0)
 _RESTART_LAST_S = 5.0
 
 
+# Waiters that gave up are forgotten together, once they are many, and at least half of all.
+_GIVEN_UP_MIN = 64
+
 # Of a key, in the log.
 _NAME_LENGTH_MAX = 300
 
@@ -127,6 +130,7 @@ class KeySpace(Generic[V]):
         self._observers: list[Callable[[], None]] = []
         self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
         self._ticket = itertools.count()
+        self._given_up = 0  # at least as many of the waiters as there are who wait no more
 
     @property
     def header(self) -> EtcdHeader:
@@ -198,11 +202,23 @@ class KeySpace(Generic[V]):
         try:
             async with asyncio.timeout(timeout_s):
                 await future
+        except asyncio.CancelledError:
+            self._gave_up()
+            raise
         except TimeoutError as err:
+            self._gave_up()
             raise EtcdError(
                 f"key space {self.prefix} did not reach revision {revision} within {timeout_s} s "
                 f"(it is at {self.revision}); check the broker's connection to etcd"
             ) from err
+
+    def _gave_up(self) -> None:
+        """Somebody waits no more, perhaps for a revision that never comes."""
+        self._given_up += 1
+        if self._given_up > _GIVEN_UP_MIN and self._given_up > len(self._waiters) // 2:
+            self._waiters = [waiter for waiter in self._waiters if not waiter[2].done()]
+            heapq.heapify(self._waiters)
+            self._given_up = 0
 
     # ------------------------------------------------------------- applying
 

@@ -195,6 +195,23 @@ async def test_y4_waiters_wake_when_their_revision_is_applied(space):
     assert sorted(done) == [6, 7, 8]
 
 
+async def test_who_waits_no_more_is_forgotten(space):
+    """As of 20,000 reads that ask for a revision which never comes, and are cancelled."""
+    space.apply_snapshot(snapshot(5))
+    patient = asyncio.ensure_future(space.wait_for_revision(6))  # noqa: TID251
+    for _ in range(1000):
+        waiting = asyncio.ensure_future(space.wait_for_revision(1 << 60))  # noqa: TID251
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        with pytest.raises(EtcdError):
+            await space.wait_for_revision(1 << 60, timeout_s=0.0)
+    assert len(space._waiters) < 200
+    space.apply_batches([batch(put("/p/a", "1", 6))])
+    await asyncio.wait_for(patient, 5)
+
+
 async def test_y4_waiting_has_a_deadline_and_can_be_cancelled(space):
     space.apply_snapshot(snapshot(5))
     with pytest.raises(EtcdError, match=r"did not reach revision 6 within 0\.01 s"):
