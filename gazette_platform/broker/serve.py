@@ -18,6 +18,7 @@ from gazette_platform.broker.auth import Authenticator
 from gazette_platform.broker.context import BrokerContext
 from gazette_platform.broker.evictor import Evictor
 from gazette_platform.broker.fence import Fence
+from gazette_platform.broker.former import await_former
 from gazette_platform.broker.gateway import Gateway
 from gazette_platform.broker.http import HttpServer
 from gazette_platform.broker.http_guard import HostGuard
@@ -63,6 +64,9 @@ _APPEND_THREADS = 2
 _READ_THREADS = 3
 # One a pair of cores compresses several times what a broker takes in, and leaves a core to appends.
 _COMPRESS_THREADS = min(2, max(1, (os.cpu_count() or 1) // 2))
+
+# Seconds, beyond those for which a port has to be refused, until others have agreed on a crash.
+_NOTICED_S = 3.0
 
 # RPCs that are under way when the process leaves.
 _GRACE_S = 15.0
@@ -153,6 +157,7 @@ class Broker:
         )
         self._stack.callback(self._stop_replicas)
         self._service = BrokerService(self._context, self._resolver)
+        await self._await_former(etcd, process_id)
         self._server = GrpcServer(
             self._service,
             host=config.host,
@@ -169,6 +174,22 @@ class Broker:
         await self._server.start()
         self._is_ready = True
         _log.info("broker %s serves at %s", process_id, self.endpoint)
+
+    async def _await_former(self, etcd: EtcdClient, process_id: ProcessId) -> None:
+        """Let the others notice the end of an instance that crashed at our address."""
+        config = self.config
+        if config.evict_after_s <= 0 or config.socket is not None or not config.port:
+            return
+        self.port = config.port
+        await await_former(
+            etcd,
+            config.etcd_prefix,
+            process_id,
+            self.endpoint,
+            host=config.host,
+            port=config.port,
+            timeout_s=config.evict_after_s + _NOTICED_S,
+        )
 
     async def _start_http(self) -> None:
         """Open the HTTP port, and the one for diagnostics if there is to be one."""

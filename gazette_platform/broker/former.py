@@ -1,0 +1,92 @@
+"""Gives way to what became of an earlier instance at our address.
+
+An instance that crashed leaves its keys in etcd until its lease ends, unless its peers see that its
+port is refused (see `eviction`). A process that is started again at once, and listens there, would
+hide just that: journals would wait for the lease, some twenty seconds in place of one. So it takes
+the port, lest somebody else does, and does not listen before the others had time to look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from typing import TYPE_CHECKING
+
+from gazette_platform.errors import ValidationError
+from gazette_platform.keyspace import MemberKey, decode_broker_spec, member_key, parse_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gazette_platform.etcd import EtcdClient
+    from gazette_platform.protocol import ProcessId
+
+__all__ = ["await_former"]
+
+_log = logging.getLogger(__name__)
+
+_POLL_S = 0.1
+
+
+async def await_former(
+    etcd: EtcdClient,
+    prefix: str,
+    process_id: ProcessId,
+    endpoint: str,
+    *,
+    host: str,
+    port: int,
+    timeout_s: float,
+) -> None:
+    """Wait, without listening, while etcd has a broker of our id or at our endpoint.
+
+    Args: endpoint: of ours. host, port: that we are to listen at.
+        timeout_s: seconds after which we go on all the same: nobody evicts it.
+    Raises: EtcdError: etcd is out of reach. Cancellation: safe.
+    """
+    former = await _former(etcd, prefix, process_id, endpoint)
+    if former is None:
+        return
+    with contextlib.suppress(TimeoutError), _held(host, port) as is_ours:
+        if not is_ours:
+            return  # whoever has the port is not dead; we shall fail to listen there
+        async with asyncio.timeout(timeout_s):
+            _log.info("%s is still in etcd: waiting for the others to notice its end", former)
+            while True:
+                await asyncio.sleep(_POLL_S)
+                if await _former(etcd, prefix, process_id, endpoint) is None:
+                    return
+
+
+async def _former(
+    etcd: EtcdClient, prefix: str, process_id: ProcessId, endpoint: str
+) -> str | None:
+    """The key of an earlier instance, unless it says that it leaves."""
+    own = member_key(prefix, process_id)
+    for kv in (await etcd.range(f"{prefix}/members/")).kvs:
+        try:
+            key = parse_key(prefix, kv.key)
+            assert isinstance(key, MemberKey)
+            spec = decode_broker_spec(kv.value, process_id=key.process_id)
+        except ValidationError:
+            continue
+        if not spec.exiting and (kv.key == own or spec.endpoint == endpoint):
+            return kv.key
+    return None
+
+
+@contextlib.contextmanager
+def _held(host: str, port: int) -> Iterator[bool]:
+    """Take a port without listening: connections are refused. Gives: whether it was free."""
+    with contextlib.ExitStack() as stack:
+        try:
+            family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            held = stack.enter_context(socket.socket(family))
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(address)
+        except OSError:
+            yield False
+        else:
+            yield True
