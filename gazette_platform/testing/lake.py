@@ -105,6 +105,10 @@ class FragmentFiles:
         """Take a fragment out of the listing; its file stays."""
         self._fragments[fragment.journal].remove(fragment)
 
+    def remove(self, journal: str) -> None:
+        """Delete a journal; its files stay."""
+        del self._specs[journal], self._fragments[journal]
+
     # ------------------------------------------------------- the FragmentSource
 
     def journals(self, selector: LabelSelector) -> list[JournalSpec]:

@@ -549,3 +549,24 @@ async def test_a_broker_that_was_never_reached_is_not_waited_for():
         proxy.refuse()
         with pytest.raises(TransportError, match="is it running"):
             await next_of_tail(client)
+
+
+async def test_re1_a_read_may_end_where_it_begins_and_not_before():
+    async with connected(b"0123456789") as (_, client):
+        assert await client.read("a/journal", 4, end_offset=4).read() == b""
+        assert await client.read("a/journal", 4, end_offset=5).read() == b"4"
+        with pytest.raises(ValidationError, match="end_offset 3 is before offset 4"):
+            client.read("a/journal", 4, end_offset=3)
+
+
+async def test_re1_a_journal_that_was_found_may_be_unknown_for_a_while_again(scripted):
+    """To a broker that has just started, some hours later."""
+    unknown = [[metadata(0, head=0, status=pb.JOURNAL_NOT_FOUND)]] * 2
+    client, script = scripted(
+        *unknown,
+        [metadata(4, end=9, head=9), encode_read_content(4, b"56"), failed()],
+        *unknown,
+        [metadata(6, end=9, head=9), encode_read_content(6, b"789")],
+    )
+    assert await client.read("a/journal", 4, end_offset=9).read() == b"56789"
+    assert len(script.requests) == 6

@@ -427,3 +427,23 @@ def test_audits_of_another_release_begin_anew():
     )
     cursor = SensorCursor(audits={"s.a": state})
     assert SensorCursor.parse(cursor.dump()) == cursor
+
+
+def test_the_text_of_a_cursor_does_not_depend_on_the_order_of_what_happened():
+    """Dagster takes another text for progress."""
+    one = SensorCursor(
+        problems={"s.a": "1", "s.b": "2"}, audits={"x": AuditState(), "y": AuditState()}
+    )
+    two = SensorCursor(
+        problems={"s.b": "2", "s.a": "1"}, audits={"y": AuditState(), "x": AuditState()}
+    )
+    assert one.dump() == two.dump()
+    assert " " not in one.dump()
+
+
+def test_digests_tell_problems_apart():
+    problems = [["a"], ["b"], ["a", "b"], ["b", "a"], ["ab"], ["a", "a"]]
+    digests = [problem_digest(texts) for texts in problems]
+    assert len(set(digests)) == len(problems)
+    assert all(len(digest) == 16 for digest in digests)
+    assert digests[0] == problem_digest(["a"])

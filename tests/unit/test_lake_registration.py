@@ -456,3 +456,52 @@ def test_zstandard_is_taken_with_one_warning(registrar, files, spec):
     assert "spark.hadoop.io.compression.codecs" in warning
     assert (report.errors, len(report.updates)) == ([], 1)
     assert registrar.tick(spec, report.offsets).warnings == []
+
+
+def test_a_journal_with_more_is_told_though_the_last_one_has_none(files, metastore, spec):
+    for _ in range(3):
+        files.append("events/part=0", lines(0, 1), postfix=HOUR_5)
+    files.create("events/part=1")
+    registrar = Registrar(files, metastore, StoreRoots(files.roots), Limits(page_limit=2))
+    first = registrar.tick(spec, {})
+    assert first.has_more
+    assert not registrar.tick(spec, first.offsets).has_more
+
+
+def test_a_missing_file_makes_no_hive_partition(registrar, files, metastore, spec):
+    files.append("events/part=0", lines(0, 1), postfix=HOUR_5)
+    offsets = registrar.tick(spec, {}).offsets
+    gone = files.append("events/part=0", lines(1, 1), postfix=HOUR_6)
+    (files.root / gone.content_path).unlink()
+    with pytest.raises(LakeError, match="there is no file"):
+        registrar.tick(spec, offsets)
+    _, found = partitions(metastore)
+    assert list(found) == [("0", "2026-01-02", "5")]
+
+
+def test_parameters_that_others_gave_a_partition_stay(registrar, files, metastore, spec):
+    files.append("events/part=0", lines(0, 1), postfix=HOUR_5)
+    offsets = registrar.tick(spec, {}).offsets
+    with metastore.connect() as session:
+        table = session.table("s", "events")
+        (partition,) = session.partitions(table)
+        partition.parameters["owner"] = "somebody"
+        session.alter_partitions(table, [partition])
+    files.append("events/part=0", lines(1, 1), postfix=HOUR_5)
+    (update,) = registrar.tick(spec, offsets).updates
+    _, found = partitions(metastore)
+    assert found[update.values].parameters["owner"] == "somebody"
+    assert update.state.rows == 2
+
+
+def test_two_journals_in_one_hive_partition_are_refused(registrar, files, metastore, spec):
+    """As when a journal is deleted, and one made that lies deeper and writes to the same place."""
+    first = files.append("events/part=0", lines(0, 2), postfix=HOUR_5)
+    registrar.tick(spec, {})
+    _, before = partitions(metastore)
+    files.remove("events/part=0")
+    other = files.append("events/part=0/date=2026-01-02", lines(0, 3), postfix="hour=05")
+    assert other.content_path.rpartition("/")[0] == first.content_path.rpartition("/")[0]
+    with pytest.raises(LakeError, match="holds journal events/part=0 already"):
+        registrar.tick(spec, {})
+    assert partitions(metastore)[1] == before
