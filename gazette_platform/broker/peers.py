@@ -35,6 +35,10 @@ _CONNECT_MS = 4000
 _PINGS_PER_LEASE = 4
 _PING_TIMEOUT_S_MIN = 1.0
 
+# What we hold of each read that is forwarded and whose client has stopped: two messages of the usual
+# size. Eight times as much was no faster, measured over loopback.
+_READ_AHEAD_BYTES = 1 << 20
+
 # Of the error by which a server ends a connection, and all its calls, over pings without data
 # between them. Ours takes any number; Go's, unless told otherwise, two in five minutes.
 _TOO_MANY_PINGS = "too many pings"
@@ -131,7 +135,7 @@ def _options(config: BrokerConfig, *, pings: bool) -> list[tuple[str, int]]:
         *(keepalive_options(interval_s, timeout_s) if pings else ()),
         ("grpc.max_receive_message_length", -1),
         ("grpc.max_send_message_length", -1),
-        ("grpc.http2.lookahead_bytes", 8 << 20),
+        ("grpc.http2.lookahead_bytes", _READ_AHEAD_BYTES),
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.max_frame_size", 1 << 20),
         ("grpc.http2.write_buffer_size", 1 << 20),

@@ -52,9 +52,9 @@ async def connect(broker):
     """Makes stubs, each on a connection of its own."""
     channels = []
 
-    def make():
+    def make(server=broker):
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
-        channels.append(aio.insecure_channel(broker.address.removeprefix("http://"), options))
+        channels.append(aio.insecure_channel(server.address.removeprefix("http://"), options))
         return protocol_pb2_grpc.JournalStub(channels[-1])
 
     yield make
@@ -146,3 +146,37 @@ async def test_readers_that_stop(broker, connect, fragment_bytes):
     assert b"".join(got) == content * 8
     for call in calls:
         call.cancel()
+
+
+async def test_readers_that_stop_at_a_broker_that_forwards(
+    broker, connect, etcd_server, etcd_prefix, tmp_path
+):
+    """It held 8 MiB of each read from the other broker: 300 took 920 MiB."""
+    stub = connect()
+    request = pb.ApplyRequest()
+    request.changes.add().upsert.CopyFrom(spec(JOURNAL).to_pb())
+    await stub.Apply(request, timeout=20)
+    for _ in range(8):
+        await append(stub, JOURNAL, *[bytes(MIB)] * 4)
+    server = BrokerServer(
+        tmp_path / "forwards",
+        etcd=etcd_server.endpoint,
+        prefix=etcd_prefix,
+        broker_id="forwards",
+        lease_s=20,
+        flags=["--broker.limit=0"],
+    )
+    with server:
+        calls = []
+
+        async def begin():
+            call = connect(server).Read(pb.ReadRequest(journal=JOURNAL), timeout=100)
+            calls.append(call)
+            await call.read()
+
+        assert len(await read_all(connect(server), JOURNAL)) == 32 * MIB
+        with growth_below(server, 550 * MIB):
+            await asyncio.gather(*(begin() for _ in range(300)))
+            assert len(await read_all(connect(server), JOURNAL)) == 32 * MIB
+        for call in calls:
+            call.cancel()
