@@ -63,7 +63,7 @@ def test_registers_are_empty_after_all_brokers_ended():
     assert left(gone, (9.5, 12, "restart-all")) == 0
     assert left(gone, (9.5, 12, "kill")) == 1
     assert left(gone, (30, 32, "restart-all")) == 1
-    wrong = Anomaly("nonlinearizable", "a", "told c", (append(5, held), append(20, held)))
+    wrong = Anomaly("nonlinearizable", "a", "told c", (append(15, held), append(20, held)))
     assert left(wrong, (9.5, 12, "restart-all")) == 1
 
 

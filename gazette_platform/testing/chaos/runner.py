@@ -244,9 +244,9 @@ class _Run:
             report.anomalies = [a for a in report.anomalies if a.name != "unseen"]
         begins = nemesis.begins if nemesis is not None else []
         allowed = allow(report, nemesis.spans if nemesis is not None else [])
-        # There appends wait for one another as long as they take.
+        # In others appends wait for one another, or come seldom.
         history.appends = [
-            op for op in history.appends if op.journal != config.workload.streamed_name
+            op for op in history.appends if op.journal in config.workload.journal_names
         ]
         longest = longest_by_kind(gaps_of(history), begins)
         evidence = Evidence(
