@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 
+from gazette_platform.client import CallFailed
 from gazette_platform.errors import DataError, GazetteError
 from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
 from gazette_platform.testing.chaos.stored import stored_content, stored_fragments
@@ -60,13 +61,18 @@ async def _read_final(
                 # What can be read still says what was lost.
                 trouble = f"{name} takes no appends: {err}"
             while True:
-                async with client.read(
-                    name, begin + len(content), on_jump="continue" if is_pruned else "raise"
-                ) as reader:
-                    async for piece in reader:
-                        if not content:
-                            begin = reader.offset - len(piece)
-                        content += bytes(piece)
+                try:
+                    async with client.read(
+                        name, begin + len(content), on_jump="continue" if is_pruned else "raise"
+                    ) as reader:
+                        async for piece in reader:
+                            if not content:
+                                begin = reader.offset - len(piece)
+                            content += bytes(piece)
+                except CallFailed:
+                    # Brokers may not have seen yet that a fragment was deleted.
+                    if not is_pruned:
+                        raise
                 if begin + len(content) >= end:
                     break
                 await asyncio.sleep(_POLL_S)
