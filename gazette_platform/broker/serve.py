@@ -41,6 +41,7 @@ from gazette_platform.fragment.refresh import FragmentLister
 from gazette_platform.keyspace import BrokerState, KeySpace
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults
+from gazette_platform.ops.limits import raise_file_limit
 from gazette_platform.ops.memory import settle_memory
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import BrokerSpec, ProcessId
@@ -535,6 +536,7 @@ def run(config: BrokerConfig) -> None:
 
     Raises: GazetteError: it could not start, or could not go on; the message says why.
     """
+    raise_file_limit()
     watchdog = Watchdog()
     uvloop.run(_run(config, watchdog))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import resource
 from pathlib import Path
 
 import grpc
@@ -84,6 +85,20 @@ def growth_below(broker, limit_bytes):
     yield
     grown = rss_bytes(broker) - before
     assert grown < limit_bytes, f"the broker grew by {grown / MIB:.0f} MiB"
+
+
+@pytest.fixture
+def few_files():
+    """Lets child processes begin with few, as most systems do."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    yield min(hard, 1 << 16) if hard != resource.RLIM_INFINITY else 1 << 16
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_broker_may_open_as_many_files_as_the_system_allows(few_files, broker):
+    limits = Path(f"/proc/{broker.pid}/limits").read_text()
+    assert int(limits.partition("Max open files")[2].split()[0]) == few_files
 
 
 async def test_large_appends_that_do_not_commit(broker, connect, stub):
