@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from http import HTTPStatus
 from typing import TYPE_CHECKING, final
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 from typing_extensions import override
 
@@ -99,7 +100,7 @@ class HttpServer:
             app.router.add_get("/debug/ready", self._ready)
             app.router.add_get("/debug/metrics", self._exposition)
         if gateway is not None:
-            app.router.add_route("*", "/{journal:.*}", gateway.handle)
+            app.router.add_route("*", "/{journal:.*}", gateway.handle, expect_handler=_bid_go_on)
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -199,3 +200,15 @@ class HttpServer:
             body=self._metrics.exposition(),
             headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
         )
+
+
+async def _bid_go_on(request: web.Request) -> None:
+    """Tell a client that asks before it sends its body to send it; it may have left by then."""
+    if request.version < HttpVersion11:
+        return
+    expected = request.headers["Expect"]
+    if expected.lower() != "100-continue":
+        raise web.HTTPExpectationFailed(text=f"unknown Expect: {expected}\n")
+    with contextlib.suppress(ConnectionError):
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # the head of the answer is still to come

@@ -53,7 +53,7 @@ class HostGuard:
 
     def refused_origin(self, method: str, host: str, origin: str) -> str:
         """Why a page of this ``Origin`` may not have its request carried out; empty: it may."""
-        is_foreign = bool(origin) and urlsplit(origin).netloc.lower() != host.lower()
+        is_foreign = bool(origin) and _netloc(origin) != host.lower()
         if method in _SAFE_METHODS or not is_foreign or self._origins & {origin, "*"}:
             return ""
         return (
@@ -68,6 +68,13 @@ def host_name(host: str) -> str:
         return (urlsplit(f"//{host}").hostname or "").rstrip(".")
     except ValueError:
         return ""
+
+
+def _netloc(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
 
 
 def _is_address(name: str) -> bool:

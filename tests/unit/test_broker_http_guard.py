@@ -65,6 +65,8 @@ def test_a_star_takes_any_name():
         ("PUT", "http://localhost:3000", True),
         ("PUT", "http://evil.example", True),
         ("PUT", "null", True),
+        ("PUT", "http://[", True),
+        ("GET", "http://[::1", False),
         ("POST", "http://evil.example", True),
         ("GET", "http://evil.example", False),  # which it cannot read: the answer does not say so
         ("PUT", "https://console.example", False),
