@@ -278,7 +278,8 @@ class Appender:
                     return None
                 begin = self._store.digester.spool.begin
                 view = journal.view(begin=begin, end=self._end, registers=self._registers)
-                return fsm.Ready(view)
+                # It may have been deleted while those before it were written.
+                return fsm.Ready(view) if view is not None else fsm.Invalidated()
             case fsm.Stream(roll_to):
                 return self._begin_stream(pending, roll_to, batch)
             case _:

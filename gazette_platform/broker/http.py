@@ -208,7 +208,7 @@ async def _bid_go_on(request: web.Request) -> None:
         return
     expected = request.headers["Expect"]
     if expected.lower() != "100-continue":
-        raise web.HTTPExpectationFailed(text=f"unknown Expect: {expected}\n")
+        raise web.HTTPExpectationFailed(text=f"unknown Expect: {expected!a}\n")
     with contextlib.suppress(ConnectionError):
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     request.writer.output_size = 0  # the head of the answer is still to come

@@ -62,8 +62,8 @@ class Journal(Protocol):
         """Wait until `is_ready`. Returns: "", or why the store stays unhealthy."""
         ...
 
-    def view(self, *, begin: int, end: int, registers: LabelSet) -> fsm.ReplicaView:
-        """The state as preconditions see it, with a spool of [begin, end)."""
+    def view(self, *, begin: int, end: int, registers: LabelSet) -> fsm.ReplicaView | None:
+        """The state as preconditions see it, with a spool of [begin, end); None: the journal is deleted."""
         ...
 
     @property

@@ -286,10 +286,11 @@ class Replica:
         self._context.guard.check(spec)
         return self._context.stores.get(spec.fragment.stores[0])
 
-    def view(self, *, begin: int, end: int, registers: LabelSet) -> fsm.ReplicaView:
-        """The state as preconditions see it, with a spool of [begin, end)."""
+    def view(self, *, begin: int, end: int, registers: LabelSet) -> fsm.ReplicaView | None:
+        """The state as preconditions see it, with a spool of [begin, end); None once deleted."""
         spec = self.spec
-        assert spec is not None  # resolved OK in this very step
+        if spec is None:
+            return None
         index = self.index.summary
         return fsm.ReplicaView(
             spec=spec,
@@ -575,7 +576,7 @@ class Replica:
         view = self.view(
             begin=self.spool.spool.begin, end=self.spool.end, registers=self.spool.registers
         )
-        if isinstance(fsm.preconditions(request, view), fsm.WriteSuspend):
+        if view is not None and isinstance(fsm.preconditions(request, view), fsm.WriteSuspend):
             self._start_pulse(AppendSuspend.SUSPEND_IF_FLUSHED)
 
     def stop(self) -> None:

@@ -110,6 +110,8 @@ class FakeJournal:
         return self.problem
 
     def view(self, *, begin, end, registers):
+        if self.spec is None:
+            return None
         summary = self.index.summary
         return fsm.ReplicaView(
             spec=self.spec,
@@ -526,6 +528,23 @@ async def test_another_primary_is_reported(bench):
     bench.journal.is_local = False
     outcome = await bench.append(b"x")
     assert (outcome.status, outcome.is_remote) == (Status.NOT_JOURNAL_PRIMARY_BROKER, True)
+
+
+async def test_a_journal_deleted_while_an_append_before_is_written_is_not_found(bench, monkeypatch):
+    """The second append found it not ready, and finds it ready, but gone, after the first."""
+    answers = [True, False]
+
+    def is_ready(journal):
+        if answers:
+            return answers.pop(0)
+        journal.spec, journal.status = None, Status.JOURNAL_NOT_FOUND
+        return True
+
+    patched = property(is_ready, lambda journal, value: None)
+    monkeypatch.setattr(type(bench.journal), "is_ready", patched, raising=False)
+    first, second = bench.submit(b"a"), bench.submit(b"b")
+    assert (await first).status is Status.OK
+    assert (await second).status is Status.JOURNAL_NOT_FOUND
 
 
 # ------------------------------------------------------------------------------------ abandonment
