@@ -185,7 +185,8 @@ class _Cases:
 def _cases(config: FuzzConfig) -> _Cases:
     if config.replay:
         return _Cases(deque(config.replay), iter(()), 0.0)
-    known = sorted(corpus(), key=_is_heavy) if config.has_corpus else ()
+    # Heavy ones first: brokers keep freed buffers for the next ones, and are only warm behind them.
+    known = sorted(corpus(), key=lambda c: not _is_heavy(c)) if config.has_corpus else ()
     generated = (make_case(config.seed, n, kinds=config.kinds) for n in itertools.count())
     return _Cases(deque(known), generated, None)
 
@@ -264,10 +265,14 @@ class _Run:
         if cases.began is None:
             cases.began = time.monotonic()
         while cases.first:
+            is_heavy = _is_heavy(cases.first[0])
             await self._round(_take(cases), until=time.monotonic() + _ROUND_S)
             if is_quick or self._config.replay:
                 continue
             await self._renew()
+            if is_heavy:
+                for memory in self._memory:
+                    memory.warm()
         if cases.until is None:
             duration_s = self._config.duration_s
             cases.until = max(cases.began + duration_s, time.monotonic() + duration_s / 2)
@@ -379,6 +384,9 @@ class _Run:
 
     async def _end(self, *, is_quick: bool) -> None:
         """See that memory comes back, that the pulse was beating, and that secrets are whole."""
+        if self._config.has_corpus and not (is_quick or self._config.replay):
+            again = iter([case for case in corpus() if _is_heavy(case)])
+            await self._round(again, until=time.monotonic() + 60.0)
         await self._driver.release()
         if not is_quick and self._beats < 10:
             raise _Found("the pulse did not beat: brokers were not watched")
