@@ -295,10 +295,11 @@ class _Attempt:
         else:
             # The caller's iterator may wait as long as it likes; only the broker may not.
             stall.reschedule(None)
-            async for message in self._content.messages():
-                stall.reschedule(loop.time() + stall_s)
-                await _write(call, message)
-                stall.reschedule(None)
+            async with _until_over(call):
+                async for message in self._content.messages():
+                    stall.reschedule(loop.time() + stall_s)
+                    await _write(call, message)
+                    stall.reschedule(None)
             stall.reschedule(loop.time() + stall_s)
         self._is_sent = True
         await _write(call, COMMIT_MARKER)
@@ -306,6 +307,33 @@ class _Attempt:
             await call.done_writing()
         except CALL_ERRORS as err:
             raise _CallOver from err
+
+
+@contextlib.asynccontextmanager
+async def _until_over(call: Any) -> AsyncIterator[None]:
+    """Leave the block when the call ends: a broker may refuse while a caller's iterator waits.
+
+    Raises: _CallOver: the call ended first.
+    """
+    loop = asyncio.get_running_loop()
+    is_left = False
+
+    def on_end(_: object) -> None:
+        if not is_left:
+            scope.reschedule(loop.time())
+
+    scope = asyncio.timeout(None)
+    try:
+        async with scope:
+            call.add_done_callback(on_end)
+            try:
+                yield
+            finally:
+                is_left = True
+    except TimeoutError as err:
+        if scope.expired():
+            raise _CallOver from err
+        raise
 
 
 async def _write(call: Any, message: bytes) -> None:

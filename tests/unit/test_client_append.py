@@ -226,6 +226,11 @@ async def slow():
         await asyncio.sleep(0.05)
 
 
+async def waiting():
+    yield b"x" * 100_000
+    await asyncio.Event().wait()
+
+
 REFUSALS = [
     (Fault(code=grpc.StatusCode.UNKNOWN, details="foobar"), CallFailed, "foobar"),
     (Fault(status=pb.FRAGMENT_STORE_UNHEALTHY), FragmentStoreUnhealthy, "a/journal"),
@@ -233,14 +238,15 @@ REFUSALS = [
 ]
 
 
+@pytest.mark.parametrize("content", [slow, waiting])
 @pytest.mark.parametrize(("fault", "error", "text"), REFUSALS)
-async def test_ap2_ap5_an_early_refusal_reaches_who_writes_slowly(fault, error, text):
+async def test_ap2_ap5_an_early_refusal_reaches_who_is_between_writes(fault, error, text, content):
     """The content has no end: only the broker's answer ends the append."""
     async with connected() as (broker, client):
         broker.fail("Append", fault)
         async with asyncio.timeout(20):
             with pytest.raises(error, match=text):
-                await client.append("a/journal", slow())
+                await client.append("a/journal", content())
         assert broker.journals["a/journal"].content == b""
 
 
