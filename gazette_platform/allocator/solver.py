@@ -147,7 +147,7 @@ class Solver:
         net.set_item(item, wanted=replication, assigned=assigned, primary=primary)
         if is_new:
             # All who hold it, to begin with; the surplus is given up once all items are known.
-            for number in bits(primary) + bits(assigned & ~primary):
+            for number in bits(assigned):
                 net.place(item, number)
 
     def forget(self, name: str) -> None:

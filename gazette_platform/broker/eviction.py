@@ -396,7 +396,7 @@ class CrashWatch:
             track.first_revision = 0
         track.refusals += 1
         is_long = now_s - track.refused_since >= self._after_s
-        if track.state is _State.ACCUSED or (is_long and track.refusals >= _REFUSALS_MIN):
+        if is_long and track.refusals >= _REFUSALS_MIN:  # as ever since, once it is accused
             track.state, track.is_busy = _State.ACCUSED, True
             return [Accuse(track.peer)]
         track.due_at = now_s + _RECHECK_S

@@ -117,6 +117,9 @@ def test_load_ratio_without_room_is_infinite():
             [1, 3, 3],
             id="the-oldest-in-part",
         ),
+        pytest.param(
+            [(A1, 2, True), (B1, 9, True), (B2, 9, False)], [1] * 15, [0, 6, 9], id="one-by-one"
+        ),
         pytest.param([(A1, 5, True)], [1], [5], id="lone"),
         pytest.param([(A1, 5, True)], [], [0], id="lone-without-items"),
     ],
@@ -176,6 +179,18 @@ def test_items_in_one_zone_are_spread_and_the_primary_stays():
     solved = Solved(holding({"item/0": [], "item/1": [A1, A2]}), {A1: 9, A2: 9, B1: 9}, 2)
     assert {m.zone for m in solved["item/0"]} == {"zone-a", "zone-b"}
     assert solved["item/1"] == (A1, B1)
+
+
+def test_whichever_is_the_primary_of_items_in_one_zone_stays():
+    solved = Solved(holding({"item/0": [A2, A1]}), {A1: 9, A2: 9, B1: 9}, 2)
+    assert solved["item/0"] == (A2, B1)
+
+
+def test_a_surplus_leaves_the_zone_that_has_two_of_the_item():
+    # B1 is the fullest, and would be left else: only to be missed in its zone.
+    state = holding({"item/0": [A1, A2, B1], "item/1": [B1]})
+    wanted = {"item/0": 2, "item/1": 1}
+    assert Solved(state, {A1: 9, A2: 9, B1: 9, B2: 9}, wanted)["item/0"] == (A1, B1)
 
 
 def test_f3_zones_are_given_up_rather_than_replicas():

@@ -47,8 +47,8 @@ OWN, OTHER, SUSPECT, NEAR = peer("a/own"), peer("b/other"), peer("c/suspect"), p
 class World:
     """A watch and its time."""
 
-    def __init__(self, *members, own=OWN):
-        self.watch = CrashWatch(own.id, after_s=AFTER_S)
+    def __init__(self, *members, own=OWN, after_s=AFTER_S):
+        self.watch = CrashWatch(own.id, after_s=after_s)
         self.now = 100.0
         self.effects = []
         if members:
@@ -208,6 +208,51 @@ def test_another_instance_is_not_blamed_for_the_former():
     assert world.members(OWN, OTHER, fresh) == [Withdraw(SUSPECT)]
     for _ in range(12):  # it has not accepted yet: it is starting
         assert world.see(fresh, Seen.REFUSED) == []
+
+
+def test_an_instance_at_another_address_has_to_accept_there_first():
+    world = World(OWN, OTHER, SUSPECT)
+    world.see(SUSPECT, Seen.ACCEPTED)
+    moved = dataclasses.replace(SUSPECT, mod_revision=30, endpoint="http://elsewhere:1")
+    world.members(OWN, OTHER, moved)
+    for _ in range(12):
+        assert world.see(moved, Seen.REFUSED) == []
+
+
+def test_answers_about_a_former_instance_do_not_count():
+    world = World(OWN, OTHER, SUSPECT)
+    fresh = dataclasses.replace(SUSPECT, create_revision=30, mod_revision=30)
+    world.members(OWN, OTHER, fresh)
+    world.see(fresh, Seen.ACCEPTED)
+    for _ in range(12):
+        assert world.step(Connected(SUSPECT, Seen.REFUSED), wait=0.1) == []
+    assert world.step(Connected(peer("c/nobody"), Seen.REFUSED)) == []
+
+
+def test_a_new_accusation_needs_new_testimonies():
+    world = World(OWN, OTHER, SUSPECT)
+    world.accuse()
+    world.step(Accused(SUSPECT, 50, {OWN.id: 50}))
+    assert world.see(SUSPECT, Seen.ACCEPTED) == [Withdraw(SUSPECT)]
+    world.accuse()
+    # The other's is of the time of our former accusation, after its first testimony.
+    assert world.step(Accused(SUSPECT, 100, {OWN.id: 100, OTHER.id: 60})) == []
+
+
+def test_many_refusals_in_a_short_time_are_not_enough():
+    world = World(OWN, OTHER, SUSPECT, after_s=60.0)
+    world.see(SUSPECT, Seen.ACCEPTED)
+    for _ in range(50):
+        assert world.see(SUSPECT, Seen.REFUSED) == []
+
+
+def test_few_refusals_in_a_long_time_are_not_enough():
+    world = World(OWN, OTHER, SUSPECT)
+    world.see(SUSPECT, Seen.ACCEPTED)
+    for _ in range(2):
+        world.now += 10.0
+        assert world.see(SUSPECT, Seen.REFUSED) == []
+    assert world.see(SUSPECT, Seen.REFUSED) == [Accuse(SUSPECT)]
 
 
 def test_an_unchanged_instance_starts_over_when_its_key_changes():

@@ -60,11 +60,22 @@ def pipeline():
     [
         ((OK, OK), SyncOutcome()),
         ((elsewhere(), mismatch(700, 800)), SyncOutcome(800, REGS, 4567)),
-        ((elsewhere(Status.NOT_JOURNAL_BROKER), OK), SyncOutcome(read_revision=4567)),
+        *(
+            ((elsewhere(status), OK), SyncOutcome(read_revision=4567))
+            for status in (
+                Status.NOT_JOURNAL_BROKER,
+                Status.JOURNAL_NOT_FOUND,
+                Status.SUSPENDED,
+                Status.INSUFFICIENT_JOURNAL_BROKERS,
+            )
+        ),
+        ((elsewhere(), elsewhere(revision=5000)), SyncOutcome(read_revision=5000)),
+        ((elsewhere(revision=5000), elsewhere()), SyncOutcome(read_revision=5000)),
         ((mismatch(500, 500), OK), SyncOutcome(500, None)),
         ((mismatch(500, 500), mismatch(0, 600)), SyncOutcome(600, REGS)),
         ((mismatch(0, 600), mismatch(500, 500)), SyncOutcome(600, REGS)),
         ((mismatch(0, 600, LabelSet()), mismatch(0, 700)), SyncOutcome(700, REGS)),
+        ((mismatch(0, 700), mismatch(0, 600, LabelSet())), SyncOutcome(700, REGS)),
     ],
 )
 def test_p3_answers_to_a_sync_are_put_together(replies, expected):
