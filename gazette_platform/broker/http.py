@@ -137,13 +137,11 @@ class HttpServer:
         handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
     ) -> web.StreamResponse:
         """Serve a request, unless a foreign page made it, or too many are under way."""
-        refusal = self._refusal(request)
-        if refusal is not None:
-            return refusal
         connection = request.protocol
-        self._busy.add(connection)
         try:
-            return await handler(request)
+            refusal = self._refusal(request)
+            self._busy.add(connection)
+            return refusal if refusal is not None else await handler(request)
         except (web.HTTPException, ConnectionError):
             raise
         except Exception as err:

@@ -83,6 +83,8 @@ ODD = [
     request("GET /a/journal?a=b&a=c HTTP/1.1"),
     request("GET /a/journal HTTP/1.1", b"Authorization: Bearer \xe9.\xe9.\xe9"),
     request("GET /a/journal HTTP/1.1", b"Origin: \xff"),
+    request("PUT /a/journal HTTP/1.1", b"Origin: http://["),
+    request("GET /a/none HTTP/1.1", b"Origin: http://["),
     request(
         "GET /a/journal HTTP/1.1", b"Accept: text/event-stream", b"Last-Event-ID: " + b"9" * 5000
     ),
