@@ -198,7 +198,7 @@ class Driver:
             if text in _OURS:
                 return Answer(step, "rpc", "", elapsed_s=time.monotonic() - began)
             body += repr(err.trailing_metadata()).encode()
-        except (TimeoutError, asyncio.InvalidStateError, aio.UsageError, ValueError, TypeError):
+        except (TimeoutError, asyncio.InvalidStateError, aio.BaseError, ValueError, TypeError):
             # Its own call broke off under it, or grpc refuses to send such a thing.
             return Answer(step, "rpc", "", elapsed_s=time.monotonic() - began)
         return Answer(step, "rpc", code, text, bytes(body), time.monotonic() - began)
@@ -335,10 +335,8 @@ async def _send(call: Any, messages: list[bytes], end: str) -> None:
             await call.write(message)
         if end == "close":
             await call.done_writing()
-    except (aio.AioRpcError, asyncio.InvalidStateError):
+    except (grpc.RpcError, aio.BaseError, asyncio.InvalidStateError):
         pass  # it was answered before all was said
-    except grpc.RpcError:
-        pass
 
 
 def _close(held: Any) -> None:
