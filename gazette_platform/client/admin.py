@@ -224,6 +224,7 @@ async def _call(
     patience = transport.patience()
     while True:
         wire = transport.wire()
+        may_be_sent = not is_read and await wire.connected()
         call = wire.channel.unary_unary(
             f"{_SERVICE}{method}",
             request_serializer=type(request).SerializeToString,
@@ -242,8 +243,8 @@ async def _call(
                 if err.code() is grpc.StatusCode.ALREADY_EXISTS:
                     raise SavepointExists(err.details()) from err
             error = transport.failed(err, wire, "", method)
-            # Once sent, a change can be tried again only if no connection ever was.
-            if not error.retriable or (transport.was_connected and not is_read):
+            # Once sent, a refusal of the next attempt may be the work of this one.
+            if not error.retriable or may_be_sent:
                 raise error from err
             await patience.wait(error)
         else:

@@ -206,6 +206,7 @@ async def _apply_once(transport: Transport, changes: Sequence[JournalChange]) ->
     selector = "" if len(changes) != 1 else changes[0].name
     while True:
         wire = transport.wire()
+        may_be_sent = await wire.connected()
         try:
             with wire:
                 raw = await wire.apply(
@@ -215,8 +216,8 @@ async def _apply_once(transport: Transport, changes: Sequence[JournalChange]) ->
                 )
         except CALL_ERRORS as err:
             error = transport.failed(err, wire, "", "apply of journals")
-            # Once sent, only a connection that never was can be tried again without doubt.
-            if not error.retriable or transport.was_connected:
+            # Once sent, a refusal of the next attempt may be the work of this one.
+            if not error.retriable or may_be_sent:
                 raise error from err
             await patience.wait(error)
         else:

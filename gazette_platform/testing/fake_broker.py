@@ -65,7 +65,7 @@ class Fault:
     """gRPC code to abort with."""
     details: str = "fault"
     after_commit: bool = False
-    """Take the append, and lose the answer."""
+    """Take the append, or apply the changes, and lose the answer."""
     stall: bool = False
     """Never answer."""
 
@@ -265,6 +265,8 @@ class FakeBroker:
                 for change in request.changes:
                     self._change(change)
                 self._changed.notify_all()
+        if fault.after_commit:
+            await context.abort(fault.code, fault.details)
         response = pb.ApplyResponse(status=status, header=self.header())  # type: ignore[arg-type]
         return response.SerializeToString()
 

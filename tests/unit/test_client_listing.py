@@ -5,6 +5,9 @@ import grpc
 import pytest
 
 from gazette_platform.client import AsyncClient, CallFailed, Client, ClientConfig
+from gazette_platform.client.route_cache import Condition
+from gazette_platform.client.transport import Patience
+from gazette_platform.client.wire import condition_of
 from gazette_platform.errors import (
     DataError,
     EtcdTransactionFailed,
@@ -25,6 +28,8 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.fake_broker import FakeBroker, Fault
+from gazette_platform.testing.fault_proxy import FaultProxy
+from gazette_platform.testing.local_broker import eventually
 
 
 def spec(name, **labels):
@@ -90,6 +95,43 @@ async def test_li5_apply_in_batches_keeps_what_came_before_a_failure():
         assert [journal.name for journal in await client.list()] == ["a/0000", "a/0001"]
         await client.apply([])
         assert broker.calls["Apply"] == 3
+
+
+async def test_li5_an_apply_whose_answer_was_lost_is_not_made_again():
+    """Though it is the first call: the next attempt would be refused for what this one has done."""
+    async with connected() as (broker, client):
+        broker.fail("Apply", Fault(code=grpc.StatusCode.UNAVAILABLE, after_commit=True))
+        with pytest.raises(TransportError, match="apply of journals"):
+            await client.apply([JournalChange(spec("a/one"))])
+        assert broker.calls["Apply"] == 1
+        assert "a/one" in broker.journals
+
+
+async def test_li5_an_apply_that_was_never_sent_is_tried_again(monkeypatch):
+    failures, wait = [], Patience.wait
+
+    async def noted(self, error):
+        failures.append(error)
+        await wait(self, error)
+
+    monkeypatch.setattr(Patience, "wait", noted)
+    async with FakeBroker() as broker:
+        host, _, port = broker.address.removeprefix("http://").partition(":")
+        async with (
+            FaultProxy(host, int(port)) as proxy,
+            AsyncClient(ClientConfig(address=proxy.address)) as client,
+        ):
+            await client.list()
+            proxy.refuse()
+            channel = client._transport.wire().channel
+            await eventually(lambda: condition_of(channel) is not Condition.READY)
+            applying = asyncio.get_running_loop().create_task(
+                client.apply([JournalChange(spec("a/one"))])
+            )
+            await eventually(lambda: failures)
+            await proxy.heal()
+            await applying
+        assert broker.calls["Apply"] == 1
 
 
 async def test_li5_apply_refuses_bad_changes_before_any_call():
