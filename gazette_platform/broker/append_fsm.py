@@ -81,6 +81,7 @@ from gazette_platform.broker.append_rules import (
     is_suspending,
     must_roll,
     preconditions,
+    registers_problem,
     suspend_level,
     updated_registers,
 )
@@ -287,8 +288,15 @@ class AppendFSM:
         if self.content_length == 0 and self.request.changes_registers:
             self.state = State.DONE
             return Rollback("append stream: register modification requires non-empty Append")
+        registers = self.view.registers
+        if self.request.changes_registers:
+            registers = updated_registers(registers, self.request)
+            problem = registers_problem(registers) if self.request.union_registers else ""
+            if problem:
+                self.state = State.DONE
+                return Rollback(problem)
         self.state = State.COMMIT
-        return Commit(updated_registers(self.view.registers, self.request))
+        return Commit(registers)
 
 
 _WITHOUT_CONTENT = frozenset(

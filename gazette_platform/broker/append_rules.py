@@ -12,6 +12,7 @@ from gazette_platform.broker.append_events import (
     Effect,
     Fail,
     ReplicaView,
+    Rollback,
     Stream,
     Sync,
     WriteSuspend,
@@ -24,6 +25,7 @@ from gazette_platform.protocol import (
     SuspendLevel,
     SuspendSpec,
 )
+from gazette_platform.protocol.request_rules import OFFSET_MAX
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -33,26 +35,37 @@ __all__ = [
     "is_suspending",
     "must_roll",
     "preconditions",
+    "registers_problem",
     "suspend_level",
     "updated_registers",
 ]
 
 NS_PER_S = 1_000_000_000
+# Registers go to each replica with every append, and back to its client.
+_REGISTER_BYTES_MAX = 256 << 10
+_LABEL_BYTES = 8  # of its encoding, about
 _FLUSHED_AFTER_S = 24 * 3600  # age that counts as flushed where no flush interval is set
 
 
-def preconditions(
+def preconditions(  # noqa: PLR0911  one per check
     request: AppendRequest, view: ReplicaView, *, has_content: bool = False
 ) -> Effect:
     """Decide whether an append may stream, in the order of checks that clients rely on.
 
     Args: has_content: whether the append is known to bring content.
-    Returns: Stream with the offset to roll to (0: none), or Fail, Sync or WriteSuspend.
+    Returns: Stream with the offset to roll to (0: none), or Fail, Rollback, Sync or WriteSuspend.
     """
     selector = request.check_registers
     if selector is not None and view.registers and not selector.matches(view.registers):
         return Fail(Status.REGISTER_MISMATCH)
     suspend = view.spec.suspend
+    if max(view.spool_end, suspend.offset if suspend is not None else 0) > OFFSET_MAX:
+        # Of a spec that got into etcd unchecked. A fragment there could not even be named.
+        offset = suspend.offset if suspend is not None else view.spool_end
+        return Rollback(
+            f"{request.journal}: it is said to go on at offset {offset}, beyond {OFFSET_MAX} "
+            "(mend suspend.offset of its spec with `gazctl journals edit`)"
+        )
     if suspend is not None and view.spool_end < suspend.offset:
         return Sync(roll_to=suspend.offset)
     head = max(view.spool_end, view.index_end)
@@ -115,6 +128,17 @@ def updated_registers(registers: LabelSet, request: AppendRequest) -> LabelSet:
     if request.union_registers:
         registers = registers.union(request.union_registers)
     return registers
+
+
+def registers_problem(registers: LabelSet) -> str:
+    """Why a journal may not have these registers; empty if it may."""
+    size = sum(len(label.name) + len(label.value) + _LABEL_BYTES for label in registers.labels)
+    if size <= _REGISTER_BYTES_MAX:
+        return ""
+    return (
+        f"append stream: registers of the journal would take {size} bytes "
+        f"(expected <= {_REGISTER_BYTES_MAX}; subtract some)"
+    )
 
 
 def must_roll(
