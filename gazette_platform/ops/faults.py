@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import deque
 from typing import TYPE_CHECKING, final
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ __all__ = ["Faults"]
 
 _log = logging.getLogger(__name__)
 
+# Each keeps its traceback, and with it what the frames held.
+_RECENT_MAX = 8
+
 
 @final
 class Faults:
@@ -24,13 +28,13 @@ class Faults:
 
     Args: count: told of each: the kind of thing that it ended, such as ``call`` or ``journal``.
 
-    Attributes: reported: how many there were. last: the latest of them.
+    Attributes: reported: how many there were. recent: the latest of them, the last one last.
     """
 
     def __init__(self, count: Callable[[str], None] = lambda _: None) -> None:
         self._count = count
         self.reported = 0
-        self.last: BaseException | None = None
+        self.recent: deque[BaseException] = deque(maxlen=_RECENT_MAX)
 
     def report(self, kind: str, what: str, error: BaseException) -> None:
         """Log an error with its traceback, and count it.
@@ -38,7 +42,7 @@ class Faults:
         Args: kind: of few: a label of a metric. what: names the thing, and what becomes of it.
         """
         self.reported += 1
-        self.last = error
+        self.recent.append(error)
         self._count(kind)
         _log.error("%s: unforeseen %s: %s", what, type(error).__name__, error, exc_info=error)
 

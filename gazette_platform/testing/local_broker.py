@@ -13,6 +13,7 @@ from grpc import aio  # type: ignore[import-untyped]
 from gazette_platform.broker.config import BrokerConfig
 from gazette_platform.broker.serve import Broker
 from gazette_platform.codecs import compressor
+from gazette_platform.errors import LeaseLost
 from gazette_platform.protocol import CompressionCodec, Fragment, JournalSpec, Status
 from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
 
@@ -51,17 +52,39 @@ class LocalBrokers:
         self._prefix = prefix
         self._brokers: list[Broker] = []
         self._channels: list[aio.Channel] = []
+        # Tests end leases, and a busy machine does: that is no fault of a broker.
+        self._expected: set[type[BaseException]] = {LeaseLost}
 
     async def __aenter__(self) -> Self:
         self.fragments.mkdir(exist_ok=True)
         self._spools.mkdir(exist_ok=True)
         return self
 
-    async def __aexit__(self, *exc_info: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
         for channel in self._channels:
             await channel.close()
         for broker in self._brokers:
             await broker.abandon()
+        if kind is None:  # else that tells more
+            for broker in self._brokers:
+                self._check(broker)
+
+    def _check(self, broker: Broker) -> None:
+        """Raises: AssertionError: something went wrong with it that its test did not bring about."""
+        for error in (broker.failure, *broker.faults.recent):
+            if error is not None and not isinstance(error, tuple(self._expected)):
+                raise AssertionError(
+                    f"broker {broker.config.id}: {type(error).__name__}: {error} (the test that brings "
+                    "it about says so by `expect`)"
+                ) from error
+
+    def expect(self, *errors: type[BaseException]) -> None:
+        """Let brokers fail by these, and meet them where nobody foresaw it.
+
+        Of any other error, but the loss of a lease, the exit of this context manager raises an
+        AssertionError.
+        """
+        self._expected.update(errors)
 
     async def start(self, **settings: Any) -> Broker:
         """Start a broker; `settings` are those of its config that differ."""

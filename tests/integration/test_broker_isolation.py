@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+
 import pytest
 from grpc import StatusCode, aio
 
@@ -9,7 +12,16 @@ from gazette_platform.allocator import loop as allocator_loop
 from gazette_platform.broker import append_content
 from gazette_platform.broker.list_api import ListApi
 from gazette_platform.broker.resolver import Resolver
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, Status
+from gazette_platform.etcd import EtcdClient
+from gazette_platform.keyspace import item_key
+from gazette_platform.protocol import (
+    CompressionCodec,
+    FragmentSpec,
+    JournalSpec,
+    Status,
+    SuspendLevel,
+    SuspendSpec,
+)
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import (
     AppendCall,
@@ -27,6 +39,7 @@ JOURNAL = "a/journal"
 @pytest.fixture
 async def cluster(etcd_server, etcd_prefix, tmp_path):
     async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
+        brokers.expect(KeyError)
         yield brokers
 
 
@@ -170,3 +183,28 @@ async def test_a_journal_whose_appends_fail_goes_on_and_others_with_it(
     assert unforeseen(broker, "journal") == 1
     await goes_on(broker, stub)
     assert (await append(stub, JOURNAL, b"content")).commit.begin == 0
+
+
+async def test_a_journal_that_is_sent_to_the_end_of_offsets_refuses_and_can_be_mended(
+    cluster, broker, stub, etcd_server, etcd_prefix
+):
+    """By a spec that got into etcd unchecked: Apply takes none such."""
+    await cluster.apply(stub, spec("another/journal"))
+    bad = dataclasses.replace(spec(), suspend=SuspendSpec(SuspendLevel.NONE, (1 << 63) - 1))
+    etcd = EtcdClient([etcd_server.endpoint])
+    await etcd.connect()
+    for change in (bad, spec()):
+        await etcd.put(item_key(etcd_prefix, JOURNAL), change.to_pb().SerializeToString())
+        if change is bad:
+            with pytest.raises(aio.AioRpcError, match="beyond 4611686018427387904"):
+                await append(stub, JOURNAL, b"content")
+            await goes_on(broker, stub)
+    await etcd.close()
+
+    async def is_mended():
+        with contextlib.suppress(aio.AioRpcError):
+            return (await append(stub, JOURNAL, b"content")).commit.end == 7
+        return False
+
+    await eventually(is_mended)
+    assert broker.faults.reported == 0

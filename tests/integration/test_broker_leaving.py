@@ -94,6 +94,7 @@ async def test_a_disk_that_hangs_holds_nobody_up(cluster, monkeypatch, leave):
 
 @pytest.mark.parametrize("step", ["_ask_others", "_note_heads_of_all", "_release"])
 async def test_a_step_that_fails_is_no_reason_to_lose_content(cluster, monkeypatch, step):
+    cluster.expect(KeyError)
     broker = await with_content(cluster)
 
     async def fails(*_args, **_settings):

@@ -782,3 +782,19 @@ async def test_a_stream_that_meets_what_nobody_foresaw_is_answered(bench, monkey
         await waiting
     monkeypatch.undo()
     assert span(await bench.append(b"after")) == (Status.OK, 0, 5)
+
+
+async def test_a_journal_that_is_deleted_while_its_append_waits_is_not_found(bench, monkeypatch):
+    sync, journal = bench.replicator.sync, bench.journal
+
+    async def sync_and_delete(*args, **settings):
+        event = await sync(*args, **settings)
+        journal.spec, journal.status = None, Status.JOURNAL_NOT_FOUND
+        return event
+
+    monkeypatch.setattr(bench.replicator, "sync", sync_and_delete)
+    assert (await bench.append(b"never")).status is Status.JOURNAL_NOT_FOUND
+    assert bench.faults.reported == 0
+    journal.spec, journal.status = spec(), Status.OK
+    monkeypatch.undo()
+    assert span(await bench.append(b"after")) == (Status.OK, 0, 5)
