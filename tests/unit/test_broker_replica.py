@@ -497,3 +497,81 @@ async def test_a_roll_at_the_end_of_what_is_known_leaves_no_hole(bench):
     await bench.append(b"bar")
     assert bench.replica.spool.spool.begin == 3
     assert not bench.replica.is_filling
+
+
+async def test_only_the_end_of_what_is_missing_has_to_be_there(bench):
+    """What precedes it may have been pruned; what ends before it does not fill the hole."""
+    replica = bench.replica
+    await replica.index.first_refresh.wait()
+    replica.spool.roll(100)
+    replica.index.add_remote(
+        Fragment(JOURNAL, 0, 99, b"x" * 20, backing_store="file:///", mod_time=1)
+    )
+    assert replica.is_filling
+    replica.index.add_remote(
+        Fragment(JOURNAL, 99, 100, b"y" * 20, backing_store="file:///", mod_time=1)
+    )
+    assert not replica.is_filling
+
+
+# ------------------------------------------------------------------------------------------ etcd
+async def test_a_revision_that_is_not_known_yet_is_not_resolved_at(bench):
+    """Who appends has seen it: the journal may have become another's with it."""
+    space = bench.context.space
+    space.revision = 7
+    assert bench.replica.resolve(7).status is Status.OK
+    assert bench.replica.resolve(8) is None
+    space.revision = 8
+    assert bench.replica.resolve(8).status is Status.OK
+
+
+async def test_a_head_counts_as_noted_once_the_mirror_shows_it(bench, monkeypatch):
+    written = []
+
+    async def write(context, journal, suspend):
+        written.append(suspend)
+        if len(written) == 2:  # the first one lost a race
+            bench.spec = replace(bench.spec, suspend=suspend)
+            bench.apply()
+        return 1
+
+    monkeypatch.setattr(module, "write_suspend", write)
+    own = SimpleNamespace(key="/assign/own", create_revision=5)
+    bench.state.assignment_of = lambda *_: own
+    bench.replica.on_change(is_primary=True)
+    await bench.append(b"content")
+    assert not await bench.replica.note_head()
+    assert await bench.replica.note_head()
+    assert await bench.replica.note_head()
+    assert written == [SuspendSpec(SuspendLevel.NONE, 7)] * 2, "what is noted is not written again"
+
+
+async def test_a_head_is_not_noted_under_another_assignment(bench, monkeypatch):
+    async def write(*_):
+        raise AssertionError("it was given to somebody else meanwhile")
+
+    monkeypatch.setattr(module, "write_suspend", write)
+    bench.state.assignment_of = lambda *_: SimpleNamespace(key="/assign/own", create_revision=5)
+    bench.replica.on_change(is_primary=True)
+    await bench.append(b"content")
+    bench.state.assignment_of = lambda *_: SimpleNamespace(key="/assign/own", create_revision=6)
+    assert await bench.replica.note_head()
+
+
+async def test_a_replica_that_closes_ends_the_reads_that_wait(bench):
+    waiting = bench.context.tasks.spawn(bench.replica.index.query(0, block=True))
+    await asyncio.sleep(0)
+    await bench.replica.close()
+    async with asyncio.timeout(5):
+        assert await waiting is None
+    bench.make()  # for the end of the test
+
+
+async def test_a_store_that_was_pruned_is_no_hole(bench):
+    replica = bench.replica
+    await replica.index.first_refresh.wait()
+    replica.spool.roll(100)
+    replica.index.add_remote(
+        Fragment(JOURNAL, 50, 100, b"x" * 20, backing_store="file:///", mod_time=1)
+    )
+    assert not replica.is_filling
