@@ -36,6 +36,11 @@ class Faults:
         self.reported = 0
         self.recent: deque[BaseException] = deque(maxlen=_RECENT_MAX)
 
+    @property
+    def last(self) -> BaseException | None:
+        """The latest of them; None without any."""
+        return self.recent[-1] if self.recent else None
+
     def report(self, kind: str, what: str, error: BaseException) -> None:
         """Log an error with its traceback, and count it.
 
