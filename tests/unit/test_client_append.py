@@ -387,7 +387,7 @@ async def test_an_append_at_an_offset_that_others_took_is_refused_all_the_same()
 
         broker._fault = fault
         with pytest.raises(WrongAppendOffset) as refused:
-            await client.append("a/journal", b"other", offset=6)
+            await client.append("a/journal", b"mine", offset=6)
         assert refused.value.may_be_applied is False
 
 
