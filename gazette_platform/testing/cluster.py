@@ -97,9 +97,10 @@ class BrokerCluster:
     async def __aenter__(self) -> Self:
         await self._front.start()
         try:
+            # One after another: those that are ready would lose their leases to others that start.
             for name in self._zones:
                 await self._make(name)
-            await self.start_again(self._zones)
+                await self.start(name)
         except BaseException:
             await self.__aexit__()
             raise

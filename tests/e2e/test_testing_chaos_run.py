@@ -29,7 +29,7 @@ async def test_a_minute_of_chaos_shows_no_anomaly(sturdy_etcd_binary, tmp_path):
         seed=7,
         duration_s=60,
         # Short, and few processes, so that a minute has room for every kind of fault.
-        lease_s=3.0,
+        lease_s=4.0,
         zones="aabc",
         workload=WorkloadConfig(replication=3),
         folder=tmp_path / "chaos",
