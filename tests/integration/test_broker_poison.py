@@ -32,6 +32,7 @@ def spec(name):
 async def test_a_journal_that_cannot_be_assigned_holds_up_no_other(
     etcd_server, etcd_prefix, tmp_path, monkeypatch
 ):
+    etcd_server.expect(KeyError)
     step = Allocator._step
 
     def failing(allocator, name, loads):
