@@ -32,7 +32,6 @@ def spec(name):
 async def test_a_journal_that_cannot_be_assigned_holds_up_no_other(
     etcd_server, etcd_prefix, tmp_path, monkeypatch
 ):
-    etcd_server.expect(KeyError)
     step = Allocator._step
 
     def failing(allocator, name, loads):
@@ -41,6 +40,7 @@ async def test_a_journal_that_cannot_be_assigned_holds_up_no_other(
         return step(allocator, name, loads)
 
     async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
+        brokers.expect(KeyError)
         broker = await brokers.start()
         stub = brokers.stub(broker)
         with monkeypatch.context() as patched:
