@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, final
 from gazette_platform.broker.replica import Replica
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import GazetteError, ValidationError
+from gazette_platform.ops.turns import Turns
 from gazette_platform.protocol import (
     Fragment,
     Header,
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 __all__ = ["FragmentsApi"]
 
 _PAGE_LIMIT = 1000
+
+# Clients refuse messages beyond 4 MiB.
+_PAGE_BYTES_MAX = 2 << 20
 _NS_PER_S = 1_000_000_000
 
 
@@ -96,10 +100,12 @@ class FragmentsApi:
             if request.HasField("signatureTTL")
             else 0.0
         )
+        size, turns = 0, Turns()
         for fragment in fragments:
             if fragment.begin < request.next_page_token or not _is_within(request, fragment):
                 continue
-            if len(response.fragments) == request.page_limit:
+            await turns.take()
+            if len(response.fragments) == request.page_limit or size > _PAGE_BYTES_MAX:
                 response.next_page_token = fragment.begin
                 return
             summed = await replica.summed(fragment)
@@ -110,6 +116,7 @@ class FragmentsApi:
             if ttl_s > 0 and summed.backing_store:
                 store = self._context.stores.get(summed.backing_store)
                 listed.signed_url = store.sign_get(summed.content_path, ttl_s)
+            size += listed.ByteSize()
 
     async def fragment_store_health(
         self, raw: bytes, claims: Claims = ALL_CLAIMS

@@ -48,6 +48,7 @@ _log = logging.getLogger(__name__)
 _CONCURRENT_MAX: Final = 32  # into one store
 _TICK_S: Final = 60.0
 _STORE_TIMEOUT_S: Final = 300.0
+_SEGMENT_BYTES_MAX: Final = 255
 
 
 @final
@@ -273,6 +274,7 @@ class Persister:
                 spool.fragment, spool.first_append_time, spool.registers, spec
             )
             replace(spool.fragment, path_postfix=postfix).validate()
+            _check_segments(postfix)
         except ValidationError as err:
             if not self._is_exiting:
                 raise
@@ -348,6 +350,15 @@ class Persister:
             spool.drop_compressed()
             raise
         return form
+
+
+def _check_segments(postfix: str) -> None:
+    """Refuse a postfix under which no store, or no listing, would have the fragment."""
+    for segment in postfix.split("/"):
+        if segment.startswith("."):
+            raise ValidationError(f"PathPostfix: listings hide names with a dot ({segment})")
+        if len(segment.encode()) > _SEGMENT_BYTES_MAX:
+            raise ValidationError(f"PathPostfix: {segment[:20]}... is too long for a file system")
 
 
 @functools.lru_cache(256)

@@ -14,6 +14,10 @@ from gazette_platform.stores.prefix import KeyRule
 
 __all__ = ["folders_of", "journal_place", "rewritten_name", "store_place"]
 
+# Of one name; and of a path, less room for the file root, a postfix and a fragment's name.
+_SEGMENT_BYTES_MAX: Final = 255
+_FOLDER_BYTES_MAX: Final = 2560
+
 # Folders that brokers and the lake keep for themselves beside journals.
 _RESERVED: Final = (".test", ".covered", ".gazette", ".partial-")
 
@@ -47,6 +51,14 @@ def journal_place(url: str, journal: str, *, file_only: bool = False) -> str:
     place = _normal(key)
     if any(part.startswith(_RESERVED) for part in place.split("/")):
         raise ValidationError(f"fragment store {url} puts {journal} into a folder of brokers' own")
+    if parsed.scheme == "file":
+        # Else appends would be taken, and never persisted.
+        longest = max(len(part.encode()) for part in place.split("/"))
+        if longest > _SEGMENT_BYTES_MAX or len(place.encode()) > _FOLDER_BYTES_MAX:
+            raise ValidationError(
+                f"fragment store {url} puts {journal} where file systems do not (names have "
+                f"{_SEGMENT_BYTES_MAX} bytes at most, folders of journals {_FOLDER_BYTES_MAX})"
+            )
     return _root(parsed) + place
 
 

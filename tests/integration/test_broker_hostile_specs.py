@@ -480,3 +480,35 @@ async def test_durations_beyond_64_bits_are_refused(cluster, broker, stub):
             code, _ = await failure(stub.Apply(request, timeout=20))
             assert code is grpc.StatusCode.UNKNOWN
     assert await serves(cluster, stub)
+
+
+async def test_pages_of_fragments_with_long_names_fit_the_messages_of_clients(cluster, stub):
+    url = "file:///" + "/".join(["x" * 250] * 7) + "/"
+    folder = cluster.fragments.joinpath(*url.removeprefix("file:///").split("/"))
+    for n in range(1200):
+        store_fragment(folder, GOOD, n, b"x")
+    await cluster.apply(stub, spec(GOOD, url))
+    token, begins = 0, []
+    for _ in range(10):
+        request = pb.FragmentsRequest(journal=GOOD, page_limit=10_000, next_page_token=token)
+        request.signatureTTL.seconds = 60
+        page = await stub.ListFragments(request, timeout=20)
+        assert page.ByteSize() < 3 << 20
+        begins += [each.spec.begin for each in page.fragments]
+        token = page.next_page_token
+        if not token:
+            break
+    assert begins == list(range(1200))
+
+
+async def test_a_journal_that_could_never_be_persisted_is_refused(
+    etcd, etcd_prefix, cluster, broker, stub
+):
+    """Else it takes appends, and holds up brokers that want to leave."""
+    long = spec(f"tenant/{'x' * 300}", "file:///")
+    _, text = await failure(stub.Apply(upserts(long)))
+    assert "file systems" in text
+    await etcd.txn([], [Put(item_key(etcd_prefix, long.name), long.to_pb().SerializeToString())])
+    refused = await eventually(lambda: answered(stub, long.name))
+    assert refused.status == pb.FRAGMENT_STORE_UNHEALTHY
+    assert "file systems" in refused.store_health_error

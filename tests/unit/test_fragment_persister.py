@@ -477,6 +477,8 @@ async def test_a_failed_attempt_waits_for_its_turn_again(bench):
     "postfix",
     [
         "{{ .Spool.Begin }}/../x",
+        "date=1/.hidden",
+        "date=1/" + "x" * 256,
         '{{ if .Spool.End }}{{ printf "%c" 55296 }}{{ end }}',
         "{{ if .Spool.End }}{{ index .Spool.Registers.Labels 9 }}{{ end }}",
         "{{ if .Spool.End }}{{ $a := `x` }}" + "{{ $a = print $a $a }}" * 25 + "{{ end }}",

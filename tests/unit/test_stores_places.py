@@ -65,6 +65,22 @@ def test_folders_of_brokers_own_are_refused():
             journal_place(f"file://{path}", MINE)
 
 
+@pytest.mark.parametrize(
+    ("url", "journal"),
+    [
+        ("file:///", "mine/" + "x" * 256),
+        ("file:///", "mine/" + "\u0436" * 128),
+        (f"file:///{'x' * 256}/", MINE),
+        (f"file:///{'x' * 250}/?find=mine&replace={'y' * 256}", MINE),
+        ("file:///" + "\U00010400" * 63 + ("/" + "\U00010400" * 63) * 20 + "/", MINE),
+    ],
+)
+def test_folders_that_no_file_system_has_are_refused(url, journal):
+    with pytest.raises(ValidationError, match="file systems"):
+        journal_place(url, journal)
+    journal_place("s3://bucket/", journal)
+
+
 def test_folders_of_a_place():
     assert folders_of("file:///a/b/") == ["file:///", "file:///a/"]
     assert folders_of("file:///") == []
