@@ -67,6 +67,8 @@ async def settle(
             if found is None:
                 raise refusal
             end, sha1 = found
+            if end == offset:
+                raise refusal  # without a byte there is nothing to find, and nothing was appended
             return AppendResult(offset, end, sha1, registers, header)
     raise OutcomeUnknown(
         f"append to {journal}: whether it was appended is unknown: an attempt was not answered "

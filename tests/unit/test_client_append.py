@@ -412,6 +412,15 @@ async def test_a_refusal_behind_a_lost_answer_proves_nothing(status):
             await client.append("a/journal", b"x")
 
 
+async def test_pieces_without_a_byte_prove_nothing():
+    """They are at any offset, whoever was there first."""
+    async with connected() as (broker, client):
+        broker.journals["a/journal"].content += b"before"
+        broker.fail("Append", LOST, Fault(status=pb.REGISTER_MISMATCH))
+        with pytest.raises(errors.RegisterMismatch):
+            await client.append("a/journal", [b""], offset=6)
+
+
 async def test_an_offset_that_cannot_be_read_leaves_the_outcome_unknown():
     async with connected() as (broker, client):
         broker.journals["a/journal"].content += b"before"
