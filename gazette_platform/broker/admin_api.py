@@ -91,6 +91,8 @@ class AdminApi:
         elif is_forwarded and status is Status.NOT_JOURNAL_PRIMARY_BROKER:
             # The primary asks for what we hold of before its time.
             await self._resolver.closed(found.journal)
+            if isinstance(replica, Replica):
+                await replica.spool.completed()
             await self._context.persister.flush(found.journal)
         response = admin_pb.FlushResponse(status=status.value, end=end)  # type: ignore[arg-type]
         found.header.into_pb(response.header)

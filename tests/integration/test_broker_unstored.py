@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 from grpc import StatusCode, aio
 
+from gazette_platform.broker.digester import Digester
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import StoreUnavailable
 from gazette_platform.ops.tasks import TaskGroup
@@ -121,6 +122,45 @@ async def test_a_flush_has_replicas_store_what_a_crashed_primary_had(cluster):
     async with AsyncClient(ClientConfig(address=other.endpoint)) as client:
         assert await client.flush(f"name={JOURNAL}", timeout_s=20) == {JOURNAL: 11}
     assert stored(cluster) == b"before that"
+
+
+async def test_a_replica_tells_a_flush_of_fragments_that_it_is_closing(cluster, monkeypatch):
+    """They are in no queue of its persister yet, for as long as its disk takes."""
+    brokers = [await cluster.start(zone=zone) for zone in ZONES[:2]]
+    await cluster.apply(cluster.stub(brokers[0]), spec(2))
+    state = brokers[0]._context.space.state
+    await eventually(lambda: len(state.assignments_of(JOURNAL)) == 2)
+    await eventually(lambda: state.is_consistent(JOURNAL))
+    replicas = [broker._resolver.replicas[JOURNAL] for broker in brokers]
+    primary, other = sorted(replicas, key=lambda replica: not replica.is_primary)
+    asked = brokers[replicas.index(other)]
+    await append(cluster.stub(asked), JOURNAL, b"content")
+    complete, closed = Digester.complete, asked._resolver.closed
+    flush, was_asked, flushed = asked._persister.flush, asyncio.Event(), []
+
+    async def complete_when_asked(self):
+        if self is closing:
+            await was_asked.wait()
+        return await complete(self)
+
+    async def closed_when_asked(journal):
+        was_asked.set()
+        await closed(journal)
+
+    async def flush_what_waits(journal):
+        flushed.append(other.spool.unfinished())
+        await flush(journal)
+
+    closing = other.spool.digester
+    monkeypatch.setattr(Digester, "complete", complete_when_asked)
+    asked._resolver.closed = closed_when_asked
+    asked._persister.flush = flush_what_waits
+    await primary.close_fragment()
+    await eventually(lambda: other.spool.digester is not closing)
+    admin = brokers[replicas.index(primary)]._service._admin
+    assert await admin._flush_other(primary, asked._context.process_id)
+    assert flushed == [[]]
+    assert stored(cluster) == b"content"
 
 
 async def test_readers_wait_for_what_was_handed_over_before_it_was_stored(cluster, tasks):
