@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Protocol, final
 from gazette_platform.broker.digester import DISK_RETRY_S, Digester
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.fragment.spool import Spool
+from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.threads import run_in
 from gazette_platform.protocol import ZERO_SUM, CompressionCodec, Fragment, LabelSet
 
@@ -201,6 +202,7 @@ class JournalSpool:
         tasks: TaskGroup,
         clock: Clock,
         directory: Path,
+        faults: Faults | None = None,
     ) -> None:
         """Begin at offset 0.
 
@@ -212,6 +214,7 @@ class JournalSpool:
         self._tasks = tasks
         self._clock = clock
         self._directory = directory
+        self._faults = faults or Faults()
         self.lock = asyncio.Lock()
         self.is_leaving = False
         self._is_primary = False
@@ -409,9 +412,11 @@ class JournalSpool:
         while True:
             try:
                 return await old.complete()
-            except OSError as err:
+            except Exception as err:  # noqa: BLE001  reported; what is acknowledged is not let go
                 attempts_left -= self.is_leaving
                 name = old.spool.fragment().content_path
+                if not isinstance(err, OSError):
+                    self._faults.report("journal", f"closing fragment {name}", err)
                 if attempts_left == 0:
                     _log.error("fragment %s is not persisted by this broker: %s", name, err)
                     old.spool.discard()

@@ -122,6 +122,7 @@ class Replica:
             tasks=context.tasks,
             clock=context.clock,
             directory=context.config.spool_dir,
+            faults=context.faults,
         )
         self.replicator = Replicator(self, self.spool, tasks=context.tasks, clock=context.clock)
         self.appender = Appender(

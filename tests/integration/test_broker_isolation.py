@@ -9,7 +9,8 @@ import pytest
 from grpc import StatusCode, aio
 
 from gazette_platform.allocator import loop as allocator_loop
-from gazette_platform.broker import append_content
+from gazette_platform.broker import append_content, journal_spool
+from gazette_platform.broker.digester import Digester
 from gazette_platform.broker.list_api import ListApi
 from gazette_platform.broker.resolver import Resolver
 from gazette_platform.etcd import EtcdClient
@@ -208,3 +209,18 @@ async def test_a_journal_that_is_sent_to_the_end_of_offsets_refuses_and_can_be_m
 
     await eventually(is_mended)
     assert broker.faults.reported == 0
+
+
+async def test_a_fragment_whose_end_fails_is_stored_all_the_same(
+    cluster, broker, stub, monkeypatch
+):
+    """Its content is acknowledged, and nobody else may have it."""
+    monkeypatch.setattr(journal_spool, "DISK_RETRY_S", 0.05)
+    monkeypatch.setattr(Digester, "complete", failing_first(Digester.complete))
+    await cluster.apply(stub, spec())
+    await append(stub, JOURNAL, b"content")
+    await broker._resolver.replicas[JOURNAL].close_fragment()
+    await eventually(lambda: unforeseen(broker, "journal") == 1)
+    await eventually(lambda: list((cluster.fragments / JOURNAL).glob("*.raw")))
+    assert await read_all(stub, JOURNAL) == b"content"
+    assert await broker.drain() == []
