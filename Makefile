@@ -51,7 +51,7 @@ test: $(STAMP) ## All tests, with real etcd, metastore, Trino, Spark and Dagster
 test-fast: $(STAMP) ## Unit, property, scenario and quick etcd tests: under 5 minutes
 	GAZETTE_REQUIRE_SERVERS=1 $(BIN)/pytest -m "not (hive or trino or spark or e2e or slow)" $(PYTEST_ARGS)
 
-test-pythons: $(STAMP) ## test-fast on each later Python that this machine has
+test-pythons: $(STAMP) ## The fast tests on each later Python that this machine has
 	tools/try_pythons
 
 mutants: $(STAMP) ## Break the modules that decide, and name changes that no test sees (MODULES)
