@@ -36,8 +36,9 @@ class SpoolFile:
 
     __slots__ = ("_holders", "begin", "fd")
 
-    def __init__(self, directory: Path, begin: int) -> None:
-        self.fd = _open_unnamed(directory)
+    def __init__(self, directory: Path | None, begin: int) -> None:
+        """Begin one in `directory`; None: in memory. Raises: OSError."""
+        self.fd = _open_unnamed(directory) if directory else os.memfd_create("gazette-spool")
         self.begin = begin
         self._holders = 1
 
@@ -95,8 +96,8 @@ class CompressedForm:
 
     __slots__ = ("_stream", "codec", "content_length", "file", "is_whole", "length")
 
-    def __init__(self, codec: CompressionCodec, directory: Path) -> None:
-        """Begin an unnamed file in `directory`. Raises: OSError."""
+    def __init__(self, codec: CompressionCodec, directory: Path | None) -> None:
+        """Begin an unnamed file in `directory`; None: in memory. Raises: OSError."""
         self.codec = codec
         self.file = SpoolFile(directory, 0)
         self.length = 0

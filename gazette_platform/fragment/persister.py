@@ -48,6 +48,9 @@ _log = logging.getLogger(__name__)
 _CONCURRENT_MAX: Final = 32  # into one store
 _TICK_S: Final = 60.0
 _STORE_TIMEOUT_S: Final = 300.0
+
+# Of what is compressed in memory, since the disk of spools is full: as large as fragments usually are.
+_MEMORY_BYTES_MAX: Final = 512 << 20
 _SEGMENT_BYTES_MAX: Final = 255
 
 
@@ -95,6 +98,8 @@ class Persister:
         self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(_CONCURRENT_MAX)
         )
+        # Held for each store while a fragment of it is in memory: one at a time.
+        self._in_memory: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._is_exiting = False
         # What waits, by ticks to go: queues[0] is due at the next one.
         self._queues: list[list[CompletedSpool]] = [[], [], []]
@@ -298,46 +303,60 @@ class Persister:
         async with _deadline(store, "HEAD"):
             if await store.exists(path):
                 return
-        fd, length = await self._stored_form(store, spool, path)
         is_offload = fragment.codec is CompressionCodec.GZIP_OFFLOAD_DECOMPRESSION
-        async with _deadline(store, "PUT"):
-            await store.put(path, fd, length, content_encoding="gzip" if is_offload else "")
+        encoding = "gzip" if is_offload else ""
+        async with (
+            self._stored_form(store, spool, path) as (fd, length),
+            _deadline(store, "PUT"),
+        ):
+            await store.put(path, fd, length, content_encoding=encoding)
 
+    @contextlib.asynccontextmanager
     async def _stored_form(
         self, store: ActiveStore, spool: CompletedSpool, path: str
-    ) -> tuple[int, int]:
-        """Descriptor and length of the bytes to store; compresses once, and keeps the result.
+    ) -> AsyncGenerator[tuple[int, int]]:
+        """Gives: descriptor and length of the bytes to store; compresses once, and keeps the result.
 
         It lies with the spools, unless their disk has no room for it: then with the store's objects,
-        if those are in the file system. A full disk of spools gets room by nothing but this.
+        if those are in the file system, else in memory, and is not kept. A full disk of spools gets
+        room by nothing but this.
         """
         if spool.fragment.codec is CompressionCodec.NONE:
-            return spool.content.fd, spool.fragment.content_length
+            yield spool.content.fd, spool.fragment.content_length
+            return
         form = spool.compressed
-        if form is not None and form.is_whole:
-            return form.file.fd, form.length
-        try:
-            form = await self._compressed(spool, self._directory, needs_room=True)
-        except OSError as err:
-            target = store.local_path(path)
-            if target is None:
-                raise
-            _log.info("%s is compressed beside its place in the store, since: %s", path, err)
-            form = await self._compressed(spool, target, needs_room=False)
-        return form.file.fd, form.length
+        if form is None or not form.is_whole:
+            try:
+                form = await self._compressed(spool, self._directory, needs_room=True)
+            except OSError as err:
+                form, target = None, store.local_path(path)
+                where = "in memory" if target is None else "beside its place in the store"
+                _log.info("%s is compressed %s, since: %s", path, where, err)
+                if target is not None:
+                    form = await self._compressed(spool, target, needs_room=False)
+        if form is not None:
+            yield form.file.fd, form.length
+            return
+        async with self._in_memory[store.url]:
+            try:
+                form = await self._compressed(spool, None, needs_room=False)
+                yield form.file.fd, form.length
+            finally:
+                spool.drop_compressed()
 
     async def _compressed(
-        self, spool: CompletedSpool, directory: Path, *, needs_room: bool
+        self, spool: CompletedSpool, directory: Path | None, *, needs_room: bool
     ) -> CompressedForm:
         """The whole compressed form; a batch at a time, so that journals take turns.
 
-        Args: directory: of a form to begin, or below where it lies. needs_room: for all of the rest.
+        Args: directory: of a form to begin, or below where it lies; None: in memory.
+            needs_room: for all of the rest.
         Raises: OSError: there is no room, and what was made is dropped.
         Cancellation: what is made is kept.
         """
         content, length = spool.content, spool.fragment.content_length
         try:
-            if needs_room:
+            if needs_room and directory is not None:
                 done = spool.compressed.content_length if spool.compressed is not None else 0
                 _check_room(directory, length - done)
             form = spool.compressed
@@ -346,6 +365,8 @@ class Persister:
                 spool.compressed = form
             while not form.is_whole:
                 await run_in(self._executor, form.step, content.fd, length, is_last=True)
+                if directory is None:
+                    _check_memory(form.length)
         except OSError:
             spool.drop_compressed()
             raise
@@ -384,8 +405,16 @@ def _check_room(directory: Path, length: int) -> None:
         raise OSError(errno.ENOSPC, f"less than {length} bytes are free", str(directory))
 
 
-def _begin(codec: CompressionCodec, directory: Path) -> CompressedForm:
-    """A form in a directory, or the nearest one above that exists. Raises: OSError."""
-    while not directory.is_dir():
+def _check_memory(length: int) -> None:
+    """Refuse to hold much in memory. Raises: OSError."""
+    if length > _MEMORY_BYTES_MAX:
+        raise OSError(
+            errno.ENOSPC, f"it is more than {_MEMORY_BYTES_MAX} bytes, and the disk is full"
+        )
+
+
+def _begin(codec: CompressionCodec, directory: Path | None) -> CompressedForm:
+    """A form in a directory, or the nearest one above that exists; or in memory. Raises: OSError."""
+    while directory is not None and not directory.is_dir():
         directory = directory.parent
     return CompressedForm(codec, directory)

@@ -12,6 +12,7 @@ from gazette_platform.broker import digester, journal_spool
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
+from gazette_platform.stores import MeasuredStore
 from gazette_platform.testing.local_broker import LocalBrokers, eventually, read_all
 from gazette_platform.testing.small_disk import SmallDisk
 
@@ -140,5 +141,23 @@ async def test_a_disk_that_one_fragment_fills_is_emptied(cluster, disk, broker, 
         for piece in content:
             await client.append(JOURNAL, piece)
         assert await read_all(cluster.stub(broker), JOURNAL) == b"".join(content)
+        assert await broker.drain() == []
+    assert stored(cluster) == b"".join(content)
+
+
+@pytest.mark.parametrize("count", [12, 40])
+async def test_a_full_disk_is_emptied_into_a_store_elsewhere(
+    cluster, disk, broker, monkeypatch, count
+):
+    """Which has no place for the compressed form before it is whole."""
+    monkeypatch.setattr(MeasuredStore, "local_path", lambda *_: None)
+    await cluster.apply(cluster.stub(broker), spec())
+    content = pieces(count)
+    async with asyncio.timeout(60), AsyncClient(ClientConfig(address=broker.endpoint)) as client:
+        for piece in content:
+            await client.append(JOURNAL, piece)
+        disk.fill()
+        assert await read_all(cluster.stub(broker), JOURNAL) == b"".join(content)
+        await replica(broker).close_fragment()
         assert await broker.drain() == []
     assert stored(cluster) == b"".join(content)

@@ -16,6 +16,7 @@ import pytest
 
 from gazette_platform.codecs import decompressor
 from gazette_platform.errors import AccessDenied, StoreUnavailable
+from gazette_platform.fragment import persister
 from gazette_platform.fragment.completed import CompletedSpool
 from gazette_platform.fragment.files import CompressedForm, SpoolFile
 from gazette_platform.fragment.persister import Persister
@@ -381,6 +382,37 @@ async def test_a_disk_of_spools_without_room_does_not_hold_up_the_store(bench, k
     assert bench.stored == [spool.fragment.content_path]
     assert gzip.decompress((bench.root / bench.stored[0]).read_bytes()) == CONTENT
     assert bench.is_closed(spool)
+
+
+async def test_a_store_elsewhere_gets_what_the_disk_of_spools_has_no_room_for(bench):
+    """Through memory, one fragment at a time, which is not held while the store is away."""
+    store = bench.registry.get("file:///")
+    store.local_path, store.faults = lambda _: None, [StoreUnavailable("down")]
+    spools = [bench.spool(codec=CompressionCodec.GZIP, begin=begin) for begin in (0, len(CONTENT))]
+    shutil.rmtree(bench.scratch)
+    put_as_ever, held = store.put, []
+
+    def put(*args, **settings):
+        held.append(sum(spool.compressed is not None for spool in spools))
+        return put_as_ever(*args, **settings)
+
+    store.put = put
+    for spool in spools:
+        bench.persister.add(spool)
+    await bench.settle()
+    assert await bench.persister.drain(timeout_s=5) == []
+    assert held == [1, 1, 1]
+    assert [gzip.decompress((bench.root / p).read_bytes()) for p in bench.stored] == [CONTENT] * 2
+
+
+async def test_what_does_not_fit_into_memory_waits_for_room(bench, monkeypatch):
+    monkeypatch.setattr(persister, "_MEMORY_BYTES_MAX", 1 << 20)
+    bench.registry.get("file:///").local_path = lambda _: None
+    spool = bench.spool(codec=CompressionCodec.GZIP, content=os.urandom(2 << 20))
+    shutil.rmtree(bench.scratch)
+    bench.persister.add(spool)
+    await bench.settle()
+    assert (bench.stored, spool.compressed) == ([], None)
 
 
 async def test_what_is_compressed_is_kept_for_a_store_that_is_away(bench):
