@@ -4,45 +4,51 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gazette_platform.broker.side_keys import own_member_key, own_members_prefix
+from gazette_platform.broker.spec_writes import write_head
 from gazette_platform.errors import EtcdError
 from gazette_platform.keyspace import member_key, members_prefix
+from gazette_platform.protocol import SuspendLevel, SuspendSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.replica import Replica
+    from gazette_platform.keyspace import Assignment
 
 __all__ = ["note_heads"]
 
 _log = logging.getLogger(__name__)
 
-# Transactions under way at a time: each waits for the watch to bring it back.
+# Transactions under way at a time.
 _WRITES_MAX = 64
 
 
 async def note_heads(
     context: BrokerContext, replicas: Iterable[Replica], *, timeout_s: float
 ) -> None:
-    """Note write heads in the specs of journals of which nobody has a replica that stays.
+    """Note write heads in the specs of journals that no broker has in full that stays.
 
     Else the next broker would start at offset 0 and refuse appends. They count even if content
     could not be persisted: readers have seen those bytes, and other bytes must not take their
     offsets. Of several replicas each notes its own head, which covers all that was
     acknowledged; the greatest stands.
 
+    Of brokers that leave at once at least one notes: each says that it leaves, and looks at the
+    others only when it sees that in its mirror.
+
     Args: timeout_s: seconds that each is given. Cancellation: leaves open which were noted.
     """
-    all_leave = all(m.spec.exiting for m in context.space.state.members.values())
-    ours = [r for r in replicas if all_leave or r.count_replicas().desired == 1]
+    ours = [replica for replica in replicas if not _is_kept(context, replica)]
     if not ours or await _has_foreign_members(context):
         return
     for at in range(0, len(ours), _WRITES_MAX):
         some = ours[at : at + _WRITES_MAX]
-        await asyncio.gather(*(_note_head(replica, timeout_s) for replica in some))
+        await asyncio.gather(*(_note_head(context, replica, timeout_s) for replica in some))
 
 
 async def _has_foreign_members(context: BrokerContext) -> bool:
@@ -77,11 +83,31 @@ async def _has_foreign_members(context: BrokerContext) -> bool:
     return bool(foreign)
 
 
-async def _note_head(replica: Replica, timeout_s: float) -> None:
+def _is_kept(context: BrokerContext, replica: Replica) -> bool:
+    """Whether a broker that stays has all that the journal holds, too."""
+    members = context.space.state.members
+    return any(
+        other.process_id != context.process_id
+        and _is_in_step(other)
+        and (member := members.get(other.process_id)) is not None
+        and not member.spec.exiting
+        for other in context.space.state.assignments_of(replica.name)
+    )
+
+
+def _is_in_step(assignment: Assignment) -> bool:
+    """Whether the primary has told a route in it: then its broker was in step since it was assigned.
+
+    A new assignment has no value. One that moves to another slot, which is another key, keeps its.
+    """
+    return bool(assignment.route.members)
+
+
+async def _note_head(context: BrokerContext, replica: Replica, timeout_s: float) -> None:
     try:
-        # The mirror, which shows whether it is noted, may not be followed any more.
+        # The mirror, which shows what is noted and assigned, may not be followed any more.
         async with asyncio.timeout(timeout_s):
-            is_noted = await replica.note_head() or await replica.note_head()
+            is_noted = await _try_note_head(context, replica)
     except (EtcdError, TimeoutError) as err:
         _log.warning("%s: %s", replica.name, err)
         is_noted = False
@@ -92,3 +118,27 @@ async def _note_head(replica: Replica, timeout_s: float) -> None:
             replica.name,
             replica.spool.spool.end,
         )
+
+
+async def _try_note_head(context: BrokerContext, replica: Replica) -> bool:
+    """Note the write head in the spec, for a broker that will not have our spool.
+
+    The resumption offset, made for suspended journals, says where to go on. We say it only while we
+    hold an assignment in which we were in step: a closed replica is never again. For as long as we
+    hold it nobody has gone on from our head, since nothing is acknowledged without us. The
+    transaction compares its key, and so our lease, under which that is.
+
+    Returns: False: it is not ours to note any more, and no other broker is known to have it.
+    Raises: EtcdError. Cancellation: leaves open whether it was written.
+    """
+    state, head = context.space.state, replica.spool.spool.end
+    while (spec := replica.spec) is not None:
+        suspend = spec.suspend or SuspendSpec(SuspendLevel.NONE, 0)
+        if head <= suspend.offset:
+            return True
+        own = state.assignment_of(replica.name, context.process_id)
+        if own is None or not _is_in_step(own):
+            return any(_is_in_step(one) for one in state.assignments_of(replica.name))
+        if await write_head(context, own, replace(suspend, offset=head)):
+            return True
+    return True  # it is deleted

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker import append_fsm as fsm
@@ -27,7 +26,6 @@ from gazette_platform.protocol import (
     JournalSpec,
     LabelSet,
     Status,
-    SuspendLevel,
     SuspendSpec,
 )
 
@@ -133,7 +131,6 @@ class Replica:
             clock=context.clock,
             faults=context.faults,
         )
-        self._assignment = self._own_assignment()
         self._created_at = context.clock.monotonic()
         self._last_append_at = -math.inf
         self.flushed_end = 0
@@ -206,31 +203,6 @@ class Replica:
         A consistent route tells the allocator that every broker of it is in step.
         """
         return await write_route(self._context, self.name)
-
-    async def note_head(self) -> bool:
-        """Note the write head in the spec, for a broker that will not have our spool.
-
-        The resumption offset, made for suspended journals, says where to go on. We say it only while
-        we hold the very assignment that we last served: whoever was assigned since, if only for a
-        moment, may have gone on from our head. The transaction compares it, and so our lease, under
-        which it is.
-
-        Returns: whether it is noted, or not ours to note; False: something changed meanwhile.
-        Raises: EtcdError. Cancellation: leaves open whether it was written.
-        """
-        spec, head = self.spec, self.spool.spool.end
-        own = self._own_assignment()
-        if spec is None or own is None or own != self._assignment:
-            return True
-        if head > self._noted_head:
-            suspend = spec.suspend or SuspendSpec(SuspendLevel.NONE, 0)
-            await write_suspend(self._context, self.name, replace(suspend, offset=head))
-        return head <= self._noted_head
-
-    def _own_assignment(self) -> tuple[str, int] | None:
-        """Our assignment in etcd: its key, and when that was created."""
-        own = self._state.assignment_of(self.name, self.process_id)
-        return (own.key, own.create_revision) if own is not None else None
 
     @property
     def _noted_head(self) -> int:
@@ -470,7 +442,6 @@ class Replica:
     # ----------------------------------------------------------------------------------- life
     def on_change(self, *, is_primary: bool) -> None:
         """The journal's spec or assignments changed."""
-        self._assignment = self._own_assignment()
         spec = self.spec
         if spec is None or self.is_closed:
             return

@@ -12,8 +12,9 @@ from gazette_platform.protocol import SuspendLevel, SuspendSpec
 
 if TYPE_CHECKING:
     from gazette_platform.broker.context import BrokerContext
+    from gazette_platform.keyspace import Assignment
 
-__all__ = ["write_route", "write_suspend"]
+__all__ = ["write_head", "write_route", "write_suspend"]
 
 # A transaction that failed means that the key space moved; give the watch time to bring it.
 _TXN_RETRY_S = 0.05
@@ -65,6 +66,27 @@ async def write_suspend(context: BrokerContext, journal: str, suspend: SuspendSp
     revision = await _revision(context, succeeded=result.succeeded, revision=result.header.revision)
     await context.space.wait_for_revision(revision)
     return revision
+
+
+async def write_head(context: BrokerContext, own: Assignment, suspend: SuspendSpec) -> bool:
+    """Store a journal's spec with `suspend`, if neither it nor our assignment changed meanwhile.
+
+    Returns: False: one of them did; the key space may show it by now.
+    Raises: EtcdError. Cancellation: leaves open whether it was written.
+    """
+    item = context.space.state.items[own.journal]
+    key = item_key(context.config.etcd_prefix, own.journal)
+    result = await context.etcd.txn(
+        [Compare.mod(key, item.mod_revision), Compare.mod(own.key, own.mod_revision)],
+        [
+            Put(
+                key,
+                replace(item.spec, suspend=suspend).to_pb().SerializeToString(deterministic=True),
+            )
+        ],
+    )
+    await _revision(context, succeeded=result.succeeded, revision=result.header.revision)
+    return result.succeeded
 
 
 async def _revision(context: BrokerContext, *, succeeded: bool, revision: int) -> int:

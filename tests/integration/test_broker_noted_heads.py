@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from gazette_platform.broker import serve
+from gazette_platform.broker import noted_heads, serve
 from gazette_platform.broker.journal_spool import Draft
 from gazette_platform.broker.side_keys import own_member_key
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.etcd import Delete, EtcdClient, Put
-from gazette_platform.keyspace import encode_broker_spec, member_key
+from gazette_platform.keyspace import assignment_key, encode_broker_spec, item_key, member_key
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import (
     BrokerSpec,
@@ -20,6 +21,7 @@ from gazette_platform.protocol import (
     FragmentSpec,
     JournalSpec,
     ProcessId,
+    Status,
     SuspendLevel,
 )
 from gazette_platform.testing.local_broker import LocalBrokers, append, eventually, read_all
@@ -80,30 +82,166 @@ async def test_the_head_is_noted_by_whoever_holds_the_journal(cluster):
 
 
 @pytest.mark.parametrize("is_back", [False, True], ids=["moved", "moved and back again"])
-async def test_who_lost_the_journal_while_it_left_notes_nothing(cluster, etcd, is_back):
+async def test_who_lost_the_journal_while_it_left_notes_nothing(cluster, etcd, caplog, is_back):
     """Others may have appended since: its head would have the next broker begin at offsets of theirs."""
     first = await cluster.start(zone="zone-a")
     stub = cluster.stub(first)
     await cluster.apply(stub, spec())
     await append(stub, JOURNAL, b"content")
     observer = await cluster.start(zone="zone-b", journal_limit=0)
-    persist, space = first._persist, first._context.space
 
-    async def persist_while_it_moves():
-        left = await persist()
-        own = space.state.assignment_of(JOURNAL, first._context.process_id)
+    async def move(own):
         gone = await etcd.txn([], [Delete(own.key)])
-        revision = gone.header.revision
-        if is_back:
-            put = await etcd.txn([], [Put(own.key, own.value, lease=own.lease)])
-            revision = put.header.revision
-        await space.wait_for_revision(revision)
-        return left
+        if not is_back:
+            return gone
+        # As allocators assign: the primary has not told yet that all are in step.
+        return await etcd.txn([], [Put(own.key, b"", lease=own.lease)])
 
-    first._persist = persist_while_it_moves
-    await first.drain()
+    await drain_while(first, move)
     await eventually(lambda: not observer._context.space.state.assignments_of(JOURNAL))
     assert noted(observer) == 0
+    assert "a/journal: its write head 7 is not noted in etcd" in caplog.text
+
+
+async def test_who_becomes_primary_while_it_leaves_notes_the_head(cluster, etcd, etcd_prefix):
+    """Another slot is another key in etcd: others that leave before it bring that about."""
+    first = await cluster.start(zone="zone-a")
+    stub = cluster.stub(first)
+    await cluster.apply(stub, spec())
+    await append(stub, JOURNAL, b"content")
+    observer = await cluster.start(zone="zone-b", journal_limit=0)
+
+    async def move(own):
+        key = assignment_key(etcd_prefix, JOURNAL, own.process_id, 3)
+        return await etcd.txn([], [Delete(own.key), Put(key, own.value, lease=own.lease)])
+
+    await drain_while(first, move)
+    await eventually(lambda: not observer._context.space.state.assignments_of(JOURNAL))
+    assert noted(observer) == 7
+
+
+async def test_a_head_is_noted_although_the_spec_changes_meanwhile(
+    cluster, etcd, etcd_prefix, monkeypatch
+):
+    """As it does when several replicas note theirs at once."""
+    first = await cluster.start()
+    stub = cluster.stub(first)
+    await cluster.apply(stub, spec())
+    await append(stub, JOURNAL, b"content")
+    observer = await cluster.start(journal_limit=0)
+
+    async def change():
+        changed = spec(length=1 << 21).to_pb().SerializeToString()
+        await etcd.txn([], [Put(item_key(etcd_prefix, JOURNAL), changed)])
+
+    before_noting(change, monkeypatch)
+    await first.drain()
+    await eventually(lambda: noted(observer) == 7)
+    assert observer._context.space.state.items[JOURNAL].spec.fragment.length == 1 << 21
+
+
+async def test_a_head_is_not_noted_once_the_journal_has_gone_to_another(
+    cluster, etcd, monkeypatch, caplog
+):
+    """Our mirror is late: the transaction itself finds that the assignment is gone."""
+    first = await cluster.start()
+    stub = cluster.stub(first)
+    await cluster.apply(stub, spec())
+    await append(stub, JOURNAL, b"content")
+    observer = await cluster.start(journal_limit=0)
+    own = first._context.space.state.assignment_of(JOURNAL, first._context.process_id)
+
+    async def change():
+        await etcd.txn([], [Delete(own.key)])
+
+    before_noting(change, monkeypatch)
+    await first.drain()
+    assert noted(observer) == 0
+    assert "a/journal: its write head 7 is not noted in etcd" in caplog.text
+
+
+def before_noting(change, monkeypatch):
+    """Change etcd right before a broker writes its head there."""
+    written = noted_heads.write_head
+
+    async def write_later(*arguments):
+        monkeypatch.setattr(noted_heads, "write_head", written)
+        await change()
+        return await written(*arguments)
+
+    monkeypatch.setattr(noted_heads, "write_head", write_later)
+
+
+async def drain_while(broker, change):
+    """Drain it, and change its assignment once it has closed the journal."""
+    persist, space = broker._persist, broker._context.space
+
+    async def persist_and_change():
+        left = await persist()
+        own = space.state.assignment_of(JOURNAL, broker._context.process_id)
+        changed = await change(own)
+        await space.wait_for_revision(changed.header.revision)
+        return left
+
+    broker._persist = persist_and_change
+    await broker.drain()
+
+
+@pytest.mark.timeout(180)
+async def test_all_brokers_can_be_stopped_and_started_at_once(cluster):
+    """Those that are the last to close their journals are not the last that are asked to leave."""
+    zones = ("a", "a", "b", "c")
+    names = [f"a/journal-{number:02d}" for number in range(12)]
+    written = 0
+    for _ in range(3):
+        brokers = [await cluster.start(zone=zone) for zone in zones]
+        stub = cluster.stub(brokers[0])
+        if not written:
+            await cluster.apply(stub, *[replace(spec(replication=3), name=name) for name in names])
+        for name in names:
+            answer = await append(stub, name, b"12345678")
+            assert (Status(answer.status).name, answer.commit.begin) == ("OK", written), name
+        written += 8
+        await drain_in_waves(brokers)
+
+
+async def drain_in_waves(brokers):
+    """Half of them leave, and are still to be seen until the others have closed their journals."""
+    early, late = brokers[:2], brokers[2:]
+    are_leaving, are_at_stores = asyncio.Barrier(3), asyncio.Barrier(4)
+    gone = asyncio.gather(*(drain_early(one, are_leaving, are_at_stores) for one in early))
+    await are_leaving.wait()
+    await asyncio.gather(gone, *(drain_late(one, are_at_stores, gone) for one in late))
+
+
+async def drain_early(broker, are_leaving, are_at_stores):
+    release = broker._release
+
+    async def release_late():
+        await are_leaving.wait()
+        await are_at_stores.wait()
+        await release()
+
+    broker._release = release_late
+    await broker.drain()
+
+
+async def drain_late(broker, are_at_stores, gone):
+    persist, state = broker._persist, broker._context.space.state
+
+    def are_led():
+        """Whether others were made primary of what was left."""
+        held = [name for name in state.journals if state.assignments_of(name)]
+        return len(state.members) == 2 and all(state.route_of(name).primary >= 0 for name in held)
+
+    async def persist_slowly():
+        await are_at_stores.wait()
+        await gone
+        await eventually(are_led)
+        return await persist()
+
+    broker._persist = persist_slowly
+    await broker.drain()
 
 
 async def test_beside_a_broker_of_gazette_no_head_is_noted(cluster, etcd, etcd_prefix, caplog):

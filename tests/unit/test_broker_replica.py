@@ -525,39 +525,6 @@ async def test_a_revision_that_is_not_known_yet_is_not_resolved_at(bench):
     assert bench.replica.resolve(8).status is Status.OK
 
 
-async def test_a_head_counts_as_noted_once_the_mirror_shows_it(bench, monkeypatch):
-    written = []
-
-    async def write(context, journal, suspend):
-        written.append(suspend)
-        if len(written) == 2:  # the first one lost a race
-            bench.spec = replace(bench.spec, suspend=suspend)
-            bench.apply()
-        return 1
-
-    monkeypatch.setattr(module, "write_suspend", write)
-    own = SimpleNamespace(key="/assign/own", create_revision=5)
-    bench.state.assignment_of = lambda *_: own
-    bench.replica.on_change(is_primary=True)
-    await bench.append(b"content")
-    assert not await bench.replica.note_head()
-    assert await bench.replica.note_head()
-    assert await bench.replica.note_head()
-    assert written == [SuspendSpec(SuspendLevel.NONE, 7)] * 2, "what is noted is not written again"
-
-
-async def test_a_head_is_not_noted_under_another_assignment(bench, monkeypatch):
-    async def write(*_):
-        raise AssertionError("it was given to somebody else meanwhile")
-
-    monkeypatch.setattr(module, "write_suspend", write)
-    bench.state.assignment_of = lambda *_: SimpleNamespace(key="/assign/own", create_revision=5)
-    bench.replica.on_change(is_primary=True)
-    await bench.append(b"content")
-    bench.state.assignment_of = lambda *_: SimpleNamespace(key="/assign/own", create_revision=6)
-    assert await bench.replica.note_head()
-
-
 async def test_a_replica_that_closes_ends_the_reads_that_wait(bench):
     waiting = bench.context.tasks.spawn(bench.replica.index.query(0, block=True))
     await asyncio.sleep(0)
