@@ -261,6 +261,13 @@ def without(*names):
     return {who: count for who, count in TOOK_PART.items() if who not in names}
 
 
+def test_long_run_has_a_streamed_append_that_ended_well():
+    long = Report(operations=2000, appends_ok=1000, bytes_read=1)
+    (reason,) = why(report=long, duration_s=120.0)
+    assert reason == "there were no streamed appends"
+    assert why(report=long, duration_s=120.0, took_part=TOOK_PART | {"streamed appends": 1}) == []
+
+
 @pytest.mark.parametrize(
     ("fields", "text"),
     [

@@ -61,6 +61,8 @@ def test_registers_are_empty_after_all_brokers_ended():
     held, none = LabelSet.of({"a": "b"}), LabelSet()
     gone = Anomaly("nonlinearizable", "a", "was told {}", (append(5, held), append(20, none)))
     assert left(gone, (9.5, 12, "restart-all")) == 0
+    late_first = Anomaly("nonlinearizable", "a", "was told", (append(20, none), append(5, held)))
+    assert left(late_first, (9.5, 12, "restart-all")) == 0
     assert left(gone, (9.5, 12, "kill")) == 1
     assert left(gone, (30, 32, "restart-all")) == 1
     wrong = Anomaly("nonlinearizable", "a", "told c", (append(15, held), append(20, held)))

@@ -61,8 +61,8 @@ def _is_allowed(anomaly: Anomaly, span: Span) -> bool:
     polls = [op for op in anomaly.operations if isinstance(op, Poll)]
     appends = [op for op in anomaly.operations if isinstance(op, Append)]
     if kind in _LEAVES_NO_BROKER and anomaly.name == "nonlinearizable" and len(appends) == 2:
-        setter, op = appends
-        return setter.invoked_at <= end and op.completed_at >= begin
+        began = min(op.invoked_at for op in appends)
+        return began <= end and max(op.completed_at for op in appends) >= begin
     if kind in _KILLS_ALL_BUT_ONE and anomaly.name in _UNCOMMITTED:
         if anomaly.name == "G1c-realtime" and "write head" not in anomaly.text:
             return False

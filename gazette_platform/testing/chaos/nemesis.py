@@ -33,8 +33,6 @@ _TAKES_REPLICAS = frozenset(
         FaultKind.ETCD_AWAY,
     }
 )
-# After these nobody may be left that knows where journals end.
-_LEAVES_NO_BROKER = frozenset({FaultKind.ETCD_AWAY, FaultKind.RESTART_ALL})
 # How long after its fault a broker may take to find that its lease is gone, persist, and end.
 _EXCUSED_LEASES = 3.0
 # And how long it may take until we look again, while others are started.
@@ -48,7 +46,7 @@ class Nemesis:
     Args: disks: of the spools, by broker, and of the store, by ``""``. lease_s: of the brokers.
           replicas_of: tells the brokers that serve a journal, the primary first.
           settle: waits until the cluster is whole; told whether also until all is stored, and
-          whether all brokers may have ended without a note of where journals end.
+          which brokers have ended without a note of where journals end.
           is_starved: whether the machine itself was so late lately that leases run out by it.
           say: is told what happens, a line each.
 
@@ -68,7 +66,7 @@ class Nemesis:
         clock: Clock,
         say: Callable[[str], None],
         replicas_of: Callable[[str], Awaitable[Sequence[str]]],
-        settle: Callable[[bool, bool], Awaitable[None]],
+        settle: Callable[[bool, Sequence[str]], Awaitable[None]],
         is_starved: Callable[[], bool] = lambda: False,
         disks: dict[str, SmallDisk] | None = None,
     ) -> None:
@@ -84,6 +82,8 @@ class Nemesis:
         self._settle = settle
         self._is_starved = is_starved
         self._excused: dict[str, float] = {}
+        # That ended since the cluster was whole, without a lease to note anything under.
+        self._lost: set[str] = set()
         self._inflictor = Inflictor(
             cluster, etcd, lease_s=lease_s, disks=disks or {}, replicas_of=replicas_of, say=say
         )
@@ -129,7 +129,8 @@ class Nemesis:
             await self._let_end(faults)
         await self._revive()
         kinds = {fault.kind for fault in faults}
-        await self._settle(bool(kinds & _TAKES_REPLICAS), bool(kinds & _LEAVES_NO_BROKER))
+        await self._settle(bool(kinds & _TAKES_REPLICAS), tuple(self._lost))
+        self._lost.clear()
         await self._revive()
         self._say("the cluster is whole again")
 
@@ -193,8 +194,10 @@ class Nemesis:
             if not broker.pid or not broker.has_ended:
                 continue
             if self._excused.get(name, 0.0) > now:
+                self._lost.add(name)
                 self._say(f"{name} ended, as its lease was taken")
             elif self._is_starved():
+                self._lost.add(name)
                 self._say(f"{name} ended while the machine was starved")
             else:
                 text = f"{name} ended by itself; its log ends:\n{broker.log_tail()[-2000:]}"

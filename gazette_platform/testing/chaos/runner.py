@@ -127,8 +127,9 @@ class _Run:
                     fragments=disks[""].folder / "fragments",
                     program=config.broker_program,
                     flags=(
-                        # Drains of the last broker that can hold a journal must end.
-                        "--broker.drain-timeout=30s",
+                        # Drains of the last broker that can hold a journal must end, and break
+                        # off appends that take longer than that by far.
+                        "--broker.drain-timeout=10s",
                         f"--broker.min-append-rate={config.workload.min_append_rate}",
                     ),
                 )
@@ -183,11 +184,11 @@ class _Run:
             clock=self._clock,
             say=self._say,
             replicas_of=workload.replicas_of,
-            settle=lambda is_stored, may_reset: workload.settle(
+            settle=lambda is_stored, lost: workload.settle(
                 _RECOVERY_S,
                 is_stored=is_stored,
-                # Of one replica, nobody is left that would know.
-                may_reset=may_reset or config.workload.replication == 1,
+                # Of some journal nobody is left that would know where it ends.
+                may_reset=len(lost) >= config.workload.replication,
             ),
             is_starved=self._is_starved,
             disks=disks,
@@ -208,6 +209,8 @@ class _Run:
         try:
             await nemesis.run(self._plan)
             await nemesis.watch_over(began + config.duration_s - self._clock.monotonic())
+            if config.workload.has_time_for_streams(config.duration_s):
+                await workload.wait_for_stream()
             await workload.stop(timeout_s=6 * config.lease_s + _WRITERS_S)
             await nemesis.mend()
             return "; ".join(await self._read_all(cluster, scene))

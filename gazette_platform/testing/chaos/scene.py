@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["Scene", "WorkloadConfig"]
 
 
+# Of runs that take as many streamed appends one after another.
+_STREAMS_MIN = 3
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkloadConfig:
     """Who does how much."""
@@ -38,6 +42,10 @@ class WorkloadConfig:
     """How long a streamed append takes: longer than any timer of brokers that must not end it."""
     has_upkeep: bool = True
     """Whether specs change, and journals are suspended, flushed and pruned meanwhile."""
+
+    def has_time_for_streams(self, duration_s: float) -> bool:
+        """Whether a run is so long that a streamed append has to come to its end."""
+        return self.has_upkeep and duration_s >= _STREAMS_MIN * self.stream_s
 
     @property
     def journal_names(self) -> tuple[str, ...]:
@@ -77,6 +85,8 @@ class Scene:
     recorder: Recorder
     clock: Clock
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    has_streamed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once a streamed append has ended well."""
     acknowledged: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     """The greatest end that a writer was told, by journal."""
     took_part: Counter[str] = field(default_factory=Counter)

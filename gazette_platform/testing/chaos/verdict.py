@@ -95,6 +95,8 @@ def _idle(evidence: Evidence, report: Report) -> list[str]:
     expected |= {reader_kind(number) for number in range(workload.readers)}
     if workload.has_upkeep:
         expected |= {"flushes", "spec changes", "suspensions", "head resets", "prunes"}
+    if workload.has_time_for_streams(evidence.duration_s):
+        expected.add("streamed appends")
     for who in sorted(expected):
         if not evidence.took_part.get(who):
             is_reader = who in tuple(ReaderKind)

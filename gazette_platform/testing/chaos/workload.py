@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import GazetteError, IndexHasGreaterOffset, SetupError
 from gazette_platform.ops.tasks import TaskGroup
-from gazette_platform.protocol import FragmentSpec, JournalChange, JournalSpec
+from gazette_platform.protocol import FragmentSpec, JournalChange, JournalSpec, SuspendLevel
 from gazette_platform.testing.chaos.readers import run_reader
 from gazette_platform.testing.chaos.upkeep import CODECS, run_flushes, run_upkeep
 from gazette_platform.testing.chaos.writers import run_streams, run_writer
@@ -21,6 +22,8 @@ __all__ = ["Workload"]
 _NS = 1_000_000_000
 _POLL_S = 0.2
 _FLUSH_S = 30.0
+# One that a fault broke may be under way still, and one more may be given up.
+_STREAMS_WAITED = 3.5
 
 
 @final
@@ -63,6 +66,16 @@ class Workload:
             self._readers.spawn(run_streams(scene, seed), name="streams")
             self._readers.spawn(run_flushes(scene, seed), name="flushes")
             self._writers.spawn(run_upkeep(scene, seed), name="upkeep")
+
+    async def wait_for_stream(self) -> None:
+        """Wait until a streamed append has ended well, as each may have met a fault that ends it.
+
+        Gives up once three have had the time. Cancellation: safe.
+        """
+        config = self._scene.config
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_STREAMS_WAITED * config.stream_s):
+                await self._scene.has_streamed.wait()
 
     async def stop(self, *, timeout_s: float) -> None:
         """Let every append under way end, and end the readers.
@@ -135,7 +148,7 @@ class Workload:
         lacking = {
             item.name
             for item in listed
-            if len(item.route.members) < config.replication and item.spec.suspend is None
+            if len(item.route.members) < config.replication and not _is_suspended(item.spec)
         }
         if lacking:
             return lacking
@@ -148,3 +161,7 @@ class Workload:
                 await client.reset_head(name)
                 self._scene.took_part["heads reset by need"] += 1
         return set()
+
+
+def _is_suspended(spec: JournalSpec) -> bool:
+    return spec.suspend is not None and spec.suspend.level is not SuspendLevel.NONE

@@ -232,6 +232,7 @@ async def run_streams(scene: Scene, seed: int) -> None:
                     )
                 scene.note_acknowledged(config.streamed_name, result.end)
                 scene.took_part["streamed appends"] += 1
+                scene.has_streamed.set()
             await scene.is_stopped(0.2)
 
 
