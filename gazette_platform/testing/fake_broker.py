@@ -151,7 +151,7 @@ class FakeBroker:
         journal = self.journals.get(request.journal)
         if journal is None:
             response.status = pb.JOURNAL_NOT_FOUND
-        elif request.offset and request.offset != journal.end:
+        elif not fault.status and request.offset not in (0, journal.end):
             response.status = pb.WRONG_APPEND_OFFSET
         response.registers.CopyFrom((journal.registers if journal else LabelSet()).to_pb())
         if response.status != pb.OK or journal is None:

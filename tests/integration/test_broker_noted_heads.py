@@ -9,9 +9,11 @@ import pytest
 
 from gazette_platform.broker import noted_heads, serve
 from gazette_platform.broker.journal_spool import Draft
-from gazette_platform.broker.side_keys import own_member_key
+from gazette_platform.broker.side_keys import own_member_key, own_members_prefix
+from gazette_platform.broker.spec_writes import write_suspend
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.client import AsyncClient, ClientConfig
+from gazette_platform.errors import EtcdError
 from gazette_platform.etcd import Delete, EtcdClient, Put
 from gazette_platform.keyspace import assignment_key, encode_broker_spec, item_key, member_key
 from gazette_platform.ops.tasks import TaskGroup
@@ -23,6 +25,7 @@ from gazette_platform.protocol import (
     ProcessId,
     Status,
     SuspendLevel,
+    SuspendSpec,
 )
 from gazette_platform.testing.local_broker import LocalBrokers, append, eventually, read_all
 
@@ -285,6 +288,69 @@ async def test_a_broker_that_has_just_left_is_not_taken_for_one_of_gazette(
     monkeypatch.setattr(broker._context.etcd, "range", read_once_it_has_left)
     await broker.drain()
     assert noted(observer) == len(b"content")
+
+
+async def test_no_head_is_noted_while_etcd_does_not_tell_who_the_others_are(
+    cluster, etcd_prefix, monkeypatch
+):
+    broker, observer = await cluster.start(), await cluster.start(journal_limit=0)
+    stub = cluster.stub(broker)
+    await cluster.apply(stub, spec())
+    await append(stub, JOURNAL, b"content")
+    read = broker._context.etcd.range
+
+    async def read_all_but_members(prefix, **options):
+        if prefix == own_members_prefix(etcd_prefix):
+            raise EtcdError("etcd is away")
+        return await read(prefix, **options)
+
+    monkeypatch.setattr(broker._context.etcd, "range", read_all_but_members)
+    await broker.drain()
+    assert noted(observer) == 0
+
+
+async def test_a_head_is_noted_all_the_same_if_the_spec_was_changed_at_that_moment(
+    cluster, etcd, etcd_prefix, monkeypatch
+):
+    broker, observer = await cluster.start(), await cluster.start(journal_limit=0)
+    stub = cluster.stub(broker)
+    await cluster.apply(stub, spec())
+    await append(stub, JOURNAL, b"content")
+    key, write = item_key(etcd_prefix, JOURNAL), broker._context.etcd.txn
+    changed = spec(length=1 << 19).to_pb().SerializeToString()
+    changes = [Put(key, changed)]
+
+    async def write_behind_another(compares, operations, *otherwise):
+        if changes and any(operation.key == key for operation in operations):
+            await etcd.txn([], [changes.pop()])
+        return await write(compares, operations, *otherwise)
+
+    monkeypatch.setattr(broker._context.etcd, "txn", write_behind_another)
+    await broker.drain()
+    await eventually(lambda: noted(observer) == len(b"content"))
+    assert observer._context.space.state.items[JOURNAL].spec.fragment.length == 1 << 19
+
+
+@pytest.mark.parametrize("moved", ["spec", "assignment"])
+async def test_a_suspension_is_not_stored_by_a_broker_whose_mirror_is_late(
+    cluster, etcd, etcd_prefix, monkeypatch, moved
+):
+    """It would undo what others stored meanwhile, or tell the head of before their appends."""
+    broker = await cluster.start()
+    context = broker._context
+    stub = cluster.stub(broker)
+    await cluster.apply(stub, spec())
+    await append(stub, JOURNAL, b"content")
+    monkeypatch.setattr(context.space, "apply_batches", lambda batches: None)
+    key = item_key(etcd_prefix, JOURNAL)
+    if moved == "spec":
+        await etcd.txn([], [Put(key, spec(length=1 << 19).to_pb().SerializeToString())])
+    else:
+        own = context.space.state.assignment_of(JOURNAL, context.process_id)
+        await etcd.txn([], [Delete(own.key)])
+    before = await etcd.get(key)
+    await write_suspend(context, JOURNAL, SuspendSpec(SuspendLevel.NONE, 7))
+    assert await etcd.get(key) == before
 
 
 async def test_a_head_is_that_of_settled_content_even_if_more_crossed_a_roll(

@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 from grpc import StatusCode, aio
 
+from gazette_platform.broker import admin_api
 from gazette_platform.broker.digester import Digester
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import StoreUnavailable
@@ -86,7 +87,11 @@ async def handed_over(cluster, tasks):
     return second, back, draining
 
 
-async def test_a_flush_waits_for_a_broker_that_had_the_journal_before(cluster, tasks):
+@pytest.mark.parametrize("ask_timeout_s", [10.0, 0.02], ids=["patient", "asked anew"])
+async def test_a_flush_waits_for_a_broker_that_had_the_journal_before(
+    cluster, tasks, monkeypatch, ask_timeout_s
+):
+    monkeypatch.setattr(admin_api, "_ASK_TIMEOUT_S", ask_timeout_s)
     second, back, draining = await handed_over(cluster, tasks)
     async with AsyncClient(ClientConfig(address=second.endpoint)) as client:
         await client.append(JOURNAL, b"here")

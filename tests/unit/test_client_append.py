@@ -6,7 +6,13 @@ import grpc
 import pytest
 
 from gazette_platform import errors
-from gazette_platform.client import AsyncClient, CallFailed, CallUnanswered, ClientConfig
+from gazette_platform.client import (
+    AsyncClient,
+    CallFailed,
+    CallUnanswered,
+    ClientConfig,
+    append_outcome,
+)
 from gazette_platform.client.appender import _result
 from gazette_platform.errors import (
     DataError,
@@ -372,23 +378,46 @@ async def test_an_append_at_an_offset_whose_answer_was_lost_is_proven_by_its_byt
         assert journal.content == b"before" + data
 
 
-async def test_an_append_at_an_offset_that_others_took_is_refused_all_the_same():
+@pytest.mark.parametrize("others", [b"others' content", b"minE", b"minE and more"])
+async def test_an_append_at_an_offset_that_others_took_is_refused_all_the_same(others):
     """The first attempt broke before it was applied, and somebody else was there before the next."""
     async with connected() as (broker, client):
-        journal = broker.journals["a/journal"]
-        journal.content += b"before"
-        broker.fail("Append", SHUT)
-        original = broker._fault
-
-        async def fault(method, context):
-            if method == "Append" and broker.calls["Append"] == 1:
-                journal.content += b"others' content"
-            return await original(method, context)
-
-        broker._fault = fault
+        taken_by_others(broker, others)
         with pytest.raises(WrongAppendOffset) as refused:
             await client.append("a/journal", b"mine", offset=6)
         assert refused.value.may_be_applied is False
+
+
+async def test_a_journal_that_ends_within_the_content_leaves_the_outcome_unknown(monkeypatch):
+    monkeypatch.setattr(append_outcome, "_PIECE_TIMEOUT_S", 0.1)
+    async with connected() as (broker, client):
+        taken_by_others(broker, b"min")
+        with pytest.raises(OutcomeUnknown, match="does not reach to the end of it, from offset 6"):
+            await client.append("a/journal", b"mine", offset=6)
+
+
+def taken_by_others(broker, others):
+    """Lose an append at offset 6 with its answer, and put others' bytes in its place."""
+    journal = broker.journals["a/journal"]
+    journal.content += b"before"
+    broker.fail("Append", LOST)
+    original = broker._fault
+
+    async def fault(method, context):
+        if method == "Append" and broker.calls["Append"] == 1:
+            journal.content[6:] = others
+        return await original(method, context)
+
+    broker._fault = fault
+
+
+async def test_an_append_whose_own_registers_refuse_it_is_proven_by_its_bytes():
+    async with connected() as (broker, client):
+        broker.journals["a/journal"].content += b"before"
+        broker.fail("Append", LOST, Fault(status=pb.REGISTER_MISMATCH))
+        result = await client.append("a/journal", b"mine", offset=6)
+        assert (result.begin, result.end) == (6, 10)
+        assert broker.journals["a/journal"].content == b"beforemine"
 
 
 @pytest.mark.parametrize(

@@ -470,6 +470,50 @@ async def test_replicas_skip_what_stands_in_another_partition(bench):
     assert bench.is_closed(replica)
 
 
+@pytest.mark.parametrize("held", [(0, 1000), (1000, 2000)], ids=["begin", "end"])
+async def test_a_replica_of_which_the_store_holds_a_part_is_stored_whole(bench, held):
+    begin, end = held
+    bench.persister.add(bench.spool(begin=begin, content=CONTENT[begin:end]))
+    await bench.settle()
+    replica = bench.spool(is_primary=False, content=CONTENT[:2000])
+    bench.persister.add(replica)
+    assert await bench.persister.drain(timeout_s=5) == []
+    assert replica.fragment.content_path in bench.stored
+
+
+@pytest.mark.parametrize("is_primary", [True, False], ids=["primary", "replica"])
+async def test_stores_that_a_journal_must_not_use_are_not_written(
+    bench, monkeypatch, caplog, is_primary
+):
+    def refuse(spec):
+        raise StoreUnavailable(f"stores of {spec.name} are not used")
+
+    lister = FragmentLister(bench.registry, check=refuse)
+    monkeypatch.setattr(bench.persister, "_lister", lister)
+    spool = bench.spool(is_primary=is_primary)
+    bench.persister.add(spool)
+    lost = await bench.persister.drain(timeout_s=0.05)
+    assert lost == [spool.fragment]
+    assert bench.stored == []
+    assert not bench.is_closed(spool)
+    assert f"stores of {JOURNAL} are not used" in caplog.text
+
+
+async def test_what_waited_for_a_slow_store_is_stored_by_the_spec_of_then(bench):
+    gate = bench.registry.get("file:///").gate = asyncio.Event()
+    for number in range(33):
+        bench.persister.add(bench.spool(begin=number * 10, content=b"0123456789"))
+    for _ in range(3):
+        await asyncio.sleep(0)  # the last one waits for its turn
+    bench.configure("file:///other/")
+    gate.set()
+    await bench.settle()
+    assert len(bench.stored) == 33
+    assert [path for path in bench.stored if path.startswith("other/")] == [
+        f"other/{bench.persisted[-1].content_path}"
+    ]
+
+
 async def test_a_replica_that_leaves_writes_what_it_cannot_look_for(bench):
     """A store that takes objects and lists none: the copy here may be the last one."""
 

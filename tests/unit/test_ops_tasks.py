@@ -47,15 +47,17 @@ async def test_join_waits_for_tasks_that_tasks_spawn():
 async def test_failure_is_kept_signalled_and_logged(caplog):
     group = TaskGroup("spool")
 
-    async def fails():
-        raise ValueError("disk is full")
+    async def fails(why="disk is full"):
+        raise ValueError(why)
 
     with caplog.at_level(logging.ERROR):
         group.spawn(fails(), name="a/b")
         await asyncio.wait_for(group.failed.wait(), 1)
         group.spawn(fails(), name="second")
         await group.join()
-    assert str(group.failure) == "disk is full"
+        group.spawn(fails("later"), name="third")
+        await group.join()
+    assert str(group.failure) == "disk is full", "the first one tells most"
     assert "task spool/a/b failed: disk is full" in caplog.text
     await group.close()
 
@@ -163,6 +165,7 @@ async def test_a_loop_that_is_kept_begins_again_until_it_fails_for_good(caplog):
             await group.keep(run, name="watch", ends_by=(LookupError,))
     assert faults.reported == 2
     assert "broker/watch: begins again in 0.05 s: unforeseen OSError: one" in caplog.text
+    assert "broker/watch: begins again in 0.1 s: unforeseen ValueError: two" in caplog.text
     assert isinstance(group.failure, LookupError)
     await group.close()
 
@@ -181,3 +184,21 @@ async def test_a_loop_that_is_kept_may_end():
     assert len(runs) == 3
     assert not group.failed.is_set()
     await group.close()
+
+
+async def test_a_fault_is_contained_and_cancellation_is_not():
+    faults = Faults()
+    with faults.contained("journal", "a/journal"):
+        raise KeyError("unforeseen")
+    assert isinstance(faults.last, KeyError)
+
+    async def waits():
+        with faults.contained("journal", "a/journal"):
+            await asyncio.Event().wait()
+
+    group = TaskGroup("broker", faults=faults)
+    task = group.spawn(waits())
+    await asyncio.sleep(0)
+    await group.close()
+    assert task.cancelled()
+    assert faults.reported == 1
