@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gazette_platform.protocol import LabelSet
-from gazette_platform.testing.chaos.allowed import allow
+from gazette_platform.testing.chaos.allowed import allow, check_but_allow
 from gazette_platform.testing.checker import Anomaly, Report
-from gazette_platform.testing.history import Append, Outcome, Piece, Poll
+from gazette_platform.testing.history import (
+    Append,
+    FinalContent,
+    History,
+    Outcome,
+    Piece,
+    Poll,
+)
 
 
 def poll(completed_at, *pieces):
@@ -83,3 +92,19 @@ def test_those_that_were_only_counted_go_with_their_like():
     report.suppressed["lost-write"] = 2
     assert allow(report, [(9.5, 12, "last-replica")]) == {"precommitted-read": 4}
     assert report.anomaly_count == 2
+
+
+def test_many_that_are_allowed_hide_none_that_is_not():
+    """Heads that come with content may be late, and a read that ends at one of them may not."""
+    op = replace(append(1), begin=0, end=1)
+    late = [
+        replace(poll(9.5, Piece.of(0, b"x")), id=n, stream=n, outcome=Outcome.OK, write_head=0)
+        for n in range(2, 20)
+    ]
+    ends = replace(late[0], id=99, stream=99, pieces=())
+    history = History(appends=[op], polls=[*late, ends])
+    history.finals["a"] = FinalContent("a", 0, b"x")
+    report, allowed = check_but_allow(history, [])
+    assert allowed == {"stale-head": len(late)}
+    assert [anomaly.operations for anomaly in report.anomalies] == [(op, ends)]
+    assert report.anomaly_count == 1

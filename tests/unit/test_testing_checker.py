@@ -317,6 +317,12 @@ def test_append_at_another_offset_than_asked(story, outcome):
     only(story.check(final=content("a") + content("b")), "inconsistent-offsets", op)
 
 
+def test_copy_of_an_append_at_another_offset_than_asked(story):
+    story.append("a")
+    op = story.append("b", offset=SIZE, attempts=2)
+    only(story.check(final=content("a") + 2 * content("b")), "inconsistent-offsets", op)
+
+
 def test_acknowledgement_with_the_digest_of_other_bytes(story):
     op = story.append("a", sha1=b"x" * 20)
     only(story.check(), "inconsistent-offsets", op)
@@ -523,6 +529,27 @@ def test_tail_that_does_not_get_what_was_acknowledged(story, offset, ended_at):
     op = story.append("a", at=(1, 2))
     story.append("b", "fail", error="NotAllowed", at=(1001, 1002))
     only(story.check(), "stuck-read", op, poll)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_pruned_content_that_was_read_is_what_was_acknowledged(story, keep):
+    story.append("a")
+    op = story.append("b")
+    story.append("c")
+    story.poll((0, 2 * SIZE), keep=keep)
+    story.poll((0, 3 * SIZE), stream=2, keep=keep)
+    assert story.check(final=content("c"), begin=2 * SIZE).is_valid
+    wrong = story.poll((SIZE, content("x") + content("c")), stream=3, keep=keep)
+    only(story.check(final=content("c"), begin=2 * SIZE), "inconsistent-offsets", op, wrong)
+
+
+def test_pruned_content_that_nobody_was_told_of_is_not_compared(story):
+    story.append("a", "unknown", at=(0, 1))
+    story.bytes = content("a")
+    story.append("b")
+    story.poll((0, SIZE), (SIZE, 2 * SIZE))
+    story.poll((0, 2 * SIZE), stream=2)
+    assert story.check(final=content("b"), begin=SIZE).is_valid
 
 
 def test_kept_bytes_that_differ_behind_what_was_pruned(story):

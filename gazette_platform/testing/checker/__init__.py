@@ -117,7 +117,7 @@ def _check_journal(
             is_placed = False
             yield anomaly
         yield from check_barriers(final, appends, segments)
-        yield from check_contents(final, polls, index, segments)
+        yield from check_contents(final, appends, polls, index, segments)
         yield from check_heads_of_the_future(journal, polls, segments)
         if is_placed:
             # Else what is known of heads and registers has holes, and says nothing new.

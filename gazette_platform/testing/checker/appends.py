@@ -108,9 +108,10 @@ def check_placement(
         elif len(places) > visible_max(op):
             text = f"{op.label} was attempted {op.attempts} times, and is at {where}"
             yield Anomaly("duplicate", journal, text, (op,))
-        if op.offset and op.outcome is Outcome.UNKNOWN:
+        if op.offset and op.outcome is not Outcome.FAIL:
             for segment in places:
-                if segment.begin != op.offset:
+                # Where it was acknowledged is looked at with the acknowledgements.
+                if segment.begin != op.offset and not segment.is_acknowledged:
                     text = f"{op.label} was to begin at {op.offset}, and is at {where}"
                     yield Anomaly("inconsistent-offsets", journal, text, (op,))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.testing.history import Append
 
-__all__ = ["Acknowledged", "ContentIndex", "Segment", "visible_max"]
+__all__ = ["Acknowledged", "AcknowledgedContent", "ContentIndex", "Segment", "visible_max"]
 
 # Generated payloads differ within these bytes, so that a look-up gives one candidate.
 _KEY_BYTES = 16
@@ -157,3 +157,27 @@ class Acknowledged:
         """Of the appends that had ended before `at`, the one that reaches furthest."""
         number = bisect_left(self._times, at)
         return self._furthest[number - 1] if number else None
+
+
+@final
+class AcknowledgedContent:
+    """What a journal held by its acknowledgements, even where it was pruned since."""
+
+    def __init__(self, appends: Iterable[Append]) -> None:
+        self._ops = sorted(
+            (op for op in appends if op.outcome is Outcome.OK and op.content),
+            key=lambda op: op.begin,
+        )
+        self._begins = [op.begin for op in self._ops]
+
+    def within(self, begin: int, end: int) -> tuple[bytes, list[Append]] | None:
+        """The bytes from `begin` to `end`, and whose they are; None: not all are known."""
+        content, ops = b"", []
+        number = max(0, bisect_right(self._begins, begin) - 1)
+        for op in self._ops[number:]:
+            at = begin + len(content)
+            if at >= end or op.begin > at:
+                break
+            content += op.content[at - op.begin : end - op.begin]
+            ops.append(op)
+        return (content, ops) if begin + len(content) == end else None

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from gazette_platform.testing.checker.attribution import AcknowledgedContent
 from gazette_platform.testing.checker.report import Anomaly
 from gazette_platform.testing.history import Outcome
 
@@ -64,17 +65,22 @@ def _step(
 
 
 def check_contents(
-    final: FinalContent, polls: Sequence[Poll], index: ContentIndex, segments: Sequence[Segment]
+    final: FinalContent,
+    appends: Sequence[Append],
+    polls: Sequence[Poll],
+    index: ContentIndex,
+    segments: Sequence[Segment],
 ) -> Iterator[Anomaly]:
     """Reads are slices of the final content, and see nothing before it was appended."""
     begins = [segment.begin for segment in segments]
+    acknowledged = AcknowledgedContent(appends)
     for poll in polls:
         if poll.write_head > final.end:
             text = f"{poll.process} was told of a write head {poll.write_head}, beyond {final.end}"
             yield Anomaly("precommitted-read", final.journal, text, (poll,))
         for piece in poll.pieces:
             if piece.begin < final.begin:
-                yield from _differs_behind_pruned(final, poll, piece)
+                yield from _differs_from_pruned(final, poll, piece, acknowledged)
                 continue
             kept = final.content[piece.begin - final.begin : piece.end - final.begin]
             if len(kept) == piece.length and _sha1(kept) == piece.sha1:
@@ -83,12 +89,25 @@ def check_contents(
                 yield _differs(final, poll, piece, index, segments)
 
 
-def _differs_behind_pruned(final: FinalContent, poll: Poll, piece: Piece) -> Iterator[Anomaly]:
-    """What was read from before the begin of the final content on: only its rest can be compared."""
-    if piece.content is None or piece.end <= final.begin:
-        return
-    got = piece.content[final.begin - piece.begin :]
-    if not final.content.startswith(got):
+def _differs_from_pruned(
+    final: FinalContent, poll: Poll, piece: Piece, acknowledged: AcknowledgedContent
+) -> Iterator[Anomaly]:
+    """What was read from before the begin of the final content on, which acknowledgements tell of.
+
+    Where they do not tell of all of it, only its rest can be compared.
+    """
+    rest = final.content[: max(0, piece.end - final.begin)]
+    known = acknowledged.within(piece.begin, min(piece.end, final.begin))
+    if known is not None:
+        content, ops = known
+        if _sha1(content + rest) != piece.sha1:
+            shown = ops[:1]
+            if piece.content is not None:
+                at = piece.begin + _common_length(piece.content, content + rest)
+                shown = [op for op in ops if op.begin <= at < op.end]
+            text = f"{poll.process} got {piece}, which is not what was acknowledged there"
+            yield Anomaly("inconsistent-offsets", final.journal, text, (*shown, poll))
+    elif piece.content is not None and not piece.content.endswith(rest):
         text = f"{poll.process} got {piece}, which differs from what is kept from {final.begin} on"
         yield Anomaly("inconsistent-offsets", final.journal, text, (poll,))
 
