@@ -10,7 +10,7 @@ import pytest
 from gazette_platform.broker import noted_heads, serve
 from gazette_platform.broker.journal_spool import Draft
 from gazette_platform.broker.side_keys import own_member_key, own_members_prefix
-from gazette_platform.broker.spec_writes import write_suspend
+from gazette_platform.broker.spec_writes import write_head, write_suspend
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import EtcdError
@@ -331,9 +331,10 @@ async def test_a_head_is_noted_all_the_same_if_the_spec_was_changed_at_that_mome
     assert observer._context.space.state.items[JOURNAL].spec.fragment.length == 1 << 19
 
 
+@pytest.mark.parametrize("write", ["head", "suspension"])
 @pytest.mark.parametrize("moved", ["spec", "assignment"])
-async def test_a_suspension_is_not_stored_by_a_broker_whose_mirror_is_late(
-    cluster, etcd, etcd_prefix, monkeypatch, moved
+async def test_nothing_is_noted_by_a_broker_whose_mirror_is_late(
+    cluster, etcd, etcd_prefix, monkeypatch, moved, write
 ):
     """It would undo what others stored meanwhile, or tell the head of before their appends."""
     broker = await cluster.start()
@@ -343,13 +344,17 @@ async def test_a_suspension_is_not_stored_by_a_broker_whose_mirror_is_late(
     await append(stub, JOURNAL, b"content")
     monkeypatch.setattr(context.space, "apply_batches", lambda batches: None)
     key = item_key(etcd_prefix, JOURNAL)
+    own = context.space.state.assignment_of(JOURNAL, context.process_id)
     if moved == "spec":
         await etcd.txn([], [Put(key, spec(length=1 << 19).to_pb().SerializeToString())])
     else:
-        own = context.space.state.assignment_of(JOURNAL, context.process_id)
         await etcd.txn([], [Delete(own.key)])
     before = await etcd.get(key)
-    await write_suspend(context, JOURNAL, SuspendSpec(SuspendLevel.NONE, 7))
+    suspend = SuspendSpec(SuspendLevel.NONE, 7)
+    if write == "head":
+        assert not await write_head(context, own, suspend)
+    else:
+        await write_suspend(context, JOURNAL, suspend)
     assert await etcd.get(key) == before
 
 

@@ -1,4 +1,7 @@
-"""The persister: Gazette's cases, by their numbers, and what ours adds."""
+"""The persister: Gazette's cases, by their numbers, and what ours adds.
+
+Long because all cases share one bench.
+"""
 
 from __future__ import annotations
 
