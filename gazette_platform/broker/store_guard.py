@@ -26,7 +26,7 @@ from gazette_platform.stores.places import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from gazette_platform.keyspace import BrokerState
+    from gazette_platform.keyspace import BrokerState, Item
     from gazette_platform.protocol import JournalSpec
     from gazette_platform.protocol.auth import Claims
 
@@ -40,9 +40,19 @@ class _Known:
     """A journal's stores, and where they put it: nowhere, if they could not be used anyway."""
 
     stores: tuple[str, ...]
+    postfix: str
     create_revision: int
     places: tuple[str, ...]
     problem: str
+
+    def is_of(self, item: Item) -> bool:
+        """Whether it is still what the journal's spec says."""
+        fragment = item.spec.fragment
+        return (self.stores, self.postfix, self.create_revision) == (
+            fragment.stores,
+            fragment.path_postfix_template,
+            item.create_revision,
+        )
 
 
 class _Places:
@@ -101,22 +111,22 @@ class StoreGuard:
         """Observe an update of the key space."""
         for journal in self._state.changes.journals:
             item, known = self._state.items.get(journal), self._known.get(journal)
-            stores = item.spec.fragment.stores if item is not None else ()
-            created = item.create_revision if item is not None else 0
-            if known is not None and (known.stores, known.create_revision) != (stores, created):
+            if known is not None and (item is None or not known.is_of(item)):
                 self._forget(journal, known)
                 known = None
-            if known is None and stores:
-                self._learn(journal, stores, created)
+            if known is None and item is not None and item.spec.fragment.stores:
+                self._learn(item.spec, item.create_revision)
 
-    def _learn(self, journal: str, stores: tuple[str, ...], create_revision: int) -> None:
+    def _learn(self, spec: JournalSpec, create_revision: int) -> None:
+        journal, stores = spec.name, spec.fragment.stores
         problem = ""
         places: tuple[str, ...] = ()
         try:
-            places = self._places_of(journal, stores)
+            places = self._places_of(spec)
         except ValidationError as err:
             problem = str(err)
-        self._known[journal] = _Known(stores, create_revision, places, problem)
+        postfix = spec.fragment.path_postfix_template
+        self._known[journal] = _Known(stores, postfix, create_revision, places, problem)
         for place in places:
             self._places.add(place, journal)
         for url in stores:
@@ -179,22 +189,29 @@ class StoreGuard:
             stores = spec.fragment.stores
             places = [f"name://{spec.name}/"]
             if known is None or known.spec.fragment.stores != stores:
-                places += self._places_of(spec.name, stores)
+                places += self._places_of(spec)
                 self._check_rewriting(spec, claims)
                 for place in places[1:]:
                     self._refuse_overlap(spec.name, place, self._places, leaving, claims)
+            elif known.spec.fragment.path_postfix_template != spec.fragment.path_postfix_template:
+                for url in stores:
+                    self._place_of(url, spec)
             if known is None:
                 self._refuse_nested(spec.name, leaving, claims)
             for place in places:
                 self._refuse_overlap(spec.name, place, fresh, (spec.name,), claims)
                 fresh.add(place, spec.name)
 
-    def _places_of(self, journal: str, stores: tuple[str, ...]) -> tuple[str, ...]:
+    def _places_of(self, spec: JournalSpec) -> tuple[str, ...]:
         places = []
-        for url in dict.fromkeys(stores):
+        for url in dict.fromkeys(spec.fragment.stores):
             self.check_allowed(url)
-            places.append(journal_place(url, journal, file_only=self._file_only))
+            places.append(self._place_of(url, spec))
         return tuple(places)
+
+    def _place_of(self, url: str, spec: JournalSpec) -> str:
+        postfix = spec.fragment.path_postfix_template
+        return journal_place(url, spec.name, postfix=postfix, file_only=self._file_only)
 
     def check_allowed(self, url: str) -> None:
         """Refuse a store that the operator's list does not have.
@@ -209,7 +226,8 @@ class StoreGuard:
 
     def _check_rewriting(self, spec: JournalSpec, claims: Claims) -> None:
         for url in spec.fragment.stores:
-            name = rewritten_name(url, spec.name, file_only=self._file_only)
+            postfix = spec.fragment.path_postfix_template
+            name = rewritten_name(url, spec.name, postfix=postfix, file_only=self._file_only)
             if name != spec.name and not claims.match(spec.labels.with_value("name", name)):
                 raise Forbidden(f"not authorized to {name}, as which {url} stores {spec.name}")
 

@@ -35,17 +35,20 @@ def store_place(url: str, *, file_only: bool = False) -> str:
     return _root(parsed) + _normal(parsed.prefix)
 
 
-def journal_place(url: str, journal: str, *, file_only: bool = False) -> str:
+def journal_place(
+    url: str, journal: str, *, postfix: str | None = None, file_only: bool = False
+) -> str:
     """The folder that holds all fragments of a journal in a store, and nothing else.
 
     >>> journal_place("file:///data/?find=mine/&replace=ours/", "mine/one")
     'file:///data/ours/one/'
 
+    Args: postfix: as `KeyRule.directory` has it.
     Raises: ValidationError: no URL of a store, or none that keeps the journal in one folder.
     """
     parsed = _parse(url, file_only=file_only)
     try:
-        key = _rule(parsed).directory(journal)
+        key = _rule(parsed).directory(journal, postfix=postfix)
     except StoreError as err:
         raise ValidationError(f"fragment store {url}: {err}") from None
     place = _normal(key)
@@ -62,14 +65,17 @@ def journal_place(url: str, journal: str, *, file_only: bool = False) -> str:
     return _root(parsed) + place
 
 
-def rewritten_name(url: str, journal: str, *, file_only: bool = False) -> str:
+def rewritten_name(
+    url: str, journal: str, *, postfix: str | None = None, file_only: bool = False
+) -> str:
     """The name under which a store keeps a journal: its own, unless `find` rewrites it.
 
     Raises: ValidationError: as `journal_place`.
     """
     parsed = _parse(url, file_only=file_only)
     try:
-        return _normal(KeyRule.of("", _arguments(parsed)).directory(journal)).removesuffix("/")
+        rule = KeyRule.of("", _arguments(parsed))
+        return _normal(rule.directory(journal, postfix=postfix)).removesuffix("/")
     except StoreError as err:
         raise ValidationError(f"fragment store {url}: {err}") from None
 

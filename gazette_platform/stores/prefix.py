@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
@@ -47,16 +48,18 @@ class KeyRule:
             raise StoreError(f"path {key!r} has control characters, or is not Unicode")
         return key
 
-    def directory(self, journal: str) -> str:
+    def directory(self, journal: str, *, postfix: str | None = None) -> str:
         """The key, ending in a slash, below which all objects of a journal lie.
 
+        Args: postfix: the template of what follows the journal in their paths; None: any may.
         Raises: StoreError: they would not lie below one, or above the prefix.
         """
         directory = f"{journal}/"
         key = self.key(directory)
         # A text to find that begins in the name and ends in a postfix moves some objects only.
         straddles = self.find not in directory and any(
-            directory.endswith(self.find[:length]) for length in range(1, len(self.find))
+            directory.endswith(self.find[:length]) and _may_follow(self.find[length:], postfix)
+            for length in range(1, len(self.find))
         )
         if straddles or (key and not key.endswith("/")):
             raise StoreError(
@@ -73,6 +76,21 @@ class KeyRule:
             # Brokers' own: written and removed again, which must never be another object's lot.
             return (directory + slash).replace(self.find, self.replace, 1) + name
         return path.replace(self.find, self.replace, 1)
+
+
+def _may_follow(text: str, postfix: str | None) -> bool:
+    """Whether what follows a journal in the path of one of its objects may begin with `text`."""
+    if postfix is None or _FRAGMENT_NAME.fullmatch(text):
+        return True  # what has no valid postfix is stored without
+    literal = _LITERAL.match(postfix.partition("{{")[0])
+    if postfix and (literal is None or ".." in postfix):
+        return True
+    return literal is not None and (literal[0].startswith(text) or text.startswith(literal[0]))
+
+
+# The beginning of a fragment's name, and that of a postfix which is the same for all fragments.
+_FRAGMENT_NAME: Final = re.compile(r"[0-9a-f]{1,16}(-.*)?")
+_LITERAL: Final = re.compile(r"[\w=-]+")
 
 
 def take_args(url: StoreUrl, known: frozenset[str]) -> dict[str, str]:

@@ -170,6 +170,17 @@ async def test_no_spec_takes_the_folder_of_another_journal(cluster, broker, stub
     assert "mix with those of" in text
 
 
+async def test_a_store_that_rewrites_other_journals_serves_this_one(cluster, stub):
+    """Until fragments of it could be meant, too."""
+    url = "file:///?find=/old/&replace=/new/"
+    for name in ("a/old/journal", "a/journal"):
+        await cluster.apply(stub, spec(name, url, postfix="date=1"))
+        assert (await append(stub, name, b"content")).status == pb.OK
+    code, text = await failure(cluster.apply(stub, spec("a/journal", url, postfix="old/date=1")))
+    assert code is grpc.StatusCode.UNKNOWN
+    assert "do not keep a/journal in one folder" in text
+
+
 async def test_folders_that_a_request_frees_can_be_taken(cluster, stub):
     assert (await stub.Apply(upserts(spec(PAY, "file:///")))).status == pb.OK
     moving = upserts(spec(SPY, TAKING_OVER[0]))

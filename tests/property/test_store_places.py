@@ -34,6 +34,22 @@ def test_all_objects_of_a_journal_lie_in_its_folder(prefix, find, replace, journ
     assert f"{posixpath.normpath('/' + key)}/".startswith(clean)
 
 
+@given(prefixes, texts, texts, names, st.sampled_from(["", "a", "b=", "a/b"]), texts)
+def test_what_a_postfix_begins_with_is_no_risk(prefix, find, replace, journal, literal, rest):
+    """A folder that is allowed since postfixes begin so holds all that have such a one."""
+    rule = KeyRule(prefix=prefix.lstrip("/"), find=find, replace=replace)
+    postfix = f"{literal}{{{{.Begin}}}}" if literal else ""
+    path = f"{journal}/{literal}{rest}/0a-b" if literal else f"{journal}/0a-b"
+    if posixpath.normpath(path) != path:
+        return  # of no valid postfix
+    try:
+        folder = rule.directory(journal, postfix=postfix)
+        keys = [rule.key(path), rule.key(f"{journal}/0a-b")]
+    except StoreError:
+        return
+    assert all(key.startswith(folder) for key in keys)
+
+
 @st.composite
 def stores(draw):
     text = f"file:///{draw(prefixes)}?find={draw(texts)}&replace={draw(texts)}"
@@ -58,7 +74,9 @@ def test_of_overlapping_journals_the_oldest_alone_is_served(journals):
     folders = {}
     for name, url in journals.items():
         try:
-            folders[name] = posixpath.normpath(journal_place(url, name).removeprefix("file://"))
+            folders[name] = posixpath.normpath(
+                journal_place(url, name, postfix="").removeprefix("file://")
+            )
         except ValidationError:
             continue
     for name, item in items.items():

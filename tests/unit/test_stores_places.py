@@ -59,6 +59,30 @@ def test_rewriting_that_keeps_no_folder_is_refused(arguments):
         journal_place(f"file:///?{arguments}", MINE)
 
 
+@pytest.mark.parametrize(
+    ("find", "postfix", "is_refused"),
+    [
+        # As much of it as is behind the journal must be there for it to be found.
+        ("/old/", "", False),
+        ("/old/", "date={{.Spool.FirstAppendTime}}", False),
+        ("/old/", "old={{.Spool.FirstAppendTime}}", False),
+        ("/old/", "o{{.Spool.FirstAppendTime}}", True),
+        ("/old/", "{{.Spool.FirstAppendTime}}", True),
+        ("/old/", "x/../old", True),
+        ("spy/d", "date={{.Spool.FirstAppendTime}}", True),
+        ("spy/0", "date={{.Spool.FirstAppendTime}}", True),  # of what has no valid postfix
+        ("spy/0", "", True),
+    ],
+)
+def test_a_text_to_find_that_no_fragment_has_leaves_the_folder(find, postfix, is_refused):
+    url = f"file:///?find={find}&replace=/new/"
+    if is_refused:
+        with pytest.raises(ValidationError, match="one folder"):
+            journal_place(url, MINE, postfix=postfix)
+    else:
+        assert journal_place(url, MINE, postfix=postfix) == "file:///mine/spy/"
+
+
 def test_folders_of_brokers_own_are_refused():
     for path in ("/.test/", "/.test/health-check/", "/a/.gazette-delete-probe/", "/.partial-x/"):
         with pytest.raises(ValidationError, match="brokers' own"):
