@@ -46,6 +46,8 @@ _ASK_TIMEOUT_S = 10.0
 _NAME_LENGTH_MAX = 256
 # Etcd takes 1.5 MiB a request; what is near that is a list, not a name for a few offsets.
 _SAVEPOINT_BYTES_MAX = 1 << 20
+# Of savepoints that are looked at; all of them together may be more than fits into memory.
+_PAGE_KEYS = 8
 
 
 @final
@@ -56,6 +58,9 @@ class AdminApi:
         self._context = context
         self._resolver = resolver
         self._prefix = context.config.etcd_prefix
+        # One large savepoint is in work at a time, or one page of them: each costs memory, and time
+        # of the event loop, and anybody may ask for it a thousand times at once.
+        self._savepoints = asyncio.Lock()
 
     # --------------------------------------------------------------------------------- flush
     async def flush(self, raw: bytes, claims: Claims = ALL_CLAIMS) -> tuple[Status, bytes]:
@@ -197,6 +202,13 @@ class AdminApi:
                 f"a savepoint has {len(savepoint.offsets)} offsets, too many to keep in etcd "
                 f"({size} bytes of {_SAVEPOINT_BYTES_MAX}); make several",
             )
+        async with self._savepoints:
+            return await self._put_savepoint(request, claims)
+
+    async def _put_savepoint(
+        self, request: admin_pb.PutSavepointRequest, claims: Claims
+    ) -> tuple[Status, bytes]:
+        savepoint = request.savepoint
         try:
             await _validate_savepoint(savepoint)
         except ValidationError as err:
@@ -227,27 +239,55 @@ class AdminApi:
         Raises: RpcFailed: malformed, or NOT_FOUND.
         """
         request = admin_pb.GetSavepointRequest.FromString(raw)
-        found = await self._visible(_savepoint(await self._get(request.name)), claims)
-        if found is None:
-            raise _unknown(request.name)
-        response = admin_pb.GetSavepointResponse(savepoint=found)
-        self._header().into_pb(response.header)
-        return Status.OK, response.SerializeToString()
+        async with self._savepoints:
+            found = await self._visible(_savepoint(await self._get(request.name)), claims)
+            if found is None:
+                raise _unknown(request.name)
+            response = admin_pb.GetSavepointResponse(savepoint=found)
+            self._header().into_pb(response.header)
+            return Status.OK, response.SerializeToString()
 
     async def list_savepoints(
         self, raw: bytes, claims: Claims = ALL_CLAIMS
     ) -> tuple[Status, bytes]:
         """Serve one ListSavepoints: of those that the claims cover at all, in order of names."""
         request = admin_pb.ListSavepointsRequest.FromString(raw)
-        found = await self._context.etcd.range(savepoints_prefix(self._prefix) + request.prefix)
+        prefix = savepoints_prefix(self._prefix) + request.prefix
         response = admin_pb.ListSavepointsResponse()
         self._header().into_pb(response.header)
-        for kv in found.kvs:
-            savepoint = await self._visible(_savepoint(kv), claims)
-            if savepoint is not None:
-                savepoint.ClearField("offsets")
-                response.savepoints.append(savepoint)
+        last = await self._add_page(prefix, None, response, claims)
+        while last is not None:
+            last = await self._add_page(prefix, last, response, claims)
         return Status.OK, response.SerializeToString()
+
+    async def _add_page(
+        self,
+        prefix: str,
+        after: tuple[str, int] | None,
+        response: admin_pb.ListSavepointsResponse,
+        claims: Claims,
+    ) -> tuple[str, int] | None:
+        """Add what is visible of a page of savepoints.
+
+        Args: after: key that it begins behind, and revision of the first page.
+        Returns: that of the next one; None: it was the last.
+        """
+        key, revision = after or ("", 0)
+        async with self._savepoints:
+            page = await self._context.etcd.page(
+                prefix, after=key, revision=revision, page_keys=_PAGE_KEYS
+            )
+            for kv in page.kvs:
+                savepoint = await self._visible(_savepoint(kv), claims)
+                if savepoint is not None:
+                    # By hand: a copy, or one without offsets, keeps their memory.
+                    response.savepoints.add(
+                        name=savepoint.name,
+                        created_at=savepoint.created_at,
+                        journals=savepoint.journals,
+                    )
+        is_last = len(page.kvs) == page.count
+        return None if is_last else (page.kvs[-1].key, page.header.revision)
 
     async def delete_savepoint(
         self, raw: bytes, claims: Claims = ALL_CLAIMS
@@ -258,10 +298,11 @@ class AdminApi:
             Forbidden: a journal is beyond the claims.
         """
         request = admin_pb.DeleteSavepointRequest.FromString(raw)
-        known = await self._get(request.name)
-        if await self._visible(_savepoint(known), claims) is None:
-            raise _unknown(request.name)
-        await self._require_whole(_savepoint(known), claims)
+        async with self._savepoints:
+            known = await self._get(request.name)
+            if await self._visible(_savepoint(known), claims) is None:
+                raise _unknown(request.name)
+            await self._require_whole(_savepoint(known), claims)
         unchanged = Compare.mod(known.key, known.mod_revision)
         await self._write(request.name, unchanged, Delete(known.key))
         response = admin_pb.DeleteSavepointResponse()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Any, Self, final
 
 from gazette_platform.errors import EtcdError, ValidationError
@@ -32,6 +33,10 @@ TXN_OPS_MAX = 128
 """Operations, and comparisons, that etcd takes in one transaction (its --max-txn-ops)."""
 
 _PAGE_KEYS = 1000
+# A call of gRPC is a cycle that holds its answer, and the collector comes by after some hundred calls:
+# of larger answers than this, that is too much to wait for. A young collection takes a millisecond.
+_LARGE_BYTES = 512 << 10
+
 # 3.3 and before lack what we rely on (leases in Txn, fragments of watches).
 _VERSION_MIN = (3, 4)
 
@@ -102,10 +107,7 @@ class EtcdClient:
     async def get(self, key: str, *, revision: int = 0) -> KeyValue | None:
         """One key, or None; at `revision`, 0 being the newest."""
         request = wire.range_request(key, prefix=False, revision=revision)
-        msg = await self._call(
-            wire.stubs.KVStub, "Range", request, what=f"read of {key}", is_read=True
-        )
-        result = wire.range_result(msg)
+        result = await self._range(request, what=f"read of {key}")
         return result.kvs[0] if result.kvs else None
 
     async def range(
@@ -127,28 +129,52 @@ class EtcdClient:
         Cancellation: safe.
         """
         kvs: list[KeyValue] = []
-        start: str | None = None
         header: ResponseHeader | None = None
         while True:
-            request = wire.range_request(
-                prefix, prefix=True, revision=revision, limit=page_keys, keys_only=keys_only
+            after = kvs[-1].key if kvs else ""
+            page = await self.page(
+                prefix, after=after, revision=revision, page_keys=page_keys, keys_only=keys_only
             )
-            if start is not None:
-                # The first key after the last one of the former page.
-                request.key = wire.encode_key(start) + b"\0"
-            msg = await self._call(
-                wire.stubs.KVStub, "Range", request, what=f"read of {prefix}*", is_read=True
-            )
-            page = wire.range_result(msg)
-            if header is None:
-                revision = revision or page.header.revision
-                header = ResponseHeader(
-                    page.header.cluster_id, page.header.member_id, revision, page.header.raft_term
-                )
+            revision = page.header.revision
+            header = header or page.header
             kvs.extend(page.kvs)
-            if not msg.more or not page.kvs:
+            if len(page.kvs) == page.count:
                 return RangeResult(header, tuple(kvs), len(kvs))
-            start = page.kvs[-1].key
+
+    async def page(
+        self,
+        prefix: str,
+        *,
+        after: str = "",
+        revision: int = 0,
+        page_keys: int = _PAGE_KEYS,
+        keys_only: bool = False,
+    ) -> RangeResult:
+        """The first keys that start with `prefix`, or of those behind the key `after`.
+
+        For who need not hold all of a `range` at once.
+
+        Returns: up to `page_keys` of them, and with `count` how many there are.
+        Raises: as `range`. Cancellation: safe.
+        """
+        request = wire.range_request(
+            prefix, prefix=True, revision=revision, limit=page_keys, keys_only=keys_only
+        )
+        if after:
+            request.key = wire.encode_key(after) + b"\0"
+        page = await self._range(request, what=f"read of {prefix}*")
+        found = page.header
+        at = revision or found.revision
+        header = ResponseHeader(found.cluster_id, found.member_id, at, found.raft_term)
+        return RangeResult(header, page.kvs, page.count)
+
+    async def _range(self, request: Any, *, what: str) -> RangeResult:
+        msg = await self._call(wire.stubs.KVStub, "Range", request, what=what, is_read=True)
+        result, size = wire.range_result(msg), msg.ByteSize()
+        del msg
+        if size > _LARGE_BYTES:
+            gc.collect(0)
+        return result
 
     async def txn(
         self,

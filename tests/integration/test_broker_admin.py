@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
+import tracemalloc
 
 import pytest
 
+from gazette_platform.broker.side_keys import savepoint_key
 from gazette_platform.broker.wire.interface import RpcFailed
 from gazette_platform.client import AsyncClient, CallFailed, Change, ClientConfig
 from gazette_platform.errors import (
@@ -18,6 +20,7 @@ from gazette_platform.errors import (
     TransportError,
     ValidationError,
 )
+from gazette_platform.etcd import Put
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import (
     CompressionCodec,
@@ -239,6 +242,28 @@ async def test_a_savepoint_of_many_journals_holds_up_nobody(broker, client):
         request.savepoint.offsets[f"b/j{number:06}"] = number
     with pytest.raises(RpcFailed, match="70001 offsets, too many to keep in etcd"):
         await broker._service.put_savepoint(request.SerializeToString(), {})
+
+
+async def test_lists_of_large_savepoints_hold_few_of_them(etcd, etcd_prefix, broker):
+    """Anybody may ask for the list, and ask a hundred times at once."""
+    savepoint = admin_pb.Savepoint(name="large", journals=1)
+    savepoint.offsets[f"a/{'x' * 500}"] = 1
+    large = savepoint.SerializeToString() * 1900  # the last one of equal keys counts
+    for number in range(40):
+        await etcd.txn([], [Put(savepoint_key(etcd_prefix, f"large-{number:02}"), large)])
+    request = admin_pb.ListSavepointsRequest().SerializeToString()
+    tracemalloc.start()
+    try:
+        lists = await asyncio.gather(
+            *(broker._service.list_savepoints(request, {}) for _ in range(8))
+        )
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    for raw in lists:
+        found = admin_pb.ListSavepointsResponse.FromString(raw)
+        assert len(found.savepoints) == 40
+    assert peak < 32 << 20, f"{peak >> 20} MiB of {40 * len(large) >> 20}"
 
 
 # ------------------------------------------------------------------------------ who may what
