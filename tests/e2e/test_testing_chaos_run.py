@@ -81,3 +81,50 @@ async def test_broker_that_waits_for_one_replica_only_is_found(sturdy_etcd_binar
     assert not result.is_ok
     names = {anomaly.name for anomaly in result.report.anomalies}
     assert names & {"lost-write", "inconsistent-offsets"}, result.reasons
+
+
+@pytest.mark.timeout(300)
+async def test_broker_without_a_fence_is_found(sturdy_etcd_binary, tmp_path):
+    """It wakes up, and gives offsets away that others gave away while it slept."""
+    config = ChaosConfig(
+        etcd_binary=sturdy_etcd_binary,
+        seed=7,
+        duration_s=10,
+        zones="ab",
+        lease_s=2.0,
+        kinds=[FaultKind.STALE_PRIMARY],
+        workload=WorkloadConfig(replication=2, journals=4, writers=4, readers=2, has_upkeep=False),
+        broker_program=(sys.executable, str(FAULTY / "unfenced.py")),
+        folder=tmp_path / "chaos",
+    )
+    result = await run_chaos(config, say=lambda text: None)
+    assert not result.is_ok
+    anomalies = result.report.anomalies
+    assert {anomaly.name for anomaly in anomalies} & {"lost-write", "inconsistent-offsets"}
+    assert all("chaos-fenced/" in anomaly.journal for anomaly in anomalies), result.reasons
+
+
+@pytest.mark.timeout(300)
+async def test_broker_that_loses_what_it_rolled_is_found(sturdy_etcd_binary, tmp_path):
+    """All of it can be read for as long as the broker runs; the store alone lacks it."""
+    config = ChaosConfig(
+        etcd_binary=sturdy_etcd_binary,
+        seed=7,
+        duration_s=8,
+        zones="ab",
+        lease_s=2.0,
+        kinds=[FaultKind.RESET],
+        workload=WorkloadConfig(
+            replication=1,
+            journals=4,
+            writers=8,
+            readers=2,
+            fragment_length=2 << 10,
+            has_upkeep=False,
+        ),
+        broker_program=(sys.executable, str(FAULTY / "roll_losing.py")),
+        folder=tmp_path / "chaos",
+    )
+    result = await run_chaos(config, say=lambda text: None)
+    assert not result.is_ok
+    assert "the store of chaos/journal-" in "".join(result.reasons), result.reasons

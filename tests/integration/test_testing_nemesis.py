@@ -142,6 +142,9 @@ def nemesis(cluster, etcd, said, settled):
     async def replicas_of(journal):
         return ["broker-2", "broker-1", "broker-3"]
 
+    async def stale_primary():
+        cluster.done.append("stale primary")
+
     async def settle(is_stored, lost):
         settled.append((is_stored, lost))
 
@@ -152,6 +155,7 @@ def nemesis(cluster, etcd, said, settled):
         clock=SystemClock(),
         say=said.append,
         replicas_of=replicas_of,
+        stale_primary=stale_primary,
         settle=settle,
     )
 
@@ -161,6 +165,7 @@ def nemesis(cluster, etcd, said, settled):
     [
         (FaultKind.KILL, ["broker-1"], ["kill broker-1", "start broker-1"]),
         (FaultKind.PAUSE, ["broker-1"], ["pause broker-1", "resume broker-1", "start broker-1"]),
+        (FaultKind.STALE_PRIMARY, [], ["stale primary"]),
         (FaultKind.PARTITION, ["broker-2"], ["isolate broker-2", "heal broker-2"]),
         (
             FaultKind.SLOW_NETWORK,
@@ -195,7 +200,10 @@ async def test_fault_is_inflicted_and_undone(
     assert f"undone: {kind}" in said
     assert said[-1] == "the cluster is whole again"
     # Before brokers fail again, what only one of them has left is stored.
-    takes = (FaultKind.KILL, FaultKind.PAUSE, FaultKind.PARTITION, FaultKind.ETCD_AWAY)
+    takes = (
+        *(FaultKind.KILL, FaultKind.PAUSE, FaultKind.PARTITION),
+        *(FaultKind.ETCD_AWAY, FaultKind.STALE_PRIMARY),
+    )
     lost = ("broker-1",) if kind is FaultKind.PAUSE else ()
     assert settled == [(kind in takes, lost)]
     assert nemesis.ended == []

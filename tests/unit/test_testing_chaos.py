@@ -21,9 +21,9 @@ ZONES = {"broker-1": "a", "broker-2": "a", "broker-3": "b", "broker-4": "b", "br
 JOURNALS = ("a/one", "a/two", "a/three")
 TAKES_PROCESSES = (FaultKind.KILL, FaultKind.PAUSE, FaultKind.PARTITION, FaultKind.LAST_REPLICA)
 PLAN_7 = [
-    "    3.0 s  drain-zone broker-1 broker-2",
-    "    3.6 s  one-way broker-4 for 4.1 s",
-    "    4.9 s  hiccup broker-3 for 2.0 s",
+    "    3.0 s  drain broker-2",
+    "    3.6 s  reset for 3.2 s",
+    "    7.7 s  slow-broker broker-5 for 3.6 s",
 ]
 
 

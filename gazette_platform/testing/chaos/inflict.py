@@ -41,6 +41,7 @@ class Inflictor:
         lease_s: float,
         disks: dict[str, SmallDisk],
         replicas_of: Callable[[str], Awaitable[Sequence[str]]],
+        stale_primary: Callable[[], Awaitable[None]],
         say: Callable[[str], None],
     ) -> None:
         self._cluster = cluster
@@ -54,6 +55,7 @@ class Inflictor:
             FaultKind.PAUSE: self._pause,
             FaultKind.PARTITION: self._partition,
             FaultKind.LAST_REPLICA: self._last_replica,
+            FaultKind.STALE_PRIMARY: lambda *_: stale_primary(),
             FaultKind.HICCUP: self._pause,
             FaultKind.SLOW_BROKER: self._slow_broker,
             FaultKind.RESET: self._reset,

@@ -22,7 +22,12 @@ __all__ = ["Nemesis"]
 _REVIVE_TIMEOUT_S = 60.0
 _POLL_S = 0.1
 # Of these the targets may find that their lease is gone, and end; of etcd's, all brokers.
-_TAKES_LEASES = (FaultKind.PAUSE, FaultKind.PARTITION, FaultKind.ETCD_AWAY)
+_TAKES_LEASES = (
+    FaultKind.PAUSE,
+    FaultKind.PARTITION,
+    FaultKind.ETCD_AWAY,
+    FaultKind.STALE_PRIMARY,
+)
 # After these some content may be in the spool of one broker only, until it is stored.
 _TAKES_REPLICAS = frozenset(
     {
@@ -30,6 +35,7 @@ _TAKES_REPLICAS = frozenset(
         FaultKind.PAUSE,
         FaultKind.PARTITION,
         FaultKind.LAST_REPLICA,
+        FaultKind.STALE_PRIMARY,
         FaultKind.ETCD_AWAY,
     }
 )
@@ -45,6 +51,7 @@ class Nemesis:
 
     Args: disks: of the spools, by broker, and of the store, by ``""``. lease_s: of the brokers.
           replicas_of: tells the brokers that serve a journal, the primary first.
+          stale_primary: inflicts that kind, until the broker that it is about has ended.
           settle: waits until the cluster is whole; told whether also until all is stored, and
           which brokers have ended without a note of where journals end.
           is_starved: whether the machine itself was so late lately that leases run out by it.
@@ -66,6 +73,7 @@ class Nemesis:
         clock: Clock,
         say: Callable[[str], None],
         replicas_of: Callable[[str], Awaitable[Sequence[str]]],
+        stale_primary: Callable[[], Awaitable[None]],
         settle: Callable[[bool, Sequence[str]], Awaitable[None]],
         is_starved: Callable[[], bool] = lambda: False,
         disks: dict[str, SmallDisk] | None = None,
@@ -85,7 +93,13 @@ class Nemesis:
         # That ended since the cluster was whole, without a lease to note anything under.
         self._lost: set[str] = set()
         self._inflictor = Inflictor(
-            cluster, etcd, lease_s=lease_s, disks=disks or {}, replicas_of=replicas_of, say=say
+            cluster,
+            etcd,
+            lease_s=lease_s,
+            disks=disks or {},
+            replicas_of=replicas_of,
+            stale_primary=stale_primary,
+            say=say,
         )
 
     async def run(self, plan: Sequence[Fault]) -> None:
@@ -173,7 +187,7 @@ class Nemesis:
         names = {
             name
             for fault in faults
-            if fault.kind in _TAKES_LEASES
+            if fault.kind in _TAKES_LEASES and fault.kind is not FaultKind.STALE_PRIMARY
             for name in fault.targets or self._cluster.names
         }
         while self._clock.monotonic() < until:

@@ -31,6 +31,9 @@ class FaultKind(StrEnum):
     """As many reach neither etcd nor anybody else, shorter or longer than their lease."""
     LAST_REPLICA = "last-replica"
     """A replica of a journal gets nothing for a while, and then all others of it are killed."""
+    STALE_PRIMARY = "stale-primary"
+    """SIGSTOP past its lease of the primary of a journal of one replica, which others take over;
+    appends wait for it when it wakes up."""
     HICCUP = "hiccup"
     """SIGSTOP of a broker, shorter than its lease."""
     SLOW_BROKER = "slow-broker"
@@ -60,12 +63,18 @@ class FaultKind(StrEnum):
 
 
 ALL_KINDS = tuple(FaultKind)
-_NEED_REPLICAS = (FaultKind.KILL, FaultKind.PAUSE, FaultKind.PARTITION, FaultKind.LAST_REPLICA)
+_NEED_REPLICAS = (
+    FaultKind.KILL,
+    FaultKind.PAUSE,
+    FaultKind.PARTITION,
+    FaultKind.LAST_REPLICA,
+    FaultKind.STALE_PRIMARY,
+)
 KINDS_WITHOUT_REPLICAS = tuple(kind for kind in ALL_KINDS if kind not in _NEED_REPLICAS)
 """What a journal with one replica survives without loss."""
 
-# Each takes the whole cluster to its limit, and begins when all is well.
-_ALONE = (FaultKind.ETCD_AWAY, FaultKind.RESTART_ALL)
+# Each takes the cluster to its limit, or nothing but itself, and begins when all is well.
+_ALONE = (FaultKind.ETCD_AWAY, FaultKind.RESTART_ALL, FaultKind.STALE_PRIMARY)
 _STORE = (FaultKind.STORE_CUT, FaultKind.STORE_FULL)
 # Of these no two are in one episode: the first undone would undo the other.
 _EXCLUSIVE = (

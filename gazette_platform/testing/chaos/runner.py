@@ -18,6 +18,7 @@ from gazette_platform.testing.chaos.finals import check_replicas, check_store, r
 from gazette_platform.testing.chaos.nemesis import Nemesis
 from gazette_platform.testing.chaos.plan import Fault, FaultKind, kinds_for, make_plan
 from gazette_platform.testing.chaos.scene import Scene, WorkloadConfig
+from gazette_platform.testing.chaos.stale_primary import StalePrimary
 from gazette_platform.testing.chaos.verdict import ChaosResult, Evidence, reasons
 from gazette_platform.testing.chaos.watchdog import Stall, Watchdog, starved_s
 from gazette_platform.testing.chaos.workload import Workload
@@ -183,6 +184,7 @@ class _Run:
             clock=self._clock,
             say=self._say,
             replicas_of=workload.replicas_of,
+            stale_primary=StalePrimary(scene, cluster).inflict,
             settle=lambda is_stored, lost: workload.settle(
                 _RECOVERY_S,
                 is_stored=is_stored,

@@ -1,0 +1,14 @@
+"""A broker that never asks whether it still may speak for its journals.
+
+Run as `gazette`: it patches the fence that tells it.
+"""
+
+from __future__ import annotations
+
+from gazette_platform.broker.fence import Fence
+from gazette_platform.cli.gazette import main
+
+Fence.problem = property(lambda self: "")
+
+if __name__ == "__main__":
+    main()
