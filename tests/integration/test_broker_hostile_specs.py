@@ -496,8 +496,12 @@ async def test_durations_beyond_64_bits_are_refused(cluster, broker, stub):
 async def test_pages_of_fragments_with_long_names_fit_the_messages_of_clients(cluster, stub):
     url = "file:///" + "/".join(["x" * 250] * 7) + "/"
     folder = cluster.fragments.joinpath(*url.removeprefix("file:///").split("/"))
-    for n in range(1200):
-        store_fragment(folder, GOOD, n, b"x")
+
+    def store_all():
+        for n in range(1200):
+            store_fragment(folder, GOOD, n, b"x")
+
+    await asyncio.to_thread(store_all)  # the broker has a lease to keep meanwhile
     await cluster.apply(stub, spec(GOOD, url))
     token, begins = 0, []
     for _ in range(10):
