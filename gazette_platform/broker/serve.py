@@ -42,7 +42,7 @@ from gazette_platform.keyspace import BrokerState, KeySpace
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.limits import raise_file_limit
-from gazette_platform.ops.memory import settle_memory
+from gazette_platform.ops.memory import give_back_when_idle, settle_memory, tune_malloc
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import BrokerSpec, ProcessId
 from gazette_platform.stores import MeasuredStore, StoreRegistry, health_check, open_store
@@ -364,6 +364,11 @@ class Broker:
                         replica.on_tick()
                 await asyncio.sleep(0)
 
+    def keep_small(self) -> None:
+        """Give back memory whenever there is little to do: for a broker that has its process alone."""
+        executor = self._context.compressors
+        self.tasks.keep(partial(give_back_when_idle, executor), name="memory")
+
     def _stop_replicas(self) -> None:
         for replica in self._resolver.replicas.values():
             if isinstance(replica, Replica):
@@ -537,6 +542,7 @@ def run(config: BrokerConfig) -> None:
     Raises: GazetteError: it could not start, or could not go on; the message says why.
     """
     raise_file_limit()
+    tune_malloc()
     watchdog = Watchdog()
     uvloop.run(_run(config, watchdog))
 
@@ -555,6 +561,7 @@ async def _run(config: BrokerConfig, watchdog: Watchdog) -> None:
         await broker.abandon()
         raise
     settle_memory()
+    broker.keep_small()
     watching = TaskGroup("signals")
     stopped = watching.spawn(signals.stop.wait(), name="stop")
     failed = watching.spawn(broker.failed.wait(), name="failure")

@@ -7,7 +7,9 @@ import sys
 
 _FREED_BUFFERS_STAY = """
 import os, resource
-from gazette_platform.ops.memory import settle_memory
+from gazette_platform.ops.memory import settle_memory, tune_malloc
+
+tune_malloc()
 
 def faults(rounds=50, size=1 << 20):
     for _ in range(rounds):
@@ -29,3 +31,68 @@ def test_buffers_of_content_are_not_faulted_in_again():
         [sys.executable, "-c", _FREED_BUFFERS_STAY], check=True, capture_output=True, text=True
     )
     assert int(run.stdout) < 50  # 256 a MiB, were it mapped each time
+
+
+_BURST = """
+import asyncio, sys, threading
+from concurrent.futures import ThreadPoolExecutor
+from gazette_platform.ops.memory import give_back_when_idle, resident_bytes, tune_malloc
+
+tune_malloc()
+BARRIER = threading.Barrier(6)
+KEPT = []  # a small one behind each large one, as calls leave them, so that no heap shrinks by itself
+
+def burst():
+    large = []
+    for _ in range(50):
+        large.append(b"x" * (1 << 20))
+        KEPT.append(bytes(2000))
+    BARRIER.wait()
+
+async def main(idle_cores_max):
+    loop = asyncio.get_running_loop()
+    executor = ThreadPoolExecutor(1)
+    giving = asyncio.create_task(
+        give_back_when_idle(executor, look_s=0.05, idle_cores_max=idle_cores_max)
+    )
+    await asyncio.sleep(0)
+    before = resident_bytes()
+    threads = [threading.Thread(target=burst) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(resident_bytes() - before >> 20)
+    deadline = loop.time() + (30.0 if idle_cores_max else 1.0)
+    while loop.time() < deadline and resident_bytes() - before > 16 << 20:
+        await asyncio.sleep(0.05)
+    print(resident_bytes() - before >> 20)
+    assert not giving.done()
+    giving.cancel()
+
+asyncio.run(main(float(sys.argv[1])))
+"""
+
+
+def _burst(idle_cores_max: float) -> tuple[int, int]:
+    """MB that a process has grown by right behind a burst of six threads, and later."""
+    run = subprocess.run(
+        [sys.executable, "-c", _BURST, str(idle_cores_max)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    right_behind, later = run.stdout.split()
+    return int(right_behind), int(later)
+
+
+def test_memory_of_a_burst_is_given_back_when_idle():
+    right_behind, later = _burst(100.0)
+    assert right_behind > 200
+    assert later <= 16
+
+
+def test_memory_of_a_burst_is_kept_while_there_is_much_to_do():
+    right_behind, later = _burst(0.0)
+    assert right_behind > 200
+    assert later > 200
