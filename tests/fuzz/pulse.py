@@ -90,7 +90,8 @@ def use(journal: str, ports: list[int], pids: list[int], token: str) -> None:
         try:
             began = exchange(ports[turn % 2], "PUT", f"/{journal}", headers, line, 204)
             at = began.headers["X-Commit-Begin"]
-            read_back(ports[(turn + 1) % 2], f"/{journal}?offset={at}", headers, line)
+            path = f"/{journal}?offset={at}"
+            exchange(ports[(turn + 1) % 2], "GET", path, headers, None, 206, line)
             problem = ""
         except (OSError, http.client.HTTPException) as err:
             problem = f"{err!r}"
@@ -102,13 +103,14 @@ def use(journal: str, ports: list[int], pids: list[int], token: str) -> None:
         time.sleep(0.3)
 
 
-def read_back(port: int, path: str, headers: dict[str, str], line: bytes) -> None:
-    """Read what was appended. Raises: OSError: it is not there."""
-    try:
-        exchange(port, "GET", path, headers, None, 206, line)
-    except OSError:
-        # A read may end early, as when a connection between brokers does: clients then go on.
-        exchange(port, "GET", path, headers, None, 206, line)
+class _Response(http.client.HTTPResponse):
+    """Keeps the trailer, in which a broker says why a read has ended."""
+
+    trailer = b""
+
+    def _read_and_discard_trailer(self) -> None:
+        while (line := self.fp.readline(65537)) not in {b"\r\n", b"\n", b""}:
+            self.trailer += line
 
 
 def exchange(
@@ -122,12 +124,16 @@ def exchange(
 ) -> http.client.HTTPResponse:
     """One request. Raises: OSError: another status, or content."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_GIVE_UP_S)
+    connection.response_class = _Response
     with contextlib.closing(connection):
         connection.request(method, path, body, headers)
         response = connection.getresponse()
         found = response.read()
         if response.status != expected or not found.startswith(content):
-            raise OSError(f"{method} {path}: {response.status} {found[:200]!r}")
+            trailer = getattr(response, "trailer", b"")
+            raise OSError(
+                f"{method} {path}: {response.status} {found[:200]!r} {response.headers.items()} {trailer!r}"
+            )
         return response
 
 
