@@ -1,4 +1,4 @@
-"""Fuzzing of real brokers: what is planted into them is found."""
+"""Fuzzing of real brokers: nothing is found, and what is planted into them is."""
 
 from __future__ import annotations
 
@@ -32,6 +32,18 @@ if "serve" in sys.orig_argv:
 
     list_api.ListApi.apply = planted
 """
+
+
+@pytest.mark.timeout(600)
+async def test_a_minute_of_fuzzing_finds_nothing(etcd_binary, tmp_path):
+    said = []
+    result = await run_fuzz(
+        FuzzConfig(etcd_binary=etcd_binary, seed=7, duration_s=60, folder=tmp_path / "fuzz"),
+        say=said.append,
+    )
+    assert result.is_ok, "\n".join([*said, result.summary])
+    assert result.inputs > 1500, result.summary
+    assert result.summary.startswith("fuzz: ok seed=7 inputs=")
 
 
 @pytest.mark.parametrize(

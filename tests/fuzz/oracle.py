@@ -155,7 +155,7 @@ class Memory:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._warm_mb = self._first_mb = 0.0
+        self._warm_mb = 0.0
         self.peak_mb = 0.0
         self.is_warm = False
 
@@ -167,10 +167,8 @@ class Memory:
         return 0.0
 
     def warm(self) -> None:
-        """Growth counts from now on; peaks count from the first time on."""
-        self._warm_mb = self.now_mb()
-        if not self.is_warm:
-            self._first_mb, self.is_warm = self._warm_mb, True
+        """Growth counts from now on."""
+        self._warm_mb, self.is_warm = self.now_mb(), True
 
     def growth_mb(self) -> float:
         """By how much it is larger than once warm."""
@@ -180,7 +178,7 @@ class Memory:
         """Whether it is larger than may be, even for a moment."""
         if not self.is_warm:
             return ""
-        growth = self.now_mb() - self._first_mb
+        growth = self.growth_mb()
         self.peak_mb = max(self.peak_mb, growth)
         if growth > PEAK_MB_MAX:
             return f"its memory grew by {growth:.0f} MB"

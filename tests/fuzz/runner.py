@@ -38,7 +38,8 @@ _SUSPECT_S = 6.0
 _SUSPECTS_MAX = 40
 _ISOLATE_S = 90.0
 _LINGER_S = 2.5
-_SETTLE_S = 20.0
+# Brokers give freed memory back once they have little to do.
+_SETTLE_S = 30.0
 # A step that is repeated so often is heavy: such cases run alone.
 _HEAVY_TIMES = 30
 
@@ -185,7 +186,7 @@ class _Cases:
 def _cases(config: FuzzConfig) -> _Cases:
     if config.replay:
         return _Cases(deque(config.replay), iter(()), 0.0)
-    # Heavy ones first: brokers keep freed buffers for the next ones, and are only warm behind them.
+    # Heavy ones first, and again at the end: what they leave behind would add up.
     known = sorted(corpus(), key=lambda c: not _is_heavy(c)) if config.has_corpus else ()
     generated = (make_case(config.seed, n, kinds=config.kinds) for n in itertools.count())
     return _Cases(deque(known), generated, None)
@@ -265,14 +266,10 @@ class _Run:
         if cases.began is None:
             cases.began = time.monotonic()
         while cases.first:
-            is_heavy = _is_heavy(cases.first[0])
             await self._round(_take(cases), until=time.monotonic() + _ROUND_S)
             if is_quick or self._config.replay:
                 continue
             await self._renew()
-            if is_heavy:
-                for memory in self._memory:
-                    memory.warm()
         if cases.until is None:
             duration_s = self._config.duration_s
             cases.until = max(cases.began + duration_s, time.monotonic() + duration_s / 2)
