@@ -41,7 +41,7 @@ UNKNOWN_ALLOWED: tuple[str, ...] = (
     r"(append stream: )?(un)?expected [A-Z][A-Za-z]+",
     r"DeprecatedJournal and Proposal.Journal mismatch",
     # Specs that lead nowhere, and what a journal would keep.
-    r"[^ ]+: it is said to go on at offset \d+, beyond ",
+    r"(broker [^ ]+: )?[^ ]+: it is said to go on at offset \d+, beyond ",
     r"(append stream: )?registers of the journal would take \d+ bytes \(",
     # The order of a stream's messages.
     r"append stream: (unexpected EOF|expected EOF after empty Content chunk)",
