@@ -141,8 +141,8 @@ def _try_module(
         for job, result in results
         if result["test_outcome"] == "survived"
     ]
-    # Imports for annotations alone: nothing runs them.
-    found = [mutant for mutant in found if "TYPE_CHECKING" not in mutant.line]
+    # Imports for annotations alone, which nothing runs, and whether values are frozen or have slots.
+    found = [m for m in found if "TYPE_CHECKING" not in m.line and "@dataclass" not in m.line]
     console.print(f"{module}: {len(results)} mutants, {len(found)} not noticed")
     return len(results), found
 

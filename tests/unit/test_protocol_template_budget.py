@@ -89,6 +89,12 @@ def outcome(text):
     return PathPostfixTemplate(text).evaluate(_FRAGMENT, _AT, LabelSet(), _SPEC)
 
 
+def test_text_in_a_range_is_bounded():
+    """It takes few steps, and nothing is computed."""
+    with pytest.raises(ValidationError, match="makes more than"):
+        outcome("{{range .JournalSpec.LabelSet.Labels}}" + "x" * 8000 + "{{end}}")
+
+
 @pytest.mark.parametrize("guard", ["", "{{if .Spool.End}}"])
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_templates_are_refused_within_budget(name, guard):
