@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 from types import SimpleNamespace
 
+import pytest
 from hypothesis import given, strategies as st
 
 from gazette_platform.broker.store_guard import StoreGuard
@@ -110,3 +111,25 @@ def test_folders_lead_from_the_root_to_a_place(prefix, journal):
     )
     assert place.startswith(store_place(f"file:///{prefix}"))
     assert isinstance(parse_store_url(f"file:///{prefix}"), StoreUrl)
+
+
+def test_an_older_journal_that_takes_a_folder_later_has_it():
+    """A journal that was served is looked at again when another's stores change."""
+    young = JournalSpec(
+        "young", 1, fragment=FragmentSpec(stores=("file:///?find=young&replace=x",))
+    )
+    items = {
+        "old": SimpleNamespace(spec=JournalSpec("old", 1), create_revision=1),
+        "young": SimpleNamespace(spec=young, create_revision=2),
+    }
+    state = SimpleNamespace(items=items, changes=SimpleNamespace(journals={"old", "young"}))
+    guard = StoreGuard(state)
+    guard.on_change()
+    guard.check(young)
+    old = JournalSpec("old", 1, fragment=FragmentSpec(stores=("file:///?find=old&replace=x",)))
+    items["old"] = SimpleNamespace(spec=old, create_revision=1)
+    state.changes.journals = {"old"}
+    guard.on_change()
+    guard.check(old)
+    with pytest.raises(StoreError, match="overlaps the folder of an older journal"):
+        guard.check(young)

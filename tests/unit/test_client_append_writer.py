@@ -61,6 +61,18 @@ async def test_as1_writes_gather_while_an_append_is_under_way():
         await writer.close()
 
 
+async def test_what_is_written_as_the_last_append_ends_is_appended_too():
+    """Whoever is called back writes before the writer has noticed that nothing was left."""
+    async with connected() as (broker, client):
+        writer = client.append_writer("a/journal")
+        ticket = writer.write_nowait(b"one ")
+        ticket.add_done_callback(lambda: writer.write_nowait(b"two"))
+        await ticket
+        async with asyncio.timeout(10):
+            await writer.close()
+        assert broker.journals["a/journal"].content == b"one two"
+
+
 async def test_as1_writer_retries_and_keeps_order():
     async with connected() as (broker, client):
         broker.fail(
