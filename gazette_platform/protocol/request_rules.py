@@ -6,15 +6,18 @@ checked only if present: they come from brokers that proxy.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol.durations import duration_from_pb, format_duration
-from gazette_platform.protocol.enums import AppendSuspend
+from gazette_platform.protocol.enums import AppendSuspend, CompressionCodec
 from gazette_platform.protocol.field_context import check_field
 from gazette_platform.protocol.fragments import Fragment
-from gazette_platform.protocol.labels import LabelSet
+from gazette_platform.protocol.labels import EMPTY_LABELS, LabelSet
 from gazette_platform.protocol.names import validate_journal_name, validate_path_component
+from gazette_platform.protocol.path_postfix import PathPostfixTemplate
 from gazette_platform.protocol.routing import validate_header
 from gazette_platform.protocol.selectors import LabelSelector
 from gazette_platform.protocol.specs import JournalSpec
@@ -60,6 +63,8 @@ OFFSET_MAX: Final = 1 << 62
 """Least offset of a journal's next append: as many bytes again fit behind it."""
 
 _DELETE_PREFIX_LENGTH_MAX = 512
+
+_SAMPLE_TIME = datetime(2006, 1, 2, 15, 4, 5, tzinfo=UTC)
 
 
 def _check_header(request: pb.ReadRequest | pb.AppendRequest | pb.FragmentsRequest) -> None:
@@ -262,13 +267,26 @@ def _validate_bounds(spec: pb.JournalSpec) -> None:
         )
 
 
+def _validate_postfix(spec: JournalSpec) -> None:
+    """Refuse a template by which the journal's first fragment could not be persisted.
+
+    Only of what is applied, like bounds.
+    """
+    sample = Fragment(spec.name, 0, 1, codec=CompressionCodec.NONE)
+    template = PathPostfixTemplate(spec.fragment.path_postfix_template)
+    postfix = template.evaluate(sample, _SAMPLE_TIME, EMPTY_LABELS, spec)
+    replace(sample, path_postfix=postfix).validate()
+
+
 def _validate_change(change: pb.ApplyRequest.Change) -> None:
     revision = change.expect_mod_revision
     if change.HasField("upsert"):
         if change.delete:
             raise ValidationError("both Upsert and Delete are set (expected exactly one)")
         check_field("Upsert", _validate_bounds, change.upsert)
-        check_field("Upsert", JournalSpec.from_pb(change.upsert).validate)
+        spec = JournalSpec.from_pb(change.upsert)
+        check_field("Upsert", spec.validate)
+        check_field("Upsert.Fragment.PathPostfixTemplate", _validate_postfix, spec)
         if revision < -1:
             raise ValidationError(f"invalid ExpectModRevision ({revision}; expected >= 0 or -1)")
     elif change.delete:

@@ -386,6 +386,27 @@ def test_v8_apply_request(change, text):
 
 
 @pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        ("../other", "must not have a '..' path segment (../other)"),
+        (
+            'at={{ .Spool.FirstAppendTime.Format "15:04 Mon" }}',
+            "not a valid token (at=15:04 Mon)",
+        ),
+        ("{{ .JournalSpec.LabelSet.ValueOf `shard` }}/part", "cannot begin with '/' (/part)"),
+        ('{{ .Spool.FirstAppendTime.Format "date=2006-01-02" }}', None),
+        ("", None),
+    ],
+)
+def test_apply_refuses_a_template_whose_postfix_could_not_be_persisted(template, problem):
+    upsert = pb.JournalSpec.FromString(_SPEC.SerializeToString())
+    upsert.fragment.path_postfix_template = template
+    request = pb.ApplyRequest(changes=[pb.ApplyRequest.Change(upsert=upsert)])
+    where = "Changes[0].Upsert.Fragment.PathPostfixTemplate.PathPostfix"
+    _expect(validate_apply_request, request, problem and f"{where}: {problem}")
+
+
+@pytest.mark.parametrize(
     ("check", "message_type"),
     [
         (validate_apply_response, pb.ApplyResponse),
