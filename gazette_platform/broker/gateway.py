@@ -123,7 +123,9 @@ class Gateway:
     async def _append(self, request: web.Request, headers: dict[str, str]) -> web.StreamResponse:
         """Append the body as one span."""
         for key in request.query:
-            raise BadRequest(f'schema: invalid path "{key}"')
+            raise BadRequest(
+                f'schema: invalid path "{key}" (a PUT has no query: it appends at the write head)'
+            )
         message = pb.AppendRequest(journal=journal_of(request.rel_url.raw_path))
         validate_append_request(message)
         raw = await self._service.append(

@@ -92,10 +92,12 @@ class ReadQuery:
                 offset = _offset(value)
             elif key == "block":
                 if value and value not in _BOOLEANS:
-                    raise BadRequest('schema: error converting value for "block"')
+                    raise BadRequest(
+                        'schema: error converting value for "block" (expected true or false)'
+                    )
                 block = _BOOLEANS.get(value, False)
             else:
-                raise BadRequest(f'schema: invalid path "{key}"')
+                raise BadRequest(f'schema: invalid path "{key}" (known: offset, block)')
         return cls(offset, block)
 
 
@@ -108,7 +110,10 @@ def _offset(value: str) -> int:
         offset = int(digits.lstrip("0") or "0")
         if offset <= _OFFSET_MAX:
             return -offset if value[0] == "-" else offset
-    raise BadRequest('schema: error converting value for "offset"')
+    raise BadRequest(
+        'schema: error converting value for "offset" (expected a number of bytes, or -1 for the '
+        "write head)"
+    )
 
 
 def journal_of(raw_path: str) -> str:

@@ -424,7 +424,7 @@ class Replica:
         except TimeoutError as err:
             if index.first_refresh.is_set() and is_noted:
                 return
-            what = "its stores could not be listed yet, so that its head is not known"
+            what = "its stores are not listed yet (`gazctl journals store-health` tells why)"
             if index.first_refresh.is_set():
                 what = f"another broker has content before {self._hole_end} that is not stored yet"
             raise RpcFailed(Code.UNAVAILABLE, f"{self.name}: {what}; ask again") from err

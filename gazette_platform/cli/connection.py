@@ -18,6 +18,7 @@ from gazette_platform.protocol import LabelSelector, parse_duration
 
 __all__ = [
     "CONNECTION_VARIABLES",
+    "UNIX_TIME_MAX",
     "CommonOptionsGroup",
     "Connection",
     "Selector",
@@ -44,6 +45,9 @@ CONNECTION_VARIABLES = {
     "broker.cache.ttl": "BROKER_CACHE_TTL",
 }
 """Environment variables of the options, for INI files."""
+
+UNIX_TIME_MAX = (1 << 63) - 1
+"""Greatest second that a request can name."""
 
 Selector = Annotated[
     str,

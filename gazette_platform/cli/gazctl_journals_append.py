@@ -234,9 +234,11 @@ async def _append_records(
 async def _close(writers: list[AppendWriter]) -> int:
     results = await asyncio.gather(*(writer.close() for writer in writers), return_exceptions=True)
     errors = [result for result in results if isinstance(result, BaseException)]
+    appended = sum(writer.committed_bytes for writer in writers)
     if errors:
+        note(f"{appended} bytes were acknowledged before the error, by {len(writers)} journals")
         raise errors[0]
-    return sum(writer.committed_bytes for writer in writers)
+    return appended
 
 
 async def _records(source: _Input, framing: Framing) -> AsyncIterator[list[bytes]]:

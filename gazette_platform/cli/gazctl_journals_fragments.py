@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gazette_platform.cli.connection import Selector, connected, matching
+from gazette_platform.cli.connection import UNIX_TIME_MAX, Selector, connected, matching
 from gazette_platform.cli.gazctl_journals_upkeep import is_fully_suspended
 from gazette_platform.cli.output import note, print_json, print_table, print_text
 from gazette_platform.client import AsyncClient, FragmentListing
@@ -39,10 +39,24 @@ def fragments(
         FragmentsFormat, typer.Option("-o", "--format", help="Output format.")
     ] = FragmentsFormat.TABLE,
     begin_mod_time: Annotated[
-        int, typer.Option("--from", min=0, metavar="SECONDS", help="Persisted since, Unix time.")
+        int,
+        typer.Option(
+            "--from",
+            min=0,
+            max=UNIX_TIME_MAX,
+            metavar="SECONDS",
+            help="Persisted since, Unix time.",
+        ),
     ] = 0,
     end_mod_time: Annotated[
-        int, typer.Option("--to", min=0, metavar="SECONDS", help="Persisted until; 0 is no bound.")
+        int,
+        typer.Option(
+            "--to",
+            min=0,
+            max=UNIX_TIME_MAX,
+            metavar="SECONDS",
+            help="Persisted until; 0 is no bound.",
+        ),
     ] = 0,
     url_ttl: Annotated[
         str,

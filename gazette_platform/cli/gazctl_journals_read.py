@@ -10,7 +10,7 @@ from typing import Annotated, BinaryIO, final
 import orjson
 import typer
 
-from gazette_platform.cli.connection import Connection, Selector, connected, opened
+from gazette_platform.cli.connection import UNIX_TIME_MAX, Connection, Selector, connected, opened
 from gazette_platform.cli.gazctl_journals_upkeep import is_fully_suspended
 from gazette_platform.cli.output import note
 from gazette_platform.client import AsyncClient, JournalListing, Reader
@@ -57,7 +57,11 @@ def read(
     begin_mod_time: Annotated[
         int,
         typer.Option(
-            "--from", min=0, metavar="SECONDS", help="Skip what was persisted before, Unix time."
+            "--from",
+            min=0,
+            max=UNIX_TIME_MAX,
+            metavar="SECONDS",
+            help="Skip what was persisted before, Unix time.",
         ),
     ] = 0,
 ) -> None:

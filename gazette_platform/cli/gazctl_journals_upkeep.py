@@ -101,7 +101,7 @@ def suspend(
 def store_health(
     ctx: typer.Context,
     store_url: Annotated[
-        str, typer.Argument(metavar="STORE_URL", help="Store, as in file:/// or s3://bucket/path/.")
+        str, typer.Argument(metavar="STORE_URL", help="Store, as in file:/// or file:///a/folder/.")
     ],
     *,
     check_delete_prefix: Annotated[

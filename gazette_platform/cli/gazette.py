@@ -237,7 +237,9 @@ def status(
         found = {"phase": state.phase, "failure": state.failure, "components": components}
         print(json.dumps(found, indent=2))
     else:
-        table = Table(title=f"{layout.root}: {state.phase}", title_justify="left")
+        late = [name for name, c in state.components.items() if c.state != "ready"]
+        phase = f"not ready: {', '.join(late)}" if state.phase == "ready" and late else state.phase
+        table = Table(title=f"{layout.root}: {phase}", title_justify="left")
         for column in ("component", "state", "pid", "log"):
             table.add_column(column)
         for name, component in state.components.items():

@@ -82,7 +82,7 @@ async def flush_journal(transport: Transport, journal: str, *, timeout_s: float)
 def _late(what: str, timeout_s: float) -> TransportError:
     return TransportError(
         f"{what}: not all is in the store within {timeout_s:g} s (`gazctl journals store-health` "
-        "tells how the store is; brokers go on trying)"
+        "tells how the store is, the log of the journal's broker what failed; brokers go on trying)"
     )
 
 

@@ -51,6 +51,8 @@ _SWEEP_S = 30.0
 CANNOT_REACH = "cannot reach broker "
 # Codes that say the broker was not reached or went away; everything else is an answer.
 _UNREACHED = frozenset({grpc.StatusCode.UNAVAILABLE})
+# How brokers end what they say with UNAVAILABLE themselves, and so were reached.
+_ASKED_AGAIN = ("; ask again", "; try again")
 # What grpc.aio says in place of the broker's status, if a message of ours could not be written
 # any more before it learned of that status: of a broker that leaves, or refuses a token.
 WRITE_FAILED = "Internal error from Core"
@@ -108,6 +110,8 @@ def call_error(err: Exception, endpoint: str, what: str) -> TransportError:
             "was not received (see the broker's log if it does so again)"
         )
     details = brief_details(details)
+    if code in _UNREACHED and details.endswith(_ASKED_AGAIN):
+        return TransportError(f"{what}: broker {endpoint} cannot answer now: {details}")
     if code in _UNREACHED:
         return TransportError(
             f"{what}: broker {endpoint} is not reachable: {details} ({_advice(details, endpoint)})"
@@ -160,6 +164,8 @@ def _advice(details: str, endpoint: str) -> str:
         return "its certificate names other hosts: address it by one of them"
     if "WRONG_VERSION_NUMBER" in details:
         return "it speaks no TLS: its address begins with http://"
+    if "Stream removed" in details:  # so the connection was there
+        return "it ended, or its connection broke; is it running?"
     if "Socket closed" in details and is_secure:
         return "does it ask for a certificate? give cert-file and cert-key-file"
     if "Socket closed" in details:

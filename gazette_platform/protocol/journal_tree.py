@@ -72,7 +72,10 @@ class JournalNode:
             if self.revision != 0:
                 raise ValidationError(f"unexpected Revision ({self.revision})")
             if not self.children:
-                raise ValidationError("expected one or more Children")
+                raise ValidationError(
+                    "expected one or more Children (a name that is empty or ends in '/' is a "
+                    "directory; list its journals below `children`)"
+                )
         else:
             check_field("Name", validate_journal_name, name)
             if self.children:
@@ -85,8 +88,9 @@ class JournalNode:
             if not inner.startswith(name):
                 raise ValidationError(f"expected parent Name to prefix child ({name} vs {inner})")
             if previous is not None and inner <= previous:
+                step = "name each once" if inner == previous else "sort them by name"
                 raise ValidationError(
-                    f"expected Children to be ordered (ind {index}; {previous} vs {inner})"
+                    f"expected Children to be ordered (ind {index}; {previous} vs {inner}; {step})"
                 )
             previous = inner
             check_field(f"Children[{index}]", child.validate)

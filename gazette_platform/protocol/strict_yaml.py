@@ -93,7 +93,10 @@ def _composed(document: str | bytes) -> yaml.Node:
     except yaml.MarkedYAMLError as err:
         mark = err.problem_mark or err.context_mark
         line = 0 if mark is None else mark.line + 1
-        raise ValidationError(f"yaml: line {line}: {err.problem or err.context}") from None
+        # Some of the problems are the second half of a sentence, whose first one is the context.
+        halves = [err.context] if (err.problem or "but").startswith("but ") else []
+        said = ", ".join(half for half in (*halves, err.problem) if half) or str(err.context)
+        raise ValidationError(f"yaml: line {line}: {said}") from None
     except yaml.YAMLError as err:
         raise ValidationError(f"yaml: {err}") from None
     if root is None:

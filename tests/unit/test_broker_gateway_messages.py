@@ -51,19 +51,26 @@ def test_h1_queries(pairs, query):
     assert ReadQuery.parse(pairs) == query
 
 
+_BAD_OFFSET = (
+    'schema: error converting value for "offset" '
+    "(expected a number of bytes, or -1 for the write head)"
+)
+_BAD_BLOCK = 'schema: error converting value for "block" (expected true or false)'
+
+
 @pytest.mark.parametrize(
     ("pairs", "text"),
     [
-        ([("offset", "x")], 'schema: error converting value for "offset"'),
-        ([("offset", "1.5")], 'schema: error converting value for "offset"'),
-        ([("offset", "-")], 'schema: error converting value for "offset"'),
-        ([("offset", "\u0661")], 'schema: error converting value for "offset"'),
-        ([("offset", str(1 << 63))], 'schema: error converting value for "offset"'),
-        ([("block", "perhaps")], 'schema: error converting value for "block"'),
-        ([("extra", "1")], 'schema: invalid path "extra"'),
+        ([("offset", "x")], _BAD_OFFSET),
+        ([("offset", "1.5")], _BAD_OFFSET),
+        ([("offset", "-")], _BAD_OFFSET),
+        ([("offset", "\u0661")], _BAD_OFFSET),
+        ([("offset", str(1 << 63))], _BAD_OFFSET),
+        ([("block", "perhaps")], _BAD_BLOCK),
+        ([("extra", "1")], 'schema: invalid path "extra" (known: offset, block)'),
     ],
 )
-def test_h1_bad_queries_are_told_in_the_words_of_gazette(pairs, text):
+def test_h1_bad_queries_are_told_in_the_words_of_gazette_and_what_to_do(pairs, text):
     with pytest.raises(BadRequest) as caught:
         ReadQuery.parse(pairs)
     assert str(caught.value) == text

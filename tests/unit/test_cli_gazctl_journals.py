@@ -13,7 +13,7 @@ from google.protobuf import text_format
 from gazette_platform.cli.gazctl import main
 from gazette_platform.client.loop_thread import LoopThread
 from gazette_platform.message import fnv1a32, frame_fixed, modulo
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
+from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet, Status
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.fake_broker import FakeBroker, Fault
 
@@ -110,8 +110,10 @@ def test_dry_run_prints_the_request_and_changes_nothing(gazctl, broker):
         (SPEC.replace(b"a/two", b"b/two"), "expected parent Name to prefix child"),
         (SPEC.replace(b"GZIP", b"GZIPPED"), "GZIPPED"),
         (SPEC.replace(b"refresh_interval: 1m", b""), "RefreshInterval"),
+        (SPEC + b"---\n" + SPEC, "expected a single document in the stream, but found another"),
+        (b"name: a/", "expected one or more Children (a name that is empty or ends in '/'"),
     ],
-    ids=["broken", "key", "prefix", "codec", "interval"],
+    ids=["broken", "key", "prefix", "codec", "interval", "documents", "directory"],
 )
 def test_bad_specs_are_one_line_and_change_nothing(gazctl, broker, document, text):
     result = gazctl("apply", stdin=document)
@@ -231,6 +233,24 @@ def test_append_bad_input_is_one_error(gazctl, broker, tmp_path, content, flags,
     assert len(result.err.splitlines()) == 1
     assert result.err.startswith("gazctl: error: ")
     assert broker.journals["ex/aa"].content == b""
+
+
+def test_append_lines_that_fails_says_how_much_was_acknowledged(gazctl, broker, tmp_path):
+    broker.journal("ex/aa")
+    broker.fail("Append", Fault(status=Status.NOT_ALLOWED))
+    (tmp_path / "in").write_bytes(b"one\ntwo\n")
+    result = gazctl("append", "-l", "name=ex/aa", "-i", "in", "-f", "lines")
+    assert result.code == 1
+    acknowledged, error = result.err.splitlines()
+    assert acknowledged == "0 bytes were acknowledged before the error, by 1 journals"
+    assert error.startswith("gazctl: error: ex/aa: NOT_ALLOWED")
+
+
+@pytest.mark.parametrize("option", ["--from", "--to"])
+def test_times_beyond_64_bits_are_usage_errors(gazctl, broker, option):
+    done = gazctl("fragments", option, str(1 << 63))
+    assert done.code == 2
+    assert option in done.err
 
 
 def test_missing_input_and_journals_are_named(gazctl, broker, tmp_path):

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.client.wire import CANNOT_REACH
+from gazette_platform.client.wire import CANNOT_REACH, call_error
 from gazette_platform.errors import TransportError
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.protocol import JournalChange, JournalSpec, ProcessId, Route
@@ -155,3 +155,20 @@ async def test_a_direct_read_lets_a_replica_ask_that_does_not_know():
         async with asyncio.timeout(5):
             assert await client.read(JOURNAL, direct=True).read() == b"content"
         assert broker.requests[-1].do_not_proxy
+
+
+@pytest.mark.parametrize(
+    ("details", "said"),
+    [
+        ("a/one: it is not listed yet; ask again", "cannot answer now: a/one: it is not listed"),
+        ("Stream removed (Socket closed)", "(it ended, or its connection broke; is it running?)"),
+        ("last error: Socket closed", "(does it speak TLS? then its address begins with https://)"),
+        ("Connection refused", "is not reachable: Connection refused (is it running, and is"),
+    ],
+)
+def test_an_error_says_whether_the_broker_was_reached(details, said):
+    none = grpc.aio.Metadata()
+    failure = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, none, none, details)
+    error = call_error(failure, DEAD, "list of journals")
+    assert said in str(error)
+    assert error.retriable

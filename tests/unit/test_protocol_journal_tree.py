@@ -29,6 +29,12 @@ from gazette_platform.protocol.journal_tree import (
 from gazette_platform.protocol.journal_yaml import parse_journal_node, render_journal_node
 
 
+_NO_CHILDREN = (
+    "expected one or more Children (a name that is empty or ends in '/' is a directory; "
+    "list its journals below `children`)"
+)
+
+
 def _node(name: str, *children: JournalNode, **fields: object) -> JournalNode:
     return JournalNode(spec=JournalSpec(name), children=children, **fields)
 
@@ -36,8 +42,8 @@ def _node(name: str, *children: JournalNode, **fields: object) -> JournalNode:
 @pytest.mark.parametrize(
     ("node", "text"),
     [
-        (_node("foo/"), "expected one or more Children"),
-        (_node(""), "expected one or more Children"),
+        (_node("foo/"), _NO_CHILDREN),
+        (_node(""), _NO_CHILDREN),
         (_node("foo/", _node("foo/bar"), revision=3), "unexpected Revision (3)"),
         (_node("foo/bar", revision=-2), "invalid Revision (-2; expected >= -1)"),
         (
@@ -51,11 +57,11 @@ def _node(name: str, *children: JournalNode, **fields: object) -> JournalNode:
         ),
         (
             _node("foo/", _node("foo/bbb"), _node("foo/aaa")),
-            "expected Children to be ordered (ind 1; foo/bbb vs foo/aaa)",
+            "expected Children to be ordered (ind 1; foo/bbb vs foo/aaa; sort them by name)",
         ),
         (
             _node("foo/", _node("foo/bbb"), _node("foo/bbb")),
-            "expected Children to be ordered (ind 1; foo/bbb vs foo/bbb)",
+            "expected Children to be ordered (ind 1; foo/bbb vs foo/bbb; name each once)",
         ),
         (
             _node("foo/", _node("foo/aaa"), _node("foo/bar/", _node("foo/bar/x y"))),
@@ -158,7 +164,10 @@ fragment: {length: 1024, compression_codec: NONE, refresh_interval: 1s}
         ("", "yaml: the document is empty"),
         ("[1, 2]", "yaml: line 1: expected a mapping of keys to values"),
         ("name: [", "yaml: line 2: did not find expected node content"),
-        ("name: a\n---\nname: b", "yaml: line 2: but found another document"),
+        (
+            "name: a\n---\nname: b",
+            "yaml: line 2: expected a single document in the stream, but found another document",
+        ),
         ("\tname: x", "yaml: line 1: found character that cannot start any token"),
         (b"name: \xff", "yaml: the document is not UTF-8"),
         ("name: a\x00b", "yaml: unacceptable character"),
