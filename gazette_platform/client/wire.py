@@ -110,12 +110,11 @@ def call_error(err: Exception, endpoint: str, what: str) -> TransportError:
             "was not received (see the broker's log if it does so again)"
         )
     details = brief_details(details)
-    if code in _UNREACHED and details.endswith(_ASKED_AGAIN):
-        return TransportError(f"{what}: broker {endpoint} cannot answer now: {details}")
     if code in _UNREACHED:
-        return TransportError(
-            f"{what}: broker {endpoint} is not reachable: {details} ({_advice(details, endpoint)})"
-        )
+        said = f"is not reachable: {details} ({_advice(details, endpoint)})"
+        if details.endswith(_ASKED_AGAIN):
+            said = f"cannot answer now: {details}"
+        return TransportError(f"{what}: broker {endpoint} {said}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return CallUnanswered(f"{what}: broker {endpoint} did not answer in time")
     if code is grpc.StatusCode.UNAUTHENTICATED:
@@ -166,10 +165,10 @@ def _advice(details: str, endpoint: str) -> str:
         return "it speaks no TLS: its address begins with http://"
     if "Stream removed" in details:  # so the connection was there
         return "it ended, or its connection broke; is it running?"
-    if "Socket closed" in details and is_secure:
-        return "does it ask for a certificate? give cert-file and cert-key-file"
     if "Socket closed" in details:
-        return "does it speak TLS? then its address begins with https://"
+        if_plain = "does it speak TLS? then its address begins with https://"
+        if_secure = "does it ask for a certificate? give cert-file and cert-key-file"
+        return if_secure if is_secure else if_plain
     return "is it running, and is the address right?"
 
 

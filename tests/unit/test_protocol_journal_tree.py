@@ -28,7 +28,6 @@ from gazette_platform.protocol.journal_tree import (
 )
 from gazette_platform.protocol.journal_yaml import parse_journal_node, render_journal_node
 
-
 _NO_CHILDREN = (
     "expected one or more Children (a name that is empty or ends in '/' is a directory; "
     "list its journals below `children`)"
