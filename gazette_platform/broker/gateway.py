@@ -44,7 +44,7 @@ from gazette_platform.protocol.content import decode_read_content, encode_append
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Callable, Mapping
 
     from gazette_platform.broker.wire.interface import Service
     from gazette_platform.ops.tasks import TaskGroup
@@ -162,9 +162,9 @@ class Gateway:
             headers["Content-Type"] = _BINARY
             return web.Response(status=HTTPStatus.PARTIAL_CONTENT, headers=headers)
         message.offset, message.block, message.metadata_only = begin.offset, query.block, False
-        responses = self._service.read(message.SerializeToString(), metadata)
-        async with aclosing(responses):
-            contents = _Contents(responses, begin.offset)
+        raw = message.SerializeToString()
+        contents = _Contents(lambda: self._service.read(raw, metadata), begin.offset)
+        async with aclosing(contents):
             with contextlib.suppress(ConnectionError):  # the client has gone
                 if sends_events:
                     return await self._send_events(request, headers, contents)
@@ -234,10 +234,16 @@ class _Body:
 
 @final
 class _Contents:
-    """The content of a read, and why it ended."""
+    """The content of a read, and why it ended.
 
-    def __init__(self, responses: AsyncGenerator[bytes], offset: int) -> None:
-        self._responses = responses
+    The journal may have moved, or a connection have broken, since its begin was asked for. A client
+    that was promised content then gets none: so a read that ends before any is made once more.
+    """
+
+    def __init__(self, read: Callable[[], AsyncGenerator[bytes]], offset: int) -> None:
+        self._read = read
+        self._responses = read()
+        self._may_read_again = True
         self.offset = offset
         self.close_error = _BROKER_ENDED
         self.is_at_end = False
@@ -245,7 +251,21 @@ class _Contents:
     def __aiter__(self) -> _Contents:
         return self
 
+    async def aclose(self) -> None:
+        await self._responses.aclose()
+
     async def __anext__(self) -> bytes | memoryview:
+        content = await self._next()
+        if content is None and self._may_read_again and not self.is_at_end:
+            await self.aclose()
+            self._responses, self.close_error = self._read(), _BROKER_ENDED
+            content = await self._next()
+        self._may_read_again = False
+        if content is None:
+            raise StopAsyncIteration
+        return content
+
+    async def _next(self) -> bytes | memoryview | None:
         try:
             async for raw in self._responses:
                 decoded = decode_read_content(raw)
@@ -265,7 +285,7 @@ class _Contents:
                     return content
         except RpcFailed as err:
             self.close_error = err.text
-        raise StopAsyncIteration
+        return None
 
 
 class _TrailedResponse(web.StreamResponse):

@@ -6,10 +6,12 @@ import asyncio
 import base64
 import gzip
 import hashlib
+from contextlib import aclosing
 
 import aiohttp
 import pytest
 
+from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import (
@@ -21,6 +23,7 @@ from gazette_platform.protocol import (
     LabelSelector,
 )
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
+from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import LocalBrokers, eventually
 
 pytestmark = pytest.mark.etcd
@@ -200,6 +203,30 @@ async def test_one_connection_serves_several_reads(client, broker, http):
         async with http.get(f"/{JOURNAL}") as response:
             assert await response.read() == b"some content"
     assert len(http.connector._conns) == 1
+
+
+@pytest.mark.parametrize("error", [None, RpcFailed(Code.UNAVAILABLE, "a peer left")])
+async def test_a_get_that_ends_before_its_content_is_read_again(
+    client, broker, http, monkeypatch, error
+):
+    await client.append(JOURNAL, b"content")
+    read, ended = broker._service.read, []
+
+    async def ending(raw, metadata):
+        if not pb.ReadRequest.FromString(raw).metadata_only and not ended:
+            ended.append(raw)  # as when the replica closes, which ends a read in order
+            if error is not None:
+                raise error
+            return
+        async with aclosing(read(raw, metadata)) as responses:
+            async for response in responses:
+                yield response
+
+    monkeypatch.setattr(broker._service, "read", ending)
+    async with http.get(f"/{JOURNAL}?offset=0") as response:
+        assert response.status == 206
+        assert await response.read() == b"content"
+    assert ended
 
 
 async def test_head_gives_the_headers_alone(client, http):
