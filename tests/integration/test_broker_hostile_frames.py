@@ -61,3 +61,19 @@ async def test_odd_bytes_end_no_more_than_their_connection(
         writer.close()
     traced = [r for r in caplog.records if r.name.startswith("grpc") and r.exc_info]
     assert not traced, "a traceback a request fills a disk"
+
+
+async def test_who_leaves_behind_an_odd_path_leaves_no_traceback(
+    etcd_server, etcd_prefix, tmp_path, capfd, caplog
+):
+    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
+        broker = await brokers.start()
+        for _ in range(200):
+            _, writer = await asyncio.open_connection("127.0.0.1", broker.port)
+            writer.write(request(b"\xff\xfe", b""))
+            await writer.drain()
+            await asyncio.sleep(0)
+            writer.transport.abort()
+        await brokers.apply(brokers.stub(broker), SPEC)
+    assert "Traceback" not in capfd.readouterr().err
+    assert "Traceback" not in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from unittest import mock
 
@@ -97,3 +98,14 @@ async def test_an_error_ends_its_call_once():
     aborted = Gone(aio.AbortError("Locally aborted."))
     with pytest.raises(aio.AbortError):
         await _handled(handle, metrics)(None, aborted)
+
+
+@pytest.mark.parametrize(
+    "error", [ERRORS[0], UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")]
+)
+def test_grpc_logs_malformed_calls_and_callers_that_left_in_one_line(caplog, error):
+    logging.getLogger("grpc._cython.cygrpc").error("it failed", exc_info=error)
+    assert "it failed" in caplog.text
+    assert len(caplog.text.splitlines()) == 1
+    logging.getLogger("grpc._cython.cygrpc").error("a fault of ours", exc_info=ValueError("x"))
+    assert "ValueError: x" in caplog.text

@@ -6,11 +6,14 @@ import asyncio
 import errno
 import logging
 import socket
+import traceback
 from contextlib import aclosing
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, final
 
 import grpc  # type: ignore[import-untyped]
 from grpc import aio
+from grpc._cython import cygrpc  # type: ignore[import-untyped]
 from typing_extensions import override
 
 from gazette_platform.broker.wire.grpc_calls import GRPC_CODES, caller_left
@@ -93,18 +96,22 @@ class _Stream:
 class _OneLine(logging.Filter):
     """Takes tracebacks from what gRPC logs of paths and metadata that are not UTF-8.
 
-    Anybody can send them, several thousand times a second.
+    Anybody can send them, several thousand times a second, and leave before gRPC has answered.
     """
 
     @override
     def filter(self, record: logging.LogRecord) -> bool:
         """Keep the record, without a traceback."""
-        if record.exc_info and isinstance(record.exc_info[1], UnicodeDecodeError):
+        if record.exc_info and isinstance(
+            record.exc_info[1], (UnicodeDecodeError, aio.InternalError)
+        ):
             record.exc_info = record.exc_text = None
         return True
 
 
 logging.getLogger("grpc._cython.cygrpc").addFilter(_OneLine())
+# Of a caller that has left, gRPC prints the traceback as well as logging it. That alone is silenced.
+cygrpc.traceback = SimpleNamespace(**(vars(traceback) | {"print_exc": lambda *_: None}))
 
 
 @final
