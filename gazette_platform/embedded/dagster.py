@@ -27,6 +27,8 @@ _DEFINITIONS = "gazette_platform.definitions"
 # Dagster's other formats put terminal colours into log files.
 _LOG_FORMAT = "--log-format=json"
 _QUERY_TIMEOUT_S = 10.0
+# What Dagster keeps in SQLite, below DAGSTER_HOME.
+_DATABASES = ("history/runs.db", "history/runs/index.db", "schedules/schedules.db")
 _LOCATIONS = """{ workspaceOrError { ... on Workspace { locationEntries {
   name loadStatus locationOrLoadError { ... on PythonError { message } } } } } }"""
 _DAEMONS = """{ instance { daemonHealth { allDaemonStatuses {
@@ -91,6 +93,9 @@ def dagster_components(
         # A tick that registers many partitions may outlast the default of 60 s.
         "DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS": "180",
     }
+    # Two processes that both make the tables of a new home fall over each other: the first start is
+    # one after the other.
+    is_fresh = not all((home / database).exists() for database in _DATABASES)
     asked_at = SystemClock().now().timestamp()
     webserver = Component(
         name=WEBSERVER,
@@ -120,7 +125,7 @@ def dagster_components(
             f"--module-name={_DEFINITIONS}",
             _LOG_FORMAT,
         ),
-        requires=requires,
+        requires=(*requires, WEBSERVER) if is_fresh else requires,
         uses=uses,
         environment=all_environment,
         folder=home,
