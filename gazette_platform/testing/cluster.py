@@ -39,7 +39,7 @@ class BrokerCluster:
     A context manager that starts all of them and kills what is left. Belongs to one event loop.
 
     Args: folder: for the store (``fragments``), and for each broker's spool and log.
-          etcd: endpoint of a running etcd. prefix: key prefix that nobody else uses.
+          etcd: endpoint of a running etcd, or those of its members. prefix: key prefix that nobody else uses.
           zones: the zone of each broker. lease_s: seconds.
           is_proxied: put a proxy before each broker, which it advertises, so that clients and
           peers go through it; and one between each broker and etcd.
@@ -116,9 +116,12 @@ class BrokerCluster:
     async def _make(self, name: str) -> None:
         etcd, flags = self._etcd, list(self._flags)
         if self._is_proxied:
-            target = urlsplit(etcd)
-            proxy = await self.etcd_proxies.add(name, target.hostname or "", target.port or 2379)
-            etcd = proxy.address
+            addresses = []
+            for proxied, one in zip(self._etcd_proxies_of(name), etcd.split(","), strict=True):
+                target = urlsplit(one)
+                host, port = target.hostname or "", target.port or 2379
+                addresses.append((await self.etcd_proxies.add(proxied, host, port)).address)
+            etcd = ",".join(addresses)
         folder = self._folder / name
         folder.mkdir(exist_ok=True)
         broker = BrokerServer(
@@ -192,7 +195,7 @@ class BrokerCluster:
         for name in names:
             self._is_unfit(name)
             self.proxies.partition([name])
-            self.etcd_proxies.partition([name])
+            self.etcd_proxies.partition(self._etcd_proxies_of(name))
 
     async def heal(self) -> None:
         """Undo whatever was done to the network. Brokers that lost their lease will end."""
@@ -202,7 +205,8 @@ class BrokerCluster:
     async def heal_one(self, name: str) -> None:
         """The same for the network of one broker."""
         await self.proxies[name].heal()
-        await self.etcd_proxies[name].heal()
+        for proxied in self._etcd_proxies_of(name):
+            await self.etcd_proxies[proxied].heal()
 
     async def revive(self, *, timeout_s: float = 60.0) -> list[str]:
         """Start every broker that has ended, whether it was made to or had lost its lease.
@@ -231,6 +235,11 @@ class BrokerCluster:
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
+
+    def _etcd_proxies_of(self, name: str) -> list[str]:
+        """One before each member of etcd."""
+        count = self._etcd.count(",") + 1
+        return [name, *(f"{name} to {number}" for number in range(2, count + 1))]
 
     # ------------------------------------------------------------------ the balancer
 

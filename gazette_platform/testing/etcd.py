@@ -12,15 +12,18 @@ import subprocess
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, final
 
 from gazette_platform.errors import SetupError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gazette_platform.testing.certificates import Certificate
 
-__all__ = ["EtcdServer", "find_etcd"]
+__all__ = ["EtcdServer", "EtcdTrio", "find_etcd"]
 
 _LOG_TAIL_BYTES = 4096
 # A port is free when chosen and may be taken before etcd binds it: then another pair is tried.
@@ -58,10 +61,21 @@ class EtcdServer:
     Args: binary: the etcd executable, see `find_etcd`.
           tls: its certificate, and the authority of clients, which must then show one as well;
               None: it is plain.
+          name, peer_ports: of a cluster's member, and where each member listens for the others,
+              by name; None: it is alone.
     """
 
-    def __init__(self, binary: Path, *, tls: tuple[Certificate, Path] | None = None) -> None:
+    def __init__(
+        self,
+        binary: Path,
+        *,
+        tls: tuple[Certificate, Path] | None = None,
+        name: str = "test",
+        peer_ports: Mapping[str, int] | None = None,
+    ) -> None:
         self._binary = binary
+        self._name = name
+        self._peer_ports = peer_ports
         self._tls = tls
         self._dir: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -107,6 +121,8 @@ class EtcdServer:
         for attempt in range(_START_ATTEMPTS):
             if is_first:
                 self._client_port, self._peer_port = _free_ports(2)
+            if self._peer_ports is not None:
+                self._peer_port = self._peer_ports[self._name]
             self._spawn()
             try:
                 self._wait_ready(timeout_s)
@@ -145,15 +161,17 @@ class EtcdServer:
     def _spawn(self) -> None:
         assert self._dir is not None
         peer = f"http://127.0.0.1:{self._peer_port}"
+        members = self._peer_ports or {self._name: self._peer_port}
+        initial = ",".join(f"{name}=http://127.0.0.1:{port}" for name, port in members.items())
         arguments = [
             str(self._binary),
-            "--name=test",
+            f"--name={self._name}",
             f"--data-dir={self._dir / 'data'}",
             f"--listen-client-urls={self.endpoint}",
             f"--advertise-client-urls={self.endpoint}",
             f"--listen-peer-urls={peer}",
             f"--initial-advertise-peer-urls={peer}",
-            f"--initial-cluster=test={peer}",
+            f"--initial-cluster={initial}",
             "--unsafe-no-fsync",
             "--experimental-watch-progress-notify-interval=1s",
             "--logger=zap",
@@ -186,15 +204,24 @@ class EtcdServer:
                 )
             pause.wait(_POLL_S)
 
+    @property
+    def is_leader(self) -> bool:
+        """Whether it leads its cluster, as it says itself; false while it does not answer."""
+        return b"\netcd_server_is_leader 1\n" in self._get("/metrics")
+
     def _is_healthy(self) -> bool:
+        return b"true" in self._get("/health")
+
+    def _get(self, path: str) -> bytes:
+        """Returns: what it answers; nothing if it fails."""
         # http.client ignores proxy variables, which urllib would obey even for loopback.
         connection = self._connect()
         try:
-            connection.request("GET", "/health")
+            connection.request("GET", path)
             response = connection.getresponse()
-            return response.status == http.HTTPStatus.OK and b"true" in response.read()
+            return response.read() if response.status == http.HTTPStatus.OK else b""
         except (OSError, http.client.HTTPException):
-            return False
+            return b""
         finally:
             connection.close()
 
@@ -229,6 +256,67 @@ class EtcdServer:
         if self._dir is not None:
             shutil.rmtree(self._dir, ignore_errors=True)
             self._dir = None
+
+
+@final
+class EtcdTrio:
+    """An etcd of three members, which goes on when one of them is killed.
+
+    Args: binary: the etcd executable.
+
+    Attributes: members: the processes; each can be killed and started by itself.
+    """
+
+    def __init__(self, binary: Path) -> None:
+        names = ("one", "two", "three")
+        ports = dict(zip(names, _free_ports(len(names)), strict=True))
+        self.members = tuple(EtcdServer(binary, name=name, peer_ports=ports) for name in names)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    @property
+    def endpoint(self) -> str:
+        """The client URLs of all members, separated by commas."""
+        return ",".join(member.endpoint for member in self.members)
+
+    @property
+    def pid(self) -> int:
+        """That of a member while all run, else 0."""
+        return min(member.pid for member in self.members)
+
+    def start(self) -> None:
+        """Start the members that do not run, and wait until all serve. Raises: SetupError."""
+        ended = [member for member in self.members if not member.pid]
+        # None of them is ready before another one is.
+        with ThreadPoolExecutor(len(self.members)) as threads:
+            for started in [threads.submit(member.start) for member in ended]:
+                started.result()
+
+    def stop(self) -> None:
+        """Stop all and remove their data."""
+        for member in self.members:
+            member.stop()
+
+    def kill(self) -> None:
+        """SIGKILL all; data and ports are kept for the next `start`."""
+        for member in self.members:
+            member.kill()
+
+    def leader(self, *, timeout_s: float = 20.0) -> EtcdServer:
+        """The member that leads, once one does. Raises: SetupError: none does in time."""
+        deadline = time.monotonic() + timeout_s
+        pause = threading.Event()
+        while time.monotonic() < deadline:
+            for member in self.members:
+                if member.pid and member.is_leader:
+                    return member
+            pause.wait(_POLL_S)
+        raise SetupError(f"no member of etcd leads after {timeout_s} s")
 
 
 def _free_ports(count: int) -> tuple[int, ...]:

@@ -21,9 +21,9 @@ ZONES = {"broker-1": "a", "broker-2": "a", "broker-3": "b", "broker-4": "b", "br
 JOURNALS = ("a/one", "a/two", "a/three")
 TAKES_PROCESSES = (FaultKind.KILL, FaultKind.PAUSE, FaultKind.PARTITION, FaultKind.LAST_REPLICA)
 PLAN_7 = [
-    "    3.0 s  drain broker-2",
-    "    3.6 s  reset for 3.2 s",
-    "    7.7 s  slow-broker broker-5 for 3.6 s",
+    "    3.0 s  spool-full broker-3 for 3.1 s",
+    "    4.7 s  drain broker-5",
+    "    6.0 s  store-full for 9.4 s",
 ]
 
 

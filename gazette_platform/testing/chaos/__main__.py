@@ -50,6 +50,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         + ", ".join(FaultKind)
         + " (default: all that the replication survives)",
     )
+    add("--etcd-members", type=int, choices=(1, 3), default=3, help="default %(default)s")
     add("--etcd", type=Path, help="etcd binary (default: GAZETTE_ETCD, else the one on PATH)")
     add("--out", type=Path, help="folder to keep history and logs in (default: only on failure)")
     return parser.parse_args(arguments)
@@ -87,6 +88,7 @@ def _config(options: argparse.Namespace) -> ChaosConfig:
         raise SetupError(f"--out: {options.out} is not empty; name another folder")
     return ChaosConfig(
         etcd_binary=etcd,
+        etcd_members=options.etcd_members,
         seed=options.seed,
         duration_s=60 * options.minutes,
         zones=tuple(options.zones),

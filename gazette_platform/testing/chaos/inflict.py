@@ -7,6 +7,7 @@ import random
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.testing.chaos.plan import Fault, FaultKind
+from gazette_platform.testing.etcd import EtcdTrio
 from gazette_platform.testing.fault_proxy import Direction
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Inflictor:
     def __init__(
         self,
         cluster: BrokerCluster,
-        etcd: EtcdServer,
+        etcd: EtcdServer | EtcdTrio,
         *,
         lease_s: float,
         disks: dict[str, SmallDisk],
@@ -63,6 +64,7 @@ class Inflictor:
             FaultKind.SLOW_NETWORK: self._slow_network,
             FaultKind.ETCD_RESTART: self._lose_etcd,
             FaultKind.ETCD_AWAY: self._lose_etcd,
+            FaultKind.ETCD_LEADER: self._lose_leader,
             FaultKind.STORE_CUT: self._cut,
             FaultKind.STORE_FULL: self._fill,
             FaultKind.SPOOL_FULL: self._fill,
@@ -73,6 +75,8 @@ class Inflictor:
 
     def problem(self, fault: Fault) -> str:
         """Why a fault cannot be inflicted here; empty if it can."""
+        if fault.kind is FaultKind.ETCD_LEADER and not isinstance(self._etcd, EtcdTrio):
+            return "etcd has one member"
         if fault.kind in (FaultKind.STORE_FULL, FaultKind.SPOOL_FULL):
             names = fault.targets or ("",)
             if not all(name in self._disks and self._disks[name].is_mounted for name in names):
@@ -200,6 +204,15 @@ class Inflictor:
 
     async def _lose_etcd(self, fault: Fault, rng: random.Random) -> None:
         self._etcd.kill()
+        await asyncio.sleep(fault.duration_s)
+        await asyncio.to_thread(self._etcd.start)
+
+    async def _lose_leader(self, fault: Fault, rng: random.Random) -> None:
+        assert isinstance(self._etcd, EtcdTrio)
+        leader = await asyncio.to_thread(self._etcd.leader)
+        leader.kill()
+        # Those that were connected to it, and all others, go on with the next one.
+        await asyncio.to_thread(self._etcd.leader)
         await asyncio.sleep(fault.duration_s)
         await asyncio.to_thread(self._etcd.start)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.ops.clock import Clock
     from gazette_platform.testing.cluster import BrokerCluster
-    from gazette_platform.testing.etcd import EtcdServer
+    from gazette_platform.testing.etcd import EtcdServer, EtcdTrio
     from gazette_platform.testing.small_disk import SmallDisk
 
 __all__ = ["Nemesis"]
@@ -67,7 +67,7 @@ class Nemesis:
     def __init__(
         self,
         cluster: BrokerCluster,
-        etcd: EtcdServer,
+        etcd: EtcdServer | EtcdTrio,
         *,
         lease_s: float,
         clock: Clock,

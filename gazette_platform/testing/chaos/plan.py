@@ -48,6 +48,8 @@ class FaultKind(StrEnum):
     """SIGKILL of etcd, started again within the lease."""
     ETCD_AWAY = "etcd-away"
     """SIGKILL of etcd, started again after all leases have run out."""
+    ETCD_LEADER = "etcd-leader"
+    """SIGKILL of the leader of an etcd of three members: another is elected within the lease."""
     STORE_CUT = "store-cut"
     """The fragment store fails every call."""
     STORE_FULL = "store-full"
@@ -80,7 +82,7 @@ _STORE = (FaultKind.STORE_CUT, FaultKind.STORE_FULL)
 _EXCLUSIVE = (
     _NEED_REPLICAS,
     # Together they last longer than what is left of a lease before it is renewed.
-    (FaultKind.ETCD_RESTART, FaultKind.HICCUP, FaultKind.SLOW_BROKER),
+    (FaultKind.ETCD_RESTART, FaultKind.ETCD_LEADER, FaultKind.HICCUP, FaultKind.SLOW_BROKER),
     _STORE,
     (FaultKind.RESET, FaultKind.ONE_WAY, FaultKind.SLOW_NETWORK, FaultKind.LAST_REPLICA),
     # A partition is a fault of the network too.
@@ -120,9 +122,10 @@ class Fault:
         return f"{self.at_s:7.1f} s  {self.kind}{f' {whom}' if whom else ''}{lasts}"
 
 
-def kinds_for(replication: int) -> tuple[FaultKind, ...]:
-    """The faults that journals of so many replicas survive without loss."""
-    return ALL_KINDS if replication > 1 else KINDS_WITHOUT_REPLICAS
+def kinds_for(replication: int, *, etcd_members: int = 3) -> tuple[FaultKind, ...]:
+    """The faults that journals of so many replicas survive without loss, on such an etcd."""
+    kinds = ALL_KINDS if replication > 1 else KINDS_WITHOUT_REPLICAS
+    return tuple(kind for kind in kinds if kind is not FaultKind.ETCD_LEADER or etcd_members > 1)
 
 
 def make_plan(
@@ -273,6 +276,7 @@ class _Planner:
             FaultKind.SLOW_NETWORK: (2.0, 2.0 * lease_s),
             # With its start, and brokers that renew each third of it, it must stay within the lease.
             FaultKind.ETCD_RESTART: (0.1, 0.25 * lease_s),
+            FaultKind.ETCD_LEADER: (1.0, lease_s),
             FaultKind.ETCD_AWAY: (1.1 * lease_s, 1.6 * lease_s),
             FaultKind.STORE_CUT: (2.0, 2.0 * lease_s),
             FaultKind.STORE_FULL: (2.0, 2.0 * lease_s),

@@ -23,7 +23,7 @@ from gazette_platform.testing.chaos.verdict import ChaosResult, Evidence, reason
 from gazette_platform.testing.chaos.watchdog import Stall, Watchdog, starved_s
 from gazette_platform.testing.chaos.workload import Workload
 from gazette_platform.testing.cluster import BrokerCluster, broker_names
-from gazette_platform.testing.etcd import EtcdServer
+from gazette_platform.testing.etcd import EtcdServer, EtcdTrio
 from gazette_platform.testing.history import Recorder, load_history
 from gazette_platform.testing.small_disk import SmallDisk
 
@@ -45,6 +45,8 @@ class ChaosConfig:
     """What a run does."""
 
     etcd_binary: Path
+    etcd_members: int = 1
+    """One or three."""
     seed: int = 7
     duration_s: float = 600.0
     """Seconds of faults; start, mending and the check come on top."""
@@ -63,7 +65,7 @@ class ChaosConfig:
     @property
     def kinds_chosen(self) -> Sequence[FaultKind]:
         """The faults to choose from."""
-        return self.kinds or kinds_for(self.workload.replication)
+        return self.kinds or kinds_for(self.workload.replication, etcd_members=self.etcd_members)
 
 
 async def run_chaos(
@@ -109,7 +111,8 @@ class _Run:
 
     async def run(self) -> ChaosResult:
         config = self._config
-        etcd = EtcdServer(config.etcd_binary)
+        kind = EtcdTrio if config.etcd_members > 1 else EtcdServer
+        etcd = kind(config.etcd_binary)
         await asyncio.to_thread(etcd.start)
         trouble = ""
         try:
@@ -161,7 +164,7 @@ class _Run:
     async def _play(
         self,
         cluster: BrokerCluster,
-        etcd: EtcdServer,
+        etcd: EtcdServer | EtcdTrio,
         disks: dict[str, SmallDisk],
         recorder: Recorder,
     ) -> str:
