@@ -126,6 +126,8 @@ class ReadApi:
                 if block:
                     continue
                 return QueryResult(Status.OFFSET_NOT_YET_AVAILABLE, offset, offset)
+            if not block and offset < replica.head and await replica.wait_gap(offset):
+                continue
             if not block:
                 return index.lookup(offset, begin_mod_time=request.begin_mod_time)
             if not await index.wait_change():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, final
 from gazette_platform.broker import append_fsm as fsm
 from gazette_platform.broker.appender import Appender, Outcome, Pending
 from gazette_platform.broker.flow_control import RateBalance
+from gazette_platform.broker.gaps import Gaps
 from gazette_platform.broker.journal_spool import JournalSpool
 from gazette_platform.broker.peer_stream import open_replicate
 from gazette_platform.broker.replicator import Replicator
@@ -108,6 +109,7 @@ class Replica:
         self._refresh_timer: asyncio.TimerHandle | None = None
         self._stores = self.spec.fragment.stores if self.spec else ()
         self.index = Index(context.clock)
+        self._gaps = Gaps(name, self.index, clock=context.clock, refresh=self.refresh)
         self._refresher = Refresher(self.index, context.lister)
         self._refresh_failures = 0
         self._write_head = context.metrics.write_head.labels(name)
@@ -428,6 +430,11 @@ class Replica:
             if index.first_refresh.is_set():
                 what = f"another broker has content before {self._hole_end} that is not stored yet"
             raise RpcFailed(Code.UNAVAILABLE, f"{self.name}: {what}; ask again") from err
+
+    async def wait_gap(self, offset: int) -> bool:
+        """As `Gaps.wait`, for as long as appends wait; of a journal without stores nothing comes."""
+        timeout_s = self._context.config.append_wait_s or _KNOWN_WAIT_S
+        return bool(self._stores) and await self._gaps.wait(offset, timeout_s=timeout_s)
 
     def on_roll(self) -> None:
         """The spool began anew, maybe at another offset."""

@@ -15,7 +15,14 @@ from gazette_platform.errors import StoreUnavailable
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local_broker import LocalBrokers, append, eventually, read, read_all
+from gazette_platform.testing.local_broker import (
+    LocalBrokers,
+    append,
+    eventually,
+    read,
+    read_all,
+    store_fragment,
+)
 
 pytestmark = pytest.mark.etcd
 
@@ -206,3 +213,17 @@ async def refused(call):
         await call
     assert caught.value.code() is StatusCode.UNAVAILABLE
     return caught.value.details()
+
+
+async def test_a_read_waits_for_content_that_others_store_after_what_follows_it(cluster, tasks):
+    """Brokers that had parts of it store them in any order."""
+    broker = await cluster.start()
+    store_fragment(cluster.fragments, JOURNAL, 0, b"first ")
+    store_fragment(cluster.fragments, JOURNAL, 12, b"third")
+    stub = cluster.stub(broker)
+    await cluster.apply(stub, spec())
+    reading = tasks.spawn(read_all(stub, JOURNAL), name="read")
+    replica = broker._resolver.replicas[JOURNAL]
+    await eventually(lambda: replica._gaps._met_at)
+    store_fragment(cluster.fragments, JOURNAL, 6, b"second")
+    assert await reading == b"first secondthird"

@@ -139,8 +139,9 @@ def test_kinds_depend_on_the_replication(tmp_path):
         workload = WorkloadConfig(replication=replication)
         return ChaosConfig(etcd_binary=tmp_path, workload=workload, **options).kinds_chosen
 
-    assert kinds(3) == kinds(2) == ALL_KINDS
-    assert kinds(1) == KINDS_WITHOUT_REPLICAS
+    assert kinds(3, etcd_members=3) == kinds(2, etcd_members=3) == ALL_KINDS
+    assert kinds(1, etcd_members=3) == KINDS_WITHOUT_REPLICAS
+    assert set(ALL_KINDS) - set(kinds(3)) == {FaultKind.ETCD_LEADER}
     assert not set(TAKES_PROCESSES) & set(kinds(1))
     assert kinds(1, kinds=[FaultKind.KILL]) == [FaultKind.KILL]
 
