@@ -80,9 +80,13 @@ def test_registers_are_empty_after_all_brokers_ended():
 
 @pytest.mark.parametrize("name", ["stale-head", "nonmonotonic-head"])
 def test_head_that_comes_with_content_may_be_old_and_one_that_ends_a_read_may_not(name):
-    piece = Piece.of(0, b"content")
-    assert left(Anomaly(name, "a", "told of 7", (append(5), poll(10, piece)))) == 0
-    assert left(Anomaly(name, "a", "told of 7", (poll(9, piece), poll(10)))) == 1
+    piece, fault = Piece.of(0, b"content"), (8, 9, "pause")
+    old = Anomaly(name, "a", "told of 7", (append(5), poll(10, piece)))
+    assert left(old, fault) == 0
+    assert left(Anomaly(name, "a", "told of 7", (poll(9, piece), poll(10))), fault) == 1
+    assert left(old) == 1, "nothing moves without a fault"
+    assert left(old, (11, 12, "pause")) == 1
+    assert left(Anomaly(name, "a", "told", (append(5), poll(100, piece))), fault) == 1
 
 
 def test_those_that_were_only_counted_go_with_their_like():
@@ -104,7 +108,7 @@ def test_many_that_are_allowed_hide_none_that_is_not():
     ends = replace(late[0], id=99, stream=99, pieces=())
     history = History(appends=[op], polls=[*late, ends])
     history.finals["a"] = FinalContent("a", 0, b"x")
-    report, allowed = check_but_allow(history, [])
+    report, allowed = check_but_allow(history, [(9.0, 9.2, "pause")])
     assert allowed == {"stale-head": len(late)}
     assert [anomaly.operations for anomaly in report.anomalies] == [(op, ends)]
     assert report.anomaly_count == 1
