@@ -209,9 +209,11 @@ class ListApi:
             key = item_key(self._context.config.etcd_prefix, name)
             if change.expect_mod_revision != -1:
                 compares.append(Compare.mod(key, change.expect_mod_revision))
-            elif is_limited:
-                item = self._state.items.get(name)
-                compares.append(Compare.mod(key, item.mod_revision if item is not None else 0))
+            item = self._state.items.get(name)
+            judged = item.mod_revision if item is not None else 0
+            if is_limited and judged != change.expect_mod_revision:
+                # The claims were held against the spec of our mirror, which may be behind.
+                compares.append(Compare.mod(key, judged))
                 is_implied = True
             if change.HasField("upsert"):
                 value = next(upserts).to_pb()

@@ -242,6 +242,33 @@ async def test_an_upsert_of_any_revision_meets_the_spec_that_was_looked_at(guard
     assert (code, is_taken) == (grpc.StatusCode.UNAUTHENTICATED, True)
 
 
+async def test_a_guessed_revision_meets_the_spec_that_was_looked_at(
+    etcd, etcd_prefix, guarded, cluster
+):
+    """A broker whose mirror lags judges by what it knows; the revision must be of just that."""
+    label_limited = bearer(Capability.ALL, "team=blue")
+    (broker,) = cluster._brokers
+    space, txn, held = broker._context.space, broker._context.etcd.txn, []
+    with pytest.MonkeyPatch.context() as patch:
+
+        async def late(compares, operations):
+            result = await txn(compares, operations)
+            patch.undo()
+            space.apply_batches(held)
+            return result
+
+        patch.setattr(space, "apply_batches", held.extend)
+        patch.setattr(broker._context.etcd, "txn", late)
+        theirs = spec("mine/new", team="red").to_pb().SerializeToString()
+        put = await etcd.txn([], [Put(item_key(etcd_prefix, "mine/new"), theirs)])
+        await eventually(lambda: held)
+        ours = upserts(spec("mine/new", team="blue"))
+        ours.changes[0].expect_mod_revision = put.header.revision
+        code, _ = await failure(guarded.Apply(ours, metadata=label_limited))
+    assert code is grpc.StatusCode.UNAUTHENTICATED
+    assert space.state.items["mine/new"].spec.labels.values_of("team") == ("red",)
+
+
 @pytest.mark.parametrize("url", TAKING_OVER)
 async def test_overlapping_stores_in_etcd_are_not_served(
     etcd, etcd_prefix, cluster, broker, stub, url
