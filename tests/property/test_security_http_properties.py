@@ -63,10 +63,10 @@ def test_events_are_the_same_however_content_is_cut(parts, sizes, offset):
     events, at, step = [], 0, 0
     while at < len(content):
         size = sizes[step % len(sizes)]
-        events.append(cut.feed(content[at : at + size]))
+        events += cut.feed(content[at : at + size])
         at, step = at + size, step + 1
     joined = b"".join(events)
-    assert joined == whole.feed(content)
+    assert joined == b"".join(whole.feed(content))
     # One event a line, and the last id is the offset behind the last whole line.
     assert joined.count(b"\n\n") == content.count(b"\n")
     ids = [int(line[4:]) for line in joined.split(b"\n") if line.startswith(b"id: ")]
