@@ -204,7 +204,7 @@ async def test_fault_is_inflicted_and_undone(
         *(FaultKind.KILL, FaultKind.PAUSE, FaultKind.PARTITION),
         *(FaultKind.ETCD_AWAY, FaultKind.STALE_PRIMARY),
     )
-    lost = ("broker-1",) if kind is FaultKind.PAUSE else ()
+    lost = ("broker-1",) if kind in (FaultKind.KILL, FaultKind.PAUSE) else ()
     assert settled == [(kind in takes, lost)]
     assert nemesis.ended == []
 

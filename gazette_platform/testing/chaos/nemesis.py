@@ -90,7 +90,7 @@ class Nemesis:
         self._settle = settle
         self._is_starved = is_starved
         self._excused: dict[str, float] = {}
-        # That ended since the cluster was whole, without a lease to note anything under.
+        # That ended since the cluster was whole, and could not note anything.
         self._lost: set[str] = set()
         self._inflictor = Inflictor(
             cluster,
@@ -160,6 +160,8 @@ class Nemesis:
         takes_lease = fault.kind in _TAKES_LEASES
         if takes_lease:
             self._excuse(fault)
+        if fault.kind is FaultKind.KILL:
+            self._lost.update(fault.targets)
         began = self._clock.monotonic()
         await self._inflictor.inflict(fault)
         ended = self._clock.monotonic()
