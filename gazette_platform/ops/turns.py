@@ -3,24 +3,71 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import Final, final
+from weakref import WeakKeyDictionary
 
 __all__ = ["Turns"]
 
 # Short beside what clients wait for an append, long beside what a switch costs.
 _TURN_S: Final = 0.01
 
+# What a computation may take before its first turn: nearly all are over by then. Those of many
+# callers come in one round of the loop.
+_FIRST_S: Final = 0.001
+
 
 @final
 class Turns:
-    """Lets others go on in between: `take` it in each round of a loop."""
+    """Lets others go on in between: `take` it in each round of a loop.
+
+    In each round of the event loop one computation has its turn, however many there are: a thousand
+    of them are slow, and hold up nobody else.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._until = self._loop.time() + _TURN_S
+        self._until = self._loop.time() + _FIRST_S
 
     async def take(self) -> None:
-        """Return at once, or when others had their turn if ours is over. Cancellation: safe."""
+        """Return at once, or when our next turn comes if this one is over. Cancellation: safe."""
         if self._loop.time() >= self._until:
-            await asyncio.sleep(0)
+            queue = _queues.get(self._loop)
+            if queue is None:
+                queue = _queues[self._loop] = _Queue()
+            await queue.turn()
             self._until = self._loop.time() + _TURN_S
+
+
+@final
+class _Queue:
+    """Computations of one event loop that wait for their turn, first come, first served.
+
+    It does not hold the loop, which would keep its entry among the queues for ever.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._is_scheduled = False
+
+    async def turn(self) -> None:
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(waiter)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            loop.call_soon(self._next)
+        await waiter
+
+    def _next(self) -> None:
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                break
+        self._is_scheduled = bool(self._waiting)
+        if self._is_scheduled:
+            asyncio.get_running_loop().call_soon(self._next)
+
+
+_queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue] = WeakKeyDictionary()

@@ -51,6 +51,8 @@ class Inflictor:
         self._disks = disks
         self._replicas_of = replicas_of
         self._say = say
+        self._store_is_there = asyncio.Event()
+        self._store_is_there.set()
         self._ways: dict[FaultKind, Callable[[Fault, random.Random], Awaitable[None]]] = {
             FaultKind.KILL: self._kill,
             FaultKind.PAUSE: self._pause,
@@ -140,6 +142,8 @@ class Inflictor:
         await self._start(names)
 
     async def _start(self, names: Sequence[str]) -> None:
+        # Without the folder of its store a broker does not start.
+        await self._store_is_there.wait()
         ended = [name for name in names if self._cluster.brokers[name].has_ended]
         await self._cluster.start_again(ended, timeout_s=_START_TIMEOUT_S)
 
@@ -230,6 +234,7 @@ class Inflictor:
     def _cut_store(self) -> None:
         """Put a file in the place of the store's folder: then every call fails, also of root."""
         root = self._cluster.fragments
+        self._store_is_there.clear()
         root.rename(root.with_name("fragments.cut"))
         root.touch()
 
@@ -239,3 +244,4 @@ class Inflictor:
         if kept.exists():
             root.unlink(missing_ok=True)
             kept.rename(root)
+        self._store_is_there.set()

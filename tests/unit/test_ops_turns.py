@@ -1,0 +1,76 @@
+"""Turns of long computations: each comes on, and however many there are, others do too."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+
+import pytest
+import uvloop
+
+from gazette_platform.ops import turns as module
+from gazette_platform.ops.turns import Turns
+
+
+def busy(seconds):
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        pass
+
+
+async def compute(rounds):
+    turns = Turns()
+    for _ in range(rounds):
+        busy(0.002)
+        await turns.take()
+
+
+async def longest_gap_s(work):
+    """How long the loop let nobody else have a turn while `work` went on."""
+    task = asyncio.ensure_future(work)  # noqa: TID251  awaited below
+    longest, last = 0.0, time.perf_counter()
+    while not task.done():
+        await asyncio.sleep(0)
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+    await task
+    return longest
+
+
+@pytest.mark.parametrize("count", [1, 60])
+async def test_computations_hold_nobody_up_however_many_there_are(count):
+    # Of one turn each in every round of the loop it would be 0.6 s.
+    async def all_of_them():
+        await asyncio.gather(*[compute(8) for _ in range(count)])
+
+    assert await longest_gap_s(all_of_them()) < 0.3
+
+
+async def test_turns_come_in_order_and_pass_over_who_has_left():
+    queue, order = module._Queue(), []
+
+    async def one(name):
+        await queue.turn()
+        order.append(name)
+
+    tasks = [asyncio.ensure_future(one(name)) for name in "abcd"]  # noqa: TID251  awaited below
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert order == ["a", "c", "d"]
+    await asyncio.wait_for(queue.turn(), 5)
+
+
+@pytest.mark.parametrize(
+    "make", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
+)
+def test_a_loop_that_ended_leaves_nothing(make):
+    before = len(module._queues)
+    loop = make()
+    loop.run_until_complete(compute(8))
+    assert len(module._queues) == before + 1
+    loop.close()
+    del loop
+    gc.collect()
+    assert len(module._queues) <= before
