@@ -135,8 +135,9 @@ TAKING_OVER = [
 
 
 def bearer(capability, selector=""):
+    # They are made when the tests are collected, which may be long before these run.
     claims = Claims(capability, LabelSelector.parse(selector))
-    token = KeyRing(KEY).sign(claims, now=SystemClock().now().timestamp(), lifetime_s=300)
+    token = KeyRing(KEY).sign(claims, now=SystemClock().now().timestamp(), lifetime_s=86_400)
     return (("authorization", f"Bearer {token}"),)
 
 
