@@ -294,7 +294,7 @@ async def test_reads_do_not_wait_for_ever(cluster, monkeypatch):
     await stub.Apply(request)
     await eventually(lambda: JOURNAL in broker._resolver.replicas)
     # Nor are they told a head that nobody knows yet.
-    with pytest.raises(grpc.aio.AioRpcError, match="its stores are not listed yet .*; ask again"):
+    with pytest.raises(grpc.aio.AioRpcError, match=r"its stores are not listed yet .*; ask again"):
         await collect(read(stub, JOURNAL))
 
 
