@@ -38,7 +38,15 @@ if "serve" in sys.orig_argv:
 async def test_a_minute_of_fuzzing_finds_nothing(etcd_binary, tmp_path):
     said = []
     result = await run_fuzz(
-        FuzzConfig(etcd_binary=etcd_binary, seed=7, duration_s=60, folder=tmp_path / "fuzz"),
+        FuzzConfig(
+            etcd_binary=etcd_binary,
+            seed=7,
+            duration_s=60,
+            folder=tmp_path / "fuzz",
+            # How soon malloc gives back what a broker freed differs with what else the machine does:
+            # here it is held to have freed the bursts, and by `make fuzz` to have given them back.
+            growth_mb_max=300.0,
+        ),
         say=said.append,
     )
     assert result.is_ok, "\n".join([*said, result.summary])
