@@ -190,7 +190,7 @@ async def test_readers_that_stop_at_a_broker_that_forwards(
             await call.read()
 
         assert len(await read_all(connect(server), JOURNAL)) == 32 * MIB
-        with growth_below(server, 550 * MIB):
+        with growth_below(server, 700 * MIB):
             await asyncio.gather(*(begin() for _ in range(300)))
             assert len(await read_all(connect(server), JOURNAL)) == 32 * MIB
         for call in calls:

@@ -238,7 +238,7 @@ async def test_last_replica_gets_nothing_before_the_others_are_killed(nemesis, c
 
 async def test_faults_of_an_episode_overlap(nemesis, cluster, settled):
     faults = [
-        Fault(0.0, FaultKind.STORE_CUT, (), 0.3, episode=0),
+        Fault(0.0, FaultKind.STORE_CUT, (), 2.0, episode=0),
         Fault(0.1, FaultKind.KILL, ("broker-1",), 0.05, episode=0),
         Fault(0.2, FaultKind.KILL, ("broker-2",), 0.05, episode=1),
     ]
