@@ -632,6 +632,35 @@ async def test_rp8_waiting_for_the_spool_ends_with_the_route(cluster, target, mo
     assert await second.read() == grpc.aio.EOF
 
 
+async def test_who_waited_for_the_spool_is_told_of_a_route_that_changed(
+    cluster, target, monkeypatch
+):
+    """Its sender is primary still, and goes on to acknowledge without a replica that has joined."""
+    monkeypatch.setattr(replicate_api, "_DISPLACE_AFTER_S", 60.0)
+    first = cluster.stubs[target].Replicate(timeout=20)
+    await first.write(request(cluster, target, fragment(0)))
+    assert (await first.read()).status == pb.OK
+    second = cluster.stubs[target].Replicate(timeout=20)
+    await second.write(request(cluster, target, fragment(0)))
+    spool = cluster.replica(target).spool
+    await eventually(lambda: spool.lock._waiters)
+    primary = cluster.route().primary_id
+    await cluster.start("zone-d")
+    change = pb.ApplyRequest()
+    upsert = change.changes.add()
+    upsert.upsert.CopyFrom(spec(replication=4).to_pb())
+    upsert.expect_mod_revision = -1
+    assert (await cluster.stubs[target].Apply(change)).status == pb.OK
+    resolver = cluster.brokers[target]._resolver
+    await eventually(lambda: len(resolver.replicas[NAME].route.members) == 4)
+    assert cluster.route().primary_id == primary
+    await first.done_writing()
+    response = await second.read()
+    assert response.status == pb.WRONG_ROUTE
+    assert len(response.header.route.members) == 4
+    assert await second.read() == grpc.aio.EOF
+
+
 async def test_a_primary_without_its_lease_acknowledges_nothing(cluster):
     await cluster.apply(spec(replication=1), spec("replicated/by-three"))
     for name in (NAME, "replicated/by-three"):

@@ -116,6 +116,33 @@ async def settle():
         await asyncio.sleep(0)
 
 
+async def test_streams_are_given_up_if_another_cannot_be_opened(bench):
+    """A peer of which etcd knows no endpoint: the others must not wait for a stream that is nobody's."""
+    bench.pipeline.abandon()
+    opened = Peer()
+
+    def open_stream(peer, endpoint):
+        if peer == B:
+            raise RpcFailed(Code.UNAVAILABLE, "no endpoint")
+        return opened
+
+    tasks = TaskGroup("test")
+    with pytest.raises(RpcFailed, match="no endpoint"):
+        Pipeline(
+            ROUTE,
+            OWN,
+            ETCD,
+            open_stream=open_stream,
+            tasks=tasks,
+            stall_s=20.0,
+            on_settled=bench.settled.append,
+            on_broken=bench.broken.append,
+        )
+    assert opened.is_cancelled
+    assert len(tasks) == 0
+    assert bench.broken == []
+
+
 async def test_fs3_a_sync_greets_each_peer_once(bench):
     assert bench.opened == [(A, "http://a:1"), (B, "http://b:1")]
     for header_of in (lambda peer: Header(peer, ROUTE, ETCD), lambda _: None):

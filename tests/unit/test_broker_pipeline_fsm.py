@@ -90,6 +90,7 @@ def test_p3_answers_to_a_sync_are_put_together(replies, expected):
         (elsewhere(Status.JOURNAL_NOT_FOUND, revision=99), "unexpected response: status:JOURNAL_"),
         (mismatch(400, 500), "unexpected response: status:PROPOSAL_MISMATCH fragment:<"),
         (mismatch(0, 499), "unexpected response: status:PROPOSAL_MISMATCH fragment:<"),
+        (mismatch(499, 499), "unexpected response: status:PROPOSAL_MISMATCH fragment:<"),
     ],
 )
 def test_p3_answers_that_lead_nowhere_are_errors(reply, text):

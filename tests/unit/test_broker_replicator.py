@@ -22,19 +22,25 @@ from replication_bench import (
     settle,
 )
 
-from gazette_platform.broker import append_fsm as fsm, replicator as module
+from gazette_platform.broker import append_fsm as fsm, replicate_api, replicator as module
+from gazette_platform.broker.interrupt import Interrupt, Interrupted
 from gazette_platform.broker.journal_spool import Draft
+from gazette_platform.broker.replicate_api import ReplicateApi, _Session, _Tenure
 from gazette_platform.broker.replicate_fsm import Answer
 from gazette_platform.broker.replicate_wire import (
     ContentMessage,
     ProposalMessage,
+    decode_request,
     encode_answer,
+    encode_proposal,
 )
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import (
+    ZERO_SUM,
     CompressionCodec,
     EtcdHeader,
+    Fragment,
     FragmentSpec,
     Header,
     JournalSpec,
@@ -500,6 +506,79 @@ async def test_replicas_that_stall_are_given_up(bench, monkeypatch):
     with pytest.raises(RpcFailed, match="have not answered for 60 s"):
         await waiting
     held.gate.set()
+
+
+async def test_after_what_nobody_foresaw_replicas_forget_what_they_were_sent(bench, monkeypatch):
+    """Else they would refuse the content of the next append, as if some of it were missing."""
+    await bench.append(b"before ")
+    link, write = bench.nodes[A].link, Draft.write
+
+    async def fail(draft, chunks, length):
+        if draft.digester is bench.primary.spool.digester:
+            while not isinstance(link.messages[-1], ContentMessage):
+                await settle()
+            raise KeyError("unforeseen")
+        await write(draft, chunks, length)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Draft, "write", fail)
+        with pytest.raises(RpcFailed, match="unforeseen KeyError"):
+            await bench.append(b"lost ")
+    assert link.messages[-1] == ContentMessage(0, b"lost ")
+    assert await bench.append(b"after") == (7, 12)
+    assert bench.contents() == [b"before after"] * 3
+
+
+async def test_after_what_nobody_foresaw_proposals_under_way_end(bench, monkeypatch):
+    """As their streams do: nobody would tell them of an answer."""
+    monkeypatch.setattr(module, "_SMALL_BYTES_MAX", 0)  # the second append goes at once
+    await bench.append(b"before ")
+    held = Held(monkeypatch, bench.nodes[B])
+    first = bench.submit(b"maybe ")
+    await settle()
+    monkeypatch.setattr(bench.primary.spool, "draft", lambda **_: {}["unforeseen"])
+    with pytest.raises(RpcFailed, match="unforeseen KeyError"):
+        await bench.append(b"never")
+    with pytest.raises(RpcFailed, match="an append failed"):
+        await asyncio.wait_for(first, 5)
+    held.gate.set()
+
+
+@pytest.mark.parametrize("sender", [A, B])
+async def test_who_waits_for_a_spool_displaces_only_its_own_older_stream(
+    bench, monkeypatch, sender
+):
+    """That of another primary ends by itself, and says why."""
+    monkeypatch.setattr(replicate_api, "_DISPLACE_AFTER_S", 0.0)
+    spool, api = bench.primary.spool, ReplicateApi(None)
+    holder = api._tenures[spool] = _Tenure(None, None, A)
+    await spool.lock.acquire()
+    waiting = asyncio.ensure_future(api._acquire(spool, sender))  # noqa: TID251
+    await settle()
+    assert holder.interrupt.is_fired == (sender == A)
+    assert not waiting.done()
+    spool.lock.release()
+    await asyncio.wait_for(waiting, 5)
+    spool.lock.release()
+
+
+async def test_a_sender_that_was_replaced_meanwhile_does_not_move_the_spool(bench):
+    """Reading back what is not digested yet takes a while, in which a route may change."""
+    node, tenure = bench.nodes[A], Interrupt()
+    draft = node.spool.draft(with_digest=False)
+    content = b"x" * (100 << 10)  # hashed in a thread
+    await draft.write([content], len(content))
+    node.spool.commit(draft, LabelSet())
+    session = _Session(Link(), node.spool, tenure, Header(None, THREE, EtcdHeader(1, 1, 1, 1)))
+    beyond = Fragment(NAME, 1 << 20, 1 << 20, ZERO_SUM, CompressionCodec.NONE)
+    first = decode_request(encode_proposal(beyond, LabelSet(), acknowledge=True))
+    running = asyncio.ensure_future(session.run(first))  # noqa: TID251
+    await asyncio.sleep(0)  # it has begun to read back
+    assert node.spool.digester.spool.digest_lag
+    tenure.fire()
+    with pytest.raises(Interrupted):
+        await running
+    assert (node.spool.spool.begin, node.spool.end) == (0, len(content))
 
 
 async def test_a_primary_without_its_lease_sends_nothing(bench):

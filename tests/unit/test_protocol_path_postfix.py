@@ -130,6 +130,7 @@ def test_what_templates_see(template, expected):
         ("{{ with .JournalSpec.Suspend }}{{ eq . nil }}{{ end }}{{ eq nil nil }}", "falsetrue"),
         ("{{ slice .JournalSpec.Labels 0 0 }}", "[]"),
         ("{{ $x := 1 }}{{ $y := 2 }}{{ $x = 3 }}{{ $x }}{{ $y }}", "32"),
+        ("{{ $x := 1 }}{{ if 1 }}{{ $x := 2 }}{{ $x = 3 }}{{ $x }}{{ end }}{{ $x }}", "31"),
         ("{{ range $s := .JournalSpec.Fragment.Stores }}{{ len $s }}{{ end }}", "99"),
         ("{{ len print }}", "0"),
         ("{{ print nil }}{{ not nil }}", "<nil>true"),
@@ -241,6 +242,8 @@ def test_printf(arguments, expected):
         ("{{ printf 3 }}", "printf needs a format string"),
         ("{{ " + "(" * 60 + "1" + ")" * 60 + " }}", "nested deeper than 50 levels"),
         ("{{ if 1 }}" * 60, "nested deeper than 50 levels"),
+        ("{{ if 1 }}{{ $x := 1 }}{{ else }}{{ $x }}{{ end }}", 'undefined variable "$x"'),
+        ("{{ if 1 }}{{ $x := 1 }}{{ end }}{{ $x }}", 'undefined variable "$x"'),
     ],
 )
 def test_templates_that_are_refused(template, error):

@@ -137,3 +137,12 @@ def test_labels_are_found_by_name_however_many():
     assert outcome('{{.JournalSpec.LabelSet.ValueOf "name-04999"}}') == "v" * 20
     assert outcome('{{.JournalSpec.LabelSet.ValueOf "missing"}}') == ""
     assert outcome('{{len (.JournalSpec.LabelSet.ValuesOf "missing")}}') == "0"
+
+
+def test_variables_are_bounded_while_they_are_in_scope():
+    """Each use looks for its own among them."""
+    with pytest.raises(ValidationError, match="more than 100 variables"):
+        Template("".join(f"{{{{$v{n} := 1}}}}" for n in range(100)))
+    assert Template("".join(f"{{{{$v{n} := 1}}}}" for n in range(99))).execute(None) == ""
+    in_blocks = "".join(f"{{{{if 1}}}}{{{{$v{n} := 1}}}}{{{{end}}}}" for n in range(200))
+    assert Template(in_blocks).execute(None) == ""
