@@ -47,6 +47,9 @@ ContentSource = (
     | AsyncIterable[bytes | bytearray | memoryview]
 )
 
+# Seconds for which small pieces of a content are joined to one message.
+_JOIN_S = 0.1
+
 # gRPC codes that another attempt cannot cure.
 _TERMINAL_CODES = frozenset(
     {"UNAUTHENTICATED", "PERMISSION_DENIED", "INVALID_ARGUMENT", "UNIMPLEMENTED"}
@@ -123,14 +126,21 @@ class Content:
             yield piece
 
     async def messages(self) -> AsyncIterator[bytes]:
-        """Encoded content messages of up to `CONTENT_CHUNK_BYTES`; small pieces are joined."""
+        """Encoded content messages of up to `CONTENT_CHUNK_BYTES`.
+
+        Small pieces are joined, but for a moment only: brokers end an append of which nothing comes.
+        """
         if self._view is not None:
             for message in encoded_messages(self._view):
                 yield message
             return
+        loop = asyncio.get_running_loop()
         pending: list[bytes | bytearray | memoryview] = []
         size = 0
+        joins_until = 0.0
         async for piece in self.pieces():
+            if not pending:
+                joins_until = loop.time() + _JOIN_S
             pending.append(piece)
             size += len(piece)
             if size >= CONTENT_CHUNK_BYTES:
@@ -138,8 +148,11 @@ class Content:
                 cut = len(joined) - len(joined) % CONTENT_CHUNK_BYTES
                 for message in encoded_messages(memoryview(joined)[:cut]):
                     yield message
-                pending = [joined[cut:]]
+                pending = [joined[cut:]] if cut < len(joined) else []
                 size = len(joined) - cut
+            elif size and loop.time() >= joins_until:
+                yield encode_append_content(b"".join(pending))
+                pending, size = [], 0
         if size:
             yield encode_append_content(b"".join(pending))
 

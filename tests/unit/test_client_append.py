@@ -13,7 +13,7 @@ from gazette_platform.client import (
     ClientConfig,
     append_outcome,
 )
-from gazette_platform.client.appender import _result
+from gazette_platform.client.appender import Content, _result
 from gazette_platform.errors import (
     DataError,
     FragmentStoreUnhealthy,
@@ -71,6 +71,26 @@ async def test_append_takes_async_content():
     async with connected() as (broker, client):
         await client.append("a/journal", pieces())
         assert broker.journals["a/journal"].content == b"one two"
+
+
+async def test_content_that_comes_slowly_is_sent_as_it_comes():
+    """All of it waited here for the end, and brokers end an append of which nothing comes."""
+    may_go_on, sent = asyncio.Event(), []
+
+    async def slow():
+        yield b"one, "
+        await asyncio.sleep(0.2)
+        yield b"two, "
+        await may_go_on.wait()
+        yield b"three"
+
+    async def gather():
+        async for message in Content(slow()).messages():
+            sent.append(pb.AppendRequest.FromString(message).content)
+            may_go_on.set()
+
+    await asyncio.wait_for(gather(), timeout=20)
+    assert sent == [b"one, two, ", b"three"]
 
 
 async def test_ap4_append_retries_what_may_pass():

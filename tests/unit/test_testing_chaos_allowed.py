@@ -78,6 +78,24 @@ def test_registers_are_empty_after_all_brokers_ended():
     assert left(wrong, (9.5, 12, "restart-all")) == 1
 
 
+def test_registers_are_empty_after_a_journal_was_suspended():
+    gone = Anomaly(
+        "nonlinearizable",
+        "a",
+        "was told {}",
+        (append(5, LabelSet.of({"a": "b"})), append(20, LabelSet())),
+    )
+    for suspension, count in [
+        ((6, 7, "a"), 0),
+        ((6, 7, "b"), 1),
+        ((3, 4, "a"), 1),
+        ((40, 41, "a"), 1),
+    ]:
+        report = Report(anomalies=[gone])
+        allow(report, [], [suspension])
+        assert len(report.anomalies) == count, suspension
+
+
 @pytest.mark.parametrize("name", ["stale-head", "nonmonotonic-head"])
 def test_head_that_comes_with_content_may_be_old_and_one_that_ends_a_read_may_not(name):
     piece, fault = Piece.of(0, b"content"), (8, 9, "pause")

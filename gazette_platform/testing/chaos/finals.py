@@ -66,8 +66,10 @@ async def _read_final(
                         name, begin + len(content), on_jump="continue" if is_pruned else "raise"
                     ) as reader:
                         async for piece in reader:
-                            if not content:
-                                begin = reader.offset - len(piece)
+                            at = reader.offset - len(piece)
+                            if at != begin + len(content):
+                                # What precedes was pruned, maybe since it was read.
+                                begin, content = at, b""
                             content += bytes(piece)
                 except CallFailed:
                     # Brokers may not have seen yet that a fragment was deleted.

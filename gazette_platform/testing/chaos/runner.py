@@ -246,7 +246,8 @@ class _Run:
         nemesis, scene = self._nemesis, self._scene
         history = load_history(self._history_path)
         spans = nemesis.spans if nemesis is not None else []
-        report, allowed = await asyncio.to_thread(check_but_allow, history, spans)
+        suspensions = scene.suspensions if scene is not None else []
+        report, allowed = await asyncio.to_thread(check_but_allow, history, spans, suspensions)
         if trouble:
             # That is the trouble itself, not what it did to anybody.
             report.anomalies = [a for a in report.anomalies if a.name != "unseen"]

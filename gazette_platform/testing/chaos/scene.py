@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gazette_platform.ops.clock import Clock
+    from gazette_platform.testing.chaos.allowed import Suspension
     from gazette_platform.testing.history import Recorder
 
 __all__ = ["Scene", "WorkloadConfig"]
@@ -85,6 +86,8 @@ class Scene:
     recorder: Recorder
     clock: Clock
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    suspensions: list[Suspension] = field(default_factory=list)
+    """Those that were asked for."""
     has_streamed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once a streamed append has ended well."""
     acknowledged: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))

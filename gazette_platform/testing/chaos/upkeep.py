@@ -111,7 +111,12 @@ class _Upkeep:
         await self._client.apply([JournalChange(spec, "", listing.mod_revision)])
 
     async def suspend(self) -> None:
-        await self._client.suspend(self._name(), force=self._rng.random() < 0.7)
+        name, scene = self._name(), self._scene
+        asked_at = scene.clock.monotonic()
+        try:
+            await self._client.suspend(name, force=self._rng.random() < 0.7)
+        finally:
+            scene.suspensions.append((asked_at, scene.clock.monotonic(), name))
 
     async def reset_head(self) -> None:
         await self._client.reset_head(self._name())
