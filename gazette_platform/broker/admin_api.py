@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar, final
 
 from gazette_platform.broker.replica import Replica
 from gazette_platform.broker.side_keys import savepoint_key, savepoints_prefix
-from gazette_platform.broker.wire.grpc_calls import of_call
+from gazette_platform.broker.unstored import ask_others, call_flush
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import ValidationError
 from gazette_platform.etcd import Compare, Delete, Put
@@ -22,7 +22,7 @@ from gazette_platform.protocol import (
     validate_journal_name,
     validate_token,
 )
-from gazette_platform.protocol.auth import ALL_CLAIMS, Capability, Forbidden
+from gazette_platform.protocol.auth import ALL_CLAIMS, Forbidden
 from gazette_platform.protocol.pb import admin_pb2 as admin_pb
 
 if TYPE_CHECKING:
@@ -31,17 +31,11 @@ if TYPE_CHECKING:
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.resolver import Resolution, Resolver
     from gazette_platform.etcd import KeyValue
-    from gazette_platform.protocol import ProcessId
     from gazette_platform.protocol.auth import Claims
 
 __all__ = ["AdminApi"]
 
 T = TypeVar("T")
-
-_FLUSH = "/gazette_platform.Admin/Flush"
-
-# A broker that has more to persist, or hangs, is asked again.
-_ASK_TIMEOUT_S = 10.0
 
 _NAME_LENGTH_MAX = 256
 # Etcd takes 1.5 MiB a request; what is near that is a list, not a name for a few offsets.
@@ -126,40 +120,18 @@ class AdminApi:
     async def _flush_others(self, replica: Replica, end: int) -> None:
         """Wait until no other broker holds content below `end` that is in no store.
 
-        One that had the journal before may persist it still, and so may replicas of one that
-        crashed. What is missing after that was pruned, or is lost.
-
         Raises: RpcFailed: the replica closed meanwhile. Cancellation: safe.
         """
         attempt = 0
         while not replica.index.is_stored(replica.flushed_end, end):
-            state = self._context.space.state
-            asked = [who for who in state.members if who != self._context.process_id]
-            answers = await asyncio.gather(*(self._flush_other(replica, who) for who in asked))
+            is_stored = await ask_others(self._context, replica.name)
             if replica.is_closed:
                 raise _moved(replica.name)
-            if all(answers):
+            if is_stored:
                 replica.flushed_end = end
                 return
             await asyncio.sleep(backoff_s(attempt))
             attempt += 1
-
-    async def _flush_other(self, replica: Replica, member: ProcessId) -> bool:
-        """Ask a broker to persist what it holds of a journal. Returns: whether none is left."""
-        known = self._context.space.state.members.get(member)
-        if known is None:
-            return True  # it left, after it had persisted; or it crashed, and there is no more
-        header = Header(member, replica.route, replica.etcd_header)
-        request = admin_pb.FlushRequest(journal=replica.name)
-        try:
-            async with asyncio.timeout(_ASK_TIMEOUT_S):
-                status, _ = await self._call(known.spec.endpoint, request, header)
-        except RpcFailed as err:
-            # Gazette's brokers cannot be asked. They persist what they have within minutes.
-            return err.code is Code.UNIMPLEMENTED
-        except TimeoutError:
-            return False
-        return status is Status.NOT_JOURNAL_PRIMARY_BROKER
 
     async def _forward(
         self, request: admin_pb.FlushRequest, found: Resolution
@@ -168,24 +140,7 @@ class AdminApi:
         endpoint = header.route.endpoint_of(header.process_id) if header.process_id else ""
         if not endpoint:
             raise RpcFailed(Code.UNAVAILABLE, f"{found.journal}: its primary has no endpoint")
-        return await self._call(endpoint, request, header)
-
-    async def _call(
-        self, endpoint: str, request: admin_pb.FlushRequest, header: Header
-    ) -> tuple[Status, bytes]:
-        """Send a Flush to the broker that `header` means. Raises: RpcFailed."""
-        forwarded = admin_pb.FlushRequest()
-        forwarded.CopyFrom(request)
-        header.into_pb(forwarded.header)
-        peers = self._context.peers
-        method = peers.channel(endpoint).unary_unary(_FLUSH)
-        metadata = peers.metadata(Capability.APPEND, strip_meta(request.journal))
-        try:
-            call = method(forwarded.SerializeToString(), metadata=metadata)
-            raw = bytes(await of_call(call, call))
-        except RpcFailed as err:
-            raise RpcFailed(err.code, f"broker {endpoint}: {err.text}") from err
-        return Status.from_wire(admin_pb.FlushResponse.FromString(raw).status), raw
+        return await call_flush(self._context, endpoint, request, header)
 
     # ---------------------------------------------------------------------------- savepoints
     async def put_savepoint(self, raw: bytes, claims: Claims = ALL_CLAIMS) -> tuple[Status, bytes]:

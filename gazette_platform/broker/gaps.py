@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from gazette_platform.fragment.index import Index
     from gazette_platform.ops.clock import Clock
+    from gazette_platform.ops.tasks import TaskGroup
 
 __all__ = ["Gaps"]
 
@@ -30,23 +32,85 @@ class Gaps:
     store, and what precedes it still with another broker. A read must not end there as if there were
     no more.
 
-    Args: refresh: has the stores listed soon.
+    Neither may it go on behind the gap, as if what is missing had been pruned, before the others
+    were asked. They are once: what is appended from then on is here until it is stored.
+
+    Args: wait_s: seconds that a read waits. refresh: has the stores listed soon.
+        ask: has other brokers store what they hold, then the stores listed; whether that is done.
     """
 
     def __init__(
-        self, journal: str, index: Index, *, clock: Clock, refresh: Callable[[], None]
+        self,
+        journal: str,
+        index: Index,
+        *,
+        wait_s: float,
+        clock: Clock,
+        tasks: TaskGroup,
+        refresh: Callable[[], None],
+        ask: Callable[[], Awaitable[bool]],
     ) -> None:
         self._journal = journal
         self._index = index
+        self._wait_s = wait_s
         self._clock = clock
+        self._tasks = tasks
         self._refresh = refresh
+        self._ask = ask
+        self._is_asking = False
+        # Behind the last offset of which others may hold content that is in no store.
+        self._others_end = sys.maxsize
+        self._own_end = 0
         self._refresh_at = 0.0
         self._met_at: dict[int, float] = {}
 
-    async def wait(self, offset: int, *, timeout_s: float) -> bool:
+    def on_roll(self, begin: int) -> None:
+        """Our spool goes on at `begin`; what it did not see before is with others, or stored."""
+        if begin != self._own_end:
+            self._others_end = begin
+
+    def on_commit(self, begin: int, end: int) -> None:
+        """Our spool holds [begin, end)."""
+        self._own_end = end
+        self._others_end = min(self._others_end, begin)
+
+    def may_skip(self, offset: int) -> bool:
+        """Whether content that is missing at `offset`, before what is stored, is gone for good."""
+        return offset >= self._others_end
+
+    async def wait_skip(self, offset: int, *, block: bool) -> None:
+        """Wait until content at `offset` is there, or `may_skip`, or the replica closes.
+
+        Args: block: for as long as it takes.
+        Raises: RpcFailed: UNAVAILABLE: that is still open: ask again. Cancellation: safe.
+        """
+        index = self._index
+        try:
+            async with asyncio.timeout(None if block else self._wait_s):
+                while not (self.may_skip(offset) or index.covers(offset, offset + 1)):
+                    if not self._is_asking:
+                        self._is_asking = True
+                        self._tasks.spawn(self._ask_others(), name=f"ask for {self._journal}")
+                    if not await index.wait_change():
+                        return
+        except TimeoutError as err:
+            what = f"another broker may have content at {offset} that is not stored yet; ask again"
+            raise RpcFailed(Code.UNAVAILABLE, f"{self._journal}: {what}") from err
+
+    async def _ask_others(self) -> None:
+        asked_end = self._others_end
+        try:
+            if not await self._ask():
+                await asyncio.sleep(_REFRESH_S)
+            elif asked_end == self._others_end:
+                self._others_end = 0
+        finally:
+            self._is_asking = False
+            self._index.wake()
+
+    async def wait(self, offset: int) -> bool:
         """Wait for content at `offset`, which lies before content that is known.
 
-        Args: timeout_s: seconds for this read.
         Returns: whether it is there; False: it is lost, or the replica closes.
         Raises: RpcFailed: UNAVAILABLE: it did not come: ask again. Cancellation: safe.
         """
@@ -56,7 +120,7 @@ class Gaps:
         if len(self._met_at) > _OFFSETS_MAX:
             del self._met_at[next(iter(self._met_at))]
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(self._wait_s):
                 while not index.covers(offset, offset + 1):
                     if now() >= self._refresh_at:
                         self._refresh_at = now() + _REFRESH_S

@@ -106,17 +106,25 @@ class ReadApi:
         index, block = replica.index, request.block
         is_known = False
         while True:
+            result: QueryResult | None = None
+            skips: int | None = None
             if offset >= 0:
                 result = index.lookup(offset, begin_mod_time=request.begin_mod_time)
-                if result.status is Status.OK:
+                if result.skips is not None and not replica.gaps.may_skip(result.skips):
+                    skips = offset = result.skips
+                elif result.status is Status.OK:
                     return result
-                offset = result.offset  # what was skipped stays skipped
+                else:
+                    offset = result.offset  # what was skipped stays skipped
             if index.is_closed or (block and replica.is_closed):
                 # What was here is at others. A client that tails shall not be forwarded for long.
                 return None
             better = self._proxy.better_placed(replica, offset)
             if better is not None:
                 return better
+            if skips is not None:
+                await replica.gaps.wait_skip(skips, block=block)
+                continue
             if not is_known and (offset < 0 or not block):
                 await replica.wait_known()
                 is_known = True
@@ -126,12 +134,15 @@ class ReadApi:
                 if block:
                     continue
                 return QueryResult(Status.OFFSET_NOT_YET_AVAILABLE, offset, offset)
-            if not block and offset < replica.head and await replica.wait_gap(offset):
-                continue
-            if not block:
-                return index.lookup(offset, begin_mod_time=request.begin_mod_time)
-            if not await index.wait_change():
-                return None
+            if not await self._wait_content(replica, offset, block=block):
+                return None if block else result
+
+    @staticmethod
+    async def _wait_content(replica: Replica, offset: int, *, block: bool) -> bool:
+        """Wait for a change at `offset`, where there is nothing. Returns: False: the read ends."""
+        if block:
+            return await replica.index.wait_change()
+        return offset < replica.head and await replica.wait_gap(offset)
 
     async def _serve(
         self, request: pb.ReadRequest, resolution: Resolution, replica: Replica

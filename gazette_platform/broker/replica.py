@@ -15,6 +15,7 @@ from gazette_platform.broker.journal_spool import JournalSpool
 from gazette_platform.broker.peer_stream import open_replicate
 from gazette_platform.broker.replicator import Replicator
 from gazette_platform.broker.spec_writes import write_route, write_suspend
+from gazette_platform.broker.unstored import ask_others
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import GazetteError
 from gazette_platform.fragment.index import Index
@@ -109,7 +110,15 @@ class Replica:
         self._refresh_timer: asyncio.TimerHandle | None = None
         self._stores = self.spec.fragment.stores if self.spec else ()
         self.index = Index(context.clock)
-        self._gaps = Gaps(name, self.index, clock=context.clock, refresh=self.refresh)
+        self.gaps = Gaps(
+            name,
+            self.index,
+            wait_s=context.config.append_wait_s or _KNOWN_WAIT_S,
+            clock=context.clock,
+            tasks=context.tasks,
+            refresh=self.refresh,
+            ask=self._settle_others,
+        )
         self._refresher = Refresher(self.index, context.lister)
         self._refresh_failures = 0
         self._write_head = context.metrics.write_head.labels(name)
@@ -284,6 +293,7 @@ class Replica:
         metrics.spool_commits.inc(appends)
         metrics.spool_commit_bytes.inc(length)
         self.index.spool_commit(spool.fragment(), spool.file)
+        self.gaps.on_commit(spool.begin, spool.end)
         self._write_head.set(spool.end)
         self._last_append_at = self._context.clock.monotonic()
         if self._flush_timer is None:
@@ -433,12 +443,20 @@ class Replica:
 
     async def wait_gap(self, offset: int) -> bool:
         """As `Gaps.wait`, for as long as appends wait; of a journal without stores nothing comes."""
-        timeout_s = self._context.config.append_wait_s or _KNOWN_WAIT_S
-        return bool(self._stores) and await self._gaps.wait(offset, timeout_s=timeout_s)
+        return bool(self._stores) and await self.gaps.wait(offset)
+
+    async def _settle_others(self) -> bool:
+        """Have others store what they hold of the journal, and list it. Returns: whether it is so."""
+        spec = self.spec
+        if spec is None or not await ask_others(self._context, self.name):
+            return False
+        async with self._context.refresh_slots:
+            return await self._refresher.refresh(spec)
 
     def on_roll(self) -> None:
         """The spool began anew, maybe at another offset."""
         begin = self.spool.spool.begin
+        self.gaps.on_roll(begin)
         if not self.spool.is_settled or begin <= self.index.summary.end:
             return  # all of before is here, or under way
         self._hole_end = begin

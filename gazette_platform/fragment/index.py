@@ -53,6 +53,8 @@ class QueryResult:
     """Holds the byte at `offset`, if the status is OK."""
     file: LocalFile | None = None
     """The fragment's content, if it is local. Hold it before the next ``await``."""
+    skips: int | None = None
+    """The first offset that is missing before it, and was not for long: maybe it is stored yet."""
 
 
 @final
@@ -100,16 +102,19 @@ class Index:
         head = self._all.end
         if offset == _FROM_HEAD:
             offset = head
+        skips: int | None = None
         while True:
             index, found = self._all.lookup(offset)
-            if not found and self._may_jump(index):
+            if not found:
+                if not self._may_jump(index):
+                    return QueryResult(Status.OFFSET_NOT_YET_AVAILABLE, offset, head, skips=skips)
+                if skips is None and not self._is_old(index):
+                    skips = offset
                 offset = self._all[index].begin
-            elif not found:
-                return QueryResult(Status.OFFSET_NOT_YET_AVAILABLE, offset, head)
             fragment = self._all[index]
             if not 0 < fragment.mod_time < begin_mod_time:
                 file = None if fragment.backing_store else self._files.get(fragment.begin)
-                return QueryResult(Status.OK, offset, head, fragment, file)
+                return QueryResult(Status.OK, offset, head, fragment, file, skips)
             offset = fragment.end
 
     def covers(self, begin: int, end: int) -> bool:
@@ -205,7 +210,7 @@ class Index:
             if other.begin != fragment.begin:
                 self._drop_file(other)
         self._all.add(fragment)
-        self._wake()
+        self.wake()
 
     def listing_began(self) -> int:
         """Note that a listing of the stores begins now.
@@ -234,7 +239,7 @@ class Index:
         self._remote = remote
         self._drop_covered()
         self.first_refresh.set()
-        self._wake()
+        self.wake()
 
     def add_remote(self, fragment: Fragment) -> None:
         """Take over one fragment that was just persisted, without waiting for a listing.
@@ -246,7 +251,7 @@ class Index:
         if not self._remote.add(fragment):
             return
         self._drop_covered(near=fragment)
-        self._wake()
+        self.wake()
 
     def close(self) -> None:
         """End waiting queries, and let go of all files. Idempotent."""
@@ -256,16 +261,26 @@ class Index:
         self._files.clear()
         self._local = CoverSet()
         self._all = self._remote.copy()
-        self._wake()
+        self.wake()
+
+    def wake(self) -> None:
+        """Have those who wait for a change look again."""
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()
 
     def _may_jump(self, index: int) -> bool:
         """Whether a read of a missing offset may go on at the member `index` behind it."""
         if index == len(self._all):
             return False
-        mod_time = self._all[index].mod_time
-        if mod_time == 0:
+        if self._all[index].mod_time == 0:
             return False
-        return index == 0 or mod_time < self._clock.now().timestamp() - _JUMP_AGE_S
+        return index == 0 or self._is_old(index)
+
+    def _is_old(self, index: int) -> bool:
+        """Whether what precedes the stored member `index` would have been stored long ago."""
+        return self._all[index].mod_time < self._clock.now().timestamp() - _JUMP_AGE_S
 
     def _drop_covered(self, *, near: Fragment | None = None) -> None:
         """Drop local fragments that the stores hold.
@@ -294,9 +309,3 @@ class Index:
         file = self._files.pop(fragment.begin, None)
         if file is not None:
             file.release()
-
-    def _wake(self) -> None:
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        self._waiters.clear()

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from grpc import StatusCode, aio
 
-from gazette_platform.broker import admin_api
+from gazette_platform.broker import unstored
 from gazette_platform.broker.digester import Digester
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import StoreUnavailable
@@ -98,7 +98,7 @@ async def handed_over(cluster, tasks):
 async def test_a_flush_waits_for_a_broker_that_had_the_journal_before(
     cluster, tasks, monkeypatch, ask_timeout_s
 ):
-    monkeypatch.setattr(admin_api, "_ASK_TIMEOUT_S", ask_timeout_s)
+    monkeypatch.setattr(unstored, "_ASK_TIMEOUT_S", ask_timeout_s)
     second, back, draining = await handed_over(cluster, tasks)
     async with AsyncClient(ClientConfig(address=second.endpoint)) as client:
         await client.append(JOURNAL, b"here")
@@ -169,8 +169,8 @@ async def test_a_replica_tells_a_flush_of_fragments_that_it_is_closing(cluster, 
     asked._persister.flush = flush_what_waits
     await primary.close_fragment()
     await eventually(lambda: other.spool.digester is not closing)
-    admin = brokers[replicas.index(primary)]._service._admin
-    assert await admin._flush_other(primary, asked._context.process_id)
+    asking = brokers[replicas.index(primary)]._context
+    assert await unstored.ask_other(asking, JOURNAL, asked._context.process_id)
     assert flushed == [[]]
     assert stored(cluster) == b"content"
 
@@ -224,6 +224,51 @@ async def test_a_read_waits_for_content_that_others_store_after_what_follows_it(
     await cluster.apply(stub, spec())
     reading = tasks.spawn(read_all(stub, JOURNAL), name="read")
     replica = broker._resolver.replicas[JOURNAL]
-    await eventually(lambda: replica._gaps._met_at)
+    await eventually(lambda: replica.gaps._met_at)
     store_fragment(cluster.fragments, JOURNAL, 6, b"second")
     assert await reading == b"first secondthird"
+
+
+async def test_no_read_jumps_over_what_was_handed_over_before_it_was_stored(cluster, tasks):
+    """What follows it is stored already, and looks like all that was left by pruning."""
+    second, back, draining = await handed_over(cluster, tasks)
+    stub = cluster.stub(second)
+    async with AsyncClient(ClientConfig(address=second.endpoint)) as client:
+        await client.append(JOURNAL, b"here")
+        flushing = tasks.spawn(client.flush(f"name={JOURNAL}"), name="flush")
+        await eventually(lambda: stored(cluster) == b"here")
+        replica = second._resolver.replicas[JOURNAL]
+        await eventually(lambda: replica.index.is_stored(15, 19))
+        tailing = tasks.spawn(anext(aiter(client.read(JOURNAL, block=True))), name="tail")
+        waiting = tasks.spawn(refused(anext(aiter(read(stub, JOURNAL)))), name="read")
+        assert "content at 0" in await waiting
+        assert not tailing.done()
+        back.set()
+        assert bytes(await tailing) == b"before "
+        assert await flushing == {JOURNAL: 19}
+    assert await draining == []
+    assert await read_all(stub, JOURNAL) == b"before that is here"
+
+
+async def test_a_replica_leaves_it_to_its_primary_whether_content_is_gone(cluster, tasks):
+    """It does not know what the primary alone had before, and the store does not have yet."""
+    first = await cluster.start(zone=ZONES[0])
+    back = hold_back(first)
+    await cluster.apply(cluster.stub(first), spec())
+    await append(cluster.stub(first), JOURNAL, b"before ")
+    await first._resolver.replicas[JOURNAL].close_fragment()
+    second = await cluster.start(zone=ZONES[1])
+    request = pb.ApplyRequest()
+    request.changes.add(expect_mod_revision=-1).upsert.CopyFrom(spec(2).to_pb())
+    assert (await cluster.stub(first).Apply(request)).status == pb.OK
+    state = second._context.space.state
+    await eventually(lambda: len(state.assignments_of(JOURNAL)) == 2)
+    await append(cluster.stub(first), JOURNAL, b"that")
+    await eventually(lambda: second._resolver.replicas[JOURNAL].index.covers(7, 11))
+    replica = second._resolver.replicas[JOURNAL]
+    store_fragment(cluster.fragments, JOURNAL, 7, b"that")
+    replica.refresh()
+    await eventually(lambda: replica.index.is_stored(7, 11))
+    assert not replica.index.covers(0, 7)
+    assert await read_all(cluster.stub(second), JOURNAL) == b"before that"
+    back.set()

@@ -79,7 +79,9 @@ class Bench:
         )
         space = SimpleNamespace(state=self.state, revision=1)
         self.context = SimpleNamespace(
-            config=SimpleNamespace(max_append_rate=0, max_replication=9, spool_dir=directory),
+            config=SimpleNamespace(
+                max_append_rate=0, max_replication=9, spool_dir=directory, append_wait_s=0.0
+            ),
             clock=self.clock,
             rng=random.Random(1),
             space=space,

@@ -133,6 +133,21 @@ async def test_i4_missing_byte_zero(index, clock):
     assert result.fragment == remote(100, 200, now)
 
 
+def test_a_lookup_tells_what_it_skips_unless_that_is_missing_for_long(index, clock):
+    now = int(clock.now().timestamp())
+    index.replace_remote(listed(remote(100, 200, now - 9), remote(200, 300, now)))
+    assert index.lookup(100).skips is None
+    assert index.lookup(10).skips == 10
+    behind = index.lookup(10, begin_mod_time=now + 1)
+    assert (behind.status, behind.offset, behind.skips) == (
+        Status.OFFSET_NOT_YET_AVAILABLE,
+        300,
+        10,
+    )
+    clock.advance(6 * HOUR_S)
+    assert index.lookup(10).skips is None
+
+
 async def test_i5_missing_middle(index, clock, tasks):
     now = int(clock.now().timestamp())
     index.replace_remote(listed(remote(100, 200, now), remote(300, 400, now)))

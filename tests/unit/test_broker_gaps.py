@@ -1,0 +1,125 @@
+"""What is missing before what is stored: whether it is gone, or with another broker."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gazette_platform.broker.gaps import Gaps
+from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.fragment.index import Index
+from gazette_platform.ops.clock import ManualClock
+from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.protocol import Fragment
+
+JOURNAL = "a/journal"
+
+
+class Bench:
+    """Gaps of a replica, and the other brokers."""
+
+    def __init__(self, tasks):
+        self.index = Index(ManualClock())
+        self.answers = asyncio.Queue()
+        self.asked = 0
+        self.began = asyncio.Event()
+        self.gaps = Gaps(
+            JOURNAL,
+            self.index,
+            wait_s=0.05,
+            clock=ManualClock(),
+            tasks=tasks,
+            refresh=lambda: None,
+            ask=self.ask,
+        )
+
+    async def ask(self):
+        self.asked += 1
+        self.began.set()
+        return await self.answers.get()
+
+
+@pytest.fixture
+async def tasks():
+    group = TaskGroup("test")
+    yield group
+    assert group.failure is None
+    await group.close()
+
+
+@pytest.fixture
+async def bench(tasks):
+    return Bench(tasks)
+
+
+async def test_nothing_is_gone_before_others_were_asked_and_all_readers_ask_once(bench, tasks):
+    assert not bench.gaps.may_skip(0)
+    waiting = [tasks.spawn(bench.gaps.wait_skip(at, block=True)) for at in (0, 5)]
+    await asyncio.sleep(0)
+    bench.answers.put_nowait(True)
+    await asyncio.wait_for(asyncio.gather(*waiting), 5)
+    assert bench.asked == 1
+    assert bench.gaps.may_skip(0)
+
+
+async def test_who_does_not_block_is_told_to_ask_again_and_the_question_goes_on(bench):
+    with pytest.raises(RpcFailed, match="content at 7 that is not stored yet") as caught:
+        await bench.gaps.wait_skip(7, block=False)
+    assert caught.value.code is Code.UNAVAILABLE
+    bench.answers.put_nowait(True)
+    await bench.gaps.wait_skip(7, block=True)
+    assert bench.asked == 1
+
+
+async def test_they_are_asked_again_while_one_of_them_has_more(bench):
+    bench.answers.put_nowait(False)
+    bench.answers.put_nowait(True)
+    async with asyncio.timeout(5):
+        await bench.gaps.wait_skip(0, block=True)
+    assert bench.asked == 2
+
+
+async def test_content_that_comes_is_not_waited_for_any_more(bench, tasks):
+    waiting = tasks.spawn(bench.gaps.wait_skip(0, block=True))
+    await asyncio.sleep(0)
+    bench.index.add_remote(Fragment(JOURNAL, 0, 9, b"x" * 20, backing_store="s", mod_time=1))
+    async with asyncio.timeout(5):
+        await waiting
+    assert not bench.gaps.may_skip(0)
+
+
+async def test_a_replica_that_closes_ends_the_wait(bench, tasks):
+    waiting = tasks.spawn(bench.gaps.wait_skip(0, block=True))
+    await asyncio.sleep(0)
+    bench.index.close()
+    async with asyncio.timeout(5):
+        await waiting
+
+
+async def test_what_a_spool_saw_from_its_begin_on_is_known(bench):
+    bench.gaps.on_roll(100)
+    assert not bench.gaps.may_skip(99)
+    assert bench.gaps.may_skip(100)
+    bench.gaps.on_commit(100, 120)
+    bench.gaps.on_roll(120)
+    assert bench.gaps.may_skip(100)
+    bench.gaps.on_roll(150)  # others went on without us
+    assert not bench.gaps.may_skip(149)
+
+
+async def test_who_saw_all_of_a_journal_asks_nobody(bench):
+    bench.gaps.on_commit(0, 10)
+    assert bench.gaps.may_skip(0)
+
+
+async def test_content_that_passed_by_while_others_were_asked_is_asked_for_again(bench, tasks):
+    bench.gaps.on_roll(100)
+    waiting = tasks.spawn(bench.gaps.wait_skip(0, block=True))
+    await bench.began.wait()
+    bench.gaps.on_roll(200)
+    bench.answers.put_nowait(True)
+    bench.answers.put_nowait(True)
+    async with asyncio.timeout(5):
+        await waiting
+    assert bench.asked == 2
