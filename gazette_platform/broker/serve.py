@@ -32,6 +32,7 @@ from gazette_platform.broker.service import BrokerService
 from gazette_platform.broker.side_keys import own_member_key
 from gazette_platform.broker.signals import HURRIED_S, Signals, on_loop_error
 from gazette_platform.broker.store_guard import StoreGuard
+from gazette_platform.broker.unstored import still_storing
 from gazette_platform.broker.watchdog import Watchdog
 from gazette_platform.broker.wire.grpc_server import GrpcServer
 from gazette_platform.errors import EtcdError, LeaseLost
@@ -528,8 +529,9 @@ class Broker:
         await self._within(self._limit_s, "closing journals", self._resolver.close())
         if has_lease:  # else others may have gone on from another head
             await self._note_heads()
-        await self._within(_GRACE_S, "giving back the lease", self._release())
-        left = await self._persist()
+        async with still_storing(self._context):
+            await self._within(_GRACE_S, "giving back the lease", self._release())
+            left = await self._persist()
         await self.abandon()
         return left
 

@@ -7,6 +7,9 @@ of keys that are neither items, members nor assignments. ``<prefix>`` begins wit
     The latter broker sees that the former refuses connections; under the latter's lease.
 ``/.gazette-platform/members<prefix>/<zone>#<suffix>``
     The member is a broker of this project, and not Gazette's; under its lease, as its member key is.
+``/.gazette-platform/storing<prefix>/<zone>#<suffix>#<lease>``
+    The broker has failed, is no member any more, and still stores what it holds of journals; under
+    a lease of its own, which ends with that.
 ``/.gazette-platform/savepoints<prefix>/<name>``
     A savepoint: offsets of journals under a name; under no lease.
 """
@@ -20,6 +23,8 @@ __all__ = [
     "own_members_prefix",
     "savepoint_key",
     "savepoints_prefix",
+    "storing_key",
+    "storing_prefix",
     "testimonies_prefix",
     "testimony_key",
     "witness_of",
@@ -57,6 +62,16 @@ def own_members_prefix(prefix: str) -> str:
 def own_member_key(prefix: str, member: ProcessId) -> str:
     """Where a member says that it is a broker of this project."""
     return f"{own_members_prefix(prefix)}{member.zone}#{member.suffix}"
+
+
+def storing_prefix(prefix: str) -> str:
+    """What the keys of all brokers begin with that failed and still store what they hold."""
+    return f"{_ROOT}/storing{prefix}/"
+
+
+def storing_key(prefix: str, broker: ProcessId, lease: int) -> str:
+    """Where a broker that failed says, under this lease, that it still stores what it holds."""
+    return f"{storing_prefix(prefix)}{broker.zone}#{broker.suffix}#{lease:x}"
 
 
 def savepoints_prefix(prefix: str) -> str:

@@ -8,6 +8,8 @@ import pytest
 from grpc import aio
 
 from gazette_platform.broker import serve
+from gazette_platform.broker.side_keys import storing_prefix
+from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import StoreUnavailable
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, Status
@@ -113,6 +115,34 @@ async def test_others_take_over_while_it_persists(cluster, tasks, monkeypatch):
         return await read_all(second, JOURNAL) == b"one two three"
 
     await eventually(is_whole)
+
+
+async def test_a_flush_waits_for_a_broker_that_failed_and_persists_still(
+    cluster, tasks, monkeypatch
+):
+    _, failing_, back = await failing(
+        cluster, tasks, monkeypatch, drain_timeout_s=None, ends_lease=False
+    )
+    second = await cluster.start(etcd_lease_s=30.0)
+    stub = cluster.stub(second)
+    await append(stub, JOURNAL, b"three")
+    async with AsyncClient(ClientConfig(address=second.endpoint)) as client:
+        flushing = tasks.spawn(client.flush(f"name={JOURNAL}"), name="flush")
+        index = second._resolver.replicas[JOURNAL].index
+        await eventually(lambda: index.is_stored(8, 13))
+        with pytest.raises(aio.AioRpcError) as caught:
+            await read_all(stub, JOURNAL)
+        assert not flushing.done()
+        assert "content at 0 that is not stored yet" in caught.value.details()
+        back.set()
+        async with asyncio.timeout(10):
+            await failing_
+            assert await flushing == {JOURNAL: 13}
+    stored = sorted(path.read_bytes() for path in (cluster.fragments / JOURNAL).iterdir())
+    assert stored == [b"one ", b"three", b"two "]
+    assert await read_all(stub, JOURNAL) == b"one two three"
+    etcd = second._context.etcd
+    assert (await etcd.range(storing_prefix(second.config.etcd_prefix))).kvs == ()
 
 
 async def test_who_gave_up_commits_nothing_that_others_could_read(cluster):
