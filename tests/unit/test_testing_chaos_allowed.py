@@ -18,59 +18,121 @@ from gazette_platform.testing.history import (
     Poll,
 )
 
+KILLED = (9.5, 12, "last-replica")
 
-def poll(completed_at, *pieces):
+
+def poll(completed_at, *pieces, **fields):
+    told = {"write_head": pieces[-1].end} if pieces else {}
     return Poll(
         id=1,
         process="r",
         journal="a",
-        stream=1,
         offset=0,
         invoked_at=9,
         completed_at=completed_at,
+        outcome=Outcome.OK,
         pieces=pieces,
+        **{"stream": 1} | told | fields,
     )
 
 
-def append(invoked_at, registers=None, outcome="ok"):
+def append(invoked_at, registers=None, outcome="ok", **fields):
     return Append(
         id=2,
         process="w",
         journal="a",
-        content=b"x",
         invoked_at=invoked_at,
-        completed_at=invoked_at + 1,
         outcome=Outcome(outcome),
         registers=registers,
+        **{"content": b"x", "completed_at": invoked_at + 1} | fields,
     )
 
 
-def left(anomaly, *spans):
+def left(anomaly, *spans, appends=(), polls=()):
+    """How many anomalies are left of this one."""
     report = Report(anomalies=[anomaly])
-    allowed = allow(report, spans)
+    ops = [op for op in anomaly.operations if isinstance(op, Append)]
+    history = History(appends=[*ops, *appends], polls=list(polls))
+    history.finals["a"] = FinalContent("a", 0, b"x" * 100)
+    allowed = allow(report, history, spans)
     assert sum(allowed.values()) + len(report.anomalies) == 1
     return report.anomaly_count
 
 
 def test_read_of_what_only_killed_brokers_had_is_allowed_while_they_are_killed():
-    seen = Anomaly("precommitted-read", "a", "r read x", (append(9, outcome="unknown"), poll(10)))
-    assert left(seen, (9.5, 12, "last-replica")) == 0
+    lost = append(9, outcome="unknown")
+    seen = Anomaly("precommitted-read", "a", "r read x", (lost, poll(10)))
+    assert left(seen, KILLED) == 0
     assert left(seen, (9.5, 12, "reset")) == 1
     assert left(seen, (20, 22, "last-replica")) == 1
     assert left(seen) == 1
 
 
+def test_read_of_an_earlier_attempt_is_allowed_while_its_brokers_are_killed():
+    retried = append(9, attempts=2, completed_at=20)
+    assert left(Anomaly("precommitted-read", "a", "r read x", (retried, poll(10))), KILLED) == 0
+    once = append(9, completed_at=20)
+    assert left(Anomaly("precommitted-read", "a", "r read x", (once, poll(10))), KILLED) == 1
+
+
+def test_read_of_what_was_not_under_way_when_brokers_were_killed_is_not_allowed():
+    for lost in (
+        append(2, outcome="unknown"),  # given up long before
+        append(10.5, outcome="unknown"),  # invoked after it was read
+    ):
+        assert left(Anomaly("precommitted-read", "a", "r read x", (lost, poll(10))), KILLED) == 1
+    other = append(9, outcome="unknown")
+    garbage = Anomaly("precommitted-read", "a", "r got [0, 7), which differs", (poll(10),))
+    assert left(garbage, KILLED, appends=[other]) == 1
+
+
+@pytest.mark.parametrize(("head", "count"), [(150, 0), (151, 1)])
+def test_head_that_was_never_reached_goes_too_far_by_what_was_under_way(head, count):
+    lost = append(9, outcome="unknown", content=b"x" * 50)
+    text = "r was told of a write head, beyond 100"
+    beyond = Anomaly("precommitted-read", "a", text, (poll(10, write_head=head),))
+    assert left(beyond, KILLED, appends=[lost]) == count
+    assert left(beyond, KILLED) == 1
+    assert left(beyond, KILLED, appends=[replace(lost, journal="b")]) == 1
+
+
+@pytest.mark.parametrize(("head", "count"), [(150, 0), (151, 1)])
+def test_head_of_the_future_goes_too_far_by_what_was_under_way(head, count):
+    lost = append(9, outcome="unknown", content=b"x" * 50)
+    later = append(20, begin=100, end=101)
+    text = "r was told of a write head before w, which lies below it, was invoked"
+    early = Anomaly("G1c-realtime", "a", text, (poll(10, write_head=head), later))
+    assert left(early, KILLED, appends=[lost]) == count
+    assert left(early, KILLED) == 1
+    content = Anomaly("G1c-realtime", "a", "r read w before it was invoked", (poll(10), later))
+    assert left(content, KILLED, appends=[lost]) == 1
+
+
+@pytest.mark.parametrize(("head", "count"), [(152, 0), (153, 1)])
+def test_head_goes_back_by_what_was_under_way(head, count):
+    lost = append(9, outcome="unknown", content=b"x" * 50)
+    slow = append(9.9, content=b"yy", completed_at=30)
+    told = poll(10, write_head=head)
+    back = Anomaly(
+        "nonmonotonic-head", "a", "told of a write head", (told, poll(11, write_head=100))
+    )
+    assert left(back, KILLED, appends=[lost, slow]) == count
+    assert left(back, KILLED, appends=[slow]) == 1
+    early = replace(back, operations=(poll(5, write_head=head), poll(11, write_head=100)))
+    assert left(early, KILLED, appends=[lost, slow]) == 1
+
+
 @pytest.mark.parametrize("name", ["lost-write", "inconsistent-offsets", "G1a", "stale-head"])
 def test_what_was_acknowledged_is_never_excused(name):
     anomaly = Anomaly(name, "a", "text", (append(9), poll(10)))
-    assert left(anomaly, (9.5, 12, "last-replica"), (9.5, 12, "etcd-away")) == 1
+    assert left(anomaly, KILLED, (9.5, 12, "etcd-away")) == 1
 
 
 def test_registers_are_empty_after_all_brokers_ended():
     held, none = LabelSet.of({"a": "b"}), LabelSet()
     gone = Anomaly("nonlinearizable", "a", "was told {}", (append(5, held), append(20, none)))
     assert left(gone, (9.5, 12, "restart-all")) == 0
-    late_first = Anomaly("nonlinearizable", "a", "was told", (append(20, none), append(5, held)))
+    late_first = Anomaly("nonlinearizable", "a", "was told", (append(20, held), append(5, none)))
     assert left(late_first, (9.5, 12, "restart-all")) == 0
     assert left(gone, (9.5, 12, "kill")) == 1
     assert left(gone, (30, 32, "restart-all")) == 1
@@ -78,21 +140,34 @@ def test_registers_are_empty_after_all_brokers_ended():
     assert left(wrong, (9.5, 12, "restart-all")) == 1
 
 
+def test_registers_are_empty_and_nothing_else_after_all_brokers_ended():
+    held, set_by = LabelSet.of({"a": "b"}), LabelSet.of({"c": "d"})
+    both = LabelSet.of({"a": "b", "c": "d"})
+    for told, count in ((set_by, 0), (both, 1), (LabelSet.of({"a": "z"}), 1)):
+        op = append(20, told, union=set_by)
+        anomaly = Anomaly("nonlinearizable", "a", "was told", (append(5, held), op))
+        assert left(anomaly, (9.5, 12, "etcd-away")) == count
+    refused = append(20, outcome="fail", error="RegisterMismatch")
+    anomaly = Anomaly("nonlinearizable", "a", "was refused", (append(5, held), refused))
+    assert left(anomaly, (9.5, 12, "etcd-away")) == 1, "empty registers match whatever is asked"
+    applied = append(20, outcome="unknown")
+    anomaly = Anomaly("nonlinearizable", "a", "was to be applied if", (append(5, held), applied))
+    assert left(anomaly, (9.5, 12, "etcd-away")) == 0
+
+
 def test_registers_are_empty_after_a_journal_was_suspended():
-    gone = Anomaly(
-        "nonlinearizable",
-        "a",
-        "was told {}",
-        (append(5, LabelSet.of({"a": "b"})), append(20, LabelSet())),
-    )
-    for suspension, count in [
-        ((6, 7, "a"), 0),
-        ((6, 7, "b"), 1),
-        ((3, 4, "a"), 1),
-        ((40, 41, "a"), 1),
+    held, none = LabelSet.of({"a": "b"}), LabelSet()
+    gone = Anomaly("nonlinearizable", "a", "was told {}", (append(5, held), append(20, none)))
+    other = replace(gone, operations=(append(5, held), append(20, LabelSet.of({"a": "z"}))))
+    for anomaly, suspension, count in [
+        (gone, (6, 7, "a"), 0),
+        (gone, (6, 7, "b"), 1),
+        (gone, (3, 4, "a"), 1),
+        (gone, (40, 41, "a"), 1),
+        (other, (6, 7, "a"), 1),
     ]:
-        report = Report(anomalies=[gone])
-        allow(report, [], [suspension])
+        report = Report(anomalies=[anomaly])
+        allow(report, History(), [], [suspension])
         assert len(report.anomalies) == count, suspension
 
 
@@ -105,28 +180,40 @@ def test_head_that_comes_with_content_may_be_old_and_one_that_ends_a_read_may_no
     assert left(old) == 1, "nothing moves without a fault"
     assert left(old, (11, 12, "pause")) == 1
     assert left(Anomaly(name, "a", "told", (append(5), poll(100, piece))), fault) == 1
+    assert left(Anomaly(name, "a", "told", (poll(10, piece, write_head=6),)), fault) == 1, (
+        "who has content knows of it"
+    )
+
+
+@pytest.mark.parametrize(("met", "streams", "count"), [(10, 10, 0), (11, 10, 11), (30, 300, 0)])
+def test_heads_are_old_for_few_readers(met, streams, count):
+    """As when brokers tell the end of a fragment in place of that of the journal."""
+    polls = [poll(10, Piece.of(0, b"x"), stream=n) for n in range(streams + met)]
+    old = [Anomaly("stale-head", "a", "told", (append(5), one)) for one in polls[:met]]
+    old.append(replace(old[0], text="a stream may tell it often"))
+    report = Report(anomalies=list(old))
+    allow(report, History(polls=polls[:streams]), [(8, 9, "pause")])
+    assert len(report.anomalies) == (count and count + 1)
 
 
 def test_those_that_were_only_counted_go_with_their_like():
-    seen = Anomaly("precommitted-read", "a", "r read x", (poll(10),))
+    lost = append(9, outcome="unknown")
+    seen = Anomaly("precommitted-read", "a", "r read x", (lost, poll(10)))
     report = Report(anomalies=[seen])
     report.suppressed["precommitted-read"] = 3
     report.suppressed["lost-write"] = 2
-    assert allow(report, [(9.5, 12, "last-replica")]) == {"precommitted-read": 4}
+    assert allow(report, History(appends=[lost]), [KILLED]) == {"precommitted-read": 4}
     assert report.anomaly_count == 2
 
 
 def test_many_that_are_allowed_hide_none_that_is_not():
     """Heads that come with content may be late, and a read that ends at one of them may not."""
-    op = replace(append(1), begin=0, end=1)
-    late = [
-        replace(poll(9.5, Piece.of(0, b"x")), id=n, stream=n, outcome=Outcome.OK, write_head=0)
-        for n in range(2, 20)
-    ]
+    ops = [replace(append(1), id=n, begin=n, end=n + 1) for n in range(2)]
+    late = [replace(poll(9.5, Piece.of(0, b"x")), id=n, stream=n) for n in range(2, 12)]
     ends = replace(late[0], id=99, stream=99, pieces=())
-    history = History(appends=[op], polls=[*late, ends])
-    history.finals["a"] = FinalContent("a", 0, b"x")
+    history = History(appends=ops, polls=[*late, ends])
+    history.finals["a"] = FinalContent("a", 0, b"xx")
     report, allowed = check_but_allow(history, [(9.0, 9.2, "pause")])
     assert allowed == {"stale-head": len(late)}
-    assert [anomaly.operations for anomaly in report.anomalies] == [(op, ends)]
+    assert [anomaly.operations for anomaly in report.anomalies] == [(ops[1], ends)]
     assert report.anomaly_count == 1

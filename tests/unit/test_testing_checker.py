@@ -251,7 +251,8 @@ def test_head_as_of_the_begin_of_a_stream(story):
     story.append("a", at=(2, 3))
     story.poll((0, SIZE), write_head=SIZE, at=(4, 5))
     story.append("b", at=(6, 7))
-    story.poll((SIZE, 2 * SIZE), write_head=SIZE, at=(8, 9))
+    story.append("c", at=(6, 7))
+    story.poll((SIZE, 2 * SIZE), write_head=2 * SIZE, at=(8, 9))
     assert story.check().is_valid
 
 
@@ -429,6 +430,13 @@ def test_read_that_begins_too_late(story):
     only(story.check(), "poll-skip", poll)
 
 
+def test_read_of_a_journal_whose_begin_is_not_known(story):
+    """As when a run broke off before its end: what the reader was led past may have been pruned."""
+    story.append("a", "unknown")
+    story.poll((32, content("b")), offset=0)
+    assert check_history(story.history).is_valid
+
+
 def test_read_that_goes_back(story):
     story.append("a")
     one, two = story.poll((0, 10)), story.poll((9, SIZE), offset=10)
@@ -492,6 +500,27 @@ def test_head_below_what_was_acknowledged(story):
     op = story.append("a", at=(0, 1))
     poll = story.poll(offset=0, write_head=0, at=(2, 3))
     only(story.check(), "stale-head", op, poll)
+
+
+def test_head_below_the_content_that_came_with_it(story):
+    story.append("a")
+    poll = story.poll((0, 32), write_head=31, at=(0, 1))
+    only(story.check(), "stale-head", poll)
+
+
+def test_read_of_what_an_earlier_attempt_left_elsewhere(story):
+    """It was never committed there, and is acknowledged at another place."""
+    story.append("b")
+    seen = story.append("a", attempts=2)
+    poll = story.poll((0, content("a")), at=(0, 5))
+    only(story.check(), "precommitted-read", seen, story.history.appends[0], poll)
+
+
+def test_read_that_begins_inside_what_was_never_committed(story):
+    story.append("a")
+    lost = story.append("b", "unknown")
+    poll = story.poll((32, content("b")[7:]), at=(1, 5))
+    only(story.check(final=content("a")), "precommitted-read", lost, poll)
 
 
 def test_head_that_goes_back_within_a_stream(story):

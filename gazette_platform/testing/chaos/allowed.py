@@ -2,24 +2,30 @@
 
 A replica shows content as soon as it is told to commit it, before all others have it. If all that
 had it are killed at once, and the one left did not get it, readers have seen what never was: nobody
-was told that it is there, and the append ends with an unknown outcome. Registers live in the
-brokers of a journal only: when all of them end, they are empty; a suspended journal has one broker,
-or none. And a head that comes along with
-content is one that its replica knew of: one that has just been made a replica knows of less. Only
-where a read ends at the head it must know all. That is so only while journals move.
+was told that it is there, and the append ends with an unknown outcome. So there is such an append,
+it was under way as they were killed, and heads go too far by its length at most.
+
+Registers live in the brokers of a journal only: when all of them end, they are empty, and nothing
+else; a suspended journal has one broker, or none.
+
+And a head that comes along with content is one that its replica knew of: one that has just been made
+a replica knows of less. It knows of the content, though, and few readers meet one. Only where a read
+ends at the head it must know all. That is so only while journals move.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, final
 
+from gazette_platform.protocol import LabelSet
 from gazette_platform.testing.chaos.plan import FaultKind
 from gazette_platform.testing.checker import check_history
-from gazette_platform.testing.history import Append, Poll
+from gazette_platform.testing.checker.registers import registers_after
+from gazette_platform.testing.history import Append, Outcome, Poll
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from gazette_platform.testing.checker import Anomaly, Report
     from gazette_platform.testing.history import History
@@ -40,6 +46,9 @@ _UNCOMMITTED = ("precommitted-read", "G1c-realtime", "nonmonotonic-head")
 _MARGIN_S = 1.0
 # For as long after a fault journals move: brokers start, take journals on, and are brought in step.
 _MOVES_S = 60.0
+# Streams that may meet a replica that has just been made: of 500 in five minutes one did.
+_OLD_HEADS_SHARE = 0.1
+_OLD_HEADS_MIN = 10
 # Anomalies of one name and journal.
 _KEPT_MAX = 1000
 
@@ -50,22 +59,31 @@ def check_but_allow(
     """Check a history, and take out of the report what may be; see `allow`."""
     # Of a few only, all may happen to be such that are allowed, and hide one that is not.
     report = check_history(history, kept_max=_KEPT_MAX)
-    return report, allow(report, spans, suspensions)
+    return report, allow(report, history, spans, suspensions)
 
 
 def allow(
-    report: Report, spans: Sequence[Span], suspensions: Sequence[Suspension] = ()
+    report: Report,
+    history: History,
+    spans: Sequence[Span],
+    suspensions: Sequence[Suspension] = (),
 ) -> Counter[str]:
     """Take out of a report what may be. Returns: how many there were of each name."""
+    rules = _Rules(history, spans, suspensions)
     allowed: Counter[str] = Counter()
     kept: list[Anomaly] = []
+    old_heads: list[Anomaly] = []
     for anomaly in report.anomalies:
-        if any(
-            _is_on_the_way(anomaly, span) or _is_allowed(anomaly, span) for span in spans
-        ) or any(_was_suspended(anomaly, suspension) for suspension in suspensions):
+        if rules.is_allowed(anomaly):
             allowed[anomaly.name] += 1
+        elif rules.is_on_the_way(anomaly):
+            old_heads.append(anomaly)
         else:
             kept.append(anomaly)
+    if rules.are_few(old_heads):
+        allowed.update(anomaly.name for anomaly in old_heads)
+    else:
+        kept += old_heads
     report.anomalies = kept
     for name in allowed:
         # Of so many that they are only counted, each was like those that are known.
@@ -74,35 +92,102 @@ def allow(
     return allowed
 
 
-def _is_on_the_way(anomaly: Anomaly, span: Span) -> bool:
-    polls = [op for op in anomaly.operations if isinstance(op, Poll)]
-    if anomaly.name not in _HEADS or not polls or not polls[-1].pieces:
-        return False
-    begin, end, _ = span
-    return begin <= polls[-1].completed_at <= end + _MOVES_S
+@final
+class _Rules:
+    def __init__(
+        self, history: History, spans: Sequence[Span], suspensions: Sequence[Suspension]
+    ) -> None:
+        self._history = history
+        self._spans = spans
+        self._suspensions = suspensions
+        self._appends: defaultdict[str, list[Append]] = defaultdict(list)
+        for op in history.appends:
+            self._appends[op.journal].append(op)
+
+    def is_on_the_way(self, anomaly: Anomaly) -> bool:
+        """Whether a replica that knew of little yet told a head along with content."""
+        polls = _polls(anomaly)
+        if anomaly.name not in _HEADS or not polls or not polls[-1].pieces:
+            return False
+        poll = polls[-1]
+        if poll.write_head < poll.pieces[-1].end:
+            return False
+        return any(begin <= poll.completed_at <= end + _MOVES_S for begin, end, _ in self._spans)
+
+    def are_few(self, old_heads: Sequence[Anomaly]) -> bool:
+        """Whether so few readers met such replicas as may be, if they are replicas for long."""
+        streams = {poll.stream for poll in self._history.polls if poll.write_head >= 0}
+        met = {_polls(anomaly)[-1].stream for anomaly in old_heads}
+        return len(met) <= max(_OLD_HEADS_MIN, _OLD_HEADS_SHARE * len(streams))
+
+    def is_allowed(self, anomaly: Anomaly) -> bool:
+        """Whether it is what brokers that ended, or left a journal, have taken along."""
+        return any(
+            (kind in _LEAVES_NO_BROKER and _may_be_emptied(anomaly, begin, end))
+            or (kind in _KILLS_ALL_BUT_ONE and self._was_uncommitted(anomaly, begin, end))
+            for begin, end, kind in self._spans
+        ) or any(
+            journal == anomaly.journal and _may_be_emptied(anomaly, begin, end)
+            for begin, end, journal in self._suspensions
+        )
+
+    def _was_uncommitted(self, anomaly: Anomaly, begin: float, end: float) -> bool:
+        polls = _polls(anomaly)
+        if anomaly.name not in _UNCOMMITTED or not polls:
+            return False
+        if not begin - _MARGIN_S <= polls[0].completed_at <= end + _MARGIN_S:
+            return False
+        seen, lost = polls[0], list(self._lost(anomaly.journal, polls[0], begin, end))
+        if "write head" not in anomaly.text:
+            # Content: of an append that was under way, and of no other.
+            return anomaly.name == "precommitted-read" and any(
+                op in lost for op in anomaly.operations
+            )
+        too_far = seen.write_head - self._true_head(anomaly)
+        return bool(lost) and too_far <= sum(len(op.content) * op.attempts for op in lost)
+
+    def _lost(self, journal: str, poll: Poll, begin: float, end: float) -> Iterator[Append]:
+        """Appends that brokers may have had when they were killed, and taken along."""
+        for op in self._appends[journal]:
+            is_open = op.outcome is Outcome.UNKNOWN or (
+                op.outcome is Outcome.OK and op.attempts > 1
+            )
+            was_there = op.invoked_at <= min(poll.completed_at, end + _MARGIN_S)
+            if is_open and was_there and op.completed_at >= begin - _MARGIN_S and op.content:
+                yield op
+
+    def _true_head(self, anomaly: Anomaly) -> int:
+        """An offset that the journal's end had not passed when the first poll was told of a head."""
+        first, *others = anomaly.operations
+        assert isinstance(first, Poll)
+        if not others:
+            return self._history.finals[anomaly.journal].end
+        other = others[0]
+        if isinstance(other, Append):
+            # It began at the end, or behind it, and later.
+            return other.begin if other.outcome is Outcome.OK else first.write_head
+        # What was acknowledged by then lies below the second head, and so do appends under way that
+        # were lost; the others had their end still before them.
+        under_way = (
+            len(op.content)
+            for op in self._appends[anomaly.journal]
+            if op.outcome is Outcome.OK and op.invoked_at <= first.completed_at <= op.completed_at
+        )
+        return other.write_head + sum(under_way)
 
 
-def _was_suspended(anomaly: Anomaly, suspension: Suspension) -> bool:
-    begin, end, journal = suspension
-    return anomaly.journal == journal and _is_of_registers_during(anomaly, begin, end)
-
-
-def _is_of_registers_during(anomaly: Anomaly, begin: float, end: float) -> bool:
-    """Whether registers are not as before, and at least a part of that time lay in between."""
+def _may_be_emptied(anomaly: Anomaly, begin: float, end: float) -> bool:
+    """Whether registers were found empty, and a part of that time lay in between."""
     appends = [op for op in anomaly.operations if isinstance(op, Append)]
     if anomaly.name != "nonlinearizable" or len(appends) != 2:
         return False
     began = min(op.invoked_at for op in appends)
-    return began <= end and max(op.completed_at for op in appends) >= begin
+    if began > end or max(op.completed_at for op in appends) < begin:
+        return False
+    # The second one met what the first one had left, or not.
+    told, is_applied = appends[1].registers, appends[1].outcome is not Outcome.FAIL
+    return is_applied and (told is None or told == registers_after(LabelSet(), appends[1]))
 
 
-def _is_allowed(anomaly: Anomaly, span: Span) -> bool:
-    begin, end, kind = span
-    polls = [op for op in anomaly.operations if isinstance(op, Poll)]
-    if kind in _LEAVES_NO_BROKER and _is_of_registers_during(anomaly, begin, end):
-        return True
-    if kind in _KILLS_ALL_BUT_ONE and anomaly.name in _UNCOMMITTED:
-        if anomaly.name == "G1c-realtime" and "write head" not in anomaly.text:
-            return False
-        return any(begin - _MARGIN_S <= poll.completed_at <= end + _MARGIN_S for poll in polls)
-    return False
+def _polls(anomaly: Anomaly) -> list[Poll]:
+    return [op for op in anomaly.operations if isinstance(op, Poll)]

@@ -23,7 +23,7 @@ __all__ = ["check_heads", "check_heads_of_the_future", "check_patience"]
 def check_heads(
     journal: str, appends: Sequence[Append], polls: Sequence[Poll]
 ) -> Iterator[Anomaly]:
-    """No head lies below what was acknowledged before, and none goes back within a stream.
+    """No head lies below what was acknowledged before, or comes with it; none goes back in a stream.
 
     A stream may be answered as of its begin, so that it is held to what had been acknowledged then.
     A read at -1 begins at a head, and goes on from the one that it was told.
@@ -38,6 +38,12 @@ def check_heads(
         for poll in stream:
             if poll.write_head < 0:
                 continue
+            if poll.pieces and poll.write_head < poll.pieces[-1].end:
+                text = (
+                    f"{poll.process} was told of a write head {poll.write_head}, "
+                    f"and with it got {poll.pieces[-1]}"
+                )
+                yield Anomaly("stale-head", journal, text, (poll,))
             if known is not None and poll.write_head < known.end:
                 text = (
                     f"{poll.process} was told of a write head {poll.write_head}, "

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = ["check_contents", "check_streams", "lag_and_unseen", "streams_of"]
 
+# By so much content that differs the append is looked for that it is a part of.
+_SNIPPET_BYTES = 32
 
-def check_streams(journal: str, polls: Sequence[Poll], *, first_offset: int) -> Iterator[Anomaly]:
+
+def check_streams(journal: str, polls: Sequence[Poll], *, first_offset: float) -> Iterator[Anomaly]:
     """Each stream gives every byte once and in order, from where it was asked to begin.
 
     Args: first_offset: what lies before it is gone, so that readers may be led past it.
@@ -52,7 +55,7 @@ def _step(
     at: int,
     *,
     number: int,
-    first_offset: int,
+    first_offset: float,
 ) -> Iterator[Anomaly]:
     internal = "int-" if number else ""
     shown = (poll,) if number or last is None else (last, poll)
@@ -139,6 +142,9 @@ def _differs(
         kept = final.content[piece.begin - final.begin : piece.end - final.begin]
         at += _common_length(piece.content, kept)
         seen = index.seen_at(piece.content, at - piece.begin)
+        if seen is None:
+            # It may have begun before the piece.
+            seen = next(iter(index.torn(piece.content[at - piece.begin :][:_SNIPPET_BYTES])), None)
     holds = next((s.op for s in segments if s.op is not None and s.begin <= at < s.end), None)
     if at >= final.end:
         now = f"and the journal ends at {final.end}"
@@ -156,6 +162,8 @@ def _differs(
         Outcome.FAIL: "G1a",
         Outcome.UNKNOWN: "precommitted-read",
     }[seen.outcome]
+    if seen.outcome is Outcome.OK and seen.attempts > 1 and not seen.begin <= at < seen.end:
+        name = "precommitted-read"  # by an attempt before the one that was acknowledged
     return Anomaly(name, final.journal, text, shown)
 
 

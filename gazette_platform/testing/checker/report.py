@@ -30,7 +30,7 @@ ANOMALIES = {
     "nonmonotonic-poll": "a reader went back",
     "int-poll-skip": "the pieces of one poll leave content out",
     "int-nonmonotonic-poll": "the pieces of one poll go back",
-    "stale-head": "a reader was told of a head below what had been acknowledged before it began",
+    "stale-head": "a reader was told of a head below what it got, or what had been acknowledged before",
     "nonmonotonic-head": "a reader was told of a head below the one that it was told before",
     "stuck-read": "a reader waited too long for content that was acknowledged",
     "wrong-refusal": "an append was refused for a reason that did not hold while it was under way",
