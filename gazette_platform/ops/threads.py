@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
@@ -29,5 +30,7 @@ async def run_in(
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
-        await asyncio.wait([running])
+        while not running.done():
+            with contextlib.suppress(asyncio.CancelledError):  # told again: as the first time
+                await asyncio.wait([running])
         raise
