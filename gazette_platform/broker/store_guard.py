@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import StoreError, ValidationError
+from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.turns import Turns
 from gazette_platform.protocol import LabelSet
 from gazette_platform.protocol.auth import Forbidden
@@ -92,13 +93,20 @@ class StoreGuard:
 
     Args: allowed: URLs of which stores must be one, or lie below one; empty: any.
         file_only: whether every URL means the file root.
+        faults: told of errors that nobody foresaw, each of which is one journal's.
     Raises: ValidationError: of `allowed`.
     """
 
     def __init__(
-        self, state: BrokerState, *, allowed: Collection[str] = (), file_only: bool = False
+        self,
+        state: BrokerState,
+        *,
+        allowed: Collection[str] = (),
+        file_only: bool = False,
+        faults: Faults | None = None,
     ) -> None:
         self._state = state
+        self._faults = faults or Faults()
         self._file_only = file_only
         self._allowed = tuple(store_place(url) for url in allowed)
         self._known: dict[str, _Known] = {}
@@ -125,6 +133,9 @@ class StoreGuard:
             places = self._places_of(spec)
         except ValidationError as err:
             problem = str(err)
+        except Exception as err:  # noqa: BLE001  reported; other journals are looked at all the same
+            self._faults.report("journal", f"{journal}: its stores are not used", err)
+            problem = "where they lie is not known, by an error that the log tells"
         postfix = spec.fragment.path_postfix_template
         self._known[journal] = _Known(stores, postfix, create_revision, places, problem)
         for place in places:

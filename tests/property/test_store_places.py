@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 
 from gazette_platform.broker.store_guard import StoreGuard
 from gazette_platform.errors import StoreError, ValidationError
+from gazette_platform.ops.faults import Faults
 from gazette_platform.protocol import FragmentSpec, JournalSpec, StoreUrl, parse_store_url
 from gazette_platform.stores.places import folders_of, journal_place, store_place
 from gazette_platform.stores.prefix import KeyRule
@@ -133,3 +134,28 @@ def test_an_older_journal_that_takes_a_folder_later_has_it():
     guard.check(old)
     with pytest.raises(StoreError, match="overlaps the folder of an older journal"):
         guard.check(young)
+
+
+def test_an_error_that_nobody_foresaw_costs_one_journal_its_stores_and_no_other(monkeypatch):
+    specs = [JournalSpec(name, 1, fragment=FragmentSpec(stores=("file:///",))) for name in "abc"]
+    items = {
+        spec.name: SimpleNamespace(spec=spec, create_revision=age) for age, spec in enumerate(specs)
+    }
+    state = SimpleNamespace(items=items, changes=SimpleNamespace(journals=list(items)))
+    faults = Faults()
+    guard = StoreGuard(state, faults=faults)
+    places_of = guard._places_of
+
+    def fails_for_a(spec):
+        if spec.name == "a":
+            raise KeyError("unforeseen")
+        return places_of(spec)
+
+    monkeypatch.setattr(guard, "_places_of", fails_for_a)
+    guard.on_change()
+    assert faults.reported == 1
+    with pytest.raises(StoreError, match="stores of a are not used"):
+        guard.check(specs[0])
+    for spec in specs[1:]:
+        guard.check(spec)
+        assert guard._known[spec.name].places == (f"file:///{spec.name}/",)
