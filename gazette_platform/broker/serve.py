@@ -20,6 +20,7 @@ from gazette_platform.broker.evictor import Evictor
 from gazette_platform.broker.fence import Fence
 from gazette_platform.broker.former import await_former
 from gazette_platform.broker.gateway import Gateway
+from gazette_platform.broker.hand_over import wait_handed_over
 from gazette_platform.broker.http import HttpServer
 from gazette_platform.broker.http_guard import HostGuard
 from gazette_platform.broker.metrics import BrokerMetrics
@@ -76,9 +77,6 @@ _GRACE_S = 15.0
 # How often quiet journals are looked at, and how many without letting others go on.
 _TICK_S = 60.0
 _TICK_SLICE = 500
-
-# How often a drain says what it waits for.
-_DRAIN_REPORT_S = 10.0
 
 # Without a drain timeout a store that is down holds the process: its spools are the only copy.
 _PERSIST_TIMEOUT_S = 24 * 3600.0
@@ -174,6 +172,7 @@ class Broker:
         await self._start_http()
         await self._join(process_id, space)
         await self._server.start()
+        self.tasks.spawn(self._server.wait_ended(), name="server", is_essential=True)
         self._is_ready = True
         _log.info("broker %s serves at %s", process_id, self.endpoint)
 
@@ -251,7 +250,12 @@ class Broker:
             faults=self.faults,
         )
         metrics.stores.active.set_function(stores.__len__)
-        guard = StoreGuard(space.state, allowed=config.stores_allowed, file_only=config.file_only)
+        guard = StoreGuard(
+            space.state,
+            allowed=config.stores_allowed,
+            file_only=config.file_only,
+            faults=self.faults,
+        )
         space.observe(guard.on_change)
         lister = FragmentLister(stores, check=guard.check)
         peers = Peers(config, clock)
@@ -397,6 +401,7 @@ class Broker:
         stopping = self.tasks.spawn(self._server.stop(grace_s=_GRACE_S), name="stop serving")
         await self._within(self._limit_s, "closing journals", self._resolver.close())
         await self._within(2 * _GRACE_S, "finishing calls", stopping)
+        self._context.fence.give_up("this broker leaves")  # what did not finish is not waited for
         left = await self._persist()
         await self._note_heads()
         await self._within(_GRACE_S, "giving back the lease", self._release())
@@ -451,7 +456,10 @@ class Broker:
             _log.warning("others are not asked to take over, since etcd fails: %s", err)
             self._context.fence.give_up("this broker leaves")
         else:
-            await self._hand_over(self.config.drain_timeout_s)
+            timeout_s = self.config.drain_timeout_s
+            await wait_handed_over(
+                self._context, self._allocator, self._allocating, timeout_s=timeout_s
+            )
 
     async def _persist(self) -> list[Fragment]:
         """Persist all that is closed. Returns: what could not be, within the drain timeout."""
@@ -471,33 +479,6 @@ class Broker:
         replicas = [r for r in self._resolver.replicas.values() if isinstance(r, Replica)]
         noting = note_heads(self._context, replicas, timeout_s=_GRACE_S)
         await self._within(2 * _GRACE_S, "noting write heads", noting)
-
-    async def _hand_over(self, timeout_s: float | None) -> None:
-        """Wait until no journal is assigned to us, or nobody can take them and time is up."""
-        clock = self._context.clock
-        began = reported = clock.monotonic()
-        while not self._allocating.done():
-            status = self._allocator.drain_status()
-            if status.assigned == 0:
-                return
-            now = clock.monotonic()
-            is_late = timeout_s is not None and (not status.can_complete or now - began > timeout_s)
-            # Whoever waits for others to take over has to have others.
-            if is_late or len(self._context.space.state.members) == 1:
-                _log.info(
-                    "no broker can take over %d journals; persisting and leaving", status.assigned
-                )
-                return
-            if now - reported >= _DRAIN_REPORT_S:
-                reported = now
-                _log.warning(
-                    "draining: %d journals are still assigned to this broker, and %s",
-                    status.assigned,
-                    "others are taking over"
-                    if status.can_complete
-                    else "no other broker has room (start one, or set --broker.drain-timeout)",
-                )
-            await asyncio.sleep(0.1)
 
     async def _release(self) -> None:
         """Give back the lease: others may take over what is still assigned to us."""

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from gazette_platform.broker import serve
+from gazette_platform.broker import hand_over
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
@@ -27,7 +27,7 @@ async def tasks():
 
 @pytest.fixture(autouse=True)
 def _reports(monkeypatch, caplog):
-    monkeypatch.setattr(serve, "_DRAIN_REPORT_S", REPORT_S)
+    monkeypatch.setattr(hand_over, "_REPORT_S", REPORT_S)
     caplog.set_level(logging.INFO, logger="gazette_platform")
 
 

@@ -6,9 +6,11 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from grpc import StatusCode, aio
 
 from gazette_platform.broker import noted_heads, serve
 from gazette_platform.broker.journal_spool import Draft
+from gazette_platform.broker.noted_heads import note_heads
 from gazette_platform.broker.side_keys import own_member_key, own_members_prefix
 from gazette_platform.broker.spec_writes import write_head, write_suspend
 from gazette_platform.broker.wire.interface import Code, RpcFailed
@@ -27,7 +29,13 @@ from gazette_platform.protocol import (
     SuspendLevel,
     SuspendSpec,
 )
-from gazette_platform.testing.local_broker import LocalBrokers, append, eventually, read_all
+from gazette_platform.testing.local_broker import (
+    AppendCall,
+    LocalBrokers,
+    append,
+    eventually,
+    read_all,
+)
 
 pytestmark = pytest.mark.etcd
 
@@ -396,3 +404,37 @@ async def test_a_head_is_that_of_settled_content_even_if_more_crossed_a_roll(
     stub = cluster.stub(after)
     assert (await append(stub, JOURNAL, b"after")).commit.begin == 8
     assert await read_all(stub, JOURNAL) == b"settled after"
+
+
+async def test_no_append_goes_beyond_a_head_that_a_hurried_broker_noted(
+    cluster, tasks, monkeypatch
+):
+    """Calls are not waited for any more; what they acknowledged later would be handed out twice."""
+    broker, observer = await cluster.start(), await cluster.start(journal_limit=0)
+    stub = cluster.stub(broker)
+    await cluster.apply(stub, spec())
+    await append(stub, JOURNAL, b"content")
+    late = AppendCall(stub, JOURNAL)
+    await late.send(*[b"x" * (1 << 20)] * 3)  # more than is gathered before it is written
+    appender = broker._resolver.replicas[JOURNAL].appender
+    await eventually(lambda: not appender.is_idle)
+    outcomes = []
+
+    async def note_then_commit(*args, **settings):
+        await note_heads(*args, **settings)
+        try:
+            async with asyncio.timeout(5):
+                outcomes.append((await late.commit()).status)
+        except (aio.AioRpcError, TimeoutError) as err:
+            outcomes.append(err)
+
+    monkeypatch.setattr(serve, "note_heads", note_then_commit)
+    draining = tasks.spawn(broker.drain(), name="drain")
+    await eventually(lambda: broker._limit is not None)
+    broker.hurry()
+    async with asyncio.timeout(20):
+        await draining
+    (outcome,) = outcomes
+    await eventually(lambda: noted(observer) == 7)
+    assert isinstance(outcome, aio.AioRpcError), outcome
+    assert outcome.code() is StatusCode.UNAVAILABLE

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from gazette_platform.broker.resolver import Resolver
-from gazette_platform.errors import LeaseLost, SetupError
+from gazette_platform.errors import LeaseLost, SetupError, TransportError
 from gazette_platform.protocol import (
     CompressionCodec,
     FragmentSpec,
@@ -98,6 +98,22 @@ async def test_a_lost_lease_ends_the_broker_and_loses_nothing(cluster, broker, s
     async with asyncio.timeout(30):
         await broker.fail()
     assert len(list((cluster.fragments / JOURNAL).iterdir())) == 2
+
+
+async def test_a_server_that_ends_by_itself_ends_the_broker_and_loses_nothing(
+    cluster, broker, stub
+):
+    """Peers and clients would find no port at an address that etcd still names."""
+    cluster.expect(TransportError)
+    await cluster.apply(stub, SPEC)
+    await append(stub, JOURNAL, b"content")
+    await broker._server._server.stop(None)
+    async with asyncio.timeout(10):
+        await broker.failed.wait()
+    assert str(broker.failure) == "the gRPC server of this broker has ended by itself"
+    async with asyncio.timeout(30):
+        assert await broker.fail() == []
+    assert len(list((cluster.fragments / JOURNAL).iterdir())) == 1
 
 
 async def test_draining_twice_as_many_journals_as_writes_at_a_time(cluster, broker, stub):

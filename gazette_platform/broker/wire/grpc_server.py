@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from gazette_platform.broker.wire.grpc_calls import GRPC_CODES, caller_left
 from gazette_platform.broker.wire.interface import READ_AHEAD_BYTES, Code, RpcFailed
-from gazette_platform.errors import SetupError
+from gazette_platform.errors import SetupError, TransportError
 from gazette_platform.ops.keepalive import keepalive_options
 
 if TYPE_CHECKING:
@@ -140,6 +140,7 @@ class GrpcServer:
             ("grpc.max_receive_message_length", recv_bytes_max),
         ]
         self._server = aio.server(options=options)
+        self._is_stopping = False
         handlers = _journal_handlers(service, calls)
         admin_handlers = _admin_handlers(service, calls)
         self._server.add_generic_rpc_handlers(
@@ -161,8 +162,18 @@ class GrpcServer:
         """Begin to accept calls."""
         await self._server.start()
 
+    async def wait_ended(self) -> None:
+        """Wait until it was stopped.
+
+        Raises: TransportError: it has ended by itself. Cancellation: safe.
+        """
+        await asyncio.shield(self._server.wait_for_termination())  # which no waiter may cancel
+        if not self._is_stopping:
+            raise TransportError("the gRPC server of this broker has ended by itself")
+
     async def stop(self, *, grace_s: float) -> None:
         """Refuse new calls, give those under way `grace_s` seconds, then cancel them."""
+        self._is_stopping = True
         await self._server.stop(grace_s)
 
 
