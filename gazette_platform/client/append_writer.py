@@ -23,7 +23,7 @@ __all__ = ["AppendTicket", "AppendWriter"]
 class _Batch:
     """Writes that become one RPC, grouped so that each group is one content message."""
 
-    __slots__ = ("committed_at", "done", "error", "groups", "last_group_bytes", "size")
+    __slots__ = ("committed_at", "done", "error", "groups", "last_group_bytes", "sent", "size")
 
     def __init__(self, done: asyncio.Future[None]) -> None:
         self.groups: list[list[bytes]] = [[]]
@@ -31,6 +31,7 @@ class _Batch:
         self.size = 0
         self.committed_at = -1
         self.error: GazetteError | None = None
+        self.sent: Content | None = None
         self.done = done
 
     def add(self, data: bytes) -> None:
@@ -67,6 +68,11 @@ class AppendTicket:
     def add_done_callback(self, callback: Callable[[], None]) -> None:
         """Call `callback` on the event loop once the write was committed or has failed."""
         self._batch.done.add_done_callback(lambda _: callback())
+
+    @property
+    def attempts(self) -> int:
+        """How often it was sent whole and not refused: the most times that it is in the journal."""
+        return self._batch.sent.attempts if self._batch.sent is not None else 0
 
     def span(self) -> tuple[int, int]:
         """Begin and end of the write, once it is done.
@@ -216,11 +222,12 @@ class AppendWriter:
         """Append batch after batch until none is left. Returns: why one of them failed."""
         while self._queue:
             batch = self._current = self._queue.pop(0)
+            batch.sent = Content(batch.content())
             try:
                 result = await append(
                     self._transport,
                     self.journal,
-                    Content(batch.content()),
+                    batch.sent,
                     self._options,
                     retry_failed=True,
                 )

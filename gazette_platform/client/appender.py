@@ -94,11 +94,13 @@ class Content:
     """Content of an append as encoded messages, again for each attempt where possible.
 
     Attributes: is_spent: a one-shot iterator has begun, so that there can be no other attempt.
+        attempts: how often it was sent whole and not refused: the most times that it is committed.
     """
 
     def __init__(self, source: ContentSource) -> None:
         self._source = source
         self.is_spent = False
+        self.attempts = 0
         if isinstance(source, bytes | bytearray | memoryview):
             self._view: memoryview | None = memoryview(source).cast("B")
             self._is_replayable = True
@@ -211,6 +213,8 @@ async def append(
         except GazetteError as err:
             if attempt.may_be_applied(err):
                 doubt = err
+            else:
+                attempt.was_refused()
             err.may_be_applied = doubt is not None and not isinstance(err, StatusError)
             try:
                 if not _may_retry(err, content, retry_failed=retry_failed):
@@ -262,6 +266,11 @@ class _Attempt:
             isinstance(err, CallFailed) and err.code in _TERMINAL_CODES
         )
         return self._is_sent and not is_refusal
+
+    def was_refused(self) -> None:
+        """The broker has not committed it, and will not."""
+        if self._is_sent:
+            self._content.attempts -= 1
 
     async def run(self, wire: Wire, request: bytes) -> pb.AppendResponse:
         """Raises: TransportError; DataError: the answer is none; what the content raises."""
@@ -315,6 +324,7 @@ class _Attempt:
                     stall.reschedule(None)
             stall.reschedule(loop.time() + stall_s)
         self._is_sent = True
+        self._content.attempts += 1
         await _write(call, COMMIT_MARKER)
         try:
             await call.done_writing()

@@ -211,6 +211,8 @@ class History:
     polls: list[Poll] = field(default_factory=list)
     finals: dict[str, FinalContent] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
+    pruned: dict[str, int] = field(default_factory=dict)
+    """Up to where content may have been deleted, of journals of which that is recorded."""
 
     @property
     def journals(self) -> list[str]:
@@ -349,6 +351,10 @@ class Recorder:
             }
         )
 
+    def pruned(self, journal: str, end: int) -> None:
+        """Content up to `end` is about to be deleted; what lies behind must stay."""
+        self._write({"type": "pruned", "journal": journal, "end": end})
+
     def note(self, text: str) -> None:
         """Something happened that explains what follows, such as a fault."""
         self._write({"type": "note", "at": self._now(), "text": text})
@@ -387,6 +393,8 @@ def load_history(*paths: Path) -> History:
             replace(op, id=op.id + base, stream=op.stream + base) for op in history.polls
         ]
         merged.finals |= history.finals
+        for journal, end in history.pruned.items():
+            merged.pruned[journal] = max(end, merged.pruned.get(journal, 0))
         merged.notes += history.notes
     return merged
 
@@ -437,6 +445,9 @@ def _take(
             registers = _labels_of(line.get("registers"))
             journal = line["journal"]
             history.finals[journal] = FinalContent(journal, line["begin"], content, registers)
+        case "pruned":
+            journal, end = line["journal"], line["end"]
+            history.pruned[journal] = max(end, history.pruned.get(journal, 0))
         case "note":
             history.notes.append(Note(line["at"], line["text"]))
         case kind:

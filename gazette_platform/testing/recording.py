@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RecordedReader", "RecordingClient", "RecordingWriter"]
 
-# Append writers do not tell how often they sent a batch: they retry for a minute, with back-off.
-_WRITER_ATTEMPTS_MAX = 100
-
 
 @final
 class RecordingClient:
@@ -169,10 +166,13 @@ class RecordingWriter:
             begin, end = ticket.span()
         except Exception as err:  # noqa: BLE001  whatever it was, the write may have been applied
             self.failed += 1
-            self._recorder.unknown(op, _brief(err), attempts=_WRITER_ATTEMPTS_MAX)
+            if ticket.attempts:
+                self._recorder.unknown(op, _brief(err), attempts=ticket.attempts)
+            else:
+                self._recorder.fail(op, _brief(err))  # not sent, or refused
         else:
             self.acknowledged = max(self.acknowledged, end)
-            self._recorder.ok_append(op, begin=begin, end=end, attempts=_WRITER_ATTEMPTS_MAX)
+            self._recorder.ok_append(op, begin=begin, end=end, attempts=ticket.attempts)
 
 
 @final

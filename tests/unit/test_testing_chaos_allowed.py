@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
 
 from gazette_platform.protocol import LabelSet
 from gazette_platform.testing.chaos.allowed import allow, check_but_allow
+from gazette_platform.testing.chaos.availability import unavailable_s_max
+from gazette_platform.testing.chaos.readers import ReaderKind, _session_s
 from gazette_platform.testing.checker import Anomaly, Report
 from gazette_platform.testing.history import (
     Append,
@@ -217,3 +220,22 @@ def test_many_that_are_allowed_hide_none_that_is_not():
     assert allowed == {"stale-head": len(late)}
     assert [anomaly.operations for anomaly in report.anomalies] == [(ops[1], ends)]
     assert report.anomaly_count == 1
+
+
+@pytest.mark.parametrize(("waited_s", "names"), [(66, []), (67, ["stuck-read"])])
+def test_readers_may_wait_for_as_long_as_appends_are_refused(waited_s, names):
+    limit_s = unavailable_s_max(6.0)
+    assert limit_s == 66
+    op = append(1, begin=0, end=1, completed_at=2)
+    stuck = replace(poll(9 + waited_s), outcome=Outcome.FAIL, error="CancelledError")
+    history = History(appends=[op], polls=[stuck])
+    history.finals["a"] = FinalContent("a", 0, b"x")
+    report, _ = check_but_allow(history, [KILLED], lag_s_max=limit_s)
+    assert [anomaly.name for anomaly in report.anomalies] == names
+
+
+def test_some_tails_stay_until_it_can_be_told_that_they_are_stuck():
+    rng = random.Random(7)
+    tails = [_session_s(rng, ReaderKind.TAIL, 6.0) for _ in range(100)]
+    assert 10 < sum(session_s > unavailable_s_max(6.0) for session_s in tails) < 50
+    assert max(_session_s(rng, ReaderKind.BATCH, 6.0) for _ in range(100)) <= 20

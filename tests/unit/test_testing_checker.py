@@ -273,6 +273,13 @@ def test_lost_write_at_the_end(story):
     only(story.check(final=content("a")), "lost-write", lost)
 
 
+def test_loss_beyond_what_was_deleted(story):
+    ops = [story.append(tag) for tag in "abc"]
+    story.history.pruned[JOURNAL] = 32
+    assert story.check(final=story.bytes[32:], begin=32).is_valid
+    only(story.check(final=story.bytes[64:], begin=64), "lost-write", ops[1])
+
+
 def test_lost_write_that_another_took_the_place_of(story):
     lost = story.append("a")
     other = story.append("b", "unknown", at=(0, 1), process="w2")
@@ -558,6 +565,15 @@ def test_tail_that_does_not_get_what_was_acknowledged(story, offset, ended_at):
     op = story.append("a", at=(1, 2))
     story.append("b", "fail", error="NotAllowed", at=(1001, 1002))
     only(story.check(), "stuck-read", op, poll)
+
+
+def test_tail_where_content_is_deleted_may_wait(story):
+    story.append("a", at=(0, 1))
+    story.poll(offset=0, at=(2, 200), outcome=Outcome.FAIL, error="cancelled")
+    story.history.pruned[JOURNAL] = 32
+    assert story.check(final=b"", begin=32).is_valid
+    story.history.pruned[JOURNAL] = 0
+    assert found(story.check()) == ["stuck-read"]
 
 
 @pytest.mark.parametrize("keep", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 
@@ -17,7 +18,7 @@ from gazette_platform.testing.checker import check_history
 from gazette_platform.testing.fake_broker import FakeBroker, Fault
 from gazette_platform.testing.history import FinalContent, Outcome, Piece, Recorder, load_history
 from gazette_platform.testing.payloads import Payload, payload_bytes, tags_of
-from gazette_platform.testing.recording import RecordingClient
+from gazette_platform.testing.recording import RecordingClient, RecordingWriter
 
 
 @pytest.fixture
@@ -72,6 +73,13 @@ def test_append_is_loaded_as_recorded(recorder):
     assert append.check == LabelSelector.parse("owner=me,!old")
     assert append.union == append.registers == LabelSet.of(owner="me")
     assert append.subtract == LabelSet.of(("aa", "1"), ("aa", "2"))
+
+
+def test_deletions_are_loaded_as_far_as_they_went(recorder):
+    for end in (100, 300, 200):
+        recorder.pruned("a/journal", end)
+    assert load_history(recorder.path).pruned == {"a/journal": 300}
+    assert load_history(recorder.path, recorder.path).pruned == {"a/journal": 300}
 
 
 def test_history_can_be_read_while_it_is_written(recorder):
@@ -242,6 +250,58 @@ async def test_refusal_after_a_lost_answer_is_unknown(tmp_path, broker):
     history = await recorded(tmp_path, broker, use)
     (append,) = history.appends
     assert (append.outcome, append.attempts) == (Outcome.UNKNOWN, 1)
+
+
+async def written(tmp_path, broker, *tags, **settings):
+    """The history of an append writer, which may fail."""
+    config = ClientConfig(address=broker.address, **settings)
+    with Recorder(tmp_path / "history.jsonl", SystemClock(), seed=7) as recorder:
+        async with AsyncClient(config) as client:
+            writer = RecordingWriter(client.append_writer("a/journal"), recorder, "w1")
+            for tag in tags:
+                await writer.write(Payload(tag, 40))
+            with contextlib.suppress(GazetteError):
+                await writer.close()
+            assert writer.unresolved == 0
+    return load_history(tmp_path / "history.jsonl")
+
+
+async def test_writes_of_an_append_writer_may_be_there_as_often_as_they_were_sent(tmp_path, broker):
+    journal = broker.journal("a/journal")
+    history = await written(tmp_path, broker, "w1-0", "w1-1")
+    assert [(op.outcome, op.attempts) for op in history.appends] == [(Outcome.OK, 1)] * 2
+    with_final(history, journal)
+    assert check_history(history).is_valid
+    journal.content += journal.content[:40]
+    with_final(history, journal)
+    assert [anomaly.name for anomaly in check_history(history).anomalies] == ["duplicate"]
+
+
+async def test_attempts_of_an_append_writer_are_counted(tmp_path, broker):
+    journal = broker.journal("a/journal")
+    lost = Fault(code=grpc.StatusCode.UNAVAILABLE, after_commit=True)
+    broker.fail("Append", lost, Fault(status=pb.NO_JOURNAL_PRIMARY_BROKER), lost)
+    history = await written(tmp_path, broker, "w1-0")
+    (append,) = history.appends
+    assert (append.outcome, append.attempts) == (Outcome.OK, 3)
+    assert len(journal.content) == 3 * 40
+    with_final(history, journal)
+    assert check_history(history).is_valid
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome"),
+    [
+        (Fault(code=grpc.StatusCode.UNAVAILABLE, after_commit=True), Outcome.UNKNOWN),
+        (Fault(status=pb.NOT_ALLOWED), Outcome.FAIL),
+    ],
+)
+async def test_writes_that_failed_are_refused_or_unknown(tmp_path, broker, fault, outcome):
+    broker.journal("a/journal")
+    broker.fail("Append", fault)
+    history = await written(tmp_path, broker, "w1-0", retry_timeout_s=0)
+    (append,) = history.appends
+    assert (append.outcome, append.attempts) == (outcome, 1)
 
 
 def with_final(history, journal, begin=0):

@@ -54,11 +54,18 @@ _KEPT_MAX = 1000
 
 
 def check_but_allow(
-    history: History, spans: Sequence[Span], suspensions: Sequence[Suspension] = ()
+    history: History,
+    spans: Sequence[Span],
+    suspensions: Sequence[Suspension] = (),
+    *,
+    lag_s_max: float = 120.0,
 ) -> tuple[Report, Counter[str]]:
-    """Check a history, and take out of the report what may be; see `allow`."""
+    """Check a history, and take out of the report what may be; see `allow`.
+
+    Args: lag_s_max: seconds that a read may wait for what was acknowledged.
+    """
     # Of a few only, all may happen to be such that are allowed, and hide one that is not.
-    report = check_history(history, kept_max=_KEPT_MAX)
+    report = check_history(history, kept_max=_KEPT_MAX, lag_s_max=lag_s_max)
     return report, allow(report, history, spans, suspensions)
 
 

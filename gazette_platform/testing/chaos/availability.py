@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
     from gazette_platform.testing.history import Append, History
 
-__all__ = ["Gap", "gaps_of", "longest_by_kind"]
+__all__ = ["Gap", "gaps_of", "longest_by_kind", "unavailable_s_max"]
+
+# Faults last two leases at most, and what they do to a journal another two or three.
+_UNAVAILABLE_LEASES = 6.0
+_UNAVAILABLE_S = 30.0
 
 # Refusals for reasons of the request itself: the journal was available.
 _AVAILABLE = ("RegisterMismatch", "WrongAppendOffset")
@@ -35,6 +39,11 @@ class Gap:
     def length_s(self) -> float:
         """Seconds."""
         return self.end - self.begin
+
+
+def unavailable_s_max(lease_s: float) -> float:
+    """Seconds for which a journal may take no appends, or a reader get none of them: more is for ever."""
+    return _UNAVAILABLE_S + _UNAVAILABLE_LEASES * lease_s
 
 
 def gaps_of(history: History, *, longer_than_s: float = 0.3) -> list[Gap]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, final
 import aiohttp
 
 from gazette_platform.errors import GazetteError
+from gazette_platform.testing.chaos.availability import unavailable_s_max
 from gazette_platform.testing.recording import RecordingClient
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ __all__ = ["ReaderKind", "kind_of", "run_reader"]
 
 # Sessions of a reader: it follows a journal for a while, and then goes to another.
 _FOLLOW_S = (5.0, 20.0)
+# Some stay, until it can be told that they are stuck.
+_STAY_SHARE = 0.25
+_STAY_FACTOR = (1.2, 1.5)
 _PAUSE_S = 0.2
 # Batch reads begin at most so far before the end: what is long stored is read at the end anyway.
 _BATCH_BYTES = 64 << 10
@@ -70,12 +74,20 @@ async def run_reader(scene: Scene, seed: int, number: int) -> None:
         reader = _Reader(scene, client, process, kind)
         while not scene.stopping.is_set():
             with contextlib.suppress(GazetteError, TimeoutError):
-                async with asyncio.timeout(rng.uniform(*_FOLLOW_S)):
+                async with asyncio.timeout(_session_s(rng, kind, scene.lease_s)):
                     if kind is ReaderKind.BATCH:
                         await reader.batch(rng)
                     else:
                         await reader.follow(rng)
             await scene.is_stopped(_PAUSE_S)
+
+
+def _session_s(rng: random.Random, kind: ReaderKind, lease_s: float) -> float:
+    """Seconds that a reader is given."""
+    session_s = rng.uniform(*_FOLLOW_S)
+    if kind is not ReaderKind.TAIL or rng.random() >= _STAY_SHARE:
+        return session_s
+    return unavailable_s_max(lease_s) * rng.uniform(*_STAY_FACTOR)
 
 
 @final

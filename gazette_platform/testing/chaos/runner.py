@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import shutil
 import tempfile
 from dataclasses import dataclass, field
@@ -13,7 +14,12 @@ from typing import TYPE_CHECKING, final
 from gazette_platform.errors import GazetteError
 from gazette_platform.ops.clock import Clock, SystemClock
 from gazette_platform.testing.chaos.allowed import check_but_allow
-from gazette_platform.testing.chaos.availability import Gap, gaps_of, longest_by_kind
+from gazette_platform.testing.chaos.availability import (
+    Gap,
+    gaps_of,
+    longest_by_kind,
+    unavailable_s_max,
+)
 from gazette_platform.testing.chaos.finals import check_replicas, check_store, read_finals
 from gazette_platform.testing.chaos.nemesis import Nemesis
 from gazette_platform.testing.chaos.plan import Fault, FaultKind, kinds_for, make_plan
@@ -247,7 +253,14 @@ class _Run:
         history = load_history(self._history_path)
         spans = nemesis.spans if nemesis is not None else []
         suspensions = scene.suspensions if scene is not None else []
-        report, allowed = await asyncio.to_thread(check_but_allow, history, spans, suspensions)
+        stalls = self._watchdog.stalls
+        report, allowed = await asyncio.to_thread(
+            check_but_allow,
+            history,
+            spans,
+            suspensions,
+            lag_s_max=unavailable_s_max(config.lease_s) + starved_s(stalls, 0.0, math.inf),
+        )
         if trouble:
             # That is the trouble itself, not what it did to anybody.
             report.anomalies = [a for a in report.anomalies if a.name != "unseen"]

@@ -132,6 +132,9 @@ class _Upkeep:
         scene.note_acknowledged(name, result.end)
         await self._client.flush(f"name={name}", timeout_s=_CALL_S)
         stored = [item for item in await self._client.fragments(name) if item.is_persisted]
+        scene.recorder.pruned(
+            name, max((item.fragment.end for item in stored[:-_KEPT_FRAGMENTS]), default=0)
+        )
         for item in stored[:-_KEPT_FRAGMENTS]:
             (scene.fragments / item.fragment.content_path).unlink(missing_ok=True)
 

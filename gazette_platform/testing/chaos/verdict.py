@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gazette_platform.testing.chaos.availability import unavailable_s_max
 from gazette_platform.testing.chaos.readers import ReaderKind, kind_of as reader_kind
 from gazette_platform.testing.chaos.watchdog import starved_s
 from gazette_platform.testing.chaos.writers import kind_of as writer_kind
@@ -23,9 +24,6 @@ __all__ = ["ChaosResult", "Evidence", "reasons"]
 
 # Fewer acknowledged appends in a second of the run, of all writers, say nothing.
 _APPENDS_PER_S_MIN = 2.0
-# Faults last two leases at most, and what they do to a journal another two or three.
-_UNAVAILABLE_LEASES = 6.0
-_UNAVAILABLE_S = 30.0
 # Of runs at least so long, every kind of client must have got something done.
 _LONG_ENOUGH_S = 50.0
 
@@ -69,7 +67,7 @@ def reasons(
     elif missing:
         found.append(f"these faults were planned, and never begun: {_names(missing)}")
     found += _idle(evidence, report)
-    limit_s = _UNAVAILABLE_S + _UNAVAILABLE_LEASES * evidence.lease_s
+    limit_s = unavailable_s_max(evidence.lease_s)
     for kind, gap in sorted(longest.items()):
         length_s = gap.length_s - starved_s(stalls, gap.begin, gap.end)
         if length_s > limit_s:

@@ -8,12 +8,13 @@ and nothing needs to be searched: a check is complete, and takes O(n log n) time
         print(report.shortest)
 
 Checked of each journal: acknowledged intervals are disjoint and hold the bytes sent; the order of
-appends respects real time; nothing acknowledged is lost; nothing failed is visible; an append of
-unknown outcome is visible at most as often as it was attempted; reads are slices of one byte
-string, each stream without gap or step back; heads that readers are told hold all that had been
-acknowledged and nothing of the future; readers do not stand still; registers behave as
-compare-and-set, and refusals have their reason. `ANOMALIES` names what may be found. Contents should be unique, as those of `Payload` are: appends of equal content
-cannot be told apart.
+appends respects real time; nothing acknowledged is lost, and where deletions are recorded, no more is
+gone than those; nothing failed is visible; an append of unknown outcome is visible at most as often as
+it was attempted; reads are slices of one byte string, each stream without gap or step back; heads that
+readers are told hold all that had been acknowledged, and what they come with, and nothing of the
+future; readers do not stand still; registers behave as compare-and-set, and refusals have their reason.
+`ANOMALIES` names what may be found. Contents should be unique, as those of `Payload` are: appends of
+equal content cannot be told apart.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from gazette_platform.testing.checker.appends import (
     check_barriers,
     check_order,
     check_placement,
+    check_pruned,
     check_refusals,
     place,
 )
@@ -76,8 +78,16 @@ def check_history(history: History, *, kept_max: int = 5, lag_s_max: float = 120
         found = _check_journal(journal, appends[journal], polls[journal], final, report)
         for anomaly in found:
             report.add(anomaly, kept_max=kept_max)
+        if final is not None and journal in history.pruned:
+            for anomaly in check_pruned(final, appends[journal], history.pruned[journal]):
+                report.add(anomaly, kept_max=kept_max)
         for anomaly in check_patience(
-            journal, appends[journal], polls[journal], lag_s_max=lag_s_max, ended_at=ended_at
+            journal,
+            appends[journal],
+            polls[journal],
+            lag_s_max=lag_s_max,
+            ended_at=ended_at,
+            pruned_to=history.pruned.get(journal, 0),
         ):
             report.add(anomaly, kept_max=kept_max)
         lag_s, unseen = lag_and_unseen(appends[journal], polls[journal])

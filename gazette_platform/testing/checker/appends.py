@@ -26,6 +26,7 @@ __all__ = [
     "check_barriers",
     "check_order",
     "check_placement",
+    "check_pruned",
     "check_refusals",
     "place",
 ]
@@ -114,6 +115,19 @@ def check_placement(
                 if segment.begin != op.offset and not segment.is_acknowledged:
                     text = f"{op.label} was to begin at {op.offset}, and is at {where}"
                     yield Anomaly("inconsistent-offsets", journal, text, (op,))
+
+
+def check_pruned(
+    final: FinalContent, appends: Sequence[Append], pruned_to: int
+) -> Iterator[Anomaly]:
+    """Nothing acknowledged is gone from the begin but what was deleted. Args: pruned_to: its end."""
+    for op in appends:
+        if op.outcome is Outcome.OK and op.content and pruned_to <= op.begin < final.begin:
+            text = (
+                f"{op.label} was acknowledged at [{op.begin}, {op.end}), and the journal begins at "
+                f"{final.begin}, though it was pruned up to {pruned_to} only"
+            )
+            yield Anomaly("lost-write", final.journal, text, (op,))
 
 
 def _misplaced(

@@ -110,15 +110,19 @@ def check_patience(
     *,
     lag_s_max: float,
     ended_at: float,
+    pruned_to: int = 0,
 ) -> Iterator[Anomaly]:
     """A read that waits for content gets what was acknowledged within `lag_s_max` seconds.
 
     Args: ended_at: monotonic seconds of the history's end, until when polls without an end waited.
+          pruned_to: what lies before it may have been deleted under a reader's eyes.
     """
     ops = [op for op in appends if op.outcome is Outcome.OK and op.content]
     by_end = _Earliest([(op.end, op) for op in ops])
     by_invocation = _Earliest([(op.invoked_at, op) for op in ops])
     for poll in polls:
+        if 0 <= poll.offset < pruned_to:
+            continue
         # What a read at -1 waits for is at least what was appended after it began.
         op = (
             by_invocation.beyond(poll.invoked_at) if poll.offset < 0 else by_end.beyond(poll.offset)
