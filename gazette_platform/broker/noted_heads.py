@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gazette_platform.broker.side_keys import own_member_key, own_members_prefix
 from gazette_platform.broker.spec_writes import write_head
-from gazette_platform.errors import EtcdError
-from gazette_platform.keyspace import member_key, members_prefix
+from gazette_platform.errors import EtcdError, ValidationError
+from gazette_platform.keyspace import decode_broker_spec, member_key, members_prefix
 from gazette_platform.protocol import SuspendLevel, SuspendSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.replica import Replica
+    from gazette_platform.etcd import KeyValue
     from gazette_platform.keyspace import Assignment
+    from gazette_platform.protocol import ProcessId
 
 __all__ = ["note_heads"]
 
@@ -38,42 +40,62 @@ async def note_heads(
     offsets. Of several replicas each notes its own head, which covers all that was
     acknowledged; the greatest stands.
 
-    Of brokers that leave at once at least one notes: each says that it leaves, and looks at the
-    others only when it sees that in its mirror.
+    Of brokers that leave at once at least one notes: each has said in etcd that it leaves, and looks
+    there only then whether the others did.
 
     Args: timeout_s: seconds that each is given. Cancellation: leaves open which were noted.
     """
-    ours = [replica for replica in replicas if not _is_kept(context, replica)]
-    if not ours or await _has_foreign_members(context):
+    try:
+        members = await _members(context)
+    except EtcdError as err:
+        _log.warning("write heads are not noted, since etcd fails: %s", err)
+        return
+    ours = [replica for replica in replicas if not _is_kept(context, replica, members)]
+    if not ours or _has_foreign(members):
         return
     for at in range(0, len(ours), _WRITES_MAX):
         some = ours[at : at + _WRITES_MAX]
         await asyncio.gather(*(_note_head(context, replica, timeout_s) for replica in some))
 
 
-async def _has_foreign_members(context: BrokerContext) -> bool:
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A broker as etcd has it now; our mirror may be late, or not followed any more."""
+
+    is_foreign: bool
+    """Whether it is one of Gazette."""
+    is_leaving: bool
+
+
+async def _members(context: BrokerContext) -> dict[ProcessId, _Member]:
+    """All members that our mirror has, and that are some still. Raises: EtcdError."""
+    prefix = context.config.etcd_prefix
+    found = await context.etcd.range(own_members_prefix(prefix))
+    present = await context.etcd.range(members_prefix(prefix), revision=found.header.revision)
+    ours = {kv.key: kv.lease for kv in found.kvs}
+    there = {kv.key: kv for kv in present.kvs}
+    members = {}
+    for member, known in context.space.state.members.items():
+        kv = there.get(member_key(prefix, member))
+        if kv is not None and kv.lease == known.lease:
+            is_foreign = ours.get(own_member_key(prefix, member)) != known.lease
+            members[member] = _Member(is_foreign, is_leaving=_says_that_it_leaves(kv, member))
+    return members
+
+
+def _says_that_it_leaves(kv: KeyValue, member: ProcessId) -> bool:
+    try:
+        return decode_broker_spec(kv.value, process_id=member).exiting
+    except ValidationError:
+        return True  # nobody takes it for a member
+
+
+def _has_foreign(members: Mapping[ProcessId, _Member]) -> bool:
     """Whether brokers of Gazette are members: they heed a noted head, and never take it back.
 
     Once they had appended behind it, it would have others begin at an offset that is taken.
     """
-    prefix, members = context.config.etcd_prefix, context.space.state.members
-    try:
-        found = await context.etcd.range(own_members_prefix(prefix))
-        # Our mirror may still show members that have left since, and took both keys along.
-        present = await context.etcd.range(
-            members_prefix(prefix), revision=found.header.revision, keys_only=True
-        )
-    except EtcdError as err:
-        _log.warning("write heads are not noted, since etcd fails: %s", err)
-        return True
-    ours = {kv.key: kv.lease for kv in found.kvs}
-    there = {kv.key: kv.lease for kv in present.kvs}
-    foreign = [
-        member
-        for member, known in members.items()
-        if there.get(member_key(prefix, member)) == known.lease
-        and ours.get(own_member_key(prefix, member)) != known.lease
-    ]
+    foreign = [member for member, known in members.items() if known.is_foreign]
     if foreign:
         _log.warning(
             "write heads are not noted, since %s is a broker of Gazette (if no broker stays, "
@@ -83,14 +105,15 @@ async def _has_foreign_members(context: BrokerContext) -> bool:
     return bool(foreign)
 
 
-def _is_kept(context: BrokerContext, replica: Replica) -> bool:
+def _is_kept(
+    context: BrokerContext, replica: Replica, members: Mapping[ProcessId, _Member]
+) -> bool:
     """Whether a broker that stays has all that the journal holds, too."""
-    members = context.space.state.members
     return any(
         other.process_id != context.process_id
         and _is_in_step(other)
         and (member := members.get(other.process_id)) is not None
-        and not member.spec.exiting
+        and not member.is_leaving
         for other in context.space.state.assignments_of(replica.name)
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import random
@@ -476,9 +477,13 @@ class Broker:
         return left
 
     async def _note_heads(self) -> None:
+        await self._within(2 * _GRACE_S, "noting write heads", self._try_note_heads())
+
+    async def _try_note_heads(self) -> None:
+        with contextlib.suppress(EtcdError):  # others of our journals may leave with us
+            await self._announcement.set_exiting()
         replicas = [r for r in self._resolver.replicas.values() if isinstance(r, Replica)]
-        noting = note_heads(self._context, replicas, timeout_s=_GRACE_S)
-        await self._within(2 * _GRACE_S, "noting write heads", noting)
+        await note_heads(self._context, replicas, timeout_s=_GRACE_S)
 
     async def _release(self) -> None:
         """Give back the lease: others may take over what is still assigned to us."""

@@ -438,3 +438,18 @@ async def test_no_append_goes_beyond_a_head_that_a_hurried_broker_noted(
     await eventually(lambda: noted(observer) == 7)
     assert isinstance(outcome, aio.AioRpcError), outcome
     assert outcome.code() is StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("leave", ["drain", "fail"])
+async def test_a_head_is_noted_when_all_replicas_leave_at_once_and_another_has_no_room(
+    cluster, leave
+):
+    brokers = [await cluster.start(zone=zone) for zone in ZONES]
+    observer = await cluster.start(zone="zone-d", journal_limit=0)
+    await cluster.apply(cluster.stub(brokers[0]), spec(replication=3))
+    await append(cluster.stub(brokers[0]), JOURNAL, b"content")
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(getattr(broker, leave)() for broker in brokers))
+    state = observer._context.space.state
+    await eventually(lambda: not state.assignments_of(JOURNAL))
+    assert noted(observer) == 7
