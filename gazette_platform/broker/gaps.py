@@ -104,6 +104,9 @@ class Gaps:
                 await asyncio.sleep(_REFRESH_S)
             elif asked_end == self._others_end:
                 self._others_end = 0
+        except Exception:
+            await asyncio.sleep(_REFRESH_S)  # whoever waits asks again
+            raise
         finally:
             self._is_asking = False
             self._index.wake()

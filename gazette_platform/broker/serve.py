@@ -420,7 +420,7 @@ class Broker:
     def leaves_within_s(self) -> float | None:
         """Seconds that `drain` and `fail` take at most; None: as long as others, and stores, take."""
         timeout_s = self.config.drain_timeout_s
-        return None if timeout_s is None else timeout_s + 2 * self._limit_s + 5 * _GRACE_S
+        return None if timeout_s is None else timeout_s + 2 * self._limit_s + 6 * _GRACE_S
 
     @property
     def _limit_s(self) -> float:

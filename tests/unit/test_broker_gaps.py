@@ -10,6 +10,7 @@ from gazette_platform.broker.gaps import Gaps
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.fragment.index import Index
 from gazette_platform.ops.clock import ManualClock
+from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import Fragment
 
@@ -37,7 +38,10 @@ class Bench:
     async def ask(self):
         self.asked += 1
         self.began.set()
-        return await self.answers.get()
+        answer = await self.answers.get()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
 
 @pytest.fixture
@@ -78,6 +82,20 @@ async def test_they_are_asked_again_while_one_of_them_has_more(bench):
     async with asyncio.timeout(5):
         await bench.gaps.wait_skip(0, block=True)
     assert bench.asked == 2
+
+
+async def test_an_error_that_nobody_foresaw_is_reported_and_they_are_asked_again():
+    faults = Faults()
+    tasks = TaskGroup("test", faults=faults)
+    bench = Bench(tasks)
+    bench.answers.put_nowait(KeyError("unforeseen"))
+    bench.answers.put_nowait(True)
+    began = asyncio.get_running_loop().time()
+    async with asyncio.timeout(5):
+        await bench.gaps.wait_skip(0, block=True)
+    assert asyncio.get_running_loop().time() - began > 0.3, "not at once"
+    assert faults.reported == 1
+    await tasks.close()
 
 
 async def test_content_that_comes_is_not_waited_for_any_more(bench, tasks):
