@@ -2,8 +2,8 @@
 
 | journals | are |
 |---|---|
-| ``probe/…`` | of the pulse; no input names them |
-| ``secret/…`` | hidden from all tokens but the operator's; nothing of it may be told to others |
+| ``probe/…`` | of the pulse; no input names them, and nothing but the pulse may change them |
+| ``secret/…`` | hidden from all tokens but the operator's; nothing of it may be told to others, or change |
 | ``fuzz/…``, ``mine/…`` | for inputs; made anew by `Arena.renew`, whatever has become of them |
 """
 
@@ -40,6 +40,7 @@ __all__ = [
     "PROBES",
     "TOKENS",
     "Arena",
+    "pulse_problem",
     "signed",
 ]
 
@@ -129,6 +130,7 @@ class Arena:
         self._etcd_server = EtcdServer(etcd_binary)
         self._stack = AsyncExitStack()
         self._tokens: dict[str, str] = {}
+        self._kept: dict[str, object] = {}
 
     async def __aenter__(self) -> Self:
         try:
@@ -168,6 +170,7 @@ class Arena:
         for journal in (*PROBES, HIDDEN, *JOURNALS):
             await self._settled(journal)
         await self._hide()
+        self._kept = await self._untouchable()
 
     def token(self, name: str) -> str:
         """The token of an entry of `TOKENS`; of another name, one without rights."""
@@ -203,9 +206,9 @@ class Arena:
         )
         return pb.AppendResponse.FromString(raw)
 
-    async def read(self, journal: str) -> bytes:
+    async def read(self, journal: str, *, broker: int = 0) -> bytes:
         """All content, with all rights."""
-        rpc = self.channels[0].unary_stream("/protocol.Journal/Read")
+        rpc = self.channels[broker].unary_stream("/protocol.Journal/Read")
         metadata = [("authorization", f"Bearer {self.token('all')}")]
         request = pb.ReadRequest(journal=journal).SerializeToString()
         answers = [
@@ -214,14 +217,56 @@ class Arena:
         ]
         return b"".join(answer.content for answer in answers)
 
-    async def secret_problem(self) -> str:
-        """What has become of the content of `HIDDEN`, if anything has."""
-        content = await self.read(HIDDEN)
-        if content == _SECRET_CONTENT:
-            return ""
-        return (
-            f"{HIDDEN} holds {content[:80]!r} ({len(content)} bytes) in place of what was appended"
+    async def touched(self) -> str:
+        """What has become of what no input may touch, if anything has."""
+        found = await self._untouchable()
+        problems = [
+            f"{what} is {_short(found.get(what))}, and was {_short(was)}"
+            for what, was in self._kept.items()
+            if found.get(what) != was
+        ]
+        problems += [f"there is {what} now" for what in found if what not in self._kept]
+        for journal in PROBES:
+            problem = pulse_problem(await self.read(journal))
+            if problem:
+                problems.append(f"{journal} holds {problem}")
+        return "; ".join(problems)
+
+    async def _untouchable(self) -> dict[str, object]:
+        """All that no input may touch, by what it is; the content of `PROBES` grows."""
+        found: dict[str, object] = {}
+        for broker in range(len(self.brokers)):
+            content: object
+            try:
+                content = await self.read(HIDDEN, broker=broker)
+            except aio.AioRpcError as err:
+                content = err.details()
+            found[f"content of {HIDDEN}, read at broker {broker}"] = content
+        response = await self.append(HIDDEN, b"")
+        found[f"registers of {HIDDEN}"] = response.registers.SerializeToString(deterministic=True)
+        found[f"head of {HIDDEN}"] = response.commit.end
+        rpc = self.channels[0].unary_stream("/protocol.Journal/List")
+        metadata = [("authorization", f"Bearer {self.token('all')}")]
+        async for raw in rpc(pb.ListRequest().SerializeToString(), timeout=20.0, metadata=metadata):
+            for entry in pb.ListResponse.FromString(raw).journals:
+                if entry.spec.name in (*PROBES, HIDDEN):
+                    spec = entry.spec.SerializeToString(deterministic=True)
+                    found[f"spec of {entry.spec.name}"] = spec
+        points = admin_pb.ListSavepointsResponse.FromString(
+            await self.call(
+                "gazette_platform.Admin/ListSavepoints", admin_pb.ListSavepointsRequest()
+            )
         )
+        for point in points.savepoints:
+            if point.name.startswith("kobold"):
+                found[f"savepoint {point.name}"] = point.SerializeToString(deterministic=True)
+        found |= await asyncio.to_thread(self._hidden_files)
+        return found
+
+    def _hidden_files(self) -> dict[str, object]:
+        folder = self.fragments / HIDDEN
+        files = sorted(path for path in folder.rglob("*") if not path.is_dir())
+        return {f"file {path.relative_to(folder)}": path.read_bytes() for path in files}
 
     async def listed(self) -> dict[str, tuple[int, pb.Route]]:
         """All journals: revision and route by name."""
@@ -288,6 +333,7 @@ class Arena:
         label = pb.LabelSet(labels=[pb.Label(name="kk", value=MARKS[2].decode())])
         response = await self.append(HIDDEN, _SECRET_CONTENT, union_registers=label)
         assert response.status == pb.OK, response
+        assert await self.read(HIDDEN) == _SECRET_CONTENT
         await self.call("gazette_platform.Admin/Flush", admin_pb.FlushRequest(journal=HIDDEN))
         point = admin_pb.Savepoint(name="kobold-point", offsets={HIDDEN: 5})
         await self.call(
@@ -301,6 +347,23 @@ def _changes() -> list[pb.ApplyRequest.Change]:
         assert change.spec is not None
         changes.append(pb.ApplyRequest.Change(upsert=change.spec.to_pb(), expect_mod_revision=-1))
     return changes
+
+
+def pulse_problem(content: bytes) -> str:
+    """What a journal of the pulse holds that is not the pulse's, in its order and once; "" if nothing."""
+    turn = 0
+    for line in content.splitlines(keepends=True):
+        if line == b"ready\n" and not turn:
+            continue
+        if line != b"pulse %d\n" % (turn + 1):
+            return f"{line[:80]!r} behind turn {turn} of the pulse"
+        turn += 1
+    return ""
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) < 200 else f"{text[:200]}... ({len(text)} characters)"
 
 
 def remove(folder: Path) -> None:

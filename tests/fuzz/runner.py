@@ -382,14 +382,14 @@ class _Run:
             )
 
     async def _end(self, *, is_quick: bool) -> None:
-        """See that memory comes back, that the pulse was beating, and that secrets are whole."""
+        """See that memory comes back, that the pulse was beating, and that nothing was touched that must not be."""
         if self._config.has_corpus and not (is_quick or self._config.replay):
             again = iter([case for case in corpus() if _is_heavy(case)])
             await self._round(again, until=time.monotonic() + 60.0)
         await self._driver.release()
         if not is_quick and self._beats < 10:
             raise _Found("the pulse did not beat: brokers were not watched")
-        problem = await self._arena.secret_problem()
+        problem = await self._arena.touched()
         if problem:
             raise _Found(problem)
         if not is_quick:
@@ -405,7 +405,7 @@ class _Run:
         await self._driver.release()
         try:
             async with asyncio.timeout(60.0):
-                problem = await self._arena.secret_problem()
+                problem = await self._arena.touched()
                 await self._arena.renew()
         except (AssertionError, TimeoutError, grpc.RpcError) as err:
             self._check()
