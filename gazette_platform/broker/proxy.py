@@ -75,11 +75,8 @@ class Proxy:
         """
         if replica.is_primary:
             return None
-        own = self._state.assignment_of(replica.name, self._context.process_id)
-        # The value of an assignment is empty until a primary has synced with its broker.
-        is_synced = own is not None and own.route.members != ()
         index = replica.index
-        if is_synced and index.first_refresh.is_set():
+        if replica.is_synced and index.first_refresh.is_set():
             head = index.summary.end
             at = head if offset < 0 else offset
             if at >= max(head, replica.spool.spool.end):

@@ -162,6 +162,12 @@ class Replica:
         return self._state.is_consistent(self.name)
 
     @property
+    def is_synced(self) -> bool:
+        """Whether a primary has synced with us: then all that is acknowledged comes here, too."""
+        own = self._state.assignment_of(self.name, self._context.process_id)
+        return own is not None and own.route.members != ()  # it tells none until then
+
+    @property
     def refusal(self) -> str:
         """Why we may not speak for the journal: others may have taken over. Else empty."""
         return self._context.fence.problem
@@ -417,7 +423,7 @@ class Replica:
         return max(self.index.summary.end, self.spool.settled_end, self._noted_head)
 
     async def wait_known(self) -> None:
-        """Wait until stores were listed, and hold what is of before our spool.
+        """Wait until a primary has synced with its replicas, and the stores hold what precedes it.
 
         Else a read would end before content that was acknowledged, as if there were no more.
 
@@ -425,21 +431,37 @@ class Replica:
         Cancellation: safe.
         """
         index = self.index
-        # Nobody may be about to store what precedes a head that was noted: a journal that was
-        # suspended while it was empty looks the same.
-        is_noted = self._hole_end <= self._noted_head
         try:
             async with asyncio.timeout(self._context.config.append_wait_s or _KNOWN_WAIT_S):
+                await self._wait_synced()
                 while not index.first_refresh.is_set() or self.is_filling:
                     if not await index.wait_change():
                         return
         except TimeoutError as err:
-            if index.first_refresh.is_set() and is_noted:
+            if self._is_to_sync():
+                what = "its primary is new, and has not heard from all replicas yet"
+            elif not index.first_refresh.is_set():
+                what = "its stores are not listed yet (`gazctl journals store-health` tells why)"
+            elif self._hole_end <= self._noted_head:
+                # Nobody may be about to store what precedes a head that was noted: a journal that
+                # was suspended while it was empty looks the same.
                 return
-            what = "its stores are not listed yet (`gazctl journals store-health` tells why)"
-            if index.first_refresh.is_set():
+            else:
                 what = f"another broker has content before {self._hole_end} that is not stored yet"
             raise RpcFailed(Code.UNAVAILABLE, f"{self.name}: {what}; ask again") from err
+
+    def _is_to_sync(self) -> bool:
+        return self.is_primary and not self.is_synced and not self.is_closed
+
+    async def _wait_synced(self) -> None:
+        changed = asyncio.Event()
+        self.watchers.add(changed.set)
+        try:
+            while self._is_to_sync():
+                changed.clear()
+                await changed.wait()
+        finally:
+            self.watchers.discard(changed.set)
 
     async def wait_gap(self, offset: int) -> bool:
         """As `Gaps.wait`, for as long as appends wait; of a journal without stores nothing comes."""

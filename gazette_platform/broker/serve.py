@@ -46,6 +46,7 @@ from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.limits import raise_file_limit
 from gazette_platform.ops.memory import give_back_when_idle, settle_memory, tune_malloc
+from gazette_platform.ops.stacks import describe_tasks
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import BrokerSpec, ProcessId
 from gazette_platform.stores import MeasuredStore, StoreRegistry, health_check, open_store
@@ -537,9 +538,9 @@ def run(config: BrokerConfig) -> None:
 
 async def _run(config: BrokerConfig, watchdog: Watchdog) -> None:
     broker = Broker(config)
-    asyncio.get_running_loop().set_exception_handler(
-        lambda loop, context: on_loop_error(broker, loop, context)
-    )
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda loop, context: on_loop_error(broker, loop, context))
+    watchdog.describe = partial(describe_tasks, loop)
     signals = Signals(broker, watchdog)
     try:
         if not await _starts(broker, signals):

@@ -62,6 +62,7 @@ class Signals:
             self._broker.hurry()
             self._watchdog.arm(HURRIED_S, "it was told so twice")
             return
+        _log.info("told to leave")
         self.stop.set()
         if self.starting is not None and not self.starting.expired():
             self.leave()

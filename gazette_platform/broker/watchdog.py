@@ -27,10 +27,12 @@ class Watchdog:
     """A deadline for the whole process, kept by a thread of its own.
 
     Args: end: ends the process with an exit status; given by tests.
+    Attributes: describe: says for the log what the process is at, and hangs in.
     """
 
     def __init__(self, end: Callable[[int], None] = os._exit) -> None:
         self._end = end
+        self.describe: Callable[[], str] = str
         self._changed = threading.Condition()
         self._deadline: float | None = None
         self._why = ""
@@ -60,7 +62,10 @@ class Watchdog:
                 left_s = self._deadline - time.monotonic()
                 if left_s <= 0:
                     _log.critical("this process does not end by itself and is ended: %s", self._why)
-                    self._end(_FAILED)
+                    try:
+                        _log.critical("what it waits for:\n%s", self.describe())
+                    finally:
+                        self._end(_FAILED)
                     return
                 self._changed.wait(left_s)
             self._thread = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["BrokerServer"]
 
 _POLL_S = 0.02
-_LOG_TAIL_BYTES = 8192
+_LOG_TAIL_BYTES = 16384
+# Seconds that a broker is given which was told to end for the second time.
+_HURRIED_S = 15.0
 
 
 @final
@@ -187,6 +190,10 @@ class BrokerServer:
         try:
             return process.wait(timeout_s)
         except subprocess.TimeoutExpired as err:
+            # Told twice, a broker ends, and logs what it hangs in.
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_HURRIED_S)
             process.kill()
             process.wait()
             raise SetupError(

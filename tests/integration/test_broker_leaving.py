@@ -184,11 +184,13 @@ def _starts_never(server):
 def test_the_watchdog_ends_what_does_not_end_by_itself(caplog):
     ended = threading.Event()
     watchdog = Watchdog(lambda _: ended.set())
+    watchdog.describe = lambda: "a task and its place"
     watchdog.arm(60.0, "later")
     watchdog.arm(0.05, "it was told so twice")
     watchdog.arm(60.0, "later")
     assert ended.wait(10)
     assert "is ended: it was told so twice" in caplog.text
+    assert "what it waits for:\na task and its place" in caplog.text
 
 
 def test_the_watchdog_spares_what_has_ended():
