@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
+from gazette_platform.broker.known import wait_known
 from gazette_platform.broker.replica import Replica
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import GazetteError, ValidationError
@@ -81,7 +82,7 @@ class FragmentsApi:
         response = pb.FragmentsResponse(status=status.value)  # type: ignore[arg-type]
         resolution.header.into_pb(response.header)
         if status is Status.OK and isinstance(replica, Replica):
-            await replica.wait_known()
+            await wait_known(replica, timeout_s=self._context.config.append_wait_s)
             fragments = await replica.index.inspect()
             if fragments is None:
                 raise _stopped()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.tasks import TaskGroup
 
-__all__ = ["Gaps"]
+__all__ = ["KNOWN_WAIT_S", "Gaps"]
+
+KNOWN_WAIT_S: Final = 5.0
+"""Seconds that readers wait for content which other brokers are about to store."""
 
 # What is missing for longer is lost; so many places are remembered.
 _LOST_S = 140.0

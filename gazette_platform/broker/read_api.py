@@ -8,6 +8,7 @@ import os
 from contextlib import aclosing
 from typing import TYPE_CHECKING, final
 
+from gazette_platform.broker.known import wait_known
 from gazette_platform.broker.replica import Replica
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.codecs import decompress_steps, decompressor
@@ -126,7 +127,7 @@ class ReadApi:
                 await replica.gaps.wait_skip(skips, block=block)
                 continue
             if not is_known and (offset < 0 or not block):
-                await replica.wait_known()
+                await wait_known(replica, timeout_s=self._context.config.append_wait_s)
                 is_known = True
                 continue
             if offset < 0:

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, final
 from gazette_platform.broker import append_fsm as fsm
 from gazette_platform.broker.appender import Appender, Outcome, Pending
 from gazette_platform.broker.flow_control import RateBalance
-from gazette_platform.broker.gaps import Gaps
+from gazette_platform.broker.gaps import KNOWN_WAIT_S, Gaps
 from gazette_platform.broker.journal_spool import JournalSpool
 from gazette_platform.broker.peer_stream import open_replicate
 from gazette_platform.broker.replicator import Replicator
 from gazette_platform.broker.spec_writes import write_route, write_suspend
 from gazette_platform.broker.unstored import ask_others
-from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import GazetteError
 from gazette_platform.fragment.index import Index
 from gazette_platform.fragment.refresh import Refresher
@@ -55,9 +54,6 @@ _FLUSH_RETRY_S = 0.25
 
 # A replica that begins behind content which other brokers are about to persist looks for it soon.
 _HOLE_REFRESHES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 30.0, 60.0)
-
-# Readers wait for as long for content that other brokers are about to store.
-_KNOWN_WAIT_S = 5.0
 
 # A pulse may wait for a store, which is no reason to hold up those of other journals.
 _PULSE_TIMEOUT_S = 10.0
@@ -103,7 +99,8 @@ class Replica:
         self._pulses_failed = 0
         self._pulse_timer: asyncio.TimerHandle | None = None
         self._is_pulsing = False
-        self._hole_end = 0
+        self.hole_end = 0
+        """Where our spool began behind content that is elsewhere."""
         self._hole_refreshes = 0
         self._flush_timer: asyncio.TimerHandle | None = None
         self._flush_interval_ns = 0
@@ -113,7 +110,7 @@ class Replica:
         self.gaps = Gaps(
             name,
             self.index,
-            wait_s=context.config.append_wait_s or _KNOWN_WAIT_S,
+            wait_s=context.config.append_wait_s or KNOWN_WAIT_S,
             clock=context.clock,
             tasks=context.tasks,
             refresh=self.refresh,
@@ -222,7 +219,8 @@ class Replica:
         return await write_route(self._context, self.name)
 
     @property
-    def _noted_head(self) -> int:
+    def noted_head(self) -> int:
+        """Where the journal goes on, as its spec says; 0: it does not say."""
         spec = self.spec
         return spec.suspend.offset if spec is not None and spec.suspend is not None else 0
 
@@ -414,54 +412,13 @@ class Replica:
         if self._hole_refreshes == len(_HOLE_REFRESHES_S) or not self._stores:
             return False
         # The last byte before tells: what precedes it may have been pruned.
-        end = self._hole_end
+        end = self.hole_end
         return end > 0 and not self.index.covers(end - 1, end)
 
     @property
     def head(self) -> int:
         """The write head: it lies behind all that was acknowledged, even if others store it still."""
-        return max(self.index.summary.end, self.spool.settled_end, self._noted_head)
-
-    async def wait_known(self) -> None:
-        """Wait until a primary has synced with its replicas, and the stores hold what precedes it.
-
-        Else a read would end before content that was acknowledged, as if there were no more.
-
-        Raises: RpcFailed: UNAVAILABLE: that is still not so after a while: ask again.
-        Cancellation: safe.
-        """
-        index = self.index
-        try:
-            async with asyncio.timeout(self._context.config.append_wait_s or _KNOWN_WAIT_S):
-                await self._wait_synced()
-                while not index.first_refresh.is_set() or self.is_filling:
-                    if not await index.wait_change():
-                        return
-        except TimeoutError as err:
-            if self._is_to_sync():
-                what = "its primary is new, and has not heard from all replicas yet"
-            elif not index.first_refresh.is_set():
-                what = "its stores are not listed yet (`gazctl journals store-health` tells why)"
-            elif self._hole_end <= self._noted_head:
-                # Nobody may be about to store what precedes a head that was noted: a journal that
-                # was suspended while it was empty looks the same.
-                return
-            else:
-                what = f"another broker has content before {self._hole_end} that is not stored yet"
-            raise RpcFailed(Code.UNAVAILABLE, f"{self.name}: {what}; ask again") from err
-
-    def _is_to_sync(self) -> bool:
-        return self.is_primary and not self.is_synced and not self.is_closed
-
-    async def _wait_synced(self) -> None:
-        changed = asyncio.Event()
-        self.watchers.add(changed.set)
-        try:
-            while self._is_to_sync():
-                changed.clear()
-                await changed.wait()
-        finally:
-            self.watchers.discard(changed.set)
+        return max(self.index.summary.end, self.spool.settled_end, self.noted_head)
 
     async def wait_gap(self, offset: int) -> bool:
         """As `Gaps.wait`, for as long as appends wait; of a journal without stores nothing comes."""
@@ -481,7 +438,7 @@ class Replica:
         self.gaps.on_roll(begin)
         if not self.spool.is_settled or begin <= self.index.summary.end:
             return  # all of before is here, or under way
-        self._hole_end = begin
+        self.hole_end = begin
         self._hole_refreshes = 0
         if self.is_filling and not self.is_closed:
             self._refresh_soon(_HOLE_REFRESHES_S[0])
