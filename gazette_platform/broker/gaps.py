@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.fragment.index import JUMP_AGE_S
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -36,7 +37,8 @@ class Gaps:
     no more.
 
     Neither may it go on behind the gap, as if what is missing had been pruned, before the others
-    were asked. They are once: what is appended from then on is here until it is stored.
+    were asked. They are once: what is appended from then on is here until it is stored. What they
+    have had for hours is as lost as any other gap of that age.
 
     Args: wait_s: seconds that a read waits. refresh: has the stores listed soon.
         ask: has other brokers store what they hold, then the stores listed; whether that is done.
@@ -63,6 +65,7 @@ class Gaps:
         self._is_asking = False
         # Behind the last offset of which others may hold content that is in no store.
         self._others_end = sys.maxsize
+        self._others_at = clock.monotonic()
         self._own_end = 0
         self._refresh_at = 0.0
         self._met_at: dict[int, float] = {}
@@ -71,6 +74,7 @@ class Gaps:
         """Our spool goes on at `begin`; what it did not see before is with others, or stored."""
         if begin != self._own_end:
             self._others_end = begin
+            self._others_at = self._clock.monotonic()
 
     def on_commit(self, begin: int, end: int) -> None:
         """Our spool holds [begin, end)."""
@@ -79,7 +83,8 @@ class Gaps:
 
     def may_skip(self, offset: int) -> bool:
         """Whether content that is missing at `offset`, before what is stored, is gone for good."""
-        return offset >= self._others_end
+        is_old = self._clock.monotonic() - self._others_at > JUMP_AGE_S
+        return is_old or offset >= self._others_end
 
     async def wait_skip(self, offset: int, *, block: bool) -> None:
         """Wait until content at `offset` is there, or `may_skip`, or the replica closes.

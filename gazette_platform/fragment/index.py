@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from gazette_platform.fragment.completed import LocalFile
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["Index", "IndexSummary", "QueryResult"]
+__all__ = ["JUMP_AGE_S", "Index", "IndexSummary", "QueryResult"]
 
-# A hole younger than this may be a fragment that another broker is still uploading: its readers
-# wait. An older one is content that was deleted or lost: they go on behind it.
-_JUMP_AGE_S: Final = 6 * 3600
+JUMP_AGE_S: Final = 6 * 3600
+"""A hole younger than this may be a fragment that another broker is still uploading: its readers
+wait. An older one is content that was deleted or lost: they go on behind it."""
 
 _FROM_HEAD: Final = -1
 
@@ -280,7 +280,7 @@ class Index:
 
     def _is_old(self, index: int) -> bool:
         """Whether what precedes the stored member `index` would have been stored long ago."""
-        return self._all[index].mod_time < self._clock.now().timestamp() - _JUMP_AGE_S
+        return self._all[index].mod_time < self._clock.now().timestamp() - JUMP_AGE_S
 
     def _drop_covered(self, *, near: Fragment | None = None) -> None:
         """Drop local fragments that the stores hold.

@@ -21,7 +21,8 @@ class Bench:
     """Gaps of a replica, and the other brokers."""
 
     def __init__(self, tasks):
-        self.index = Index(ManualClock())
+        self.clock = ManualClock()
+        self.index = Index(self.clock)
         self.answers = asyncio.Queue()
         self.asked = 0
         self.began = asyncio.Event()
@@ -29,7 +30,7 @@ class Bench:
             JOURNAL,
             self.index,
             wait_s=0.05,
-            clock=ManualClock(),
+            clock=self.clock,
             tasks=tasks,
             refresh=lambda: None,
             ask=self.ask,
@@ -124,6 +125,15 @@ async def test_what_a_spool_saw_from_its_begin_on_is_known(bench):
     assert bench.gaps.may_skip(100)
     bench.gaps.on_roll(150)  # others went on without us
     assert not bench.gaps.may_skip(149)
+
+
+async def test_what_others_have_had_for_six_hours_is_not_waited_for(bench):
+    bench.clock.advance(6 * 3600)
+    assert not bench.gaps.may_skip(0)
+    bench.clock.advance(1)
+    assert bench.gaps.may_skip(0)
+    bench.gaps.on_roll(100)
+    assert not bench.gaps.may_skip(0)
 
 
 async def test_who_saw_all_of_a_journal_asks_nobody(bench):
