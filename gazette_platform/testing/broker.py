@@ -142,6 +142,7 @@ class BrokerServer:
     def terminate(self) -> None:
         """Send SIGTERM, and do not wait; `wait` does. Nothing if it does not run."""
         if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)  # a paused process would not see SIGTERM
             self._process.send_signal(signal.SIGTERM)
 
     def wait(self, *, timeout_s: float = 30.0) -> int:
@@ -185,7 +186,7 @@ class BrokerServer:
         if process is None:
             raise ValueError("the broker does not run")
         if number is not None:
-            process.send_signal(signal.SIGCONT)  # a paused process would not see SIGTERM
+            process.send_signal(signal.SIGCONT)
             process.send_signal(number)
         try:
             return process.wait(timeout_s)
