@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -572,10 +573,14 @@ async def test_a_sender_that_was_replaced_meanwhile_does_not_move_the_spool(benc
     session = _Session(Link(), node.spool, tenure, Header(None, THREE, EtcdHeader(1, 1, 1, 1)))
     beyond = Fragment(NAME, 1 << 20, 1 << 20, ZERO_SUM, CompressionCodec.NONE)
     first = decode_request(encode_proposal(beyond, LabelSet(), acknowledge=True))
+    gate = threading.Event()
+    for _ in range(2):  # all threads that there are
+        node.spool._executor.submit(gate.wait, 10)
     running = asyncio.ensure_future(session.run(first))  # noqa: TID251
-    await asyncio.sleep(0)  # it has begun to read back
-    assert node.spool.digester.spool.digest_lag
+    await settle()
+    assert node.spool.digester.spool.digest_lag, "it waits for a thread"
     tenure.fire()
+    gate.set()
     with pytest.raises(Interrupted):
         await running
     assert (node.spool.spool.begin, node.spool.end) == (0, len(content))
