@@ -183,6 +183,45 @@ def before_noting(change, monkeypatch):
     monkeypatch.setattr(noted_heads, "write_head", write_later)
 
 
+async def test_a_head_that_is_noted_already_is_not_taken_back(cluster):
+    """Of several replicas that leave the one that knew of most may be the first to note its head."""
+    broker = await cluster.start()
+    context = broker._context
+    stub = cluster.stub(broker)
+    await cluster.apply(stub, spec())
+    await append(stub, JOURNAL, b"content")
+    replica = broker._resolver.replicas[JOURNAL]
+    await write_suspend(context, JOURNAL, SuspendSpec(SuspendLevel.NONE, 100))
+    await note_heads(context, [replica], timeout_s=10)
+    assert noted(broker) == 100
+    await write_suspend(context, JOURNAL, SuspendSpec(SuspendLevel.NONE, 3))
+    await note_heads(context, [replica], timeout_s=10)
+    await eventually(lambda: noted(broker) == 7)
+
+
+async def test_a_replica_that_has_just_been_made_keeps_no_head(cluster, etcd, etcd_prefix):
+    """It stays, and has nothing of the journal yet."""
+    first = await cluster.start(zone="zone-a")
+    context = first._context
+    stub = cluster.stub(first)
+    await cluster.apply(stub, spec())
+    await append(stub, JOURNAL, b"content")
+    other = await cluster.start(zone="zone-b", journal_limit=0)
+    member = other._context.process_id
+    lease = context.space.state.members[member].lease
+    key = assignment_key(etcd_prefix, JOURNAL, member, 1)
+    made = await etcd.txn([], [Put(key, b"", lease=lease)])
+    await context.space.wait_for_revision(made.header.revision)
+    own = context.space.state.assignment_of(JOURNAL, context.process_id)
+    # Before the primary brings it in step, or the allocator takes it away again.
+    assert [one.process_id for one in context.space.state.assignments_of(JOURNAL)] == [
+        own.process_id,
+        member,
+    ]
+    await note_heads(context, [first._resolver.replicas[JOURNAL]], timeout_s=10)
+    await eventually(lambda: noted(first) == 7)
+
+
 async def drain_while(broker, change):
     """Drain it, and change its assignment once it has closed the journal."""
     persist, space = broker._persist, broker._context.space

@@ -594,6 +594,20 @@ async def test_a_stream_ends_with_the_role_of_its_sender(cluster, target):
         await eventually(has_it)
 
 
+async def test_a_stream_ends_with_the_assignment_of_its_replica(cluster, target):
+    """It would hold the spool of a replica that is to close."""
+    call = cluster.stubs[target].Replicate(timeout=20)
+    await call.write(request(cluster, target, fragment(0)))
+    assert (await call.read()).status == pb.OK
+    own = cluster.state.assignment_of(NAME, target)
+    etcd = cluster.brokers[target]._context.etcd
+    await etcd.txn([Compare.mod(own.key, own.mod_revision)], [Delete(own.key)])
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "is not its primary any more" in caught.value.details()
+
+
 async def test_a_newer_stream_of_the_primary_ends_an_older_one(cluster, target):
     """As when it was cut off in between: nobody tells us that the older one leads nowhere."""
     older = cluster.stubs[target].Replicate(timeout=20)

@@ -304,3 +304,40 @@ async def test_a_cancelled_wait_leaves_the_thread_its_lock(bench, monkeypatch):
     fragment = await second
     assert fragment.sum == bench.sum
     assert first.cancelled()
+
+
+@pytest.mark.parametrize("how", ["complete", "spare_disk"])
+async def test_a_slice_of_compression_ends_before_its_form_is_used_or_dropped(
+    bench, monkeypatch, how
+):
+    """Two threads would write to one form, or to a file that is gone."""
+    begun, gate = threading.Event(), threading.Event()
+    step, stop = bench.spool.compress_step, bench.spool.stop_compressing
+    complete = bench.spool.complete
+    events = []
+
+    def compress_step(to):
+        begun.set()
+        gate.wait(10)
+        step(to)
+        events.append("compressed")
+
+    monkeypatch.setattr(type(bench.spool), "compress_step", lambda _, to: compress_step(to))
+    for name, call in (("complete", complete), ("stop_compressing", stop)):
+        monkeypatch.setattr(
+            type(bench.spool), name, lambda _, n=name, c=call: (events.append(n), c())[1]
+        )
+    bench.append(2 * MIB)
+    bench.digester.kick()
+    await asyncio.get_running_loop().run_in_executor(None, begun.wait, 10)
+    ending = asyncio.ensure_future(getattr(bench.digester, how)())  # noqa: TID251
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert events == []
+    gate.set()
+    await ending
+    assert events[0] == "compressed"
+    assert len(events) >= 2
+    await bench.tasks.join()
+    if how == "complete":
+        assert events == ["compressed", "complete"], "it does not wait for more than a slice"

@@ -81,6 +81,7 @@ class Peer:
 
 class Bench:
     def __init__(self, tasks):
+        self.tasks = tasks
         self.peers = {A: Peer(), B: Peer()}
         self.opened = []
         self.settled = []
@@ -327,9 +328,27 @@ async def test_a_sync_that_nobody_answers_ends(bench):
     assert not bench.pipeline.is_usable
 
 
-async def test_p1_close_tells_the_end_and_awaits_theirs(bench):
+@pytest.mark.parametrize("how", ["close", "abandon"])
+async def test_nothing_of_it_goes_on_once_it_is_closed(bench, how):
+    for peer in bench.peers.values():
+        peer.done_writing = asyncio.Event().wait  # takes no end
+    await settle()
+    assert len(bench.tasks) == 4
+    if how == "close":
+        closing = asyncio.ensure_future(bench.pipeline.close())  # noqa: TID251
+        await settle()
+        closing.cancel()
+    else:
+        bench.pipeline.abandon()
+    await settle()
+    assert len(bench.tasks) == 0
+
+
+async def test_p1_close_tells_the_end_and_awaits_theirs(bench, monkeypatch):
+    monkeypatch.setattr(module, "_CLOSE_TIMEOUT_S", 60.0)
     bench.pipeline.send(encode_replicate_content([b"x"], 0))
-    await bench.pipeline.close()
+    async with asyncio.timeout(10):
+        await bench.pipeline.close()
     for peer in bench.peers.values():
         assert peer.got
         assert peer.is_done

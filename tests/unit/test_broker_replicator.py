@@ -187,6 +187,67 @@ async def test_fs24_a_replica_that_fails_under_a_stream_leaves_no_trace_at_the_o
     assert bench.contents() == [b"before after"] * 3
 
 
+async def test_a_journal_leaves_though_appends_gather_behind_a_replica_that_hangs(
+    bench, monkeypatch
+):
+    monkeypatch.setattr(module, "_LEFT_S", 0.01)
+    await bench.append(b"before ")
+    held = Held(monkeypatch, bench.nodes[B])
+    first = bench.submit(b"maybe")
+    await settle()
+    second = bench.submit(b"never")
+    await settle()
+    assert not bench.appender.is_idle
+    async with asyncio.timeout(5):
+        await bench.appender.close()
+    with pytest.raises(RpcFailed, match="replicas changed"):
+        await first
+    assert (await second).is_remote
+    held.gate.set()
+
+
+async def test_a_sync_that_is_cancelled_leaves_no_answer_for_the_next_one(bench):
+    async with bench.nodes[B].spool.lock:  # a former primary's stream has it
+        syncing = asyncio.ensure_future(  # noqa: TID251
+            bench.replicator.sync(0, None, must_roll=lambda: False)
+        )
+        await settle()
+        assert bench.replicator.has_peers
+        syncing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await syncing
+        assert not bench.replicator.has_peers
+    assert await bench.append(b"x") == (0, 1)
+    assert bench.contents() == [b"x"] * 3
+
+
+async def test_who_is_not_the_primary_syncs_nothing(bench):
+    """One replica or several: another broker decides what counts."""
+    bench.primary.route = Route((OWN,), 0)
+    assert await bench.append(b"x") == (0, 1)
+    assert bench.replicator.is_synced
+    bench.primary.route = Route((A,), 0)
+    bench.replicator.on_change()
+    assert not bench.replicator.is_synced
+    bench.primary.route = Route((OWN, A, B), 1, THREE.endpoints)
+    bench.replicator.on_change()
+    event = await bench.replicator.sync(0, None, must_roll=lambda: False)
+    assert event == fsm.Invalidated()
+    assert not bench.replicator.has_peers
+
+
+async def test_a_rollback_is_forgotten_by_replicas_within_a_fragment(bench):
+    """The first append of a journal is a fragment of its own, which would hide it."""
+    assert await bench.append(b"first ") == (0, 6)
+    assert await bench.append(b"second ") == (6, 13)
+    stream = stream_of(b"never", is_broken=True)
+    with pytest.raises(RpcFailed, match="gone"):
+        await bench.submit(stream=stream)
+    assert await bench.append(b"third") == (13, 18)
+    assert bench.contents() == [b"first second third"] * 3
+    assert bench.primary.spool.spool.begin == 6
+
+
 async def test_what_is_open_is_dropped_when_the_journal_leaves(bench, monkeypatch):
     monkeypatch.setattr(module, "_LEFT_S", 0.01)
     await bench.append(b"before ")

@@ -279,6 +279,24 @@ async def test_pe4_drain_persists_all_queues(bench):
     assert late.fragment.content_path in bench.stored
 
 
+async def test_flush_persists_what_replicas_hold_on_to_once(bench):
+    queued = [bench.spool(is_primary=False, begin=begin) for begin in (0, 100)]
+    for spool in queued:
+        bench.persister.add(spool)
+    async with asyncio.timeout(5):
+        await bench.persister.flush("another/journal")
+        assert bench.stored == []
+        await bench.persister.flush(JOURNAL)
+    assert bench.stored == [spool.fragment.content_path for spool in queued]
+    assert len(bench.persister) == 0
+    assert len(bench.persisted) == 2
+    assert not bench.waits, "nothing had to be tried again"
+    for _ in range(3):
+        bench.persister.tick()
+    await bench.settle()
+    assert len(bench.persisted) == 2
+
+
 async def test_drain_tells_what_it_could_not_persist(bench, caplog):
     gate = bench.registry.get("file:///").gate = asyncio.Event()
     spool = bench.spool()

@@ -347,3 +347,54 @@ async def test_an_unnamed_file_of_another_file_system_is_copied(tmp_path, execut
     finally:
         os.close(fd)
     assert await read_all(store, "c") == b"whole"
+
+
+@pytest.mark.parametrize("is_unnamed", [True, False], ids=["linked", "copied"])
+async def test_what_is_put_is_on_disk_before_it_has_its_name(
+    tmp_path, executor, monkeypatch, is_unnamed
+):
+    """A machine that loses its power has all of it, or nothing: the spool is dropped at once."""
+    events = []
+    sync, rename = os.fsync, Path.rename
+
+    def fsync(fd):
+        sync(fd)
+        events.append(("synced", os.fstat(fd).st_ino))
+
+    def renamed(path, target):
+        events.append(("renamed", path.stat().st_ino))
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "rename", renamed)
+    store = make(tmp_path, executor)
+    if is_unnamed:
+        source = os.open(tmp_path, os.O_TMPFILE | os.O_RDWR)
+    else:
+        source = os.open(tmp_path / "source", os.O_CREAT | os.O_RDWR)
+    try:
+        os.write(source, b"content")
+        await store.put("j/date=1/f", source, 7)
+        is_linked = os.fstat(source).st_ino == (tmp_path / "j/date=1/f").stat().st_ino
+        assert is_linked == is_unnamed
+    finally:
+        os.close(source)
+    inodes = {
+        (tmp_path / path).stat().st_ino: path or "root"
+        for path in ("", "j", "j/date=1", "j/date=1/f")
+    }
+    assert [(what, inodes[ino]) for what, ino in events] == [
+        ("synced", "root"),  # has j
+        ("synced", "j"),  # has date=1
+        ("synced", "j/date=1/f"),
+        ("renamed", "j/date=1/f"),
+        ("synced", "j/date=1"),  # has the name
+    ]
+
+
+async def test_a_name_that_cannot_be_given_leaves_nothing_behind(tmp_path, executor):
+    store = make(tmp_path, executor)
+    (tmp_path / "j" / "f" / "folder").mkdir(parents=True)
+    with pytest.raises(StoreError):
+        await put_bytes(store, "j/f", b"x")
+    assert [path.name for path in (tmp_path / "j").iterdir()] == ["f"]
