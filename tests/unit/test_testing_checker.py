@@ -705,6 +705,13 @@ def test_refusal_because_of_a_concurrent_change(story):
     assert story.check().is_valid
 
 
+def test_refusal_before_registers_were_forgotten_without_content(story):
+    setter = story.append("a", union=YOU, registers=YOU)
+    story.append("b", "fail", check=IF_ME, error=MISMATCH)
+    barrier = story.append("", data=b"", registers=LabelSet())
+    only(story.check(), "nonlinearizable", setter, barrier)
+
+
 def test_refusal_while_a_change_was_given_up(story):
     story.append("a", union=ME)
     story.append("b", "unknown", union=YOU)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from gazette_platform.protocol import LabelSet
@@ -88,13 +89,23 @@ def _refused(
         )
         possible = [
             state
-            for number, state in enumerate(states)
-            if state[0] <= high and (number + 1 == len(states) or states[number + 1][0] > low)
+            for state, following in zip_longest(states, states[1:])
+            if state[0] <= high and (following is None or _may_come(following, low, op))
         ]
         if possible and all(not held or op.check.matches(held) for _, held, _ in possible):
             held, setter = possible[-1][1:]
             text = f"{op.label} was refused unless {op.check}, and the registers were {{{held}}}"
             yield Anomaly("nonlinearizable", journal, text, _pair(setter, op))
+
+
+def _may_come(following: _State, low: int, op: Append) -> bool:
+    """Whether `op` may have met what was there before this state.
+
+    Args: low: offset behind all that had ended before it was invoked.
+    """
+    end, _, setter = following
+    # Without content of its own, the setter only tells what became of registers at its offset.
+    return end > low or (setter is not None and setter.invoked_at > op.completed_at)
 
 
 def _pair(setter: Append | None, op: Append) -> tuple[Append, ...]:
