@@ -7,7 +7,10 @@ import socket
 
 import pytest
 
-from gazette_platform.protocol import ProcessId
+from gazette_platform.broker.former import await_former
+from gazette_platform.etcd import Delete, Put
+from gazette_platform.keyspace import encode_broker_spec, member_key
+from gazette_platform.protocol import BrokerSpec, ProcessId
 from gazette_platform.testing.local_broker import LocalBrokers, eventually
 
 pytestmark = pytest.mark.etcd
@@ -50,3 +53,45 @@ async def test_its_former_instance_is_evicted_all_the_same(brokers, ids):
         await eventually(lambda: ProcessId("a", ids[1]) in members)
     assert again.port == port
     assert was not in {member.create_revision for member in members.values()}
+
+
+@pytest.mark.parametrize(
+    ("name", "endpoint", "is_exiting", "waits"),
+    [
+        ("own-one", "http://elsewhere:1", False, True),
+        ("another", "http://here:1", False, True),
+        ("another", "http://elsewhere:1", False, False),
+        ("own-one", "http://here:1", True, False),
+    ],
+    ids=["same id", "same endpoint", "nothing of ours", "leaving"],
+)
+async def test_who_is_waited_for(etcd, etcd_prefix, name, endpoint, is_exiting, waits):
+    """An instance that says that it leaves is not dead: its lease, and others, see to it."""
+    own, member = ProcessId("a", "own-one"), ProcessId("a", name)
+    spec = BrokerSpec(member, endpoint, exiting=is_exiting)
+    key = member_key(etcd_prefix, member)
+    await etcd.txn([], [Put(key, encode_broker_spec(spec))])
+    waiting = asyncio.ensure_future(  # noqa: TID251
+        await_former(
+            etcd, etcd_prefix, own, "http://here:1", host="127.0.0.1", port=0, timeout_s=60.0
+        )
+    )
+    if waits:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(waiting), 0.5)
+        await etcd.txn([], [Delete(key)])
+    await asyncio.wait_for(waiting, 10)
+
+
+async def test_nobody_is_waited_for_whose_port_answers(etcd, etcd_prefix):
+    own = ProcessId("a", "own-one")
+    spec = BrokerSpec(own, "http://here:1")
+    await etcd.txn([], [Put(member_key(etcd_prefix, own), encode_broker_spec(spec))])
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        await asyncio.wait_for(
+            await_former(
+                etcd, etcd_prefix, own, "http://here:1", host="127.0.0.1", port=port, timeout_s=60.0
+            ),
+            10,
+        )
