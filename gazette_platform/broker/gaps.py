@@ -66,19 +66,16 @@ class Gaps:
         # Behind the last offset of which others may hold content that is in no store.
         self._others_end = sys.maxsize
         self._others_at = clock.monotonic()
-        self._own_end = 0
         self._refresh_at = 0.0
         self._met_at: dict[int, float] = {}
 
-    def on_roll(self, begin: int) -> None:
-        """Our spool goes on at `begin`; what it did not see before is with others, or stored."""
-        if begin != self._own_end:
-            self._others_end = begin
-            self._others_at = self._clock.monotonic()
+    def on_leap(self, begin: int) -> None:
+        """Our spool goes on elsewhere; what it did not see before is with others, or stored."""
+        self._others_end = begin
+        self._others_at = self._clock.monotonic()
 
-    def on_commit(self, begin: int, end: int) -> None:
-        """Our spool holds [begin, end)."""
-        self._own_end = end
+    def on_commit(self, begin: int) -> None:
+        """Our spool holds what is appended from `begin` on."""
         self._others_end = min(self._others_end, begin)
 
     def may_skip(self, offset: int) -> bool:

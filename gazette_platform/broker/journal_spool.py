@@ -65,8 +65,8 @@ class SpoolHost(Protocol):
         """The spool holds `length` more bytes, of so many appends: publish it to readers."""
         ...
 
-    def on_roll(self) -> None:
-        """A fragment was begun."""
+    def on_roll(self, *, is_elsewhere: bool) -> None:
+        """A fragment was begun; where `is_elsewhere`, not at the end of the one before."""
         ...
 
     def on_complete(self, completed: CompletedSpool) -> None:
@@ -341,7 +341,8 @@ class JournalSpool:
         else:
             # It crossed a roll: what is settled ends in a closed fragment, and so does the journal,
             # as far as we can say.
-            self.roll(oldest.spool.end, registers=oldest.spool.registers)
+            self.end = oldest.spool.end
+            self.roll(self.end, registers=oldest.spool.registers)
 
     # ---------------------------------------------------------------------------------- roll
     def roll(
@@ -358,14 +359,14 @@ class JournalSpool:
               codec: of the new one; None: the spec's.
               is_urgent: persist the closed one at once, even if we are no primary.
         """
-        old = self.digester
+        old, is_elsewhere = self.digester, to != self.end
         self.end = to
         if registers is not None:
             self.registers = registers
         self.digester = self._open(to, self.registers, codec)
         self._closing[old] = is_urgent
         self._finish_settled()
-        self._host.on_roll()
+        self._host.on_roll(is_elsewhere=is_elsewhere)
 
     def _open(self, begin: int, registers: LabelSet, codec: CompressionCodec | None) -> Digester:
         spec = self._host.spec

@@ -297,7 +297,7 @@ class Replica:
         metrics.spool_commits.inc(appends)
         metrics.spool_commit_bytes.inc(length)
         self.index.spool_commit(spool.fragment(), spool.file)
-        self.gaps.on_commit(spool.begin, spool.end)
+        self.gaps.on_commit(spool.begin)
         self._write_head.set(spool.end)
         self._last_append_at = self._context.clock.monotonic()
         if self._flush_timer is None:
@@ -432,10 +432,11 @@ class Replica:
         async with self._context.refresh_slots:
             return await self._refresher.refresh(spec)
 
-    def on_roll(self) -> None:
+    def on_roll(self, *, is_elsewhere: bool) -> None:
         """The spool began anew, maybe at another offset."""
         begin = self.spool.spool.begin
-        self.gaps.on_roll(begin)
+        if is_elsewhere:
+            self.gaps.on_leap(begin)
         if not self.spool.is_settled or begin <= self.index.summary.end:
             return  # all of before is here, or under way
         self.hole_end = begin

@@ -104,7 +104,7 @@ class Node:
     def on_commit(self, spool, *, appends, length):
         self.index.spool_commit(spool.fragment(), spool.file)
 
-    def on_roll(self):
+    def on_roll(self, *, is_elsewhere):
         pass
 
     def on_complete(self, completed):

@@ -10,6 +10,7 @@ from grpc import StatusCode, aio
 
 from gazette_platform.broker import unstored
 from gazette_platform.broker.digester import Digester
+from gazette_platform.broker.journal_spool import JournalSpool
 from gazette_platform.broker.replica import Replica
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import StoreUnavailable
@@ -318,3 +319,38 @@ async def test_a_replica_leaves_it_to_its_primary_whether_content_is_gone(cluste
     assert not replica.index.covers(0, 7)
     assert await read_all(cluster.stub(second), JOURNAL) == b"before that"
     back.set()
+
+
+async def test_fragments_that_close_under_load_are_nothing_that_others_might_have(
+    cluster, monkeypatch
+):
+    """They begin at the end of what is staged, which is not settled yet."""
+    brokers = [await cluster.start(zone=zone) for zone in ZONES[:2]]
+    store_fragment(cluster.fragments, JOURNAL, 100, b"x" * 50)
+    request = pb.ApplyRequest()
+    request.changes.add().upsert.CopyFrom(spec(2).to_pb())
+    stub = cluster.stub(brokers[0])
+    assert (await stub.Apply(request)).status == pb.OK
+    state = brokers[0]._context.space.state
+    await eventually(lambda: len(state.assignments_of(JOURNAL)) == 2)
+    await eventually(lambda: state.is_consistent(JOURNAL))
+    primary = next(b for b in brokers if b._resolver.replicas[JOURNAL].is_primary)
+    stub, replica = cluster.stub(primary), primary._resolver.replicas[JOURNAL]
+    assert (await append(stub, JOURNAL, b"on", offset=150)).status == pb.OK
+    assert await read_all(stub, JOURNAL, end_offset=120) == b"x" * 20
+    staged_rolls, roll = 0, JournalSpool.roll
+
+    def counted(self, to, **options):
+        nonlocal staged_rolls
+        staged_rolls += self is replica.spool and not self.is_settled
+        roll(self, to, **options)
+
+    monkeypatch.setattr(JournalSpool, "roll", counted)
+
+    async def load():
+        while not staged_rolls:
+            assert (await append(stub, JOURNAL, b"q" * 300_000)).status == pb.OK
+
+    async with asyncio.timeout(20):
+        await asyncio.gather(*(load() for _ in range(4)))
+    assert replica.gaps.may_skip(0)

@@ -76,7 +76,7 @@ class FakeJournal:
     def open_stream(self, peer, endpoint):
         raise AssertionError(peer)
 
-    def on_roll(self):
+    def on_roll(self, *, is_elsewhere):
         self.rolls += 1
 
     def resolve(self, min_revision):

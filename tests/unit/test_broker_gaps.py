@@ -117,13 +117,12 @@ async def test_a_replica_that_closes_ends_the_wait(bench, tasks):
 
 
 async def test_what_a_spool_saw_from_its_begin_on_is_known(bench):
-    bench.gaps.on_roll(100)
+    bench.gaps.on_leap(100)
     assert not bench.gaps.may_skip(99)
     assert bench.gaps.may_skip(100)
-    bench.gaps.on_commit(100, 120)
-    bench.gaps.on_roll(120)
+    bench.gaps.on_commit(100)
     assert bench.gaps.may_skip(100)
-    bench.gaps.on_roll(150)  # others went on without us
+    bench.gaps.on_leap(150)  # others went on without us
     assert not bench.gaps.may_skip(149)
 
 
@@ -132,20 +131,20 @@ async def test_what_others_have_had_for_six_hours_is_not_waited_for(bench):
     assert not bench.gaps.may_skip(0)
     bench.clock.advance(1)
     assert bench.gaps.may_skip(0)
-    bench.gaps.on_roll(100)
+    bench.gaps.on_leap(100)
     assert not bench.gaps.may_skip(0)
 
 
 async def test_who_saw_all_of_a_journal_asks_nobody(bench):
-    bench.gaps.on_commit(0, 10)
+    bench.gaps.on_commit(0)
     assert bench.gaps.may_skip(0)
 
 
 async def test_content_that_passed_by_while_others_were_asked_is_asked_for_again(bench, tasks):
-    bench.gaps.on_roll(100)
+    bench.gaps.on_leap(100)
     waiting = tasks.spawn(bench.gaps.wait_skip(0, block=True))
     await bench.began.wait()
-    bench.gaps.on_roll(200)
+    bench.gaps.on_leap(200)
     bench.answers.put_nowait(True)
     bench.answers.put_nowait(True)
     async with asyncio.timeout(5):
