@@ -83,15 +83,16 @@ class Gaps:
         is_old = self._clock.monotonic() - self._others_at > JUMP_AGE_S
         return is_old or offset >= self._others_end
 
-    async def wait_skip(self, offset: int, *, block: bool) -> None:
+    async def wait_skip(self, offset: int) -> None:
         """Wait until content at `offset` is there, or `may_skip`, or the replica closes.
 
-        Args: block: for as long as it takes.
+        Reads that block wait no longer: their clients would not learn why nothing comes.
+
         Raises: RpcFailed: UNAVAILABLE: that is still open: ask again. Cancellation: safe.
         """
         index = self._index
         try:
-            async with asyncio.timeout(None if block else self._wait_s):
+            async with asyncio.timeout(self._wait_s):
                 while not (self.may_skip(offset) or index.covers(offset, offset + 1)):
                     if not self._is_asking:
                         self._is_asking = True

@@ -124,7 +124,7 @@ class ReadApi:
             if better is not None:
                 return better
             if skips is not None:
-                await replica.gaps.wait_skip(skips, block=block)
+                await replica.gaps.wait_skip(skips)
                 continue
             if not is_known and (offset < 0 or not block):
                 await wait_known(replica, timeout_s=self._context.config.append_wait_s)

@@ -287,8 +287,12 @@ async def test_no_read_jumps_over_what_was_handed_over_before_it_was_stored(clus
         replica = second._resolver.replicas[JOURNAL]
         await eventually(lambda: replica.index.is_stored(15, 19))
         tailing = tasks.spawn(anext(aiter(client.read(JOURNAL, block=True))), name="tail")
-        waiting = tasks.spawn(refused(anext(aiter(read(stub, JOURNAL)))), name="read")
-        assert "content at 0" in await waiting
+        waits = [
+            tasks.spawn(refused(anext(aiter(read(stub, JOURNAL, block=block)))), name="read")
+            for block in (False, True)
+        ]
+        for waiting in waits:
+            assert "content at 0" in await waiting
         assert not tailing.done()
         back.set()
         assert bytes(await tailing) == b"before "

@@ -20,7 +20,7 @@ JOURNAL = "a/journal"
 class Bench:
     """Gaps of a replica, and the other brokers."""
 
-    def __init__(self, tasks):
+    def __init__(self, tasks, *, wait_s=10.0):
         self.clock = ManualClock()
         self.index = Index(self.clock)
         self.answers = asyncio.Queue()
@@ -29,7 +29,7 @@ class Bench:
         self.gaps = Gaps(
             JOURNAL,
             self.index,
-            wait_s=0.05,
+            wait_s=wait_s,
             clock=self.clock,
             tasks=tasks,
             refresh=lambda: None,
@@ -60,7 +60,7 @@ async def bench(tasks):
 
 async def test_nothing_is_gone_before_others_were_asked_and_all_readers_ask_once(bench, tasks):
     assert not bench.gaps.may_skip(0)
-    waiting = [tasks.spawn(bench.gaps.wait_skip(at, block=True)) for at in (0, 5)]
+    waiting = [tasks.spawn(bench.gaps.wait_skip(at)) for at in (0, 5)]
     await asyncio.sleep(0)
     bench.answers.put_nowait(True)
     await asyncio.wait_for(asyncio.gather(*waiting), 5)
@@ -68,12 +68,13 @@ async def test_nothing_is_gone_before_others_were_asked_and_all_readers_ask_once
     assert bench.gaps.may_skip(0)
 
 
-async def test_who_does_not_block_is_told_to_ask_again_and_the_question_goes_on(bench):
+async def test_who_waits_is_told_to_ask_again_and_the_question_goes_on(tasks):
+    bench = Bench(tasks, wait_s=0.05)
     with pytest.raises(RpcFailed, match="content at 7 that is not stored yet") as caught:
-        await bench.gaps.wait_skip(7, block=False)
+        await bench.gaps.wait_skip(7)
     assert caught.value.code is Code.UNAVAILABLE
     bench.answers.put_nowait(True)
-    await bench.gaps.wait_skip(7, block=True)
+    await bench.gaps.wait_skip(7)
     assert bench.asked == 1
 
 
@@ -81,7 +82,7 @@ async def test_they_are_asked_again_while_one_of_them_has_more(bench):
     bench.answers.put_nowait(False)
     bench.answers.put_nowait(True)
     async with asyncio.timeout(5):
-        await bench.gaps.wait_skip(0, block=True)
+        await bench.gaps.wait_skip(0)
     assert bench.asked == 2
 
 
@@ -93,14 +94,14 @@ async def test_an_error_that_nobody_foresaw_is_reported_and_they_are_asked_again
     bench.answers.put_nowait(True)
     began = asyncio.get_running_loop().time()
     async with asyncio.timeout(5):
-        await bench.gaps.wait_skip(0, block=True)
+        await bench.gaps.wait_skip(0)
     assert asyncio.get_running_loop().time() - began > 0.3, "not at once"
     assert faults.reported == 1
     await tasks.close()
 
 
 async def test_content_that_comes_is_not_waited_for_any_more(bench, tasks):
-    waiting = tasks.spawn(bench.gaps.wait_skip(0, block=True))
+    waiting = tasks.spawn(bench.gaps.wait_skip(0))
     await asyncio.sleep(0)
     bench.index.add_remote(Fragment(JOURNAL, 0, 9, b"x" * 20, backing_store="s", mod_time=1))
     async with asyncio.timeout(5):
@@ -109,7 +110,7 @@ async def test_content_that_comes_is_not_waited_for_any_more(bench, tasks):
 
 
 async def test_a_replica_that_closes_ends_the_wait(bench, tasks):
-    waiting = tasks.spawn(bench.gaps.wait_skip(0, block=True))
+    waiting = tasks.spawn(bench.gaps.wait_skip(0))
     await asyncio.sleep(0)
     bench.index.close()
     async with asyncio.timeout(5):
@@ -142,7 +143,7 @@ async def test_who_saw_all_of_a_journal_asks_nobody(bench):
 
 async def test_content_that_passed_by_while_others_were_asked_is_asked_for_again(bench, tasks):
     bench.gaps.on_leap(100)
-    waiting = tasks.spawn(bench.gaps.wait_skip(0, block=True))
+    waiting = tasks.spawn(bench.gaps.wait_skip(0))
     await bench.began.wait()
     bench.gaps.on_leap(200)
     bench.answers.put_nowait(True)
