@@ -14,7 +14,7 @@ from gazette_platform.keyspace import decode_broker_spec, member_key, members_pr
 from gazette_platform.protocol import SuspendLevel, SuspendSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.replica import Replica
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gazette_platform.keyspace import Assignment
     from gazette_platform.protocol import ProcessId
 
-__all__ = ["note_heads"]
+__all__ = ["held_alone", "note_heads"]
 
 _log = logging.getLogger(__name__)
 
@@ -30,8 +30,26 @@ _log = logging.getLogger(__name__)
 _WRITES_MAX = 64
 
 
+def held_alone(context: BrokerContext, replicas: Iterable[Replica]) -> frozenset[str]:
+    """Those journals of replicas that no other broker has in full now."""
+    own, state = context.process_id, context.space.state
+    return frozenset(
+        replica.name
+        for replica in replicas
+        if not any(
+            _is_in_step(other)
+            for other in state.assignments_of(replica.name)
+            if other.process_id != own
+        )
+    )
+
+
 async def note_heads(
-    context: BrokerContext, replicas: Iterable[Replica], *, timeout_s: float
+    context: BrokerContext,
+    replicas: Iterable[Replica],
+    *,
+    timeout_s: float,
+    alone: Collection[str] = (),
 ) -> None:
     """Note write heads in the specs of journals that no broker has in full that stays.
 
@@ -43,19 +61,27 @@ async def note_heads(
     Of brokers that leave at once at least one notes: each has said in etcd that it leaves, and looks
     there only then whether the others did.
 
-    Args: timeout_s: seconds that each is given. Cancellation: leaves open which were noted.
+    Args: timeout_s: seconds that each is given. alone: journals that nobody can have taken over since
+        we commit nothing any more. Who has them all the same went on from a head that is not ours.
+    Cancellation: leaves open which were noted.
     """
     try:
         members = await _members(context)
     except EtcdError as err:
         _log.warning("write heads are not noted, since etcd fails: %s", err)
         return
-    ours = [replica for replica in replicas if not _is_kept(context, replica, members)]
+    ours = [
+        replica
+        for replica in replicas
+        if replica.name in alone or not _is_kept(context, replica, members)
+    ]
     if not ours or _has_foreign(members):
         return
     for at in range(0, len(ours), _WRITES_MAX):
         some = ours[at : at + _WRITES_MAX]
-        await asyncio.gather(*(_note_head(context, replica, timeout_s) for replica in some))
+        await asyncio.gather(
+            *(_note_head(context, one, timeout_s, is_alone=one.name in alone) for one in some)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +152,13 @@ def _is_in_step(assignment: Assignment) -> bool:
     return bool(assignment.route.members)
 
 
-async def _note_head(context: BrokerContext, replica: Replica, timeout_s: float) -> None:
+async def _note_head(
+    context: BrokerContext, replica: Replica, timeout_s: float, *, is_alone: bool
+) -> None:
     try:
         # The mirror, which shows what is noted and assigned, may not be followed any more.
         async with asyncio.timeout(timeout_s):
-            is_noted = await _try_note_head(context, replica)
+            is_noted = await _try_note_head(context, replica, is_alone=is_alone)
     except (EtcdError, TimeoutError) as err:
         _log.warning("%s: %s", replica.name, err)
         is_noted = False
@@ -143,7 +171,7 @@ async def _note_head(context: BrokerContext, replica: Replica, timeout_s: float)
         )
 
 
-async def _try_note_head(context: BrokerContext, replica: Replica) -> bool:
+async def _try_note_head(context: BrokerContext, replica: Replica, *, is_alone: bool) -> bool:
     """Note the write head in the spec, for a broker that will not have our spool.
 
     The resumption offset, made for suspended journals, says where to go on. We say it only while we
@@ -161,7 +189,8 @@ async def _try_note_head(context: BrokerContext, replica: Replica) -> bool:
             return True
         own = state.assignment_of(replica.name, context.process_id)
         if own is None or not _is_in_step(own):
-            return any(_is_in_step(one) for one in state.assignments_of(replica.name))
+            found = state.assignments_of(replica.name)
+            return not is_alone and any(_is_in_step(one) for one in found)
         if await write_head(context, own, replace(suspend, offset=head)):
             return True
     return True  # it is deleted

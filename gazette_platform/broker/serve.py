@@ -26,7 +26,7 @@ from gazette_platform.broker.http import HttpServer
 from gazette_platform.broker.http_guard import HostGuard
 from gazette_platform.broker.metrics import BrokerMetrics
 from gazette_platform.broker.names import random_id
-from gazette_platform.broker.noted_heads import note_heads
+from gazette_platform.broker.noted_heads import held_alone, note_heads
 from gazette_platform.broker.peers import Peers
 from gazette_platform.broker.replica import Replica
 from gazette_platform.broker.resolver import Resolver
@@ -52,7 +52,7 @@ from gazette_platform.protocol import BrokerSpec, ProcessId
 from gazette_platform.stores import MeasuredStore, StoreRegistry, health_check, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Collection
 
     from gazette_platform.allocator import Announcement
     from gazette_platform.broker.config import BrokerConfig
@@ -75,6 +75,9 @@ _NOTICED_S = 3.0
 
 # RPCs that are under way when the process leaves.
 _GRACE_S = 15.0
+
+# For telling etcd that this process leaves, before others could find its port closed.
+_SAY_S = 5.0
 
 # How often quiet journals are looked at, and how many without letting others go on.
 _TICK_S = 60.0
@@ -364,11 +367,10 @@ class Broker:
         """Let journals look whether they should be suspended; a slice of them at a time."""
         while True:
             await asyncio.sleep(_TICK_S)
-            replicas = list(self._resolver.replicas.values())
+            replicas = self._held()
             for at in range(0, len(replicas), _TICK_SLICE):
                 for replica in replicas[at : at + _TICK_SLICE]:
-                    if isinstance(replica, Replica):
-                        replica.on_tick()
+                    replica.on_tick()
                 await asyncio.sleep(0)
 
     def keep_small(self) -> None:
@@ -377,9 +379,8 @@ class Broker:
         self.tasks.keep(partial(give_back_when_idle, executor), name="memory")
 
     def _stop_replicas(self) -> None:
-        for replica in self._resolver.replicas.values():
-            if isinstance(replica, Replica):
-                replica.stop()
+        for replica in self._held():
+            replica.stop()
 
     def _on_persisted(self, fragment: Fragment) -> None:
         self._context.metrics.spool_persisted.inc()
@@ -405,7 +406,7 @@ class Broker:
         await self._within(2 * _GRACE_S, "finishing calls", stopping)
         self._context.fence.give_up("this broker leaves")  # what did not finish is not waited for
         left = await self._persist()
-        await self._note_heads()
+        await self._note_heads(self._held())
         await self._within(_GRACE_S, "giving back the lease", self._release())
         await self.abandon()
         return left
@@ -477,14 +478,19 @@ class Broker:
                 left.extend(replica.spool.unfinished())
         return left
 
-    async def _note_heads(self) -> None:
-        await self._within(2 * _GRACE_S, "noting write heads", self._try_note_heads())
+    def _held(self) -> list[Replica]:
+        return [r for r in self._resolver.replicas.values() if isinstance(r, Replica)]
 
-    async def _try_note_heads(self) -> None:
-        with contextlib.suppress(EtcdError):  # others of our journals may leave with us
+    async def _note_heads(self, held: list[Replica], alone: Collection[str] = ()) -> None:
+        async def note() -> None:
+            await self._say_leaving()  # others of our journals may leave with us
+            await note_heads(self._context, held, timeout_s=_GRACE_S, alone=alone)
+
+        await self._within(2 * _GRACE_S, "noting write heads", note())
+
+    async def _say_leaving(self) -> None:
+        with contextlib.suppress(EtcdError):
             await self._announcement.set_exiting()
-        replicas = [r for r in self._resolver.replicas.values() if isinstance(r, Replica)]
-        await note_heads(self._context, replicas, timeout_s=_GRACE_S)
 
     async def _release(self) -> None:
         """Give back the lease: others may take over what is still assigned to us."""
@@ -512,10 +518,14 @@ class Broker:
         if has_lease:
             _log.error("broker stops: %s", self.failure)
         self._context.fence.give_up("this broker has failed")
+        held = self._held()  # who is evicted all the same is assigned none of them any more
+        alone = held_alone(self._context, held)
+        if has_lease:  # else our peers would take the end of our port for a crash
+            await self._within(_SAY_S, "saying that it leaves", self._say_leaving())
         await self._within(_GRACE_S, "finishing calls", self._server.stop(grace_s=1.0))
         await self._within(self._limit_s, "closing journals", self._resolver.close())
         if has_lease:  # else others may have gone on from another head
-            await self._note_heads()
+            await self._note_heads(held, alone)
         async with still_storing(self._context):
             await self._within(_GRACE_S, "giving back the lease", self._release())
             left = await self._persist()

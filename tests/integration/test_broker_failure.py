@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 from grpc import aio
@@ -10,10 +11,16 @@ from grpc import aio
 from gazette_platform.broker import serve
 from gazette_platform.broker.side_keys import storing_prefix
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.errors import StoreUnavailable
+from gazette_platform.errors import EtcdError, StoreUnavailable
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, Status
-from gazette_platform.testing.local_broker import LocalBrokers, append, eventually, read_all
+from gazette_platform.testing.local_broker import (
+    LocalBrokers,
+    append,
+    eventually,
+    read,
+    read_all,
+)
 
 pytestmark = pytest.mark.etcd
 
@@ -47,13 +54,8 @@ async def pause(_):
     await asyncio.sleep(0.01)
 
 
-async def failing(cluster, tasks, monkeypatch, *, drain_timeout_s, ends_lease):
-    """A broker that failed while its store is away, with content in its spool.
-
-    Returns: the broker, its `fail` under way, and what brings the store back.
-    """
-    monkeypatch.setattr(serve, "_GRACE_S", 0.2)
-    broker = await cluster.start(drain_timeout_s=drain_timeout_s)
+def hold_back(broker):
+    """Let its store fail. Returns: an event that ends that."""
     persister, back, put = broker._persister, asyncio.Event(), broker._persister._put
 
     async def put_when_back(*args):
@@ -62,6 +64,17 @@ async def failing(cluster, tasks, monkeypatch, *, drain_timeout_s, ends_lease):
         await put(*args)
 
     persister._put, persister._sleep = put_when_back, pause
+    return back
+
+
+async def failing(cluster, tasks, monkeypatch, *, drain_timeout_s, ends_lease):
+    """A broker that failed while its store is away, with content in its spool.
+
+    Returns: the broker, its `fail` under way, and what brings the store back.
+    """
+    monkeypatch.setattr(serve, "_GRACE_S", 0.2)
+    broker = await cluster.start(drain_timeout_s=drain_timeout_s)
+    back = hold_back(broker)
     stub = cluster.stub(broker)
     await cluster.apply(stub, spec())
     await append(stub, JOURNAL, b"one ")
@@ -115,6 +128,73 @@ async def test_others_take_over_while_it_persists(cluster, tasks, monkeypatch):
         return await read_all(second, JOURNAL) == b"one two three"
 
     await eventually(is_whole)
+
+
+def is_watched(observer, process_id):
+    """Whether a broker's crash watch would testify against another that refuses connections."""
+    evictor = observer._context.peers._observer.__self__
+    track = evictor._watch._tracks.get(process_id)
+    return track is not None and track.state.value == "well"
+
+
+async def tailed_by_a_reader(cluster, tasks):
+    """A broker of three, with a journal of seven bytes, and a reader that holds up its port's end.
+
+    Returns: the broker, another, and what brings the store of the former back.
+    """
+    cluster.expect(RuntimeError)
+    broker = await cluster.start(zone="zone-a")
+    back = hold_back(broker)
+    stub = cluster.stub(broker)
+    await cluster.apply(stub, spec())
+    await append(stub, JOURNAL, b"before ")
+    others = [await cluster.start(zone=zone) for zone in ("zone-b", "zone-c")]
+    own = broker._context.process_id
+    await eventually(lambda: all(is_watched(other, own) for other in others))
+    responses = aiter(read(stub, JOURNAL, 0, block=True))
+    await anext(responses)
+    tasks.spawn(drop(responses), name="tail")
+    broker.tasks.failure = RuntimeError("a task that it needs has failed")
+    return broker, others[0], back
+
+
+async def drop(responses):
+    with contextlib.suppress(aio.AioRpcError):
+        async for _ in responses:
+            pass
+
+
+async def test_peers_do_not_take_for_a_crash_that_its_port_is_closed(cluster, tasks):
+    """They gave its offsets to others, before it could note up to where they are taken."""
+    broker, other, back = await tailed_by_a_reader(cluster, tasks)
+    failing_ = tasks.spawn(broker.fail(), name="fail")
+    own, members = broker._context.process_id, other._context.space.state.members
+    await eventually(lambda: own not in members)
+    response = await append(cluster.stub(other), JOURNAL, b"other")
+    assert (response.status, response.commit.begin) == (Status.OK, 7)
+    back.set()
+    await failing_
+
+
+async def test_who_is_evicted_as_it_fails_says_which_write_heads_are_not_noted(
+    cluster, tasks, caplog
+):
+    broker, _, back = await tailed_by_a_reader(cluster, tasks)
+
+    own, state, stop = broker._context.process_id, broker._context.space.state, broker._server.stop
+
+    async def not_said():
+        raise EtcdError("etcd is away")
+
+    async def stop_for_long(**options):
+        await stop(**options)
+        await eventually(lambda: own not in state.members)
+        back.set()
+
+    broker._announcement.set_exiting = not_said
+    broker._server.stop = stop_for_long
+    await broker.fail()
+    assert f"{JOURNAL}: its write head 7 is not noted in etcd" in caplog.text
 
 
 async def test_a_flush_waits_for_a_broker_that_failed_and_persists_still(
