@@ -4,7 +4,8 @@ Every member runs it; the member whose key is the oldest acts. Each transaction 
 member's own key, so that two that think they lead cannot both write.
 
 Source: Gazette allocator/allocator.go, contract etcd §5. Departs: only what changed is solved and
-converged; and one item whose comparisons fail does not hold up the others of its transaction.
+converged; one item whose comparisons fail does not hold up the others of its transaction; and a
+member that leaves acts until its key is gone.
 """
 
 from __future__ import annotations
@@ -121,7 +122,10 @@ class Allocator:
         )
 
     async def run(self) -> None:
-        """Assign until this member is exiting and holds no item.
+        """Assign for as long as this member is there.
+
+        Also while it is exiting and holds nothing any more: the others wait for the oldest to act, and
+        it may be a member for long until all is stored. `drain_status` says whether it is relieved.
 
         Raises: LeaseLost: our member key is gone. EtcdError: etcd refuses for good.
         Cancellation: safe.
@@ -136,8 +140,6 @@ class Allocator:
                     f"member key not found in Etcd: {member_key(self._space.prefix, self._id)}; "
                     "its lease ended or somebody removed it; this process has to start again"
                 )
-            if member.spec.exiting and not self._state.assignments_to(self._id):
-                return
             try:
                 next_revision = await self._act(revision + 1)
             except EtcdError as err:

@@ -101,3 +101,33 @@ async def test_a_broker_without_journals_leaves_at_once(local_brokers, caplog):
     second = await local_brokers.start(drain_timeout_s=None)
     assert await asyncio.wait_for(second.drain(), 10) == []
     assert not reports(caplog)
+
+
+async def test_the_oldest_broker_leads_until_it_has_left(local_brokers, tasks):
+    """It may store its content for long; nobody took the journals of those that crashed meanwhile."""
+    oldest = await local_brokers.start(drain_timeout_s=None)
+    back, put = asyncio.Event(), oldest._persister._put
+
+    async def put_when_back(*args):
+        await back.wait()
+        await put(*args)
+
+    oldest._persister._put = put_when_back
+    await content_at(oldest, "a/one")
+    others = [await local_brokers.start() for _ in range(2)]
+    draining = tasks.spawn(oldest.drain())
+    await eventually(lambda: oldest._persister._is_exiting)
+    states = {b._context.process_id: b._context.space.state for b in others}
+    route_of = states[others[0]._context.process_id].route_of
+    primary = await eventually(
+        lambda: found if (found := route_of("a/one").primary_id) in states else None
+    )
+    crashed, other = sorted(others, key=lambda b: b._context.process_id != primary)
+    assert other._allocator.leader == oldest._context.process_id
+    await crashed._lease.revoke()
+    await crashed.abandon()
+    own = other._context.process_id
+    await eventually(lambda: states[own].route_of("a/one").primary_id == own)
+    assert not draining.done()
+    back.set()
+    assert await draining == []

@@ -235,7 +235,9 @@ async def test_z17_the_leader_leaves_by_its_own_hand(cluster):
     assert cluster.loads() == {"A1": 0, "B1": 4, "B2": 4}
     status = leader.drain_status()
     assert (status.is_exiting, status.assigned, status.can_complete) == (True, 0, True)
-    await leader.run()  # has nothing left to wait for
+    # It leads while it is a member: content that it still stores must not leave others without.
+    cluster.items(1, "item/before")
+    assert await cluster.settle() == 1
     cluster.kill("A1")
     assert cluster.leader.suffix == "member-B1"
     cluster.items(1, "item/new")
@@ -391,7 +393,8 @@ async def test_a3_a_member_leaves_only_when_exiting_and_without_items(cluster):
     allocator = cluster.allocators[cluster.leader]
     assert await allocator._act(1) == 1  # idle: nothing to leave for
     cluster.change("A1", exiting=True)
-    await allocator.run()
+    status = allocator.drain_status()
+    assert (status.is_exiting, status.assigned, status.can_complete) == (True, 0, True)
     cluster.change("B1", exiting=True)
     status = cluster.allocators[max(cluster.allocators)].drain_status()
     # One member must remain for the item, and A1 is the older of the two.
