@@ -57,7 +57,7 @@ class Gaps:
     ) -> None:
         self._journal = journal
         self._index = index
-        self._wait_s = wait_s
+        self.wait_s = wait_s
         self._clock = clock
         self._tasks = tasks
         self._refresh = refresh
@@ -66,6 +66,8 @@ class Gaps:
         # Behind the last offset of which others may hold content that is in no store.
         self._others_end = sys.maxsize
         self._others_at = clock.monotonic()
+        # Where nothing came from but what is gone, as our primary has told.
+        self._gone_begin = self._gone_end = 0
         self._refresh_at = 0.0
         self._met_at: dict[int, float] = {}
 
@@ -78,8 +80,16 @@ class Gaps:
         """Our spool holds what is appended from `begin` on."""
         self._others_end = min(self._others_end, begin)
 
+    def on_gone(self, begin: int, end: int) -> None:
+        """Our primary goes on at `end` when it reads at `begin`: what is between is gone for good."""
+        if begin <= self._gone_end and end >= self._gone_begin:
+            begin, end = min(begin, self._gone_begin), max(end, self._gone_end)
+        self._gone_begin, self._gone_end = begin, end
+
     def may_skip(self, offset: int) -> bool:
         """Whether content that is missing at `offset`, before what is stored, is gone for good."""
+        if self._gone_begin <= offset < self._gone_end >= self._index.summary.begin:
+            return True
         is_old = self._clock.monotonic() - self._others_at > JUMP_AGE_S
         return is_old or offset >= self._others_end
 
@@ -92,7 +102,7 @@ class Gaps:
         """
         index = self._index
         try:
-            async with asyncio.timeout(self._wait_s):
+            async with asyncio.timeout(self.wait_s):
                 while not (self.may_skip(offset) or index.covers(offset, offset + 1)):
                     if not self._is_asking:
                         self._is_asking = True
@@ -100,8 +110,12 @@ class Gaps:
                     if not await index.wait_change():
                         return
         except TimeoutError as err:
-            what = f"another broker may have content at {offset} that is not stored yet; ask again"
-            raise RpcFailed(Code.UNAVAILABLE, f"{self._journal}: {what}") from err
+            raise self.still_open(offset) from err
+
+    def still_open(self, offset: int) -> RpcFailed:
+        """Whether content at `offset` is gone is not known: the caller is to ask again."""
+        what = f"another broker may have content at {offset} that is not stored yet; ask again"
+        return RpcFailed(Code.UNAVAILABLE, f"{self._journal}: {what}")
 
     async def _ask_others(self) -> None:
         asked_end = self._others_end
@@ -123,13 +137,21 @@ class Gaps:
         Returns: whether it is there; False: it is lost, or the replica closes.
         Raises: RpcFailed: UNAVAILABLE: it did not come: ask again. Cancellation: safe.
         """
-        index, now = self._index, self._clock.monotonic
+        now = self._clock.monotonic
         if now() - self._met_at.setdefault(offset, now()) > _LOST_S:
             return False
         if len(self._met_at) > _OFFSETS_MAX:
             del self._met_at[next(iter(self._met_at))]
+        return await self.wait_listed(offset)
+
+    async def wait_listed(self, offset: int) -> bool:
+        """Wait until content at `offset` is listed, which is done often meanwhile.
+
+        Returns, Raises, Cancellation: as `wait`.
+        """
+        index, now = self._index, self._clock.monotonic
         try:
-            async with asyncio.timeout(self._wait_s):
+            async with asyncio.timeout(self.wait_s):
                 while not index.covers(offset, offset + 1):
                     if now() >= self._refresh_at:
                         self._refresh_at = now() + _REFRESH_S

@@ -121,11 +121,10 @@ class ReadApi:
                 # What was here is at others. A client that tails shall not be forwarded for long.
                 return None
             better = self._proxy.better_placed(replica, offset)
+            if skips is not None and await self._stays_here(request, replica, better, skips):
+                continue
             if better is not None:
                 return better
-            if skips is not None:
-                await replica.gaps.wait_skip(skips)
-                continue
             if not is_known and (offset < 0 or not block):
                 await wait_known(replica, timeout_s=self._context.config.append_wait_s)
                 is_known = True
@@ -137,6 +136,41 @@ class ReadApi:
                 return QueryResult(Status.OFFSET_NOT_YET_AVAILABLE, offset, offset)
             if not await self._wait_content(replica, offset, block=block):
                 return None if block else result
+
+    async def _stays_here(
+        self, request: pb.ReadRequest, replica: Replica, primary: Resolution | None, offset: int
+    ) -> bool:
+        """Find out whether what is missing at `offset` is gone for good.
+
+        Args: primary: None: it is we. Any other one is asked where a read goes on, which Gazette's
+            brokers tell, too: else each read of a beginning that was pruned would be forwarded, or
+            refused.
+        Returns: whether to look again here; False: the read goes on at the primary.
+        Raises: RpcFailed: UNAVAILABLE: that is still open, or the primary does not tell, or has it
+            and the client does not want to be forwarded. Cancellation: safe.
+        """
+        gaps = replica.gaps
+        if primary is None:
+            await gaps.wait_skip(offset)
+            return True
+        question = pb.ReadRequest(journal=replica.name, offset=offset, metadata_only=True)
+        try:
+            async with (
+                asyncio.timeout(gaps.wait_s),
+                aclosing(self._proxy.read(question, primary.header)) as responses,
+            ):
+                async for raw in responses:
+                    response = pb.ReadResponse.FromString(raw)
+                    if response.status == pb.OK and response.offset > offset:
+                        gaps.on_gone(offset, response.offset)
+                    break
+        except TimeoutError as err:
+            raise gaps.still_open(offset) from err
+        if gaps.may_skip(offset):
+            return True
+        if request.do_not_proxy and not await gaps.wait_listed(offset):
+            raise gaps.still_open(offset)
+        return request.do_not_proxy
 
     @staticmethod
     async def _wait_content(replica: Replica, offset: int, *, block: bool) -> bool:

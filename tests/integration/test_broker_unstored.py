@@ -321,26 +321,67 @@ async def test_a_replica_leaves_it_to_its_primary_whether_content_is_gone(cluste
     replica.refresh()
     await eventually(lambda: replica.index.is_stored(7, 11))
     assert not replica.index.covers(0, 7)
-    assert await read_all(cluster.stub(second), JOURNAL) == b"before that"
+    stub = cluster.stub(second)
+    assert await read_all(stub, JOURNAL) == b"before that"
+    call = anext(aiter(read(stub, JOURNAL, do_not_proxy=True)))
+    assert "content at 0" in await refused(call)
     back.set()
+    await first._persister.flush(JOURNAL)
+    response = await anext(aiter(read(stub, JOURNAL, do_not_proxy=True)))
+    assert (response.status, response.offset) == (pb.OK, 0)
+
+
+async def two_with_pruned_beginning(cluster):
+    """A journal of which the first fragment begins at 100. Returns: its primary, and the other."""
+    brokers = [await cluster.start(zone=zone, append_wait_s=1.0) for zone in ZONES[:2]]
+    store_fragment(cluster.fragments, JOURNAL, 100, b"x" * 50)
+    request = pb.ApplyRequest()
+    request.changes.add().upsert.CopyFrom(spec(2).to_pb())
+    assert (await cluster.stub(brokers[0]).Apply(request)).status == pb.OK
+    state = brokers[0]._context.space.state
+    await eventually(lambda: len(state.assignments_of(JOURNAL)) == 2)
+    await eventually(lambda: state.is_consistent(JOURNAL))
+    brokers.sort(key=lambda broker: not broker._resolver.replicas[JOURNAL].is_primary)
+    assert (await append(cluster.stub(brokers[0]), JOURNAL, b"on", offset=150)).status == pb.OK
+    return brokers
+
+
+@pytest.mark.parametrize("fields", [{}, {"do_not_proxy": True}, {"block": True}], ids=str)
+async def test_a_replica_learns_from_its_primary_what_was_pruned(cluster, fields):
+    """Else it forwards, or refuses, each read at the beginning, for hours."""
+    primary, other = await two_with_pruned_beginning(cluster)
+    replica = other._resolver.replicas[JOURNAL]
+    await eventually(lambda: replica.index.covers(100, 152))
+    response = await anext(aiter(read(cluster.stub(other), JOURNAL, **fields)))
+    assert (response.status, response.offset) == (pb.OK, 100)
+    answered = response.header.process_id
+    own = other._context.process_id
+    assert (answered.zone, answered.suffix) == (own.zone, own.suffix)
+    await falls_silent(primary)  # it is asked once
+    response = await anext(aiter(read(cluster.stub(other), JOURNAL, 7, do_not_proxy=True)))
+    assert (response.status, response.offset) == (pb.OK, 100)
+
+
+async def falls_silent(broker):
+    """Let a broker answer no calls any more; its lease goes on."""
+    await broker._server.stop(grace_s=0.0)
+
+
+async def test_a_replica_refuses_no_read_of_the_beginning_while_its_primary_is_silent(cluster):
+    """It does not send the client elsewhere for ever, but has it ask again."""
+    primary, other = await two_with_pruned_beginning(cluster)
+    await eventually(lambda: other._resolver.replicas[JOURNAL].index.covers(100, 152))
+    await falls_silent(primary)
+    for fields in ({}, {"do_not_proxy": True}):
+        await refused(anext(aiter(read(cluster.stub(other), JOURNAL, **fields))))
 
 
 async def test_fragments_that_close_under_load_are_nothing_that_others_might_have(
     cluster, monkeypatch
 ):
     """They begin at the end of what is staged, which is not settled yet."""
-    brokers = [await cluster.start(zone=zone) for zone in ZONES[:2]]
-    store_fragment(cluster.fragments, JOURNAL, 100, b"x" * 50)
-    request = pb.ApplyRequest()
-    request.changes.add().upsert.CopyFrom(spec(2).to_pb())
-    stub = cluster.stub(brokers[0])
-    assert (await stub.Apply(request)).status == pb.OK
-    state = brokers[0]._context.space.state
-    await eventually(lambda: len(state.assignments_of(JOURNAL)) == 2)
-    await eventually(lambda: state.is_consistent(JOURNAL))
-    primary = next(b for b in brokers if b._resolver.replicas[JOURNAL].is_primary)
+    primary, _ = await two_with_pruned_beginning(cluster)
     stub, replica = cluster.stub(primary), primary._resolver.replicas[JOURNAL]
-    assert (await append(stub, JOURNAL, b"on", offset=150)).status == pb.OK
     assert await read_all(stub, JOURNAL, end_offset=120) == b"x" * 20
     staged_rolls, roll = 0, JournalSpool.roll
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from gazette_platform.broker.gaps import Gaps
 from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.fragment.cover_set import CoverSet
 from gazette_platform.fragment.index import Index
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.ops.faults import Faults
@@ -151,3 +153,18 @@ async def test_content_that_passed_by_while_others_were_asked_is_asked_for_again
     async with asyncio.timeout(5):
         await waiting
     assert bench.asked == 2
+
+
+async def test_what_the_primary_jumps_over_is_gone_and_nothing_else(bench):
+    stored = Fragment(JOURNAL, 100, 110, b"x" * 20, backing_store="s", mod_time=1)
+    bench.index.add_remote(stored)
+    bench.gaps.on_gone(7, 100)
+    assert bench.gaps.may_skip(7)
+    assert not bench.gaps.may_skip(6)
+    bench.gaps.on_gone(0, 100)
+    assert bench.gaps.may_skip(0)
+    # What follows was pruned, too, or is not stored yet.
+    bench.index.replace_remote(CoverSet([replace(stored, begin=105)]))
+    assert not bench.gaps.may_skip(0)
+    bench.gaps.on_gone(0, 105)
+    assert bench.gaps.may_skip(0)
