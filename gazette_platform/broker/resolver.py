@@ -185,6 +185,12 @@ class Resolver:
         """Replicas that are to close, and have not yet."""
         return [replica for _, replica in self._closing.values()]
 
+    @property
+    def open_journals(self) -> set[str]:
+        """Journals of which a local replica may get content, or is closing."""
+        closing = {journal for journal, _ in self._closing.values()}
+        return closing | self._replicas.keys() if self._is_serving else closing
+
     async def closed(self, journal: str) -> None:
         """Wait until no former replica of a journal is closing. Cancellation: safe."""
         while closing := {task for task, (name, _) in self._closing.items() if name == journal}:

@@ -34,7 +34,7 @@ from gazette_platform.broker.service import BrokerService
 from gazette_platform.broker.side_keys import own_member_key
 from gazette_platform.broker.signals import HURRIED_S, Signals, on_loop_error
 from gazette_platform.broker.store_guard import StoreGuard
-from gazette_platform.broker.unstored import still_storing
+from gazette_platform.broker.storing import still_storing
 from gazette_platform.broker.watchdog import Watchdog
 from gazette_platform.broker.wire.grpc_server import GrpcServer
 from gazette_platform.errors import EtcdError, LeaseLost
@@ -78,6 +78,7 @@ _GRACE_S = 15.0
 
 # For telling etcd that this process leaves, before others could find its port closed.
 _SAY_S = 5.0
+_STORING_S = 2.0
 
 # How often quiet journals are looked at, and how many without letting others go on.
 _TICK_S = 60.0
@@ -401,13 +402,15 @@ class Broker:
         await self._within(None, "handing over", self._ask_others())
         self._is_ready = False
         self._service.stop_watches()
-        stopping = self.tasks.spawn(self._server.stop(grace_s=_GRACE_S), name="stop serving")
-        await self._within(self._limit_s, "closing journals", self._resolver.close())
-        await self._within(2 * _GRACE_S, "finishing calls", stopping)
-        self._context.fence.give_up("this broker leaves")  # what did not finish is not waited for
-        left = await self._persist()
-        await self._note_heads(self._held())
-        await self._within(_GRACE_S, "giving back the lease", self._release())
+        async with still_storing(self._context, self._resolver, self._lease.id) as said:
+            await self._within(_STORING_S, "saying what it stores still", said.wait())
+            stopping = self.tasks.spawn(self._server.stop(grace_s=_GRACE_S), name="stop serving")
+            await self._within(self._limit_s, "closing journals", self._resolver.close())
+            await self._within(2 * _GRACE_S, "finishing calls", stopping)
+            self._context.fence.give_up("this broker leaves")  # nobody waits for the rest
+            left = await self._persist()
+            await self._note_heads(self._held())
+            await self._within(_GRACE_S, "giving back the lease", self._release())
         await self.abandon()
         return left
 
@@ -422,7 +425,7 @@ class Broker:
     def leaves_within_s(self) -> float | None:
         """Seconds that `drain` and `fail` take at most; None: as long as others, and stores, take."""
         timeout_s = self.config.drain_timeout_s
-        return None if timeout_s is None else timeout_s + 2 * self._limit_s + 6 * _GRACE_S
+        return None if timeout_s is None else timeout_s + 2 * self._limit_s + 8 * _GRACE_S
 
     @property
     def _limit_s(self) -> float:
@@ -522,11 +525,12 @@ class Broker:
         alone = held_alone(self._context, held)
         if has_lease:  # else our peers would take the end of our port for a crash
             await self._within(_SAY_S, "saying that it leaves", self._say_leaving())
-        await self._within(_GRACE_S, "finishing calls", self._server.stop(grace_s=1.0))
-        await self._within(self._limit_s, "closing journals", self._resolver.close())
-        if has_lease:  # else others may have gone on from another head
-            await self._note_heads(held, alone)
-        async with still_storing(self._context):
+        async with still_storing(self._context, self._resolver, self._lease.id) as said:
+            await self._within(_STORING_S, "saying what it stores still", said.wait())
+            await self._within(_GRACE_S, "finishing calls", self._server.stop(grace_s=1.0))
+            await self._within(self._limit_s, "closing journals", self._resolver.close())
+            if has_lease:  # else others may have gone on from another head
+                await self._note_heads(held, alone)
             await self._within(_GRACE_S, "giving back the lease", self._release())
             left = await self._persist()
         await self.abandon()

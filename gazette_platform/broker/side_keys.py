@@ -8,8 +8,8 @@ of keys that are neither items, members nor assignments. ``<prefix>`` begins wit
 ``/.gazette-platform/members<prefix>/<zone>#<suffix>``
     The member is a broker of this project, and not Gazette's; under its lease, as its member key is.
 ``/.gazette-platform/storing<prefix>/<zone>#<suffix>#<lease>``
-    The broker has failed, is no member any more, and still stores what it holds of journals; under
-    a lease of its own, which ends with that.
+    The broker leaves, or has failed and is no member any more, and still stores what it holds of
+    journals, which the value names; under a lease of its own, which ends with that.
 ``/.gazette-platform/savepoints<prefix>/<name>``
     A savepoint: offsets of journals under a name; under no lease.
 """
@@ -65,12 +65,12 @@ def own_member_key(prefix: str, member: ProcessId) -> str:
 
 
 def storing_prefix(prefix: str) -> str:
-    """What the keys of all brokers begin with that failed and still store what they hold."""
+    """What the keys of all brokers begin with that leave and still store what they hold."""
     return f"{_ROOT}/storing{prefix}/"
 
 
 def storing_key(prefix: str, broker: ProcessId, lease: int) -> str:
-    """Where a broker that failed says, under this lease, that it still stores what it holds."""
+    """Where a broker that leaves says, under this lease, that it still stores what it holds."""
     return f"{storing_prefix(prefix)}{broker.zone}#{broker.suffix}#{lease:x}"
 
 

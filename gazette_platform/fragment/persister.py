@@ -110,6 +110,11 @@ class Persister:
         """Fragments that are not persisted yet."""
         return len(self._in_work) + sum(map(len, self._queues))
 
+    @property
+    def journals(self) -> set[str]:
+        """Those of the fragments that are not persisted yet."""
+        return {spool.fragment.journal for spool in self._waiting()}
+
     def add(self, spool: CompletedSpool) -> None:
         """Take over a completed spool; it is closed when persisted, or when nobody wants it."""
         if spool.fragment.content_length == 0:
