@@ -171,21 +171,25 @@ class Persister:
             attempt += 1
 
     async def flush(self, journal: str) -> None:
-        """Persist what waits of one journal now, trying again what fails, until none is left.
+        """Persist what waits of one journal now, trying again what fails, until none is left of it.
+
+        What comes later is not waited for: a busy journal always has more.
 
         Cancellation: safe; the work goes on in the background.
         """
         attempt = 0
-        while any(spool.fragment.journal == journal for spool in self._waiting()):
+        left = {spool for spool in self._waiting() if spool.fragment.journal == journal}
+        while left:
             for queue in self._queues:
-                due = [spool for spool in queue if spool.fragment.journal == journal]
+                due = [spool for spool in queue if spool in left]
                 for spool in due:
                     queue.remove(spool)
                     self._start(spool)
-            while any(spool.fragment.journal == journal for spool in self._in_work):
+            while left & self._in_work:
                 self._changed.clear()
                 await self._changed.wait()
-            if any(spool.fragment.journal == journal for spool in self._waiting()):
+            left.intersection_update(self._waiting())
+            if left:
                 await self._sleep(backoff_s(attempt))
             attempt += 1
 

@@ -297,6 +297,25 @@ async def test_flush_persists_what_replicas_hold_on_to_once(bench):
     assert len(bench.persisted) == 2
 
 
+async def test_a_flush_does_not_wait_for_what_comes_later(bench):
+    """A journal that is busy always has something that is being stored."""
+    store = bench.registry.get("file:///")
+    put, is_busy = store.put, True
+
+    async def put_while_more_comes(*args, **options):
+        if is_busy:
+            bench.persister.add(bench.spool(begin=len(bench.files) * 10_000_000))
+        await put(*args, **options)
+
+    store.put = put_while_more_comes
+    bench.persister.add(bench.spool())
+    async with asyncio.timeout(5):
+        await bench.persister.flush(JOURNAL)
+    is_busy = False
+    await bench.settle()
+    assert len(bench.persister) == 0
+
+
 async def test_drain_tells_what_it_could_not_persist(bench, caplog):
     gate = bench.registry.get("file:///").gate = asyncio.Event()
     spool = bench.spool()
