@@ -110,6 +110,7 @@ class AdminApi:
             end = outcome.commit.end
         else:
             return outcome.status, 0
+        await self._resolver.closed(replica.name)  # we may have had it before
         await self._context.persister.flush(replica.name)
         await self._flush_others(replica, end)
         replica.refresh()  # copies of ours may be covered by what others stored

@@ -62,6 +62,9 @@ _PULSE_TIMEOUT_S = 10.0
 _PULSE_RETRIES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 _PULSE_RETRY_LAST_S = 5.0
 
+# What we had of a journal before, and cannot store for longer, is asked for again.
+_FORMER_TIMEOUT_S = 10.0
+
 # Failed health checks that an append waits out before it is refused.
 _HEALTH_CHECKS_MAX = 5
 
@@ -425,8 +428,17 @@ class Replica:
         return bool(self._stores) and await self.gaps.wait(offset)
 
     async def _settle_others(self) -> bool:
-        """Have others store what they hold of the journal, and list it. Returns: whether it is so."""
+        """Have others store what they hold of the journal, and list it. Returns: whether it is so.
+
+        So do we, where we had it before: that is in no index of ours.
+        """
         spec = self.spec
+        try:
+            async with asyncio.timeout(_FORMER_TIMEOUT_S):
+                await self._resolver.closed(self.name)
+                await self._context.persister.flush(self.name)
+        except TimeoutError:
+            return False
         if spec is None or not await ask_others(self._context, self.name):
             return False
         async with self._context.refresh_slots:

@@ -399,3 +399,94 @@ async def test_fragments_that_close_under_load_are_nothing_that_others_might_hav
     async with asyncio.timeout(20):
         await asyncio.gather(*(load() for _ in range(4)))
     assert replica.gaps.may_skip(0)
+
+
+async def there_and_back(cluster, etcd, etcd_prefix, journal_leaves):
+    """A journal that a broker has again, which it had before it could store its beginning.
+
+    Args: journal_leaves: called with the broker before the journal goes to the other one.
+    """
+    first = await cluster.start(append_wait_s=1.0)
+    stub = cluster.stub(first)
+    await cluster.apply(stub, spec())
+    await append(stub, JOURNAL, b"before ")
+    second = await cluster.start()
+    journal_leaves(first)
+    for broker in (first, second):
+        broker._allocating.cancel()  # it would assign as it likes
+    state = second._context.space.state
+
+    async def move(old, new):
+        """As an allocator does: the other one joins, is in step, and stays alone."""
+        own = new._context.process_id
+        lease = state.members[own].lease
+        await etcd.txn([], [Put(assignment_key(etcd_prefix, JOURNAL, own, 1), b"", lease=lease)])
+        await eventually(lambda: len(state.assignments_of(JOURNAL)) == 2)
+        await eventually(lambda: state.is_consistent(JOURNAL))
+        both = state.assignments_of(JOURNAL)
+        value = next(one.value for one in both if one.process_id == own)
+        await etcd.txn(
+            [],
+            [
+                *(Delete(one.key) for one in both),
+                Put(assignment_key(etcd_prefix, JOURNAL, own, 0), value, lease=lease),
+            ],
+        )
+        await eventually(lambda: JOURNAL not in old._resolver.replicas)
+        await eventually(lambda: new._context.space.state.route_of(JOURNAL).primary_id == own)
+        await eventually(lambda: new._context.space.state.is_consistent(JOURNAL))
+
+    await move(first, second)
+    await append(cluster.stub(second), JOURNAL, b"that")
+    replica = second._resolver.replicas[JOURNAL]
+    await replica.close_fragment()
+    await eventually(lambda: replica.index.is_stored(7, 11))
+    await move(second, first)
+    return first
+
+
+async def test_no_read_jumps_over_what_a_broker_had_before_and_stores_itself(
+    cluster, etcd, etcd_prefix
+):
+    held = []
+    broker = await there_and_back(
+        cluster, etcd, etcd_prefix, lambda first: held.append(hold_back(first))
+    )
+    stub = cluster.stub(broker)
+    assert "content at 0" in await refused(anext(aiter(read(stub, JOURNAL))))
+    held[0].set()
+    await broker._persister.flush(JOURNAL)
+    assert await read_all(stub, JOURNAL) == b"before that"
+
+
+async def test_a_flush_waits_for_what_a_broker_had_before_and_closes_itself(
+    cluster, etcd, etcd_prefix, tasks, monkeypatch
+):
+    """It is in no queue of its persister yet, for as long as its disk takes."""
+    complete, goes_on, closing = Digester.complete, asyncio.Event(), []
+
+    async def complete_then(self):
+        if self in closing:
+            await goes_on.wait()
+        return await complete(self)
+
+    def journal_leaves(first):
+        closing.append(first._resolver.replicas[JOURNAL].spool.digester)
+
+    monkeypatch.setattr(Digester, "complete", complete_then)
+    broker = await there_and_back(cluster, etcd, etcd_prefix, journal_leaves)
+    asked, closed = asyncio.Event(), broker._resolver.closed
+
+    async def closed_when_asked(journal):
+        asked.set()
+        await closed(journal)
+
+    monkeypatch.setattr(broker._resolver, "closed", closed_when_asked)
+    async with AsyncClient(ClientConfig(address=broker.endpoint)) as client:
+        flushing = tasks.spawn(client.flush(f"name={JOURNAL}"), name="flush")
+        waiting = tasks.spawn(asked.wait(), name="asked")
+        await asyncio.wait({flushing, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        assert not flushing.done()
+        goes_on.set()
+        assert await flushing == {JOURNAL: 11}
+    assert stored(cluster) == b"before that"
