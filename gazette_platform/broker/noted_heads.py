@@ -61,8 +61,8 @@ async def note_heads(
     Of brokers that leave at once at least one notes: each has said in etcd that it leaves, and looks
     there only then whether the others did.
 
-    Args: timeout_s: seconds that each is given. alone: journals that nobody can have taken over since
-        we commit nothing any more. Who has them all the same went on from a head that is not ours.
+    Args: timeout_s: seconds that each is given. alone: journals that nobody else had in full when we began
+        to leave. If we were evicted since, who has them now went on from a head that is not ours.
     Cancellation: leaves open which were noted.
     """
     try:
@@ -70,6 +70,8 @@ async def note_heads(
     except EtcdError as err:
         _log.warning("write heads are not noted, since etcd fails: %s", err)
         return
+    if context.process_id in members:
+        alone = ()  # others had to ask us, and have ours
     ours = [
         replica
         for replica in replicas

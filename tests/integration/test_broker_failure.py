@@ -164,7 +164,7 @@ async def drop(responses):
             pass
 
 
-async def test_peers_do_not_take_for_a_crash_that_its_port_is_closed(cluster, tasks):
+async def test_peers_do_not_take_for_a_crash_that_its_port_is_closed(cluster, tasks, caplog):
     """They gave its offsets to others, before it could note up to where they are taken."""
     broker, other, back = await tailed_by_a_reader(cluster, tasks)
     failing_ = tasks.spawn(broker.fail(), name="fail")
@@ -174,6 +174,7 @@ async def test_peers_do_not_take_for_a_crash_that_its_port_is_closed(cluster, ta
     assert (response.status, response.commit.begin) == (Status.OK, 7)
     back.set()
     await failing_
+    assert "is not noted" not in caplog.text
 
 
 async def test_who_is_evicted_as_it_fails_says_which_write_heads_are_not_noted(
