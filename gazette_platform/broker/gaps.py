@@ -41,6 +41,7 @@ class Gaps:
     have had for hours is as lost as any other gap of that age.
 
     Args: wait_s: seconds that a read waits. refresh: has the stores listed soon.
+        may_come: whether content at an offset is expected yet, from whoever it is.
         ask: has other brokers store what they hold, then the stores listed; whether that is done.
     """
 
@@ -53,6 +54,7 @@ class Gaps:
         clock: Clock,
         tasks: TaskGroup,
         refresh: Callable[[], None],
+        may_come: Callable[[int], bool],
         ask: Callable[[], Awaitable[bool]],
     ) -> None:
         self._journal = journal
@@ -61,6 +63,7 @@ class Gaps:
         self._clock = clock
         self._tasks = tasks
         self._refresh = refresh
+        self._may_come = may_come
         self._ask = ask
         self._is_asking = False
         # Behind the last offset of which others may hold content that is in no store.
@@ -90,6 +93,10 @@ class Gaps:
         """Whether content that is missing at `offset`, before what is stored, is gone for good."""
         if self._gone_begin <= offset < self._gone_end >= self._index.summary.begin:
             return True
+        return self._is_asked(offset) and not self._may_come(offset)
+
+    def _is_asked(self, offset: int) -> bool:
+        """Whether no other broker is to be asked about `offset`."""
         is_old = self._clock.monotonic() - self._others_at > JUMP_AGE_S
         return is_old or offset >= self._others_end
 
@@ -104,7 +111,7 @@ class Gaps:
         try:
             async with asyncio.timeout(self.wait_s):
                 while not (self.may_skip(offset) or index.covers(offset, offset + 1)):
-                    if not self._is_asking:
+                    if not (self._is_asking or self._is_asked(offset)):
                         self._is_asking = True
                         self._tasks.spawn(self._ask_others(), name=f"ask for {self._journal}")
                     if not await index.wait_change():

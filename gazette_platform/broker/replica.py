@@ -117,6 +117,7 @@ class Replica:
             clock=context.clock,
             tasks=context.tasks,
             refresh=self.refresh,
+            may_come=self._may_come,
             ask=self._settle_others,
         )
         self._refresher = Refresher(self.index, context.lister)
@@ -417,6 +418,11 @@ class Replica:
         # The last byte before tells: what precedes it may have been pruned.
         end = self.hole_end
         return end > 0 and not self.index.covers(end - 1, end)
+
+    def _may_come(self, offset: int) -> bool:
+        # Behind a head that was noted a journal goes on, and all before it is stored, or was pruned.
+        end = self.hole_end
+        return offset < end > self.noted_head and self.is_filling
 
     @property
     def head(self) -> int:

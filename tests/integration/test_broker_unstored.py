@@ -11,7 +11,7 @@ from grpc import StatusCode, aio
 from gazette_platform.broker import unstored
 from gazette_platform.broker.digester import Digester
 from gazette_platform.broker.journal_spool import JournalSpool
-from gazette_platform.broker.replica import Replica
+from gazette_platform.broker.replica import _HOLE_REFRESHES_S, Replica
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import StoreUnavailable
 from gazette_platform.etcd import Delete, Put
@@ -401,10 +401,11 @@ async def test_fragments_that_close_under_load_are_nothing_that_others_might_hav
     assert replica.gaps.may_skip(0)
 
 
-async def there_and_back(cluster, etcd, etcd_prefix, journal_leaves):
-    """A journal that a broker has again, which it had before it could store its beginning.
+async def moved_on(cluster, etcd, etcd_prefix, journal_leaves):
+    """A journal that another broker has, and stores from 7 on.
 
-    Args: journal_leaves: called with the broker before the journal goes to the other one.
+    Args: journal_leaves: called with its first broker before the journal goes to the other one.
+    Returns: both brokers, and what moves it from one to the other.
     """
     first = await cluster.start(append_wait_s=1.0)
     stub = cluster.stub(first)
@@ -441,6 +442,12 @@ async def there_and_back(cluster, etcd, etcd_prefix, journal_leaves):
     replica = second._resolver.replicas[JOURNAL]
     await replica.close_fragment()
     await eventually(lambda: replica.index.is_stored(7, 11))
+    return first, second, move
+
+
+async def there_and_back(cluster, etcd, etcd_prefix, journal_leaves):
+    """As `moved_on`, and it comes back. Returns: the broker that has it, and had its beginning."""
+    first, second, move = await moved_on(cluster, etcd, etcd_prefix, journal_leaves)
     await move(second, first)
     return first
 
@@ -490,3 +497,42 @@ async def test_a_flush_waits_for_what_a_broker_had_before_and_closes_itself(
         goes_on.set()
         assert await flushing == {JOURNAL: 11}
     assert stored(cluster) == b"before that"
+
+
+async def test_no_read_jumps_for_some_minutes_over_what_a_broker_had_that_crashed(
+    cluster, etcd, etcd_prefix
+):
+    """Others can be asked no more, and may have stored it, or be about to."""
+    crashed, broker, _ = await moved_on(cluster, etcd, etcd_prefix, hold_back)
+    await crashed._server.stop(grace_s=0.0)
+    await crashed._lease.revoke()
+    await crashed.abandon()
+    state, gone = broker._context.space.state, crashed._context.process_id
+    await eventually(lambda: gone not in state.members)
+    stub, replica = cluster.stub(broker), broker._resolver.replicas[JOURNAL]
+    assert "content at 0" in await refused(anext(aiter(read(stub, JOURNAL))))
+    replica._hole_refreshes = len(_HOLE_REFRESHES_S)
+    assert await read_all(stub, JOURNAL) == b"that"
+    replica._hole_refreshes = 0
+    store_fragment(cluster.fragments, JOURNAL, 0, b"before ")
+    replica.refresh()
+    await eventually(lambda: not replica.is_filling)
+    assert await read_all(stub, JOURNAL) == b"before that"
+
+
+async def test_a_lone_broker_tells_the_end_though_the_pulses_of_others_wait(cluster, monkeypatch):
+    """It has nobody to hear from. Stores that are broken hold all pulses up."""
+
+    async def wait(_, suspend):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Replica, "_barrier", wait)
+    broker = await cluster.start(append_wait_s=1.0)
+    store_fragment(cluster.fragments, JOURNAL, 0, b"content")
+    request = pb.ApplyRequest()
+    request.changes.add().upsert.CopyFrom(spec().to_pb())
+    stub = cluster.stub(broker)
+    assert (await stub.Apply(request)).status == pb.OK
+    await eventually(lambda: JOURNAL in broker._resolver.replicas)
+    assert await read_all(stub, JOURNAL) == b"content"
+    assert not broker._resolver.replicas[JOURNAL].is_synced

@@ -27,6 +27,7 @@ class Bench:
         self.index = Index(self.clock)
         self.answers = asyncio.Queue()
         self.asked = 0
+        self.comes = ()
         self.began = asyncio.Event()
         self.gaps = Gaps(
             JOURNAL,
@@ -35,6 +36,7 @@ class Bench:
             clock=self.clock,
             tasks=tasks,
             refresh=lambda: None,
+            may_come=lambda offset: offset in self.comes,
             ask=self.ask,
         )
 
@@ -167,4 +169,16 @@ async def test_what_the_primary_jumps_over_is_gone_and_nothing_else(bench):
     bench.index.replace_remote(CoverSet([replace(stored, begin=105)]))
     assert not bench.gaps.may_skip(0)
     bench.gaps.on_gone(0, 105)
+    assert bench.gaps.may_skip(0)
+
+
+async def test_what_is_expected_yet_is_waited_for_and_nobody_is_asked_for_it_again(tasks):
+    bench = Bench(tasks, wait_s=0.05)
+    bench.comes = (0,)
+    bench.answers.put_nowait(True)
+    with pytest.raises(RpcFailed, match="content at 0"):
+        await bench.gaps.wait_skip(0)
+    assert bench.asked == 1
+    assert bench.gaps.may_skip(1)
+    bench.comes = ()
     assert bench.gaps.may_skip(0)
