@@ -44,7 +44,9 @@ async def wait_known(replica: Replica, *, timeout_s: float) -> None:
 
 
 def _is_to_sync(replica: Replica) -> bool:
-    return replica.is_primary and not replica.is_synced and not replica.is_closed
+    # A lone one has nobody to hear from: it need not wait until its route is told.
+    is_new = not replica.is_synced and len(replica.route.members) > 1
+    return replica.is_primary and is_new and not replica.is_closed
 
 
 async def _wait_synced(replica: Replica) -> None:
