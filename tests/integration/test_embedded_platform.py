@@ -124,7 +124,9 @@ def test_trino_reads_and_writes_through_the_metastore(root: Path):
 
     endpoints = up(root, "broker,dagster")
     port = int(str(endpoints["trino"]).rpartition(":")[2])
-    connection = trino.dbapi.connect(host="127.0.0.1", port=port, user="test")
+    connection = trino.dbapi.connect(
+        host="127.0.0.1", port=port, user="test", request_timeout=120.0
+    )
     try:
         assert query(connection, "SELECT 1") == [[1]]
         assert query(connection, "SHOW CATALOGS") == [["hive"], ["iceberg"], ["system"], ["tpch"]]
