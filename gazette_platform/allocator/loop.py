@@ -31,7 +31,7 @@ from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.retry import backoff_s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from gazette_platform.protocol import ProcessId
 
@@ -61,6 +61,8 @@ class DrainStatus:
     can_complete: bool
     """The others have the room, and are enough, to take all of them. False for a lone member:
     whoever stops it decides how long to wait."""
+    is_awaited: bool
+    """Another member leaves, too, and is to hand over what it holds, maybe to this one."""
 
 
 @final
@@ -102,7 +104,7 @@ class Allocator:
         self._refused: dict[ProcessId, set[str]] = {}
         self._failed: set[str] = set()
         # Our limit less what we shed, and the revision that it is of.
-        self._own_limit_at = (-1, 0)
+        self._known_limits: tuple[int, Mapping[ProcessId, int]] = (-1, {})
         space.observe(self._note_changes)
 
     @property
@@ -118,8 +120,14 @@ class Allocator:
         return DrainStatus(
             is_exiting=is_exiting,
             assigned=len(self._state.assignments_to(self._id)),
-            can_complete=is_exiting and self._own_limit() == 0,
+            can_complete=is_exiting and self._limits_now()[self._id] == 0,
+            is_awaited=any(self._hands_over(other) for other in self._state.members),
         )
+
+    def _hands_over(self, other: ProcessId) -> bool:
+        if other == self._id or not self._state.members[other].spec.exiting:
+            return False
+        return len(self._state.assignments_to(other)) > self._limits_now()[other]
 
     async def run(self) -> None:
         """Assign for as long as this member is there.
@@ -166,16 +174,17 @@ class Allocator:
             self._todo |= self._failed
             self._failed.clear()
 
-    def _own_limit(self) -> int:
-        revision, limit = self._own_limit_at
+    def _limits_now(self) -> Mapping[ProcessId, int]:
+        """Items that each member may hold, less what those that leave are to hand over."""
+        revision, limits = self._known_limits
         if revision != self._space.revision:
             bound = self._max_replication
             wanted = [i.spec.desired_replication(bound) for i in self._state.items.values()]
-            limit = effective_limits(
+            limits = effective_limits(
                 self._state.members, replicas=sum(wanted), replication_max=max(wanted, default=0)
-            )[self._id]
-            self._own_limit_at = (self._space.revision, limit)
-        return limit
+            )
+            self._known_limits = (self._space.revision, limits)
+        return limits
 
     async def _act(self, next_revision: int) -> int:
         """One round. Returns the revision to wait for, 0 to go on at once."""

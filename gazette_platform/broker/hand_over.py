@@ -29,6 +29,9 @@ async def wait_handed_over(
 ) -> None:
     """Wait until no journal is assigned to us, or nobody can take them and time is up.
 
+    Of brokers that all leave, those that keep journals to the last wait for what the others have: it
+    comes to them, and who left before could not say where it ends.
+
     Args: allocating: it ends when we are no member any more. timeout_s: seconds; None: for ever.
     Cancellation: safe.
     """
@@ -39,7 +42,8 @@ async def wait_handed_over(
         if status.assigned == 0:
             return
         now = clock.monotonic()
-        is_late = timeout_s is not None and (not status.can_complete or now - began > timeout_s)
+        is_last = not status.can_complete and not status.is_awaited
+        is_late = timeout_s is not None and (is_last or now - began > timeout_s)
         # Whoever waits for others to take over has to have others.
         if is_late or len(context.space.state.members) == 1:
             _log.info(

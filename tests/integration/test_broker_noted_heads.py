@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 
 import pytest
@@ -29,6 +30,7 @@ from gazette_platform.protocol import (
     SuspendLevel,
     SuspendSpec,
 )
+from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import (
     AppendCall,
     LocalBrokers,
@@ -112,6 +114,29 @@ async def test_who_lost_the_journal_while_it_left_notes_nothing(cluster, etcd, c
     await eventually(lambda: not observer._context.space.state.assignments_of(JOURNAL))
     assert noted(observer) == 0
     assert "a/journal: its write head 7 is not noted in etcd" in caplog.text
+
+
+async def test_all_that_leave_at_once_note_the_heads_of_what_they_hand_to_one_another(cluster, etcd):
+    """The last one left at once, and others handed over to it: nobody noted where those end."""
+    brokers = [await cluster.start(zone=zone, drain_timeout_s=30.0) for zone in (*ZONES, *ZONES)]
+    names = [f"a/journal-{number:02d}" for number in range(24)]
+    stub = cluster.stub(brokers[0])
+    await cluster.apply(stub, *[replace(spec(), name=name) for name in names])
+    for name in names:
+        await append(stub, name, b"content")
+    state = brokers[0]._context.space.state
+    await eventually(lambda: all(state.is_consistent(name) for name in names))
+    began = time.monotonic()
+    lefts = await asyncio.gather(*(broker.drain() for broker in brokers))
+    assert lefts == [[]] * len(brokers)
+    assert time.monotonic() - began < 20  # and waits for no time-out
+    prefix = brokers[0].config.etcd_prefix
+    heads = {}
+    for name in names:
+        (item,) = (await etcd.range(item_key(prefix, name))).kvs[:1]
+        found = JournalSpec.from_pb(pb.JournalSpec.FromString(item.value))
+        heads[name] = found.suspend.offset if found.suspend is not None else 0
+    assert heads == dict.fromkeys(names, len(b"content"))
 
 
 async def test_who_becomes_primary_while_it_leaves_notes_the_head(cluster, etcd, etcd_prefix):

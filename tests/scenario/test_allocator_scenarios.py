@@ -244,6 +244,22 @@ async def test_z17_the_leader_leaves_by_its_own_hand(cluster):
     assert await cluster.settle() == 1
 
 
+async def test_who_keeps_items_to_the_last_knows_that_others_hand_over_to_it(cluster):
+    cluster.join(A1=9, B1=9, B2=9).items(1, *names(6))
+    await cluster.settle()
+    for member in ("A1", "B1", "B2"):
+        cluster.change(member, exiting=True)
+    told = {member.suffix: one.drain_status() for member, one in cluster.allocators.items()}
+    assert {who: (one.can_complete, one.is_awaited) for who, one in told.items()} == {
+        "member-A1": (True, True),
+        "member-B1": (True, True),
+        "member-B2": (False, True),
+    }
+    await cluster.settle()
+    assert cluster.loads() == {"A1": 0, "B1": 0, "B2": 6}
+    assert not cluster.allocator("B2").drain_status().is_awaited
+
+
 async def test_z18_assignments_of_deleted_items_go_at_once(cluster):
     cluster.join(A1=9, B1=9).items(2, *names(4))
     await cluster.settle()

@@ -1,0 +1,60 @@
+"""How long a broker that leaves waits for others."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from gazette_platform.allocator import DrainStatus
+from gazette_platform.broker.hand_over import wait_handed_over
+from gazette_platform.ops.clock import SystemClock
+
+
+class Statuses:
+    """Tells one status after the other, and the last one for ever."""
+
+    def __init__(self, *statuses):
+        self._statuses = list(statuses)
+        self.told = 0
+
+    def drain_status(self):
+        self.told += 1
+        return self._statuses.pop(0) if len(self._statuses) > 1 else self._statuses[0]
+
+
+def status(assigned, *, can_complete=False, is_awaited=False):
+    return DrainStatus(True, assigned, can_complete=can_complete, is_awaited=is_awaited)
+
+
+async def told(*statuses, timeout_s, members=3):
+    """How often a broker asked before it went on."""
+    space = SimpleNamespace(state=SimpleNamespace(members=dict.fromkeys(range(members))))
+    context = SimpleNamespace(clock=SystemClock(), space=space)
+    allocating = asyncio.get_running_loop().create_future()
+    asked = Statuses(*statuses)
+    waiting = wait_handed_over(context, asked, allocating, timeout_s=timeout_s)
+    await asyncio.wait_for(waiting, timeout=20)
+    return asked.told
+
+
+@pytest.mark.parametrize("timeout_s", [None, 10.0])
+async def test_who_can_be_relieved_waits_until_it_is(timeout_s):
+    held = status(2, can_complete=True)
+    assert await told(held, held, status(0, can_complete=True), timeout_s=timeout_s) == 3
+
+
+async def test_who_keeps_journals_to_the_last_waits_for_what_others_hand_over():
+    """Left before, it could not say where those journals end."""
+    waits, last = status(4, is_awaited=True), status(5)
+    assert await told(waits, waits, last, timeout_s=10.0) == 3
+
+
+async def test_nobody_is_waited_for_longer_than_the_time_out():
+    assert await told(status(4, is_awaited=True), timeout_s=0.25) < 6
+    assert await told(status(4, can_complete=True), timeout_s=0.25) < 6
+
+
+async def test_a_lone_broker_waits_for_nobody():
+    assert await told(status(4), timeout_s=None, members=1) == 1
