@@ -139,22 +139,18 @@ class Content:
         loop = asyncio.get_running_loop()
         pending: list[bytes | bytearray | memoryview] = []
         size = 0
-        joins_until = 0.0
+        sent_at = loop.time()
         async for piece in self.pieces():
-            if not pending:
-                joins_until = loop.time() + _JOIN_S
             pending.append(piece)
             size += len(piece)
-            if size >= CONTENT_CHUNK_BYTES:
-                joined = b"".join(pending)
-                cut = len(joined) - len(joined) % CONTENT_CHUNK_BYTES
-                for message in encoded_messages(memoryview(joined)[:cut]):
-                    yield message
-                pending = [joined[cut:]] if cut < len(joined) else []
-                size = len(joined) - cut
-            elif size and loop.time() >= joins_until:
-                yield encode_append_content(b"".join(pending))
-                pending, size = [], 0
+            if size < CONTENT_CHUNK_BYTES and loop.time() < sent_at + _JOIN_S:
+                continue
+            joined = b"".join(pending)
+            cut = len(joined) - len(joined) % CONTENT_CHUNK_BYTES or len(joined)
+            for message in encoded_messages(memoryview(joined)[:cut]):
+                yield message
+            sent_at = loop.time()
+            pending, size = [joined[cut:]], len(joined) - cut
         if size:
             yield encode_append_content(b"".join(pending))
 

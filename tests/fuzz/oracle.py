@@ -45,6 +45,7 @@ UNKNOWN_ALLOWED: tuple[str, ...] = (
     r"(append stream: )?registers of the journal would take \d+ bytes \(",
     # The order of a stream's messages.
     r"append stream: (unexpected EOF|expected EOF after empty Content chunk)",
+    r"append stream: register modification requires non-empty Append",
     r"expected first ReplicateRequest to have Header",
     r"(append stream: )?Error parsing message with type 'protocol\.\w+'",
     # Forged headers.

@@ -116,7 +116,9 @@ async def test_who_lost_the_journal_while_it_left_notes_nothing(cluster, etcd, c
     assert "a/journal: its write head 7 is not noted in etcd" in caplog.text
 
 
-async def test_all_that_leave_at_once_note_the_heads_of_what_they_hand_to_one_another(cluster, etcd):
+async def test_all_that_leave_at_once_note_the_heads_of_what_they_hand_to_one_another(
+    cluster, etcd
+):
     """The last one left at once, and others handed over to it: nobody noted where those end."""
     brokers = [await cluster.start(zone=zone, drain_timeout_s=30.0) for zone in (*ZONES, *ZONES)]
     names = [f"a/journal-{number:02d}" for number in range(24)]
