@@ -23,7 +23,10 @@ __all__ = ["AppendTicket", "AppendWriter"]
 class _Batch:
     """Writes that become one RPC, grouped so that each group is one content message."""
 
-    __slots__ = ("committed_at", "done", "error", "groups", "last_group_bytes", "sent", "size")
+    __slots__ = (
+        *("committed_at", "done", "error", "groups", "last_group_bytes", "sent", "size"),
+        "_attempts",
+    )
 
     def __init__(self, done: asyncio.Future[None]) -> None:
         self.groups: list[list[bytes]] = [[]]
@@ -32,7 +35,16 @@ class _Batch:
         self.committed_at = -1
         self.error: GazetteError | None = None
         self.sent: Content | None = None
+        self._attempts = 0
         self.done = done
+
+    @property
+    def attempts(self) -> int:
+        return self.sent.attempts if self.sent is not None else self._attempts
+
+    def forget_content(self) -> None:
+        """Keep nothing of it for the tickets, which may be kept for long."""
+        self._attempts, self.sent, self.groups = self.attempts, None, []
 
     def add(self, data: bytes) -> None:
         if self.last_group_bytes >= CONTENT_CHUNK_BYTES:
@@ -72,7 +84,7 @@ class AppendTicket:
     @property
     def attempts(self) -> int:
         """How often it was sent whole and not refused: the most times that it is in the journal."""
-        return self._batch.sent.attempts if self._batch.sent is not None else 0
+        return self._batch.attempts
 
     def span(self) -> tuple[int, int]:
         """Begin and end of the write, once it is done.
@@ -299,5 +311,6 @@ class AppendWriter:
 
     def _end(self, batch: _Batch, error: GazetteError | None) -> None:
         self._buffered_bytes -= batch.size
+        batch.forget_content()
         batch.error = error
         batch.done.set_result(None)

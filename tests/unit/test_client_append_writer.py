@@ -1,8 +1,10 @@
 import asyncio
+import gc
 import itertools
 import subprocess
 import sys
 import threading
+import tracemalloc
 from contextlib import asynccontextmanager
 
 import grpc
@@ -47,6 +49,22 @@ async def test_as1_many_writes_become_few_appends_in_order():
         assert broker.calls["Append"] < 10
         assert [await t for t in tickets[:2]] == [(0, 7), (7, 14)]
         assert tickets[4999].span() == (34993, 35000)
+
+
+async def test_tickets_that_are_kept_keep_no_content():
+    async with connected() as (broker, client):
+        async with client.append_writer("a/journal") as writer:
+            tickets = [await writer.write(bytes(100_000)) for _ in range(200)]
+        tracemalloc.start()
+        try:
+            async with client.append_writer("a/journal") as writer:
+                tickets += [await writer.write(bytes(100_000)) for _ in range(200)]
+            broker.journals.clear()
+            gc.collect()
+            assert tracemalloc.get_traced_memory()[0] < 4_000_000
+        finally:
+            tracemalloc.stop()
+        assert all(ticket.is_done and ticket.attempts == 1 for ticket in tickets)
 
 
 async def test_as1_writes_gather_while_an_append_is_under_way():
