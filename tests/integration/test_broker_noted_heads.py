@@ -476,7 +476,8 @@ async def test_no_append_goes_beyond_a_head_that_a_hurried_broker_noted(
     cluster, tasks, monkeypatch
 ):
     """Calls are not waited for any more; what they acknowledged later would be handed out twice."""
-    broker, observer = await cluster.start(), await cluster.start(journal_limit=0)
+    broker = await cluster.start(min_append_rate=0)  # it waits for its client for seconds
+    observer = await cluster.start(journal_limit=0)
     stub = cluster.stub(broker)
     await cluster.apply(stub, spec())
     await append(stub, JOURNAL, b"content")
