@@ -238,13 +238,32 @@ async def test_last_replica_gets_nothing_before_the_others_are_killed(nemesis, c
 
 async def test_faults_of_an_episode_overlap(nemesis, cluster, settled):
     faults = [
-        Fault(0.0, FaultKind.STORE_CUT, (), 2.0, episode=0),
+        Fault(0.0, FaultKind.STORE_CUT, (), 1.0, episode=0),
         Fault(0.1, FaultKind.KILL, ("broker-1",), 0.05, episode=0),
         Fault(0.2, FaultKind.KILL, ("broker-2",), 0.05, episode=1),
     ]
     await nemesis.run(faults)
     assert cluster.done == ["kill broker-1", "start broker-1", "kill broker-2", "start broker-2"]
-    assert cluster.stored == [False, False, True, True]
+    # Without its store a broker does not start.
+    assert cluster.stored == [False, True, True, True]
+    assert len(settled) == 2
+
+
+async def test_who_ends_while_the_cluster_settles_is_started(
+    nemesis, cluster, settled, monkeypatch
+):
+    """A broker may take long to end; nobody looked for it while the others were waited for."""
+
+    async def settle(is_stored, lost):
+        settled.append((is_stored, lost))
+        if len(settled) == 1:
+            cluster.brokers["broker-2"].has_ended = True
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(nemesis, "_settle", settle)
+    async with asyncio.timeout(20):
+        await nemesis.run([Fault(0.0, FaultKind.PAUSE, ("broker-1",), 0.02)])
+    assert cluster.done == ["pause broker-1", "resume broker-1", "start broker-1", "start broker-2"]
     assert len(settled) == 2
 
 

@@ -6,11 +6,12 @@ import asyncio
 import itertools
 from typing import TYPE_CHECKING, final
 
+from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.testing.chaos.inflict import Inflictor
 from gazette_platform.testing.chaos.plan import Fault, FaultKind
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from gazette_platform.ops.clock import Clock
     from gazette_platform.testing.cluster import BrokerCluster
@@ -74,7 +75,7 @@ class Nemesis:
         say: Callable[[str], None],
         replicas_of: Callable[[str], Awaitable[Sequence[str]]],
         stale_primary: Callable[[], Awaitable[None]],
-        settle: Callable[[bool, Sequence[str]], Awaitable[None]],
+        settle: Callable[[bool, Sequence[str]], Coroutine[None, None, None]],
         is_starved: Callable[[], bool] = lambda: False,
         disks: dict[str, SmallDisk] | None = None,
     ) -> None:
@@ -143,10 +144,30 @@ class Nemesis:
             await self._let_end(faults)
         await self._revive()
         kinds = {fault.kind for fault in faults}
-        await self._settle(bool(kinds & _TAKES_REPLICAS), tuple(self._lost))
+        await self._settled(is_stored=bool(kinds & _TAKES_REPLICAS))
         self._lost.clear()
         await self._revive()
         self._say("the cluster is whole again")
+
+    async def _settled(self, *, is_stored: bool) -> None:
+        """Wait until the cluster has settled; anew with each broker that ends meanwhile."""
+        tasks = TaskGroup("settle")
+        try:
+            while True:
+                settling = tasks.spawn(self._settle(is_stored, tuple(self._lost)), name="settle")
+                while not settling.done() and not self._has_ended():
+                    await asyncio.wait({settling}, timeout=_POLL_S)
+                if settling.done():
+                    await settling
+                    return
+                settling.cancel()
+                await asyncio.wait({settling})
+                await self._revive()
+        finally:
+            await tasks.close()
+
+    def _has_ended(self) -> bool:
+        return any(broker.has_ended for broker in self._cluster.brokers.values())
 
     async def _one(self, fault: Fault, after_s: float) -> None:
         await asyncio.sleep(after_s)
@@ -199,7 +220,7 @@ class Nemesis:
 
     async def _revive(self) -> None:
         self._note_ended()
-        if any(broker.has_ended for broker in self._cluster.brokers.values()):
+        if self._has_ended():
             revived = await self._cluster.revive(timeout_s=_REVIVE_TIMEOUT_S)
             self._say(f"started: {' '.join(revived)}")
 
