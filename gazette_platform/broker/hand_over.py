@@ -19,6 +19,9 @@ _REPORT_S = 10.0
 
 _POLL_S = 0.1
 
+# What others hand over comes in less than a second, or something holds it up.
+_AWAITED_S = 5.0
+
 
 async def wait_handed_over(
     context: BrokerContext,
@@ -42,7 +45,8 @@ async def wait_handed_over(
         if status.assigned == 0:
             return
         now = clock.monotonic()
-        is_last = not status.can_complete and not status.is_awaited
+        is_awaited = status.is_awaited and now - began < _AWAITED_S
+        is_last = not status.can_complete and not is_awaited
         is_late = timeout_s is not None and (is_last or now - began > timeout_s)
         # Whoever waits for others to take over has to have others.
         if is_late or len(context.space.state.members) == 1:
