@@ -125,6 +125,18 @@ def test_head_goes_back_by_what_was_under_way(head, count):
     assert left(early, KILLED, appends=[lost, slow]) == 1
 
 
+@pytest.mark.parametrize(("head", "count"), [(150, 0), (151, 1)])
+def test_head_goes_back_by_what_was_under_way_as_all_ended_and_is_stored_later(head, count):
+    lost = append(9, outcome="unknown", content=b"x" * 50)
+    polls = poll(25, write_head=head), poll(26, write_head=100)
+    back = Anomaly("nonmonotonic-head", "a", "told of a write head", polls)
+    assert left(back, (8, 12, "etcd-away"), appends=[lost]) == count
+    assert left(back, (8, 12, "kill"), appends=[lost]) == 1
+    assert left(back, (8, 12, "etcd-away")) == 1
+    late = replace(back, operations=(poll(80, write_head=head), poll(81, write_head=100)))
+    assert left(late, (8, 12, "etcd-away"), appends=[lost]) == 1
+
+
 @pytest.mark.parametrize("name", ["lost-write", "inconsistent-offsets", "G1a", "stale-head"])
 def test_what_was_acknowledged_is_never_excused(name):
     anomaly = Anomaly(name, "a", "text", (append(9), poll(10)))

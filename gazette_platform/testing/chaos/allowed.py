@@ -132,6 +132,12 @@ class _Rules:
         return any(
             (kind in _LEAVES_NO_BROKER and _may_be_emptied(anomaly, begin, end))
             or (kind in _KILLS_ALL_BUT_ONE and self._was_uncommitted(anomaly, begin, end))
+            # One of those that ended together stored what was on its way, and some hear of it first.
+            or (
+                kind in _LEAVES_NO_BROKER
+                and anomaly.name == "nonmonotonic-head"
+                and self._was_uncommitted(anomaly, begin, end + _MOVES_S)
+            )
             for begin, end, kind in self._spans
         ) or any(
             journal == anomaly.journal and _may_be_emptied(anomaly, begin, end)
