@@ -15,6 +15,10 @@ from gazette_platform.testing.etcd import find_etcd
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+# Spark's JVM is forked from a process that has used gRPC, whose fork handlers may break the child.
+# gRPC looks here when its first channel is made; nothing forks to go on with it.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 # An example that takes long says something of the machine, not of the code.
 # (`ci` is hypothesis' own: the same examples each time.)
 settings.register_profile("house", deadline=None)
