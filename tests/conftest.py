@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.testing.etcd import find_etcd
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import AsyncGenerator, Generator
 
 # Spark's JVM is forked from a process that has used gRPC, whose fork handlers may break the child.
 # gRPC looks here when its first channel is made; nothing forks to go on with it.
@@ -90,3 +91,11 @@ def sturdy_etcd_binary() -> Path:
     if not found:
         pytest.skip("needs Debian's etcd-server (apt-get install etcd-server, or GAZETTE_ETCD)")
     return Path(found)
+
+
+@pytest.fixture
+async def tasks() -> AsyncGenerator[TaskGroup]:
+    """Owns the tasks of a test, and ends those that are left."""
+    group = TaskGroup("test")
+    yield group
+    await group.close()

@@ -1,4 +1,4 @@
-"""Servers of the lake, one set a session."""
+"""Brokers in this process, a cluster a test; servers of the lake, one set a session."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ import pytest
 
 from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake.trino import TrinoSession
+from gazette_platform.testing.local_broker import LocalBrokers
 from gazette_platform.testing.servers import lake_servers, spark_session
+
+
+@pytest.fixture
+async def cluster(etcd_server, etcd_prefix, tmp_path):
+    """Starts brokers of one cluster; all are stopped, and must not have failed."""
+    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
+        yield brokers
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,6 @@ from gazette_platform.protocol import (
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import (
     AppendCall,
-    LocalBrokers,
     append,
     eventually,
     read_all,
@@ -47,12 +46,6 @@ def spec(name="a/journal", *, replication=1, stores=("file:///",), codec=None, *
         ),
         **fields,
     )
-
-
-@pytest.fixture
-async def cluster(etcd_server, etcd_prefix, tmp_path):
-    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
-        yield brokers
 
 
 @pytest.fixture

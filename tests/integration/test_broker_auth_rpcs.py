@@ -22,7 +22,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local_broker import AppendCall, LocalBrokers
+from gazette_platform.testing.local_broker import AppendCall
 
 pytestmark = pytest.mark.etcd
 
@@ -64,12 +64,6 @@ async def failure(call):
 
 
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
-
-
-@pytest.fixture
-async def cluster(etcd_server, etcd_prefix, tmp_path):
-    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
-        yield brokers
 
 
 @pytest.fixture

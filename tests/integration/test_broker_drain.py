@@ -9,20 +9,12 @@ import pytest
 
 from gazette_platform.broker import hand_over
 from gazette_platform.client import AsyncClient, Change, ClientConfig
-from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.local_broker import eventually
 
 pytestmark = pytest.mark.etcd
 
 REPORT_S = 0.2
-
-
-@pytest.fixture
-async def tasks():
-    group = TaskGroup("test")
-    yield group
-    await group.close()
 
 
 @pytest.fixture(autouse=True)

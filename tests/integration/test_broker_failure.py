@@ -12,10 +12,8 @@ from gazette_platform.broker import serve
 from gazette_platform.broker.side_keys import storing_prefix
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import EtcdError, StoreUnavailable
-from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, Status
 from gazette_platform.testing.local_broker import (
-    LocalBrokers,
     append,
     eventually,
     read,
@@ -35,19 +33,6 @@ def spec():
         refresh_interval_ns=10**9,
     )
     return JournalSpec(JOURNAL, 1, fragment=fragment)
-
-
-@pytest.fixture
-async def cluster(etcd_server, etcd_prefix, tmp_path):
-    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
-        yield brokers
-
-
-@pytest.fixture
-async def tasks():
-    group = TaskGroup("test")
-    yield group
-    await group.close()
 
 
 async def pause(_):

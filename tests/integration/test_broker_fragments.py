@@ -21,7 +21,6 @@ from gazette_platform.protocol import (
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.stores.fs import FileStore
 from gazette_platform.testing.local_broker import (
-    LocalBrokers,
     append,
     eventually,
     spans,
@@ -33,12 +32,6 @@ pytestmark = pytest.mark.etcd
 JOURNAL = "a/journal"
 TIMES = {0: 90, 40: 100, 110: 160, 200: 180, 255: 200}  # begin: modification time
 SIZES = {0: 40, 40: 70, 110: 52, 200: 40, 255: 45}
-
-
-@pytest.fixture
-async def cluster(etcd_server, etcd_prefix, tmp_path):
-    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
-        yield brokers
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import pytest
 
 from gazette_platform.broker import digester, journal_spool
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.stores import MeasuredStore
 from gazette_platform.testing.local_broker import LocalBrokers, eventually, read_all
@@ -37,13 +36,6 @@ async def cluster(etcd_server, etcd_prefix, tmp_path, monkeypatch):
         monkeypatch.setattr(module, "DISK_RETRY_S", 0.05)
     async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
         yield brokers
-
-
-@pytest.fixture
-async def tasks():
-    group = TaskGroup("test")
-    yield group
-    await group.close()
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local_broker import LocalBrokers, eventually
+from gazette_platform.testing.local_broker import eventually
 
 pytestmark = pytest.mark.etcd
 
@@ -46,12 +46,6 @@ def spec(name, flags=JournalFlag.NOT_SPECIFIED):
             refresh_interval_ns=10**9,
         ),
     )
-
-
-@pytest.fixture
-async def cluster(etcd_server, etcd_prefix, tmp_path):
-    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
-        yield brokers
 
 
 @pytest.fixture

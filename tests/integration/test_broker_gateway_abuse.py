@@ -10,17 +10,11 @@ import pytest
 
 from gazette_platform.broker import gateway, http as http_port
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
-from gazette_platform.testing.local_broker import LocalBrokers, append, eventually, read_all
+from gazette_platform.testing.local_broker import append, eventually, read_all
 
 pytestmark = pytest.mark.etcd
 
 JOURNAL = "a/journal"
-
-
-@pytest.fixture
-async def cluster(etcd_server, etcd_prefix, tmp_path):
-    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
-        yield brokers
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local_broker import LocalBrokers, append, eventually, read_all
+from gazette_platform.testing.local_broker import append, eventually, read_all
 
 pytestmark = pytest.mark.etcd
 
@@ -25,12 +25,6 @@ def spec(name, **fields):
         refresh_interval_ns=3600 * 10**9,  # listings that matter are asked for
     )
     return JournalSpec(name, 1, fragment=fragment, **fields)
-
-
-@pytest.fixture
-async def cluster(etcd_server, etcd_prefix, tmp_path):
-    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
-        yield brokers
 
 
 async def test_a_leaving_broker_hands_its_journals_over(cluster):

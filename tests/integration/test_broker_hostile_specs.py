@@ -24,7 +24,6 @@ from gazette_platform.protocol import (
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import (
-    LocalBrokers,
     append,
     eventually,
     read_all,
@@ -40,12 +39,6 @@ HOSTILE_URLS = [
     "file:///?find=a&replace=%00",
     "file:///%ed%a0%80/",
 ]
-
-
-@pytest.fixture
-async def cluster(etcd_server, etcd_prefix, tmp_path):
-    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
-        yield brokers
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from gazette_platform.broker.watchdog import Watchdog
 from gazette_platform.client import Change, Client, ClientConfig
 from gazette_platform.errors import SetupError
 from gazette_platform.fragment.spool import Spool
-from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.local_broker import LocalBrokers, append, eventually
@@ -41,13 +40,6 @@ async def cluster(etcd_server, etcd_prefix, tmp_path, monkeypatch):
     monkeypatch.setattr(serve, "_GRACE_S", 0.5)
     async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
         yield brokers
-
-
-@pytest.fixture
-async def tasks():
-    group = TaskGroup("test")
-    yield group
-    await group.close()
 
 
 async def with_content(cluster, **settings):

@@ -18,17 +18,11 @@ from gazette_platform.protocol import (
     Route,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local_broker import LocalBrokers, append, eventually
+from gazette_platform.testing.local_broker import append, eventually
 
 pytestmark = pytest.mark.etcd
 
 A, B, C = "journal/1/A", "journal/2/B", "journal/1/C"
-
-
-@pytest.fixture
-async def cluster(etcd_server, etcd_prefix, tmp_path):
-    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
-        yield brokers
 
 
 @pytest.fixture

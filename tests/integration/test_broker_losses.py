@@ -14,7 +14,6 @@ from gazette_platform.broker import digester, journal_spool
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.errors import IndexHasGreaterOffset, LeaseLost, StoreUnavailable
 from gazette_platform.fragment.spool import Spool
-from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.etcd import EtcdServer
@@ -24,19 +23,6 @@ pytestmark = pytest.mark.etcd
 
 JOURNAL = "a/journal"
 ZONES = ("zone-a", "zone-b", "zone-c")
-
-
-@pytest.fixture
-async def cluster(etcd_server, etcd_prefix, tmp_path):
-    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
-        yield brokers
-
-
-@pytest.fixture
-async def tasks():
-    group = TaskGroup("test")
-    yield group
-    await group.close()
 
 
 async def start(cluster):

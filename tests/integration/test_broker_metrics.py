@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local_broker import LocalBrokers, append
+from gazette_platform.testing.local_broker import append
 
 pytestmark = pytest.mark.etcd
 
@@ -23,12 +23,6 @@ SPEC = JournalSpec(
         length=1024, codec=CompressionCodec.NONE, stores=("file:///",), refresh_interval_ns=10**9
     ),
 )
-
-
-@pytest.fixture
-async def cluster(etcd_server, etcd_prefix, tmp_path):
-    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
-        yield brokers
 
 
 def key(name, **labels):

@@ -19,7 +19,6 @@ from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import EtcdError
 from gazette_platform.etcd import Delete, EtcdClient, Put
 from gazette_platform.keyspace import assignment_key, encode_broker_spec, item_key, member_key
-from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import (
     BrokerSpec,
     CompressionCodec,
@@ -33,7 +32,6 @@ from gazette_platform.protocol import (
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import (
     AppendCall,
-    LocalBrokers,
     append,
     eventually,
     read_all,
@@ -46,24 +44,11 @@ ZONES = ("zone-a", "zone-b", "zone-c")
 
 
 @pytest.fixture
-async def cluster(etcd_server, etcd_prefix, tmp_path):
-    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
-        yield brokers
-
-
-@pytest.fixture
 async def etcd(etcd_server):
     client = EtcdClient([etcd_server.endpoint])
     await client.connect()
     yield client
     await client.close()
-
-
-@pytest.fixture
-async def tasks():
-    group = TaskGroup("test")
-    yield group
-    await group.close()
 
 
 def spec(*, replication=1, length=1 << 20):

@@ -21,7 +21,6 @@ from gazette_platform.protocol import (
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import (
     AppendCall,
-    LocalBrokers,
     append,
     eventually,
     read,
@@ -42,12 +41,6 @@ def spec(name=JOURNAL, replication=1, **fields):
         refresh_interval_ns=3600 * 10**9,  # listings that matter are asked for
     )
     return JournalSpec(name, replication, fragment=fragment, **fields)
-
-
-@pytest.fixture
-async def cluster(etcd_server, etcd_prefix, tmp_path):
-    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
-        yield brokers
 
 
 @pytest.fixture

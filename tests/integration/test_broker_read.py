@@ -23,7 +23,6 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import (
-    LocalBrokers,
     append,
     eventually,
     read,
@@ -53,12 +52,6 @@ def spec(name=JOURNAL, *, length=64 * MIB, stores=("file:///",), codec=None, **f
 
 def sha1(content):
     return hashlib.sha1(content, usedforsecurity=False).digest()
-
-
-@pytest.fixture
-async def cluster(etcd_server, etcd_prefix, tmp_path):
-    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
-        yield brokers
 
 
 @pytest.fixture

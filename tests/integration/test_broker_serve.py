@@ -21,7 +21,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.fault_proxy import FaultProxy
-from gazette_platform.testing.local_broker import AppendCall, LocalBrokers, append
+from gazette_platform.testing.local_broker import AppendCall, append
 
 pytestmark = pytest.mark.etcd
 
@@ -36,12 +36,6 @@ SPEC = JournalSpec(
         refresh_interval_ns=10**9,
     ),
 )
-
-
-@pytest.fixture
-async def cluster(etcd_server, etcd_prefix, tmp_path):
-    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
-        yield brokers
 
 
 @pytest.fixture

@@ -13,26 +13,12 @@ from gazette_platform.broker.storing import Unstored
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import StoreUnavailable
 from gazette_platform.etcd import EtcdClient
-from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.local_broker import LocalBrokers, append, eventually
 
 pytestmark = pytest.mark.etcd
 
 JOURNAL, STORED = "a/journal", "a/stored"
-
-
-@pytest.fixture
-async def cluster(etcd_server, etcd_prefix, tmp_path):
-    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
-        yield brokers
-
-
-@pytest.fixture
-async def tasks():
-    group = TaskGroup("test")
-    yield group
-    await group.close()
 
 
 def spec(name=JOURNAL):

@@ -42,12 +42,6 @@ def another(tmp_path_factory):
     return CertificateAuthority(tmp_path_factory.mktemp("other"), name="another authority")
 
 
-@pytest.fixture
-async def cluster(etcd_server, etcd_prefix, tmp_path):
-    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
-        yield brokers
-
-
 def serving(authority, name="broker", *, asks_clients=False):
     """Settings of a broker with a certificate."""
     issued = authority.issue(name)

@@ -16,11 +16,9 @@ from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import StoreUnavailable
 from gazette_platform.etcd import Delete, Put
 from gazette_platform.keyspace import assignment_key
-from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import (
-    LocalBrokers,
     append,
     eventually,
     read,
@@ -32,19 +30,6 @@ pytestmark = pytest.mark.etcd
 
 JOURNAL = "a/journal"
 ZONES = ("zone-a", "zone-b", "zone-c")
-
-
-@pytest.fixture
-async def cluster(etcd_server, etcd_prefix, tmp_path):
-    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
-        yield brokers
-
-
-@pytest.fixture
-async def tasks():
-    group = TaskGroup("test")
-    yield group
-    await group.close()
 
 
 def spec(replication=1):

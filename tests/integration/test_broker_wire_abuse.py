@@ -13,7 +13,7 @@ from grpc import aio
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local_broker import LocalBrokers, append, eventually, read_all
+from gazette_platform.testing.local_broker import append, eventually, read_all
 
 pytestmark = pytest.mark.etcd
 
@@ -26,12 +26,6 @@ METHODS = [
     *(f"/gazette_platform.Admin/{name}" for name in ("Flush", "PutSavepoint", "GetSavepoint")),
     *(f"/gazette_platform.Admin/{name}" for name in ("ListSavepoints", "DeleteSavepoint")),
 ]
-
-
-@pytest.fixture
-async def cluster(etcd_server, etcd_prefix, tmp_path):
-    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
-        yield brokers
 
 
 @pytest.fixture

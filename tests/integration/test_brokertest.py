@@ -19,18 +19,12 @@ from gazette_platform.protocol import (
     JournalSpec,
     ProcessId,
 )
-from gazette_platform.testing.local_broker import LocalBrokers, append, eventually, read
+from gazette_platform.testing.local_broker import append, eventually, read
 
 pytestmark = pytest.mark.etcd
 
 JOURNAL = "foo/bar"
 KEYS = [base64.b64encode(name * 32).decode() for name in (b"a", b"b")]
-
-
-@pytest.fixture
-async def cluster(etcd_server, etcd_prefix, tmp_path):
-    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
-        yield brokers
 
 
 def spec(name=JOURNAL, replication=1):

@@ -8,15 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.ops.threads import run_in
-
-
-@pytest.fixture
-async def tasks():
-    group = TaskGroup("test")
-    yield group
-    await group.close()
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])
