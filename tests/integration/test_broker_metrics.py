@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import aiohttp
 import grpc
@@ -59,20 +60,29 @@ async def test_calls_are_counted_by_kind_method_and_code(cluster):
     await append(stub, JOURNAL, b"x")
     with pytest.raises(grpc.aio.AioRpcError):
         await stub.ListFragments(pb.FragmentsRequest(journal="!"))
-    found = await scraped(broker)
 
-    def value(name, kind, method, **labels):
+    def counted(name, kind, method, **labels):
         service = {"grpc_service": "protocol.Journal", "grpc_type": kind, "grpc_method": method}
-        return found[key(f"grpc_server_{name}", **service, **labels)]
+        return key(f"grpc_server_{name}", **service, **labels)
 
-    # `apply` of the kit appends nothing, to see that the journal is served.
-    assert value("started_total", "client_stream", "Append") == 2
-    assert value("handled_total", "client_stream", "Append", grpc_code="OK") == 2
-    # The requests, the content of one, and the empty chunks that commit.
-    assert value("msg_received_total", "client_stream", "Append") == 5
-    assert value("msg_sent_total", "client_stream", "Append") == 2
-    assert value("handling_seconds_count", "client_stream", "Append") == 2
-    assert value("handled_total", "unary", "ListFragments", grpc_code="Unknown") == 1
+    expected = {
+        # `apply` of the kit appends nothing, to see that the journal is served.
+        counted("started_total", "client_stream", "Append"): 2,
+        counted("handled_total", "client_stream", "Append", grpc_code="OK"): 2,
+        # The requests, the content of one, and the empty chunks that commit.
+        counted("msg_received_total", "client_stream", "Append"): 5,
+        counted("msg_sent_total", "client_stream", "Append"): 2,
+        counted("handling_seconds_count", "client_stream", "Append"): 2,
+        counted("handled_total", "unary", "ListFragments", grpc_code="Unknown"): 1,
+    }
+    found = {}
+    # The end of a call is counted once its caller has been told.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(10):
+            while found != expected:
+                scrape = await scraped(broker)
+                found = {name: scrape.get(name) for name in expected}
+    assert found == expected
 
 
 async def test_the_leader_counts_assignments(cluster):
