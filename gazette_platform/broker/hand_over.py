@@ -6,11 +6,17 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from gazette_platform.allocator import Allocator
-    from gazette_platform.broker.context import BrokerContext
+from gazette_platform.ops.retry import insist
 
-__all__ = ["wait_handed_over"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gazette_platform.allocator import Allocator, Announcement
+    from gazette_platform.broker.context import BrokerContext
+    from gazette_platform.etcd import Lease
+    from gazette_platform.ops.clock import Clock
+
+__all__ = ["deadline", "say_leaving", "wait_handed_over"]
 
 _log = logging.getLogger(__name__)
 
@@ -21,6 +27,41 @@ _POLL_S = 0.1
 
 # What others hand over comes in less than a second, or something holds it up.
 _AWAITED_S = 5.0
+
+# For our mirror of etcd to show what was written there.
+_MIRROR_S = 15.0
+
+
+def deadline(clock: Clock, lease: Lease, timeout_s: float | None) -> Callable[[], bool]:
+    """Tells whether `timeout_s` have passed, or our lease, without which nothing of ours is left."""
+    began = clock.monotonic()
+
+    def is_over() -> bool:
+        is_late = timeout_s is not None and clock.monotonic() - began >= timeout_s
+        return is_late or lease.remaining_s <= 0
+
+    return is_over
+
+
+async def say_leaving(
+    context: BrokerContext, announcement: Announcement, lease: Lease, *, timeout_s: float | None
+) -> None:
+    """Say in etcd that we leave, as often as it takes.
+
+    Of a journal without another replica, what its registers hold is with us alone: others have it
+    only if they take over while we serve.
+
+    Args: timeout_s: seconds; None: for as long as we are a member. Nobody insists who is alone.
+    Raises: EtcdError: etcd has failed for so long. Cancellation: leaves open whether it was said.
+    """
+    is_late = deadline(context.clock, lease, timeout_s)
+
+    def is_over() -> bool:
+        return is_late() or len(context.space.state.members) == 1
+
+    await insist(announcement.set_exiting, is_over=is_over)
+    # Who can relieve us is judged by the mirror, which must know that we are leaving.
+    await context.space.wait_for_revision(announcement.revision, timeout_s=_MIRROR_S)
 
 
 async def wait_handed_over(

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from gazette_platform.broker.hand_over import deadline
 from gazette_platform.broker.side_keys import own_member_key, own_members_prefix
 from gazette_platform.broker.spec_writes import write_head
 from gazette_platform.errors import EtcdError, ValidationError
 from gazette_platform.keyspace import decode_broker_spec, member_key, members_prefix
+from gazette_platform.ops.retry import insist
 from gazette_platform.protocol import SuspendLevel, SuspendSpec
 
 if TYPE_CHECKING:
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.replica import Replica
-    from gazette_platform.etcd import KeyValue
+    from gazette_platform.etcd import KeyValue, Lease
     from gazette_platform.keyspace import Assignment
     from gazette_platform.protocol import ProcessId
 
@@ -47,6 +50,7 @@ def held_alone(context: BrokerContext, replicas: Iterable[Replica]) -> frozenset
 async def note_heads(
     context: BrokerContext,
     replicas: Iterable[Replica],
+    lease: Lease,
     *,
     timeout_s: float,
     alone: Collection[str] = (),
@@ -61,12 +65,13 @@ async def note_heads(
     Of brokers that leave at once at least one notes: each has said in etcd that it leaves, and looks
     there only then whether the others did.
 
-    Args: timeout_s: seconds that each is given. alone: journals that nobody else had in full when we began
+    Args: timeout_s: seconds that each is given, and that we ask before. alone: journals that nobody else had in full when we began
         to leave. If we were evicted since, who has them now went on from a head that is not ours.
     Cancellation: leaves open which were noted.
     """
+    is_over = deadline(context.clock, lease, timeout_s)
     try:
-        members = await _members(context)
+        members = await insist(partial(_members, context), is_over=is_over)
     except EtcdError as err:
         _log.warning("write heads are not noted, since etcd fails: %s", err)
         return
@@ -82,7 +87,10 @@ async def note_heads(
     for at in range(0, len(ours), _WRITES_MAX):
         some = ours[at : at + _WRITES_MAX]
         await asyncio.gather(
-            *(_note_head(context, one, timeout_s, is_alone=one.name in alone) for one in some)
+            *(
+                _note_head(context, one, lease, timeout_s, is_alone=one.name in alone)
+                for one in some
+            )
         )
 
 
@@ -155,12 +163,15 @@ def _is_in_step(assignment: Assignment) -> bool:
 
 
 async def _note_head(
-    context: BrokerContext, replica: Replica, timeout_s: float, *, is_alone: bool
+    context: BrokerContext, replica: Replica, lease: Lease, timeout_s: float, *, is_alone: bool
 ) -> None:
+    is_over = deadline(context.clock, lease, timeout_s)
     try:
         # The mirror, which shows what is noted and assigned, may not be followed any more.
         async with asyncio.timeout(timeout_s):
-            is_noted = await _try_note_head(context, replica, is_alone=is_alone)
+            is_noted = await insist(
+                partial(_try_note_head, context, replica, is_alone=is_alone), is_over=is_over
+            )
     except (EtcdError, TimeoutError) as err:
         _log.warning("%s: %s", replica.name, err)
         is_noted = False

@@ -21,7 +21,7 @@ from gazette_platform.broker.evictor import Evictor
 from gazette_platform.broker.fence import Fence
 from gazette_platform.broker.former import await_former
 from gazette_platform.broker.gateway import Gateway
-from gazette_platform.broker.hand_over import wait_handed_over
+from gazette_platform.broker.hand_over import deadline, say_leaving, wait_handed_over
 from gazette_platform.broker.http import HttpServer
 from gazette_platform.broker.http_guard import HostGuard
 from gazette_platform.broker.metrics import BrokerMetrics
@@ -46,6 +46,7 @@ from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.limits import raise_file_limit
 from gazette_platform.ops.memory import give_back_when_idle, settle_memory, tune_malloc
+from gazette_platform.ops.retry import insist
 from gazette_platform.ops.stacks import describe_tasks
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import BrokerSpec, ProcessId
@@ -425,7 +426,7 @@ class Broker:
     def leaves_within_s(self) -> float | None:
         """Seconds that `drain` and `fail` take at most; None: as long as others, and stores, take."""
         timeout_s = self.config.drain_timeout_s
-        return None if timeout_s is None else timeout_s + 2 * self._limit_s + 8 * _GRACE_S
+        return None if timeout_s is None else 2 * timeout_s + 2 * self._limit_s + 9 * _GRACE_S
 
     @property
     def _limit_s(self) -> float:
@@ -452,20 +453,14 @@ class Broker:
 
     async def _ask_others(self) -> None:
         """Say that we leave, and let others take over what they can."""
+        context, timeout_s = self._context, self.config.drain_timeout_s
         try:
-            await self._announcement.set_exiting()
-            # Who can relieve us is judged by the mirror, which must know that we are leaving.
-            await self._context.space.wait_for_revision(
-                self._announcement.revision, timeout_s=_GRACE_S
-            )
+            await say_leaving(context, self._announcement, self._lease, timeout_s=timeout_s)
         except EtcdError as err:
             _log.warning("others are not asked to take over, since etcd fails: %s", err)
-            self._context.fence.give_up("this broker leaves")
+            context.fence.give_up("this broker leaves")
         else:
-            timeout_s = self.config.drain_timeout_s
-            await wait_handed_over(
-                self._context, self._allocator, self._allocating, timeout_s=timeout_s
-            )
+            await wait_handed_over(context, self._allocator, self._allocating, timeout_s=timeout_s)
 
     async def _persist(self) -> list[Fragment]:
         """Persist all that is closed. Returns: what could not be, within the drain timeout."""
@@ -487,13 +482,14 @@ class Broker:
     async def _note_heads(self, held: list[Replica], alone: Collection[str] = ()) -> None:
         async def note() -> None:
             await self._say_leaving()  # others of our journals may leave with us
-            await note_heads(self._context, held, timeout_s=_GRACE_S, alone=alone)
+            await note_heads(self._context, held, self._lease, timeout_s=_GRACE_S, alone=alone)
 
-        await self._within(2 * _GRACE_S, "noting write heads", note())
+        await self._within(3 * _GRACE_S, "noting write heads", note())
 
     async def _say_leaving(self) -> None:
+        is_over = deadline(self._context.clock, self._lease, _SAY_S)
         with contextlib.suppress(EtcdError):
-            await self._announcement.set_exiting()
+            await insist(self._announcement.set_exiting, is_over=is_over)
 
     async def _release(self) -> None:
         """Give back the lease: others may take over what is still assigned to us."""

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-__all__ = ["backoff_s"]
+import asyncio
+from typing import TYPE_CHECKING, TypeVar
+
+from gazette_platform.errors import GazetteError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+__all__ = ["backoff_s", "insist"]
+
+T = TypeVar("T")
 
 # Gazette's clients use these steps for all retries; ours keep them so that mixed fleets behave alike.
 _STEPS_S = (0.05, 0.05, 0.1, 0.1, 1.0, 1.0)
@@ -18,3 +28,20 @@ def backoff_s(attempt: int) -> float:
     if attempt < 0:
         return 0.0
     return _STEPS_S[attempt] if attempt < len(_STEPS_S) else _LAST_S
+
+
+async def insist(call: Callable[[], Awaitable[T]], *, is_over: Callable[[], bool]) -> T:
+    """Call until it succeeds, or fails for good, or nobody waits any more.
+
+    Args: is_over: asked after each failure that is retriable: whether that was the last attempt.
+    Raises: the error of the last attempt. Cancellation: as `call`.
+    """
+    attempt = 0
+    while True:
+        try:
+            return await call()
+        except GazetteError as err:
+            if not err.retriable or is_over():
+                raise
+        await asyncio.sleep(backoff_s(attempt))
+        attempt += 1

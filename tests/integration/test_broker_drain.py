@@ -9,12 +9,14 @@ import pytest
 
 from gazette_platform.broker import hand_over
 from gazette_platform.client import AsyncClient, Change, ClientConfig
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
+from gazette_platform.errors import EtcdError
+from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, Label, LabelSet
 from gazette_platform.testing.local_broker import eventually
 
 pytestmark = pytest.mark.etcd
 
 REPORT_S = 0.2
+OWNER = LabelSet((Label("owner", "us"),))
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +80,45 @@ async def test_a_broker_leaves_at_its_timeout_and_loses_nothing(local_brokers, c
     async with AsyncClient(ClientConfig(address=third.endpoint)) as client:
         assert (await client.append("a/one", b"more")).begin == len(b"content of it")
     del second
+
+
+@pytest.mark.parametrize("drain_timeout_s", [None, 10.0])
+async def test_others_take_over_though_etcd_failed_for_a_moment(local_brokers, drain_timeout_s):
+    """Registers of a journal without another replica are nowhere else."""
+    first = await local_brokers.start(drain_timeout_s=drain_timeout_s)
+    await content_at(first, "a/one")
+    second = await local_brokers.start()
+    update, failures = first._announcement.update, [EtcdError("etcdserver: request timed out")] * 3
+
+    async def fails(spec):
+        if failures:
+            raise failures.pop()
+        await update(spec)
+
+    first._announcement.update = fails
+    async with AsyncClient(ClientConfig(address=first.endpoint)) as client:
+        await client.append("a/one", b"more", union_registers=OWNER)
+        assert await asyncio.wait_for(first.drain(), 20) == []
+    async with AsyncClient(ClientConfig(address=second.endpoint)) as client:
+        told = await client.append("a/one", b"even more")
+    assert told.registers == OWNER
+    assert not failures
+
+
+async def test_nobody_is_asked_twice_who_is_not_there(local_brokers, caplog):
+    first = await local_brokers.start(drain_timeout_s=None)
+    await content_at(first, "a/one")
+    asked = []
+
+    async def fails(spec):
+        asked.append(spec)
+        raise EtcdError("etcdserver: request timed out")
+
+    first._announcement.update = fails
+    async with asyncio.timeout(30):
+        assert await first.drain() == []
+    assert "others are not asked to take over" in caplog.text
+    assert stored(local_brokers) == {"one"}
 
 
 async def test_the_last_broker_does_not_wait(local_brokers, caplog):

@@ -204,11 +204,38 @@ async def test_a_head_that_is_noted_already_is_not_taken_back(cluster):
     await append(stub, JOURNAL, b"content")
     replica = broker._resolver.replicas[JOURNAL]
     await write_suspend(context, JOURNAL, SuspendSpec(SuspendLevel.NONE, 100))
-    await note_heads(context, [replica], timeout_s=10)
+    await note_heads(context, [replica], broker._lease, timeout_s=10)
     assert noted(broker) == 100
     await write_suspend(context, JOURNAL, SuspendSpec(SuspendLevel.NONE, 3))
-    await note_heads(context, [replica], timeout_s=10)
+    await note_heads(context, [replica], broker._lease, timeout_s=10)
     await eventually(lambda: noted(broker) == 7)
+
+
+async def test_heads_are_noted_though_etcd_fails_for_a_moment(cluster, monkeypatch):
+    """Of an etcd that elects a leader anew some requests time out."""
+    broker = await cluster.start()
+    context, stub = broker._context, cluster.stub(broker)
+    await cluster.apply(stub, spec())
+    await append(stub, JOURNAL, b"content")
+    left = {"range": 2, "txn": 2}
+    for name in left:
+        monkeypatch.setattr(context.etcd, name, failing(getattr(context.etcd, name), name, left))
+    replica = broker._resolver.replicas[JOURNAL]
+    await note_heads(context, [replica], broker._lease, timeout_s=10)
+    await eventually(lambda: noted(broker) == 7)
+    assert left == {"range": 0, "txn": 0}
+
+
+def failing(call, name, left):
+    """A call that fails for as many times as are left."""
+
+    async def fails(*args, **options):
+        if left[name]:
+            left[name] -= 1
+            raise EtcdError("etcdserver: request timed out")
+        return await call(*args, **options)
+
+    return fails
 
 
 async def test_a_replica_that_has_just_been_made_keeps_no_head(cluster, etcd, etcd_prefix):
@@ -230,7 +257,7 @@ async def test_a_replica_that_has_just_been_made_keeps_no_head(cluster, etcd, et
         own.process_id,
         member,
     ]
-    await note_heads(context, [first._resolver.replicas[JOURNAL]], timeout_s=10)
+    await note_heads(context, [first._resolver.replicas[JOURNAL]], first._lease, timeout_s=10)
     await eventually(lambda: noted(first) == 7)
 
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import doctest
 
+import pytest
+
+from gazette_platform.errors import EtcdError, LeaseLost
 from gazette_platform.ops import retry
+from gazette_platform.ops.retry import insist
 
 
 def test_steps_and_bounds():
@@ -14,3 +18,36 @@ def test_steps_and_bounds():
 
 def test_examples_of_the_docstring_hold():
     assert doctest.testmod(retry).failed == 0
+
+
+class Failing:
+    """A call that ends with one outcome after the other."""
+
+    def __init__(self, *outcomes):
+        self.left = list(outcomes)
+
+    async def __call__(self):
+        outcome = self.left.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+async def test_who_insists_gets_an_answer_in_the_end():
+    call = Failing(EtcdError("one"), EtcdError("two"), "an answer", "more")
+    assert await insist(call, is_over=lambda: False) == "an answer"
+    assert call.left == ["more"]
+
+
+async def test_what_fails_for_good_is_not_tried_again():
+    call = Failing(EtcdError("one"), LeaseLost("gone"), "more")
+    with pytest.raises(LeaseLost):
+        await insist(call, is_over=lambda: False)
+    assert call.left == ["more"]
+
+
+async def test_the_last_error_is_told_when_it_is_over():
+    call, asked = Failing(EtcdError("one"), EtcdError("two"), "more"), iter([False, True])
+    with pytest.raises(EtcdError, match="two"):
+        await insist(call, is_over=lambda: next(asked))
+    assert call.left == ["more"]
