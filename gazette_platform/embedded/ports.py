@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
-import zlib
 from typing import TYPE_CHECKING
 
 from gazette_platform.errors import SetupError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
 __all__ = ["HOST", "choose_ports", "is_free"]
 
@@ -39,15 +38,13 @@ def is_free(port: int) -> bool:
 def choose_ports(
     names: Iterable[str],
     *,
-    root: Path,
     fixed: Mapping[str, int] | None = None,
     former: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
-    """A port for each name.
+    """A port for each name, that nobody can foretell: pages in a browser may try those they know.
 
-    Args: root: folder of the platform, from which the place to search is derived, so that
-          platforms that start together do not compete. fixed: ports asked for by the user.
-          former: ports of the last run, kept where they are still free.
+    Args: fixed: ports asked for by the user. former: ports of the last run, kept where they are
+          still free.
     Raises: SetupError: a fixed port is taken, or none is free.
     """
     fixed = fixed or {}
@@ -60,7 +57,8 @@ def choose_ports(
                 f"choose another port"
             )
         chosen[name] = port
-    at = _FIRST + zlib.crc32(str(root).encode()) % (_LAST - _FIRST)
+    # Platforms that start together do not compete either, unlike from one common first port.
+    at = _FIRST + secrets.randbelow(_LAST - _FIRST)
     for name in names:
         if name in chosen:
             continue

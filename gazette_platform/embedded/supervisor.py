@@ -169,10 +169,7 @@ class Supervisor:
             phase="installing", pid=me.pid, started=me.started, ports=dict(former.ports)
         )
         chosen = choose_ports(
-            self._options.port_names(),
-            root=self._layout.root,
-            fixed=self._options.ports,
-            former=former.ports,
+            self._options.port_names(), fixed=self._options.ports, former=former.ports
         )
         # Ports of components left out this time are kept for the next.
         self._state.ports.update(chosen)

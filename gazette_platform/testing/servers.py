@@ -74,7 +74,7 @@ def lake_servers(folder: Path, *, trino: bool = True) -> Iterator[LakeSettings]:
     Returns: their settings; store ``file:///`` is ``folder/fragments``.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    ports = choose_ports(["metastore", "trino"], root=folder)
+    ports = choose_ports(["metastore", "trino"])
     warehouse = folder / "warehouse"
     warehouse.mkdir(exist_ok=True)
     metastore = metastore_component(

@@ -19,7 +19,7 @@ READY_S = 120
 
 @pytest.fixture
 def ports(tmp_path):
-    return choose_ports(["one", "two"], root=tmp_path)
+    return choose_ports(["one", "two"])
 
 
 @pytest.fixture
