@@ -90,6 +90,8 @@ def dagster_components(
         **environment,
         "DAGSTER_HOME": str(home),
         "DAGSTER_DISABLE_TELEMETRY": "1",
+        # Steps talk to brokers, and fork Spark's JVM, which gRPC's handlers of forks can break.
+        "GRPC_ENABLE_FORK_SUPPORT": "0",
         # A tick that registers many partitions may outlast the default of 60 s.
         "DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS": "180",
     }
