@@ -13,6 +13,7 @@ from gazette_platform.broker.flow_control import RateBalance
 from gazette_platform.broker.gaps import KNOWN_WAIT_S, Gaps
 from gazette_platform.broker.journal_spool import JournalSpool
 from gazette_platform.broker.peer_stream import open_replicate
+from gazette_platform.broker.pulses import Pulses
 from gazette_platform.broker.replicator import Replicator
 from gazette_platform.broker.spec_writes import write_route, write_suspend
 from gazette_platform.broker.unstored import ask_others
@@ -55,13 +56,6 @@ _FLUSH_RETRY_S = 0.25
 # A replica that begins behind content which other brokers are about to persist looks for it soon.
 _HOLE_REFRESHES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 30.0, 60.0)
 
-# A pulse may wait for a store, which is no reason to hold up those of other journals.
-_PULSE_TIMEOUT_S = 10.0
-
-# While a route is not published, the allocator cannot go on with the journal.
-_PULSE_RETRIES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
-_PULSE_RETRY_LAST_S = 5.0
-
 # What we had of a journal before, and cannot store for longer, is asked for again.
 _FORMER_TIMEOUT_S = 10.0
 
@@ -69,9 +63,6 @@ _FORMER_TIMEOUT_S = 10.0
 _HEALTH_CHECKS_MAX = 5
 
 _REFRESH_JITTER = 0.1
-
-# A journal without appends for longer closes its streams to replicas as soon as a pulse is over.
-_REST_S = 5.0
 
 # Quiet seconds after which --broker.auto-suspend looks whether a journal can be suspended.
 _SUSPEND_S = 15 * 60.0
@@ -99,9 +90,7 @@ class Replica:
         self.is_closed = False
         self.watchers: set[Callable[[], None]] = set()
         """Told of each change of the journal's spec or assignments, and when this replica closes."""
-        self._pulses_failed = 0
-        self._pulse_timer: asyncio.TimerHandle | None = None
-        self._is_pulsing = False
+        self._pulses = Pulses(self, context)
         self.hole_end = 0
         """Where our spool began behind content that is elsewhere."""
         self._hole_refreshes = 0
@@ -144,11 +133,11 @@ class Replica:
             faults=context.faults,
         )
         self._created_at = context.clock.monotonic()
-        self._last_append_at = -math.inf
+        self.last_append_at = -math.inf
         self.flushed_end = 0
         """Below it no other broker holds content that is in no store, as a flush found."""
         self._refresh_soon(0.0)
-        self._pulse()
+        self._pulses.look()
 
     # -------------------------------------------------------------- what the appender asks for
     @property
@@ -303,7 +292,7 @@ class Replica:
         self.index.spool_commit(spool.fragment(), spool.file)
         self.gaps.on_commit(spool.begin)
         self._write_head.set(spool.end)
-        self._last_append_at = self._context.clock.monotonic()
+        self.last_append_at = self._context.clock.monotonic()
         if self._flush_timer is None:
             self._arm_flush(spool)
 
@@ -361,7 +350,7 @@ class Replica:
             return  # a replica's fragments close with its primary's
         if not self.replicator.owns_spool or len(self.route.members) > 1:
             # Replicas close theirs with ours; a barrier syncs them first if it must.
-            self._start_pulse()
+            self._pulses.start()
         elif not self.appender.roll_if_due():
             loop = asyncio.get_running_loop()
             self._flush_timer = loop.call_later(_FLUSH_RETRY_S, self._flush)
@@ -484,7 +473,7 @@ class Replica:
         self.replicator.on_change()
         for watcher in tuple(self.watchers):
             watcher()
-        self._pulse()
+        self._pulses.look()
 
     def _max_rate(self) -> float:
         """Bytes per second; 0: unlimited. A journal without a rate is not capped by the flag."""
@@ -492,28 +481,6 @@ class Replica:
         rate = spec.max_append_rate if spec is not None else 0
         cap = self._context.config.max_append_rate
         return float(min(rate, cap) if rate and cap else rate)
-
-    def _pulse(self) -> None:
-        """Publish a consistent route without waiting for an append, if it is not published."""
-        self._pulse_timer = None
-        if self.is_primary and not self.is_consistent and not self.is_closed:
-            if self.appender.is_idle:
-                self._start_pulse()
-            else:
-                self._pulse_later()  # the append under way does it, unless it fails
-
-    def _pulse_later(self) -> None:
-        if self._pulse_timer is None and not self.is_closed:
-            failed, steps = self._pulses_failed, _PULSE_RETRIES_S
-            self._pulses_failed += 1
-            delay_s = steps[failed] if failed < len(steps) else _PULSE_RETRY_LAST_S
-            loop = asyncio.get_running_loop()
-            self._pulse_timer = loop.call_later(delay_s, self._pulse)
-
-    def _start_pulse(self, suspend: AppendSuspend = AppendSuspend.SUSPEND_NO_RESUME) -> None:
-        if not self._is_pulsing:
-            self._is_pulsing = True
-            self._context.tasks.spawn(self._barrier(suspend), name=f"pulse {self.name}")
 
     async def close_fragment(self) -> Outcome:
         """Close the open fragment behind the appends under way, and hand it to the persister.
@@ -528,40 +495,13 @@ class Replica:
         self.appender.submit(Pending(machine=fsm.AppendFSM(request), done=done))
         return await done
 
-    async def _barrier(self, suspend: AppendSuspend) -> None:
-        """A zero-byte append, for what appends do on their way."""
-        request = fsm.AppendRequest(self.name, suspend=suspend)
-        done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        try:
-            async with self._context.pulse_slots, asyncio.timeout(_PULSE_TIMEOUT_S):
-                self.appender.submit(Pending(machine=fsm.AppendFSM(request), done=done))
-                outcome = await done
-        except (GazetteError, TimeoutError) as err:
-            _log.debug("%s: pulse: %s", self.name, err)
-        except Exception as err:  # noqa: BLE001  reported
-            self._context.faults.report("journal", f"{self.name}: pulse", err)
-        else:
-            if outcome.status not in (Status.OK, Status.SUSPENDED):
-                _log.debug("%s: pulse: %s", self.name, outcome.status.name)
-        finally:
-            done.cancel()
-            self._is_pulsing = False
-        if self.is_consistent:
-            self._pulses_failed = 0
-        elif self.is_primary:
-            self._pulse_later()
-        # Thousands of journals may be synced at once that nobody appends to.
-        now = self._context.clock.monotonic()
-        if now - self._last_append_at > _REST_S and self.appender.is_idle:
-            self.replicator.rest()
-
     def on_tick(self) -> None:
         """A minute has passed: see whether the journal should be suspended.
 
         All else that Gazette does each minute has timers of its own, which idle journals lack.
         """
         spec = self.spec
-        quiet_s = self._context.clock.monotonic() - max(self._created_at, self._last_append_at)
+        quiet_s = self._context.clock.monotonic() - max(self._created_at, self.last_append_at)
         if not self.is_primary or spec is None or self.is_closed or quiet_s < _SUSPEND_S:
             return
         if not self.index.first_refresh.is_set():
@@ -572,13 +512,14 @@ class Replica:
             begin=self.spool.spool.begin, end=self.spool.end, registers=self.spool.registers
         )
         if view is not None and isinstance(fsm.preconditions(request, view), fsm.WriteSuspend):
-            self._start_pulse(AppendSuspend.SUSPEND_IF_FLUSHED)
+            self._pulses.start(AppendSuspend.SUSPEND_IF_FLUSHED)
 
     def stop(self) -> None:
         """Start nothing any more by itself. Idempotent."""
         self.is_closed = self.spool.is_leaving = True
         self.balance.release()
-        for timer in (self._flush_timer, self._refresh_timer, self._pulse_timer):
+        self._pulses.stop()
+        for timer in (self._flush_timer, self._refresh_timer):
             if timer is not None:
                 timer.cancel()
         for watcher in tuple(self.watchers):

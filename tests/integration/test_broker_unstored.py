@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import aiohttp
 import pytest
 from grpc import StatusCode, aio
 
-from gazette_platform.broker import unstored
+from gazette_platform.broker import context as broker_context, unstored
 from gazette_platform.broker.digester import Digester
 from gazette_platform.broker.journal_spool import JournalSpool
-from gazette_platform.broker.replica import _HOLE_REFRESHES_S, Replica
+from gazette_platform.broker.pulses import Pulses
+from gazette_platform.broker.replica import _HOLE_REFRESHES_S
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import StoreUnavailable
 from gazette_platform.etcd import Delete, Put
@@ -115,14 +117,14 @@ async def test_a_new_primary_tells_no_end_before_it_has_heard_from_its_replicas(
     for broker in (first, second, third):
         hold_back(broker)
         broker._allocating.cancel()  # it would assign as it likes
-    hears, pulse = asyncio.Event(), Replica._barrier
+    hears, pulse = asyncio.Event(), Pulses._append
 
     async def pulse_once_it_hears(self, suspend):
-        if self.process_id == third._context.process_id:
+        if self._replica.process_id == third._context.process_id:
             await hears.wait()
         await pulse(self, suspend)
 
-    monkeypatch.setattr(Replica, "_barrier", pulse_once_it_hears)
+    monkeypatch.setattr(Pulses, "_append", pulse_once_it_hears)
     primary, _ = sorted(state.assignments_of(JOURNAL), key=lambda one: one.slot)
     own = third._context.process_id
     lease = state.members[own].lease
@@ -511,7 +513,7 @@ async def test_a_lone_broker_tells_the_end_though_the_pulses_of_others_wait(clus
     async def wait(_, suspend):
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(Replica, "_barrier", wait)
+    monkeypatch.setattr(Pulses, "_append", wait)
     broker = await cluster.start(append_wait_s=1.0)
     store_fragment(cluster.fragments, JOURNAL, 0, b"content")
     request = pb.ApplyRequest()
@@ -521,3 +523,27 @@ async def test_a_lone_broker_tells_the_end_though_the_pulses_of_others_wait(clus
     await eventually(lambda: JOURNAL in broker._resolver.replicas)
     assert await read_all(stub, JOURNAL) == b"content"
     assert not broker._resolver.replicas[JOURNAL].is_synced
+
+
+async def test_a_journal_comes_in_step_though_the_stores_of_others_are_broken(cluster, monkeypatch):
+    """Their pulses wait until they are listed, and hold up nobody's meanwhile."""
+    monkeypatch.setattr(broker_context, "_PULSES_MAX", 1)
+    brokers = [await cluster.start(zone=zone, append_wait_s=5.0) for zone in ZONES[:2]]
+    (cluster.fragments / "broken").write_text("in the way of a folder")
+    stores = replace(spec().fragment, stores=("file:///broken/",))
+    broken = [JournalSpec(f"broken/{n}", 2, fragment=stores) for n in range(4)]
+    request = pb.ApplyRequest()
+    for one in broken:
+        request.changes.add().upsert.CopyFrom(one.to_pb())
+    stub = cluster.stub(brokers[0])
+    assert (await stub.Apply(request)).status == pb.OK
+    held = [broker._resolver.replicas for broker in brokers]
+    await eventually(lambda: sum(len(replicas) for replicas in held) == 8)
+    request = pb.ApplyRequest()
+    request.changes.add().upsert.CopyFrom(spec(2).to_pb())
+    assert (await stub.Apply(request)).status == pb.OK
+
+    def is_in_step():
+        return any(JOURNAL in some and some[JOURNAL].is_consistent for some in held)
+
+    await eventually(is_in_step, timeout_s=5.0)

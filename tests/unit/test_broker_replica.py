@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gazette_platform.broker import append_fsm as fsm, replica as module
+from gazette_platform.broker import append_fsm as fsm, pulses as pulses_module, replica as module
 from gazette_platform.broker.appender import Pending, content_sum
 from gazette_platform.broker.metrics import BrokerMetrics
 from gazette_platform.broker.replica import Replica
@@ -370,7 +370,7 @@ async def test_a_journal_without_stores_needs_none(bench):
 # ------------------------------------------------------------------------------------------ pulses
 def pulses(bench, monkeypatch):
     found = []
-    monkeypatch.setattr(bench.replica, "_start_pulse", lambda *suspend: found.append(suspend))
+    monkeypatch.setattr(bench.replica._pulses, "start", lambda *suspend: found.append(suspend))
     return found
 
 
@@ -404,18 +404,18 @@ async def test_a_route_that_is_not_published_is_pulsed_until_it_is(bench, monkey
         updates.append(bench.clock.monotonic())
         raise RpcFailed(Code.UNAVAILABLE, "etcd is away")
 
-    monkeypatch.setattr(module, "_PULSE_RETRIES_S", (0.0, 0.0))
-    monkeypatch.setattr(module, "_PULSE_RETRY_LAST_S", 60.0)
+    monkeypatch.setattr(pulses_module, "_RETRIES_S", (0.0, 0.0))
+    monkeypatch.setattr(pulses_module, "_RETRY_LAST_S", 60.0)
     monkeypatch.setattr(bench.replica, "update_assignments", update)
     bench.state.is_consistent = lambda _: False
     bench.replica.on_change(is_primary=True)
     for _ in range(20):
         await asyncio.sleep(0.001)
     assert len(updates) == 3
-    assert bench.replica._pulse_timer is not None
+    assert bench.replica._pulses._timer is not None
     bench.state.is_consistent = lambda _: True
-    bench.replica._pulse()
-    assert bench.replica._pulse_timer is None
+    bench.replica._pulses.look()
+    assert bench.replica._pulses._timer is None
 
 
 async def test_quiet_journals_are_suspended_once_they_are_stored(bench, monkeypatch):
