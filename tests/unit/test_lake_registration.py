@@ -178,6 +178,23 @@ def test_fragment_that_spans_the_offset_is_found(registrar, files, spec):
     assert update.state.overlap_bytes == small.content_length
 
 
+def test_the_fragments_that_a_tick_lists_are_bounded_over_all_journals(
+    files, metastore, spec, monkeypatch
+):
+    for part in range(4):
+        files.append(f"events/part={part}", lines(0, 2), postfix=HOUR_5)
+    listed, fragments = [], files.fragments
+
+    def listing(*arguments):
+        listed.append(fragments(*arguments))
+        return listed[-1]
+
+    monkeypatch.setattr(files, "fragments", listing)
+    registrar = Registrar(files, metastore, StoreRoots(files.roots), Limits(fragments_max=2))
+    assert registrar.tick(spec, {}).has_more
+    assert [len(found) for found in listed] == [1, 1]
+
+
 @pytest.mark.parametrize(
     "limits",
     [
