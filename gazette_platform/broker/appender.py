@@ -424,6 +424,7 @@ class Appender:
                 await draft.write(chunks, length)
             except RpcFailed as err:
                 _refuse(batch, err)  # replicas forget it when their streams end, which is next
+                replicator.is_synced = False  # what was planned on top of it starts over
                 if isinstance(err, DiskFull):
                     self._make_room(has_peers=has_peers)
                 return

@@ -477,7 +477,7 @@ async def test_etcd_errors_fail_one_append_only(bench):
     assert span(await bench.append(b"z")) == (Status.OK, 1, 2)
 
 
-async def test_fs13_revisions_are_waited_for(bench):
+async def test_revisions_are_waited_for(bench):
     waiting = bench.submit(b"x", min_revision=12)
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -617,6 +617,29 @@ async def test_fs23_a_stream_into_a_read_only_journal(bench):
     outcome = await bench.append(b"x", stream=Stream())
     assert outcome.status is Status.NOT_ALLOWED
     assert bench.appender.spool.file is None
+
+
+async def test_a_stream_behind_a_batch_that_its_disk_refused_starts_over(bench, monkeypatch):
+    """Its offset and registers were looked at as if the batch were there."""
+    bench.spool.is_leaving = True  # so that nobody waits for the disk to get well
+    real, failures = os.pwrite, [OSError(5, "Input/output error")]
+
+    def pwrite(*arguments):
+        if failures:
+            raise failures.pop()
+        return real(*arguments)
+
+    monkeypatch.setattr(journal_spool, "DISK_RETRY_S", 0.0)
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    stream = Stream()
+    refused = bench.submit(b"lost")
+    streamed = bench.submit(b"begin ", stream=stream, offset=4)
+    stream.pieces.put_nowait(b"end")
+    stream.pieces.put_nowait(b"")
+    with pytest.raises(RpcFailed, match="Input/output error"):
+        await refused
+    assert (await streamed).status is Status.WRONG_APPEND_OFFSET
+    assert bench.spool.spool.end == 0
 
 
 async def test_fs25_a_refusal_does_not_wait_for_the_stream(bench):
