@@ -244,7 +244,8 @@ class Resolver:
         found = self._cache.get(key)
         if found is None:
             found = self._resolve(journal, may_proxy=may_proxy, require_primary=require_primary)
-            self._cache[key] = found
+            if found.spec is not None:  # callers think up as many names as they like
+                self._cache[key] = found
         return found
 
     def refused(self, found: Resolution, status: Status) -> Resolution:

@@ -571,6 +571,17 @@ async def test_rs1_a_local_replica(stage):
     assert found.header.route.endpoints == ("http://ours:80", stage.peer.endpoint)
 
 
+async def test_names_that_callers_think_up_are_not_kept(stage):
+    for number in range(20):
+        found = await stage.resolve(journal=f"no/journal-{number}")
+        assert found.status is Status.JOURNAL_NOT_FOUND
+    assert len(stage.resolver._cache) == 0
+    stage.spec(replication=1)
+    stage.assign(OURS, 0)
+    await stage.resolve(journal=JOURNAL)
+    assert len(stage.resolver._cache) == 1
+
+
 async def test_rs2_the_primary(stage):
     stage.spec(replication=2)
     stage.assign(OURS, 0)
