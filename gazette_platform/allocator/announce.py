@@ -70,25 +70,33 @@ class Announcement:
 
 
 async def announce(
-    client: EtcdClient, prefix: str, spec: BrokerSpec, lease: Lease, *, retry_s: float = RETRY_S
+    client: EtcdClient,
+    prefix: str,
+    spec: BrokerSpec,
+    lease: Lease,
+    *,
+    beside: str = "",
+    retry_s: float = RETRY_S,
 ) -> Announcement:
     """Create our member key under `lease`; wait for as long as another process holds it.
 
     A process that was killed leaves its key until its lease ends. A key under our own lease is
     ours: the answer to an earlier attempt was lost.
 
-    Args: retry_s: seconds between attempts.
+    Args: beside: another key of the member, written in the same transaction: earlier it would speak of
+        the other process. retry_s: seconds between attempts.
     Raises: EtcdError: not retriable: etcd refuses, e.g. because the lease is gone.
     Cancellation: leaves the key, which ends with the lease.
     """
     key = member_key(prefix, spec.id)
     value = encode_broker_spec(spec)
+    writes = [Put(key, value, lease=lease.id)]
+    if beside:
+        writes.append(Put(beside, b"", lease=lease.id))
     failures = 0
     while True:
         try:
-            result = await client.txn(
-                [Compare.version(key, 0)], [Put(key, value, lease=lease.id)], [Get(key)]
-            )
+            result = await client.txn([Compare.version(key, 0)], writes, [Get(key)])
         except EtcdError as err:
             if not err.retriable:
                 raise

@@ -376,6 +376,19 @@ async def test_a_broker_that_has_just_left_is_not_taken_for_one_of_gazette(
     assert noted(observer) == len(b"content")
 
 
+async def test_a_broker_that_waits_for_its_name_makes_nobody_one_of_gazette(cluster, tasks, caplog):
+    """It may be the next instance, started early, or another one of the same name by mistake."""
+    broker, observer = await cluster.start(id="broker-one"), await cluster.start(journal_limit=0)
+    stub = cluster.stub(broker)
+    await cluster.apply(stub, spec())
+    await append(stub, JOURNAL, b"content")
+    starting = tasks.spawn(cluster.start(id="broker-one"), name="start")
+    await eventually(lambda: "exists under another lease" in caplog.text)
+    await broker.drain()
+    assert noted(observer) == len(b"content")
+    starting.cancel()
+
+
 async def test_no_head_is_noted_while_etcd_does_not_tell_who_the_others_are(
     cluster, etcd_prefix, monkeypatch
 ):
