@@ -68,10 +68,13 @@ async def wait_handed_over(
     context: BrokerContext,
     allocator: Allocator,
     allocating: asyncio.Task[None],
+    lease: Lease,
     *,
     timeout_s: float | None,
 ) -> None:
     """Wait until no journal is assigned to us, or nobody can take them and time is up.
+
+    It ends with our lease, too: nobody takes over from who is no member any more, and etcd may be away.
 
     Of brokers that all leave, those that keep journals to the last wait for what the others have: it
     comes to them, and who left before could not say where it ends.
@@ -84,6 +87,13 @@ async def wait_handed_over(
     while not allocating.done():
         status = allocator.drain_status()
         if status.assigned == 0:
+            return
+        if lease.remaining_s <= 0:
+            _log.error(
+                "the lease of this broker has run out with %d journals assigned to it; persisting "
+                "and leaving",
+                status.assigned,
+            )
             return
         now = clock.monotonic()
         is_awaited = status.is_awaited and now - began < _AWAITED_S

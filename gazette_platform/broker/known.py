@@ -11,7 +11,7 @@ from gazette_platform.broker.wire.interface import Code, RpcFailed
 if TYPE_CHECKING:
     from gazette_platform.broker.replica import Replica
 
-__all__ = ["wait_known"]
+__all__ = ["check_fence", "wait_known"]
 
 
 async def wait_known(replica: Replica, *, timeout_s: float) -> None:
@@ -19,7 +19,8 @@ async def wait_known(replica: Replica, *, timeout_s: float) -> None:
 
     Else a read would end before content that was acknowledged, as if there were no more.
 
-    Raises: RpcFailed: UNAVAILABLE: that is still not so after a while: ask again.
+    Raises: RpcFailed: UNAVAILABLE: that is still not so after a while: ask again; or we may not speak
+        for the journal any more.
     Cancellation: safe.
     """
     index = replica.index
@@ -41,6 +42,16 @@ async def wait_known(replica: Replica, *, timeout_s: float) -> None:
         else:
             what = f"another broker has content before {replica.hole_end} that is not stored yet"
         raise RpcFailed(Code.UNAVAILABLE, f"{replica.name}: {what}; ask again") from err
+    check_fence(replica)
+
+
+def check_fence(replica: Replica) -> None:
+    """Call before an end is told: others may have taken over, and acknowledged more.
+
+    Raises: RpcFailed: UNAVAILABLE: we may not speak for the journal any more.
+    """
+    if replica.refusal:
+        raise RpcFailed(Code.UNAVAILABLE, f"{replica.name}: {replica.refusal}; ask another one")
 
 
 def _is_to_sync(replica: Replica) -> bool:

@@ -8,7 +8,7 @@ import os
 from contextlib import aclosing
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.broker.known import wait_known
+from gazette_platform.broker.known import check_fence, wait_known
 from gazette_platform.broker.replica import Replica
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.codecs import decompress_steps, decompressor
@@ -177,7 +177,10 @@ class ReadApi:
         """Wait for a change at `offset`, where there is nothing. Returns: False: the read ends."""
         if block:
             return await replica.index.wait_change()
-        return offset < replica.head and await replica.wait_gap(offset)
+        if offset < replica.head and await replica.wait_gap(offset):
+            return True
+        check_fence(replica)
+        return False
 
     async def _serve(
         self, request: pb.ReadRequest, resolution: Resolution, replica: Replica

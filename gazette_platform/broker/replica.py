@@ -532,3 +532,5 @@ class Replica:
             await self.appender.close()
         finally:
             self.index.close()
+            if self._resolver.replicas.get(self.name, self) is self:
+                self._context.metrics.write_head.remove(self.name)

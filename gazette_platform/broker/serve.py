@@ -309,13 +309,12 @@ class Broker:
         etcd = self._context.etcd
         self._lease = await etcd.grant_lease(max(1, round(self.config.etcd_lease_s)))
         self.tasks.keep(self._lease.keep_alive, name="lease", ends_by=(LeaseLost,))
-        own_key = own_member_key(self.config.etcd_prefix, process_id)
-        await etcd.put(own_key, b"", lease=self._lease.id)
         spec = BrokerSpec(
             id=process_id, endpoint=self.endpoint, journal_limit=self.config.journal_limit
         )
+        prefix = self.config.etcd_prefix
         self._announcement: Announcement = await announce(
-            etcd, self.config.etcd_prefix, spec, self._lease
+            etcd, prefix, spec, self._lease, beside=own_member_key(prefix, process_id)
         )
         self._context.fence.hold(self._lease)
         await space.load(self._announcement.revision)
@@ -372,7 +371,8 @@ class Broker:
             replicas = self._held()
             for at in range(0, len(replicas), _TICK_SLICE):
                 for replica in replicas[at : at + _TICK_SLICE]:
-                    replica.on_tick()
+                    with self.faults.contained("journal", f"{replica.name}: suspending it"):
+                        replica.on_tick()
                 await asyncio.sleep(0)
 
     def keep_small(self) -> None:
@@ -460,7 +460,8 @@ class Broker:
             _log.warning("others are not asked to take over, since etcd fails: %s", err)
             context.fence.give_up("this broker leaves")
         else:
-            await wait_handed_over(context, self._allocator, self._allocating, timeout_s=timeout_s)
+            allocator, allocating = self._allocator, self._allocating
+            await wait_handed_over(context, allocator, allocating, self._lease, timeout_s=timeout_s)
 
     async def _persist(self) -> list[Fragment]:
         """Persist all that is closed. Returns: what could not be, within the drain timeout."""

@@ -220,5 +220,19 @@ async def test_who_gave_up_commits_nothing_that_others_could_read(cluster):
     broker._context.fence.give_up("this broker has failed")
     with pytest.raises(aio.AioRpcError, match="this broker has failed"):
         await append(stub, JOURNAL, b"never")
-    assert await read_all(stub, JOURNAL) == b"before"
     assert broker._resolver.replicas[JOURNAL].spool.spool.end == 6
+
+
+async def test_who_gave_up_tells_no_end(cluster):
+    """Others may have acknowledged more: whoever was told an end would take it for all there is."""
+    broker = await cluster.start()
+    stub = cluster.stub(broker)
+    await cluster.apply(stub, spec())
+    await append(stub, JOURNAL, b"before")
+    broker._context.fence.give_up("this broker has failed")
+    responses = aiter(read(stub, JOURNAL))
+    assert (await anext(responses)).fragment.end == 6
+    assert (await anext(responses)).content == b"before"
+    for ended in (responses, aiter(read(stub, JOURNAL, -1)), aiter(read(stub, JOURNAL, 6))):
+        with pytest.raises(aio.AioRpcError, match="this broker has failed; ask another one"):
+            await anext(ended)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 
@@ -9,7 +10,7 @@ import pytest
 from grpc import StatusCode, aio
 
 from gazette_platform.allocator import loop as allocator_loop
-from gazette_platform.broker import append_content, journal_spool
+from gazette_platform.broker import append_content, journal_spool, serve
 from gazette_platform.broker.digester import Digester
 from gazette_platform.broker.list_api import ListApi
 from gazette_platform.broker.resolver import Resolver
@@ -224,3 +225,19 @@ async def test_a_fragment_whose_end_fails_is_stored_all_the_same(
     await eventually(lambda: list((cluster.fragments / JOURNAL).glob("*.raw")))
     assert await read_all(stub, JOURNAL) == b"content"
     assert await broker.drain() == []
+
+
+async def test_a_journal_that_fails_to_look_after_itself_holds_up_no_other(cluster, monkeypatch):
+    monkeypatch.setattr(serve, "_TICK_S", 0.01)
+    broker = await cluster.start(auto_suspend=True)
+    await cluster.apply(cluster.stub(broker), spec("a/one"), spec("b/other"))
+    looked, fails = asyncio.Event(), KeyError("unforeseen")
+    broken, well = broker._resolver.replicas.values()  # in the order in which they look
+
+    def on_tick():
+        raise fails
+
+    broken.on_tick, well.on_tick = on_tick, looked.set
+    async with asyncio.timeout(10):
+        await looked.wait()
+    assert fails in broker.faults.recent

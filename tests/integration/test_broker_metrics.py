@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb
-from gazette_platform.testing.local_broker import append
+from gazette_platform.testing.local_broker import append, eventually
 
 pytestmark = pytest.mark.etcd
 
@@ -106,3 +106,21 @@ async def test_stores_are_counted(cluster):
     put = key("gazette_store_operation_total", **store, operation="put", status="success")
     assert found[put] >= 1
     assert found[key("gazette_store_health_check_total", **store, status="ok")] == 1
+
+
+async def test_the_head_of_a_journal_that_is_gone_is_told_no_more(cluster):
+    broker = await cluster.start()
+    stub = cluster.stub(broker)
+    await cluster.apply(stub, SPEC)
+    await append(stub, JOURNAL, b"x")
+    head = key("gazette_write_head", journal=JOURNAL)
+    assert (await scraped(broker))[head] == 1
+    (listed,) = (await anext(aiter(stub.List(pb.ListRequest())))).journals
+    request = pb.ApplyRequest()
+    request.changes.add(expect_mod_revision=listed.mod_revision, delete=JOURNAL)
+    assert (await stub.Apply(request)).status == pb.OK
+
+    async def is_told_no_more():
+        return head not in await scraped(broker)
+
+    await eventually(is_told_no_more)

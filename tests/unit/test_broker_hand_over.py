@@ -12,6 +12,18 @@ from gazette_platform.broker.hand_over import wait_handed_over
 from gazette_platform.ops.clock import SystemClock
 
 
+class Leased:
+    """A lease that ends after some seconds."""
+
+    def __init__(self, clock, lease_s):
+        self._clock = clock
+        self._ends = clock.monotonic() + lease_s
+
+    @property
+    def remaining_s(self):
+        return self._ends - self._clock.monotonic()
+
+
 class Statuses:
     """Tells one status after the other, and the last one for ever."""
 
@@ -28,13 +40,14 @@ def status(assigned, *, can_complete=False, is_awaited=False):
     return DrainStatus(True, assigned, can_complete=can_complete, is_awaited=is_awaited)
 
 
-async def told(*statuses, timeout_s, members=3):
+async def told(*statuses, timeout_s, members=3, lease_s=100.0):
     """How often a broker asked before it went on."""
     space = SimpleNamespace(state=SimpleNamespace(members=dict.fromkeys(range(members))))
     context = SimpleNamespace(clock=SystemClock(), space=space)
     allocating = asyncio.get_running_loop().create_future()
     asked = Statuses(*statuses)
-    waiting = wait_handed_over(context, asked, allocating, timeout_s=timeout_s)
+    lease = Leased(context.clock, lease_s)
+    waiting = wait_handed_over(context, asked, allocating, lease, timeout_s=timeout_s)
     await asyncio.wait_for(waiting, timeout=20)
     return asked.told
 
@@ -58,3 +71,9 @@ async def test_nobody_is_waited_for_longer_than_the_time_out():
 
 async def test_a_lone_broker_waits_for_nobody():
     assert await told(status(4), timeout_s=None, members=1) == 1
+
+
+@pytest.mark.parametrize("can_complete", [True, False])
+async def test_nobody_waits_beyond_the_lease(can_complete):
+    """Etcd may be away: nobody would ever take over, and content would be stored by nobody."""
+    assert await told(status(4, can_complete=can_complete), timeout_s=None, lease_s=0.25) < 6
