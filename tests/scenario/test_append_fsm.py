@@ -2,7 +2,7 @@
 
 A scenario is a transcript: events go in, and the effects that come out are compared. What needs
 tasks, files or peers (cancellation, sharing a pipeline, the messages of FS3 to FS5, FS20, FS24 and
-FS26) is in test_broker_appender.py, test_broker_replicator.py, test_broker_pipeline.py and in the
+FS26) is in test_broker_appender*.py, test_broker_replicator.py, test_broker_pipeline.py and in the
 integration tests.
 """
 

@@ -1,7 +1,4 @@
-"""The appender: batches, order, rolls in between, callers that leave, streams, closing.
-
-Long because all cases drive one bench: an appender whose journal answers as a test says.
-"""
+"""The appender: batches, order, rolls in between, callers that leave, closing."""
 
 from __future__ import annotations
 
@@ -9,218 +6,32 @@ import asyncio
 import contextlib
 import hashlib
 import os
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from appender_bench import Stream, running_bench, span, spec
 
 from gazette_platform.broker import append_fsm as fsm, appender as module, digester, journal_spool
-from gazette_platform.broker.appender import Appender, Outcome, Pending, content_sum
+from gazette_platform.broker.appender import Outcome, Pending
 from gazette_platform.broker.journal_spool import Draft, JournalSpool
-from gazette_platform.broker.replicator import Replicator
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import EtcdError
-from gazette_platform.fragment.index import Index
 from gazette_platform.fragment.spool import Spool
-from gazette_platform.ops.clock import ManualClock
-from gazette_platform.ops.faults import Faults
-from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import (
     ZERO_SUM,
     AppendSuspend,
     CompressionCodec,
-    EtcdHeader,
     Fragment,
-    FragmentSpec,
     JournalFlag,
-    JournalSpec,
     LabelSelector,
     LabelSet,
-    ProcessId,
-    Route,
     Status,
 )
 
 
-def spec(*, length=1024, codec=CompressionCodec.NONE, flags=JournalFlag.O_RDWR, flush_s=0):
-    fragment = FragmentSpec(length=length, codec=codec, flush_interval_ns=flush_s * fsm.NS_PER_S)
-    return JournalSpec("a/journal", 1, fragment=fragment, flags=flags)
-
-
-class FakeJournal:
-    """A replica whose every answer a test may choose."""
-
-    name = "a/journal"
-
-    def __init__(self, clock):
-        self.clock = clock
-        self.spec = spec()
-        self.index = Index(clock)
-        self.status = Status.OK
-        self.is_local = True
-        self.revision = 10
-        self.is_consistent = True
-        self.replicas = (1, 1)
-        self.is_ready = True
-        self.problem = ""
-        self.gate = asyncio.Event()
-        self.log = []
-        self.commits = []
-        self.rollbacks = 0
-        self.completed = []
-        self.rolls = 0
-        self.process_id = ProcessId("A", "own-1")
-        self.route = Route((self.process_id,), 0)
-        self.etcd_header = EtcdHeader(1, 1, 1, 1)
-        self.refusal = ""
-
-    def open_stream(self, peer, endpoint):
-        raise AssertionError(peer)
-
-    def on_roll(self, *, is_elsewhere):
-        self.rolls += 1
-
-    def resolve(self, min_revision):
-        if min_revision > self.revision:
-            return None
-        return fsm.Resolved(self.status, self.is_local, self.spec)
-
-    async def wait_revision(self, revision):
-        self.log.append(f"wait {revision}")
-        await self.gate.wait()
-        self.revision = max(self.revision, revision)
-
-    def count_replicas(self):
-        return fsm.Replicas(*self.replicas, self.revision)
-
-    async def update_assignments(self):
-        self.log.append("update")
-        if not self.gate.is_set():
-            raise EtcdError("etcd is away")
-        self.is_consistent = True
-        return self.revision
-
-    async def write_suspend(self, suspend):
-        self.log.append(f"suspend {suspend.level.name} {suspend.offset}")
-        raise EtcdError("etcd is away")
-
-    async def wait_ready(self):
-        self.log.append("ready?")
-        await self.gate.wait()
-        self.is_ready = not self.problem
-        return self.problem
-
-    def view(self, *, begin, end, registers):
-        if self.spec is None:
-            return None
-        summary = self.index.summary
-        return fsm.ReplicaView(
-            spec=self.spec,
-            spool_begin=begin,
-            spool_end=end,
-            index_begin=summary.begin,
-            index_end=summary.end,
-            index_mod_time=summary.mod_time,
-            registers=registers,
-            now_s=self.clock.now().timestamp(),
-        )
-
-    def on_commit(self, spool, *, appends, length):
-        self.commits.append((spool.begin, spool.end, appends, length))
-        self.index.spool_commit(spool.fragment(), spool.file)
-
-    def on_rollback(self):
-        self.rollbacks += 1
-
-    def on_complete(self, completed):
-        self.completed.append(completed)
-        self.index.spool_commit(completed.fragment, completed.content)
-
-
-class Stream:
-    """Content that a test hands over piece by piece."""
-
-    def __init__(self):
-        self.pieces = asyncio.Queue()
-        self.asked = 0
-
-    async def next(self):
-        self.asked += 1
-        piece = await self.pieces.get()
-        if isinstance(piece, RpcFailed):
-            raise piece
-        return piece
-
-
-class Bench:
-    def __init__(self, directory, tasks, executor):
-        self.clock = ManualClock()
-        self.journal = FakeJournal(self.clock)
-        self.tasks = tasks
-        self.faults = Faults()
-        self.spool = JournalSpool(
-            self.journal,
-            executor=executor,
-            compressors=executor,
-            tasks=tasks,
-            clock=self.clock,
-            directory=directory,
-        )
-        self.replicator = Replicator(self.journal, self.spool, tasks=tasks, clock=self.clock)
-        self.appender = Appender(
-            self.journal,
-            spool=self.spool,
-            replicator=self.replicator,
-            tasks=tasks,
-            clock=self.clock,
-            faults=self.faults,
-        )
-
-    def submit(self, content=b"", *, stream=None, wait_until=0.0, **options):
-        chunks = [content] if content else []
-        pending = Pending(
-            machine=fsm.AppendFSM(fsm.AppendRequest("a/journal", **options)),
-            done=asyncio.get_running_loop().create_future(),
-            chunks=chunks,
-            length=len(content),
-            sum=content_sum(chunks),
-            stream=stream,
-            wait_until=wait_until,
-        )
-        self.appender.submit(pending)
-        return pending.done
-
-    async def append(self, content=b"", **options):
-        async with asyncio.timeout(10):
-            return await self.submit(content, **options)
-
-    def read(self):
-        """All content, from local files, by the index."""
-        content, at = b"", self.journal.index.summary.begin
-        while True:
-            found = self.journal.index.lookup(at)
-            if found.status is not Status.OK:
-                return content
-            span = found.fragment.content_length
-            content += os.pread(found.file.fd, span, 0)
-            at += span
-
-
 @pytest.fixture
 async def bench(tmp_path):
-    tasks = TaskGroup("test")
-    with ThreadPoolExecutor(2) as executor:
-        made = Bench(tmp_path, tasks, executor)
+    async with running_bench(tmp_path) as made:
         yield made
-        assert tasks.failure is None
-        await tasks.close()
-    made.journal.index.close()
-    made.appender.spool.discard()
-    for completed in made.journal.completed:
-        completed.close()
-
-
-def span(outcome):
-    return outcome.status, outcome.commit.begin, outcome.commit.end
 
 
 # ------------------------------------------------------------------------------------- one append
@@ -567,128 +378,6 @@ async def test_a_caller_that_leaves_while_it_is_written_does_not_undo_it(bench, 
     done.cancel()
     outcome = await bench.append(b"next")
     assert outcome.commit.begin == 1 << 20
-
-
-# ---------------------------------------------------------------------------------------- streams
-async def test_a_streamed_append_owns_the_journal(bench):
-    stream = Stream()
-    streamed = bench.submit(b"begin ", stream=stream)
-    behind = bench.submit(b"behind")
-    stream.pieces.put_nowait(b"middle ")
-    await asyncio.sleep(0.01)
-    assert not behind.done()
-    assert bench.journal.commits == [], "nothing is visible yet"
-    stream.pieces.put_nowait(b"end ")
-    stream.pieces.put_nowait(b"")
-    outcome = await streamed
-    content = b"begin middle end "
-    assert span(outcome) == (Status.OK, 0, len(content))
-    assert outcome.commit.sum == hashlib.sha1(content, usedforsecurity=False).digest()
-    assert span(await behind) == (Status.OK, 17, 23)
-    assert bench.read() == content + b"behind"
-
-
-async def test_fs22_a_stream_that_breaks_is_rolled_back(bench):
-    await bench.append(b"before ")
-    stream = Stream()
-    streamed = bench.submit(b"gone", stream=stream)
-    stream.pieces.put_nowait(b"gone, too, and longer than what follows")
-    stream.pieces.put_nowait(RpcFailed(Code.UNKNOWN, "append stream: unexpected EOF"))
-    with pytest.raises(RpcFailed, match="append stream: unexpected EOF"):
-        await streamed
-    assert bench.journal.rollbacks == 1
-    await bench.append(b"after")
-    assert bench.read() == b"before after"
-
-
-async def test_a_stream_whose_caller_left_is_rolled_back(bench):
-    stream = Stream()
-    streamed = bench.submit(b"gone", stream=stream)
-    await asyncio.sleep(0.01)
-    streamed.cancel()
-    stream.pieces.put_nowait(b"gone")
-    await bench.append(b"after")
-    assert bench.read() == b"after"
-    assert bench.journal.rollbacks == 1
-
-
-async def test_fs23_a_stream_into_a_read_only_journal(bench):
-    bench.journal.spec = spec(flags=JournalFlag.O_RDONLY)
-    outcome = await bench.append(b"x", stream=Stream())
-    assert outcome.status is Status.NOT_ALLOWED
-    assert bench.appender.spool.file is None
-
-
-async def test_a_stream_behind_a_batch_that_its_disk_refused_starts_over(bench, monkeypatch):
-    """Its offset and registers were looked at as if the batch were there."""
-    bench.spool.is_leaving = True  # so that nobody waits for the disk to get well
-    real, failures = os.pwrite, [OSError(5, "Input/output error")]
-
-    def pwrite(*arguments):
-        if failures:
-            raise failures.pop()
-        return real(*arguments)
-
-    monkeypatch.setattr(journal_spool, "DISK_RETRY_S", 0.0)
-    monkeypatch.setattr(os, "pwrite", pwrite)
-    stream = Stream()
-    refused = bench.submit(b"lost")
-    streamed = bench.submit(b"begin ", stream=stream, offset=4)
-    stream.pieces.put_nowait(b"end")
-    stream.pieces.put_nowait(b"")
-    with pytest.raises(RpcFailed, match="Input/output error"):
-        await refused
-    assert (await streamed).status is Status.WRONG_APPEND_OFFSET
-    assert bench.spool.spool.end == 0
-
-
-async def test_fs25_a_refusal_does_not_wait_for_the_stream(bench):
-    stream = Stream()
-    assert (await bench.append(b"x", stream=stream, offset=5)).status is (
-        Status.WRONG_APPEND_OFFSET
-    )
-    assert stream.asked == 0
-
-
-async def test_fs25_a_stream_of_three_pieces(bench):
-    stream = Stream()
-    streamed = bench.submit(b"one ", stream=stream)
-    for piece in (b"two ", b"three", b""):
-        stream.pieces.put_nowait(piece)
-    outcome = await streamed
-    assert span(outcome) == (Status.OK, 0, 13)
-    assert outcome.commit.sum == hashlib.sha1(b"one two three", usedforsecurity=False).digest()
-    assert stream.asked == 3
-    assert bench.read() == b"one two three"
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["append stream: some error", "append stream: client stream didn't sustain the minimum rate"],
-)
-async def test_fs25_a_stream_that_fails_is_rolled_back(bench, text):
-    await bench.append(b"before ")
-    stream = Stream()
-    streamed = bench.submit(b"never ", stream=stream)
-    stream.pieces.put_nowait(b"more ")
-    stream.pieces.put_nowait(RpcFailed(Code.UNKNOWN, text))
-    with pytest.raises(RpcFailed, match=text) as caught:
-        await streamed
-    assert caught.value.code is Code.UNKNOWN
-    assert bench.journal.rollbacks == 1
-    assert span(await bench.append(b"after")) == (Status.OK, 7, 12)
-    assert bench.read() == b"before after"
-
-
-async def test_appends_batched_before_a_stream_are_committed_first(bench):
-    await bench.append(b"a")
-    await bench.append(b"b")
-    stream = Stream()
-    before = bench.submit(b"c")
-    streamed = bench.submit(b"d", stream=stream)
-    assert span(await before) == (Status.OK, 2, 3)
-    stream.pieces.put_nowait(b"")
-    assert span(await streamed) == (Status.OK, 3, 4)
 
 
 # ---------------------------------------------------------------------------------------- closing
