@@ -69,6 +69,7 @@ class BrokerServer:
         self._lease_s = lease_s
         self._program = program or (sys.executable, "-m", "gazette_platform.cli.gazette")
         self._process: subprocess.Popen[bytes] | None = None
+        self._log_begin = 0
         self.port, self.http_port = _free_port(), _free_port()
 
     def __enter__(self) -> Self:
@@ -119,6 +120,7 @@ class BrokerServer:
             *self.flags,
         ]
         with self.log.open("ab") as log:
+            self._log_begin = log.tell()
             self._process = subprocess.Popen(
                 command,
                 stdout=log,
@@ -174,6 +176,12 @@ class BrokerServer:
         """The end of its log."""
         with self.log.open("rb") as log:
             log.seek(max(0, os.fstat(log.fileno()).st_size - _LOG_TAIL_BYTES))
+            return log.read().decode(errors="replace")
+
+    def log_of_run(self) -> str:
+        """The log of the process that was started last, and of none before it."""
+        with self.log.open("rb") as log:
+            log.seek(self._log_begin)
             return log.read().decode(errors="replace")
 
     def _signal(self, number: signal.Signals) -> None:

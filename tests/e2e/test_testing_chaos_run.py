@@ -152,3 +152,24 @@ async def test_broker_that_loses_what_it_rolled_is_found(sturdy_etcd_binary, tmp
     result = await run_chaos(config, say=lambda text: None)
     assert not result.is_ok
     assert "the store of chaos/journal-" in "".join(result.reasons), result.reasons
+
+
+@pytest.mark.timeout(300)
+async def test_broker_that_logs_what_nobody_foresaw_is_found(sturdy_etcd_binary, tmp_path):
+    """Its clients see nothing of it."""
+    config = ChaosConfig(
+        etcd_binary=sturdy_etcd_binary,
+        seed=7,
+        duration_s=8,
+        zones="ab",
+        lease_s=4.0,
+        kinds=[FaultKind.RESET],
+        workload=WorkloadConfig(replication=2, journals=4, writers=4, readers=2, has_upkeep=False),
+        broker_program=(sys.executable, str(FAULTY / "stumbling.py")),
+        folder=tmp_path / "chaos",
+    )
+    result = await run_chaos(config, say=lambda text: None)
+    assert not result.is_ok
+    assert result.reasons[0].startswith("broker-1 logged what nobody foresaw: ")
+    assert "unforeseen KeyError: 'stumbled'" in result.reasons[0]
+    assert not result.report.anomaly_count, str(result.report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import time
@@ -15,14 +16,26 @@ from gazette_platform.testing.chaos.plan import Fault, FaultKind
 from gazette_platform.testing.chaos.watchdog import Watchdog
 from gazette_platform.testing.local_broker import eventually
 
+LEASE_LOST = (
+    "gazette: error: unable to keep member lease alive: lease 7 was not renewed within 6 s; "
+    "the process was paused; the process has to start again\n"
+)
+PIDS = itertools.count(1)
+
 
 class FakeBroker:
+    """It ends as one does that has lost its lease, unless its log is another."""
+
     def __init__(self):
         self.has_ended = False
-        self.pid = 1
+        self.pid = next(PIDS)
+        self.log = LEASE_LOST
 
     def log_tail(self):
-        return "the end of its log"
+        return "the log of others before it\n" + self.log
+
+    def log_of_run(self):
+        return self.log
 
 
 class FakeProxy:
@@ -286,20 +299,62 @@ async def test_interrupted_faults_are_mended(nemesis, cluster, etcd):
     assert (cluster.fragments / "kept").exists()
 
 
-async def test_broker_that_ends_without_a_reason_is_started_and_told(nemesis, cluster, said):
+async def test_broker_that_ends_without_a_fault_is_started_and_told(nemesis, cluster, said):
     cluster.brokers["broker-2"].has_ended = True
     await nemesis.watch_over(0.01)
     assert cluster.done == ["start broker-2"]
     (text,) = nemesis.ended
     assert text.startswith("broker-2 ended by itself")
-    assert "the end of its log" in text
+    assert LEASE_LOST in text
 
 
-async def test_broker_whose_lease_was_taken_may_end(nemesis, cluster):
-    await nemesis.run([Fault(0.0, FaultKind.PAUSE, ("broker-1",), 0.05)])
+@pytest.mark.parametrize("kind", [FaultKind.PAUSE, FaultKind.PARTITION, FaultKind.ETCD_AWAY])
+async def test_broker_whose_lease_was_taken_may_end(nemesis, cluster, said, kind):
+    targets = () if kind is FaultKind.ETCD_AWAY else ("broker-1",)
+    cluster.resume = lambda name: None  # it takes a moment
+    await nemesis.run([Fault(0.0, kind, targets, 0.05)])
+    assert "broker-1 ended, as its lease was taken" not in said
     cluster.brokers["broker-1"].has_ended = True
     await nemesis.watch_over(0.01)
+    assert "broker-1 ended, as its lease was taken" in said
     assert nemesis.ended == []
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "",
+        "Traceback (most recent call last):\n  File ...\nRuntimeError: what nobody foresaw\n",
+        "gazette: error: what it cannot do without is gone\n",
+        # That is no end yet: the lease may be renewed after all.
+        "2026-01-02 03:04:05,678 WARNING gazette_platform.etcd.lease: lease 7 is not renewed\n",
+    ],
+)
+async def test_broker_that_ends_for_another_reason_is_told_whatever_its_lease(
+    nemesis, cluster, log
+):
+    cluster.brokers["broker-1"].log = log
+    await nemesis.run([Fault(0.0, FaultKind.PAUSE, ("broker-1",), 0.05)])
+    (text,) = nemesis.ended
+    assert text.startswith("broker-1 ended by itself")
+    assert "start broker-1" in cluster.done
+
+
+async def test_broker_that_was_started_again_has_no_reason_left_to_end(nemesis, cluster, said):
+    await nemesis.run([Fault(0.0, FaultKind.PAUSE, ("broker-1",), 0.05)])
+    assert said.count("broker-1 ended, as its lease was taken") == 1
+    cluster.brokers["broker-1"].has_ended = True
+    await nemesis.watch_over(0.01)
+    (text,) = nemesis.ended
+    assert text.startswith("broker-1 ended by itself")
+
+
+async def test_broker_that_ended_before_it_was_killed_is_told(nemesis, cluster):
+    """The fault starts it again, so that nobody would see it later."""
+    cluster.brokers["broker-1"].has_ended = True
+    await nemesis.run([Fault(0.0, FaultKind.KILL, ("broker-1",), 0.05)])
+    (text,) = nemesis.ended
+    assert text.startswith("broker-1 ended by itself")
 
 
 async def test_calm_is_kept_when_mending_takes_long(nemesis, said):

@@ -275,6 +275,7 @@ def test_long_run_has_a_streamed_append_that_ended_well():
         ({"trouble": "a journal takes no appends"}, "a journal takes no appends"),
         ({"findings": ["a flush lied"]}, "a flush lied"),
         ({"ended": ["broker-1 ended by itself"]}, "broker-1 ended by itself"),
+        ({"unforeseen": ["broker-1 logged: KeyError"]}, "broker-1 logged: KeyError"),
         ({"planned": [], "inflicted": []}, "there were no faults"),
         ({"inflicted": [FaultKind.KILL]}, "planned, and never begun: reset"),
         ({"report": Report(appends_ok=50, bytes_read=1)}, "only 50 appends were acknowledged"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.testing.chaos.inflict import Inflictor
+from gazette_platform.testing.chaos.logs import lost_its_lease
 from gazette_platform.testing.chaos.plan import Fault, FaultKind
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ class Nemesis:
 
     Attributes: begins: monotonic second and kind of each fault so far.
         spans: the same with the second at which each was undone.
-        ended: what is known of each broker that ended by itself, and not because of a fault that
-        takes its lease.
+        ended: what is known of each broker that ended by itself, and not as a fault took its lease,
+        as it says itself.
         left_out: faults that could not be inflicted here, with the reason.
     """
 
@@ -90,7 +91,9 @@ class Nemesis:
         self._say = say
         self._settle = settle
         self._is_starved = is_starved
-        self._excused: dict[str, float] = {}
+        # Of a process, not of who is started in its place.
+        self._excused: dict[tuple[str, int], float] = {}
+        self._noted: set[tuple[str, int]] = set()
         # That ended since the cluster was whole, and could not note anything.
         self._lost: set[str] = set()
         self._inflictor = Inflictor(
@@ -179,6 +182,8 @@ class Nemesis:
         self._say(f"fault: {fault}")
         self.begins.append((self._clock.monotonic(), fault.kind.value))
         takes_lease = fault.kind in _TAKES_LEASES
+        # Who has ended already is not ended by this fault, though it starts it again.
+        self._note_ended()
         if takes_lease:
             self._excuse(fault)
         if fault.kind is FaultKind.KILL:
@@ -202,7 +207,7 @@ class Nemesis:
             + _EXCUSED_LEASES * self._lease_s
         )
         for name in fault.targets or self._cluster.names:
-            self._excused[name] = until
+            self._excused[name, self._cluster.brokers[name].pid] = until
 
     async def _let_end(self, faults: Sequence[Fault]) -> None:
         """Wait for as long as a broker may take to find that its lease is gone, and to end."""
@@ -228,12 +233,15 @@ class Nemesis:
         """Tell brokers that ended because they must from those that had no reason."""
         now = self._clock.monotonic()
         for name, broker in self._cluster.brokers.items():
-            if not broker.pid or not broker.has_ended:
+            process = (name, broker.pid)
+            if not broker.pid or not broker.has_ended or process in self._noted:
                 continue
-            if self._excused.get(name, 0.0) > now:
+            self._noted.add(process)
+            lost_lease = lost_its_lease(broker.log_of_run())
+            if lost_lease and self._excused.get(process, 0.0) > now:
                 self._lost.add(name)
                 self._say(f"{name} ended, as its lease was taken")
-            elif self._is_starved():
+            elif lost_lease and self._is_starved():
                 self._lost.add(name)
                 self._say(f"{name} ended while the machine was starved")
             else:

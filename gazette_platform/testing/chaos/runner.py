@@ -21,6 +21,7 @@ from gazette_platform.testing.chaos.availability import (
     unavailable_s_max,
 )
 from gazette_platform.testing.chaos.finals import check_replicas, check_store, read_finals
+from gazette_platform.testing.chaos.logs import unforeseen
 from gazette_platform.testing.chaos.nemesis import Nemesis
 from gazette_platform.testing.chaos.plan import Fault, FaultKind, kinds_for, make_plan
 from gazette_platform.testing.chaos.scene import Scene, WorkloadConfig
@@ -42,6 +43,8 @@ __all__ = ["ChaosConfig", "run_chaos", "starved_in"]
 _RECOVERY_S = 90.0
 # The last appends of clients that retry.
 _WRITERS_S = 40.0
+# Of each broker's log.
+_ERRORS_SHOWN = 5
 _STORE_BYTES = 512 << 20
 _SPOOL_BYTES = 64 << 20
 
@@ -247,6 +250,19 @@ class _Run:
         now = self._clock.monotonic()
         return starved_s(self._watchdog.stalls, now - 2 * lease_s, now) > lease_s / 4
 
+    def _unforeseen(self) -> list[str]:
+        """Errors in the logs of brokers that nobody foresaw."""
+        found = []
+        for name in broker_names(self._config.zones):
+            log = self._folder / name / "broker.log"
+            if log.exists():
+                errors = unforeseen(log.read_text(errors="replace"))
+                shown = errors[:_ERRORS_SHOWN]
+                found += [f"{name} logged what nobody foresaw: {error}" for error in shown]
+                if len(errors) > len(shown):
+                    found.append(f"{name} logged {len(errors) - len(shown)} more of these")
+        return found
+
     async def _judge(self, trouble: str) -> ChaosResult:
         config = self._config
         nemesis, scene = self._nemesis, self._scene
@@ -279,6 +295,7 @@ class _Run:
             left_out=nemesis.left_out if nemesis is not None else {},
             ended=nemesis.ended if nemesis is not None else (),
             findings=scene.findings if scene is not None else (),
+            unforeseen=await asyncio.to_thread(self._unforeseen),
             took_part=scene.took_part if scene is not None else {},
             trouble=trouble,
         )

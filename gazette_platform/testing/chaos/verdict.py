@@ -46,6 +46,8 @@ class Evidence:
     """Brokers that ended by themselves."""
     findings: Sequence[str] = ()
     """What must not be, as clients, replicas and the store showed it."""
+    unforeseen: Sequence[str] = ()
+    """Errors in the logs of brokers that nobody foresaw, each with its broker."""
     took_part: Mapping[str, int] = field(default_factory=dict)
     """What was done with success, by who did it."""
     trouble: str = ""
@@ -59,6 +61,7 @@ def reasons(
     found = [evidence.trouble] if evidence.trouble else []
     found += evidence.findings
     found += evidence.ended
+    found += evidence.unforeseen
     if report.anomaly_count:
         found.append(f"the history shows {report.anomaly_count} anomalies")
     missing = set(evidence.planned) - set(evidence.inflicted) - set(evidence.left_out)
