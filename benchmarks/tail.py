@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from benchmarks.bench import create, delete, journal_spec
 from benchmarks.content import SIZES
 from benchmarks.figures import percentile
+from benchmarks.load import closed_loop
 from gazette_platform.ops.tasks import TaskGroup
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ _RATE_PER_S = 200
 _WARM_UP_RECORDS = 100
 _RECORD_BYTES = SIZES["100b"]
 _GRACE_S = 20.0
+_PRODUCERS = 8
 
 
 class Record:
@@ -78,6 +81,52 @@ async def measure_tail(bench: Bench) -> AsyncGenerator[tuple[str, Figures], None
 
     yield f"tail at {_RATE_PER_S}/s", await bench.repeat(run)
     await delete(bench, journal)
+    for codec in bench.scale.codecs:
+        journal = f"bench/behind-{codec}"
+        await create(bench.client, journal_spec(journal, codec))
+        yield (
+            f"tail behind a fast writer, {codec}",
+            await bench.repeat(partial(_run_behind, bench, journal, codec)),
+        )
+        await delete(bench, journal)
+
+
+async def _run_behind(bench: Bench, journal: str, codec: str) -> Figures:
+    """One producer as fast as it gets, and a reader that follows it, in one process."""
+    clock, payloads = bench.clock, bench.payloads.of(SIZES["1mib"])
+    head = end = await bench.client.write_head(journal)
+    received = head
+    tasks = TaskGroup("behind")
+
+    async def append() -> None:
+        nonlocal end
+        end = max(end, (await bench.client.append(journal, next(payloads))).end)
+
+    async def follow(written: asyncio.Event) -> None:
+        nonlocal received
+        async with bench.client.tail(journal, head) as reader:
+            async for piece in reader:
+                received += len(piece)
+                if written.is_set() and received >= end:
+                    return
+
+    try:
+        begun, written = clock.monotonic(), asyncio.Event()
+        following = tasks.spawn(follow(written), name="reader")
+        await closed_loop(append, clock, concurrency=_PRODUCERS, window_s=bench.scale.window_s)
+        written_s, lag = clock.monotonic() - begun, end - received
+        written.set()
+        tasks.spawn(append(), name="last")  # the reader may be at the end already
+        async with asyncio.timeout(_GRACE_S):
+            await following
+    finally:
+        await tasks.close()
+    name = f"tail_behind_writer_{codec}"
+    return {
+        f"{name}_mb_per_s": (received - head) / (clock.monotonic() - begun) / 1e6,
+        f"{name}_append_mb_per_s": (end - head) / written_s / 1e6,
+        f"{name}_lag_mb": lag / 1e6,
+    }
 
 
 async def _run(bench: Bench, journal: str) -> Figures:
