@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BrokerContext"]
 
-# Listings under way at a time: thousands of journals may fall due together.
+# Listings of the same stores under way at a time: thousands of journals may fall due together.
 _REFRESHES_MAX = 16
 
 
@@ -68,6 +69,7 @@ class BrokerContext:
     peers: Peers
     """Channels and tokens for calls to other brokers."""
     pulse_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_PULSES_MAX))
-    refresh_slots: asyncio.Semaphore = field(
-        default_factory=lambda: asyncio.Semaphore(_REFRESHES_MAX)
+    refresh_slots: defaultdict[tuple[str, ...], asyncio.Semaphore] = field(
+        default_factory=lambda: defaultdict(lambda: asyncio.Semaphore(_REFRESHES_MAX))
     )
+    """By stores: one that hangs holds up the journals that it stores, and no others."""

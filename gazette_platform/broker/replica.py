@@ -380,7 +380,7 @@ class Replica:
             return
         is_done = False
         with self._context.faults.contained("journal", f"{self.name}: listing, tried again"):
-            async with self._context.refresh_slots:
+            async with self._context.refresh_slots[spec.fragment.stores]:
                 is_done = await self._refresher.refresh(spec)
         if self.is_closed:
             return
@@ -436,7 +436,7 @@ class Replica:
             return False
         if spec is None or not await ask_others(self._context, self.name):
             return False
-        async with self._context.refresh_slots:
+        async with self._context.refresh_slots[spec.fragment.stores]:
             return await self._refresher.refresh(spec)
 
     def on_roll(self, *, is_elsewhere: bool) -> None:

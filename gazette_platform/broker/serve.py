@@ -514,6 +514,7 @@ class Broker:
         Returns: fragments that could not be persisted within the drain timeout.
         """
         self._is_ready = False
+        self._service.stop_watches()
         has_lease = not isinstance(self.failure, LeaseLost)
         if has_lease:
             _log.error("broker stops: %s", self.failure)

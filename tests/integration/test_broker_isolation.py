@@ -10,7 +10,12 @@ import pytest
 from grpc import StatusCode, aio
 
 from gazette_platform.allocator import loop as allocator_loop
-from gazette_platform.broker import append_content, journal_spool, serve
+from gazette_platform.broker import (
+    append_content,
+    context as broker_context,
+    journal_spool,
+    serve,
+)
 from gazette_platform.broker.digester import Digester
 from gazette_platform.broker.list_api import ListApi
 from gazette_platform.broker.resolver import Resolver
@@ -241,3 +246,26 @@ async def test_a_journal_that_fails_to_look_after_itself_holds_up_no_other(clust
     async with asyncio.timeout(10):
         await looked.wait()
     assert fails in broker.faults.recent
+
+
+async def test_a_store_whose_listing_hangs_holds_up_its_own_journals_alone(cluster, monkeypatch):
+    monkeypatch.setattr(broker_context, "_REFRESHES_MAX", 1)
+    broker = await cluster.start(append_wait_s=1.0)
+    hangs, listing = asyncio.Event(), broker._context.lister.list
+
+    async def list_stores(of):
+        if of.fragment.stores == ("file:///hangs/",):
+            await hangs.wait()
+        return await listing(of)
+
+    monkeypatch.setattr(broker._context.lister, "list", list_stores)
+    stub, request = cluster.stub(broker), pb.ApplyRequest()
+    hanging = dataclasses.replace(spec().fragment, stores=("file:///hangs/",))
+    for name in ("a/one", "a/other"):
+        one = dataclasses.replace(spec(name), fragment=hanging)
+        request.changes.add().upsert.CopyFrom(one.to_pb())
+    assert (await stub.Apply(request)).status == pb.OK
+    await eventually(lambda: len(broker._resolver.replicas) == 2)
+    async with asyncio.timeout(10):
+        await cluster.apply(stub, spec("b/well"))
+    hangs.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
@@ -95,7 +96,7 @@ class Bench:
             tasks=tasks,
             faults=Faults(),
             metrics=BrokerMetrics(),
-            refresh_slots=asyncio.Semaphore(1),
+            refresh_slots=defaultdict(lambda: asyncio.Semaphore(1)),
             pulse_slots=asyncio.Semaphore(1),
             fence=SimpleNamespace(problem=""),
             process_id=self.route.members[0],
