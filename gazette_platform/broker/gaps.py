@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import sys
 from typing import TYPE_CHECKING, Final, final
 
@@ -22,7 +23,7 @@ __all__ = ["KNOWN_WAIT_S", "Gaps"]
 KNOWN_WAIT_S: Final = 5.0
 """Seconds that readers wait for content which other brokers are about to store."""
 
-# What is missing for longer is lost; so many places are remembered.
+# What is missing for longer is lost, unless another broker has it; so many places are remembered.
 _LOST_S = 140.0
 _OFFSETS_MAX = 1000
 _REFRESH_S = 0.5
@@ -111,9 +112,8 @@ class Gaps:
         try:
             async with asyncio.timeout(self.wait_s):
                 while not (self.may_skip(offset) or index.covers(offset, offset + 1)):
-                    if not (self._is_asking or self._is_asked(offset)):
-                        self._is_asking = True
-                        self._tasks.spawn(self._ask_others(), name=f"ask for {self._journal}")
+                    if not self._is_asked(offset):
+                        self._ask_soon()
                     if not await index.wait_change():
                         return
         except TimeoutError as err:
@@ -123,6 +123,12 @@ class Gaps:
         """Whether content at `offset` is gone is not known: the caller is to ask again."""
         what = f"another broker may have content at {offset} that is not stored yet; ask again"
         return RpcFailed(Code.UNAVAILABLE, f"{self._journal}: {what}")
+
+    def _ask_soon(self) -> None:
+        """Ask others, unless that is under way: for all readers it is done once."""
+        if not self._is_asking:
+            self._is_asking = True
+            self._tasks.spawn(self._ask_others(), name=f"ask for {self._journal}")
 
     async def _ask_others(self) -> None:
         asked_end = self._others_end
@@ -144,22 +150,26 @@ class Gaps:
         Returns: whether it is there; False: it is lost, or the replica closes.
         Raises: RpcFailed: UNAVAILABLE: it did not come: ask again. Cancellation: safe.
         """
-        now = self._clock.monotonic
-        if now() - self._met_at.setdefault(offset, now()) > _LOST_S:
-            return False
+        met_at = self._met_at.setdefault(offset, self._clock.monotonic())
         if len(self._met_at) > _OFFSETS_MAX:
             del self._met_at[next(iter(self._met_at))]
-        return await self.wait_listed(offset)
+        return await self.wait_listed(offset, lost_at=met_at + _LOST_S)
 
-    async def wait_listed(self, offset: int) -> bool:
+    async def wait_listed(self, offset: int, *, lost_at: float = math.inf) -> bool:
         """Wait until content at `offset` is listed, which is done often meanwhile.
 
+        Args: lost_at: from when on, in monotonic seconds, it is lost unless another broker has it: one
+            whose store is full for hours tells so when it is asked, however old that is.
         Returns, Raises, Cancellation: as `wait`.
         """
         index, now = self._index, self._clock.monotonic
         try:
             async with asyncio.timeout(self.wait_s):
                 while not index.covers(offset, offset + 1):
+                    if now() > lost_at:
+                        if offset >= self._others_end:
+                            return False
+                        self._ask_soon()
                     if now() >= self._refresh_at:
                         self._refresh_at = now() + _REFRESH_S
                         self._refresh()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from itertools import accumulate
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker import append_fsm as fsm
@@ -53,8 +54,9 @@ _FLUSH_JITTER_S = 2.0
 # A window may end while appends are under way; they roll by themselves, or we look again.
 _FLUSH_RETRY_S = 0.25
 
-# A replica that begins behind content which other brokers are about to persist looks for it soon.
-_HOLE_REFRESHES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 30.0, 60.0)
+# A replica that begins behind content which other brokers are about to persist looks for it soon:
+# so many seconds after it began.
+_HOLE_REFRESHES_S = tuple(accumulate((0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 30, 60)))
 
 # What we had of a journal before, and cannot store for longer, is asked for again.
 _FORMER_TIMEOUT_S = 10.0
@@ -93,7 +95,7 @@ class Replica:
         self._pulses = Pulses(self, context)
         self.hole_end = 0
         """Where our spool began behind content that is elsewhere."""
-        self._hole_refreshes = 0
+        self._hole_at = -math.inf
         self._flush_timer: asyncio.TimerHandle | None = None
         self._flush_interval_ns = 0
         self._refresh_timer: asyncio.TimerHandle | None = None
@@ -391,8 +393,7 @@ class Replica:
             delay_s = min(delay_s, backoff_s(self._refresh_failures))
             self._refresh_failures += 1
         elif self.is_filling:
-            delay_s = min(delay_s, _HOLE_REFRESHES_S[self._hole_refreshes])
-            self._hole_refreshes += 1
+            delay_s = min(delay_s, self._hole_refresh_s())
         self._refresh_soon(delay_s)
 
     @property
@@ -402,11 +403,16 @@ class Replica:
         It is at other replicas, which persist it: they had it when our spool began. If they do not
         within minutes it is lost, and nobody waits for it any more.
         """
-        if self._hole_refreshes == len(_HOLE_REFRESHES_S) or not self._stores:
+        if self._hole_refresh_s() == math.inf or not self._stores:
             return False
         # The last byte before tells: what precedes it may have been pruned.
         end = self.hole_end
         return end > 0 and not self.index.covers(end - 1, end)
+
+    def _hole_refresh_s(self) -> float:
+        """Seconds until the stores are listed for what precedes our spool; infinity: not any more."""
+        age_s = self._context.clock.monotonic() - self._hole_at
+        return next((at_s - age_s for at_s in _HOLE_REFRESHES_S if at_s > age_s), math.inf)
 
     def _may_come(self, offset: int) -> bool:
         # Behind a head that was noted a journal goes on, and all before it is stored, or was pruned.
@@ -447,7 +453,7 @@ class Replica:
         if not self.spool.is_settled or begin <= self.index.summary.end:
             return  # all of before is here, or under way
         self.hole_end = begin
-        self._hole_refreshes = 0
+        self._hole_at = self._context.clock.monotonic()
         if self.is_filling and not self.is_closed:
             self._refresh_soon(_HOLE_REFRESHES_S[0])
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import replace
 
 import aiohttp
 import pytest
 from grpc import StatusCode, aio
 
-from gazette_platform.broker import context as broker_context, unstored
+from gazette_platform.broker import context as broker_context, gaps, unstored
 from gazette_platform.broker.digester import Digester
 from gazette_platform.broker.journal_spool import JournalSpool
 from gazette_platform.broker.pulses import Pulses
-from gazette_platform.broker.replica import _HOLE_REFRESHES_S
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import StoreUnavailable
 from gazette_platform.etcd import Delete, Put
@@ -239,6 +239,39 @@ async def test_readers_wait_for_what_was_handed_over_before_it_was_stored(cluste
         async for response in read(stub, JOURNAL, -1):
             assert (response.status, response.write_head) == (pb.OFFSET_NOT_YET_AVAILABLE, 15)
     assert await read_all(stub, JOURNAL) == b"before that is "
+
+
+def minutes_later(broker, monkeypatch):
+    """Nothing that is missing is expected to come by itself any more."""
+    broker._resolver.replicas[JOURNAL]._hole_at = -math.inf
+    monkeypatch.setattr(gaps, "_LOST_S", -1.0)
+
+
+async def test_no_read_ends_before_what_a_living_broker_holds_however_long_that_takes(
+    cluster, tasks, monkeypatch
+):
+    second, back, draining = await handed_over(cluster, tasks)
+    stub = cluster.stub(second)
+    await append(stub, JOURNAL, b"here")
+    minutes_later(second, monkeypatch)
+    second._resolver.replicas[JOURNAL].gaps.wait_s = 1.0
+    for _ in range(2):
+        assert "content at 0" in await refused(read_all(stub, JOURNAL))
+    assert await read_all(stub, JOURNAL, 15) == b"here"
+    back.set()
+    assert await draining == []
+    assert await read_all(stub, JOURNAL) == b"before that is here"
+
+
+async def test_a_read_ends_before_what_no_broker_holds(cluster, tasks, monkeypatch):
+    second, _, draining = await handed_over(cluster, tasks)
+    draining.cancel()
+    (first,) = (one for one in cluster._brokers if one is not second)
+    await first.abandon()
+    stub = cluster.stub(second)
+    await append(stub, JOURNAL, b"here")
+    minutes_later(second, monkeypatch)
+    assert await read_all(stub, JOURNAL) == b""
 
 
 async def refused(call):
@@ -498,9 +531,9 @@ async def test_no_read_jumps_for_some_minutes_over_what_a_broker_had_that_crashe
     await eventually(lambda: gone not in state.members)
     stub, replica = cluster.stub(broker), broker._resolver.replicas[JOURNAL]
     assert "content at 0" in await refused(anext(aiter(read(stub, JOURNAL))))
-    replica._hole_refreshes = len(_HOLE_REFRESHES_S)
+    began_at, replica._hole_at = replica._hole_at, -math.inf
     assert await read_all(stub, JOURNAL) == b"that"
-    replica._hole_refreshes = 0
+    replica._hole_at = began_at
     store_fragment(cluster.fragments, JOURNAL, 0, b"before ")
     replica.refresh()
     await eventually(lambda: not replica.is_filling)

@@ -182,3 +182,43 @@ async def test_what_is_expected_yet_is_waited_for_and_nobody_is_asked_for_it_aga
     assert bench.gaps.may_skip(1)
     bench.comes = ()
     assert bench.gaps.may_skip(0)
+
+
+async def test_nothing_is_lost_while_another_broker_holds_it(tasks):
+    """A read would end before it, as if there were no more."""
+    bench = Bench(tasks, wait_s=0.05)
+
+    async def is_refused():
+        with pytest.raises(RpcFailed, match="content at 50") as caught:
+            await bench.gaps.wait(50)
+        return caught.value.code is Code.UNAVAILABLE
+
+    assert await is_refused()
+    assert bench.asked == 0, "for some minutes it may come by itself"
+    bench.clock.advance(6 * 3600 + 1)  # the store may be full for as long
+    assert all(await asyncio.gather(is_refused(), is_refused()))
+    assert bench.asked == 1
+    bench.answers.put_nowait(False)
+    assert await is_refused()
+    bench.gaps.wait_s = 10.0
+    bench.answers.put_nowait(True)
+    async with asyncio.timeout(5):
+        assert not await bench.gaps.wait(50)
+        assert not await bench.gaps.wait(50)
+    assert bench.asked == 2
+    bench.gaps.on_leap(80)  # others went on without us: what they had is theirs
+    bench.answers.put_nowait(True)
+    assert not await bench.gaps.wait(50)
+    assert bench.asked == 3
+
+
+async def test_what_another_broker_held_is_read_once_it_is_stored(bench, tasks):
+    stored = Fragment(JOURNAL, 50, 80, b"x" * 20, backing_store="s", mod_time=1)
+    bench.gaps._met_at[50] = bench.clock.monotonic()
+    bench.clock.advance(141)
+    waiting = tasks.spawn(bench.gaps.wait(50))
+    async with asyncio.timeout(5):
+        await bench.began.wait()
+        bench.index.add_remote(stored)
+        assert await waiting
+    bench.answers.put_nowait(True)

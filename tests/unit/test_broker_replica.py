@@ -485,14 +485,34 @@ async def test_a_replica_that_begins_behind_content_lists_the_store_until_it_is_
     assert replica.index.summary.end == 100
 
 
-async def test_content_that_never_comes_is_not_waited_for(bench, monkeypatch):
-    monkeypatch.setattr(module, "_HOLE_REFRESHES_S", (0.0, 0.0))
-    await bench.replica.index.first_refresh.wait()
-    bench.replica.spool.roll(100)
-    for _ in range(20):
-        await asyncio.sleep(0.002)
-    assert not bench.replica.is_filling
-    assert bench.listings == 4
+async def test_content_that_never_comes_is_not_waited_for(bench):
+    replica = bench.replica
+    await replica.index.first_refresh.wait()
+    replica.spool.roll(100)
+    delays_s = []
+    while replica.is_filling:
+        timer = replica._refresh_timer
+        delays_s.append(timer.when() - asyncio.get_running_loop().time())
+        timer.cancel()
+        bench.clock.advance(delays_s[-1] + 1e-3)
+        await replica._refresh()
+    assert delays_s == pytest.approx([0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 30, 60], abs=0.05)
+    assert replica._refresh_timer.when() - asyncio.get_running_loop().time() > 200
+
+
+async def test_listings_that_readers_ask_for_do_not_shorten_the_wait_for_content(bench):
+    replica = bench.replica
+    await replica.index.first_refresh.wait()
+    replica.spool.roll(100)
+    bench.clock.advance(100)
+    for _ in range(50):
+        await replica._refresh()
+    assert replica.is_filling
+    assert replica._refresh_timer.when() - asyncio.get_running_loop().time() < 39
+    bench.clock.advance(38)
+    assert replica.is_filling
+    bench.clock.advance(1)
+    assert not replica.is_filling
 
 
 async def test_a_roll_at_the_end_of_what_is_known_leaves_no_hole(bench):
