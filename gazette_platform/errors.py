@@ -203,7 +203,7 @@ class Suspended(StatusError):
 
 
 class FragmentStoreUnhealthy(StatusError):
-    """The fragment store of the journal fails its health checks."""
+    """The first store of the journal fails its health checks, or a store of it cannot be listed."""
 
     status = "FRAGMENT_STORE_UNHEALTHY"
     advice = "check the store with `gazctl journals store-health`"

@@ -55,11 +55,11 @@ class Journal(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether the store was listed and is healthy."""
+        """Whether the stores were listed and the first one is healthy."""
         ...
 
     async def wait_ready(self) -> str:
-        """Wait until `is_ready`. Returns: "", or why the store stays unhealthy."""
+        """Wait until `is_ready`. Returns: "", or why a store stays unhealthy, or unlisted."""
         ...
 
     def view(self, *, begin: int, end: int, registers: LabelSet) -> fsm.ReplicaView | None:

@@ -111,7 +111,7 @@ class Replica:
             may_come=self._may_come,
             ask=self._settle_others,
         )
-        self._refresher = Refresher(self.index, context.lister)
+        self._refresher = Refresher(self.index, context.lister, context.clock)
         self._refresh_failures = 0
         self._write_head = context.metrics.write_head.labels(name)
         self.balance = RateBalance.start(self._max_rate(), context.clock.monotonic())
@@ -235,7 +235,7 @@ class Replica:
         return store is None or store.health.error is None
 
     async def wait_ready(self) -> str:
-        """Wait until `is_ready`. Returns: "", or why the store stays unhealthy."""
+        """Wait until `is_ready`. Returns: "", or why a store stays unhealthy, or unlisted."""
         url = ""
         try:
             store = self._first_store()
@@ -247,8 +247,7 @@ class Replica:
         except GazetteError as err:  # it cannot even be opened
             url = self._stores[0] if self._stores else url
             return f"fragment store {url} unhealthy: {err}"
-        await self.index.first_refresh.wait()
-        return ""
+        return await self._refresher.wait_first()
 
     @staticmethod
     async def _wait_healthy(store: ActiveStore) -> str:

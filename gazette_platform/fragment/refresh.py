@@ -7,7 +7,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, final
 
-from gazette_platform.errors import GazetteError, StoreUnavailable, ValidationError
+from gazette_platform.errors import GazetteError, StoreError, StoreUnavailable, ValidationError
 from gazette_platform.fragment.cover_set import CoverSet
 from gazette_platform.protocol import Fragment, parse_fragment_path
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gazette_platform.fragment.index import Index
+    from gazette_platform.ops.clock import Clock
     from gazette_platform.protocol import JournalSpec
     from gazette_platform.stores import StoredObject, StoreRegistry
 
@@ -29,6 +30,9 @@ _NS_PER_S: Final = 1_000_000_000
 _WARNINGS_MAX: Final = 1000
 
 _LIST_TIMEOUT_S: Final = 300.0
+
+# Seconds for which the first listing may fail; checks of a store's health may for about as long.
+_FAILING_S: Final = 12.0
 
 
 @final
@@ -66,7 +70,11 @@ class FragmentLister:
                         if fragment is not None:
                             found.add(fragment)
             except TimeoutError as err:
-                raise StoreUnavailable(f"{url}: LIST took over {_LIST_TIMEOUT_S:g} s") from err
+                what = f"LIST took over {_LIST_TIMEOUT_S:g} s"
+                raise StoreUnavailable(f"fragment store {url} cannot be listed: {what}") from err
+            except GazetteError as err:
+                kind = type(err) if isinstance(err, StoreError) else StoreError
+                raise kind(f"fragment store {url} cannot be listed: {err}") from err
         return found
 
     def _parse(self, journal: str, url: str, item: StoredObject) -> Fragment | None:
@@ -94,10 +102,13 @@ class FragmentLister:
 class Refresher:
     """Keeps the index of one journal up to date with its stores."""
 
-    def __init__(self, index: Index, lister: FragmentLister) -> None:
+    def __init__(self, index: Index, lister: FragmentLister, clock: Clock) -> None:
         self._index = index
         self._lister = lister
+        self._clock = clock
         self._failures = 0
+        self._failing_since = 0.0
+        self._problem = ""
 
     async def refresh(self, spec: JournalSpec) -> bool:
         """List all stores once. A failure keeps what is known, and is logged ever more rarely.
@@ -109,7 +120,7 @@ class Refresher:
         try:
             remote = await self._lister.list(spec)
         except GazetteError as err:
-            self._failures += 1
+            self._on_failure(str(err))
             if self._failures.bit_count() == 1:  # the 1st, 2nd, 4th, 8th …: thousands fail at once
                 _log.warning(
                     "listing the fragments of %s failed %d times: %s",
@@ -118,8 +129,32 @@ class Refresher:
                     err,
                 )
             return False
+        except Exception as err:
+            self._on_failure(f"fragment stores cannot be listed: {err!r}")
+            raise
         if self._failures:
             _log.info("fragments of %s are listed again", spec.name)
         self._failures = 0
         self._index.replace_remote(remote, listing=listing)
         return True
+
+    def _on_failure(self, problem: str) -> None:
+        if not self._failures:
+            self._failing_since = self._clock.monotonic()
+        self._failures += 1
+        self._problem = problem
+        if not self._index.first_refresh.is_set():
+            self._index.wake()  # who waits for it looks for how long it fails
+
+    async def wait_first(self) -> str:
+        """Wait until the stores were listed; one that takes its time may, but not one that fails.
+
+        Returns: "", or what fails for long, and the next step. Cancellation: safe.
+        """
+        index = self._index
+        while not index.first_refresh.is_set():
+            if self._failures and self._clock.monotonic() - self._failing_since > _FAILING_S:
+                return f"{self._problem} (mend it, or take it out of the journal's stores)"
+            if not await index.wait_change():
+                break
+        return ""

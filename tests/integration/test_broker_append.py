@@ -9,6 +9,8 @@ import grpc
 import pytest
 
 from gazette_platform.broker.wire import grpc_server
+from gazette_platform.errors import AccessDenied
+from gazette_platform.fragment import refresh
 from gazette_platform.protocol import (
     AppendSuspend,
     CompressionCodec,
@@ -239,6 +241,38 @@ async def test_aa15_an_unusable_store(cluster):
     text = response.store_health_error
     assert text.startswith("fragment store file:///nonexistent/ unhealthy: ")
     assert "file-root" in text
+
+
+async def test_a_second_store_that_cannot_be_listed(cluster, broker, stub, monkeypatch):
+    """What the journal holds is not known then; appends waited for that without an end, or a word."""
+    monkeypatch.setattr(refresh, "_FAILING_S", 1.0)
+    archive = broker._context.stores.get("file:///archive/")
+    is_denied = True
+
+    async def list_unless_denied(prefix):
+        if is_denied:
+            raise AccessDenied("LIST is not for you")
+        async for item in archive.store.list(prefix):
+            yield item
+
+    monkeypatch.setattr(archive, "list", list_unless_denied)
+    request = pb.ApplyRequest()
+    changed = spec(stores=("file:///", "file:///archive/"))
+    request.changes.add().upsert.CopyFrom(changed.to_pb())
+    assert (await stub.Apply(request)).status == pb.OK
+    async with asyncio.timeout(20):
+        responses = await asyncio.gather(*(append(stub, "a/journal", b"x") for _ in range(3)))
+    assert {one.status for one in responses} == {pb.FRAGMENT_STORE_UNHEALTHY}
+    problem = (
+        "fragment store file:///archive/ cannot be listed: LIST is not for you (mend it, or take it "
+        "out of the journal's stores)"
+    )
+    assert {one.store_health_error for one in responses} == {problem}
+    is_denied = False
+    async with asyncio.timeout(20):
+        while (await append(stub, "a/journal", b"y")).status != pb.OK:
+            pass
+    assert await read_all(stub, "a/journal") == b"y"
 
 
 async def test_a_malformed_request(broker, stub, cluster):

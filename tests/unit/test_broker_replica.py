@@ -70,6 +70,7 @@ class Bench:
         self.store = Health()
         self.listings = 0
         self.listed = []
+        self.list_error = None
         self.persisted = []
         self.state = SimpleNamespace(
             items={},
@@ -130,6 +131,8 @@ class Bench:
 
     async def list(self, spec):
         self.listings += 1
+        if self.list_error is not None:
+            raise self.list_error
         return CoverSet(self.listed)
 
     def resolve(self, journal, *, may_proxy, require_primary):
@@ -358,6 +361,23 @@ async def test_fs16_a_store_that_recovers_is_ready(bench):
     bench.store.set(None, checks=2)
     assert await waiting == ""
     assert bench.replica.is_ready
+
+
+async def test_a_listing_that_fails_for_long_is_the_end_though_the_first_store_is_healthy(bench):
+    await bench.replica.close()
+    bench.list_error = StoreUnavailable("two is down")
+    bench.replica = bench.make()
+    waiting = bench.context.tasks.spawn(bench.replica.wait_ready())
+    for _ in range(3):
+        await bench.replica._refresh()
+        assert not waiting.done()
+        bench.clock.advance(6)
+    await bench.replica._refresh()
+    async with asyncio.timeout(5):
+        assert (await waiting).startswith("two is down (")
+    bench.list_error = None
+    await bench.replica._refresh()
+    assert await bench.replica.wait_ready() == ""
 
 
 async def test_a_journal_without_stores_needs_none(bench):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import pytest
 
-from gazette_platform.errors import GazetteError, StoreUnavailable
+from gazette_platform.errors import GazetteError, StoreError, StoreUnavailable
 from gazette_platform.fragment.index import Index
 from gazette_platform.fragment.refresh import FragmentLister, Refresher
 from gazette_platform.ops.clock import ManualClock
+from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.stores import open_store
 
@@ -83,13 +85,16 @@ async def test_other_files_are_skipped_and_named_once(registry, tmp_path, caplog
 
 async def test_a_failing_store_fails_the_listing(registry, tmp_path):
     registry.failures = [None, StoreUnavailable("down")]
-    with pytest.raises(StoreUnavailable, match="down"):
+    with pytest.raises(StoreUnavailable, match="store file:///two/ cannot be listed: down"):
+        await FragmentLister(registry).list(spec_of(*STORES))
+    registry.failures = [GazetteError("of a kind that is no store's")]
+    with pytest.raises(StoreError, match="store file:///one/ cannot be listed: of a kind"):
         await FragmentLister(registry).list(spec_of(*STORES))
 
 
 async def test_no_stores_are_an_empty_listing(registry):
     index = Index(ManualClock())
-    refresher = Refresher(index, FragmentLister(registry))
+    refresher = Refresher(index, FragmentLister(registry), ManualClock())
     assert await refresher.refresh(spec_of())
     assert index.first_refresh.is_set()
 
@@ -97,7 +102,7 @@ async def test_no_stores_are_an_empty_listing(registry):
 async def test_a_failure_keeps_what_is_known(registry, tmp_path):
     write(tmp_path, "one", 0, 100)
     index = Index(ManualClock())
-    refresher = Refresher(index, FragmentLister(registry))
+    refresher = Refresher(index, FragmentLister(registry), ManualClock())
     assert await refresher.refresh(spec_of(STORES[0]))
     registry.failures = [GazetteError("down")]
     assert not await refresher.refresh(spec_of(STORES[0]))
@@ -105,15 +110,87 @@ async def test_a_failure_keeps_what_is_known(registry, tmp_path):
 
 
 async def test_failures_are_logged_ever_more_rarely(registry, caplog):
-    refresher = Refresher(Index(ManualClock()), FragmentLister(registry))
+    refresher = Refresher(Index(ManualClock()), FragmentLister(registry), ManualClock())
     registry.failures = [StoreUnavailable("down")] * 9
     with caplog.at_level(logging.INFO):
         for _ in range(10):
             await refresher.refresh(spec_of(STORES[0]))
     assert [record.message for record in caplog.records] == [
         *(
-            f"listing the fragments of a/journal failed {times} times: down"
+            f"listing the fragments of a/journal failed {times} times: "
+            "fragment store file:///one/ cannot be listed: down"
             for times in (1, 2, 4, 8)
         ),
         "fragments of a/journal are listed again",
     ]
+
+
+@pytest.fixture
+async def tasks():
+    group = TaskGroup("test")
+    yield group
+    await group.close()
+
+
+class Waiting:
+    """Somebody waits for the first listing of two stores."""
+
+    def __init__(self, registry, tasks):
+        self.clock = ManualClock()
+        self.index = Index(self.clock)
+        self.registry = registry
+        self.refresher = Refresher(self.index, FragmentLister(registry), self.clock)
+        self.waiting = tasks.spawn(self.refresher.wait_first())
+
+    async def fail(self, error):
+        self.registry.failures = [None, error]
+        try:
+            return await self.refresher.refresh(spec_of(*STORES))
+        finally:
+            await asyncio.sleep(0)  # who waits sees it
+            await asyncio.sleep(0)
+
+
+async def test_a_first_listing_that_fails_for_long_is_told_with_its_store(registry, tasks):
+    bench = Waiting(registry, tasks)
+    bench.clock.advance(1000)
+    assert not await bench.fail(StoreUnavailable("down"))
+    bench.clock.advance(12)
+    assert not await bench.fail(StoreUnavailable("still down"))
+    assert not bench.waiting.done()
+    bench.clock.advance(1)
+    assert not await bench.fail(StoreUnavailable("gone"))
+    problem = (
+        "fragment store file:///two/ cannot be listed: gone (mend it, or take it out of the journal's "
+        "stores)"
+    )
+    assert await bench.waiting == problem
+    assert await bench.refresher.wait_first() == problem, "those behind wait no longer"
+    assert await bench.refresher.refresh(spec_of(*STORES))
+    assert await bench.refresher.wait_first() == ""
+
+
+async def test_a_first_listing_that_comes_back_in_time_is_none_that_failed(registry, tasks):
+    bench = Waiting(registry, tasks)
+    assert not await bench.fail(StoreUnavailable("down"))
+    bench.clock.advance(11)
+    assert await bench.refresher.refresh(spec_of(*STORES))
+    assert await bench.waiting == ""
+
+
+async def test_a_first_listing_that_fails_as_nobody_foresaw_is_told_too(registry, tasks):
+    bench = Waiting(registry, tasks)
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            await bench.fail(KeyError("unforeseen"))
+        bench.clock.advance(13)
+    with pytest.raises(KeyError):
+        await bench.fail(KeyError("unforeseen"))
+    assert "KeyError('unforeseen')" in await bench.waiting
+
+
+async def test_who_waits_for_a_first_listing_ends_with_the_replica(registry, tasks):
+    bench = Waiting(registry, tasks)
+    await asyncio.sleep(0)
+    bench.index.close()
+    assert await bench.waiting == ""
