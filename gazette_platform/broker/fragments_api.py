@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.broker.known import wait_known
+from gazette_platform.broker.known import check_fence, wait_known
 from gazette_platform.broker.replica import Replica
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import GazetteError, ValidationError
@@ -76,13 +76,16 @@ class FragmentsApi:
             return await self._proxy.list_fragments(request, resolution.header)
         replica = self._resolver.replicas.get(resolution.journal)
         if status is Status.OK and isinstance(replica, Replica) and not request.do_not_proxy:
-            better = self._proxy.better_placed(replica, -1)
+            better = self._proxy.better_placed(replica, replica.missing_at)
             if better is not None:
                 return await self._proxy.list_fragments(request, better.header)
         response = pb.FragmentsResponse(status=status.value)  # type: ignore[arg-type]
         resolution.header.into_pb(response.header)
         if status is Status.OK and isinstance(replica, Replica):
             await wait_known(replica, timeout_s=self._context.config.append_wait_s)
+            if replica.is_primary:  # else who goes on behind the last one passes it over for good
+                await replica.wait_filled()
+                check_fence(replica)
             fragments = await replica.index.inspect()
             if fragments is None:
                 raise _stopped()

@@ -408,6 +408,13 @@ class Replica:
         end = self.hole_end
         return end > 0 and not self.index.covers(end - 1, end)
 
+    @property
+    def missing_at(self) -> int:
+        """The last offset before our spool, where that is neither here nor listed; else -1."""
+        end = self.hole_end
+        is_missing = end > self.noted_head and not self.index.covers(end - 1, end)
+        return end - 1 if is_missing and self._stores else -1
+
     def _hole_refresh_s(self) -> float:
         """Seconds until the stores are listed for what precedes our spool; infinity: not any more."""
         age_s = self._context.clock.monotonic() - self._hole_at
@@ -426,6 +433,15 @@ class Replica:
     async def wait_gap(self, offset: int) -> bool:
         """As `Gaps.wait`, for as long as appends wait; of a journal without stores nothing comes."""
         return bool(self._stores) and await self.gaps.wait(offset)
+
+    async def wait_filled(self) -> None:
+        """Wait until nothing is `missing_at`, or no other broker has it.
+
+        Raises: RpcFailed: UNAVAILABLE: one has it still: ask again. Cancellation: safe.
+        """
+        at = self.missing_at
+        if at >= 0:
+            await self.gaps.wait_listed(at, lost_at=-math.inf)
 
     async def _settle_others(self) -> bool:
         """Have others store what they hold of the journal, and list it. Returns: whether it is so.

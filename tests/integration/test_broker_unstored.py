@@ -25,6 +25,7 @@ from gazette_platform.testing.local_broker import (
     eventually,
     read,
     read_all,
+    spans,
     store_fragment,
 )
 
@@ -263,6 +264,25 @@ async def test_no_read_ends_before_what_a_living_broker_holds_however_long_that_
     assert await read_all(stub, JOURNAL) == b"before that is here"
 
 
+async def test_no_list_leaves_out_what_a_living_broker_holds_however_long_that_takes(
+    cluster, tasks, monkeypatch
+):
+    """Who goes on behind the last fragment of a list would pass it over for good."""
+    second, back, draining = await handed_over(cluster, tasks)
+    stub, replica = cluster.stub(second), second._resolver.replicas[JOURNAL]
+    await append(stub, JOURNAL, b"here")
+    await replica.close_fragment()
+    await eventually(lambda: replica.index.is_stored(15, 19))
+    minutes_later(second, monkeypatch)
+    replica.gaps.wait_s = 1.0
+    request = pb.FragmentsRequest(journal=JOURNAL)
+    assert "content at 14" in await refused(stub.ListFragments(request))
+    back.set()
+    assert await draining == []
+    listed = (await stub.ListFragments(request)).fragments
+    assert spans(one.spec for one in listed) == [(0, 7), (7, 15), (15, 19)]
+
+
 async def test_a_read_ends_before_what_no_broker_holds(cluster, tasks, monkeypatch):
     second, _, draining = await handed_over(cluster, tasks)
     draining.cancel()
@@ -272,6 +292,8 @@ async def test_a_read_ends_before_what_no_broker_holds(cluster, tasks, monkeypat
     await append(stub, JOURNAL, b"here")
     minutes_later(second, monkeypatch)
     assert await read_all(stub, JOURNAL) == b""
+    listed = (await stub.ListFragments(pb.FragmentsRequest(journal=JOURNAL))).fragments
+    assert spans(one.spec for one in listed) == [(15, 19)]
 
 
 async def refused(call):
