@@ -400,7 +400,7 @@ class Replica:
         """Whether content of before our spool is neither here nor known to be in a store yet.
 
         It is at other replicas, which persist it: they had it when our spool began. If they do not
-        within minutes it is lost, and nobody waits for it any more.
+        within minutes, nobody waits for it any more whom none of them tells that it has it.
         """
         if self._hole_refresh_s() == math.inf or not self._stores:
             return False
