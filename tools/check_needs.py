@@ -58,6 +58,12 @@ NEEDS = (
         why="the tests that look which processes a platform has left",
         install="apt-get install --no-install-recommends procps",
     ),
+    Need(
+        names=("strace",),
+        variable="",
+        why="tests of brokers with slow disks",
+        install="apt-get install --no-install-recommends strace",
+    ),
 )
 
 

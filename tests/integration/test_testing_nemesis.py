@@ -7,10 +7,12 @@ import itertools
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.testing.chaos.nemesis import Nemesis
 from gazette_platform.testing.chaos.plan import Fault, FaultKind
 from gazette_platform.testing.chaos.watchdog import Watchdog
@@ -285,6 +287,48 @@ async def test_disk_that_cannot_be_filled_is_left_out(nemesis, said):
     assert nemesis.begins == []
     assert set(nemesis.left_out) == {FaultKind.SPOOL_FULL}
     assert said[0].startswith("left out: ")
+
+
+def tracer_of(pid):
+    """Who traces a process: strace does, while its disk is slow."""
+    return int(Path(f"/proc/{pid}/status").read_text().split("TracerPid:")[1].split()[0])
+
+
+@pytest.fixture
+async def traceable(cluster):
+    """A process in the place of a broker."""
+    process = await asyncio.create_subprocess_exec("sleep", "600")
+    cluster.brokers["broker-1"].pid = process.pid
+    yield process.pid
+    process.kill()
+    await process.wait()
+
+
+async def test_disk_of_a_broker_is_slow_for_as_long_as_the_fault(nemesis, cluster, traceable):
+    fault = Fault(0.0, FaultKind.SLOW_DISK, ("broker-1",), 0.5)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(nemesis.run([fault]))
+        await eventually(lambda: tracer_of(traceable))
+    assert not tracer_of(traceable)
+    assert cluster.done == []
+    assert [kind for _, _, kind in nemesis.spans] == ["slow-disk"]
+
+
+async def test_slow_disk_that_is_cut_short_lets_go_of_the_broker(nemesis, cluster, traceable):
+    tasks = TaskGroup("test")
+    fault = Fault(0.0, FaultKind.SLOW_DISK, ("broker-1",), 600.0)
+    run = tasks.spawn(nemesis.run([fault]))
+    await eventually(lambda: tracer_of(traceable))
+    await tasks.close()
+    assert run.cancelled()
+    assert not tracer_of(traceable)
+
+
+async def test_what_cannot_be_inflicted_here_is_left_out(nemesis, monkeypatch):
+    monkeypatch.setattr(nemesis._inflictor, "_problems", {FaultKind.SLOW_DISK: "it may not"})
+    await nemesis.run([Fault(0.0, FaultKind.SLOW_DISK, ("broker-1",), 0.05)])
+    assert nemesis.begins == []
+    assert nemesis.left_out == {FaultKind.SLOW_DISK: "it may not"}
 
 
 async def test_interrupted_faults_are_mended(nemesis, cluster, etcd):

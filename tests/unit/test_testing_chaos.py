@@ -21,9 +21,9 @@ ZONES = {"broker-1": "a", "broker-2": "a", "broker-3": "b", "broker-4": "b", "br
 JOURNALS = ("a/one", "a/two", "a/three")
 TAKES_PROCESSES = (FaultKind.KILL, FaultKind.PAUSE, FaultKind.PARTITION, FaultKind.LAST_REPLICA)
 PLAN_7 = [
-    "    3.0 s  spool-full broker-3 for 3.1 s",
-    "    4.7 s  drain broker-5",
-    "    6.0 s  store-full for 9.4 s",
+    "    3.0 s  store-full for 5.2 s",
+    "    9.1 s  spool-full broker-2 for 6.1 s",
+    "   15.3 s  reset for 2.0 s",
 ]
 
 
@@ -341,6 +341,9 @@ def test_wrong_options_are_one_line(capsys, tmp_path, monkeypatch):
     ]:
         assert main(options) == 2
         assert text in capsys.readouterr().err
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main([]) == 2
+    assert "apt-get install strace" in capsys.readouterr().err
     monkeypatch.delenv("GAZETTE_ETCD")
     monkeypatch.setenv("GAZETTE_TOOLS", "own")
     assert main([]) == 2

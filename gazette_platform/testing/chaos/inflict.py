@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, final
 from gazette_platform.testing.chaos.plan import Fault, FaultKind
 from gazette_platform.testing.etcd import EtcdTrio
 from gazette_platform.testing.fault_proxy import Direction
+from gazette_platform.testing.slow_disk import SlowDisk
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from gazette_platform.testing.cluster import BrokerCluster
     from gazette_platform.testing.etcd import EtcdServer
@@ -23,6 +24,9 @@ _START_TIMEOUT_S = 60.0
 _RESETS_PER_S = 10.0
 # A slow broker runs for the first of these, and stands still for the second, again and again.
 _RUN_S, _STALL_S = 0.1, 0.2
+# Of a slow disk: what a read or write of a file takes more, at least and at most; and a sync.
+_DISK_DATA_S = (0.02, 0.1)
+_DISK_SYNC_S = 0.2
 _DELAY_S = 0.15
 _BYTES_PER_S = 100_000.0
 
@@ -41,6 +45,7 @@ class Inflictor:
         *,
         lease_s: float,
         disks: dict[str, SmallDisk],
+        problems: Mapping[FaultKind, str],
         replicas_of: Callable[[str], Awaitable[Sequence[str]]],
         stale_primary: Callable[[], Awaitable[None]],
         say: Callable[[str], None],
@@ -49,6 +54,7 @@ class Inflictor:
         self._etcd = etcd
         self._lease_s = lease_s
         self._disks = disks
+        self._problems = problems
         self._replicas_of = replicas_of
         self._say = say
         self._store_is_there = asyncio.Event()
@@ -61,6 +67,7 @@ class Inflictor:
             FaultKind.STALE_PRIMARY: lambda *_: stale_primary(),
             FaultKind.HICCUP: self._pause,
             FaultKind.SLOW_BROKER: self._slow_broker,
+            FaultKind.SLOW_DISK: self._slow_disk,
             FaultKind.RESET: self._reset,
             FaultKind.ONE_WAY: self._one_way,
             FaultKind.SLOW_NETWORK: self._slow_network,
@@ -83,7 +90,7 @@ class Inflictor:
             names = fault.targets or ("",)
             if not all(name in self._disks and self._disks[name].is_mounted for name in names):
                 return "a disk of its own takes the right to mount one"
-        return ""
+        return self._problems.get(fault.kind, "")
 
     async def inflict(self, fault: Fault) -> None:
         """Do it, wait, and undo it; brokers that it ended are started, unless by a lost lease.
@@ -133,6 +140,16 @@ class Inflictor:
             await asyncio.sleep(_STALL_S)
             self._resume([name])
             await asyncio.sleep(_RUN_S)
+
+    async def _slow_disk(self, fault: Fault, rng: random.Random) -> None:
+        (name,) = fault.targets
+        broker = self._cluster.brokers[name]
+        if broker.has_ended:
+            return
+        data_s = rng.uniform(*_DISK_DATA_S)
+        self._say(f"each read or write of a file takes {name} {data_s * 1e3:.0f} ms more")
+        async with SlowDisk(broker.pid, data_s=data_s, sync_s=_DISK_SYNC_S):
+            await asyncio.sleep(fault.duration_s)
 
     async def _drain(self, fault: Fault, rng: random.Random) -> None:
         names = fault.targets or self._cluster.names

@@ -12,7 +12,7 @@ from gazette_platform.testing.chaos.logs import lost_its_lease
 from gazette_platform.testing.chaos.plan import Fault, FaultKind
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
     from gazette_platform.ops.clock import Clock
     from gazette_platform.testing.cluster import BrokerCluster
@@ -56,6 +56,7 @@ class Nemesis:
           stale_primary: inflicts that kind, until the broker that it is about has ended.
           settle: waits until the cluster is whole; told whether also until all is stored, and
           which brokers have ended without a note of where journals end.
+          problems: why kinds cannot be inflicted here, as far as that is known before.
           is_starved: whether the machine itself was so late lately that leases run out by it.
           say: is told what happens, a line each.
 
@@ -79,6 +80,7 @@ class Nemesis:
         settle: Callable[[bool, Sequence[str]], Coroutine[None, None, None]],
         is_starved: Callable[[], bool] = lambda: False,
         disks: dict[str, SmallDisk] | None = None,
+        problems: Mapping[FaultKind, str] | None = None,
     ) -> None:
         self.begins: list[tuple[float, str]] = []
         self.spans: list[tuple[float, float, str]] = []
@@ -101,6 +103,7 @@ class Nemesis:
             etcd,
             lease_s=lease_s,
             disks=disks or {},
+            problems=problems or {},
             replicas_of=replicas_of,
             stale_primary=stale_primary,
             say=say,

@@ -37,7 +37,9 @@ class FaultKind(StrEnum):
     HICCUP = "hiccup"
     """SIGSTOP of a broker, shorter than its lease."""
     SLOW_BROKER = "slow-broker"
-    """A broker gets a third of its time only, as one does whose disk or machine is slow."""
+    """A broker gets a third of its time only, as one does whose machine is slow."""
+    SLOW_DISK = "slow-disk"
+    """Each call of a broker to its files takes 20 to 200 ms more."""
     RESET = "reset"
     """Connections to brokers, of peers and clients, are reset at 10 a second."""
     ONE_WAY = "one-way"
@@ -82,7 +84,10 @@ _STORE = (FaultKind.STORE_CUT, FaultKind.STORE_FULL)
 _EXCLUSIVE = (
     _NEED_REPLICAS,
     # Together they last longer than what is left of a lease before it is renewed.
-    (FaultKind.ETCD_RESTART, FaultKind.ETCD_LEADER, FaultKind.HICCUP, FaultKind.SLOW_BROKER),
+    (
+        *(FaultKind.ETCD_RESTART, FaultKind.ETCD_LEADER),
+        *(FaultKind.HICCUP, FaultKind.SLOW_BROKER, FaultKind.SLOW_DISK),
+    ),
     _STORE,
     (FaultKind.RESET, FaultKind.ONE_WAY, FaultKind.SLOW_NETWORK, FaultKind.LAST_REPLICA),
     # A partition is a fault of the network too.
@@ -252,6 +257,7 @@ class _Planner:
             case (
                 FaultKind.HICCUP
                 | FaultKind.SLOW_BROKER
+                | FaultKind.SLOW_DISK
                 | FaultKind.ONE_WAY
                 | FaultKind.SLOW_NETWORK
                 | FaultKind.SPOOL_FULL
@@ -271,6 +277,7 @@ class _Planner:
             FaultKind.LAST_REPLICA: (0.8, 1.6),
             FaultKind.HICCUP: (0.1 * lease_s, 0.4 * lease_s),
             FaultKind.SLOW_BROKER: (2.0, 2.0 * lease_s),
+            FaultKind.SLOW_DISK: (2.0, 2.0 * lease_s),
             FaultKind.RESET: (2.0, 6.0),
             FaultKind.ONE_WAY: (0.3 * lease_s, 1.5 * lease_s),
             FaultKind.SLOW_NETWORK: (2.0, 2.0 * lease_s),

@@ -32,10 +32,11 @@ from gazette_platform.testing.chaos.workload import Workload
 from gazette_platform.testing.cluster import BrokerCluster, broker_names
 from gazette_platform.testing.etcd import EtcdServer, EtcdTrio
 from gazette_platform.testing.history import Recorder, load_history
+from gazette_platform.testing.slow_disk import slow_disk_problem
 from gazette_platform.testing.small_disk import SmallDisk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 __all__ = ["ChaosConfig", "run_chaos", "starved_in"]
 
@@ -83,12 +84,15 @@ async def run_chaos(
     """Run a cluster, its clients and its faults, and check what the clients saw.
 
     Args: say: is told what happens, a line each.
-    Raises: GazetteError: the cluster could not even be started.
+    Raises: GazetteError: the cluster could not even be started, or a program is missing.
     Cancellation: stops every process; the folder stays.
     """
+    problems = {}
+    if FaultKind.SLOW_DISK in config.kinds_chosen and (why := await slow_disk_problem()):
+        problems[FaultKind.SLOW_DISK] = why
     folder = config.folder or Path(tempfile.mkdtemp(prefix="gazette-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
-    result = await _Run(config, folder, say, clock or SystemClock()).run()
+    result = await _Run(config, folder, say, clock or SystemClock(), problems).run()
     if config.folder is None and result.is_ok:
         shutil.rmtree(folder)
         return result
@@ -99,7 +103,12 @@ async def run_chaos(
 @final
 class _Run:
     def __init__(
-        self, config: ChaosConfig, folder: Path, say: Callable[[str], None], clock: Clock
+        self,
+        config: ChaosConfig,
+        folder: Path,
+        say: Callable[[str], None],
+        clock: Clock,
+        problems: Mapping[FaultKind, str],
     ) -> None:
         self._config = config
         self._folder = folder
@@ -112,6 +121,7 @@ class _Run:
         self._scene: Scene | None = None
         self._nemesis: Nemesis | None = None
         self._plan: tuple[Fault, ...] = ()
+        self._problems = problems
 
     def _say(self, text: str) -> None:
         self._say_to(f"[{self._clock.monotonic() - self._began:6.1f}] {text}")
@@ -205,6 +215,7 @@ class _Run:
             ),
             is_starved=self._is_starved,
             disks=disks,
+            problems=self._problems,
         )
         await workload.create_journals()
         self._say(f"{len(config.workload.all_names)} journals take appends; clients start")
