@@ -197,13 +197,11 @@ def components_of(
     ]
     lake = tuple(name for name in (metastore.NAME,) if options.has(name))
     if options.has("trino"):
-        found.append(
-            trino.trino_component(
-                layout.trino,
-                port=ports["trino"],
-                metastore=endpoints.metastore.removeprefix("thrift://"),
-                uses=lake,
-            )
+        found += trino.trino_components(
+            layout.trino,
+            port=ports["trino"],
+            metastore=endpoints.metastore.removeprefix("thrift://"),
+            uses=lake,
         )
     if options.has("dagster"):
         found += dagster.dagster_components(

@@ -11,7 +11,7 @@ from gazette_platform.errors import SetupError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["HOST", "choose_ports", "is_free"]
+__all__ = ["HOST", "choose_ports", "hidden_address", "is_free"]
 
 HOST = "127.0.0.1"
 
@@ -21,14 +21,17 @@ _FIRST = 20_000
 _LAST = 29_999
 _TRIES_MAX = 1_000
 
+# Hidden servers are below those that are known, and so never in their way.
+_HIDDEN_FIRST = 10_000
 
-def is_free(port: int) -> bool:
-    """Whether a server could bind `port` of 127.0.0.1 now."""
+
+def is_free(port: int, host: str = HOST) -> bool:
+    """Whether a server could bind `port` of the loopback address `host` now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         # As servers do: a connection that lingers after a restart is no reason to move.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((HOST, port))
+            probe.bind((host, port))
             probe.listen(1)
         except OSError:
             return False
@@ -69,6 +72,24 @@ def choose_ports(
             at = port = _next_free(at, taken | set(former.values()))
         chosen[name] = port
     return chosen
+
+
+def hidden_address() -> tuple[str, int]:
+    """Host and port of loopback, free now, for a server that no web page is to find by trying.
+
+    There are 2^24 hosts, each with its ports, and the choice is another each time. Where 127.0.0.1
+    is the only one, as on macOS, it is that.
+
+    Raises: SetupError: none was free.
+    """
+    for attempt in range(_TRIES_MAX):
+        parts = [1 + secrets.randbelow(254) for _ in range(3)]
+        is_late = attempt > _TRIES_MAX // 2
+        host = HOST if is_late else ".".join(["127", *map(str, parts)])
+        port = _HIDDEN_FIRST + secrets.randbelow(_FIRST - _HIDDEN_FIRST)
+        if is_free(port, host):
+            return host, port
+    raise SetupError(f"no free port among {_TRIES_MAX} from {_HIDDEN_FIRST} to {_FIRST - 1}")
 
 
 def _next_free(at: int, taken: set[int]) -> int:

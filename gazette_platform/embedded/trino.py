@@ -1,21 +1,28 @@
-"""Trino as a component: one node that is coordinator and worker, on loopback."""
+"""Trino as two components: one node that is coordinator and worker, and the guard before it.
+
+It serves whoever reaches it, and every page that a browser shows could. So it hides on loopback, and
+the guard is where it is known to be; see `guard_main`.
+"""
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from gazette_platform.embedded import tools
-from gazette_platform.embedded.component import Component
+from gazette_platform.embedded.component import Component, answers_tcp
+from gazette_platform.embedded.guard_main import GUARDED
+from gazette_platform.embedded.ports import HOST, hidden_address
 from gazette_platform.errors import SetupError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["NAME", "trino_component", "write_configuration"]
+__all__ = ["GUARD", "NAME", "guard_component", "trino_components", "write_configuration"]
 
 NAME = "trino"
+GUARD = "trino-guard"
 
-_HOST = "127.0.0.1"
 _QUERY_TIMEOUT_S = 10.0
 # One gigabyte serves the demo's tables; the query limits leave room for what Trino itself holds.
 _JVM_CONFIG = """\
@@ -32,11 +39,14 @@ _JVM_CONFIG = """\
 -Djdk.nio.maxCachedBufferSize=2000000
 -Dfile.encoding=UTF-8
 """
+# The launcher shows all of node.properties on the command line, so the address is in this file.
 _CONFIG = """\
 coordinator=true
 node-scheduler.include-coordinator=true
 http-server.http.port={port}
-discovery.uri=http://127.0.0.1:{port}
+discovery.uri=http://{host}:{port}
+node.bind-ip={host}
+node.internal-address={host}
 query.max-memory=256MB
 query.max-memory-per-node=256MB
 memory.heap-headroom-per-node=200MB
@@ -47,8 +57,6 @@ _NODE = """\
 node.environment=gazette
 node.id=gazette-embedded
 node.data-dir={data_dir}
-node.bind-ip=127.0.0.1
-node.internal-address=127.0.0.1
 """
 # Nothing of what changes outside Trino is cached: a partition that was just added, and a fragment
 # that was just persisted into a known partition, are seen by the next query.
@@ -78,18 +86,19 @@ fs.hadoop.enabled=true
 """
 
 
-def write_configuration(etc: Path, *, port: int, data_dir: Path, metastore: str) -> None:
-    """Write Trino's configuration folder, over what is there.
+def write_configuration(etc: Path, *, host: str, port: int, data_dir: Path, metastore: str) -> None:
+    """Write Trino's configuration folder, over what is there; other users cannot read it.
 
-    Args: metastore: ``host:port``; empty for no catalogs of the lake.
+    Args: host: address to bind. port: of HTTP. metastore: ``host:port``; empty for no catalogs of the lake.
     """
     catalogs = etc / "catalog"
     catalogs.mkdir(parents=True, exist_ok=True)
+    etc.chmod(0o700)
     for stale in catalogs.glob("*.properties"):
         stale.unlink()
     files = {
         "jvm.config": _JVM_CONFIG,
-        "config.properties": _CONFIG.format(port=port),
+        "config.properties": _CONFIG.format(host=host, port=port),
         "node.properties": _NODE.format(data_dir=data_dir),
         "log.properties": "io.trino=WARN\nio.airlift=WARN\nBootstrap=WARN\n",
         "catalog/tpch.properties": "connector.name=tpch\n",
@@ -101,16 +110,20 @@ def write_configuration(etc: Path, *, port: int, data_dir: Path, metastore: str)
         (etc / name).write_text(text, "utf-8")
 
 
-def trino_component(folder: Path, *, port: int, metastore: str, uses: tuple[str, ...]) -> Component:
-    """Trino with its state in `folder`; its tools are installed and its configuration written.
+def trino_components(
+    folder: Path, *, port: int, metastore: str, uses: tuple[str, ...]
+) -> list[Component]:
+    """The guard, and Trino with its state in `folder`; its tools are installed, its configuration written.
 
-    Args: port: of HTTP, on 127.0.0.1. metastore: ``host:port``, or empty. uses: what it calls.
+    Args: port: of 127.0.0.1, where the guard is. metastore: ``host:port``, or empty. uses: what
+          Trino calls.
     """
     home = tools.trino()
     etc = folder / "etc"
     data_dir = folder / "data"
     data_dir.mkdir(parents=True, exist_ok=True)
-    write_configuration(etc, port=port, data_dir=data_dir, metastore=metastore)
+    host, hidden_port = hidden_address()
+    write_configuration(etc, host=host, port=hidden_port, data_dir=data_dir, metastore=metastore)
     command = (
         str(home / "bin" / "launcher"),
         "run",
@@ -122,15 +135,36 @@ def trino_component(folder: Path, *, port: int, metastore: str, uses: tuple[str,
         str(tools.java(25)),
     )
     query = "SHOW SCHEMAS FROM hive" if metastore else "SELECT 1"
-    return Component(
+    server = Component(
         name=NAME,
         command=command,
-        uses=uses,
-        ports=(port,),
+        uses=(GUARD, *uses),
         folder=folder,
         ready=lambda: _answers(port, query),
         start_timeout_s=300.0,
         stop_timeout_s=30.0,
+    )
+    return [guard_component(port=port, url=f"http://{host}:{hidden_port}"), server]
+
+
+def guard_component(*, port: int, url: str) -> Component:
+    """The guard on `port` of 127.0.0.1, before the server at `url`."""
+    return Component(
+        name=GUARD,
+        command=(
+            sys.executable,
+            "-m",
+            "gazette_platform.embedded.guard_main",
+            f"--name={NAME}",
+            f"--host={HOST}",
+            f"--port={port}",
+        ),
+        ports=(port,),
+        environment={GUARDED: url},
+        ready=lambda: answers_tcp(HOST, port),
+        start_timeout_s=60.0,
+        stop_timeout_s=10.0,
+        is_restarted=True,
     )
 
 
@@ -145,13 +179,13 @@ def _answers(port: int, query: str) -> bool:
             "or leave Trino out with --without trino"
         ) from error
     connection = trino.dbapi.connect(  # type: ignore[no-untyped-call]
-        host=_HOST, port=port, user="gazette", max_attempts=1, request_timeout=_QUERY_TIMEOUT_S
+        host=HOST, port=port, user="gazette", max_attempts=1, request_timeout=_QUERY_TIMEOUT_S
     )
     try:
         cursor = connection.cursor()
         cursor.execute(query)
         return bool(cursor.fetchall())
-    except (exceptions.Error, exceptions.TrinoConnectionError, OSError):
+    except (exceptions.Error, exceptions.HttpError, OSError):
         return False
     finally:
         connection.close()

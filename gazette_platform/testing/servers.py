@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gazette_platform.embedded import tools
 from gazette_platform.embedded.metastore import metastore_component
 from gazette_platform.embedded.ports import choose_ports
-from gazette_platform.embedded.trino import trino_component
+from gazette_platform.embedded.trino import trino_components
 from gazette_platform.errors import SetupError
 from gazette_platform.lake import LakeSettings
 from gazette_platform.lake.spark import start_session
@@ -92,13 +92,13 @@ def lake_servers(folder: Path, *, trino: bool = True) -> Iterator[LakeSettings]:
         if not trino:
             yield settings
             return
-        server = trino_component(
+        guard, server = trino_components(
             folder / "trino",
             port=ports["trino"],
             metastore=f"127.0.0.1:{ports['metastore']}",
             uses=(),
         )
-        with running(server, folder / "trino.log"):
+        with running(guard, folder / "guard.log"), running(server, folder / "trino.log"):
             yield settings
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from typing import TYPE_CHECKING
 
 import pytest
@@ -47,7 +51,7 @@ def up(root: Path, without: str) -> dict[str, object]:
 
 def processes_of(root: Path) -> list[str]:
     """Command lines of processes that mention the folder."""
-    shown = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    shown = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True)
     return [line for line in shown.stdout.splitlines() if str(root) in line]
 
 
@@ -138,9 +142,36 @@ def test_trino_reads_and_writes_through_the_metastore(root: Path):
         location = query(connection, 'SELECT "$path" FROM iceberg.test.t LIMIT 1')[0][0]
         assert str(root / "warehouse" / "test.db") in str(location)
         see_new_files(connection, root)
+        only_the_guard_is_found(root, port)
     finally:
         connection.close()
     assert tools.trino().is_dir()
+
+
+def only_the_guard_is_found(root: Path, port: int) -> None:
+    """Trino is not where its users look: the guard is, and refuses what foreign pages ask."""
+    config = (root / "trino" / "etc" / "config.properties").read_text()
+    hidden = {
+        key: re.search(rf"^{key}=(.*)$", config, re.MULTILINE)[1]
+        for key in ("node.bind-ip", "http-server.http.port")
+    }
+    host, hidden_port = hidden["node.bind-ip"], int(hidden["http-server.http.port"])
+    socket.create_connection((host, hidden_port), 10).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", hidden_port), 10)
+    commands = processes_of(root)
+    assert commands
+    assert not [line for line in commands if host in line]
+    for foreign in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/v1/statement",
+            data=b"SELECT 1",
+            headers={"X-Trino-User": "page", **foreign},
+        )
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=30)
+        assert refused.value.code == 403
+        refused.value.close()
 
 
 def see_new_files(connection: trino_client.dbapi.Connection, root: Path) -> None:

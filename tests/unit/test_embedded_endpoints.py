@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gazette_platform.embedded import ports
 from gazette_platform.embedded.endpoints import ComponentState, Endpoints, PlatformState
 from gazette_platform.embedded.layout import PlatformDir
 from gazette_platform.embedded.platform import PlatformOptions, endpoints_of, environment_of
@@ -105,6 +106,18 @@ def test_ports_are_kept_while_they_are_free(taken_port: int):
 def test_ports_are_not_the_same_each_time():
     """A web page could look for a platform where it is known to be."""
     assert len({choose_ports(["one"])["one"] for _ in range(20)}) > 10
+
+
+def test_servers_hide_where_127_0_0_1_is_the_only_address(monkeypatch: pytest.MonkeyPatch):
+    def is_free_there(port: int, host: str) -> bool:
+        return host == "127.0.0.1" and port % 2 == 0
+
+    monkeypatch.setattr(ports, "is_free", is_free_there)
+    host, port = ports.hidden_address()
+    assert (host, port % 2) == ("127.0.0.1", 0)
+    monkeypatch.setattr(ports, "is_free", lambda _port, _host: False)
+    with pytest.raises(SetupError, match="no free port"):
+        ports.hidden_address()
 
 
 def test_new_names_do_not_take_the_former_port_of_a_later_one():
