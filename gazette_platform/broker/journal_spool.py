@@ -286,6 +286,14 @@ class JournalSpool:
         total = self._digest_copy().digest() if self.end > spool.begin else ZERO_SUM
         return Fragment(spool.journal, spool.begin, self.end, total, spool.codec)
 
+    def settled_proposal(self) -> Fragment | None:
+        """As `proposal`, without what is staged; None: that crossed a roll."""
+        if self._staged and self._staged[0].digester is not self.digester:
+            return None
+        spool = self.spool
+        total = spool.digest_copy().digest() if spool.content_length else ZERO_SUM
+        return Fragment(spool.journal, spool.begin, spool.end, total, spool.codec)
+
     def commit(self, draft: Draft, registers: LabelSet, *, appends: int = 1) -> None:
         """Settle a draft at once; nothing is staged before it."""
         digester, length = draft.digester, draft.length

@@ -109,6 +109,8 @@ class Replicator:
         self._pipeline: Pipeline | None = None
         self._failure: RpcFailed | None = None  # of the last pipeline, until there is another
         self._settled = 0
+        # Of what is staged, while its outcome is unknown: who was proposed it.
+        self._doubtful: frozenset[ProcessId] = frozenset()
         # Replicas were sent content of which they do not know yet what becomes of it.
         self._is_open = False
         # Of each proposal under way: who is told how it ended.
@@ -193,6 +195,7 @@ class Replicator:
             if event is not None:
                 return event
         spool.settle_all()
+        self._doubtful = frozenset()
         self.is_synced = True
         self._touch()
         return fsm.Synced()
@@ -202,6 +205,7 @@ class Replicator:
         spool, pipeline = self._spool, self._pipeline
         if pipeline is None:
             pipeline = self._pipeline = self._open(route)
+        await self._forget_if_nobody_has_it(pipeline, route)
         outcome = await pipeline.sync(spool.proposal(), spool.registers, timeout_s=_SYNC_TIMEOUT_S)
         if outcome.read_revision:
             await self._close_pipeline()
@@ -209,6 +213,24 @@ class Replicator:
         if outcome.roll_to:
             return fsm.SyncMismatch(outcome.roll_to, outcome.registers)
         return None
+
+    async def _forget_if_nobody_has_it(self, pipeline: Pipeline, route: Route) -> None:
+        """Forget staged content whose outcome is unknown, if no replica turns out to have it.
+
+        Proposed as it is, it would move replicas that lack it to its end. If we then left, it would
+        be nowhere, and they would go on behind it. What one of them has, or may have that is not
+        there to be asked, keeps its offsets: its readers may have seen it.
+        """
+        spool = self._spool
+        if spool.is_settled or not self._doubtful <= set(route.members):
+            return
+        settled = spool.settled_proposal()
+        if settled is None:
+            return
+        outcome = await pipeline.sync(settled, spool.spool.registers, timeout_s=_SYNC_TIMEOUT_S)
+        if not outcome.read_revision and outcome.roll_to <= settled.end:
+            spool.drop_staged()
+            self._doubtful = frozenset()
 
     def _open(self, route: Route) -> Pipeline:
         pipeline = Pipeline(
@@ -314,7 +336,12 @@ class Replicator:
     def _on_broken(self, pipeline: Pipeline, failure: RpcFailed) -> None:
         if self._pipeline is pipeline:
             self._pipeline = None
+            self._doubt(pipeline)
             self._fail(failure)
+
+    def _doubt(self, pipeline: Pipeline) -> None:
+        if not self._spool.is_settled:
+            self._doubtful |= set(pipeline.route.members)
 
     def _fail(self, failure: RpcFailed) -> None:
         self._failure = failure
@@ -399,6 +426,7 @@ class Replicator:
     def _drop_pipeline(self, why: str = "replicas changed while the append was under way") -> None:
         pipeline, self._pipeline = self._pipeline, None
         if pipeline is not None:
+            self._doubt(pipeline)
             pipeline.abandon()
         self._fail(RpcFailed(Code.UNAVAILABLE, f"{self._host.name}: {why}"))
 

@@ -11,23 +11,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from replication_bench import (
-    NAME,
-    OWN,
-    THREE,
-    A,
-    B,
-    Bench,
-    Link,
-    Stream,
-    settle,
-)
+from replication_bench import NAME, OWN, THREE, A, B, Bench, Link, Stream, settle
 
-from gazette_platform.broker import (
-    append_fsm as fsm,
-    replicate_api,
-    replicator as module,
-)
+from gazette_platform.broker import append_fsm as fsm, replicate_api, replicator as module
 from gazette_platform.broker.interrupt import Interrupt, Interrupted
 from gazette_platform.broker.journal_spool import Draft
 from gazette_platform.broker.replicate_api import ReplicateApi, _Session, _Tenure
@@ -167,6 +153,49 @@ async def test_fs24_a_replica_that_fails_leaves_the_outcome_open(bench, monkeypa
     assert bench.nodes[B].content(13) == b"after"
     await bench.primary.spool.completed()
     assert [c.fragment.end for c in bench.primary.completed] == [7, 13]
+
+
+async def lost_on_its_way(bench, monkeypatch):
+    """An append that was proposed, and reached nobody."""
+    await bench.append(b"before ")
+    held = [Held(monkeypatch, node) for node in bench.nodes.values()]
+    waiting = bench.submit(b"lost")
+    await settle()
+    for node in bench.nodes.values():
+        node.link.cut()
+    with pytest.raises(RpcFailed, match="recv from"):
+        await waiting
+    for one in held:
+        one.gate.set()
+
+
+async def test_what_no_replica_has_is_forgotten(bench, monkeypatch):
+    await lost_on_its_way(bench, monkeypatch)
+    assert await bench.append(b"after") == (7, 12)
+    assert bench.contents() == [b"before after"] * 3
+
+
+async def test_what_a_replica_may_have_that_is_not_there_keeps_its_offsets(bench, monkeypatch):
+    await lost_on_its_way(bench, monkeypatch)
+    bench.primary.route = Route((OWN, A), 0)
+    bench.replicator.on_change()
+    assert await bench.append(b"after") == (11, 16)
+    assert bench.primary.content() == b"before lostafter"
+
+
+async def test_no_replica_is_moved_behind_what_nobody_has(bench, monkeypatch):
+    """Its primary may leave before it says more: the journal would go on behind a hole."""
+    await lost_on_its_way(bench, monkeypatch)
+    held = asyncio.Event()
+    monkeypatch.setattr(bench.nodes[B], "serve", lambda _: held.wait())
+    waiting = bench.submit(b"after")
+    await settle()
+    monkeypatch.setattr(module, "_LEFT_S", 0.01)
+    bench.replicator.reset("it leaves")
+    with pytest.raises(RpcFailed):
+        await waiting
+    await bench.appender.close()
+    assert [node.spool.end for node in (bench.primary, bench.nodes[A])] == [7, 7]
 
 
 async def test_fs24_a_replica_that_fails_under_a_stream_leaves_no_trace_at_the_others(bench):
@@ -595,8 +624,16 @@ async def test_after_what_nobody_foresaw_replicas_forget_what_they_were_sent(ben
     assert bench.contents() == [b"before after"] * 3
 
 
-@pytest.mark.parametrize("lacking", [(B,), (A, B)], ids=["some have it", "nobody has it"])
-async def test_after_what_nobody_foresaw_proposals_under_way_end(bench, monkeypatch, lacking):
+@pytest.mark.parametrize(
+    ("lacking", "content"),
+    [
+        pytest.param((B,), b"before maybe after", id="some have it"),
+        pytest.param((A, B), b"before after", id="nobody has it"),
+    ],
+)
+async def test_after_what_nobody_foresaw_proposals_under_way_end(
+    bench, monkeypatch, lacking, content
+):
     """As their streams do: nobody would tell them of an answer."""
     monkeypatch.setattr(module, "_SMALL_BYTES_MAX", 0)  # the second append goes at once
     await bench.append(b"before ")
@@ -613,9 +650,9 @@ async def test_after_what_nobody_foresaw_proposals_under_way_end(bench, monkeypa
         bench.nodes[peer].link.cut()  # with the proposal
     for one in held:
         one.gate.set()
-    # Some replicas may have shown it: it stays, and nothing takes its place.
-    assert await bench.append(b"after") == (13, 18)
-    assert bench.primary.content() == b"before maybe after"
+    # If a replica may have shown it, it stays, and nothing takes its place.
+    assert await bench.append(b"after") == (len(content) - 5, len(content))
+    assert bench.primary.content() == content
 
 
 @pytest.mark.parametrize("sender", [A, B])
@@ -751,6 +788,3 @@ async def test_what_is_acknowledged_stays_whatever_fails(bench, monkeypatch, see
         for fragment in node.index._all:  # whatever a replica shows is the journal's
             shown = node.content(fragment.begin)
             assert journal[fragment.begin :][: len(shown)] == shown
-
-
-# --------------------------------------------------------------------------------------- interrupt
