@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.broker.journal_spool import Draft, JournalSpool
     from gazette_platform.broker.peer_stream import PeerStream
+    from gazette_platform.broker.pipeline_fsm import SyncOutcome
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.tasks import TaskGroup
     from gazette_platform.protocol import EtcdHeader, LabelSet, ProcessId, Route
@@ -205,8 +206,11 @@ class Replicator:
         spool, pipeline = self._spool, self._pipeline
         if pipeline is None:
             pipeline = self._pipeline = self._open(route)
-        await self._forget_if_nobody_has_it(pipeline, route)
-        outcome = await pipeline.sync(spool.proposal(), spool.registers, timeout_s=_SYNC_TIMEOUT_S)
+        outcome = await self._forget_if_nobody_has_it(pipeline, route)
+        if outcome is None or not outcome.read_revision:
+            outcome = await pipeline.sync(
+                spool.proposal(), spool.registers, timeout_s=_SYNC_TIMEOUT_S
+            )
         if outcome.read_revision:
             await self._close_pipeline()
             return fsm.WrongRoute(outcome.read_revision)
@@ -214,23 +218,28 @@ class Replicator:
             return fsm.SyncMismatch(outcome.roll_to, outcome.registers)
         return None
 
-    async def _forget_if_nobody_has_it(self, pipeline: Pipeline, route: Route) -> None:
+    async def _forget_if_nobody_has_it(
+        self, pipeline: Pipeline, route: Route
+    ) -> SyncOutcome | None:
         """Forget staged content whose outcome is unknown, if no replica turns out to have it.
 
         Proposed as it is, it would move replicas that lack it to its end. If we then left, it would
         be nowhere, and they would go on behind it. What one of them has, or may have that is not
         there to be asked, keeps its offsets: its readers may have seen it.
+
+        Returns: what they answered; None: they were not asked.
         """
         spool = self._spool
         if spool.is_settled or not self._doubtful <= set(route.members):
-            return
+            return None
         settled = spool.settled_proposal()
         if settled is None:
-            return
+            return None
         outcome = await pipeline.sync(settled, spool.spool.registers, timeout_s=_SYNC_TIMEOUT_S)
         if not outcome.read_revision and outcome.roll_to <= settled.end:
             spool.drop_staged()
             self._doubtful = frozenset()
+        return outcome
 
     def _open(self, route: Route) -> Pipeline:
         pipeline = Pipeline(

@@ -512,9 +512,13 @@ async def test_old_streams_are_replaced_between_appends(bench, monkeypatch):
     assert bench.contents() == [b"xyz!"] * 3
 
 
-async def test_fs4_a_peer_that_knows_a_later_route_is_believed(bench):
-    await bench.append(b"x")
-    bench.replicator.rest()
+@pytest.mark.parametrize("is_settled", [True, False])
+async def test_fs4_a_peer_that_knows_a_later_route_is_believed(bench, monkeypatch, is_settled):
+    if is_settled:
+        await bench.append(b"x")
+        bench.replicator.rest()
+    else:
+        await lost_on_its_way(bench, monkeypatch)
     await settle()
     other = Header(A, Route((OWN, A), 0), EtcdHeader(1, 1, 99, 1))
     links = []
