@@ -75,5 +75,6 @@ async def test_who_leaves_behind_an_odd_path_leaves_no_traceback(
             await asyncio.sleep(0)
             writer.transport.abort()
         await brokers.apply(brokers.stub(broker), SPEC)
+    # Asyncio's are of event loops of other tests, which gRPC misses.
+    assert not [r for r in caplog.records if r.exc_info and r.name != "asyncio"]
     assert "Traceback" not in capfd.readouterr().err
-    assert "Traceback" not in caplog.text
