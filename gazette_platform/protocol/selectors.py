@@ -210,7 +210,9 @@ def _terms_of(labels: LabelSet, *, excludes: bool) -> list[str]:
         )
     terms = []
     for name, group in sorted(values.items()):
-        if len(group) > 1:
+        # `name==x` would be read as `name` being `x`.
+        is_ambiguous = group[0].startswith("=") and not excludes
+        if len(group) > 1 or is_ambiguous:
             terms.append(f"{name} {'notin' if excludes else 'in'} ({','.join(group)})")
         elif group[0]:
             terms.append(f"{name}{'!=' if excludes else '='}{group[0]}")

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol import (
@@ -103,6 +103,8 @@ def test_sets_survive_their_message(labels):
 
 
 @given(_SELECTORS)
+@example(LabelSelector(include=LabelSet.of(aa="=")))
+@example(LabelSelector(include=LabelSet.of(aa="=x"), exclude=LabelSet.of(bb="=x")))
 def test_canonical_text_parses_back(selector):
     text = str(selector)
     assert LabelSelector.parse(text) == selector
