@@ -109,9 +109,9 @@ class Stock:
     own limit.
     """
 
-    # Up to here whatever comes is gathered, so that many small appends are written together and a
-    # slow client holds nobody up. Beyond, an append waits for its turn with what it has.
-    _FULL_BYTES = 48 << 20
+    # Up to here whatever comes is gathered, so that many appends are written together and a slow
+    # client holds nobody up: 64 of 1 MiB are. Beyond, an append waits for its turn with what it has.
+    _FULL_BYTES = 80 << 20
 
     # Beyond, appends that are not small are refused. A message of the usual 512 KiB and the window
     # of 4 MiB of about fifty appends that wait for their turn fit.

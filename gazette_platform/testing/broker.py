@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING, Self, final
 
+from gazette_platform.embedded.ports import choose_ports
 from gazette_platform.errors import SetupError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class BrokerServer:
         self._program = program or (sys.executable, "-m", "gazette_platform.cli.gazette")
         self._process: subprocess.Popen[bytes] | None = None
         self._log_begin = 0
-        self.port, self.http_port = _free_port(), _free_port()
+        self.port, self.http_port = choose_ports(["grpc", "http"]).values()
 
     def __enter__(self) -> Self:
         self.start()
@@ -218,9 +218,3 @@ class BrokerServer:
                 return bool(response.status == 200)
         except (urllib.error.URLError, OSError):
             return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -6,7 +6,6 @@ import http.client
 import os
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import tempfile
@@ -16,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, final
 
+from gazette_platform.embedded.ports import choose_ports
 from gazette_platform.errors import SetupError
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class EtcdServer:
             self._dir = Path(tempfile.mkdtemp(prefix="gazette-etcd-"))
         for attempt in range(_START_ATTEMPTS):
             if is_first:
-                self._client_port, self._peer_port = _free_ports(2)
+                self._client_port, self._peer_port = choose_ports(["client", "peer"]).values()
             if self._peer_ports is not None:
                 self._peer_port = self._peer_ports[self._name]
             self._spawn()
@@ -269,7 +269,7 @@ class EtcdTrio:
 
     def __init__(self, binary: Path) -> None:
         names = ("one", "two", "three")
-        ports = dict(zip(names, _free_ports(len(names)), strict=True))
+        ports = choose_ports(names)
         self.members = tuple(EtcdServer(binary, name=name, peer_ports=ports) for name in names)
 
     def __enter__(self) -> Self:
@@ -317,14 +317,3 @@ class EtcdTrio:
                     return member
             pause.wait(_POLL_S)
         raise SetupError(f"no member of etcd leads after {timeout_s} s")
-
-
-def _free_ports(count: int) -> tuple[int, ...]:
-    sockets = [socket.socket(socket.AF_INET, socket.SOCK_STREAM) for _ in range(count)]
-    try:
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return tuple(int(sock.getsockname()[1]) for sock in sockets)
-    finally:
-        for sock in sockets:
-            sock.close()

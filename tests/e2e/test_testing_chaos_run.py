@@ -100,7 +100,8 @@ async def test_broker_that_waits_for_one_replica_only_is_found(sturdy_etcd_binar
     result = await run_chaos(config, say=lambda text: None)
     assert not result.is_ok
     names = {anomaly.name for anomaly in result.report.anomalies}
-    assert names & {"lost-write", "inconsistent-offsets"}, result.reasons
+    # A journal that ends before what was acknowledged may show it to a reader alone.
+    assert names & {"lost-write", "inconsistent-offsets", "stale-head"}, result.reasons
 
 
 @pytest.mark.timeout(300)

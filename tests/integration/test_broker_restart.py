@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from gazette_platform.broker.former import await_former
+from gazette_platform.embedded.ports import choose_ports
 from gazette_platform.etcd import Delete, Put
 from gazette_platform.keyspace import encode_broker_spec, member_key
 from gazette_platform.protocol import BrokerSpec, ProcessId
@@ -16,12 +17,6 @@ from gazette_platform.testing.local_broker import LocalBrokers, eventually
 pytestmark = pytest.mark.etcd
 
 LEASE_S = 20.0
-
-
-def unused_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def has_seen(broker, process_id):
@@ -40,7 +35,7 @@ async def brokers(etcd_server, etcd_prefix, tmp_path):
 
 @pytest.mark.parametrize("ids", [("a-broker", "a-broker"), ("a-broker", "another")])
 async def test_its_former_instance_is_evicted_all_the_same(brokers, ids):
-    port = unused_port()
+    port = choose_ports(["broker"])["broker"]
     others = [await brokers.start(zone=zone, etcd_lease_s=LEASE_S) for zone in "bc"]
     former = await brokers.start(zone="a", id=ids[0], port=port, etcd_lease_s=LEASE_S)
     members = others[0]._context.space.state.members

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from gazette_platform.embedded.ports import choose_ports
 from gazette_platform.errors import EtcdError, LeaseLost, ValidationError
 from gazette_platform.etcd import (
     Compacted,
@@ -24,12 +25,6 @@ from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.testing.etcd import EtcdServer
 
 pytestmark = pytest.mark.etcd
-
-
-def unused_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 async def next_events(watch) -> WatchBatch:
@@ -186,7 +181,7 @@ async def test_lease_is_lost_when_etcd_stays_silent(etcd_binary):
 
 
 async def test_unreachable_etcd_is_named_within_the_deadline():
-    url = f"http://127.0.0.1:{unused_port()}"
+    url = f"http://127.0.0.1:{choose_ports(['etcd'])['etcd']}"
     client = EtcdClient([url], request_timeout_s=0.5)
     started_at = time.monotonic()
     with pytest.raises(EtcdError, match=f"cannot reach etcd at {url}.*check that etcd runs"):
@@ -208,7 +203,7 @@ async def test_silent_server_is_named_within_the_deadline():
 
 
 async def test_dead_endpoint_is_passed_over(etcd_server, etcd_prefix):
-    dead = f"http://127.0.0.1:{unused_port()}"
+    dead = f"http://127.0.0.1:{choose_ports(['etcd'])['etcd']}"
     async with EtcdClient([dead, etcd_server.endpoint]) as client:
         await client.put(f"{etcd_prefix}/a", b"1")
         assert client.endpoint == etcd_server.endpoint

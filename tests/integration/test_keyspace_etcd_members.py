@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import subprocess
 import time
 
 import pytest
 
+from gazette_platform.embedded.ports import choose_ports
 from gazette_platform.errors import EtcdError
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.keyspace import KeySpace
@@ -42,10 +42,7 @@ class EtcdMembers:
 
     def __init__(self, binary, folder):
         self._binary, self._folder = binary, folder
-        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(6)]
-        ports = [s.getsockname()[1] for s in sockets]
-        for s in sockets:
-            s.close()
+        ports = list(choose_ports(["c1", "c2", "c3", "p1", "p2", "p3"]).values())
         self.endpoints = [f"http://127.0.0.1:{port}" for port in ports[:3]]
         self._peers = [f"http://127.0.0.1:{port}" for port in ports[3:]]
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
