@@ -15,27 +15,26 @@ from typing import TYPE_CHECKING, final
 import uvloop
 
 from gazette_platform.allocator import Allocator, announce
+from gazette_platform.broker.api.service import BrokerService
 from gazette_platform.broker.auth import Authenticator
 from gazette_platform.broker.context import BrokerContext
-from gazette_platform.broker.evictor import Evictor
+from gazette_platform.broker.crash.evictor import Evictor
+from gazette_platform.broker.crash.former import await_former
+from gazette_platform.broker.crash.hand_over import deadline, say_leaving, wait_handed_over
+from gazette_platform.broker.crash.noted_heads import held_alone, note_heads
 from gazette_platform.broker.fence import Fence
-from gazette_platform.broker.former import await_former
-from gazette_platform.broker.gateway import Gateway
-from gazette_platform.broker.hand_over import deadline, say_leaving, wait_handed_over
-from gazette_platform.broker.http import HttpServer
-from gazette_platform.broker.http_guard import HostGuard
+from gazette_platform.broker.http.gateway import Gateway
+from gazette_platform.broker.http.server import HttpServer
+from gazette_platform.broker.journal.replica import Replica
+from gazette_platform.broker.journal.resolver import Resolver
+from gazette_platform.broker.journal.storing import still_storing
 from gazette_platform.broker.metrics import BrokerMetrics
-from gazette_platform.broker.names import random_id
-from gazette_platform.broker.noted_heads import held_alone, note_heads
 from gazette_platform.broker.peers import Peers
-from gazette_platform.broker.replica import Replica
-from gazette_platform.broker.resolver import Resolver
-from gazette_platform.broker.service import BrokerService
+from gazette_platform.broker.process.names import random_id
+from gazette_platform.broker.process.signals import HURRIED_S, Signals, on_loop_error
+from gazette_platform.broker.process.watchdog import Watchdog
 from gazette_platform.broker.side_keys import own_member_key
-from gazette_platform.broker.signals import HURRIED_S, Signals, on_loop_error
 from gazette_platform.broker.store_guard import StoreGuard
-from gazette_platform.broker.storing import still_storing
-from gazette_platform.broker.watchdog import Watchdog
 from gazette_platform.broker.wire.grpc_server import GrpcServer
 from gazette_platform.errors import EtcdError, LeaseLost
 from gazette_platform.etcd import EtcdClient
@@ -44,6 +43,7 @@ from gazette_platform.fragment.refresh import FragmentLister
 from gazette_platform.keyspace import BrokerState, KeySpace
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults
+from gazette_platform.ops.host_guard import HostGuard
 from gazette_platform.ops.limits import raise_file_limit
 from gazette_platform.ops.memory import give_back_when_idle, settle_memory, tune_malloc
 from gazette_platform.ops.retry import insist

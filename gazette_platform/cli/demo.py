@@ -32,7 +32,7 @@ from gazette_platform.lake.spark import start_session
 from gazette_platform.lake.sql import load_sql
 from gazette_platform.lake.trino import TrinoSession
 from gazette_platform.ops.tasks import TaskGroup
-from gazette_platform.protocol import parse_journal_tree
+from gazette_platform.yaml_specs import parse_journal_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -31,10 +31,9 @@ from gazette_platform.protocol import (
     journal_listing_jsonpb,
     list_response_jsonpb,
     message_text,
-    parse_journal_tree,
-    to_journal_tree,
     validate_apply_request,
 )
+from gazette_platform.yaml_specs import parse_journal_tree, to_journal_tree
 
 __all__ = ["apply", "edit", "list_journals"]
 

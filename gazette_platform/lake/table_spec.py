@@ -27,7 +27,7 @@ import msgspec
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake.schema import ColumnType, parse_type
 from gazette_platform.protocol import LabelSelector, parse_duration
-from gazette_platform.protocol.strict_yaml import check_yaml
+from gazette_platform.yaml_specs.strict_yaml import check_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,7 +11,7 @@ Gazette's, because its clients and tools match them.
 
 from __future__ import annotations
 
-from gazette_platform.protocol.durations import format_duration, parse_duration
+from gazette_platform.ops.durations import format_duration, parse_duration
 from gazette_platform.protocol.enums import (
     AppendSuspend,
     CompressionCodec,
@@ -20,8 +20,6 @@ from gazette_platform.protocol.enums import (
     SuspendLevel,
 )
 from gazette_platform.protocol.fragments import ZERO_SUM, Fragment, parse_fragment_path
-from gazette_platform.protocol.journal_tree import JournalChange, JournalNode
-from gazette_platform.protocol.journal_yaml import parse_journal_tree, to_journal_tree
 from gazette_platform.protocol.json_form import (
     fragment_json,
     journal_listing_jsonpb,
@@ -69,7 +67,13 @@ from gazette_platform.protocol.response_rules import (
 )
 from gazette_platform.protocol.routing import EtcdHeader, Header, Route
 from gazette_platform.protocol.selectors import LabelSelector
-from gazette_platform.protocol.specs import CONTENT_TYPES, FragmentSpec, JournalSpec, SuspendSpec
+from gazette_platform.protocol.specs import (
+    CONTENT_TYPES,
+    FragmentSpec,
+    JournalChange,
+    JournalSpec,
+    SuspendSpec,
+)
 from gazette_platform.protocol.store_urls import StoreUrl, parse_store_url, validate_store_url
 from gazette_platform.protocol.text_form import fragment_text, message_text, route_text
 
@@ -87,7 +91,6 @@ __all__ = [
     "Header",
     "JournalChange",
     "JournalFlag",
-    "JournalNode",
     "JournalSpec",
     "Label",
     "LabelSelector",
@@ -110,13 +113,11 @@ __all__ = [
     "message_text",
     "parse_duration",
     "parse_fragment_path",
-    "parse_journal_tree",
     "parse_store_url",
     "route_text",
     "selector_json",
     "split_meta",
     "strip_meta",
-    "to_journal_tree",
     "validate_append_chunk",
     "validate_append_request",
     "validate_append_response",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from gazette_platform.protocol.durations import SECOND_NS
+from gazette_platform.ops.durations import SECOND_NS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

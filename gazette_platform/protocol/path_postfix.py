@@ -12,10 +12,7 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
-from gazette_platform.protocol.durations import HOUR_NS, MINUTE_NS, SECOND_NS, format_duration
-from gazette_platform.protocol.enums import CompressionCodec, JournalFlag, SuspendLevel
-from gazette_platform.protocol.fragments import Fragment
-from gazette_platform.protocol.gotemplate import (
+from gazette_platform.gotemplate import (
     ZERO_TIME,
     GoObject,
     Method,
@@ -23,13 +20,16 @@ from gazette_platform.protocol.gotemplate import (
     Template,
     time_object,
 )
+from gazette_platform.ops.durations import HOUR_NS, MINUTE_NS, SECOND_NS, format_duration
+from gazette_platform.protocol.enums import CompressionCodec, JournalFlag, SuspendLevel
+from gazette_platform.protocol.fragments import Fragment
 from gazette_platform.protocol.labels import EMPTY_LABELS, LabelSet
 
 if TYPE_CHECKING:
     from datetime import datetime
     from enum import IntEnum
 
-    from gazette_platform.protocol.gotemplate.values import Value
+    from gazette_platform.gotemplate.values import Value
 
 __all__ = ["PathPostfixTemplate", "validate_path_postfix_template"]
 

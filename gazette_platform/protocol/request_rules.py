@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.protocol.durations import duration_from_pb, format_duration
+from gazette_platform.ops.durations import duration_from_pb, format_duration
 from gazette_platform.protocol.enums import AppendSuspend, CompressionCodec
 from gazette_platform.protocol.field_context import check_field
 from gazette_platform.protocol.fragments import Fragment

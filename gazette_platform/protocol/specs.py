@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.protocol.durations import (
+from gazette_platform.ops.durations import (
     HOUR_NS,
     MINUTE_NS,
     SECOND_NS,
@@ -27,6 +27,7 @@ __all__ = [
     "CONTENT_TYPES",
     "REPLICATION_MAX",
     "FragmentSpec",
+    "JournalChange",
     "JournalSpec",
     "SuspendSpec",
 ]
@@ -292,3 +293,19 @@ def _validate_journal_labels(labels: LabelSet) -> None:
     for name, needed in ((_MESSAGE_TYPE, _CONTENT_TYPE), (_MESSAGE_SUBTYPE, _MESSAGE_TYPE)):
         if name in names and needed not in names:
             raise ValidationError(f"expected label {needed} alongside {name}")
+
+
+@dataclass(frozen=True, slots=True)
+class JournalChange:
+    """What to do with one journal: set it to `spec`, or delete it."""
+
+    spec: JournalSpec | None
+    delete: str = ""
+    """Name of the journal to delete, if `spec` is None."""
+    revision: int = 0
+    """Revision that the journal must be at: 0 is not to exist, -1 is any."""
+
+    @property
+    def name(self) -> str:
+        """Name of the journal."""
+        return self.delete if self.spec is None else self.spec.name

@@ -7,10 +7,10 @@ import contextlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-from gazette_platform.broker import append_fsm as fsm
-from gazette_platform.broker.appender import Appender, Pending, content_sum
-from gazette_platform.broker.journal_spool import JournalSpool
-from gazette_platform.broker.replicator import Replicator
+from gazette_platform.broker.append import events, fsm, rules
+from gazette_platform.broker.append.appender import Appender, Pending, content_sum
+from gazette_platform.broker.replicate.replicator import Replicator
+from gazette_platform.broker.spool.journal_spool import JournalSpool
 from gazette_platform.broker.wire.interface import RpcFailed
 from gazette_platform.errors import EtcdError
 from gazette_platform.fragment.index import Index
@@ -30,7 +30,7 @@ from gazette_platform.protocol import (
 
 
 def spec(*, length=1024, codec=CompressionCodec.NONE, flags=JournalFlag.O_RDWR, flush_s=0):
-    fragment = FragmentSpec(length=length, codec=codec, flush_interval_ns=flush_s * fsm.NS_PER_S)
+    fragment = FragmentSpec(length=length, codec=codec, flush_interval_ns=flush_s * rules.NS_PER_S)
     return JournalSpec("a/journal", 1, fragment=fragment, flags=flags)
 
 
@@ -70,7 +70,7 @@ class FakeJournal:
     def resolve(self, min_revision):
         if min_revision > self.revision:
             return None
-        return fsm.Resolved(self.status, self.is_local, self.spec)
+        return events.Resolved(self.status, self.is_local, self.spec)
 
     async def wait_revision(self, revision):
         self.log.append(f"wait {revision}")
@@ -78,7 +78,7 @@ class FakeJournal:
         self.revision = max(self.revision, revision)
 
     def count_replicas(self):
-        return fsm.Replicas(*self.replicas, self.revision)
+        return events.Replicas(*self.replicas, self.revision)
 
     async def update_assignments(self):
         self.log.append("update")
@@ -101,7 +101,7 @@ class FakeJournal:
         if self.spec is None:
             return None
         summary = self.index.summary
-        return fsm.ReplicaView(
+        return events.ReplicaView(
             spec=self.spec,
             spool_begin=begin,
             spool_end=end,
@@ -166,7 +166,7 @@ class Bench:
     def submit(self, content=b"", *, stream=None, wait_until=0.0, **options):
         chunks = [content] if content else []
         pending = Pending(
-            machine=fsm.AppendFSM(fsm.AppendRequest("a/journal", **options)),
+            machine=fsm.AppendFSM(events.AppendRequest("a/journal", **options)),
             done=asyncio.get_running_loop().create_future(),
             chunks=chunks,
             length=len(content),

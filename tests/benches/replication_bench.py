@@ -6,15 +6,15 @@ import asyncio
 import contextlib
 import os
 
-from gazette_platform.broker import append_fsm as fsm
-from gazette_platform.broker.appender import Appender, Pending, content_sum
-from gazette_platform.broker.interrupt import Interrupt
-from gazette_platform.broker.journal_spool import JournalSpool
-from gazette_platform.broker.replicate_api import _Session
-from gazette_platform.broker.replicate_wire import (
+from gazette_platform.broker.api.replicate import _Session
+from gazette_platform.broker.append import events, fsm
+from gazette_platform.broker.append.appender import Appender, Pending, content_sum
+from gazette_platform.broker.replicate.interrupt import Interrupt
+from gazette_platform.broker.replicate.messages import (
     decode_request,
 )
-from gazette_platform.broker.replicator import Replicator
+from gazette_platform.broker.replicate.replicator import Replicator
+from gazette_platform.broker.spool.journal_spool import JournalSpool
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.fragment.index import Index
 from gazette_platform.ops.clock import ManualClock
@@ -153,14 +153,14 @@ class Primary(Node):
         return node.link
 
     def resolve(self, min_revision):
-        return fsm.Resolved(Status.OK, is_local_primary=True, spec=self.spec)
+        return events.Resolved(Status.OK, is_local_primary=True, spec=self.spec)
 
     def count_replicas(self):
-        return fsm.Replicas(3, 3, 1)
+        return events.Replicas(3, 3, 1)
 
     def view(self, *, begin, end, registers):
         summary = self.index.summary
-        return fsm.ReplicaView(
+        return events.ReplicaView(
             spec=self.spec,
             spool_begin=begin,
             spool_end=end,
@@ -211,7 +211,7 @@ class Bench:
         done = asyncio.get_running_loop().create_future()
         chunks = [content] if content else []
         pending = Pending(
-            machine=fsm.AppendFSM(fsm.AppendRequest(NAME, **fields)),
+            machine=fsm.AppendFSM(events.AppendRequest(NAME, **fields)),
             done=done,
             chunks=chunks,
             length=len(content),

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, Self, final
 from grpc import aio
 
 from gazette_platform.etcd import EtcdClient
-from gazette_platform.protocol import parse_journal_tree
 from gazette_platform.protocol.pb import admin_pb2 as admin_pb, protocol_pb2 as pb
 from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.etcd import EtcdServer
+from gazette_platform.yaml_specs import parse_journal_tree
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import orjson
 
-from gazette_platform.broker.gateway_messages import ReadQuery, journal_of
+from gazette_platform.broker.http.messages import ReadQuery, journal_of
 from gazette_platform.codecs import decompressor
 from gazette_platform.errors import GazetteError
 from gazette_platform.keyspace.keys import parse_key
@@ -38,7 +38,6 @@ from gazette_platform.protocol import (
     PathPostfixTemplate,
     parse_duration,
     parse_fragment_path,
-    parse_journal_tree,
 )
 from gazette_platform.protocol.auth import Claims, KeyRing
 from gazette_platform.protocol.content import (
@@ -48,6 +47,7 @@ from gazette_platform.protocol.content import (
 )
 from gazette_platform.protocol.store_urls import parse_store_url
 from gazette_platform.stores import open_store
+from gazette_platform.yaml_specs import parse_journal_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from gazette_platform.broker import hand_over
+from gazette_platform.broker.crash import hand_over
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.errors import EtcdError
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, Label, LabelSet

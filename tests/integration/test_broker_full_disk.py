@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from gazette_platform.broker import digester, journal_spool
+from gazette_platform.broker.spool import digester, journal_spool
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.stores import MeasuredStore

@@ -10,15 +10,12 @@ import pytest
 from grpc import StatusCode, aio
 
 from gazette_platform.allocator import loop as allocator_loop
-from gazette_platform.broker import (
-    append_content,
-    context as broker_context,
-    journal_spool,
-    serve,
-)
-from gazette_platform.broker.digester import Digester
-from gazette_platform.broker.list_api import ListApi
-from gazette_platform.broker.resolver import Resolver
+from gazette_platform.broker import context as broker_context, serve
+from gazette_platform.broker.api.listing import ListApi
+from gazette_platform.broker.append import content as append_content
+from gazette_platform.broker.journal.resolver import Resolver
+from gazette_platform.broker.spool import journal_spool
+from gazette_platform.broker.spool.digester import Digester
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.keyspace import item_key
 from gazette_platform.protocol import (

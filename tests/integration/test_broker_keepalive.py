@@ -12,8 +12,8 @@ import pytest
 
 from gazette_platform.broker import peers as peers_module
 from gazette_platform.broker.config import BrokerConfig
-from gazette_platform.broker.peer_stream import open_replicate
 from gazette_platform.broker.peers import Peers
+from gazette_platform.broker.replicate.peer_stream import open_replicate
 from gazette_platform.broker.wire import grpc_server
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.client import AsyncClient, ClientConfig

@@ -11,8 +11,8 @@ import time
 import pytest
 
 from gazette_platform.broker import serve
-from gazette_platform.broker.noted_heads import note_heads
-from gazette_platform.broker.watchdog import Watchdog
+from gazette_platform.broker.crash.noted_heads import note_heads
+from gazette_platform.broker.process.watchdog import Watchdog
 from gazette_platform.client import Change, Client, ClientConfig
 from gazette_platform.errors import SetupError
 from gazette_platform.fragment.spool import Spool

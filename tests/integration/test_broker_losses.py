@@ -10,7 +10,7 @@ import shutil
 import pytest
 from grpc import StatusCode, aio
 
-from gazette_platform.broker import digester, journal_spool
+from gazette_platform.broker.spool import digester, journal_spool
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.errors import IndexHasGreaterOffset, LeaseLost, StoreUnavailable
 from gazette_platform.fragment.spool import Spool

@@ -9,11 +9,12 @@ from dataclasses import replace
 import pytest
 from grpc import StatusCode, aio
 
-from gazette_platform.broker import noted_heads, serve
-from gazette_platform.broker.journal_spool import Draft
-from gazette_platform.broker.noted_heads import note_heads
+from gazette_platform.broker import serve
+from gazette_platform.broker.crash import noted_heads
+from gazette_platform.broker.crash.noted_heads import note_heads
+from gazette_platform.broker.journal.spec_writes import write_head, write_suspend
 from gazette_platform.broker.side_keys import own_member_key, own_members_prefix
-from gazette_platform.broker.spec_writes import write_head, write_suspend
+from gazette_platform.broker.spool.journal_spool import Draft
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import EtcdError

@@ -7,11 +7,11 @@ import asyncio
 import grpc
 import pytest
 
-from gazette_platform.broker import replicator
 from gazette_platform.broker.config import BrokerConfig
-from gazette_platform.broker.journal_spool import Draft
-from gazette_platform.broker.peer_stream import open_replicate
 from gazette_platform.broker.peers import Peers
+from gazette_platform.broker.replicate import replicator
+from gazette_platform.broker.replicate.peer_stream import open_replicate
+from gazette_platform.broker.spool.journal_spool import Draft
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults

@@ -15,8 +15,8 @@ import time
 import grpc
 import pytest
 
-from gazette_platform.broker import replicate_api
-from gazette_platform.broker.journal_spool import Draft
+from gazette_platform.broker.api import replicate as replicate_api
+from gazette_platform.broker.spool.journal_spool import Draft
 from gazette_platform.etcd import Compare, Delete, Put
 from gazette_platform.protocol import (
     CompressionCodec,
@@ -316,7 +316,7 @@ async def test_a_drained_broker_leaves_the_others_in_step(cluster):
 
 
 async def test_idle_pipelines_close_and_sync_again(cluster, monkeypatch):
-    monkeypatch.setattr("gazette_platform.broker.replicator._IDLE_S", 0.1)
+    monkeypatch.setattr("gazette_platform.broker.replicate.replicator._IDLE_S", 0.1)
     await cluster.apply(spec())
     await append(cluster.primary(), NAME, b"one ")
     primary = cluster.replica(cluster.route().primary_id)

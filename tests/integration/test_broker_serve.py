@@ -10,7 +10,7 @@ import aiohttp
 import grpc
 import pytest
 
-from gazette_platform.broker.resolver import Resolver
+from gazette_platform.broker.journal.resolver import Resolver
 from gazette_platform.errors import LeaseLost, SetupError, TransportError
 from gazette_platform.protocol import (
     CompressionCodec,

@@ -6,10 +6,11 @@ import asyncio
 
 import pytest
 
-from gazette_platform.broker import serve, unstored
-from gazette_platform.broker.digester import Digester
+from gazette_platform.broker import serve
+from gazette_platform.broker.journal import unstored
+from gazette_platform.broker.journal.storing import Unstored
 from gazette_platform.broker.side_keys import storing_prefix
-from gazette_platform.broker.storing import Unstored
+from gazette_platform.broker.spool.digester import Digester
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import StoreUnavailable
 from gazette_platform.etcd import EtcdClient

@@ -10,10 +10,11 @@ import aiohttp
 import pytest
 from grpc import StatusCode, aio
 
-from gazette_platform.broker import context as broker_context, gaps, unstored
-from gazette_platform.broker.digester import Digester
-from gazette_platform.broker.journal_spool import JournalSpool
-from gazette_platform.broker.pulses import Pulses
+from gazette_platform.broker import context as broker_context
+from gazette_platform.broker.journal import gaps, unstored
+from gazette_platform.broker.journal.pulses import Pulses
+from gazette_platform.broker.spool.digester import Digester
+from gazette_platform.broker.spool.journal_spool import JournalSpool
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import StoreUnavailable
 from gazette_platform.etcd import Delete, Put

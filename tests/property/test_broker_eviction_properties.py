@@ -8,7 +8,7 @@ from random import Random
 
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from gazette_platform.broker import eviction as fsm
+from gazette_platform.broker.crash import eviction as fsm
 from gazette_platform.protocol import ProcessId
 
 AFTER_S = 0.3

@@ -7,8 +7,8 @@ import string
 
 from hypothesis import given, strategies as st
 
-from gazette_platform.broker.event_stream import EventStream
-from gazette_platform.broker.gateway_messages import BadRequest, ReadQuery
+from gazette_platform.broker.http.event_stream import EventStream
+from gazette_platform.broker.http.messages import BadRequest, ReadQuery
 from gazette_platform.protocol import Label, LabelSelector, LabelSet
 from gazette_platform.protocol.auth import Claims, KeyRing, Unauthenticated
 

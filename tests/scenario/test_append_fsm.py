@@ -13,12 +13,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gazette_platform.broker.append_fsm import (
-    NS_PER_S,
+from gazette_platform.broker.append.events import (
     Acknowledged,
     Acquire,
     Acquired,
-    AppendFSM,
     AppendRequest,
     AssignmentsFresh,
     AwaitReady,
@@ -30,7 +28,6 @@ from gazette_platform.broker.append_fsm import (
     CountReplicas,
     Fail,
     Finish,
-    Invalidated,
     Proxy,
     Ready,
     Replicas,
@@ -38,19 +35,20 @@ from gazette_platform.broker.append_fsm import (
     Resolve,
     Resolved,
     Rollback,
-    State,
     Stream,
     Sync,
-    Synced,
-    SyncMismatch,
     Unhealthy,
     WriteSuspend,
     Written,
-    WrongRoute,
+)
+from gazette_platform.broker.append.fsm import AppendFSM, State
+from gazette_platform.broker.append.rules import (
+    NS_PER_S,
     must_roll,
     preconditions,
     updated_registers,
 )
+from gazette_platform.broker.replicate.synced import Invalidated, Synced, SyncMismatch, WrongRoute
 from gazette_platform.protocol import (
     AppendSuspend,
     FragmentSpec,

@@ -13,13 +13,13 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
-from gazette_platform.broker.append_api import AppendApi
+from gazette_platform.broker.api.append import AppendApi
+from gazette_platform.broker.api.fragments import FragmentsApi
+from gazette_platform.broker.api.proxy import Proxy
+from gazette_platform.broker.api.read import ReadApi
 from gazette_platform.broker.config import BrokerConfig
-from gazette_platform.broker.fragments_api import FragmentsApi
+from gazette_platform.broker.journal.resolver import Resolver
 from gazette_platform.broker.peers import Peers
-from gazette_platform.broker.proxy import Proxy
-from gazette_platform.broker.read_api import ReadApi
-from gazette_platform.broker.resolver import Resolver
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.etcd import Delete, Put
 from gazette_platform.keyspace import (
@@ -521,7 +521,7 @@ async def test_a_read_fails_when_no_replica_can_be_reached(stage):
 
 
 async def test_connections_to_brokers_that_left_are_closed(remote, peer, monkeypatch):
-    monkeypatch.setattr("gazette_platform.broker.proxy._KEEP_S", 0.0)
+    monkeypatch.setattr("gazette_platform.broker.api.proxy._KEEP_S", 0.0)
     peer.answers.put_nowait(None)
     assert [raw async for raw in remote.read()] == []
     assert remote.context.peers._channels

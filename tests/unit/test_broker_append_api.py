@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from gazette_platform.broker import append_fsm as fsm
-from gazette_platform.broker.append_api import _renewed
-from gazette_platform.broker.append_content import Body, Replay, Stream, cost_of, pump
-from gazette_platform.broker.appender import Pending
+from gazette_platform.broker.api.append import _renewed
+from gazette_platform.broker.append import events, fsm
+from gazette_platform.broker.append.appender import Pending
+from gazette_platform.broker.append.content import Body, Replay, Stream, cost_of, pump
+from gazette_platform.broker.append.flow_control import RateBalance, Stock
 from gazette_platform.broker.config import BrokerConfig
-from gazette_platform.broker.flow_control import RateBalance, Stock
 from gazette_platform.broker.wire.interface import READ_AHEAD_BYTES, Code, RpcFailed
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.ops.tasks import TaskGroup
@@ -327,7 +327,7 @@ async def test_a_stream_that_breaks_fails_its_append_and_each_later_attempt(rece
 # ---------------------------------------------------------------------------------------- forwarding
 def _pending(*chunks, stream=None):
     done = asyncio.get_running_loop().create_future()
-    machine = fsm.AppendFSM(fsm.AppendRequest("a/journal"))
+    machine = fsm.AppendFSM(events.AppendRequest("a/journal"))
     return Pending(machine=machine, done=done, chunks=list(chunks), stream=stream)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_platform.broker import append_fsm as fsm
-from gazette_platform.broker.append_events import AppendRequest, ReplicaView, Rollback, Sync
-from gazette_platform.broker.append_rules import (
+from gazette_platform.broker.append import events, fsm
+from gazette_platform.broker.append.events import AppendRequest, ReplicaView, Rollback, Sync
+from gazette_platform.broker.append.rules import (
     preconditions,
     registers_problem,
     updated_registers,
@@ -86,8 +86,8 @@ def test_an_append_may_not_add_registers_beyond_the_bound_and_may_take_some_away
     many = labels(1000, 240)
     more = AppendRequest("a/journal", union_registers=LabelSet.of(more="x" * 10_000))
     fewer = AppendRequest("a/journal", subtract_registers=labels(500, 500))
-    for request, kind in ((more, Rollback), (fewer, fsm.Commit)):
+    for request, kind in ((more, Rollback), (fewer, events.Commit)):
         before = many if request is more else labels(1000, 500)
         machine = fsm.AppendFSM(request, state=fsm.State.STREAM, view=view(registers=before))
-        machine.step(fsm.Content(1))
-        assert isinstance(machine.step(fsm.ContentEnd()), kind)
+        machine.step(events.Content(1))
+        assert isinstance(machine.step(events.ContentEnd()), kind)

@@ -10,9 +10,10 @@ import os
 import pytest
 from appender_bench import Stream, running_bench, span, spec
 
-from gazette_platform.broker import append_fsm as fsm, appender as module, digester, journal_spool
-from gazette_platform.broker.appender import Outcome, Pending
-from gazette_platform.broker.journal_spool import Draft, JournalSpool
+from gazette_platform.broker.append import appender as module, events, fsm
+from gazette_platform.broker.append.appender import Outcome, Pending
+from gazette_platform.broker.spool import digester, journal_spool
+from gazette_platform.broker.spool.journal_spool import Draft, JournalSpool
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import EtcdError
 from gazette_platform.fragment.spool import Spool
@@ -149,7 +150,7 @@ async def test_a_sum_that_is_still_being_computed_is_waited_for(bench):
     pending_sum = asyncio.get_running_loop().create_future()
     done = asyncio.get_running_loop().create_future()
     pending = Pending(
-        machine=fsm.AppendFSM(fsm.AppendRequest("a/journal")),
+        machine=fsm.AppendFSM(events.AppendRequest("a/journal")),
         done=done,
         chunks=[b"x"],
         length=1,
@@ -424,7 +425,7 @@ async def test_e5_an_append_that_comes_after_close_is_not_ours(bench):
 async def test_outcomes_reach_nobody_who_left(bench):
     """Answering a caller that is gone is no error."""
     pending = Pending(
-        machine=fsm.AppendFSM(fsm.AppendRequest("a/journal")),
+        machine=fsm.AppendFSM(events.AppendRequest("a/journal")),
         done=asyncio.get_running_loop().create_future(),
     )
     pending.done.cancel()

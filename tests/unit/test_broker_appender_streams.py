@@ -9,7 +9,7 @@ import os
 import pytest
 from appender_bench import Stream, running_bench, span, spec
 
-from gazette_platform.broker import journal_spool
+from gazette_platform.broker.spool import journal_spool
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.protocol import (
     JournalFlag,

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gazette_platform.broker import digester as module
-from gazette_platform.broker.digester import Digester
+from gazette_platform.broker.spool import digester as module
+from gazette_platform.broker.spool.digester import Digester
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.fragment.files import COMPRESS_BATCH_BYTES
 from gazette_platform.fragment.spool import LAG_BYTES_MAX, Spool

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from gazette_platform.broker.eviction import (
+from gazette_platform.broker.crash.eviction import (
     LOOKS_MAX,
     Accuse,
     Accused,

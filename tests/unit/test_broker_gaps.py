@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gazette_platform.broker.gaps import Gaps
+from gazette_platform.broker.journal.gaps import Gaps
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.fragment.cover_set import CoverSet
 from gazette_platform.fragment.index import Index

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from gazette_platform.allocator import DrainStatus
-from gazette_platform.broker.hand_over import wait_handed_over
+from gazette_platform.broker.crash.hand_over import wait_handed_over
 from gazette_platform.ops.clock import SystemClock
 
 

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from replication_bench import A, Bench
 
-from gazette_platform.broker import journal_spool
-from gazette_platform.broker.digester import Digester
+from gazette_platform.broker.spool import journal_spool
+from gazette_platform.broker.spool.digester import Digester
 from gazette_platform.broker.wire.interface import RpcFailed
 from gazette_platform.fragment.spool import Spool
 from gazette_platform.ops.tasks import TaskGroup

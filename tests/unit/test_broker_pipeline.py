@@ -6,17 +6,17 @@ import asyncio
 
 import pytest
 
-from gazette_platform.broker import pipeline as module
-from gazette_platform.broker.pipeline import Pipeline
-from gazette_platform.broker.pipeline_fsm import SyncOutcome
-from gazette_platform.broker.replicate_fsm import Answer
-from gazette_platform.broker.replicate_wire import (
+from gazette_platform.broker.replicate import pipeline as module
+from gazette_platform.broker.replicate.messages import (
     ContentMessage,
     ProposalMessage,
     decode_request,
     encode_answer,
     encode_proposal,
 )
+from gazette_platform.broker.replicate.pipeline import Pipeline
+from gazette_platform.broker.replicate.pipeline_fsm import SyncOutcome
+from gazette_platform.broker.replicate.replica_fsm import Answer
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import (

@@ -8,7 +8,7 @@ import pytest
 from grpc import aio
 from grpc._cython import cygrpc
 
-from gazette_platform.broker.proxy import _Sender
+from gazette_platform.broker.api.proxy import _Sender
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 
 

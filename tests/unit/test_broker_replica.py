@@ -11,10 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from gazette_platform.broker import append_fsm as fsm, pulses as pulses_module, replica as module
-from gazette_platform.broker.appender import Pending, content_sum
+from gazette_platform.broker.append import events, fsm
+from gazette_platform.broker.append.appender import Pending, content_sum
+from gazette_platform.broker.journal import pulses as pulses_module, replica as module
+from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.broker.metrics import BrokerMetrics
-from gazette_platform.broker.replica import Replica
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import StoreUnavailable
 from gazette_platform.fragment.cover_set import CoverSet
@@ -140,7 +141,7 @@ class Bench:
 
     async def append(self, content):
         pending = Pending(
-            machine=fsm.AppendFSM(fsm.AppendRequest(JOURNAL)),
+            machine=fsm.AppendFSM(events.AppendRequest(JOURNAL)),
             done=asyncio.get_running_loop().create_future(),
             chunks=[content],
             length=len(content),

@@ -13,18 +13,19 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from replication_bench import NAME, OWN, THREE, A, B, Bench, Link, Stream, settle
 
-from gazette_platform.broker import append_fsm as fsm, replicate_api, replicator as module
-from gazette_platform.broker.interrupt import Interrupt, Interrupted
-from gazette_platform.broker.journal_spool import Draft
-from gazette_platform.broker.replicate_api import ReplicateApi, _Session, _Tenure
-from gazette_platform.broker.replicate_fsm import Answer
-from gazette_platform.broker.replicate_wire import (
+from gazette_platform.broker.api import replicate as replicate_api
+from gazette_platform.broker.api.replicate import ReplicateApi, _Session, _Tenure
+from gazette_platform.broker.replicate import replicator as module, synced
+from gazette_platform.broker.replicate.interrupt import Interrupt, Interrupted
+from gazette_platform.broker.replicate.messages import (
     ContentMessage,
     ProposalMessage,
     decode_request,
     encode_answer,
     encode_proposal,
 )
+from gazette_platform.broker.replicate.replica_fsm import Answer
+from gazette_platform.broker.spool.journal_spool import Draft
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import (
@@ -265,7 +266,7 @@ async def test_who_is_not_the_primary_syncs_nothing(bench):
     bench.primary.route = Route((OWN, A, B), 1, THREE.endpoints)
     bench.replicator.on_change()
     event = await bench.replicator.sync(0, None, must_roll=lambda: False)
-    assert event == fsm.Invalidated()
+    assert event == synced.Invalidated()
     assert not bench.replicator.has_peers
 
 
@@ -532,7 +533,7 @@ async def test_fs4_a_peer_that_knows_a_later_route_is_believed(bench, monkeypatc
 
     bench.primary.open_stream = refuse
     event = await bench.replicator.sync(0, None, must_roll=lambda: False)
-    assert event == fsm.WrongRoute(99)
+    assert event == synced.WrongRoute(99)
     assert not bench.replicator.has_peers
     for link in links:
         assert link.up.get_nowait() is not None
@@ -561,7 +562,7 @@ async def test_fs7_waiting_for_the_spool_ends_with_the_route(bench):
     await settle()
     bench.primary.route = Route((OWN, A), 1)
     bench.replicator.on_change()
-    assert await waiting == fsm.Invalidated()
+    assert await waiting == synced.Invalidated()
     bench.primary.spool.lock.release()
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gazette_platform.errors import ValidationError
+from gazette_platform.ops.durations import duration_from_pb, duration_into_pb
 from gazette_platform.protocol import (
     ZERO_SUM,
     CompressionCodec,
@@ -14,7 +15,6 @@ from gazette_platform.protocol import (
     parse_duration,
     parse_fragment_path,
 )
-from gazette_platform.protocol.durations import duration_from_pb, duration_into_pb
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
 _SUM = bytes(range(1, 21))

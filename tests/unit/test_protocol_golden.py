@@ -22,13 +22,12 @@ from gazette_platform.protocol import (
     fragment_json,
     journal_spec_jsonpb,
     parse_fragment_path,
-    parse_journal_tree,
     route_text,
     selector_json,
-    to_journal_tree,
     validate_journal_name,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.yaml_specs import parse_journal_tree, to_journal_tree
 
 _TEXT = (Path(__file__).parent / "data" / "golden_vectors.txt").read_text()
 _LINES = {

@@ -9,6 +9,7 @@ import pytest
 
 from gazette_platform.client.direct import fragment_file, read_fragment
 from gazette_platform.errors import DataError, StoreError, ValidationError
+from gazette_platform.ops.durations import parse_duration
 from gazette_platform.protocol import (
     CompressionCodec,
     Fragment,
@@ -17,13 +18,11 @@ from gazette_platform.protocol import (
     LabelSelector,
     LabelSet,
     parse_fragment_path,
-    parse_journal_tree,
     parse_store_url,
-    to_journal_tree,
 )
-from gazette_platform.protocol.durations import parse_duration
-from gazette_platform.protocol.journal_tree import JournalNode, hoist, tree_of
-from gazette_platform.protocol.strict_yaml import read_yaml
+from gazette_platform.yaml_specs import parse_journal_tree, to_journal_tree
+from gazette_platform.yaml_specs.journal_tree import JournalNode, hoist, tree_of
+from gazette_platform.yaml_specs.strict_yaml import read_yaml
 
 DIGITS = "9" * 5000
 MANY = "9" * 1_000_000

@@ -11,22 +11,20 @@ from gazette_platform.protocol import (
     FragmentSpec,
     JournalChange,
     JournalFlag,
-    JournalNode,
     JournalSpec,
     LabelSet,
     SuspendLevel,
     SuspendSpec,
-    parse_journal_tree,
-    to_journal_tree,
 )
-from gazette_platform.protocol.journal_tree import (
+from gazette_platform.yaml_specs import JournalNode, parse_journal_tree, to_journal_tree
+from gazette_platform.yaml_specs.journal_tree import (
     _intersect,
     _subtract,
     _union,
     hoist,
     tree_of,
 )
-from gazette_platform.protocol.journal_yaml import parse_journal_node, render_journal_node
+from gazette_platform.yaml_specs.journal_yaml import parse_journal_node, render_journal_node
 
 _NO_CHILDREN = (
     "expected one or more Children (a name that is empty or ends in '/' is a directory; "

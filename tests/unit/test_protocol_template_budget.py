@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from gazette_platform.errors import ValidationError
+from gazette_platform.gotemplate import Template
 from gazette_platform.protocol import (
     CompressionCodec,
     Fragment,
@@ -17,7 +18,6 @@ from gazette_platform.protocol import (
     LabelSet,
     PathPostfixTemplate,
 )
-from gazette_platform.protocol.gotemplate import Template
 
 _AT = datetime(2024, 1, 2, 5, 6, 7, tzinfo=UTC)
 _MANY = LabelSet.of(*((f"name-{n:05}", "v" * 20) for n in range(5000)))

@@ -30,7 +30,7 @@ MEMBER_GONE = LEASE_LOST.replace("broker/lease", "broker/allocator").replace(
 )
 FORESEEN = f"""{SERVES}
 {TIME} ERROR gazette_platform.fragment.persister: persisting failed, trying again later: [Errno 28]
-{TIME} ERROR gazette_platform.broker.journal_spool: a/b: spool: [Errno 28] No space left on device
+{TIME} ERROR gazette_platform.broker.spool.journal_spool: a/b: spool: [Errno 28] No space left on device
 """
 REPORT = f"""{TIME} ERROR gazette_platform.ops.faults: journal a/b: unforeseen KeyError: 'c'
 {TRACEBACK}KeyError: 'c'

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 
-from gazette_platform.broker.replica import Replica
+from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.cli.gazette import main
 
 _on_complete = Replica.on_complete

@@ -1,0 +1,366 @@
+"""Serves `gazette_platform.Admin`: flushes, and savepoints."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, TypeVar, final
+
+from gazette_platform.broker.journal.replica import Replica
+from gazette_platform.broker.journal.unstored import ask_others, call_flush
+from gazette_platform.broker.side_keys import savepoint_key, savepoints_prefix
+from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.errors import ValidationError
+from gazette_platform.etcd import Compare, Delete, Put
+from gazette_platform.ops.retry import backoff_s
+from gazette_platform.ops.turns import Turns
+from gazette_platform.protocol import (
+    Header,
+    LabelSet,
+    Route,
+    Status,
+    strip_meta,
+    validate_journal_name,
+    validate_token,
+)
+from gazette_platform.protocol.auth import ALL_CLAIMS, Forbidden
+from gazette_platform.protocol.pb import admin_pb2 as admin_pb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from gazette_platform.broker.context import BrokerContext
+    from gazette_platform.broker.journal.resolver import Resolution, Resolver
+    from gazette_platform.etcd import KeyValue
+    from gazette_platform.protocol.auth import Claims
+
+__all__ = ["AdminApi"]
+
+T = TypeVar("T")
+
+_NAME_LENGTH_MAX = 256
+# Etcd takes 1.5 MiB a request; what is near that is a list, not a name for a few offsets.
+_SAVEPOINT_BYTES_MAX = 1 << 20
+# Of savepoints that are looked at; all of them together may be more than fits into memory.
+_PAGE_KEYS = 8
+
+
+@final
+class AdminApi:
+    """Admin RPCs of one broker."""
+
+    def __init__(self, context: BrokerContext, resolver: Resolver) -> None:
+        self._context = context
+        self._resolver = resolver
+        self._prefix = context.config.etcd_prefix
+        # One large savepoint is in work at a time, or one page of them: each costs memory, and time
+        # of the event loop, and anybody may ask for it a thousand times at once.
+        self._savepoints = asyncio.Lock()
+
+    # --------------------------------------------------------------------------------- flush
+    async def flush(self, raw: bytes, claims: Claims = ALL_CLAIMS) -> tuple[Status, bytes]:
+        """Serve one Flush: returns when the journal's store holds what was appended before.
+
+        A store that is down, or refuses, is waited for as long as the caller waits.
+
+        Returns: the status, and the FlushResponse that says so.
+        Raises: RpcFailed: a malformed request; the replica closed meanwhile: ask again; or what
+            the primary said that it was forwarded to.
+        Cancellation: the fragment is closed all the same, or will be.
+        """
+        request = admin_pb.FlushRequest.FromString(raw)
+        _check(validate_journal_name, "Journal", strip_meta(request.journal))
+        is_forwarded = request.HasField("header")
+        found = await self._resolver.resolve(
+            request.journal,
+            may_proxy=not is_forwarded,
+            require_primary=True,
+            min_revision=request.min_etcd_revision,
+            proxy_header=Header.from_pb(request.header) if is_forwarded else None,
+            claims=claims,
+        )
+        if found.status is Status.OK and not found.is_local:
+            return await self._forward(request, found)
+        status, end = found.status, 0
+        if status is Status.SUSPENDED and found.spec is not None and found.spec.suspend is not None:
+            # Fully: it was empty, or all of it is in the store. No broker serves it.
+            status, end = Status.OK, found.spec.suspend.offset
+        replica = self._resolver.replicas.get(found.journal)
+        if found.status is Status.OK and isinstance(replica, Replica):
+            status, end = await self._flush(replica)
+        elif is_forwarded and status is Status.NOT_JOURNAL_PRIMARY_BROKER:
+            # The primary asks for what we hold of before its time.
+            await self._resolver.closed(found.journal)
+            if isinstance(replica, Replica):
+                await replica.spool.completed()
+            await self._context.persister.flush(found.journal)
+        response = admin_pb.FlushResponse(status=status.value, end=end)  # type: ignore[arg-type]
+        found.header.into_pb(response.header)
+        return status, response.SerializeToString()
+
+    async def _flush(self, replica: Replica) -> tuple[Status, int]:
+        spec = replica.spec
+        if spec is not None and not spec.fragment.stores:
+            return Status.NOT_ALLOWED, 0  # it is kept in brokers only
+        outcome = await replica.close_fragment()
+        if outcome.is_remote:
+            raise _moved(replica.name)
+        if outcome.status is Status.SUSPENDED:
+            end = replica.index.summary.end  # its fragment was closed when it was suspended
+        elif outcome.status is Status.OK and outcome.commit is not None:
+            end = outcome.commit.end
+        else:
+            return outcome.status, 0
+        await self._resolver.closed(replica.name)  # we may have had it before
+        await self._context.persister.flush(replica.name)
+        await self._flush_others(replica, end)
+        replica.refresh()  # copies of ours may be covered by what others stored
+        if not await replica.index.wait_persisted(end):
+            raise _moved(replica.name)
+        return Status.OK, end
+
+    async def _flush_others(self, replica: Replica, end: int) -> None:
+        """Wait until no other broker holds content below `end` that is in no store.
+
+        Raises: RpcFailed: the replica closed meanwhile. Cancellation: safe.
+        """
+        attempt = 0
+        while not replica.index.is_stored(replica.flushed_end, end):
+            is_stored = await ask_others(self._context, replica.name)
+            if replica.is_closed:
+                raise _moved(replica.name)
+            if is_stored:
+                replica.flushed_end = end
+                return
+            await asyncio.sleep(backoff_s(attempt))
+            attempt += 1
+
+    async def _forward(
+        self, request: admin_pb.FlushRequest, found: Resolution
+    ) -> tuple[Status, bytes]:
+        header = found.header
+        endpoint = header.route.endpoint_of(header.process_id) if header.process_id else ""
+        if not endpoint:
+            raise RpcFailed(Code.UNAVAILABLE, f"{found.journal}: its primary has no endpoint")
+        return await call_flush(self._context, endpoint, request, header)
+
+    # ---------------------------------------------------------------------------- savepoints
+    async def put_savepoint(self, raw: bytes, claims: Claims = ALL_CLAIMS) -> tuple[Status, bytes]:
+        """Serve one PutSavepoint.
+
+        Raises: RpcFailed: malformed; ALREADY_EXISTS. Forbidden: a journal is beyond the claims.
+        """
+        request = admin_pb.PutSavepointRequest.FromString(raw)
+        savepoint = request.savepoint
+        size = len(raw)
+        if size > _SAVEPOINT_BYTES_MAX:  # before its names are looked at, which takes long
+            raise RpcFailed(
+                Code.UNKNOWN,
+                f"a savepoint has {len(savepoint.offsets)} offsets, too many to keep in etcd "
+                f"({size} bytes of {_SAVEPOINT_BYTES_MAX}); make several",
+            )
+        async with self._savepoints:
+            return await self._put_savepoint(request, claims)
+
+    async def _put_savepoint(
+        self, request: admin_pb.PutSavepointRequest, claims: Claims
+    ) -> tuple[Status, bytes]:
+        savepoint = request.savepoint
+        try:
+            await _validate_savepoint(savepoint)
+        except ValidationError as err:
+            raise RpcFailed(Code.UNKNOWN, str(err.within("Savepoint"))) from err
+        await self._require_all(savepoint.offsets, claims)
+        savepoint.created_at = int(self._context.clock.now().timestamp())
+        savepoint.journals = len(savepoint.offsets)
+        key = savepoint_key(self._prefix, savepoint.name)
+        value = savepoint.SerializeToString(deterministic=True)
+        known = await self._find(savepoint.name)
+        if known is not None:
+            if not request.replace:
+                raise RpcFailed(
+                    Code.ALREADY_EXISTS,
+                    f"savepoint {savepoint.name} exists already (choose another name, or replace "
+                    "or delete it)",
+                )
+            await self._require_whole(_savepoint(known), claims)
+        revision = known.mod_revision if known is not None else 0
+        await self._write(savepoint.name, Compare.mod(key, revision), Put(key, value))
+        response = admin_pb.PutSavepointResponse(savepoint=savepoint)
+        self._header().into_pb(response.header)
+        return Status.OK, response.SerializeToString()
+
+    async def get_savepoint(self, raw: bytes, claims: Claims = ALL_CLAIMS) -> tuple[Status, bytes]:
+        """Serve one GetSavepoint: with those of its offsets that the claims cover.
+
+        Raises: RpcFailed: malformed, or NOT_FOUND.
+        """
+        request = admin_pb.GetSavepointRequest.FromString(raw)
+        async with self._savepoints:
+            found = await self._visible(_savepoint(await self._get(request.name)), claims)
+            if found is None:
+                raise _unknown(request.name)
+            response = admin_pb.GetSavepointResponse(savepoint=found)
+            self._header().into_pb(response.header)
+            return Status.OK, response.SerializeToString()
+
+    async def list_savepoints(
+        self, raw: bytes, claims: Claims = ALL_CLAIMS
+    ) -> tuple[Status, bytes]:
+        """Serve one ListSavepoints: of those that the claims cover at all, in order of names."""
+        request = admin_pb.ListSavepointsRequest.FromString(raw)
+        prefix = savepoints_prefix(self._prefix) + request.prefix
+        response = admin_pb.ListSavepointsResponse()
+        self._header().into_pb(response.header)
+        last = await self._add_page(prefix, None, response, claims)
+        while last is not None:
+            last = await self._add_page(prefix, last, response, claims)
+        return Status.OK, response.SerializeToString()
+
+    async def _add_page(
+        self,
+        prefix: str,
+        after: tuple[str, int] | None,
+        response: admin_pb.ListSavepointsResponse,
+        claims: Claims,
+    ) -> tuple[str, int] | None:
+        """Add what is visible of a page of savepoints.
+
+        Args: after: key that it begins behind, and revision of the first page.
+        Returns: that of the next one; None: it was the last.
+        """
+        key, revision = after or ("", 0)
+        async with self._savepoints:
+            page = await self._context.etcd.page(
+                prefix, after=key, revision=revision, page_keys=_PAGE_KEYS
+            )
+            for kv in page.kvs:
+                savepoint = await self._visible(_savepoint(kv), claims)
+                if savepoint is not None:
+                    # By hand: a copy, or one without offsets, keeps their memory.
+                    response.savepoints.add(
+                        name=savepoint.name,
+                        created_at=savepoint.created_at,
+                        journals=savepoint.journals,
+                    )
+        is_last = len(page.kvs) == page.count
+        return None if is_last else (page.kvs[-1].key, page.header.revision)
+
+    async def delete_savepoint(
+        self, raw: bytes, claims: Claims = ALL_CLAIMS
+    ) -> tuple[Status, bytes]:
+        """Serve one DeleteSavepoint.
+
+        Raises: RpcFailed: malformed, or NOT_FOUND, as is one of which the claims cover nothing.
+            Forbidden: a journal is beyond the claims.
+        """
+        request = admin_pb.DeleteSavepointRequest.FromString(raw)
+        async with self._savepoints:
+            known = await self._get(request.name)
+            if await self._visible(_savepoint(known), claims) is None:
+                raise _unknown(request.name)
+            await self._require_whole(_savepoint(known), claims)
+        unchanged = Compare.mod(known.key, known.mod_revision)
+        await self._write(request.name, unchanged, Delete(known.key))
+        response = admin_pb.DeleteSavepointResponse()
+        self._header().into_pb(response.header)
+        return Status.OK, response.SerializeToString()
+
+    async def _find(self, name: str) -> KeyValue | None:
+        return await self._context.etcd.get(savepoint_key(self._prefix, name))
+
+    async def _get(self, name: str) -> KeyValue:
+        _check(_validate_name, "Name", name)
+        found = await self._find(name)
+        if found is None:
+            raise _unknown(name)
+        return found
+
+    async def _write(self, name: str, unchanged: Compare, operation: Put | Delete) -> None:
+        result = await self._context.etcd.txn([unchanged], [operation])
+        if not result.succeeded:
+            raise RpcFailed(
+                Code.ALREADY_EXISTS,
+                f"savepoint {name} was changed by somebody else at this moment; look again",
+            )
+
+    def _header(self) -> Header:
+        return Header(self._resolver.process_id, Route(), self._context.space.header)
+
+    def _is_covered(self, journal: str, claims: Claims) -> bool:
+        item = self._context.space.state.items.get(journal)
+        # Of a journal that was deleted, only the name is known.
+        labels = LabelSet.of(name=journal) if item is None else item.spec.label_set_with_name()
+        return claims.match(labels)
+
+    async def _beyond(self, journals: Iterable[str], claims: Claims) -> list[str]:
+        """Those of many journals that are beyond the claims."""
+        if claims is ALL_CLAIMS:
+            return []
+        turns, found = Turns(), []
+        for journal in journals:
+            if not self._is_covered(journal, claims):
+                found.append(journal)
+            await turns.take()
+        return found
+
+    async def _require_all(self, journals: Iterable[str], claims: Claims) -> None:
+        """Raises: Forbidden: one of them is beyond the claims."""
+        for journal in await self._beyond(journals, claims):
+            raise Forbidden(f"not authorized to {journal}")
+
+    async def _require_whole(self, savepoint: admin_pb.Savepoint, claims: Claims) -> None:
+        """Raises: Forbidden: it has journals beyond the claims, whose names are not told."""
+        if await self._beyond(savepoint.offsets, claims):
+            raise Forbidden(f"not authorized to all journals of savepoint {savepoint.name}")
+
+    async def _visible(
+        self, savepoint: admin_pb.Savepoint, claims: Claims
+    ) -> admin_pb.Savepoint | None:
+        """What of a savepoint a caller with these claims sees; None: nothing."""
+        for journal in await self._beyond(savepoint.offsets, claims):
+            del savepoint.offsets[journal]
+        if claims is ALL_CLAIMS:
+            return savepoint
+        savepoint.journals = len(savepoint.offsets)
+        return savepoint if savepoint.offsets else None
+
+
+def _savepoint(kv: KeyValue) -> admin_pb.Savepoint:
+    return admin_pb.Savepoint.FromString(kv.value)
+
+
+def _validate_name(name: str) -> None:
+    validate_token(name, 1, _NAME_LENGTH_MAX)
+
+
+async def _validate_savepoint(savepoint: admin_pb.Savepoint) -> None:
+    try:
+        _validate_name(savepoint.name)
+    except ValidationError as err:
+        raise err.within("Name") from err
+    if not savepoint.offsets:
+        raise ValidationError("expected the offset of one journal at least", path="Offsets")
+    turns = Turns()
+    for journal, offset in savepoint.offsets.items():
+        await turns.take()
+        validate_journal_name(journal)
+        if offset < 0:
+            raise ValidationError(f"invalid offset of {journal} ({offset}; expected >= 0)")
+
+
+def _check(validate: Callable[[T], None], field: str, value: T) -> None:
+    """Raises: RpcFailed: `validate` finds that the value breaks a rule."""
+    try:
+        validate(value)
+    except ValidationError as err:
+        raise RpcFailed(Code.UNKNOWN, str(err.within(field))) from err
+
+
+def _unknown(name: str) -> RpcFailed:
+    return RpcFailed(
+        Code.NOT_FOUND, f"there is no savepoint {name} (`gazctl savepoints list` shows them)"
+    )
+
+
+def _moved(journal: str) -> RpcFailed:
+    return RpcFailed(Code.UNAVAILABLE, f"{journal}: another broker takes it over; ask again")

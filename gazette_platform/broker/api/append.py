@@ -1,0 +1,363 @@
+"""Serves Append: from the client's stream to an outcome of the journal's appender, or to its primary.
+
+An append of moderate size is gathered whole before it takes its turn, so that a slow client holds
+nobody up and several are written together. A larger one takes its turn and streams; it then owns
+the journal, and its client must keep up. An append to a journal of another primary is forwarded
+there as it comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, final
+
+from gazette_platform.broker.api.proxy import PrimaryNotReached
+from gazette_platform.broker.append import events, fsm
+from gazette_platform.broker.append.appender import Outcome, Pending, content_sum
+from gazette_platform.broker.append.content import Body, Replay, Stream, cost_of, pump
+from gazette_platform.broker.append.flow_control import Stock
+from gazette_platform.broker.journal.replica import Replica
+from gazette_platform.broker.journal.spec_writes import write_suspend
+from gazette_platform.broker.wire.interface import Code, ContentSource, RpcFailed
+from gazette_platform.errors import ValidationError
+from gazette_platform.protocol import (
+    AppendSuspend,
+    Header,
+    LabelSelector,
+    LabelSet,
+    Status,
+    SuspendLevel,
+    SuspendSpec,
+    strip_meta,
+    validate_append_request,
+)
+from gazette_platform.protocol.auth import ALL_CLAIMS
+from gazette_platform.protocol.pb import protocol_pb2 as pb
+
+if TYPE_CHECKING:
+    from gazette_platform.broker.api.proxy import Proxy
+    from gazette_platform.broker.context import BrokerContext
+    from gazette_platform.broker.journal.resolver import Resolution, Resolver
+    from gazette_platform.protocol.auth import Claims
+
+__all__ = ["AppendApi"]
+
+# Gathered whole up to this size, while there is room in the stock; what does not fit streams.
+_GATHER_BYTES_MAX = 2 << 20
+
+# Gathered whatever the stock: clients with large appends must not get in the way of small ones, and
+# a thousand of these are no more than the stock.
+_SMALL_BYTES_MAX = 64 << 10
+
+# Hashed on the event loop up to this size: a hop to a thread costs more.
+_INLINE_BYTES_MAX = 64 << 10
+
+# Seconds after which a primary that could not be connected to is tried again.
+_RECONNECT_S = 0.2
+
+# Seconds that a resumed journal is given to be assigned, whatever --broker.append-wait says.
+_RESUME_WAIT_S = 5.0
+
+# Statuses that pass by themselves while a journal is being assigned.
+_PASSING = frozenset({Status.NO_JOURNAL_PRIMARY_BROKER, Status.INSUFFICIENT_JOURNAL_BROKERS})
+
+
+@final
+class AppendApi:
+    """Append RPCs of one broker."""
+
+    def __init__(self, context: BrokerContext, resolver: Resolver, proxy: Proxy) -> None:
+        self._context = context
+        self._resolver = resolver
+        self._proxy = proxy
+        self._stock = Stock()
+
+    async def append(
+        self, first: bytes, content: ContentSource, claims: Claims = ALL_CLAIMS
+    ) -> tuple[Status, bytes]:
+        """Serve one Append.
+
+        Args: claims: of the caller; journals beyond them do not exist for it.
+        Returns: the outcome, and the AppendResponse that says so.
+        Raises: RpcFailed: malformed, broken or too slow a stream; nothing was applied.
+        Cancellation: nothing is applied unless its turn had come.
+        """
+        message = pb.AppendRequest.FromString(first)
+        try:
+            validate_append_request(message)
+        except ValidationError as err:
+            raise RpcFailed(Code.UNKNOWN, str(err)) from err
+        asked = _Asked(message, _request(message), claims)
+        replica = await self._resolve(asked)
+        while replica is None:
+            answer = await self._elsewhere(asked, content)
+            if answer is not None:
+                return answer
+            replica = await self._resolve(asked)
+        body = Body(content, replica.balance, self._context)
+        pending = Pending(
+            machine=fsm.AppendFSM(asked.request),
+            done=asyncio.get_running_loop().create_future(),
+            wait_until=self._context.clock.monotonic() + self._context.config.append_wait_s,
+        )
+        pumping: asyncio.Task[None] | None = None
+        stream: Stream | None = None
+        gathered = _Gathered(self._stock)
+        try:
+            is_whole = await self._gather(pending, body, gathered)
+            pending.machine.has_content = pending.length > 0
+            if not is_whole:
+                body.stream()
+                gathered.release()
+                pending.stream = stream = Stream(pending, self._stock)
+                pumping = self._context.tasks.spawn(
+                    pump(body, stream), name=f"stream {asked.request.journal}"
+                )
+            replica.appender.submit(pending)
+            outcome = await pending.done
+            if outcome.is_remote:
+                answer, outcome = await self._again(asked, pending, outcome)
+                if answer is not None:
+                    return answer
+        finally:
+            pending.done.cancel()
+            if pumping is not None:
+                pumping.cancel()
+            if stream is not None:
+                stream.drop()
+            gathered.release()
+            body.close()
+        outcome.total_chunks = body.total_chunks
+        return outcome.status, _response(asked.resolution, outcome, body)
+
+    async def _again(
+        self, asked: _Asked, pending: Pending, outcome: Outcome
+    ) -> tuple[tuple[Status, bytes] | None, Outcome]:
+        """Try an append anew whose primary became another one. Nothing of it was written.
+
+        Returns: the answer of another broker; or None, and the outcome.
+        """
+        clock = self._context.clock
+        deadline = clock.monotonic() + self._context.config.append_wait_s
+        while outcome.is_remote:
+            replica = await self._resolve(asked)
+            pending = _renewed(pending)
+            try:
+                if replica is None:
+                    answer = await self._elsewhere(asked, Replay(pending))
+                    if answer is not None:
+                        return answer, outcome
+                    continue
+                replica.appender.submit(pending)
+                outcome = await pending.done
+            finally:
+                if not pending.done.cancel() and not pending.done.cancelled():
+                    pending.done.exception()  # of a stream that was replayed: told by `answer`
+            if clock.monotonic() >= deadline:
+                break
+        return None, outcome
+
+    async def _elsewhere(
+        self, asked: _Asked, content: ContentSource
+    ) -> tuple[Status, bytes] | None:
+        """Serve an append that is not for a replica of ours.
+
+        Returns: None if its primary cannot be reached, of which etcd will hear: resolve it again.
+        Raises: RpcFailed: for too long by now; or as the other broker has it.
+        """
+        resolution = asked.resolution
+        if not resolution.is_remote:
+            status = resolution.status
+            if status is Status.OK:
+                status = Status.NOT_JOURNAL_PRIMARY_BROKER
+            return status, _response(resolution, Outcome(status))
+        try:
+            return await self._proxy.append(asked.message, content, resolution)
+        except PrimaryNotReached as err:
+            clock = self._context.clock
+            if asked.unreached_at is None:
+                asked.unreached_at = clock.monotonic()
+            left_s = asked.unreached_at + self._context.config.append_wait_s - clock.monotonic()
+            if left_s <= 0:
+                raise RpcFailed(Code.UNAVAILABLE, str(err)) from err
+            await self._wait_change(min(left_s, _RECONNECT_S))
+            return None
+
+    def _local(self, resolution: Resolution) -> Replica | None:
+        """The replica that is to take an append; None: another broker is, or nobody."""
+        if not resolution.is_local:
+            return None
+        replica = self._resolver.replicas.get(resolution.journal)
+        if not isinstance(replica, Replica):
+            return None  # the assignment went away between two looks at it
+        return replica
+
+    async def _resolve(self, asked: _Asked) -> Replica | None:
+        """Resolve, and wait a bounded time for a journal that is being assigned.
+
+        Returns: our replica of it, if we are its primary.
+        """
+        clock, message, request = self._context.clock, asked.message, asked.request
+        header = Header.from_pb(message.header) if message.HasField("header") else None
+        deadline = clock.monotonic() + self._context.config.append_wait_s
+        while True:
+            resolution = asked.resolution = await self._resolver.resolve(
+                request.journal,
+                may_proxy=not message.do_not_proxy,
+                require_primary=True,
+                min_revision=request.min_revision,
+                proxy_header=header,
+                claims=asked.claims,
+            )
+            if resolution.is_local:
+                return self._local(resolution)  # its appender knows what else to wait for
+            left_s = deadline - clock.monotonic()
+            if _resumes(resolution, request) and resolution.spec is not None:
+                # Nobody serves a fully suspended journal, so whoever is asked to resumes it.
+                offset = resolution.spec.suspend.offset if resolution.spec.suspend else 0
+                await write_suspend(
+                    self._context, request.journal, SuspendSpec(SuspendLevel.NONE, offset)
+                )
+                deadline = max(deadline, clock.monotonic() + _RESUME_WAIT_S)
+                continue
+            lacking = self._lacking_replicas(resolution)
+            if lacking > 0:
+                status = Status.INSUFFICIENT_JOURNAL_BROKERS
+                asked.resolution = self._resolver.refused(resolution, status)
+            if left_s <= 0 or (not lacking and resolution.status not in _PASSING):
+                return None
+            await self._wait_change(left_s)
+
+    def _lacking_replicas(self, resolution: Resolution) -> int:
+        """How many replicas a journal of another primary lacks; negative: has too many.
+
+        Its primary refuses the one and waits for the end of the other; so do we, by Gazette's rule.
+        """
+        if not resolution.is_remote or resolution.spec is None:
+            return 0
+        desired = resolution.spec.desired_replication(self._context.config.max_replication)
+        return desired - len(resolution.header.route.members)
+
+    async def _wait_change(self, limit_s: float) -> None:
+        """Wait until something of the cluster changes, or time is up."""
+        space = self._context.space
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await space.wait_for_revision(space.revision + 1)
+
+    async def _gather(self, pending: Pending, body: Body, gathered: _Gathered) -> bool:
+        """Take content until the commit marker, or until it should stream.
+
+        Returns: whether all of it is here, and is being summed.
+        Raises: RpcFailed: too much of other appends is here.
+        """
+        stock = self._stock
+        while True:
+            chunk = await body.next()
+            if not chunk:
+                await body.expect_end()
+                if pending.length > _INLINE_BYTES_MAX:
+                    loop, executor = asyncio.get_running_loop(), self._context.executor
+                    pending.sum = loop.run_in_executor(executor, content_sum, pending.chunks)
+                else:
+                    pending.sum = content_sum(pending.chunks)
+                return True
+            gathered.add(cost_of(chunk))
+            if gathered.bytes > _SMALL_BYTES_MAX and stock.is_overfull:
+                raise RpcFailed(
+                    Code.UNAVAILABLE,
+                    f"{pending.machine.request.journal}: this broker holds {stock.held_bytes} bytes "
+                    "of appends that wait for their turn, and takes small ones only; try again",
+                )
+            pending.chunks.append(chunk)
+            pending.length += len(chunk)
+            if gathered.bytes > (_SMALL_BYTES_MAX if stock.is_full else _GATHER_BYTES_MAX):
+                return False
+
+
+@final
+class _Gathered:
+    """What one append adds to the stock while it is gathered."""
+
+    __slots__ = ("_stock", "bytes")
+
+    def __init__(self, stock: Stock) -> None:
+        self._stock = stock
+        self.bytes = 0
+
+    def add(self, length: int) -> None:
+        self.bytes += length
+        self._stock.held_bytes += length
+
+    def release(self) -> None:
+        self._stock.held_bytes -= self.bytes
+        self.bytes = 0
+
+
+@dataclass(slots=True)
+class _Asked:
+    """An append as its caller asked for it, and who is to serve it."""
+
+    message: pb.AppendRequest
+    request: events.AppendRequest
+    claims: Claims
+    resolution: Resolution = field(init=False)
+    unreached_at: float | None = None
+    """Since when its primary could not be reached, on the monotonic clock."""
+
+
+def _renewed(pending: Pending) -> Pending:
+    """Another attempt at an append of which nothing was written."""
+    renewed = Pending(
+        machine=fsm.AppendFSM(pending.machine.request, has_content=pending.machine.has_content),
+        done=asyncio.get_running_loop().create_future(),
+        chunks=pending.chunks,
+        length=pending.length,
+        sum=pending.sum,
+        stream=pending.stream,
+        wait_until=pending.wait_until,
+    )
+    if isinstance(pending.stream, Stream):
+        pending.stream.reopen(renewed)
+    return renewed
+
+
+def _request(message: pb.AppendRequest) -> events.AppendRequest:
+    return events.AppendRequest(
+        journal=strip_meta(message.journal),
+        offset=message.offset,
+        check_registers=LabelSelector.from_pb(message.check_registers)
+        if message.HasField("check_registers")
+        else None,
+        union_registers=LabelSet.from_pb(message.union_registers)
+        if message.HasField("union_registers")
+        else None,
+        subtract_registers=LabelSet.from_pb(message.subtract_registers)
+        if message.HasField("subtract_registers")
+        else None,
+        suspend=AppendSuspend(message.suspend),
+        min_revision=message.min_etcd_revision,
+    )
+
+
+def _resumes(resolution: Resolution, request: events.AppendRequest) -> bool:
+    return resolution.status is Status.SUSPENDED and request.suspend is AppendSuspend.SUSPEND_RESUME
+
+
+def _response(resolution: Resolution, outcome: Outcome, body: Body | None = None) -> bytes:
+    message = pb.AppendResponse(
+        status=outcome.status.value,  # type: ignore[arg-type]
+        store_health_error=outcome.store_health_error,
+    )
+    if outcome.commit is not None:
+        outcome.commit.into_pb(message.commit)
+    if outcome.registers is not None:
+        outcome.registers.into_pb(message.registers)
+        message.registers.SetInParent()
+    if body is not None:
+        message.total_chunks = body.total_chunks
+        message.delayed_chunks = body.delayed_chunks
+    # Fields may come in any order; the header is encoded but once for many responses.
+    return resolution.header_field + message.SerializeToString()

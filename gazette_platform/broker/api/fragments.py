@@ -1,0 +1,213 @@
+"""Serves ListFragments and FragmentStoreHealth."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+from gazette_platform.broker.journal.known import check_fence, wait_known
+from gazette_platform.broker.journal.replica import Replica
+from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.errors import GazetteError, ValidationError
+from gazette_platform.ops.durations import duration_from_pb
+from gazette_platform.ops.turns import Turns
+from gazette_platform.protocol import (
+    Fragment,
+    Header,
+    Route,
+    Status,
+    validate_fragments_request,
+    validate_health_request,
+)
+from gazette_platform.protocol.auth import ALL_CLAIMS, Capability, Forbidden
+from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.stores import delete_probe, health_check, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gazette_platform.broker.api.proxy import Proxy
+    from gazette_platform.broker.context import BrokerContext
+    from gazette_platform.broker.journal.resolver import Resolver
+    from gazette_platform.protocol.auth import Claims
+    from gazette_platform.stores import FragmentStore
+
+__all__ = ["FragmentsApi"]
+
+_PAGE_LIMIT = 1000
+
+# Clients refuse messages beyond 4 MiB.
+_PAGE_BYTES_MAX = 2 << 20
+_NS_PER_S = 1_000_000_000
+
+
+@final
+class FragmentsApi:
+    """ListFragments and FragmentStoreHealth RPCs of one broker."""
+
+    def __init__(self, context: BrokerContext, resolver: Resolver, proxy: Proxy) -> None:
+        self._context = context
+        self._resolver = resolver
+        self._proxy = proxy
+
+    async def list_fragments(self, raw: bytes, claims: Claims = ALL_CLAIMS) -> tuple[Status, bytes]:
+        """Serve one page of ListFragments, once the stores were listed.
+
+        Returns: the status, and the FragmentsResponse that says so.
+        Raises: RpcFailed: a malformed request, or the replica closed meanwhile.
+        Cancellation: safe.
+        """
+        request = pb.FragmentsRequest.FromString(raw)
+        try:
+            validate_fragments_request(request)
+        except ValidationError as err:
+            raise RpcFailed(Code.UNKNOWN, str(err)) from err
+        resolution = await self._resolver.resolve(
+            request.journal,
+            may_proxy=not request.do_not_proxy,
+            require_primary=False,
+            proxy_header=Header.from_pb(request.header) if request.HasField("header") else None,
+            claims=claims,
+        )
+        status = resolution.status
+        if status is Status.OK and resolution.spec and not resolution.spec.flags.may_read:
+            status = Status.NOT_ALLOWED
+        request.page_limit = request.page_limit or _PAGE_LIMIT
+        if status is Status.OK and resolution.is_remote:
+            return await self._proxy.list_fragments(request, resolution.header)
+        replica = self._resolver.replicas.get(resolution.journal)
+        if status is Status.OK and isinstance(replica, Replica) and not request.do_not_proxy:
+            better = self._proxy.better_placed(replica, replica.missing_at)
+            if better is not None:
+                return await self._proxy.list_fragments(request, better.header)
+        response = pb.FragmentsResponse(status=status.value)  # type: ignore[arg-type]
+        resolution.header.into_pb(response.header)
+        if status is Status.OK and isinstance(replica, Replica):
+            await wait_known(replica, timeout_s=self._context.config.append_wait_s)
+            if replica.is_primary:  # else who goes on behind the last one passes it over for good
+                await replica.wait_filled()
+                check_fence(replica)
+            fragments = await replica.index.inspect()
+            if fragments is None:
+                raise _stopped()
+            await self._fill(response, request, replica, list(fragments))
+        return status, response.SerializeToString()
+
+    async def _fill(
+        self,
+        response: pb.FragmentsResponse,
+        request: pb.FragmentsRequest,
+        replica: Replica,
+        fragments: Iterable[Fragment],
+    ) -> None:
+        ttl_s = (
+            duration_from_pb(request.signatureTTL) / _NS_PER_S
+            if request.HasField("signatureTTL")
+            else 0.0
+        )
+        size, turns = 0, Turns()
+        for fragment in fragments:
+            if fragment.begin < request.next_page_token or not _is_within(request, fragment):
+                continue
+            await turns.take()
+            if len(response.fragments) == request.page_limit or size > _PAGE_BYTES_MAX:
+                response.next_page_token = fragment.begin
+                return
+            summed = await replica.summed(fragment)
+            if summed is None:
+                raise _stopped()
+            listed = response.fragments.add()
+            summed.into_pb(listed.spec)
+            if ttl_s > 0 and summed.backing_store:
+                store = self._context.stores.get(summed.backing_store)
+                listed.signed_url = store.sign_get(summed.content_path, ttl_s)
+            size += listed.ByteSize()
+
+    async def fragment_store_health(
+        self, raw: bytes, claims: Claims = ALL_CLAIMS
+    ) -> tuple[Status, bytes]:
+        """Serve one FragmentStoreHealth: the store's own checks, and a delete probe if asked.
+
+        A check writes. So it is of a store that a journal within `claims` names, or for somebody
+        who may apply a spec that names any.
+
+        Returns: the status, and the FragmentStoreHealthResponse that says so.
+        Raises: RpcFailed: a malformed request. Forbidden: the store is beyond the claims.
+        Cancellation: safe.
+        """
+        request = pb.FragmentStoreHealthRequest.FromString(raw)
+        try:
+            validate_health_request(request)
+        except ValidationError as err:
+            raise RpcFailed(Code.UNKNOWN, str(err)) from err
+        is_in_use = self._authorize(request, claims)
+        problem = ""
+        try:
+            await self._check_store(request, is_in_use=is_in_use)
+        except GazetteError as err:
+            problem = str(err)
+        status = Status.FRAGMENT_STORE_UNHEALTHY if problem else Status.OK
+        response = pb.FragmentStoreHealthResponse(
+            status=status.value,  # type: ignore[arg-type]
+            store_health_error=problem,
+        )
+        header = Header(self._resolver.process_id, Route(), self._context.space.header)
+        header.into_pb(response.header)
+        return status, response.SerializeToString()
+
+    def _authorize(self, request: pb.FragmentStoreHealthRequest, claims: Claims) -> bool:
+        """Refuse a store, or a folder of one, that the caller has no business with.
+
+        Returns: whether journals name the store.
+        Raises: Forbidden.
+        """
+        url, guard = request.fragment_store, self._context.guard
+        is_limited = bool(claims.selector.include or claims.selector.exclude)
+        if not is_limited and claims.capability & Capability.APPLY:
+            return any(True for _ in guard.journals_with(url, claims))
+        own = guard.journals_with(url, claims)
+        folder = request.check_delete_prefix
+        if not any(folder.startswith(f"{name}/") or not folder for name in own):
+            raise Forbidden(
+                f"not authorized to {folder or 'any journal'} in {url} (only a token with APPLY for "
+                "all journals checks what no journal of its bearer's names)"
+            )
+        return True
+
+    async def _check_store(
+        self, request: pb.FragmentStoreHealthRequest, *, is_in_use: bool
+    ) -> None:
+        """Raises: GazetteError: the store is not well, not allowed, or is not there."""
+        url, context = request.fragment_store, self._context
+        context.guard.check_allowed(url)
+        store: FragmentStore
+        if is_in_use:
+            store = active = context.stores.get(url)
+            health = active.health
+            while not health.checks:
+                health = await active.wait_health_change(health)
+            if health.error is not None:
+                raise health.error
+        else:
+            # Not kept, or whoever asks could fill a broker with stores and their checks.
+            root, file_only = context.config.file_root, context.config.file_only
+            store = open_store(url, file_root=root, file_only=file_only, makes_folder=False)
+            await health_check(store)
+        if request.check_delete:
+            await delete_probe(store, prefix=request.check_delete_prefix)
+
+
+def _stopped() -> RpcFailed:
+    return RpcFailed(Code.UNKNOWN, "resolve: resolver has stopped serving local replicas")
+
+
+def _is_within(request: pb.FragmentsRequest, fragment: Fragment) -> bool:
+    """Whether a fragment's time is within the window asked for.
+
+    Source: the lower bound lets local fragments (no time yet) pass; an upper one is inclusive, and
+    drops them.
+    """
+    stored_at = fragment.mod_time
+    if stored_at != 0 and stored_at < request.begin_mod_time:
+        return False
+    end = request.end_mod_time
+    return end == 0 or (stored_at != 0 and stored_at <= end)

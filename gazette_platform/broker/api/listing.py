@@ -1,0 +1,268 @@
+"""Serves List, once or as a watch, and Apply."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, final
+
+from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.errors import ValidationError
+from gazette_platform.etcd import Compare, Delete, Operation, Put
+from gazette_platform.keyspace import item_key
+from gazette_platform.ops.turns import Turns
+from gazette_platform.protocol import (
+    Header,
+    JournalSpec,
+    Label,
+    LabelSelector,
+    LabelSet,
+    Route,
+    Status,
+    validate_apply_change,
+    validate_list_request,
+)
+from gazette_platform.protocol.auth import ALL_CLAIMS, Forbidden
+from gazette_platform.protocol.pb import protocol_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from gazette_platform.broker.context import BrokerContext
+    from gazette_platform.broker.journal.resolver import Resolver
+    from gazette_platform.keyspace import Item
+    from gazette_platform.protocol.auth import Claims
+    from gazette_platform.protocol.selectors import SelectorMatcher
+
+__all__ = ["ListApi"]
+
+# Gazette's clients pool buffers of 32 KiB, which 25 journals fit.
+_JOURNALS_PER_MESSAGE = 25
+
+# Clients refuse messages beyond 4 MiB, and one spec may have more than one.
+_MESSAGE_BYTES_MAX = 1 << 20
+
+# Etcd takes 128 in a transaction, unless it is told otherwise.
+_CHANGES_MAX = 8192
+
+# A transaction that failed by a comparison of our own is built again, once the watch has brought
+# what it failed by.
+_RETRIES_MAX = 3
+_RETRY_S = 0.05
+
+
+@final
+class ListApi:
+    """List and Apply RPCs of one broker."""
+
+    def __init__(self, context: BrokerContext, resolver: Resolver) -> None:
+        self._context = context
+        self._resolver = resolver
+        self._state = context.space.state
+        self._changed = asyncio.Event()
+        self._is_stopping = False
+        context.space.observe(self._wake)
+
+    def stop_watches(self) -> None:
+        """End open watches, cleanly: their clients look for another broker."""
+        self._is_stopping = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    # ---------------------------------------------------------------------------------- List
+    async def list_journals(self, raw: bytes, claims: Claims = ALL_CLAIMS) -> AsyncGenerator[bytes]:
+        """Serve one List: of what both the request and the claims of its caller select.
+
+        Yields: ListResponses: the first of a snapshot with status and header. A watch ends each
+            snapshot with an empty one, and yields another when the selected specs changed.
+        Raises: RpcFailed: a malformed request. Cancellation: safe.
+        """
+        request = pb.ListRequest.FromString(raw)
+        try:
+            validate_list_request(request)
+        except ValidationError as err:
+            raise RpcFailed(Code.UNKNOWN, str(err)) from err
+        space = self._context.space
+        if request.watch and request.HasField("watch_resume"):
+            await space.wait_for_revision(request.watch_resume.etcd.revision + 1)
+        selector = _with_prefix_by_name(LabelSelector.from_pb(request.selector))
+        # Clients sign the selector that they ask with, legacy label and all.
+        selectors = dict.fromkeys((selector, _with_prefix_by_name(claims.selector)))
+        matchers = [each.compiled() for each in selectors if each.include or each.exclude]
+        last: tuple[int, int] | None = None
+        while True:
+            changed = self._changed
+            header = Header(self._resolver.process_id, Route(), space.header)
+            found = await self._matching(matchers)
+            newest = max((item.mod_revision for _, item in found), default=0)
+            if last != (len(found), newest):
+                last = (len(found), newest)
+                async for message in self._snapshot(header, found):
+                    yield message
+                if request.watch:
+                    yield pb.ListResponse().SerializeToString()
+            if not request.watch:
+                return
+            await changed.wait()
+            if self._is_stopping:
+                return
+
+    async def _matching(self, matchers: list[SelectorMatcher]) -> list[tuple[str, Item]]:
+        """What is selected of the journals as of now, by name; others have their turns meanwhile."""
+        names, items = list(self._state.journals), dict(self._state.items)
+        if not matchers:
+            return [(name, items[name]) for name in names]
+        found, turns = [], Turns()
+        for name in names:
+            await turns.take()
+            item = items[name]
+            labels = (*item.spec.labels, Label("name", name))
+            if all(matcher.matches(labels) for matcher in matchers):
+                found.append((name, item))
+        return found
+
+    async def _snapshot(
+        self, header: Header, found: list[tuple[str, Item]]
+    ) -> AsyncGenerator[bytes]:
+        """Messages of one snapshot: specs as of the header's revision, routes as of now."""
+        message, size, turns = pb.ListResponse(), 0, Turns()
+        header.into_pb(message.header)
+        for name, item in found:
+            if len(message.journals) == _JOURNALS_PER_MESSAGE or size > _MESSAGE_BYTES_MAX:
+                yield message.SerializeToString()
+                message, size = pb.ListResponse(), 0
+                await turns.take()
+            listed = message.journals.add(
+                mod_revision=item.mod_revision, create_revision=item.create_revision
+            )
+            listed.spec.CopyFrom(item.spec.to_pb())
+            self._state.route_of(name).into_pb(listed.route)
+            size += listed.ByteSize()
+        yield message.SerializeToString()
+
+    # --------------------------------------------------------------------------------- Apply
+    async def apply(self, raw: bytes, claims: Claims = ALL_CLAIMS) -> tuple[Status, bytes]:
+        """Serve one Apply: all changes in one etcd transaction.
+
+        Returns: the status, and the ApplyResponse that says so; once our mirror has the change.
+        Raises: RpcFailed: a malformed request. Forbidden: a change is beyond the claims.
+            EtcdError: etcd did not answer.
+        Cancellation: leaves open whether it was applied.
+        """
+        request = pb.ApplyRequest.FromString(raw)
+        try:
+            await _validate(request)
+        except ValidationError as err:
+            raise RpcFailed(Code.UNKNOWN, str(err)) from err
+        compares, operations, is_implied = await self._transaction(request, claims)
+        result = await self._context.etcd.txn(compares, operations)
+        for _ in range(_RETRIES_MAX if is_implied else 0):
+            if result.succeeded:
+                break
+            await asyncio.sleep(_RETRY_S)
+            compares, operations, _ = await self._transaction(request, claims)
+            result = await self._context.etcd.txn(compares, operations)
+        status = Status.OK if result.succeeded else Status.ETCD_TRANSACTION_FAILED
+        if result.succeeded and await self._changed_anything(request):
+            await self._context.space.wait_for_revision(result.header.revision)
+        header = self._context.space.header
+        etcd = type(header)(
+            header.cluster_id, header.member_id, result.header.revision, header.raft_term
+        )
+        response = pb.ApplyResponse(status=status.value)  # type: ignore[arg-type]
+        Header(self._resolver.process_id, Route(), etcd).into_pb(response.header)
+        return status, response.SerializeToString()
+
+    async def _transaction(
+        self, request: pb.ApplyRequest, claims: Claims
+    ) -> tuple[list[Compare], list[Operation], bool]:
+        """The transaction of a request that its caller may make.
+
+        Returns: comparisons and operations; and whether there are comparisons that the caller did
+            not ask for: that journals beyond its claims are not what it changes at any revision.
+        Raises: Forbidden, RpcFailed: a change is beyond the claims, or would mix two journals.
+        """
+        turns = Turns()
+        specs: list[JournalSpec] = []
+        for change in request.changes:
+            if change.HasField("upsert"):
+                specs.append(spec := JournalSpec.from_pb(change.upsert))
+                self._authorize(spec.name, spec.label_set_with_name(), claims)
+                await turns.take()
+        deleted = {change.delete for change in request.changes if change.delete}
+        for name in deleted:
+            self._authorize(name, LabelSet.of(name=name), claims)
+        # Not before: what it says tells of other journals.
+        try:
+            await self._context.guard.check_apply(specs, deleted, claims)
+        except ValidationError as err:
+            raise RpcFailed(Code.UNKNOWN, str(err)) from err
+        compares: list[Compare] = []
+        operations: list[Operation] = []
+        is_limited = bool(claims.selector.include or claims.selector.exclude)
+        is_implied = False
+        upserts = iter(specs)
+        for change in request.changes:
+            name = change.upsert.name or change.delete
+            key = item_key(self._context.config.etcd_prefix, name)
+            if change.expect_mod_revision != -1:
+                compares.append(Compare.mod(key, change.expect_mod_revision))
+            item = self._state.items.get(name)
+            judged = item.mod_revision if item is not None else 0
+            if is_limited and judged != change.expect_mod_revision:
+                # The claims were held against the spec of our mirror, which may be behind.
+                compares.append(Compare.mod(key, judged))
+                is_implied = True
+            if change.HasField("upsert"):
+                value = next(upserts).to_pb()
+                operations.append(Put(key, value.SerializeToString(deterministic=True)))
+            else:
+                operations.append(Delete(key))
+            await turns.take()
+        return compares, operations, is_implied
+
+    def _authorize(self, name: str, labels: LabelSet, claims: Claims) -> None:
+        """Refuse what is beyond the claims: a journal by its labels to be, and by those it has."""
+        item = self._state.items.get(name)
+        if not claims.match(labels) or (
+            item is not None and not claims.match(item.spec.label_set_with_name())
+        ):
+            raise Forbidden(f"not authorized to {name}")
+
+    async def _changed_anything(self, request: pb.ApplyRequest) -> bool:
+        """Whether a transaction that succeeded has a revision of its own to wait for.
+
+        One without changes has none, nor one that only deletes, unchecked, what is not there.
+        """
+        if any(c.HasField("upsert") or c.expect_mod_revision > 0 for c in request.changes):
+            return True
+        return any(c.delete in self._state.items for c in request.changes)
+
+
+async def _validate(request: pb.ApplyRequest) -> None:
+    if len(request.changes) > _CHANGES_MAX:
+        raise ValidationError(
+            f"invalid number of Changes ({len(request.changes)}; expected <= {_CHANGES_MAX})"
+        )
+    turns = Turns()
+    for index, change in enumerate(request.changes):
+        validate_apply_change(index, change)
+        await turns.take()
+
+
+def _with_prefix_by_name(selector: LabelSelector) -> LabelSelector:
+    """Rewrite the legacy label ``prefix`` to ``name:prefix``."""
+
+    def rewrite(labels: LabelSet) -> LabelSet:
+        return LabelSet(
+            tuple(
+                sorted(
+                    Label("name", label.value, prefix=True) if label.name == "prefix" else label
+                    for label in labels
+                )
+            )
+        )
+
+    return LabelSelector(rewrite(selector.include), rewrite(selector.exclude))

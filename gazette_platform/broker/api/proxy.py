@@ -1,0 +1,296 @@
+"""Forwards calls to the broker that is to answer them, in bytes both ways.
+
+A request carries our header on: what we know of route and etcd, and whom we mean. The other broker
+catches up with our revision before it resolves the journal itself, so that two brokers never send a
+call back and forth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any, final
+
+from grpc import aio  # type: ignore[import-untyped]
+
+from gazette_platform.broker.wire.grpc_calls import CALL_ERRORS, of_call
+from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.client.route_cache import Condition, pick_endpoint
+from gazette_platform.client.wire import CANNOT_REACH, brief_details
+from gazette_platform.errors import TransportError
+from gazette_platform.protocol import Status
+from gazette_platform.protocol.auth import Capability
+from gazette_platform.protocol.pb import protocol_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from gazette_platform.broker.context import BrokerContext
+    from gazette_platform.broker.journal.replica import Replica
+    from gazette_platform.broker.journal.resolver import Resolution, Resolver
+    from gazette_platform.broker.wire.interface import ContentSource
+    from gazette_platform.protocol import Header
+
+__all__ = ["PrimaryNotReached", "Proxy"]
+
+_SERVICE = "/protocol.Journal/"
+
+# Seconds that the connection to a broker which left is kept, for calls that it still finishes.
+_KEEP_S = 30.0
+
+
+class PrimaryNotReached(TransportError):
+    """The primary could not be connected to: it is dead, and etcd will notice."""
+
+
+@final
+class Proxy:
+    """Calls of one broker to others, on behalf of its clients."""
+
+    def __init__(self, context: BrokerContext, resolver: Resolver) -> None:
+        self._context = context
+        self._peers = context.peers
+        self._resolver = resolver
+        self._state = context.space.state
+        self._reads: set[Any] = set()
+        self._stopped = asyncio.Event()
+        self._known: frozenset[str] = frozenset()
+        self._left_at: dict[str, float] = {}
+        context.space.observe(self._on_change)
+
+    def stop_reads(self) -> None:
+        """End reads that are forwarded, cleanly: their clients look for another broker."""
+        self._stopped.set()
+        for call in self._reads:
+            call.cancel()
+
+    # ------------------------------------------------------------------------------------ whom
+    def better_placed(self, replica: Replica, offset: int) -> Resolution | None:
+        """The primary, if it may have content at `offset` that a replica of ours does not know of.
+
+        So it is before the stores were listed, before the primary has synced with us, and when
+        content that was committed before that is not in a store yet, or was not listed since.
+
+        Args: offset: -1 is the write head. Returns: None: we know as much as anybody.
+        """
+        if replica.is_primary:
+            return None
+        index = replica.index
+        if replica.is_synced and index.first_refresh.is_set():
+            head = index.summary.end
+            at = head if offset < 0 else offset
+            if at >= max(head, replica.spool.spool.end):
+                return None
+        found = self._resolver.resolve_now(replica.name, may_proxy=True, require_primary=True)
+        return found if found.is_remote else None
+
+    def _endpoint(self, header: Header, *, passing_over: frozenset[str] = frozenset()) -> str:
+        """Where to send a call: to the process that is meant, else to any replica, a near one best.
+
+        Raises: RpcFailed: nobody knows where that is.
+        """
+        route, meant = header.route, header.process_id
+        if meant is not None:
+            endpoint = route.endpoint_of(meant)
+        else:
+            endpoint = pick_endpoint(
+                route,
+                self._context.process_id.zone,
+                primary=False,
+                condition=lambda peer: (
+                    Condition.FAILED if peer in passing_over else self._peers.condition(peer)
+                ),
+                leaves_zone=True,
+            )
+        if not endpoint:
+            who = f"broker {str(meant).strip()}" if meant is not None else "each replica"
+            raise RpcFailed(
+                Code.UNAVAILABLE, f"{who} has no endpoint in etcd (it left, or is about to)"
+            )
+        return endpoint
+
+    # ---------------------------------------------------------------------------------- append
+    async def append(
+        self, request: pb.AppendRequest, content: ContentSource, found: Resolution
+    ) -> tuple[Status, bytes]:
+        """Forward an append to the primary, message by message.
+
+        Args: request: the first message. content: what follows it.
+        Returns: the status, and the AppendResponse of the other broker.
+        Raises: PrimaryNotReached: nothing was taken of `content`, nor sent.
+            RpcFailed: with the other's code and text, or `content` failed.
+        Cancellation: reaches the other broker, which rolls back.
+        """
+        endpoint = self._endpoint(found.header)
+        forwarded = pb.AppendRequest()
+        forwarded.CopyFrom(request)
+        forwarded.ClearField("header")
+        found.header.into_pb(forwarded.header)
+        method = self._peers.channel(endpoint).stream_unary(f"{_SERVICE}Append")
+        call = method(metadata=self._peers.metadata(Capability.APPEND, found.journal))
+        sender = _Sender(call, content)
+        forwarding = self._context.tasks.spawn(
+            sender.run(forwarded.SerializeToString()), name=f"forward {found.journal}"
+        )
+        try:
+            raw = bytes(await of_call(call, call))
+        except RpcFailed as err:
+            failure = sender.failure or self._failed(err, endpoint)
+            if failure.code is Code.UNAVAILABLE and not sender.is_begun:
+                raise PrimaryNotReached(failure.text) from err
+            raise failure from err
+        finally:
+            forwarding.cancel()
+            call.cancel()
+        return Status.from_wire(pb.AppendResponse.FromString(raw).status), raw
+
+    # ------------------------------------------------------------------------------------ read
+    async def read(
+        self, request: pb.ReadRequest, header: Header, *, is_begun: bool = False
+    ) -> AsyncGenerator[bytes]:
+        """Forward a read to the process that the header means, or to any replica.
+
+        A replica that cannot be reached is passed over for another, if there is one.
+
+        Args: is_begun: the client has had a response, whose header is the only one it is to get.
+        Yields: ReadResponses as they come; ends cleanly when this broker stops.
+        Raises: RpcFailed: with the other's code and text. Cancellation: reaches the other broker.
+        """
+        forwarded = pb.ReadRequest()
+        forwarded.CopyFrom(request)
+        forwarded.ClearField("header")
+        header.into_pb(forwarded.header)
+        failed: frozenset[str] = frozenset()
+        while True:
+            endpoint = self._endpoint(header, passing_over=failed)
+            responses = self._read(endpoint, forwarded)
+            try:
+                async with contextlib.aclosing(responses):
+                    async for raw in responses:
+                        yield raw if not is_begun else _without_header(raw)
+                        is_begun = True
+            except RpcFailed as err:
+                failed |= {endpoint}
+                has_more = header.process_id is None and not failed.issuperset(
+                    filter(None, header.route.endpoints)
+                )
+                if err.code is not Code.UNAVAILABLE or is_begun or not has_more:
+                    raise
+            else:
+                return
+
+    async def _read(self, endpoint: str, request: pb.ReadRequest) -> AsyncGenerator[bytes]:
+        if self._stopped.is_set():
+            return
+        method = self._peers.channel(endpoint).unary_stream(f"{_SERVICE}Read")
+        call = method(
+            request.SerializeToString(),
+            metadata=self._peers.metadata(Capability.READ, request.journal),
+        )
+        self._reads.add(call)
+        try:
+            while True:
+                raw = await of_call(call, call.read())
+                if raw is aio.EOF:
+                    return
+                yield raw
+        except RpcFailed as err:
+            if not self._stopped.is_set():  # else it was we who ended it, by `stop_reads`
+                raise self._failed(err, endpoint) from err
+        finally:
+            self._reads.discard(call)
+            call.cancel()
+
+    # ------------------------------------------------------------------------------- fragments
+    async def list_fragments(
+        self, request: pb.FragmentsRequest, header: Header
+    ) -> tuple[Status, bytes]:
+        """Forward a ListFragments to the process that the header means, or to any replica.
+
+        Returns: the status, and the FragmentsResponse of the other broker.
+        Raises: RpcFailed: with the other's code and text. Cancellation: reaches the other broker.
+        """
+        forwarded = pb.FragmentsRequest()
+        forwarded.CopyFrom(request)
+        forwarded.ClearField("header")
+        header.into_pb(forwarded.header)
+        endpoint = self._endpoint(header)
+        method = self._peers.channel(endpoint).unary_unary(f"{_SERVICE}ListFragments")
+        metadata = self._peers.metadata(Capability.READ, request.journal)
+        try:
+            call = method(forwarded.SerializeToString(), metadata=metadata)
+            raw = bytes(await of_call(call, call))
+        except RpcFailed as err:
+            raise self._failed(err, endpoint) from err
+        return Status.from_wire(pb.FragmentsResponse.FromString(raw).status), raw
+
+    def _failed(self, err: RpcFailed, endpoint: str) -> RpcFailed:
+        self._peers.on_failure(endpoint, err.text)
+        if err.code is not Code.UNAVAILABLE:
+            return err
+        return RpcFailed(err.code, f"{CANNOT_REACH}{endpoint}: {brief_details(err.text)}")
+
+    # ------------------------------------------------------------------------------ connections
+    def _on_change(self) -> None:
+        """Close connections to brokers some time after they left."""
+        if not self._state.changes.members and not self._left_at:
+            return
+        now = self._context.clock.monotonic()
+        known = frozenset(member.spec.endpoint for member in self._state.members.values())
+        for endpoint in self._known - known:
+            self._left_at[endpoint] = now
+        self._known = known
+        for endpoint, left_at in list(self._left_at.items()):
+            if endpoint in known:
+                del self._left_at[endpoint]
+            elif now - left_at > _KEEP_S:
+                del self._left_at[endpoint]
+                self._context.tasks.spawn(self._peers.drop(endpoint), name=f"drop {endpoint}")
+
+
+@final
+class _Sender:
+    """Sends the messages of an append.
+
+    Attributes: is_begun: the first message is on its way, so that content is taken.
+        failure: of the content; what else ends it early is told by the answer.
+    """
+
+    def __init__(self, call: Any, content: ContentSource) -> None:
+        self._call = call
+        self._content = content
+        self.is_begun = False
+        self.failure: RpcFailed | None = None
+
+    async def run(self, first: bytes) -> None:
+        # The other broker may answer before it has read everything, and then a send breaks.
+        try:
+            with contextlib.suppress(*CALL_ERRORS):
+                await self._run(first)
+        except Exception as err:
+            self.failure = RpcFailed(Code.INTERNAL, f"forwarding: {type(err).__name__}: {err}")
+            self._call.cancel()
+            raise  # to whoever owns the task, as a fault of ours
+
+    async def _run(self, first: bytes) -> None:
+        await self._call.write(first)
+        self.is_begun = True
+        try:
+            while (raw := await self._content.next()) is not None:
+                await self._call.write(raw)
+        except RpcFailed as err:
+            self.failure = err  # an end without commit rolls back
+        await self._call.done_writing()
+
+
+def _without_header(raw: bytes) -> bytes:
+    """A response that is not the first one which its client gets."""
+    if raw[:1] in _CONTENT_TAGS:
+        return raw
+    response = pb.ReadResponse.FromString(raw)
+    response.ClearField("header")
+    return response.SerializeToString()
+
+
+# Of responses that begin with an offset or content, behind which there is no header.
+_CONTENT_TAGS = (b"\x18", b"\x3a")

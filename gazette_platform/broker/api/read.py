@@ -1,0 +1,383 @@
+"""Serves Read: what the index knows, then the bytes, fragment after fragment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from contextlib import aclosing
+from typing import TYPE_CHECKING, final
+
+from gazette_platform.broker.journal.known import check_fence, wait_known
+from gazette_platform.broker.journal.replica import Replica
+from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.codecs import decompress_steps, decompressor
+from gazette_platform.errors import DataError, GazetteError, StoreError, ValidationError
+from gazette_platform.fragment.index import QueryResult
+from gazette_platform.protocol import (
+    CompressionCodec,
+    Fragment,
+    Header,
+    Status,
+    validate_read_request,
+)
+from gazette_platform.protocol.auth import ALL_CLAIMS
+from gazette_platform.protocol.content import CONTENT_CHUNK_BYTES, encode_read_content
+from gazette_platform.protocol.pb import protocol_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator
+
+    from gazette_platform.broker.api.proxy import Proxy
+    from gazette_platform.broker.context import BrokerContext
+    from gazette_platform.broker.journal.resolver import Resolution, Resolver
+    from gazette_platform.fragment.completed import LocalFile
+    from gazette_platform.protocol.auth import Claims
+    from gazette_platform.stores import ActiveStore
+
+__all__ = ["ReadApi"]
+
+# Read on the event loop up to this size: it comes from the page cache, and a hop costs more.
+_INLINE_BYTES_MAX = 64 << 10
+
+# What all readers together are sent at a time; a reader that has stopped holds its part two or three
+# times: here, in gRPC, and as the piece of a file. Those beyond are sent smaller pieces, of which a
+# thousand readers have 128 MiB.
+_SENDING_BYTES_MAX = 64 << 20
+_SMALL_PIECE_BYTES = 128 << 10
+
+_SIGNATURE_TTL_S = 60.0
+
+
+@final
+class ReadApi:
+    """Read RPCs of one broker."""
+
+    def __init__(self, context: BrokerContext, resolver: Resolver, proxy: Proxy) -> None:
+        self._context = context
+        self._resolver = resolver
+        self._proxy = proxy
+        self._sending_bytes = 0
+
+    async def read(self, raw: bytes, claims: Claims = ALL_CLAIMS) -> AsyncGenerator[bytes]:
+        """Serve one Read.
+
+        Yields: ReadResponses: for each fragment one of metadata, then its content.
+        Raises: RpcFailed: a malformed request, or content that cannot be read.
+        Cancellation: safe.
+        """
+        request = pb.ReadRequest.FromString(raw)
+        try:
+            validate_read_request(request)
+        except ValidationError as err:
+            raise RpcFailed(Code.UNKNOWN, str(err)) from err
+        resolution = await self._resolver.resolve(
+            request.journal,
+            may_proxy=not request.do_not_proxy,
+            require_primary=False,
+            min_revision=request.min_etcd_revision,
+            proxy_header=Header.from_pb(request.header) if request.HasField("header") else None,
+            claims=claims,
+        )
+        replica = self._resolver.replicas.get(resolution.journal)
+        status = resolution.status
+        if status is Status.OK and resolution.spec and not resolution.spec.flags.may_read:
+            status = Status.NOT_ALLOWED
+        if status is Status.OK and resolution.is_remote:
+            responses = self._proxy.read(request, resolution.header)
+        elif status is Status.OK and isinstance(replica, Replica):
+            responses = self._serve(request, resolution, replica)
+        else:
+            if status is Status.OK:
+                status = Status.NOT_JOURNAL_BROKER  # unassigned between two looks at it
+            response = pb.ReadResponse(status=status.value)  # type: ignore[arg-type]
+            yield resolution.header_field + response.SerializeToString()
+            return
+        async with aclosing(responses):
+            async for response_bytes in responses:
+                yield response_bytes
+
+    async def _query(
+        self, request: pb.ReadRequest, replica: Replica, offset: int
+    ) -> QueryResult | Resolution | None:
+        """Where to go on at `offset`.
+
+        Returns: what the index knows; or the primary, which may know more; None: the replica closed.
+        """
+        index, block = replica.index, request.block
+        is_known = False
+        while True:
+            result: QueryResult | None = None
+            skips: int | None = None
+            if offset >= 0:
+                result = index.lookup(offset, begin_mod_time=request.begin_mod_time)
+                if result.skips is not None and not replica.gaps.may_skip(result.skips):
+                    skips = offset = result.skips
+                elif result.status is Status.OK:
+                    return result
+                else:
+                    offset = result.offset  # what was skipped stays skipped
+            if index.is_closed or (block and replica.is_closed):
+                # What was here is at others. A client that tails shall not be forwarded for long.
+                return None
+            better = self._proxy.better_placed(replica, offset)
+            if skips is not None and await self._stays_here(request, replica, better, skips):
+                continue
+            if better is not None:
+                return better
+            if not is_known and (offset < 0 or not block):
+                await wait_known(replica, timeout_s=self._context.config.append_wait_s)
+                is_known = True
+                continue
+            if offset < 0:
+                offset = replica.head
+                if block:
+                    continue
+                return QueryResult(Status.OFFSET_NOT_YET_AVAILABLE, offset, offset)
+            if not await self._wait_content(replica, offset, block=block):
+                return None if block else result
+
+    async def _stays_here(
+        self, request: pb.ReadRequest, replica: Replica, primary: Resolution | None, offset: int
+    ) -> bool:
+        """Find out whether what is missing at `offset` is gone for good.
+
+        Args: primary: None: it is we. Any other one is asked where a read goes on, which Gazette's
+            brokers tell, too: else each read of a beginning that was pruned would be forwarded, or
+            refused.
+        Returns: whether to look again here; False: the read goes on at the primary.
+        Raises: RpcFailed: UNAVAILABLE: that is still open, or the primary does not tell, or has it
+            and the client does not want to be forwarded. Cancellation: safe.
+        """
+        gaps = replica.gaps
+        if primary is None:
+            await gaps.wait_skip(offset)
+            return True
+        question = pb.ReadRequest(journal=replica.name, offset=offset, metadata_only=True)
+        try:
+            async with (
+                asyncio.timeout(gaps.wait_s),
+                aclosing(self._proxy.read(question, primary.header)) as responses,
+            ):
+                async for raw in responses:
+                    response = pb.ReadResponse.FromString(raw)
+                    if response.status == pb.OK and response.offset > offset:
+                        gaps.on_gone(offset, response.offset)
+                    break
+        except TimeoutError as err:
+            raise gaps.still_open(offset) from err
+        if gaps.may_skip(offset):
+            return True
+        if request.do_not_proxy and not await gaps.wait_listed(offset):
+            raise gaps.still_open(offset)
+        return request.do_not_proxy
+
+    @staticmethod
+    async def _wait_content(replica: Replica, offset: int, *, block: bool) -> bool:
+        """Wait for a change at `offset`, where there is nothing. Returns: False: the read ends."""
+        if block:
+            return await replica.index.wait_change()
+        if offset < replica.head and await replica.wait_gap(offset):
+            return True
+        check_fence(replica)
+        return False
+
+    async def _serve(
+        self, request: pb.ReadRequest, resolution: Resolution, replica: Replica
+    ) -> AsyncGenerator[bytes]:
+        offset = request.offset
+        header_field = resolution.header_field  # of the first response only
+        while True:
+            result = await self._query(request, replica, offset)
+            if result is None:
+                return  # the replica has closed: a clean end, and the client looks elsewhere
+            if not isinstance(result, QueryResult):
+                rest = self._go_on(request, offset, result, header_field)
+                async with aclosing(rest):
+                    async for raw in rest:
+                        yield raw
+                return
+            file = result.file
+            if file is not None:
+                file.hold()
+            try:
+                fragment = await self._announced(replica, result)
+                response = self._metadata(replica, result, fragment)
+                yield header_field + response.SerializeToString()
+                header_field = b""
+                offset = result.offset
+                if fragment is None or self._ends_at_metadata(request, offset, file):
+                    return
+                end = min(fragment.end, request.end_offset or fragment.end)
+                contents = self._content(replica, file, fragment, offset, end)
+                async with aclosing(contents):
+                    async for raw in contents:
+                        yield raw
+                offset = end
+            finally:
+                if file is not None:
+                    file.release()
+            if request.end_offset and offset >= request.end_offset:
+                return
+
+    async def _go_on(
+        self, request: pb.ReadRequest, offset: int, primary: Resolution, header_field: bytes
+    ) -> AsyncGenerator[bytes]:
+        """The rest of a read from the primary; or a refusal, if the client wants to go there."""
+        if request.do_not_proxy:
+            response = pb.ReadResponse(status=pb.NOT_JOURNAL_BROKER, offset=max(offset, 0))
+            yield header_field + response.SerializeToString()
+            return
+        rest = pb.ReadRequest()
+        rest.CopyFrom(request)
+        rest.offset = offset
+        responses = self._proxy.read(rest, primary.header, is_begun=not header_field)
+        async with aclosing(responses):
+            async for raw in responses:
+                yield raw
+
+    @staticmethod
+    def _ends_at_metadata(request: pb.ReadRequest, offset: int, file: LocalFile | None) -> bool:
+        if request.metadata_only or (request.end_offset and offset >= request.end_offset):
+            return True
+        return file is None and request.do_not_proxy
+
+    @staticmethod
+    async def _announced(replica: Replica, result: QueryResult) -> Fragment | None:
+        """The fragment with its sum, which may hold more by now."""
+        fragment = result.fragment
+        if fragment is None or result.status is not Status.OK:
+            return None
+        summed = await replica.summed(fragment)
+        # `file` is that of the fragment that was looked up, and a position in it counts from there.
+        return summed if summed is not None and summed.begin == fragment.begin else fragment
+
+    def _metadata(
+        self, replica: Replica, result: QueryResult, fragment: Fragment | None
+    ) -> pb.ReadResponse:
+        response = pb.ReadResponse(
+            status=result.status.value,  # type: ignore[arg-type]
+            offset=result.offset,
+            write_head=max(result.write_head, replica.head),
+        )
+        if fragment is not None:
+            response.write_head = max(response.write_head, fragment.end)
+            fragment.into_pb(response.fragment)
+            if fragment.backing_store and fragment.mod_time:
+                response.fragment_url = self._sign(replica, fragment)
+        return response
+
+    def _sign(self, replica: Replica, fragment: Fragment) -> str:
+        try:
+            store = self._context.stores.get(fragment.backing_store)
+            return store.sign_get(fragment.content_path, _SIGNATURE_TTL_S)
+        except GazetteError as err:
+            raise RpcFailed(
+                Code.UNKNOWN, f"{replica.name}: signing {fragment.content_path}: {err}"
+            ) from err
+
+    # -------------------------------------------------------------------------------- content
+    @contextlib.contextmanager
+    def _sending(self, length: int) -> Iterator[int]:
+        """While a reader is sent `length` bytes. Gives: how large its pieces may be."""
+        is_much = self._sending_bytes > _SENDING_BYTES_MAX
+        piece_bytes = _SMALL_PIECE_BYTES if is_much else CONTENT_CHUNK_BYTES
+        held_bytes = min(piece_bytes, length)
+        self._sending_bytes += held_bytes
+        try:
+            yield piece_bytes
+        finally:
+            self._sending_bytes -= held_bytes
+
+    def _content(
+        self,
+        replica: Replica,
+        file: LocalFile | None,
+        fragment: Fragment,
+        offset: int,
+        end: int,
+    ) -> AsyncGenerator[bytes]:
+        """Bytes [offset, end) of the journal, as messages. None keeps its content while it waits."""
+        if file is not None:
+            return self._local(file, fragment, offset, end)
+        return self._remote(replica, fragment, offset, end)
+
+    async def _local(
+        self, file: LocalFile, fragment: Fragment, offset: int, end: int
+    ) -> AsyncGenerator[bytes]:
+        while offset < end:
+            with self._sending(end - offset) as piece_bytes:
+                want = min(piece_bytes, end - offset)
+                try:
+                    content = await self._pread(file.fd, want, offset - fragment.begin)
+                except OSError as err:
+                    raise RpcFailed(
+                        Code.UNAVAILABLE,
+                        f"{fragment.journal}: spool: {err} (check the disk of --broker.spool-dir)",
+                    ) from err
+                if not content:
+                    raise RpcFailed(
+                        Code.UNKNOWN, f"{fragment.journal}: spool ends before offset {offset}"
+                    )
+                raw = encode_read_content(offset, content)
+                offset += len(content)
+                del content
+                yield raw
+
+    async def _pread(self, fd: int, length: int, at: int) -> bytes:
+        if length <= _INLINE_BYTES_MAX:
+            return os.pread(fd, length, at)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._context.readers, os.pread, fd, length, at)
+
+    async def _remote(
+        self, replica: Replica, fragment: Fragment, offset: int, end: int
+    ) -> AsyncGenerator[bytes]:
+        skip = offset - fragment.begin
+        try:
+            store = self._context.stores.get(fragment.backing_store)
+            with self._sending(end - offset) as piece_bytes:
+                async with aclosing(self._contents(store, fragment, piece_bytes)) as contents:
+                    async for content in contents:
+                        if skip >= len(content):
+                            skip -= len(content)
+                            continue
+                        view = memoryview(content)[skip : skip + end - offset]
+                        skip = 0
+                        raw = encode_read_content(offset, view)
+                        offset += len(view)
+                        del content, view
+                        yield raw
+                        if offset >= end:
+                            return
+        except (DataError, StoreError) as err:
+            raise RpcFailed(
+                Code.UNKNOWN, f"{replica.name}: reading {fragment.content_path}: {err}"
+            ) from err
+        raise RpcFailed(
+            Code.UNKNOWN,
+            f"{replica.name}: {fragment.content_path} ends {end - offset} bytes before its name "
+            "says (restore the file, or remove it)",
+        )
+
+    async def _contents(
+        self, store: ActiveStore, fragment: Fragment, piece_bytes: int
+    ) -> AsyncGenerator[bytes]:
+        """All content of a stored fragment, in steps of bounded size."""
+        loop = asyncio.get_running_loop()
+        steps = decompressor(fragment.codec)
+        is_plain = fragment.codec is CompressionCodec.NONE
+        # Compressed, a quarter is as much content, and waits here while its content is sent.
+        length = piece_bytes if is_plain else piece_bytes // 4
+        found = store.get(fragment.content_path, piece_bytes=length)
+        async with aclosing(found) as pieces:
+            async for piece in pieces:
+                if is_plain:
+                    yield piece
+                    continue
+                contents = decompress_steps(steps, piece, step_bytes_max=piece_bytes)
+                while content := await loop.run_in_executor(
+                    self._context.readers, next, contents, b""
+                ):
+                    yield content
+        steps.finish()

@@ -1,0 +1,291 @@
+"""The content of an append on its way from the client, and on to another broker if need be."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from typing import TYPE_CHECKING, final
+
+from google.protobuf.message import DecodeError
+
+from gazette_platform.broker.append.flow_control import CHUNK_COST_BYTES, TICK_S, Flow, Stock
+from gazette_platform.broker.wire.interface import READ_AHEAD_BYTES, Code, ContentSource, RpcFailed
+from gazette_platform.errors import ValidationError
+from gazette_platform.protocol import validate_append_chunk
+from gazette_platform.protocol.content import (
+    COMMIT_MARKER,
+    decode_append_content,
+    encode_append_content,
+)
+from gazette_platform.protocol.pb import protocol_pb2 as pb
+
+if TYPE_CHECKING:
+    from gazette_platform.broker.append.appender import Outcome, Pending
+    from gazette_platform.broker.append.flow_control import RateBalance
+    from gazette_platform.broker.context import BrokerContext
+
+__all__ = ["Body", "Replay", "Stream", "cost_of", "pump"]
+
+# Seconds of credit that a client has while its append is gathered. It then holds up nobody, and many
+# that share a connection may starve each other; what streams gets the one second of Gazette's.
+_GATHER_CREDIT_S = 10.0
+
+# A timer that fires later than this tells of a busy broker, which is no fault of the client's.
+_TIMER_LATE_S = 0.1
+
+# Of a streamed append that wait for the disk; the client is held back beyond. Two messages of the
+# usual size keep the disk busy while the next one comes.
+_STREAM_BYTES_MAX = 1 << 20
+
+
+@final
+class Body:
+    """The content of an append, at the pace that its client and its journal owe each other."""
+
+    __slots__ = (
+        "_balance",
+        "_clock",
+        "_content",
+        "_due_at",
+        "_flow",
+        "_loop",
+        "_released",
+        "_stalled",
+        "_timer",
+        "_waiting",
+        "delayed_chunks",
+        "total_chunks",
+    )
+
+    def __init__(
+        self, content: ContentSource, balance: RateBalance, context: BrokerContext
+    ) -> None:
+        self._content = content
+        self._balance = balance
+        self._released = balance.released
+        self._clock = context.clock
+        self._loop = asyncio.get_running_loop()
+        self._flow = Flow.start(context.config.min_append_rate, context.clock.monotonic())
+        self._flow.credit *= _GATHER_CREDIT_S
+        self._due_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._stalled = False
+        self.total_chunks = 0
+        self.delayed_chunks = 0
+        # The task that waits for the client, while one does.
+        self._waiting: asyncio.Task[object] | None = None
+        self._arm()
+
+    def stream(self) -> None:
+        """From now on the client holds up others, or will: one second of credit is left."""
+        self._flow.credit = min(self._flow.credit, self._flow.min_rate)
+        self.close()
+        self._arm()
+
+    def _arm(self) -> None:
+        # One timer an append, looked at only if it fires: content that arrives moves the deadline
+        # by adding credit, not by touching the timer.
+        if self._flow.min_rate > 0:
+            delay_s = max(self._flow.credit / self._flow.min_rate, TICK_S)
+            self._due_at = self._loop.time() + delay_s
+            self._timer = self._loop.call_at(self._due_at, self._on_timer)
+
+    def _on_timer(self) -> None:
+        now = self._clock.monotonic()
+        if self._loop.time() - self._due_at > _TIMER_LATE_S:
+            self._flow.on_held(now)
+        if self._waiting is not None and self._flow.underflows(now):
+            self._stalled = True
+            self._waiting.cancel()
+        else:
+            self._arm()
+
+    def close(self) -> None:
+        """Stop judging the client."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def next(self) -> bytes | memoryview:
+        """The next chunk; empty for the commit marker.
+
+        Raises: RpcFailed: the stream ended, broke, or was too slow.
+        """
+        raw = await self._receive()
+        if raw is None:
+            raise RpcFailed(Code.UNKNOWN, "append stream: unexpected EOF")
+        self.total_chunks += 1
+        content = decode_append_content(raw)
+        chunk: bytes | memoryview = content if content is not None else _decode_chunk(raw)
+        if chunk:
+            self._flow.on_content(len(chunk))
+            if not self._released.is_set():
+                delay_s = self._balance.take(len(chunk), self._clock.monotonic())
+                if delay_s > 0:
+                    await self._hold(delay_s)
+        return chunk
+
+    async def _hold(self, delay_s: float) -> None:
+        """Wait until the journal has paid for a chunk, or its assignments change."""
+        self.delayed_chunks += 1
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._released.wait()
+
+    async def expect_end(self) -> None:
+        """The client must half-close after its commit marker."""
+        if await self._receive() is not None:
+            raise RpcFailed(Code.UNKNOWN, "append stream: expected EOF after empty Content chunk")
+        self.close()
+
+    async def _receive(self) -> bytes | None:
+        self._flow.on_held(self._clock.monotonic())  # time until now was ours, not the client's
+        waiting = self._waiting = asyncio.current_task()
+        try:
+            raw = await self._content.next()
+        except asyncio.CancelledError:
+            # Unless its caller has gone at the same time.
+            if self._stalled and waiting is not None and waiting.uncancel() == 0:
+                raise RpcFailed(
+                    Code.UNKNOWN,
+                    "append stream: client stream didn't sustain the minimum append data rate",
+                ) from None
+            raise
+        finally:
+            self._waiting = None
+        self._flow.underflows(self._clock.monotonic())
+        return raw
+
+
+@final
+class Stream:
+    """Chunks between the task that receives them and the appender's: a few, then the client waits.
+
+    Args: pending: the append, whose chunks are taken over. Once it is over for whatever reason,
+            nothing moves any more.
+        stock: counts what is held.
+    """
+
+    def __init__(self, pending: Pending, stock: Stock) -> None:
+        self._chunks: deque[bytes | memoryview] = deque(pending.chunks)
+        self._bytes = 0
+        self._stock = stock
+        self._count(READ_AHEAD_BYTES + sum(map(cost_of, pending.chunks)))
+        pending.chunks = []
+        self._is_taken = False  # until its turn comes, the transport fills up
+        self._error: RpcFailed | None = None
+        self._changed = asyncio.Event()
+        self.reopen(pending)
+
+    def reopen(self, pending: Pending) -> None:
+        """Go on with another attempt: what was received and not taken is still here."""
+        self._pending = pending
+        self._is_over = False
+        pending.done.add_done_callback(self._end)
+        if self._error is not None:
+            pending.fail(self._error)
+
+    def drop(self) -> None:
+        """Forget what was not taken: nothing comes any more, nor another attempt."""
+        self._is_over = True
+        self._chunks.clear()
+        self._count(-self._bytes)
+
+    def _end(self, done: asyncio.Future[Outcome]) -> None:
+        if done is self._pending.done:  # and not that of an earlier attempt
+            self._is_over = True
+            self._changed.set()
+
+    def fail(self, error: RpcFailed) -> None:
+        """The client's stream broke: its append ends."""
+        self._error = error
+        self._pending.fail(error)
+
+    async def room(self) -> None:
+        """Wait until another chunk may be received: for the turn to come, then for the disk."""
+        while self._bytes >= _STREAM_BYTES_MAX:
+            await self._change()
+
+    def put(self, chunk: bytes | memoryview) -> None:
+        """Hand over a chunk."""
+        self._chunks.append(chunk)
+        self._count(cost_of(chunk))
+        self._changed.set()
+
+    async def next(self) -> bytes | memoryview:
+        """The next chunk. Raises: RpcFailed: the append is over."""
+        if not self._is_taken and not self._is_over:
+            self._is_taken = True
+            self._count(-READ_AHEAD_BYTES)
+            self._changed.set()
+        while not self._chunks and not self._is_over:
+            await self._change()
+        if self._is_over:
+            raise self._error or RpcFailed(Code.CANCELLED, "append stream: the client has gone")
+        self._changed.set()
+        chunk = self._chunks.popleft()
+        self._count(-cost_of(chunk))
+        return chunk
+
+    def _count(self, length: int) -> None:
+        self._bytes += length
+        self._stock.held_bytes += length
+
+    async def _change(self) -> None:
+        self._changed.clear()  # never both sides at once: one waits for room, one for chunks
+        await self._changed.wait()
+
+
+@final
+class Replay:
+    """The content of an append that is to be forwarded after all, as messages."""
+
+    def __init__(self, pending: Pending) -> None:
+        self._gathered = iter(pending.chunks)
+        self._stream = pending.stream
+        self._is_over = False
+
+    async def next(self) -> bytes | None:
+        """The next message; None at the end. Raises: RpcFailed: the client's stream broke."""
+        if self._is_over:
+            return None
+        chunk = next(self._gathered, b"")
+        if not chunk and self._stream is not None:
+            chunk = await self._stream.next()
+        if chunk:
+            return encode_append_content(chunk)
+        self._is_over = True
+        return COMMIT_MARKER
+
+
+async def pump(body: Body, stream: Stream) -> None:
+    """Move the rest of the content to the appender, which takes it when its turn comes."""
+    try:
+        while True:
+            await stream.room()
+            chunk = await body.next()
+            if not chunk:
+                await body.expect_end()
+            stream.put(chunk)
+            if not chunk:
+                return
+    except RpcFailed as err:
+        stream.fail(err)
+    except Exception as err:
+        stream.fail(RpcFailed(Code.INTERNAL, f"append stream: {type(err).__name__}: {err}"))
+        raise  # to whoever owns the task, as a fault of ours
+
+
+def cost_of(chunk: bytes | memoryview) -> int:
+    """Bytes of memory that a chunk takes."""
+    return len(chunk) + CHUNK_COST_BYTES
+
+
+def _decode_chunk(raw: bytes) -> bytes:
+    """A chunk that is not plain content: wrong, or strangely encoded."""
+    try:
+        message = pb.AppendRequest.FromString(raw)
+        validate_append_chunk(message)
+    except (DecodeError, ValidationError) as err:
+        raise RpcFailed(Code.UNKNOWN, f"append stream: {err}") from err
+    return message.content

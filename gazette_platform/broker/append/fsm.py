@@ -1,0 +1,264 @@
+"""The append state machine: what one append needs next, decided without clock or I/O.
+
+The shell feeds events to `AppendFSM.step` and carries out the one effect that comes back:
+
+    state          event that leaves it            next effect
+    -------------  ------------------------------  -------------------------------------------------
+    RESOLVE        Resolved(OK, local)             Acquire
+                   Resolved(OK, remote)            Proxy
+                   Resolved(SUSPENDED), resuming   WriteSuspend(NONE, same offset)
+                   Resolved(any other)             Fail(status)
+    ACQUIRE        Acquired                        Sync
+                   Invalidated                     Resolve
+    SYNC           Synced                          CheckAssignments
+                   SyncMismatch(offset)            Sync(roll to the peers' end, their registers)
+                   WrongRoute(revision)            Resolve(revision)
+    ASSIGNMENTS    AssignmentsFresh                CountReplicas
+                   Written(revision)               Resolve(revision)
+    REPLICAS       Replicas(as many as wanted)     AwaitReady
+                   Replicas(too many)              Resolve(revision + 1)
+                   Replicas(too few, may wait)     Resolve(revision + 1)
+                   Replicas(too few)               Fail(INSUFFICIENT_JOURNAL_BROKERS)
+    READY          Ready(view)                     by `preconditions`: Fail | Sync | WriteSuspend |
+                                                   Stream(roll_to)
+                   Unhealthy(text)                 Fail(FRAGMENT_STORE_UNHEALTHY)
+                   Invalidated                     Resolve
+    SUSPEND        Written(revision)               Resolve(revision)
+    STREAM         Content(length)                 Stream goes on; None
+                   Invalidated, before content     Resolve
+                   ContentEnd                      Commit(registers)
+                   ContentBroken(text)             Rollback(text)
+    COMMIT         Acknowledged                    Finish(status)
+
+With one replica the shell answers `Synced` at once. Steps are taken per append and never per byte; the shell batches
+the appends that reach STREAM together into one write.
+
+Source: the states and the order of checks are Gazette's (append_fsm.go).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import final
+
+from gazette_platform.broker.append.events import (
+    Acknowledged,
+    Acquire,
+    Acquired,
+    AppendRequest,
+    AssignmentsFresh,
+    AwaitReady,
+    CheckAssignments,
+    Commit,
+    Content,
+    ContentBroken,
+    ContentEnd,
+    CountReplicas,
+    Effect,
+    Event,
+    Fail,
+    Finish,
+    Proxy,
+    Ready,
+    Replicas,
+    ReplicaView,
+    Resolve,
+    Resolved,
+    Rollback,
+    Stream,
+    Sync,
+    Unhealthy,
+    WriteSuspend,
+    Written,
+)
+from gazette_platform.broker.append.rules import (
+    is_suspending,
+    preconditions,
+    registers_problem,
+    suspend_level,
+    updated_registers,
+)
+from gazette_platform.broker.replicate.synced import Invalidated, Synced, SyncMismatch, WrongRoute
+from gazette_platform.protocol import (
+    AppendSuspend,
+    Status,
+    SuspendLevel,
+    SuspendSpec,
+)
+
+__all__ = ["AppendFSM", "State"]
+
+
+class State(Enum):
+    """Where an append stands; see the module's table."""
+
+    RESOLVE = auto()
+    ACQUIRE = auto()
+    SYNC = auto()
+    ASSIGNMENTS = auto()
+    REPLICAS = auto()
+    READY = auto()
+    SUSPEND = auto()
+    STREAM = auto()
+    COMMIT = auto()
+    DONE = auto()
+
+
+_ACQUIRE = Acquire()
+_SYNC = Sync()
+_CHECK = CheckAssignments()
+_COUNT = CountReplicas()
+_AWAIT = AwaitReady()
+
+
+@final
+@dataclass(slots=True)
+class AppendFSM:
+    """One append, from request to answer."""
+
+    request: AppendRequest
+    has_content: bool = False
+    """Whether content is known to follow, before any of it was told."""
+    state: State = State.RESOLVE
+    view: ReplicaView | None = None
+    content_length: int = 0
+    final_status: Status = Status.OK
+    story: list[str] = field(default_factory=list)
+    """Off-path transitions, to be read when a test fails."""
+
+    def start(self) -> Effect:
+        """The first effect."""
+        return Resolve(self.request.min_revision)
+
+    def step(self, event: Event) -> Effect | None:  # noqa: PLR0911  one per transition
+        """Take one event.
+
+        Returns: the effect to carry out, or None while streaming goes on.
+        Raises: RuntimeError: the event does not belong to the state; a fault of the shell.
+        """
+        match self.state, event:
+            case State.STREAM, Content(length):
+                return self._on_content(length)
+            case State.STREAM, ContentEnd():
+                return self._on_content_end()
+            case State.COMMIT, Acknowledged():
+                self.state = State.DONE
+                return Finish(self.final_status)
+            case State.READY, Ready(view):
+                return self._on_ready(view)
+            case State.RESOLVE, Resolved():
+                return self._on_resolved(event)
+            case State.ACQUIRE, Acquired():
+                self.state = State.SYNC
+                return _SYNC
+            case State.SYNC, Synced():
+                self.state = State.ASSIGNMENTS
+                return _CHECK
+            case State.ASSIGNMENTS, AssignmentsFresh():
+                self.state = State.REPLICAS
+                return _COUNT
+            case State.REPLICAS, Replicas(current, desired) if current == desired:
+                self.state = State.READY
+                return _AWAIT
+            case _:
+                return self._step_rarely(event)
+
+    def _step_rarely(self, event: Event) -> Effect:  # noqa: PLR0911  one per transition
+        self.story.append(f"{self.state.name}: {event}")
+        match self.state, event:
+            case ((State.ACQUIRE | State.SYNC | State.ASSIGNMENTS | State.READY), Invalidated()):
+                return self._resolve(0)
+            case State.STREAM, Invalidated() if self.content_length == 0:
+                return self._resolve(0)
+            case State.REPLICAS, Replicas(current, desired, revision, may_wait):
+                if current > desired or may_wait:  # the allocator is about to change that
+                    return self._resolve(revision + 1)
+                return self._fail(Status.INSUFFICIENT_JOURNAL_BROKERS)
+            case State.SYNC, SyncMismatch(roll_to, registers):
+                return Sync(roll_to, registers)
+            case State.SYNC, WrongRoute(revision):
+                return self._resolve(revision)
+            case ((State.ASSIGNMENTS | State.SUSPEND), Written(revision)):
+                return self._resolve(revision)
+            case State.READY, Unhealthy(text):
+                return self._fail(Status.FRAGMENT_STORE_UNHEALTHY, text)
+            case State.STREAM, ContentBroken(text):
+                self.state = State.DONE
+                return Rollback(text)
+            case _:
+                raise RuntimeError(f"append of {self.request.journal}: {event} in {self.state}")
+
+    def _resolve(self, revision: int) -> Effect:
+        self.state = State.RESOLVE
+        return Resolve(max(revision, self.request.min_revision))
+
+    def _fail(self, status: Status, text: str = "") -> Effect:
+        self.state = State.DONE
+        return Fail(status, text)
+
+    def _on_resolved(self, event: Resolved) -> Effect:
+        resuming = self.request.suspend is AppendSuspend.SUSPEND_RESUME
+        if event.status is Status.SUSPENDED and resuming and event.spec is not None:
+            self.state = State.SUSPEND
+            offset = event.spec.suspend.offset if event.spec.suspend else 0
+            return WriteSuspend(SuspendSpec(SuspendLevel.NONE, offset))
+        if event.status is not Status.OK:
+            return self._fail(event.status)
+        if not event.is_local_primary:
+            self.state = State.DONE
+            return Proxy()
+        self.state = State.ACQUIRE
+        return _ACQUIRE
+
+    def _on_ready(self, view: ReplicaView) -> Effect:
+        self.view = view
+        effect = preconditions(self.request, view, has_content=self.has_content)
+        match effect:
+            case Stream():
+                self.state = State.STREAM
+                if is_suspending(self.request) and suspend_level(view.spec) is SuspendLevel.PARTIAL:
+                    self.final_status = Status.SUSPENDED
+                    # Nobody else will close the fragment, and only closed ones are persisted.
+                    effect = Stream(view.spool_end)
+            case Sync():
+                self.story.append(f"READY: {effect}")
+                self.state = State.SYNC
+            case WriteSuspend():
+                self.story.append(f"READY: {effect}")
+                self.state = State.SUSPEND
+            case _:
+                self.state = State.DONE
+        return effect
+
+    def _on_content(self, length: int) -> Effect | None:
+        assert self.view is not None
+        if not self.view.spec.flags.may_write or self.request.suspend in _WITHOUT_CONTENT:
+            self.state = State.DONE
+            return Rollback(status=Status.NOT_ALLOWED)
+        self.content_length += length
+        return None
+
+    def _on_content_end(self) -> Effect:
+        assert self.view is not None
+        if self.content_length == 0 and self.request.changes_registers:
+            self.state = State.DONE
+            return Rollback("append stream: register modification requires non-empty Append")
+        registers = self.view.registers
+        if self.request.changes_registers:
+            registers = updated_registers(registers, self.request)
+            problem = registers_problem(registers) if self.request.union_registers else ""
+            if problem:
+                self.state = State.DONE
+                return Rollback(problem)
+        self.state = State.COMMIT
+        return Commit(registers)
+
+
+_WITHOUT_CONTENT = frozenset(
+    {
+        AppendSuspend.SUSPEND_IF_FLUSHED,
+        AppendSuspend.SUSPEND_NOW,
+        AppendSuspend.SUSPEND_KEEP,
+    }
+)

@@ -1,0 +1,256 @@
+"""Looks at other brokers, and has etcd forget those that crashed: what `CrashWatch` decides."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import struct
+from typing import TYPE_CHECKING, final
+from urllib.parse import urlsplit
+
+from gazette_platform.broker.crash import eviction as fsm
+from gazette_platform.broker.side_keys import testimonies_prefix, testimony_key, witness_of
+from gazette_platform.errors import EtcdError
+from gazette_platform.etcd import Compare, EtcdRejected, Get, Operation, Put
+from gazette_platform.keyspace import member_key
+from gazette_platform.ops.faults import Faults
+from gazette_platform.ops.tasks import TaskGroup
+
+if TYPE_CHECKING:
+    from prometheus_client import Counter
+
+    from gazette_platform.etcd import EtcdClient, TxnResult
+    from gazette_platform.keyspace import BrokerState, KeySpace, Member
+    from gazette_platform.ops.clock import Clock
+    from gazette_platform.protocol import ProcessId
+
+__all__ = ["Evictor", "look"]
+
+_log = logging.getLogger(__name__)
+
+_CONNECT_TIMEOUT_S = 0.5
+# Addresses of one name that are tried.
+_ADDRESSES_MAX = 4
+# At most this long after something became due is it seen to.
+_IDLE_S_MAX = 1.0
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+# Close by a reset, which leaves no socket behind in TIME_WAIT.
+_LINGER_RESET = struct.pack("ii", 1, 0)
+
+
+async def look(endpoint: str, *, timeout_s: float = _CONNECT_TIMEOUT_S) -> fsm.Seen:
+    """Connect to a broker's endpoint over plain TCP, and close.
+
+    Args: endpoint: http or https URL. timeout_s: seconds for all addresses of its host.
+    Returns: ACCEPTED if one address accepts; REFUSED if all say ECONNREFUSED; else UNCLEAR.
+    Cancellation: safe.
+    """
+    url = urlsplit(endpoint)
+    loop = asyncio.get_running_loop()
+    outcomes: list[fsm.Seen] = []
+    try:
+        port = url.port or _DEFAULT_PORTS[url.scheme]
+        async with asyncio.timeout(timeout_s):
+            found = await loop.getaddrinfo(url.hostname, port, type=socket.SOCK_STREAM)
+            for family, kind, protocol, _, address in found[:_ADDRESSES_MAX]:
+                with socket.socket(family, kind, protocol) as sock:
+                    sock.setblocking(False)
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
+                    outcomes.append(await _connect(sock, address))
+                if outcomes[-1] is not fsm.Seen.REFUSED:
+                    return outcomes[-1]
+    except (OSError, TimeoutError, KeyError, ValueError):
+        return fsm.Seen.UNCLEAR
+    return fsm.Seen.REFUSED if outcomes else fsm.Seen.UNCLEAR
+
+
+async def _connect(sock: socket.socket, address: object) -> fsm.Seen:
+    try:
+        await asyncio.get_running_loop().sock_connect(sock, address)  # type: ignore[arg-type]
+    except ConnectionRefusedError:
+        return fsm.Seen.REFUSED
+    return fsm.Seen.ACCEPTED
+
+
+@final
+class Evictor:
+    """The crash watch of one broker, for as long as `run` runs.
+
+    Args: space: loaded, and watched elsewhere. after_s: seconds for which a peer has to refuse
+        connections. evicted: counts leases that we had revoked.
+    """
+
+    def __init__(
+        self,
+        etcd: EtcdClient,
+        space: KeySpace[BrokerState],
+        process_id: ProcessId,
+        *,
+        after_s: float,
+        clock: Clock,
+        evicted: Counter,
+        faults: Faults | None = None,
+    ) -> None:
+        self._etcd = etcd
+        self._space = space
+        self._id = process_id
+        self._clock = clock
+        self._evicted = evicted
+        self._watch = fsm.CrashWatch(process_id, after_s=after_s)
+        self._wake = asyncio.Event()
+        self._is_changed = True
+        self._faults = faults or Faults()
+        self._work = TaskGroup("crash watch", faults=self._faults)
+        space.observe(self._on_change)
+
+    def hint(self, endpoint: str) -> None:
+        """A call to `endpoint` found nobody: look at it at once."""
+        self._step(fsm.Hinted(endpoint))
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Look at peers until cancelled. Never fails: without etcd leases end by themselves.
+
+        Cancellation: takes back nothing; what we testified ends with our lease.
+        """
+        try:
+            while True:
+                if self._is_changed:
+                    self._is_changed = False
+                    self._step(fsm.MembersChanged(self._peers()))
+                self._step(fsm.Ticked())
+                due_at = self._watch.next_due()
+                now = self._clock.monotonic()
+                pause_s = None if due_at is None else max(0.01, min(_IDLE_S_MAX, due_at - now))
+                self._wake.clear()
+                try:
+                    async with asyncio.timeout(pause_s):
+                        await self._wake.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            work, self._work = self._work, TaskGroup("crash watch", faults=self._faults)
+            await work.close()
+
+    def _on_change(self) -> None:
+        if self._space.state.changes.members:
+            self._is_changed = True
+            self._wake.set()
+
+    def _peers(self) -> tuple[fsm.Peer, ...]:
+        return tuple(_peer(who, member) for who, member in self._space.state.members.items())
+
+    def _step(self, event: fsm.Event) -> None:
+        for effect in self._watch.step(event, self._clock.monotonic()):
+            self._work.spawn(self._perform(effect), name=type(effect).__name__)
+
+    async def _perform(self, effect: fsm.Effect) -> None:
+        event: fsm.Event
+        try:
+            match effect:
+                case fsm.Connect(peer):
+                    event = fsm.Connected(peer, await look(peer.endpoint))
+                case fsm.Accuse(peer):
+                    event = await self._testify(peer)
+                case fsm.Withdraw(peer):
+                    await self._withdraw(peer)
+                    return
+                case fsm.Evict():
+                    event = await self._evict(effect)
+        except EtcdError as err:
+            _log.warning("crash of %sis not told: %s", effect.peer.id, err)
+            event = fsm.Unheard(effect.peer)
+        except Exception as err:  # noqa: BLE001  reported
+            self._faults.report("peer", f"crash watch of {effect.peer.id}", err)
+            event = fsm.Unheard(effect.peer)
+        self._step(event)
+        self._wake.set()
+
+    # --------------------------------------------------------------------------------- etcd
+
+    async def _testify(self, peer: fsm.Peer) -> fsm.Event:
+        """Write our testimony, and read all: one transaction, so that they are of one instant."""
+        prefix = self._space.prefix
+        own = self._space.state.members.get(self._id)
+        if own is None:
+            return fsm.Refuted(peer)
+        key = testimony_key(prefix, peer.id, peer.create_revision, self._id)
+        everyone = testimonies_prefix(prefix, peer.id, peer.create_revision)
+        result = await self._txn(
+            [self._is_unchanged(peer), self._is_own(own)],
+            [Put(key, b"", lease=own.lease), Get(everyone, prefix=True)],
+        )
+        if result is None:
+            return fsm.Refuted(peer)
+        found = {witness_of(kv.key): kv.mod_revision for kv in result.reads[0].kvs}
+        return fsm.Accused(peer, result.header.revision, found)
+
+    async def _withdraw(self, peer: fsm.Peer) -> None:
+        key = testimony_key(self._space.prefix, peer.id, peer.create_revision, self._id)
+        await self._etcd.delete(key)
+
+    async def _evict(self, verdict: fsm.Evict) -> fsm.Event:
+        peer, witness = verdict.peer, verdict.witness
+        own = self._space.state.members.get(self._id)
+        # First the looks, then etcd: a broker that leaves says so before it closes its port.
+        if await look(witness.endpoint) is not fsm.Seen.ACCEPTED:
+            return fsm.Refuted(peer)
+        if await look(peer.endpoint) is not fsm.Seen.REFUSED or own is None:
+            return fsm.Refuted(peer)
+        prefix = self._space.prefix
+
+        def testimony(of: ProcessId) -> str:
+            return testimony_key(prefix, peer.id, peer.create_revision, of)
+
+        agreed = await self._txn(
+            [
+                self._is_unchanged(peer),
+                Compare.create(member_key(prefix, peer.id), peer.create_revision),
+                Compare.lease_is(member_key(prefix, peer.id), peer.lease),
+                self._is_own(own),
+                Compare.create(member_key(prefix, witness.id), witness.create_revision),
+                Compare.mod(testimony(self._id), verdict.own_revision),
+                # It may have renewed its testimony since, but not withdrawn it.
+                Compare.lease_is(testimony(witness.id), witness.lease),
+            ],
+            [Get(member_key(prefix, peer.id))],
+        )
+        if agreed is None:
+            return fsm.Refuted(peer)
+        await self._etcd.revoke_lease(peer.lease)
+        self._evicted.inc()
+        _log.warning(
+            "broker %s#%s has crashed: %s refuses connections, as broker %s#%s sees, too; its "
+            "lease is revoked",
+            *(peer.id.zone, peer.id.suffix, peer.endpoint, witness.id.zone, witness.id.suffix),
+        )
+        return fsm.Evicted(peer)
+
+    def _is_unchanged(self, peer: fsm.Peer) -> Compare:
+        """The member is the instance that we mean, and did not announce to exit meanwhile."""
+        return Compare.mod(member_key(self._space.prefix, peer.id), peer.mod_revision)
+
+    def _is_own(self, own: Member) -> Compare:
+        """We are a member ourselves."""
+        return Compare.create(member_key(self._space.prefix, self._id), own.create_revision)
+
+    async def _txn(self, compares: list[Compare], operations: list[Operation]) -> TxnResult | None:
+        """A transaction; None if a comparison failed, or our own lease is gone."""
+        try:
+            result = await self._etcd.txn(compares, operations)
+        except EtcdRejected as err:
+            _log.info("crash watch: %s", err)
+            return None
+        return result if result.succeeded else None
+
+
+def _peer(process_id: ProcessId, member: Member) -> fsm.Peer:
+    return fsm.Peer(
+        process_id,
+        member.create_revision,
+        member.mod_revision,
+        member.lease,
+        member.spec.endpoint,
+        member.spec.exiting,
+    )

@@ -1,0 +1,209 @@
+"""Notes write heads in etcd for those who go on once this broker has left."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from gazette_platform.broker.crash.hand_over import deadline
+from gazette_platform.broker.journal.spec_writes import write_head
+from gazette_platform.broker.side_keys import own_member_key, own_members_prefix
+from gazette_platform.errors import EtcdError, ValidationError
+from gazette_platform.keyspace import decode_broker_spec, member_key, members_prefix
+from gazette_platform.ops.retry import insist
+from gazette_platform.protocol import SuspendLevel, SuspendSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from gazette_platform.broker.context import BrokerContext
+    from gazette_platform.broker.journal.replica import Replica
+    from gazette_platform.etcd import KeyValue, Lease
+    from gazette_platform.keyspace import Assignment
+    from gazette_platform.protocol import ProcessId
+
+__all__ = ["held_alone", "note_heads"]
+
+_log = logging.getLogger(__name__)
+
+# Transactions under way at a time.
+_WRITES_MAX = 64
+
+
+def held_alone(context: BrokerContext, replicas: Iterable[Replica]) -> frozenset[str]:
+    """Those journals of replicas that no other broker has in full now."""
+    own, state = context.process_id, context.space.state
+    return frozenset(
+        replica.name
+        for replica in replicas
+        if not any(
+            _is_in_step(other)
+            for other in state.assignments_of(replica.name)
+            if other.process_id != own
+        )
+    )
+
+
+async def note_heads(
+    context: BrokerContext,
+    replicas: Iterable[Replica],
+    lease: Lease,
+    *,
+    timeout_s: float,
+    alone: Collection[str] = (),
+) -> None:
+    """Note write heads in the specs of journals that no broker has in full that stays.
+
+    Else the next broker would start at offset 0 and refuse appends. They count even if content
+    could not be persisted: readers have seen those bytes, and other bytes must not take their
+    offsets. Of several replicas each notes its own head, which covers all that was
+    acknowledged; the greatest stands.
+
+    Of brokers that leave at once at least one notes: each has said in etcd that it leaves, and looks
+    there only then whether the others did.
+
+    Args: timeout_s: seconds that each is given, and that we ask before. alone: journals that nobody else had in full when we began
+        to leave. If we were evicted since, who has them now went on from a head that is not ours.
+    Cancellation: leaves open which were noted.
+    """
+    is_over = deadline(context.clock, lease, timeout_s)
+    try:
+        members = await insist(partial(_members, context), is_over=is_over)
+    except EtcdError as err:
+        _log.warning("write heads are not noted, since etcd fails: %s", err)
+        return
+    if context.process_id in members:
+        alone = ()  # others had to ask us, and have ours
+    ours = [
+        replica
+        for replica in replicas
+        if replica.name in alone or not _is_kept(context, replica, members)
+    ]
+    if not ours or _has_foreign(members):
+        return
+    for at in range(0, len(ours), _WRITES_MAX):
+        some = ours[at : at + _WRITES_MAX]
+        await asyncio.gather(
+            *(
+                _note_head(context, one, lease, timeout_s, is_alone=one.name in alone)
+                for one in some
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A broker as etcd has it now; our mirror may be late, or not followed any more."""
+
+    is_foreign: bool
+    """Whether it is one of Gazette."""
+    is_leaving: bool
+
+
+async def _members(context: BrokerContext) -> dict[ProcessId, _Member]:
+    """All members that our mirror has, and that are some still. Raises: EtcdError."""
+    prefix = context.config.etcd_prefix
+    found = await context.etcd.range(own_members_prefix(prefix))
+    present = await context.etcd.range(members_prefix(prefix), revision=found.header.revision)
+    ours = {kv.key: kv.lease for kv in found.kvs}
+    there = {kv.key: kv for kv in present.kvs}
+    members = {}
+    for member, known in context.space.state.members.items():
+        kv = there.get(member_key(prefix, member))
+        if kv is not None and kv.lease == known.lease:
+            is_foreign = ours.get(own_member_key(prefix, member)) != known.lease
+            members[member] = _Member(is_foreign, is_leaving=_says_that_it_leaves(kv, member))
+    return members
+
+
+def _says_that_it_leaves(kv: KeyValue, member: ProcessId) -> bool:
+    try:
+        return decode_broker_spec(kv.value, process_id=member).exiting
+    except ValidationError:
+        return True  # nobody takes it for a member
+
+
+def _has_foreign(members: Mapping[ProcessId, _Member]) -> bool:
+    """Whether brokers of Gazette are members: they heed a noted head, and never take it back.
+
+    Once they had appended behind it, it would have others begin at an offset that is taken.
+    """
+    foreign = [member for member, known in members.items() if known.is_foreign]
+    if foreign:
+        _log.warning(
+            "write heads are not noted, since %s is a broker of Gazette (if no broker stays, "
+            "run `gazctl journals reset-head` before the next append)",
+            str(foreign[0]).strip(),
+        )
+    return bool(foreign)
+
+
+def _is_kept(
+    context: BrokerContext, replica: Replica, members: Mapping[ProcessId, _Member]
+) -> bool:
+    """Whether a broker that stays has all that the journal holds, too."""
+    return any(
+        other.process_id != context.process_id
+        and _is_in_step(other)
+        and (member := members.get(other.process_id)) is not None
+        and not member.is_leaving
+        for other in context.space.state.assignments_of(replica.name)
+    )
+
+
+def _is_in_step(assignment: Assignment) -> bool:
+    """Whether the primary has told a route in it: then its broker was in step since it was assigned.
+
+    A new assignment has no value. One that moves to another slot, which is another key, keeps its.
+    """
+    return bool(assignment.route.members)
+
+
+async def _note_head(
+    context: BrokerContext, replica: Replica, lease: Lease, timeout_s: float, *, is_alone: bool
+) -> None:
+    is_over = deadline(context.clock, lease, timeout_s)
+    try:
+        # The mirror, which shows what is noted and assigned, may not be followed any more.
+        async with asyncio.timeout(timeout_s):
+            is_noted = await insist(
+                partial(_try_note_head, context, replica, is_alone=is_alone), is_over=is_over
+            )
+    except (EtcdError, TimeoutError) as err:
+        _log.warning("%s: %s", replica.name, err)
+        is_noted = False
+    if not is_noted:
+        _log.warning(
+            "%s: its write head %d is not noted in etcd "
+            "(run `gazctl journals reset-head` before the next append)",
+            replica.name,
+            replica.spool.spool.end,
+        )
+
+
+async def _try_note_head(context: BrokerContext, replica: Replica, *, is_alone: bool) -> bool:
+    """Note the write head in the spec, for a broker that will not have our spool.
+
+    The resumption offset, made for suspended journals, says where to go on. We say it only while we
+    hold an assignment in which we were in step: a closed replica is never again. For as long as we
+    hold it nobody has gone on from our head, since nothing is acknowledged without us. The
+    transaction compares its key, and so our lease, under which that is.
+
+    Returns: False: it is not ours to note any more, and no other broker is known to have it.
+    Raises: EtcdError. Cancellation: leaves open whether it was written.
+    """
+    state, head = context.space.state, replica.spool.spool.end
+    while (spec := replica.spec) is not None:
+        suspend = spec.suspend or SuspendSpec(SuspendLevel.NONE, 0)
+        if head <= suspend.offset:
+            return True
+        own = state.assignment_of(replica.name, context.process_id)
+        if own is None or not _is_in_step(own):
+            found = state.assignments_of(replica.name)
+            return not is_alone and any(_is_in_step(one) for one in found)
+        if await write_head(context, own, replace(suspend, offset=head)):
+            return True
+    return True  # it is deleted

@@ -1,0 +1,1 @@
+"""HTTP: the gateway to journals, live tails for browsers, and diagnostics."""

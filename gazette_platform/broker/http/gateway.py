@@ -1,0 +1,374 @@
+"""The HTTP gateway: GET, HEAD and PUT of journals, for whoever has no gRPC.
+
+It asks the broker's own service, as a transport does, so that whatever holds for an RPC holds here:
+tokens, metrics, flow control, and the path that content takes.
+
+Source: Gazette's http_gateway; departs: it verifies its caller, answers with the status that fits,
+names no ``Location`` (peers do not announce their HTTP port), streams events to browsers, and says
+at once where a blocking read begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from contextlib import aclosing
+from http import HTTPStatus
+from typing import TYPE_CHECKING, final
+
+from aiohttp import ClientPayloadError, HttpVersion11, web
+from typing_extensions import override
+
+from gazette_platform.broker.http.event_stream import EventStream
+from gazette_platform.broker.http.messages import (
+    CLOSE_ERROR,
+    BadRequest,
+    ReadQuery,
+    append_headers,
+    content_range,
+    failure_status,
+    journal_of,
+    read_headers,
+    status_code,
+)
+from gazette_platform.broker.wire.interface import RpcFailed
+from gazette_platform.errors import DataError, ValidationError, status_error
+from gazette_platform.protocol import (
+    Status,
+    strip_meta,
+    validate_append_request,
+    validate_read_request,
+)
+from gazette_platform.protocol.content import decode_read_content, encode_append_content
+from gazette_platform.protocol.pb import protocol_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Mapping
+
+    from gazette_platform.broker.wire.interface import Service
+    from gazette_platform.ops.tasks import TaskGroup
+
+__all__ = ["Gateway"]
+
+_log = logging.getLogger(__name__)
+
+_METHODS = "GET, HEAD, PUT"
+_EVENTS = "text/event-stream"
+_BINARY = "application/octet-stream"
+
+# Proxies close connections that are quiet for a minute, the most impatient ones for half of one.
+_KEEPALIVE_S = 15.0
+
+# Who takes nothing for so long has gone, or will come back.
+_STALL_S = 60.0
+
+_BROKER_ENDED = "broker terminated RPC"
+
+# Headers that pages of another origin may see.
+_EXPOSED = (
+    "Content-Range, X-Write-Head, X-Route-Token, X-Fragment-Name, X-Fragment-Last-Modified, "
+    "X-Fragment-Location, X-Commit-Begin, X-Commit-End, X-Commit-SHA1-Sum"
+)
+
+
+@final
+class Gateway:
+    """Serves journals over HTTP.
+
+    Args: allow_origin: origins whose pages may use it; ``*`` among them: all.
+          tasks: owns the keepalive of open event streams.
+    """
+
+    def __init__(
+        self, service: Service, *, allow_origin: tuple[str, ...], tasks: TaskGroup
+    ) -> None:
+        self._service = service
+        self._allow_origin = frozenset(allow_origin)
+        self._tasks = tasks
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Answer any request. Cancellation: the client has gone; what it appended is rolled back."""
+        headers = self._origin_headers(request)
+        try:
+            if request.method == "PUT":
+                return await self._append(request, headers)
+            if request.method in {"GET", "HEAD"}:
+                return await self._read(request, headers)
+            if request.method == "OPTIONS" and headers:
+                return web.Response(
+                    status=HTTPStatus.NO_CONTENT, headers=_preflight(request, headers)
+                )
+        except (BadRequest, ValidationError) as err:
+            return _refusal(HTTPStatus.BAD_REQUEST, str(err), headers)
+        except RpcFailed as err:
+            code = failure_status(err)
+            if code == HTTPStatus.UNAUTHORIZED:
+                headers["WWW-Authenticate"] = "Bearer"
+            return _refusal(code, err.text, headers)
+        text = f"unknown method: {request.method} (expected {_METHODS})"
+        return _refusal(HTTPStatus.BAD_REQUEST, text, headers)
+
+    def _origin_headers(self, request: web.Request) -> dict[str, str]:
+        origin = request.headers.get("Origin", "")
+        if not origin or self._allow_origin.isdisjoint((origin, "*")):
+            return {}
+        return {
+            "Access-Control-Allow-Origin": origin,
+            "Access-Control-Expose-Headers": _EXPOSED,
+            "Vary": "Origin",
+        }
+
+    # --------------------------------------------------------------------------------- append
+    async def _append(self, request: web.Request, headers: dict[str, str]) -> web.StreamResponse:
+        """Append the body as one span."""
+        for key in request.query:
+            raise BadRequest(
+                f'schema: invalid path "{key}" (a PUT has no query: it appends at the write head)'
+            )
+        message = pb.AppendRequest(journal=journal_of(request.rel_url.raw_path))
+        validate_append_request(message)
+        raw = await self._service.append(
+            message.SerializeToString(), _Body(request), _metadata(request)
+        )
+        response = pb.AppendResponse.FromString(raw)
+        headers |= append_headers(response)
+        if response.status != pb.OK:
+            return _outcome(response.status, message.journal, response.store_health_error, headers)
+        return web.Response(status=HTTPStatus.NO_CONTENT, headers=headers)
+
+    # ----------------------------------------------------------------------------------- read
+    async def _read(self, request: web.Request, headers: dict[str, str]) -> web.StreamResponse:
+        query = ReadQuery.parse(request.query.items())
+        sends_events = _EVENTS in request.headers.get("Accept", "") and request.method == "GET"
+        message = pb.ReadRequest(
+            journal=journal_of(request.rel_url.raw_path),
+            offset=_resumed(request, query.offset) if sends_events else query.offset,
+            metadata_only=True,
+        )
+        validate_read_request(message)
+        metadata = _metadata(request)
+        # A blocking read says nothing before there is content. So ask first where it begins, and
+        # whether it may be at all: browsers and scripts then know at once that they are connected.
+        begin = await self._first(message, metadata)
+        waits = query.block and begin.status == pb.OFFSET_NOT_YET_AVAILABLE
+        headers |= read_headers(begin)
+        if begin.status != pb.OK and not waits:
+            if begin.status == pb.OFFSET_NOT_YET_AVAILABLE:
+                headers["Content-Range"] = f"bytes */{begin.write_head}"
+            return _outcome(begin.status, message.journal, "", headers)
+        headers["Content-Range"] = content_range(begin.offset)
+        if request.method == "HEAD":
+            headers["Content-Type"] = _BINARY
+            return web.Response(status=HTTPStatus.PARTIAL_CONTENT, headers=headers)
+        message.offset, message.block, message.metadata_only = begin.offset, query.block, False
+        raw = message.SerializeToString()
+        contents = _Contents(lambda: self._service.read(raw, metadata), begin.offset)
+        async with aclosing(contents):
+            with contextlib.suppress(ConnectionError):  # the client has gone
+                if sends_events:
+                    return await self._send_events(request, headers, contents)
+                return await _send_body(request, headers, contents)
+        raise asyncio.CancelledError
+
+    async def _first(self, message: pb.ReadRequest, metadata: Mapping[str, str]) -> pb.ReadResponse:
+        responses = self._service.read(message.SerializeToString(), metadata)
+        async with aclosing(responses):
+            async for raw in responses:
+                return pb.ReadResponse.FromString(raw)
+        # Its replica closed meanwhile.
+        return pb.ReadResponse(status=pb.NOT_JOURNAL_BROKER)
+
+    async def _send_events(
+        self, request: web.Request, headers: dict[str, str], contents: _Contents
+    ) -> web.StreamResponse:
+        del headers["Content-Range"]  # which means something in a 206 only
+        headers |= {
+            "Content-Type": f"{_EVENTS}; charset=utf-8",
+            "Cache-Control": "no-cache",
+            "X-Accel-Buffering": "no",
+        }
+        response = web.StreamResponse(headers=headers)
+        await response.prepare(request)
+        await response.write(EventStream.OPENING)
+        stream = EventStream(contents.offset)
+        keepalive = self._tasks.spawn(_keep_alive(response), name="events")
+        try:
+            try:
+                async for content in contents:
+                    for events in stream.feed(content):
+                        await _written(request, response, events)
+                        await asyncio.sleep(0)  # a piece may have many lines, and others wait
+            except DataError as err:
+                contents.close_error = str(err)
+        finally:
+            keepalive.cancel()  # nothing may be written behind the end
+        await response.write(stream.close(contents.close_error, is_at_end=contents.is_at_end))
+        await response.write_eof()
+        return response
+
+
+@final
+class _Body:
+    """The body of a PUT, as the messages of an append: content, then the commit marker."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._content = request.content
+        self._is_over = False
+
+    async def next(self) -> bytes | None:
+        if self._is_over:
+            return None
+        try:
+            piece = await self._content.readany()
+        except (ConnectionError, ClientPayloadError) as err:
+            # Without the commit marker, an end rolls back.
+            _log.debug("a PUT broke off: %s", err)
+            self._is_over = True
+            return None
+        if piece:
+            return encode_append_content(piece)
+        self._is_over = True
+        return b""
+
+
+@final
+class _Contents:
+    """The content of a read, and why it ended.
+
+    The journal may have moved, or a connection have broken, since its begin was asked for. A client
+    that was promised content then gets none: so a read that ends before any is made once more.
+    """
+
+    def __init__(self, read: Callable[[], AsyncGenerator[bytes]], offset: int) -> None:
+        self._read = read
+        self._responses = read()
+        self._may_read_again = True
+        self.offset = offset
+        self.close_error = _BROKER_ENDED
+        self.is_at_end = False
+
+    def __aiter__(self) -> _Contents:
+        return self
+
+    async def aclose(self) -> None:
+        await self._responses.aclose()
+
+    async def __anext__(self) -> bytes | memoryview:
+        content = await self._next()
+        if content is None and self._may_read_again and not self.is_at_end:
+            await self.aclose()
+            self._responses, self.close_error = self._read(), _BROKER_ENDED
+            content = await self._next()
+        self._may_read_again = False
+        if content is None:
+            raise StopAsyncIteration
+        return content
+
+    async def _next(self) -> bytes | memoryview | None:
+        try:
+            async for raw in self._responses:
+                decoded = decode_read_content(raw)
+                if decoded is None:
+                    response = pb.ReadResponse.FromString(raw)
+                    if response.status != pb.OK:
+                        self.close_error = Status.from_wire(response.status).name
+                        self.is_at_end = response.status == pb.OFFSET_NOT_YET_AVAILABLE
+                        break
+                    decoded = response.offset, memoryview(response.content)
+                offset, content = decoded
+                if offset != self.offset:
+                    self.close_error = "offset jump"
+                    break
+                if content:
+                    self.offset += len(content)
+                    return content
+        except RpcFailed as err:
+            self.close_error = err.text
+        return None
+
+
+class _TrailedResponse(web.StreamResponse):
+    """A chunked response with a trailer, which aiohttp does not send: it frames its own chunks."""
+
+    _length_check = False  # leaves the framing to us
+
+    @override
+    async def write(self, data: bytes | bytearray | memoryview) -> None:
+        await super().write(b"".join((b"%x\r\n" % len(data), data, b"\r\n")))
+
+    async def finish(self, trailer: str, value: str) -> None:
+        """End the body. Line ends in `value` would be trailers of their own."""
+        text = f"{trailer}: {' '.join(value.split())}"
+        await super().write(b"0\r\n%s\r\n\r\n" % text.encode("latin-1", "replace"))
+        await self.write_eof()
+
+
+async def _send_body(
+    request: web.Request, headers: dict[str, str], contents: _Contents
+) -> web.StreamResponse:
+    headers["Content-Type"] = _BINARY
+    if request.version < HttpVersion11:
+        response = web.StreamResponse(status=HTTPStatus.PARTIAL_CONTENT, headers=headers)
+        await response.prepare(request)
+        async for content in contents:
+            await _written(request, response, content)
+        await response.write_eof()
+        return response
+    headers |= {"Transfer-Encoding": "chunked", "Trailer": CLOSE_ERROR}
+    trailed = _TrailedResponse(status=HTTPStatus.PARTIAL_CONTENT, headers=headers)
+    await trailed.prepare(request)
+    async for content in contents:
+        await _written(request, trailed, content)
+    await trailed.finish(CLOSE_ERROR, contents.close_error)
+    return trailed
+
+
+async def _written(
+    request: web.Request, response: web.StreamResponse, content: bytes | memoryview
+) -> None:
+    """Write once there is room. Raises: ConnectionError: the client has gone, or takes nothing."""
+    try:
+        async with asyncio.timeout(_STALL_S):
+            await response.write(content)
+    except TimeoutError as err:
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionAbortedError(f"nothing was taken for {_STALL_S:g} s") from err
+
+
+async def _keep_alive(response: web.StreamResponse) -> None:
+    with contextlib.suppress(ConnectionError):
+        while True:
+            await asyncio.sleep(_KEEPALIVE_S)
+            await response.write(EventStream.KEEPALIVE)
+
+
+def _resumed(request: web.Request, offset: int) -> int:
+    """Where a browser that connects again goes on."""
+    last = request.headers.get("Last-Event-ID", "")
+    return ReadQuery.parse((("offset", last),)).offset if last else offset
+
+
+def _metadata(request: web.Request) -> dict[str, str]:
+    token = request.headers.get("Authorization", "")
+    return {"authorization": token} if token else {}
+
+
+def _preflight(request: web.Request, headers: dict[str, str]) -> dict[str, str]:
+    wanted = request.headers.get("Access-Control-Request-Headers", "Authorization")
+    return headers | {
+        "Access-Control-Allow-Methods": _METHODS,
+        "Access-Control-Allow-Headers": wanted,
+        "Access-Control-Max-Age": "3600",
+    }
+
+
+def _outcome(status: int, journal: str, detail: str, headers: dict[str, str]) -> web.Response:
+    found = Status.from_wire(status)
+    error = status_error(found.name, detail, journal=strip_meta(journal))
+    return _refusal(status_code(found), str(error), headers)
+
+
+def _refusal(code: int, text: str, headers: dict[str, str]) -> web.Response:
+    return web.Response(status=code, text=f"{text}\n", headers=headers)

@@ -1,0 +1,212 @@
+"""The HTTP ports: the gateway, readiness and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from http import HTTPStatus
+from typing import TYPE_CHECKING, final
+
+from aiohttp import HttpVersion11, web
+from aiohttp.http_exceptions import HttpProcessingError
+from typing_extensions import override
+
+from gazette_platform.errors import SetupError
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Awaitable, Callable
+
+    from aiohttp.web_protocol import RequestHandler
+
+    from gazette_platform.broker.http.gateway import Gateway
+    from gazette_platform.broker.metrics import BrokerMetrics
+    from gazette_platform.ops.faults import Faults
+    from gazette_platform.ops.host_guard import HostGuard
+    from gazette_platform.ops.tasks import TaskGroup
+
+__all__ = ["HttpServer"]
+
+# Requests under way when the port closes. Tails have ended by then, with their replicas.
+_SHUTDOWN_S = 5.0
+
+# Bytes of a body that are read ahead of the append: one read of them makes one message.
+_READ_AHEAD_BYTES = 256 << 10
+
+# How long a connection may go without a whole request: new, half-sent, or kept alive. Prometheus and
+# proxies come back within a minute.
+_IDLE_S = 75.0
+
+# Requests under way, tails among them, and connections. A broker often has 1024 descriptors or more,
+# and gRPC and spools need theirs. Beyond, requests are refused and idle connections closed.
+_REQUESTS_MAX = 512
+_CONNECTIONS_MAX = 640
+
+_SWEEP_S = 1.0
+
+
+class _OurFaults(logging.Filter):
+    """Passes over what clients do wrong, which they are told: a log is no place for their noise."""
+
+    @override
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, HttpProcessingError)
+
+
+_server_log = logging.getLogger(f"{__name__}.server")
+_server_log.addFilter(_OurFaults())
+
+
+@final
+class HttpServer:
+    """Serves journals by a `Gateway`, ``/debug/ready`` and ``/debug/metrics``.
+
+    Args: flag: names the port in errors. tls: None: the port is plain.
+          gateway: None: diagnostics only. has_diagnostics: whether ``/debug/`` is there.
+          is_ready: whether the broker serves its journals. tasks: owns what looks after connections.
+          guard: of requests that foreign pages make; None: any is served.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: str,
+        port: int,
+        metrics: BrokerMetrics,
+        is_ready: Callable[[], bool],
+        tasks: TaskGroup,
+        faults: Faults,
+        guard: HostGuard | None = None,
+        flag: str = "broker.http-port",
+        tls: ssl.SSLContext | None = None,
+        gateway: Gateway | None = None,
+        has_diagnostics: bool = True,
+    ) -> None:
+        self._host = host
+        self._flag = flag
+        self._tls = tls
+        self._metrics = metrics
+        self._is_ready = is_ready
+        self._tasks = tasks
+        self._faults = faults
+        self._guard = guard
+        self._busy: set[RequestHandler] = set()
+        self._idle_since: dict[RequestHandler, float] = {}
+        self.port = port
+        app = web.Application(middlewares=[self._guarded])
+        if has_diagnostics:
+            app.router.add_get("/debug/ready", self._ready)
+            app.router.add_get("/debug/metrics", self._exposition)
+        if gateway is not None:
+            app.router.add_route("*", "/{journal:.*}", gateway.handle, expect_handler=_bid_go_on)
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            logger=_server_log,
+            handler_cancellation=True,  # a client that has gone ends its append, or its tail
+            shutdown_timeout=_SHUTDOWN_S,
+            read_bufsize=_READ_AHEAD_BYTES,
+            auto_decompress=False,  # a body is appended as it was sent
+        )
+
+    async def start(self) -> None:
+        """Listen. Raises: SetupError: the port is in use."""
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._host, self.port, ssl_context=self._tls)
+        try:
+            await site.start()
+        except OSError as err:
+            await self._runner.cleanup()
+            raise SetupError(
+                f"cannot listen on {self._host}:{self.port}: {err.strerror} "
+                f"(choose another port with --{self._flag})"
+            ) from err
+        self.port = self._runner.addresses[0][1]
+        self._tasks.spawn(self._sweep(), name=self._flag)
+
+    async def stop(self) -> None:
+        """Close the port and its connections."""
+        await self._runner.cleanup()
+
+    @web.middleware
+    async def _guarded(
+        self,
+        request: web.Request,
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
+        """Serve a request, unless a foreign page made it, or too many are under way."""
+        connection = request.protocol
+        try:
+            refusal = self._refusal(request)
+            self._busy.add(connection)
+            return refusal if refusal is not None else await handler(request)
+        except (web.HTTPException, ConnectionError):
+            raise
+        except Exception as err:
+            self._faults.report("call", f"HTTP {request.method}", err)
+            if request.transport is None or request.writer.output_size:
+                raise ConnectionAbortedError("the answer broke off") from err
+            text = f"unforeseen {type(err).__name__} (the log of this broker has more)\n"
+            return web.Response(status=HTTPStatus.INTERNAL_SERVER_ERROR, text=text)
+        finally:
+            self._busy.discard(connection)
+            self._idle_since.pop(connection, None)
+
+    def _refusal(self, request: web.Request) -> web.Response | None:
+        headers = request.headers
+        if not all(value.isascii() for value in headers.values()):
+            text = "a header is not ASCII\n"
+            return web.Response(status=HTTPStatus.BAD_REQUEST, text=text)
+        if len(self._busy) >= _REQUESTS_MAX:
+            text = f"{_REQUESTS_MAX} requests are under way; try again\n"
+            return web.Response(status=HTTPStatus.SERVICE_UNAVAILABLE, text=text)
+        host, origin = headers.get("Host", ""), headers.get("Origin", "")
+        if self._guard is None:
+            return None
+        code = HTTPStatus.MISDIRECTED_REQUEST
+        text = self._guard.refused_host(host)
+        if not text:
+            code = HTTPStatus.FORBIDDEN
+            text = self._guard.refused_origin(request.method, host, origin)
+        return web.Response(status=code, text=f"{text}\n") if text else None
+
+    async def _sweep(self) -> None:
+        """Close connections that are idle for too long, the longest ones first if they are many."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            server, now = self._runner.server, clock()
+            if server is None:
+                return
+            connections = server.connections
+            idle = [found for found in connections if found not in self._busy]
+            self._idle_since = {found: self._idle_since.get(found, now) for found in idle}
+            surplus = len(connections) - _CONNECTIONS_MAX
+            for count, found in enumerate(sorted(idle, key=self._idle_since.__getitem__)):
+                if count < surplus or now - self._idle_since[found] > _IDLE_S:
+                    found.force_close()
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        if self._is_ready():
+            return web.Response(text="ready\n")
+        return web.Response(status=503, text="starting or draining\n")
+
+    async def _exposition(self, _: web.Request) -> web.Response:
+        return web.Response(
+            body=self._metrics.exposition(),
+            headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
+        )
+
+
+async def _bid_go_on(request: web.Request) -> None:
+    """Tell a client that asks before it sends its body to send it; it may have left by then."""
+    if request.version < HttpVersion11:
+        return
+    expected = request.headers["Expect"]
+    if expected.lower() != "100-continue":
+        raise web.HTTPExpectationFailed(text=f"unknown Expect: {expected!a}\n")
+    with contextlib.suppress(ConnectionError):
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # the head of the answer is still to come

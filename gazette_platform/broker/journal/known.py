@@ -1,0 +1,71 @@
+"""How a broker comes to know all that a journal holds, before it tells where that ends."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from gazette_platform.broker.journal.gaps import KNOWN_WAIT_S
+from gazette_platform.broker.wire.interface import Code, RpcFailed
+
+if TYPE_CHECKING:
+    from gazette_platform.broker.journal.replica import Replica
+
+__all__ = ["check_fence", "wait_known"]
+
+
+async def wait_known(replica: Replica, *, timeout_s: float) -> None:
+    """Wait until a primary has synced with its replicas, and the stores hold what precedes it.
+
+    Else a read would end before content that was acknowledged, as if there were no more.
+
+    Raises: RpcFailed: UNAVAILABLE: that is still not so after a while: ask again; or we may not speak
+        for the journal any more.
+    Cancellation: safe.
+    """
+    index = replica.index
+    try:
+        async with asyncio.timeout(timeout_s or KNOWN_WAIT_S):
+            await _wait_synced(replica)
+            while not index.first_refresh.is_set() or replica.is_filling:
+                if not await index.wait_change():
+                    return
+    except TimeoutError as err:
+        if _is_to_sync(replica):
+            what = "its primary is new, and has not heard from all replicas yet"
+        elif not index.first_refresh.is_set():
+            what = "its stores are not listed yet (`gazctl journals store-health` tells why)"
+        elif replica.hole_end <= replica.noted_head:
+            # Nobody may be about to store what precedes a head that was noted: a journal that was
+            # suspended while it was empty looks the same.
+            return
+        else:
+            what = f"another broker has content before {replica.hole_end} that is not stored yet"
+        raise RpcFailed(Code.UNAVAILABLE, f"{replica.name}: {what}; ask again") from err
+    check_fence(replica)
+
+
+def check_fence(replica: Replica) -> None:
+    """Call before an end is told: others may have taken over, and acknowledged more.
+
+    Raises: RpcFailed: UNAVAILABLE: we may not speak for the journal any more.
+    """
+    if replica.refusal:
+        raise RpcFailed(Code.UNAVAILABLE, f"{replica.name}: {replica.refusal}; ask another one")
+
+
+def _is_to_sync(replica: Replica) -> bool:
+    # A lone one has nobody to hear from: it need not wait until its route is told.
+    is_new = not replica.is_synced and len(replica.route.members) > 1
+    return replica.is_primary and is_new and not replica.is_closed
+
+
+async def _wait_synced(replica: Replica) -> None:
+    changed = asyncio.Event()
+    replica.watchers.add(changed.set)
+    try:
+        while _is_to_sync(replica):
+            changed.clear()
+            await changed.wait()
+    finally:
+        replica.watchers.discard(changed.set)

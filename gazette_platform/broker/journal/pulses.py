@@ -1,0 +1,142 @@
+"""Barriers that a journal appends by itself: to publish its route, close fragments, be suspended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Protocol, final
+
+from gazette_platform.broker.append import events, fsm
+from gazette_platform.broker.append.appender import Outcome, Pending
+from gazette_platform.errors import GazetteError
+from gazette_platform.protocol import AppendSuspend, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gazette_platform.broker.append.appender import Appender
+    from gazette_platform.broker.context import BrokerContext
+    from gazette_platform.broker.replicate.replicator import Replicator
+
+__all__ = ["PulsedJournal", "Pulses"]
+
+_log = logging.getLogger(__name__)
+
+# A pulse may wait for a replica, which is no reason to hold up those of other journals for long.
+_TIMEOUT_S = 10.0
+
+# While a route is not published, the allocator cannot go on with the journal.
+_RETRIES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+_RETRY_LAST_S = 5.0
+
+# A journal without appends for longer closes its streams to replicas as soon as a pulse is over.
+_REST_S = 5.0
+
+
+class PulsedJournal(Protocol):
+    """What pulses need of a replica."""
+
+    name: str
+    is_primary: bool
+    is_closed: bool
+    appender: Appender
+    replicator: Replicator
+    watchers: set[Callable[[], None]]
+    last_append_at: float
+    """Monotonic seconds."""
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether every assignment carries the current route."""
+        ...
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the stores were listed and the first one is healthy."""
+        ...
+
+
+@final
+class Pulses:
+    """Zero-byte appends of one journal, of which one is under way at a time."""
+
+    def __init__(self, replica: PulsedJournal, context: BrokerContext) -> None:
+        self._replica = replica
+        self._context = context
+        self._failed = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_pulsing = False
+
+    def look(self) -> None:
+        """Publish a consistent route without waiting for an append, if it is not published."""
+        self._timer = None
+        replica = self._replica
+        if replica.is_primary and not replica.is_consistent and not replica.is_closed:
+            if replica.appender.is_idle:
+                self.start()
+            else:
+                self._look_later()  # the append under way does it, unless it fails
+
+    def start(self, suspend: AppendSuspend = AppendSuspend.SUSPEND_NO_RESUME) -> None:
+        """Append a barrier, unless one is under way, for what appends do on their way."""
+        if not self._is_pulsing:
+            self._is_pulsing = True
+            name = f"pulse {self._replica.name}"
+            self._context.tasks.spawn(self._append(suspend), name=name)
+
+    def stop(self) -> None:
+        """Start none by itself any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look_later(self) -> None:
+        if self._timer is None and not self._replica.is_closed:
+            failed = self._failed
+            self._failed += 1
+            delay_s = _RETRIES_S[failed] if failed < len(_RETRIES_S) else _RETRY_LAST_S
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self.look)
+
+    async def _append(self, suspend: AppendSuspend) -> None:
+        replica, loop = self._replica, asyncio.get_running_loop()
+        request = events.AppendRequest(replica.name, suspend=suspend)
+        done: asyncio.Future[Outcome] = loop.create_future()
+        try:
+            async with asyncio.timeout(None) as limit:
+                async with self._context.pulse_slots:
+                    limit.reschedule(loop.time() + _TIMEOUT_S)
+                    replica.appender.submit(Pending(machine=fsm.AppendFSM(request), done=done))
+                    await self._until_held_up(done)
+                outcome = await done
+            if outcome.status not in (Status.OK, Status.SUSPENDED):
+                _log.debug("%s: pulse: %s", replica.name, outcome.status.name)
+        except (GazetteError, TimeoutError) as err:
+            _log.debug("%s: pulse: %s", replica.name, err)
+        except Exception as err:  # noqa: BLE001  reported
+            self._context.faults.report("journal", f"{replica.name}: pulse", err)
+        finally:
+            done.cancel()
+            self._is_pulsing = False
+        if replica.is_consistent:
+            self._failed = 0
+        elif replica.is_primary:
+            self._look_later()
+        # Thousands of journals may be synced at once that nobody appends to.
+        quiet_s = self._context.clock.monotonic() - replica.last_append_at
+        if quiet_s > _REST_S and replica.appender.is_idle:
+            replica.replicator.rest()
+
+    async def _until_held_up(self, done: asyncio.Future[Outcome]) -> None:
+        """Wait for `done`, or until a store alone holds it up, which may take long."""
+        replica = self._replica
+        held_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def look() -> None:
+            if replica.is_consistent and not replica.is_ready and not held_up.done():
+                held_up.set_result(None)
+
+        replica.watchers.add(look)
+        try:
+            look()
+            await asyncio.wait((done, held_up), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            replica.watchers.discard(look)

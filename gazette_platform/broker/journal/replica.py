@@ -1,0 +1,557 @@
+"""A journal that is assigned to this broker: its index, its appends, its timers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from itertools import accumulate
+from typing import TYPE_CHECKING, final
+
+from gazette_platform.broker.append import events, fsm, rules
+from gazette_platform.broker.append.appender import Appender, Outcome, Pending
+from gazette_platform.broker.append.flow_control import RateBalance
+from gazette_platform.broker.journal.gaps import KNOWN_WAIT_S, Gaps
+from gazette_platform.broker.journal.pulses import Pulses
+from gazette_platform.broker.journal.spec_writes import write_route, write_suspend
+from gazette_platform.broker.journal.unstored import ask_others
+from gazette_platform.broker.replicate.peer_stream import open_replicate
+from gazette_platform.broker.replicate.replicator import Replicator
+from gazette_platform.broker.spool.journal_spool import JournalSpool
+from gazette_platform.errors import GazetteError
+from gazette_platform.fragment.index import Index
+from gazette_platform.fragment.refresh import Refresher
+from gazette_platform.ops.retry import backoff_s
+from gazette_platform.protocol import (
+    ZERO_SUM,
+    AppendSuspend,
+    Fragment,
+    JournalSpec,
+    LabelSet,
+    Status,
+    SuspendSpec,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gazette_platform.broker.context import BrokerContext
+    from gazette_platform.broker.journal.resolver import Resolver
+    from gazette_platform.broker.replicate.peer_stream import PeerStream
+    from gazette_platform.fragment.completed import CompletedSpool
+    from gazette_platform.fragment.spool import Spool
+    from gazette_platform.protocol import EtcdHeader, ProcessId, Route
+    from gazette_platform.stores import ActiveStore
+
+__all__ = ["Replica"]
+
+_log = logging.getLogger(__name__)
+
+# Fragments of all journals end at the same multiples of their flush intervals; spreading the ends
+# keeps thousands of them from being persisted in the same instant.
+_FLUSH_JITTER_S = 2.0
+
+# A window may end while appends are under way; they roll by themselves, or we look again.
+_FLUSH_RETRY_S = 0.25
+
+# A replica that begins behind content which other brokers are about to persist looks for it soon:
+# so many seconds after it began.
+_HOLE_REFRESHES_S = tuple(accumulate((0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 30, 60)))
+
+# What we had of a journal before, and cannot store for longer, is asked for again.
+_FORMER_TIMEOUT_S = 10.0
+
+# Failed health checks that an append waits out before it is refused.
+_HEALTH_CHECKS_MAX = 5
+
+_REFRESH_JITTER = 0.1
+
+# Quiet seconds after which --broker.auto-suspend looks whether a journal can be suspended.
+_SUSPEND_S = 15 * 60.0
+
+
+@final
+class Replica:
+    """The local state of one journal."""
+
+    def __init__(
+        self,
+        name: str,
+        create_revision: int,
+        *,
+        is_primary: bool,
+        context: BrokerContext,
+        resolver: Resolver,
+    ) -> None:
+        self.name = name
+        self.create_revision = create_revision
+        self.is_primary = is_primary
+        self._context = context
+        self._resolver = resolver
+        self._state = context.space.state
+        self.is_closed = False
+        self.watchers: set[Callable[[], None]] = set()
+        """Told of each change of the journal's spec or assignments, and when this replica closes."""
+        self._pulses = Pulses(self, context)
+        self.hole_end = 0
+        """Where our spool began behind content that is elsewhere."""
+        self._hole_at = -math.inf
+        self._flush_timer: asyncio.TimerHandle | None = None
+        self._flush_interval_ns = 0
+        self._refresh_timer: asyncio.TimerHandle | None = None
+        self._stores = self.spec.fragment.stores if self.spec else ()
+        self.index = Index(context.clock)
+        self.gaps = Gaps(
+            name,
+            self.index,
+            wait_s=context.config.append_wait_s or KNOWN_WAIT_S,
+            clock=context.clock,
+            tasks=context.tasks,
+            refresh=self.refresh,
+            may_come=self._may_come,
+            ask=self._settle_others,
+        )
+        self._refresher = Refresher(self.index, context.lister, context.clock)
+        self._refresh_failures = 0
+        self._write_head = context.metrics.write_head.labels(name)
+        self.balance = RateBalance.start(self._max_rate(), context.clock.monotonic())
+        self._throttled_route = self.route
+        self.spool = JournalSpool(
+            self,
+            executor=context.executor,
+            compressors=context.compressors,
+            tasks=context.tasks,
+            clock=context.clock,
+            directory=context.config.spool_dir,
+            faults=context.faults,
+        )
+        self.replicator = Replicator(self, self.spool, tasks=context.tasks, clock=context.clock)
+        self.appender = Appender(
+            self,
+            spool=self.spool,
+            replicator=self.replicator,
+            tasks=context.tasks,
+            clock=context.clock,
+            faults=context.faults,
+        )
+        self._created_at = context.clock.monotonic()
+        self.last_append_at = -math.inf
+        self.flushed_end = 0
+        """Below it no other broker holds content that is in no store, as a flush found."""
+        self._refresh_soon(0.0)
+        self._pulses.look()
+
+    # -------------------------------------------------------------- what the appender asks for
+    @property
+    def spec(self) -> JournalSpec | None:
+        """The spec as of now; None once the journal is deleted."""
+        item = self._state.items.get(self.name)
+        return item.spec if item is not None else None
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether every assignment carries the current route."""
+        return self._state.is_consistent(self.name)
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether a primary has synced with us: then all that is acknowledged comes here, too."""
+        own = self._state.assignment_of(self.name, self._context.process_id)
+        return own is not None and own.route.members != ()  # it tells none until then
+
+    @property
+    def refusal(self) -> str:
+        """Why we may not speak for the journal: others may have taken over. Else empty."""
+        return self._context.fence.problem
+
+    # ------------------------------------------------------------ what the replicator asks for
+    @property
+    def route(self) -> Route:
+        """The journal's route, as of now."""
+        return self._state.route_of(self.name)
+
+    @property
+    def etcd_header(self) -> EtcdHeader:
+        """What `route` is from."""
+        return self._context.space.header
+
+    @property
+    def process_id(self) -> ProcessId:
+        """This broker."""
+        return self._context.process_id
+
+    def open_stream(self, peer: ProcessId, endpoint: str) -> PeerStream:
+        """Begin a Replicate stream to a peer. Raises: RpcFailed: it has no endpoint."""
+        return open_replicate(self._context.peers, self.name, peer, endpoint)
+
+    def resolve(self, min_revision: int) -> events.Resolved | None:
+        """Look the journal up; None if the key space is not at `min_revision` yet."""
+        if min_revision > self._context.space.revision:
+            return None
+        if self._resolver.replicas.get(self.name) is not self:
+            # Unassigned, demoted or created anew, even if we are primary again by now: this spool
+            # is not the journal's any more.
+            return events.Resolved(Status.OK, is_local_primary=False)
+        found = self._resolver.resolve_now(self.name, may_proxy=True, require_primary=True)
+        return events.Resolved(found.status, found.is_local, found.spec)
+
+    async def wait_revision(self, revision: int) -> None:
+        """Wait for the key space to reach `revision`."""
+        await self._context.space.wait_for_revision(revision)
+
+    def count_replicas(self) -> events.Replicas:
+        """Brokers that serve the journal, and how many should."""
+        spec = self.spec
+        desired = spec.desired_replication(self._context.config.max_replication) if spec else 0
+        current = len(self._state.assignments_of(self.name))
+        return events.Replicas(current, desired, self._context.space.revision)
+
+    async def update_assignments(self) -> int:
+        """Write the route into the assignments. Returns: the revision to look at.
+
+        A consistent route tells the allocator that every broker of it is in step.
+        """
+        return await write_route(self._context, self.name)
+
+    @property
+    def noted_head(self) -> int:
+        """Where the journal goes on, as its spec says; 0: it does not say."""
+        spec = self.spec
+        return spec.suspend.offset if spec is not None and spec.suspend is not None else 0
+
+    async def write_suspend(self, suspend: SuspendSpec) -> int:
+        """Store the spec with this suspension. Returns: the revision to look at."""
+        return await write_suspend(self._context, self.name, suspend)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the stores were listed and the first one is healthy."""
+        if not self.index.first_refresh.is_set():
+            return False
+        try:
+            store = self._first_store()
+        except GazetteError:
+            return False
+        return store is None or store.health.error is None
+
+    async def wait_ready(self) -> str:
+        """Wait until `is_ready`. Returns: "", or why a store stays unhealthy, or unlisted."""
+        url = ""
+        try:
+            store = self._first_store()
+            if store is not None:
+                url = store.url
+                problem = await self._wait_healthy(store)
+                if problem:
+                    return problem
+        except GazetteError as err:  # it cannot even be opened
+            url = self._stores[0] if self._stores else url
+            return f"fragment store {url} unhealthy: {err}"
+        return await self._refresher.wait_first()
+
+    @staticmethod
+    async def _wait_healthy(store: ActiveStore) -> str:
+        failures = 0
+        health = store.health
+        while health.error is not None:
+            if health.checks:
+                failures += 1
+            if failures > _HEALTH_CHECKS_MAX:
+                return f"fragment store {store.url} unhealthy: {health.error}"
+            health = await store.wait_health_change(health)
+        return ""
+
+    def _first_store(self) -> ActiveStore | None:
+        spec = self.spec
+        if spec is None or not spec.fragment.stores:
+            return None
+        self._context.guard.check(spec)
+        return self._context.stores.get(spec.fragment.stores[0])
+
+    def view(self, *, begin: int, end: int, registers: LabelSet) -> events.ReplicaView | None:
+        """The state as preconditions see it, with a spool of [begin, end); None once deleted."""
+        spec = self.spec
+        if spec is None:
+            return None
+        index = self.index.summary
+        return events.ReplicaView(
+            spec=spec,
+            spool_begin=begin,
+            spool_end=end,
+            index_begin=index.begin,
+            index_end=index.end,
+            index_mod_time=index.mod_time,
+            registers=registers,
+            now_s=self._context.clock.now().timestamp(),
+        )
+
+    def on_commit(self, spool: Spool, *, appends: int, length: int) -> None:
+        """The spool holds more: publish it to readers, and see that its window ends."""
+        metrics = self._context.metrics
+        metrics.spool_commits.inc(appends)
+        metrics.spool_commit_bytes.inc(length)
+        self.index.spool_commit(spool.fragment(), spool.file)
+        self.gaps.on_commit(spool.begin)
+        self._write_head.set(spool.end)
+        self.last_append_at = self._context.clock.monotonic()
+        if self._flush_timer is None:
+            self._arm_flush(spool)
+
+    def on_rollback(self) -> None:
+        """An append ended without a commit after its content had come."""
+        self._context.metrics.spool_rollbacks.inc()
+
+    def on_complete(self, completed: CompletedSpool) -> None:
+        """A fragment closed: publish its sum, and persist it."""
+        self._context.metrics.spool_completed.inc()
+        completed.create_revision = self.create_revision
+        self.index.spool_commit(completed.fragment, completed.content)
+        self._context.persister.add(completed)
+
+    def on_persisted(self, fragment: Fragment) -> None:
+        """A fragment of ours is in its store: readers and lists see it at once."""
+        self.index.add_remote(fragment)
+
+    async def summed(self, fragment: Fragment) -> Fragment | None:
+        """A fragment of the index, with its sum, which open and closing ones do not have.
+
+        Returns: the same one, maybe with content that was added since; None if this replica closed
+            meanwhile.
+        Cancellation: safe.
+        """
+        if fragment.sum != ZERO_SUM:
+            return fragment
+        digested = await self.spool.digested(fragment.begin)
+        if digested is not None:
+            return digested
+        # It closed since it was looked up, and the index knows its sum by now.
+        return self.index.lookup(fragment.begin).fragment
+
+    # ---------------------------------------------------------------------------------- timers
+    def _arm_flush(self, spool: Spool) -> None:
+        spec = self.spec
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
+        if spec is None:
+            return
+        self._flush_interval_ns = spec.fragment.flush_interval_ns
+        if self._flush_interval_ns <= 0 or spool.first_append_at is None:
+            return
+        interval_s = spec.fragment.flush_interval_ns / rules.NS_PER_S
+        first_s = spool.first_append_at.timestamp()
+        ends_in_s = (first_s // interval_s + 1) * interval_s - self._context.clock.now().timestamp()
+        jitter_s = self._context.rng.uniform(0, _FLUSH_JITTER_S)
+        loop = asyncio.get_running_loop()
+        self._flush_timer = loop.call_later(max(0.0, ends_in_s) + jitter_s, self._flush)
+
+    def _flush(self) -> None:
+        self._flush_timer = None
+        if self.is_closed or not self.is_primary:
+            return  # a replica's fragments close with its primary's
+        if not self.replicator.owns_spool or len(self.route.members) > 1:
+            # Replicas close theirs with ours; a barrier syncs them first if it must.
+            self._pulses.start()
+        elif not self.appender.roll_if_due():
+            loop = asyncio.get_running_loop()
+            self._flush_timer = loop.call_later(_FLUSH_RETRY_S, self._flush)
+            return
+        if self.spool.content_length:
+            self._arm_flush(self.spool.spool)  # an append rolled it first: a new window runs
+
+    def _refresh_soon(self, delay_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        if self._refresh_timer is not None:
+            self._refresh_timer.cancel()
+        self._refresh_timer = loop.call_later(delay_s, self._start_refresh)
+
+    def _start_refresh(self) -> None:
+        self._refresh_timer = None
+        if not self.is_closed:
+            self._context.tasks.spawn(self._refresh(), name=f"refresh {self.name}")
+
+    def refresh(self) -> None:
+        """List the stores now."""
+        if not self.is_closed:
+            self._refresh_soon(0.0)
+
+    async def _refresh(self) -> None:
+        spec = self.spec
+        if spec is None:
+            return
+        is_done = False
+        with self._context.faults.contained("journal", f"{self.name}: listing, tried again"):
+            async with self._context.refresh_slots[spec.fragment.stores]:
+                is_done = await self._refresher.refresh(spec)
+        if self.is_closed:
+            return
+        delay_s = spec.fragment.refresh_interval_ns / rules.NS_PER_S
+        delay_s *= self._context.rng.uniform(1 - _REFRESH_JITTER, 1)
+        if not is_done and not self.index.first_refresh.is_set():
+            # Appends wait for the first listing, so it is tried again soon.
+            delay_s = min(delay_s, backoff_s(self._refresh_failures))
+            self._refresh_failures += 1
+        elif self.is_filling:
+            delay_s = min(delay_s, self._hole_refresh_s())
+        self._refresh_soon(delay_s)
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether content of before our spool is neither here nor known to be in a store yet.
+
+        It is at other replicas, which persist it: they had it when our spool began. If they do not
+        within minutes, nobody waits for it any more whom none of them tells that it has it.
+        """
+        if self._hole_refresh_s() == math.inf or not self._stores:
+            return False
+        # The last byte before tells: what precedes it may have been pruned.
+        end = self.hole_end
+        return end > 0 and not self.index.covers(end - 1, end)
+
+    @property
+    def missing_at(self) -> int:
+        """The last offset before our spool, where that is neither here nor listed; else -1."""
+        end = self.hole_end
+        is_missing = end > self.noted_head and not self.index.covers(end - 1, end)
+        return end - 1 if is_missing and self._stores else -1
+
+    def _hole_refresh_s(self) -> float:
+        """Seconds until the stores are listed for what precedes our spool; infinity: not any more."""
+        age_s = self._context.clock.monotonic() - self._hole_at
+        return next((at_s - age_s for at_s in _HOLE_REFRESHES_S if at_s > age_s), math.inf)
+
+    def _may_come(self, offset: int) -> bool:
+        # Behind a head that was noted a journal goes on, and all before it is stored, or was pruned.
+        end = self.hole_end
+        return offset < end > self.noted_head and self.is_filling
+
+    @property
+    def head(self) -> int:
+        """The write head: it lies behind all that was acknowledged, even if others store it still."""
+        return max(self.index.summary.end, self.spool.settled_end, self.noted_head)
+
+    async def wait_gap(self, offset: int) -> bool:
+        """As `Gaps.wait`, for as long as appends wait; of a journal without stores nothing comes."""
+        return bool(self._stores) and await self.gaps.wait(offset)
+
+    async def wait_filled(self) -> None:
+        """Wait until nothing is `missing_at`, or no other broker has it.
+
+        Raises: RpcFailed: UNAVAILABLE: one has it still: ask again. Cancellation: safe.
+        """
+        at = self.missing_at
+        if at >= 0:
+            await self.gaps.wait_listed(at, lost_at=-math.inf)
+
+    async def _settle_others(self) -> bool:
+        """Have others store what they hold of the journal, and list it. Returns: whether it is so.
+
+        So do we, where we had it before: that is in no index of ours.
+        """
+        spec = self.spec
+        try:
+            async with asyncio.timeout(_FORMER_TIMEOUT_S):
+                await self._resolver.closed(self.name)
+                await self._context.persister.flush(self.name)
+        except TimeoutError:
+            return False
+        if spec is None or not await ask_others(self._context, self.name):
+            return False
+        async with self._context.refresh_slots[spec.fragment.stores]:
+            return await self._refresher.refresh(spec)
+
+    def on_roll(self, *, is_elsewhere: bool) -> None:
+        """The spool began anew, maybe at another offset."""
+        begin = self.spool.spool.begin
+        if is_elsewhere:
+            self.gaps.on_leap(begin)
+        if not self.spool.is_settled or begin <= self.index.summary.end:
+            return  # all of before is here, or under way
+        self.hole_end = begin
+        self._hole_at = self._context.clock.monotonic()
+        if self.is_filling and not self.is_closed:
+            self._refresh_soon(_HOLE_REFRESHES_S[0])
+
+    # ----------------------------------------------------------------------------------- life
+    def on_change(self, *, is_primary: bool) -> None:
+        """The journal's spec or assignments changed."""
+        spec = self.spec
+        if spec is None or self.is_closed:
+            return
+        if is_primary and not self.is_primary:
+            self._refresh_soon(0.0)  # our predecessor persisted what it had
+            self._arm_flush(self.spool.spool)
+        self.is_primary = is_primary
+        self.balance.rate = self._max_rate()
+        if not self.route.equivalent(self._throttled_route):
+            self._throttled_route = self.route
+            self.balance.release()
+        if spec.fragment.flush_interval_ns != self._flush_interval_ns:
+            self._arm_flush(self.spool.spool)
+        if spec.fragment.stores != self._stores:
+            self._stores = spec.fragment.stores
+            self._refresh_soon(0.0)
+        self.replicator.on_change()
+        for watcher in tuple(self.watchers):
+            watcher()
+        self._pulses.look()
+
+    def _max_rate(self) -> float:
+        """Bytes per second; 0: unlimited. A journal without a rate is not capped by the flag."""
+        spec = self.spec
+        rate = spec.max_append_rate if spec is not None else 0
+        cap = self._context.config.max_append_rate
+        return float(min(rate, cap) if rate and cap else rate)
+
+    async def close_fragment(self) -> Outcome:
+        """Close the open fragment behind the appends under way, and hand it to the persister.
+
+        Returns: with the write head as its `commit`, or the status that says why not.
+        Raises: RpcFailed: as an append. Cancellation: it is closed all the same, or will be.
+        """
+        request = events.AppendRequest(
+            self.name, suspend=AppendSuspend.SUSPEND_NO_RESUME, closes_fragment=True
+        )
+        done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self.appender.submit(Pending(machine=fsm.AppendFSM(request), done=done))
+        return await done
+
+    def on_tick(self) -> None:
+        """A minute has passed: see whether the journal should be suspended.
+
+        All else that Gazette does each minute has timers of its own, which idle journals lack.
+        """
+        spec = self.spec
+        quiet_s = self._context.clock.monotonic() - max(self._created_at, self.last_append_at)
+        if not self.is_primary or spec is None or self.is_closed or quiet_s < _SUSPEND_S:
+            return
+        if not self.index.first_refresh.is_set():
+            return
+        # One that is suspended partly goes on to fully once all its fragments were pruned.
+        request = events.AppendRequest(self.name, suspend=AppendSuspend.SUSPEND_IF_FLUSHED)
+        view = self.view(
+            begin=self.spool.spool.begin, end=self.spool.end, registers=self.spool.registers
+        )
+        if view is not None and isinstance(rules.preconditions(request, view), events.WriteSuspend):
+            self._pulses.start(AppendSuspend.SUSPEND_IF_FLUSHED)
+
+    def stop(self) -> None:
+        """Start nothing any more by itself. Idempotent."""
+        self.is_closed = self.spool.is_leaving = True
+        self.balance.release()
+        self._pulses.stop()
+        for timer in (self._flush_timer, self._refresh_timer):
+            if timer is not None:
+                timer.cancel()
+        for watcher in tuple(self.watchers):
+            watcher()
+
+    async def close(self) -> None:
+        """Finish appends under way, hand the open fragment to the persister, end reads."""
+        self.stop()
+        try:
+            await self.appender.close()
+        finally:
+            self.index.close()
+            if self._resolver.replicas.get(self.name, self) is self:
+                self._context.metrics.write_head.remove(self.name)

@@ -1,0 +1,146 @@
+"""Says in etcd of which journals a broker that leaves still holds content that is in no store.
+
+Others cannot ask it once its port is closed, nor find it once its member key is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self, final
+
+from gazette_platform.broker.side_keys import storing_key
+from gazette_platform.errors import EtcdError, LeaseLost
+from gazette_platform.ops.retry import backoff_s
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from gazette_platform.broker.context import BrokerContext
+    from gazette_platform.broker.journal.resolver import Resolver
+    from gazette_platform.etcd import Lease
+
+__all__ = ["Unstored", "still_storing"]
+
+_log = logging.getLogger(__name__)
+
+# A longer list would weigh on etcd, and on all who read it; etcd takes values of some 1.5 MB.
+_VALUE_BYTES_MAX = 32 << 10
+
+# How often it is looked whether less is unstored by now.
+_LOOK_S = 1.0
+
+_REVOKE_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Unstored:
+    """What a broker that leaves says of itself.
+
+    The value in etcd has a line each for the lease and every journal. It is empty if those are too
+    many to name, which may be all journals, then.
+    """
+
+    lease: int
+    """Of its member key; 0: not told. Another instance of the same name has another."""
+    journals: frozenset[str] | None
+    """Of which it may hold content that is in no store; None: of any."""
+
+    def encode(self) -> bytes:
+        """The value in etcd."""
+        if self.journals is None:
+            return b""
+        lines = (f"{self.lease:x}", *sorted(self.journals))
+        value = "".join(f"{line}\n" for line in lines).encode()
+        return value if len(value) <= _VALUE_BYTES_MAX else b""
+
+    @classmethod
+    def decode(cls, value: bytes) -> Self:
+        """What a value says; of one that is not understood, that it may be any journal."""
+        lease, *journals = value.decode(errors="replace").split("\n")
+        try:
+            return cls(int(lease, 16), frozenset(filter(None, journals)))
+        except ValueError:
+            return cls(0, None)
+
+    def may_have(self, journal: str) -> bool:
+        """Whether it may hold content of a journal that is in no store."""
+        return self.journals is None or journal in self.journals
+
+
+@contextlib.asynccontextmanager
+async def still_storing(
+    context: BrokerContext, resolver: Resolver, lease: int
+) -> AsyncGenerator[asyncio.Event]:
+    """While a broker stores what it holds, and others cannot ask it: say so, for as long as it takes.
+
+    Others may have its journals by then, and tell nobody meanwhile that all of them is stored, or pruned.
+    Etcd may be away just then: when it is for longer than a lease, all brokers fail at once.
+
+    Args: lease: that of our member key.
+    Gives: an event that is set once it is said: for that no step of leaving should wait long.
+    """
+    storing = _Storing(context, resolver, lease)
+    saying = context.tasks.spawn(storing.run(), name="storing")
+    try:
+        yield storing.said
+    finally:
+        saying.cancel()
+        await storing.end()
+
+
+@final
+class _Storing:
+    def __init__(self, context: BrokerContext, resolver: Resolver, member_lease: int) -> None:
+        self._context = context
+        self._resolver = resolver
+        self._member_lease = member_lease
+        self._lease: Lease | None = None
+        self._value: bytes | None = None
+        self.said = asyncio.Event()
+
+    async def run(self) -> None:
+        """Say it, again whenever it changes or is forgotten, until cancelled."""
+        failures = 0
+        while True:
+            try:
+                await self._say()
+            except EtcdError as err:
+                _log.warning("others may take what this broker still stores for lost: %s", err)
+                await asyncio.sleep(backoff_s(failures))
+                failures += 1
+            else:
+                failures = 0
+                self.said.set()
+                await asyncio.sleep(_LOOK_S)
+
+    async def end(self) -> None:
+        """Take back what was said."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            with contextlib.suppress(EtcdError):  # it ends by itself
+                await lease.revoke(timeout_s=_REVOKE_TIMEOUT_S)
+
+    async def _say(self) -> None:
+        """Raises: EtcdError."""
+        etcd, config = self._context.etcd, self._context.config
+        if self._lease is None:
+            self._value = None
+            self._lease = await etcd.grant_lease(max(1, round(config.etcd_lease_s)))
+            self._context.tasks.spawn(self._keep(self._lease), name="storing lease")
+        lease = self._lease
+        # Nothing comes to it: what is open is named from the beginning, though it may be empty.
+        journals = frozenset(self._resolver.open_journals | self._context.persister.journals)
+        value = Unstored(self._member_lease, journals).encode()
+        if value != self._value:
+            key = storing_key(config.etcd_prefix, self._context.process_id, lease.id)
+            await etcd.put(key, value, lease=lease.id)
+            self._value = value
+
+    async def _keep(self, lease: Lease) -> None:
+        with contextlib.suppress(LeaseLost):
+            await lease.keep_alive()
+        if self._lease is lease:
+            self._lease = None  # lost: it is said anew

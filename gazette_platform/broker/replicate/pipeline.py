@@ -1,0 +1,337 @@
+"""A primary's streams to the replicas of one journal.
+
+Messages go to all peers, each at the pace that it takes them; answers come back through
+`PipelineFSM`. Nothing here waits for an answer except `sync`, so that the next append is on its way
+while the one before waits to be acknowledged.
+
+Guarantee: `on_settled` is called in order, and never after `on_broken`, which is called at most once.
+Cost: two tasks a peer, while the pipeline is open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from typing import TYPE_CHECKING, final
+
+from gazette_platform.broker.replicate.messages import decode_reply, encode_proposal
+from gazette_platform.broker.replicate.pipeline_fsm import (
+    Broke,
+    Failed,
+    Gathered,
+    PipelineFSM,
+    Replied,
+    Settled,
+    SyncOutcome,
+)
+from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.errors import ValidationError
+from gazette_platform.protocol import Header
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gazette_platform.broker.replicate.peer_stream import PeerStream
+    from gazette_platform.ops.tasks import TaskGroup
+    from gazette_platform.protocol import EtcdHeader, Fragment, LabelSet, ProcessId, Route
+
+__all__ = ["Pipeline"]
+
+# Content that waits for one slow peer; beyond, appends wait with it.
+_OUTBOX_BYTES_MAX = 16 << 20
+
+# A peer that was told the end of its stream hands back its spool and ends it; then the next
+# pipeline finds the spool free.
+_CLOSE_TIMEOUT_S = 2.0
+
+
+@final
+class Pipeline:
+    """Streams to the members of `route` other than `own`, opened at once.
+
+    Args: etcd: what the route is from.
+          open_stream: begins a stream to a peer at an endpoint; may raise RpcFailed.
+          stall_s: seconds that peers may take nothing while there is no room for more.
+          on_settled: told how many asked proposals all peers have.
+          on_broken: told why the pipeline is of no use any more.
+    """
+
+    def __init__(
+        self,
+        route: Route,
+        own: ProcessId,
+        etcd: EtcdHeader,
+        *,
+        open_stream: Callable[[ProcessId, str], PeerStream],
+        tasks: TaskGroup,
+        stall_s: float,
+        on_settled: Callable[[int], None],
+        on_broken: Callable[[RpcFailed], None],
+    ) -> None:
+        self.route = route
+        self._etcd = etcd
+        self._on_settled = on_settled
+        self._on_broken = on_broken
+        self._peers = tuple(member for member in route.members if member != own)
+        self._fsm = PipelineFSM(self._peers, route=route, revision=etcd.revision)
+        self._gathered: asyncio.Future[SyncOutcome] | None = None
+        self._room = asyncio.Event()
+        self._stall_s = stall_s
+        self._is_closed = False
+        self._greeted = False
+        self.failure: RpcFailed | None = None
+        self._links: list[_Link] = []
+        try:
+            for n, peer in enumerate(self._peers):
+                stream = open_stream(peer, route.endpoint_of(peer))
+                self._links.append(_Link(n, peer, stream, self))
+        except Exception:
+            self.abandon()
+            raise
+        for link in self._links:
+            link.start(tasks)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it is neither broken nor closed."""
+        return self.failure is None and not self._is_closed
+
+    @property
+    def unsettled(self) -> int:
+        """Asked proposals that some peer has not answered."""
+        return 0 if self._fsm.is_broken else self._fsm.unsettled
+
+    def send(self, raw: bytes) -> None:
+        """Send a message that nobody answers."""
+        for link in self._links:
+            link.put(raw)
+
+    def ask(self, raw: bytes) -> int:
+        """Send a proposal that everybody answers. Returns: its number, from 1.
+
+        Raises: RpcFailed: the pipeline is broken or closed.
+        """
+        self._check_usable()
+        number = self._fsm.ask()
+        self.send(raw)
+        return number
+
+    async def room(self) -> None:
+        """Wait while a peer has too much content before it.
+
+        Raises: RpcFailed: the pipeline is broken or closed, or peers took nothing for so long that it
+            is broken now. Cancellation: safe.
+        """
+        while self.is_usable and (full := [link.peer for link in self._links if link.is_full]):
+            self._room.clear()
+            try:
+                async with asyncio.timeout(self._stall_s):
+                    await self._room.wait()
+            except TimeoutError:
+                who = ", ".join(str(peer).strip() for peer in full)
+                text = f"send to {who}: nothing was taken for {self._stall_s:g} s"
+                self._break(RpcFailed(Code.UNAVAILABLE, text))
+        self._check_usable()
+
+    def hurry(self, stall_s: float) -> None:
+        """Have less patience with peers that take nothing, from now on. Args: stall_s: seconds."""
+        self._stall_s = min(self._stall_s, stall_s)
+        self._room.set()  # whoever waits begins to wait anew
+
+    def _check_usable(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+        if self._is_closed:
+            raise RpcFailed(Code.UNAVAILABLE, "the streams to replicas are closed")
+
+    async def sync(
+        self, proposal: Fragment, registers: LabelSet, *, timeout_s: float
+    ) -> SyncOutcome:
+        """Propose to all peers, and put their answers together. Nothing may be unsettled.
+
+        Raises: RpcFailed: a peer failed, or answered nothing in time; the pipeline is of no use.
+        Cancellation: leaves an answer under way: close the pipeline.
+        """
+        self._check_usable()
+        self._fsm.sync(proposal.end)
+        self._gathered = asyncio.get_running_loop().create_future()
+        for link in self._links:
+            header = None if self._greeted else Header(link.peer, self.route, self._etcd)
+            link.put(encode_proposal(proposal, registers, acknowledge=True, header=header))
+        self._greeted = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._gathered
+        except TimeoutError as err:
+            text = f"gatherSync: no answer from all replicas within {timeout_s:g} s"
+            self._break(RpcFailed(Code.UNAVAILABLE, text))
+            raise RpcFailed(Code.UNAVAILABLE, text) from err
+        finally:
+            self._gathered = None
+
+    async def close(self) -> None:
+        """End the streams, and wait a bounded time until the peers have given back their spools.
+
+        Cancellation: gives the streams up.
+        """
+        self._is_closed = True
+        try:
+            if self.failure is None:
+                for link in self._links:
+                    link.finish()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                        for link in self._links:
+                            await link.ended.wait()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Give the streams up at once. Idempotent."""
+        self._is_closed = True
+        for link in self._links:
+            link.cancel()
+        self._room.set()
+
+    # -------------------------------------------------------------------------- from the links
+    def on_reply(self, number: int, raw: bytes | None) -> None:
+        """A peer sent something, or ended its stream."""
+        if raw is None:
+            if not self._is_closed:
+                self.on_failure(number, RpcFailed(Code.UNAVAILABLE, "unexpected EOF"), "recv from")
+            return
+        try:
+            reply = decode_reply(raw)
+        except ValidationError as err:
+            self.on_failure(number, RpcFailed(Code.UNKNOWN, str(err)), "recv from")
+            return
+        effect = self._fsm.step(Replied(number, reply))
+        if isinstance(effect, Settled):
+            self._on_settled(effect.count)
+        elif isinstance(effect, Gathered):
+            if self._gathered is not None and not self._gathered.done():
+                self._gathered.set_result(effect.outcome)
+        elif isinstance(effect, Broke):
+            self._break(RpcFailed(Code.UNKNOWN, effect.text))
+
+    def on_failure(self, number: int, err: RpcFailed, doing: str) -> None:
+        """A stream broke while `doing` something: ``send to`` or ``recv from``."""
+        if self._is_closed:
+            return
+        effect = self._fsm.step(Failed(number, f"{doing} {self._peers[number]}: {err.text}"))
+        if isinstance(effect, Broke):
+            self._break(RpcFailed(err.code, effect.text))
+
+    def on_drained(self) -> None:
+        """A peer took something."""
+        self._room.set()
+
+    def _break(self, failure: RpcFailed) -> None:
+        if self.failure is not None or self._is_closed:
+            return
+        self.failure = failure
+        self.abandon()
+        if self._gathered is not None and not self._gathered.done():
+            self._gathered.set_exception(failure)
+        self._on_broken(failure)
+
+
+@final
+class _Link:
+    """The stream to one peer."""
+
+    __slots__ = (
+        "_bytes",
+        "_is_finishing",
+        "_number",
+        "_outbox",
+        "_owner",
+        "_stream",
+        "_tasks",
+        "_waiting",
+        "ended",
+        "peer",
+    )
+
+    def __init__(self, number: int, peer: ProcessId, stream: PeerStream, owner: Pipeline) -> None:
+        self.peer = peer
+        self.ended = asyncio.Event()
+        self._number = number
+        self._stream = stream
+        self._owner = owner
+        self._outbox: deque[bytes] = deque()
+        self._bytes = 0
+        self._waiting: asyncio.Future[None] | None = None
+        self._is_finishing = False
+        self._tasks: tuple[asyncio.Task[None], ...] = ()
+
+    @property
+    def is_full(self) -> bool:
+        return self._bytes > _OUTBOX_BYTES_MAX
+
+    def start(self, tasks: TaskGroup) -> None:
+        self._tasks = (
+            tasks.spawn(self._send(), name=f"send to {self.peer}"),
+            tasks.spawn(self._receive(), name=f"receive from {self.peer}"),
+        )
+
+    def put(self, raw: bytes) -> None:
+        self._outbox.append(raw)
+        self._bytes += len(raw)
+        self._wake()
+
+    def finish(self) -> None:
+        self._is_finishing = True
+        self._wake()
+
+    def cancel(self) -> None:
+        self._stream.cancel()
+        for task in self._tasks:
+            task.cancel()
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def _send(self) -> None:
+        loop = asyncio.get_running_loop()
+        outbox, write = self._outbox, self._stream.write
+        try:
+            while True:
+                while outbox:
+                    raw = outbox.popleft()
+                    await write(raw)
+                    self._bytes -= len(raw)
+                    self._owner.on_drained()
+                if self._is_finishing:
+                    await self._stream.done_writing()
+                    return
+                self._waiting = loop.create_future()
+                await self._waiting
+        except RpcFailed as err:
+            # The peer's side of the story is the better one, and comes if there is one.
+            await asyncio.wait([self._tasks[1]], timeout=_CLOSE_TIMEOUT_S)
+            self._owner.on_failure(self._number, err, "send to")
+        except Exception as err:
+            self._owner.on_failure(self._number, _unforeseen(err), "send to")
+            raise  # to whoever owns the task, as a fault of ours
+
+    async def _receive(self) -> None:
+        try:
+            while True:
+                raw = await self._stream.read()
+                self._owner.on_reply(self._number, raw)
+                if raw is None:
+                    return
+        except RpcFailed as err:
+            self._owner.on_failure(self._number, err, "recv from")
+        except Exception as err:
+            self._owner.on_failure(self._number, _unforeseen(err), "recv from")
+            raise  # to whoever owns the task, as a fault of ours
+        finally:
+            self.ended.set()
+
+
+def _unforeseen(err: Exception) -> RpcFailed:
+    return RpcFailed(Code.INTERNAL, f"unforeseen {type(err).__name__}: {err}")

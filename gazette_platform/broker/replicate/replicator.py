@@ -1,0 +1,465 @@
+"""Keeps the replicas of one journal at the end of its primary's spool.
+
+The appender asks for a `sync` before an append, sends content and proposals, and is told of each
+proposal that all replicas have. A pipeline to the replicas is built by the first sync, serves all
+appends under the same route, and is closed when it was idle for a while: ten thousand idle journals
+hold no streams. A journal of one replica has no pipeline, and each of its syncs is a look at a flag.
+
+Outcome of what was proposed when a replica fails: unknown. It stays staged in the spool, for some
+replicas may have it; the next sync that succeeds makes it the journal's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from typing import TYPE_CHECKING, Protocol, final
+
+from gazette_platform.broker.replicate import synced
+from gazette_platform.broker.replicate.interrupt import Interrupt, Interrupted
+from gazette_platform.broker.replicate.messages import encode_proposal
+from gazette_platform.broker.replicate.pipeline import Pipeline
+from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.protocol import ZERO_SUM, Fragment
+from gazette_platform.protocol.content import encode_replicate_content
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gazette_platform.broker.replicate.peer_stream import PeerStream
+    from gazette_platform.broker.replicate.pipeline_fsm import SyncOutcome
+    from gazette_platform.broker.spool.journal_spool import Draft, JournalSpool
+    from gazette_platform.ops.clock import Clock
+    from gazette_platform.ops.tasks import TaskGroup
+    from gazette_platform.protocol import EtcdHeader, LabelSet, ProcessId, Route
+
+__all__ = ["Replicator", "ReplicatorHost"]
+
+# Proposals under way. While one is, small appends gather and go together with the next: that costs
+# less than it takes. Larger ones keep all replicas busy.
+_UNSETTLED_MAX = 3
+_SMALL_BYTES_MAX = 256 << 10
+
+# Seconds without an append after which the streams to replicas are closed.
+_IDLE_S = 30.0
+
+# Seconds that a peer is given to answer a sync. It may wait for a stream of a former primary to end,
+# or for its disk.
+_SYNC_TIMEOUT_S = 20.0
+
+# Seconds that proposals under way, and replicas that take nothing, are given once a broker that they
+# wait for left the route: it was either drained in order, and answers at once, or it is dead.
+_LEFT_S = 1.0
+
+# Seconds after which replicas are given up that answer nothing, or take nothing while there is no room
+# for more: their disks may be full, and the one that is to blame is not known.
+_STALL_S = 60.0
+
+# Seconds after which streams are opened anew, between two batches: well before the tokens expire that
+# they were opened with.
+_AGE_S_MAX = 600.0
+
+# Pieces of content that go into one message; a receiver takes no more than 4 MiB.
+_MESSAGE_BYTES_MAX = 1 << 20
+
+
+class ReplicatorHost(Protocol):
+    """What a replicator asks of the replica that it belongs to."""
+
+    name: str
+
+    @property
+    def route(self) -> Route:
+        """The journal's route, as of now."""
+        ...
+
+    @property
+    def etcd_header(self) -> EtcdHeader:
+        """What `route` is from."""
+        ...
+
+    @property
+    def process_id(self) -> ProcessId:
+        """This broker."""
+        ...
+
+    def open_stream(self, peer: ProcessId, endpoint: str) -> PeerStream:
+        """Begin a Replicate stream to a peer. Raises: RpcFailed: it has no endpoint."""
+        ...
+
+
+@final
+class Replicator:
+    """The primary's view of its replicas.
+
+    Attributes: is_synced: whether every replica of the present route is where our spool is.
+        has_peers: whether there is a pipeline, so that content must be proposed.
+    """
+
+    def __init__(
+        self, host: ReplicatorHost, spool: JournalSpool, *, tasks: TaskGroup, clock: Clock
+    ) -> None:
+        self._host = host
+        self._spool = spool
+        self._tasks = tasks
+        self._clock = clock
+        self.is_synced = False
+        self.has_peers = False
+        self._owns_spool = False
+        self._pipeline: Pipeline | None = None
+        self._failure: RpcFailed | None = None  # of the last pipeline, until there is another
+        self._settled = 0
+        # Of what is staged, while its outcome is unknown: who was proposed it.
+        self._doubtful: frozenset[ProcessId] = frozenset()
+        # Replicas were sent content of which they do not know yet what becomes of it.
+        self._is_open = False
+        # Of each proposal under way: who is told how it ended.
+        self._under_way: deque[Callable[[RpcFailed | None], None]] = deque()
+        self._moved = asyncio.Event()
+        self._interrupt: Interrupt | None = None
+        self._syncing: Route | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._used_at = 0.0
+        self._moved_at = 0.0
+        self._opened_at = 0.0
+
+    @property
+    def is_old(self) -> bool:
+        """Whether the streams to replicas should be opened anew; see `renew`."""
+        return self.has_peers and self._clock.monotonic() - self._opened_at > _AGE_S_MAX
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no proposal is under way."""
+        return not self._under_way
+
+    def holds_back(self, length: int) -> bool:
+        """Whether waiting appends of `length` bytes together should gather more; see `gather`."""
+        count = len(self._under_way)
+        return count >= _UNSETTLED_MAX or (count > 0 and length < _SMALL_BYTES_MAX)
+
+    @property
+    def owns_spool(self) -> bool:
+        """Whether the spool is ours to write to: once it is, it stays so."""
+        return self._owns_spool
+
+    # ------------------------------------------------------------------------------------ sync
+    async def sync(
+        self, roll_to: int, registers: LabelSet | None, *, must_roll: Callable[[], bool]
+    ) -> synced.SyncResult:
+        """Bring all replicas to the same fragment.
+
+        Args: roll_to: journal offset to begin a fragment at; 0: where the spool ends.
+              registers: to adopt with `roll_to`; None: keep ours.
+              must_roll: whether the open fragment is due to close.
+        Returns: Synced, SyncMismatch, WrongRoute or Invalidated.
+        Raises: RpcFailed: a replica failed.
+        Cancellation: safe; the pipeline is closed.
+        """
+        interrupt = self._interrupt = Interrupt()
+        self._syncing = route = self._host.route
+        try:
+            return await interrupt.wait(self._sync(route, roll_to, registers, must_roll))
+        except Interrupted:
+            self._drop_pipeline()
+            return synced.Invalidated()
+        except BaseException:
+            self._drop_pipeline()
+            raise
+        finally:
+            self._interrupt = self._syncing = None
+
+    async def _sync(
+        self,
+        route: Route,
+        roll_to: int,
+        registers: LabelSet | None,
+        must_roll: Callable[[], bool],
+    ) -> synced.SyncResult:
+        host, spool = self._host, self._spool
+        await self.settled()
+        if route.primary_id != host.process_id:
+            return synced.Invalidated()
+        pipeline = self._pipeline
+        if pipeline is not None and not (pipeline.is_usable and pipeline.route.equivalent(route)):
+            await self._close_pipeline()
+        if not self._owns_spool:
+            await spool.lock.acquire()
+            self._owns_spool = True
+            spool.serve_as_primary()
+        if roll_to or must_roll():
+            spool.roll(roll_to or spool.end, registers=registers)
+        if len(route.members) > 1:
+            await spool.catch_up()
+            event = await self._gather(route)
+            if event is not None:
+                return event
+        spool.settle_all()
+        self._doubtful = frozenset()
+        self.is_synced = True
+        self._touch()
+        return synced.Synced()
+
+    async def _gather(self, route: Route) -> synced.SyncResult | None:
+        """Propose the open fragment to all. Returns: what is wrong with it, if anything is."""
+        spool, pipeline = self._spool, self._pipeline
+        if pipeline is None:
+            pipeline = self._pipeline = self._open(route)
+        outcome = await self._forget_if_nobody_has_it(pipeline, route)
+        if outcome is None or not outcome.read_revision:
+            outcome = await pipeline.sync(
+                spool.proposal(), spool.registers, timeout_s=_SYNC_TIMEOUT_S
+            )
+        if outcome.read_revision:
+            await self._close_pipeline()
+            return synced.WrongRoute(outcome.read_revision)
+        if outcome.roll_to:
+            return synced.SyncMismatch(outcome.roll_to, outcome.registers)
+        return None
+
+    async def _forget_if_nobody_has_it(
+        self, pipeline: Pipeline, route: Route
+    ) -> SyncOutcome | None:
+        """Forget staged content whose outcome is unknown, if no replica turns out to have it.
+
+        Proposed as it is, it would move replicas that lack it to its end. If we then left, it would
+        be nowhere, and they would go on behind it. What one of them has, or may have that is not
+        there to be asked, keeps its offsets: its readers may have seen it.
+
+        Returns: what they answered; None: they were not asked.
+        """
+        spool = self._spool
+        if spool.is_settled or not self._doubtful <= set(route.members):
+            return None
+        settled = spool.settled_proposal()
+        if settled is None:
+            return None
+        outcome = await pipeline.sync(settled, spool.spool.registers, timeout_s=_SYNC_TIMEOUT_S)
+        if not outcome.read_revision and outcome.roll_to <= settled.end:
+            spool.drop_staged()
+            self._doubtful = frozenset()
+        return outcome
+
+    def _open(self, route: Route) -> Pipeline:
+        pipeline = Pipeline(
+            route,
+            self._host.process_id,
+            self._host.etcd_header,
+            open_stream=self._host.open_stream,
+            tasks=self._tasks,
+            stall_s=_STALL_S,
+            # One that is being closed must not be taken for its successor.
+            on_settled=lambda count: self._on_settled(pipeline, count),
+            on_broken=lambda failure: self._on_broken(pipeline, failure),
+        )
+        self._settled = 0
+        self._failure = None
+        self._is_open = False
+        self._opened_at = self._clock.monotonic()
+        self.has_peers = True
+        return pipeline
+
+    # --------------------------------------------------------------------------------- content
+    async def gather(self) -> None:
+        """Wait until a proposal is answered, or replicas failed. Cancellation: safe."""
+        self._moved.clear()
+        await self._moved.wait()
+
+    async def room(self) -> None:
+        """Wait while a replica has much content before it, for as long as it takes any of that.
+
+        Raises: RpcFailed: the pipeline broke, now or before. Cancellation: safe.
+        """
+        if self._pipeline is not None:
+            await self._pipeline.room()
+        elif self._failure is not None:
+            raise self._failure  # at once: a stream may have no end
+
+    def send(self, chunks: Sequence[bytes | memoryview], delta: int) -> None:
+        """Send content to all replicas. Args: delta: bytes that precede it since the last commit."""
+        pipeline = self._pipeline
+        if pipeline is None:
+            return  # it broke, and the proposal will find out
+        self._is_open = True
+        pieces: list[bytes | memoryview] = []
+        gathered = 0
+        for chunk in chunks:
+            for at in range(0, len(chunk), _MESSAGE_BYTES_MAX):
+                piece = chunk
+                if len(chunk) > _MESSAGE_BYTES_MAX:
+                    piece = memoryview(chunk)[at : at + _MESSAGE_BYTES_MAX]
+                if gathered and gathered + len(piece) > _MESSAGE_BYTES_MAX:
+                    pipeline.send(encode_replicate_content(pieces, delta))
+                    delta += gathered
+                    pieces, gathered = [], 0
+                pieces.append(piece)
+                gathered += len(piece)
+        if gathered:
+            pipeline.send(encode_replicate_content(pieces, delta))
+
+    def propose(
+        self,
+        draft: Draft,
+        registers: LabelSet,
+        done: Callable[[RpcFailed | None], None],
+        *,
+        appends: int,
+    ) -> None:
+        """Propose a draft whose content was sent; it is staged until all replicas have it.
+
+        Args: done: told once it is settled, or that its outcome is unknown.
+        Raises: RpcFailed: the pipeline is broken; nothing was proposed.
+        """
+        pipeline = self._pipeline
+        if pipeline is None:
+            raise RpcFailed(Code.UNAVAILABLE, f"{self._host.name}: its replicas have changed")
+        raw = encode_proposal(draft.fragment(), registers, acknowledge=True)
+        pipeline.ask(raw)
+        self._is_open = False
+        self._spool.stage(draft, registers, appends=appends)
+        self._used_at = self._clock.monotonic()
+        if not self._under_way:
+            self._moved_at = self._used_at
+        self._under_way.append(done)
+
+    def roll(self, to: int) -> None:
+        """Close the open fragment here and at all replicas, and begin another at `to`."""
+        spool = self._spool
+        spool.roll(to)
+        pipeline = self._pipeline
+        if pipeline is not None and pipeline.is_usable:
+            empty = Fragment(self._host.name, to, to, ZERO_SUM, spool.spool.codec)
+            pipeline.send(encode_proposal(empty, spool.registers, acknowledge=False))
+
+    def _on_settled(self, pipeline: Pipeline, count: int) -> None:
+        if self._pipeline is not pipeline:
+            return
+        while self._settled < count:
+            self._settled += 1
+            self._spool.settle()
+            self._under_way.popleft()(None)
+        self._moved_at = self._clock.monotonic()
+        self._moved.set()
+
+    def _on_broken(self, pipeline: Pipeline, failure: RpcFailed) -> None:
+        if self._pipeline is pipeline:
+            self._pipeline = None
+            self._doubt(pipeline)
+            self._fail(failure)
+
+    def _doubt(self, pipeline: Pipeline) -> None:
+        if not self._spool.is_settled:
+            self._doubtful |= set(pipeline.route.members)
+
+    def _fail(self, failure: RpcFailed) -> None:
+        self._failure = failure
+        self.is_synced = self.has_peers = False
+        under_way, self._under_way = self._under_way, deque()
+        for done in under_way:
+            done(failure)
+        self._moved.set()
+
+    async def settled(self) -> None:
+        """Wait until nothing is under way. Cancellation: safe."""
+        while self._under_way:
+            self._moved.clear()
+            await self._moved.wait()
+
+    # ------------------------------------------------------------------------------------ life
+    def on_change(self) -> None:
+        """The journal's route may have changed."""
+        route = self._host.route
+        if self._syncing is not None and not route.equivalent(self._syncing):
+            assert self._interrupt is not None
+            self._interrupt.fire()
+        pipeline = self._pipeline
+        if pipeline is None:
+            self.is_synced = self.is_synced and len(route.members) == 1
+            self.is_synced = self.is_synced and route.primary_id == self._host.process_id
+            return
+        if pipeline.route.equivalent(route):
+            return
+        self.is_synced = False
+        is_led = route.primary_id == self._host.process_id
+        if is_led and set(pipeline.route.members) <= set(route.members):
+            return
+        pipeline.hurry(_LEFT_S)
+        if self._under_way:
+            asyncio.get_running_loop().call_later(_LEFT_S, self._give_up, pipeline)
+
+    def _give_up(self, pipeline: Pipeline) -> None:
+        if self._pipeline is pipeline and self._under_way:
+            self._drop_pipeline()
+
+    def _touch(self) -> None:
+        self._used_at = self._clock.monotonic()
+        if self._pipeline is not None and self._idle_timer is None:
+            loop = asyncio.get_running_loop()
+            self._idle_timer = loop.call_later(_IDLE_S, self._on_idle_timer)
+
+    def _on_idle_timer(self) -> None:
+        self._idle_timer = None
+        if self._pipeline is None:
+            return
+        now = self._clock.monotonic()
+        left_s = self._used_at + _IDLE_S - now
+        if self._under_way and now - self._moved_at > _STALL_S:
+            self._drop_pipeline(f"replicas have not answered for {_STALL_S:g} s")
+        elif self._under_way or self._is_open or self._syncing is not None or left_s > 0:
+            loop = asyncio.get_running_loop()
+            self._idle_timer = loop.call_later(max(left_s, 1.0), self._on_idle_timer)
+        else:
+            self.rest()
+
+    def rest(self) -> None:
+        """Close the streams to replicas, if nothing is under way; the next append syncs again."""
+        pipeline = self._pipeline
+        if pipeline is None or self._under_way or self._syncing is not None:
+            return
+        self._pipeline = None
+        self.is_synced = self.has_peers = False
+        self._tasks.spawn(pipeline.close(), name=f"close pipeline {self._host.name}")
+
+    async def renew(self) -> None:
+        """Let the next append sync over new streams. Cancellation: safe."""
+        await self.settled()
+        self.rest()
+
+    async def _close_pipeline(self) -> None:
+        pipeline, self._pipeline = self._pipeline, None
+        self.is_synced = self.has_peers = False
+        if pipeline is not None:
+            await pipeline.close()
+
+    def _drop_pipeline(self, why: str = "replicas changed while the append was under way") -> None:
+        pipeline, self._pipeline = self._pipeline, None
+        if pipeline is not None:
+            self._doubt(pipeline)
+            pipeline.abandon()
+        self._fail(RpcFailed(Code.UNAVAILABLE, f"{self._host.name}: {why}"))
+
+    def reset(self, why: str) -> None:
+        """Give up what is under way, and the streams; the next append syncs again."""
+        self._drop_pipeline(why)
+
+    def retire(self) -> None:
+        """What is under way is given a bounded time from now on, for this replica is to close."""
+        if self._pipeline is not None:
+            self._pipeline.hurry(_LEFT_S)
+            asyncio.get_running_loop().call_later(_LEFT_S, self._give_up, self._pipeline)
+
+    async def close(self) -> None:
+        """End all streams, once what is under way is settled or known to be lost."""
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LEFT_S):
+                await self.settled()
+        if self._under_way:
+            self._drop_pipeline()
+        await self._close_pipeline()
+        self._spool.drop_staged()
+        if not self._owns_spool:
+            await self._spool.lock.acquire()
+            self._owns_spool = True

@@ -1,0 +1,467 @@
+"""The spool of a journal at one broker: who writes to it, and what of it is settled.
+
+A primary proposes content to its replicas before it is the journal's. So a spool has two ends: that
+of what is *settled* (on every replica; readers see it, stores may have it) and that of what is
+*staged* behind it (written here, proposed, not yet acknowledged by all). Staged content is settled in
+order. If replicas fail it stays staged until they agree again, since some of them may have shown it
+to their readers; if the journal leaves this broker before, it is dropped, since whoever is primary
+then knows which of it counts.
+
+A fragment closes ("rolls") at the staged end. It is completed once all of it is settled.
+
+With one replica nothing is ever staged, and commits do not pass through here twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, final
+
+from gazette_platform.broker.spool.digester import DISK_RETRY_S, Digester
+from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.fragment.spool import Spool
+from gazette_platform.ops.faults import Faults
+from gazette_platform.ops.threads import run_in
+from gazette_platform.protocol import ZERO_SUM, CompressionCodec, Fragment, LabelSet
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+    from pathlib import Path
+
+    from gazette_platform.fragment.completed import CompletedSpool
+    from gazette_platform.fragment.spool import Digest
+    from gazette_platform.ops.clock import Clock
+    from gazette_platform.ops.tasks import TaskGroup
+    from gazette_platform.protocol import JournalSpec
+
+__all__ = ["DiskFull", "Draft", "JournalSpool", "SpoolHost"]
+
+_log = logging.getLogger(__name__)
+
+# Written and hashed on the event loop up to this size: a hop to a thread costs more.
+_INLINE_BYTES_MAX = 64 << 10
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+# Attempts at reading back a closed fragment, once the journal leaves this broker.
+_LEAVING_ATTEMPTS = 3
+
+
+class SpoolHost(Protocol):
+    """What a spool asks of the replica that it belongs to, and tells it."""
+
+    name: str
+
+    @property
+    def spec(self) -> JournalSpec | None:
+        """The spec as of now; None once the journal is deleted."""
+        ...
+
+    def on_commit(self, spool: Spool, *, appends: int, length: int) -> None:
+        """The spool holds `length` more bytes, of so many appends: publish it to readers."""
+        ...
+
+    def on_roll(self, *, is_elsewhere: bool) -> None:
+        """A fragment was begun; where `is_elsewhere`, not at the end of the one before."""
+        ...
+
+    def on_complete(self, completed: CompletedSpool) -> None:
+        """A fragment closed: publish its sum, and persist it."""
+        ...
+
+
+@final
+class DiskFull(RpcFailed):
+    """The disk of spools is full, and holds a fragment that can be persisted."""
+
+    def __init__(self, journal: str, err: OSError) -> None:
+        super().__init__(
+            Code.UNAVAILABLE,
+            f"{journal}: spool: {err}; what it holds is persisted to make room, append again later "
+            "(and give the disk of --broker.spool-dir more room)",
+        )
+
+
+@final
+class Draft:
+    """Content that is being written behind a spool's staged end.
+
+    Nothing of it counts until it is committed or staged; dropping it is how it is rolled back.
+    """
+
+    __slots__ = ("_digest", "_executor", "_owner", "at", "digester", "length")
+
+    def __init__(
+        self,
+        owner: JournalSpool,
+        digester: Digester,
+        at: int,
+        digest: Digest | None,
+        executor: Executor,
+    ) -> None:
+        self._owner = owner
+        self.digester = digester
+        self.at = at
+        self.length = 0
+        self._digest = digest
+        self._executor = executor
+
+    @property
+    def digest(self) -> Digest | None:
+        """SHA-1 of the fragment with this content; None if nobody asked for it."""
+        return self._digest
+
+    def fragment(self) -> Fragment:
+        """The fragment with this content; its sum is zero if nobody asked for it."""
+        spool, digest = self.digester.spool, self._digest
+        total = digest.digest() if digest is not None and self.at > spool.begin else ZERO_SUM
+        return Fragment(spool.journal, spool.begin, self.at, total, spool.codec)
+
+    async def write(self, chunks: list[bytes | memoryview], length: int) -> None:
+        """Write chunks of `length` bytes together, for as long as it takes.
+
+        Raises: DiskFull: what the open fragment holds should be persisted, to make room.
+            RpcFailed: the disk is full or broken, and the journal leaves this broker: what waits
+            for the disk must not hold up what was acknowledged.
+        Cancellation: safe; when it returns, no thread writes any more.
+        """
+        while True:
+            try:
+                if length <= _INLINE_BYTES_MAX:
+                    self._write(chunks)
+                else:
+                    await run_in(self._executor, self._write, chunks)
+            except OSError as err:
+                if err.errno in _FULL:
+                    if await self.digester.spare_disk():
+                        continue
+                    if self._owner.may_make_room:
+                        full = DiskFull(self._owner.name, err)
+                        _log.error("%s", full)
+                        raise full from err
+                if self._owner.is_leaving:
+                    raise RpcFailed(
+                        Code.UNAVAILABLE,
+                        f"{self.digester.spool.journal}: the broker leaves it, and could not write: "
+                        f"{err}",
+                    ) from err
+                _log.error(
+                    "%s: spool: %s; retrying in %s s (check the disk of --broker.spool-dir)",
+                    self.digester.spool.journal,
+                    err,
+                    DISK_RETRY_S,
+                )
+                await asyncio.sleep(DISK_RETRY_S)
+            else:
+                self.at += length
+                self.length += length
+                return
+
+    def _write(self, chunks: list[bytes | memoryview]) -> None:
+        self.digester.spool.write(chunks, self.at)
+        digest = self._digest
+        if digest is not None:
+            for chunk in chunks:
+                digest.update(chunk)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Staged:
+    """Content that was proposed to replicas."""
+
+    digester: Digester
+    end: int
+    registers: LabelSet
+    digest: Digest | None
+    appends: int
+    length: int
+
+
+@final
+class JournalSpool:
+    """The open fragment of one journal, those that are closing, and who owns them.
+
+    Attributes:
+        lock: held by whoever writes: the appender, or the stream of another broker's.
+        digester: of the open fragment.
+        end: offset behind what is staged, or settled if nothing is.
+        registers: as of `end`.
+        is_leaving: set when the journal leaves this broker: writes that fail are given up.
+    """
+
+    def __init__(
+        self,
+        host: SpoolHost,
+        *,
+        executor: Executor,
+        compressors: Executor,
+        tasks: TaskGroup,
+        clock: Clock,
+        directory: Path,
+        faults: Faults | None = None,
+    ) -> None:
+        """Begin at offset 0.
+
+        Args: executor: threads for writing and hashing. compressors: those for compression.
+        """
+        self._host = host
+        self._executor = executor
+        self._compressors = compressors
+        self._tasks = tasks
+        self._clock = clock
+        self._directory = directory
+        self._faults = faults or Faults()
+        self.lock = asyncio.Lock()
+        self.is_leaving = False
+        self._is_primary = False
+        self._staged: deque[_Staged] = deque()
+        # Closed, not yet completed; the value: whether to persist at once.
+        self._closing: dict[Digester, bool] = {}
+        self._completing: set[asyncio.Task[None]] = set()
+        self.end = 0
+        self.registers = LabelSet()
+        self.digester = self._open(0, self.registers, None)
+
+    @property
+    def spool(self) -> Spool:
+        """The open fragment; its `end` is the settled one."""
+        return self.digester.spool
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is staged."""
+        return not self._staged
+
+    @property
+    def settled_end(self) -> int:
+        """Offset behind all that is settled."""
+        return self._staged[0].end - self._staged[0].length if self._staged else self.spool.end
+
+    @property
+    def name(self) -> str:
+        """Of the journal."""
+        return self._host.name
+
+    @property
+    def may_make_room(self) -> bool:
+        """Whether the open fragment has content, and is ours to close; replicas follow primaries."""
+        return self._is_primary and self.content_length > 0 and not self.is_leaving
+
+    @property
+    def content_length(self) -> int:
+        """Bytes of the open fragment, staged ones included."""
+        return self.end - self.digester.spool.begin
+
+    def serve_as_primary(self) -> None:
+        """From now on fragments are persisted at once, and compressed as they grow."""
+        self._is_primary = self.spool.is_primary = True
+
+    # ------------------------------------------------------------------------------- writing
+    async def catch_up(self) -> None:
+        """Bring the digest to the end, so that proposals can be made. Cancellation: safe."""
+        if self.digester.spool.digest_lag:
+            await self.digester.digested()
+
+    def draft(self, *, with_digest: bool) -> Draft:
+        """Begin to write behind the staged end.
+
+        Args: with_digest: for a proposal; needs `catch_up` before.
+        """
+        digest = self._digest_copy() if with_digest else None
+        return Draft(self, self.digester, self.end, digest, self._executor)
+
+    def _digest_copy(self) -> Digest:
+        for staged in reversed(self._staged):
+            if staged.digester is self.digester and staged.digest is not None:
+                return staged.digest.copy()
+        return self.spool.digest_copy()
+
+    def proposal(self) -> Fragment:
+        """The open fragment with what is staged, and its sum. Needs `catch_up` before."""
+        spool = self.spool
+        total = self._digest_copy().digest() if self.end > spool.begin else ZERO_SUM
+        return Fragment(spool.journal, spool.begin, self.end, total, spool.codec)
+
+    def settled_proposal(self) -> Fragment | None:
+        """As `proposal`, without what is staged; None: that crossed a roll."""
+        if self._staged and self._staged[0].digester is not self.digester:
+            return None
+        spool = self.spool
+        total = spool.digest_copy().digest() if spool.content_length else ZERO_SUM
+        return Fragment(spool.journal, spool.begin, spool.end, total, spool.codec)
+
+    def commit(self, draft: Draft, registers: LabelSet, *, appends: int = 1) -> None:
+        """Settle a draft at once; nothing is staged before it."""
+        digester, length = draft.digester, draft.length
+        if self._staged or digester is not self.digester or draft.at != self.end + length:
+            raise RuntimeError(f"{self._host.name}: a draft of another place")
+        spool = digester.spool
+        self.end, self.registers = draft.at, registers
+        spool.commit(draft.at, registers=registers, now=self._clock.now(), digest=draft.digest)
+        if length:
+            self._host.on_commit(spool, appends=appends, length=length)
+            digester.kick()
+
+    def stage(self, draft: Draft, registers: LabelSet, *, appends: int = 1) -> None:
+        """Count a draft as content once `settle` is called for it."""
+        if draft.digester is not self.digester or draft.at != self.end + draft.length:
+            raise RuntimeError(f"{self._host.name}: a draft of another place")
+        staged = _Staged(self.digester, draft.at, registers, draft.digest, appends, draft.length)
+        self._staged.append(staged)
+        self.end, self.registers = draft.at, registers
+
+    def settle(self) -> None:
+        """Publish the staged content that is the oldest."""
+        staged = self._staged.popleft()
+        spool = staged.digester.spool
+        spool.commit(
+            staged.end, registers=staged.registers, now=self._clock.now(), digest=staged.digest
+        )
+        if staged.length:
+            self._host.on_commit(spool, appends=staged.appends, length=staged.length)
+            staged.digester.kick()
+        if staged.digester is not self.digester:
+            self._finish_settled()
+
+    def settle_all(self) -> None:
+        """Publish all staged content: every replica agrees with our end."""
+        while self._staged:
+            self.settle()
+
+    def forget_drafts(self) -> None:
+        """Go back to what is settled or staged, whatever became of a draft behind it."""
+        if not self._staged:
+            self.end, self.registers = self.spool.end, self.spool.registers
+
+    def drop_staged(self) -> None:
+        """Forget staged content: this broker does not say any more what counts."""
+        if not self._staged:
+            return
+        oldest = self._staged[0].digester
+        self._staged.clear()
+        self.end, self.registers = self.spool.end, self.spool.registers
+        if oldest is self.digester:
+            self._finish_settled()
+        else:
+            # It crossed a roll: what is settled ends in a closed fragment, and so does the journal,
+            # as far as we can say.
+            self.end = oldest.spool.end
+            self.roll(self.end, registers=oldest.spool.registers)
+
+    # ---------------------------------------------------------------------------------- roll
+    def roll(
+        self,
+        to: int,
+        *,
+        registers: LabelSet | None = None,
+        codec: CompressionCodec | None = None,
+        is_urgent: bool = False,
+    ) -> None:
+        """Close the open fragment, and begin another at journal offset `to`.
+
+        Args: registers: of the new one; None: as they are.
+              codec: of the new one; None: the spec's.
+              is_urgent: persist the closed one at once, even if we are no primary.
+        """
+        old, is_elsewhere = self.digester, to != self.end
+        self.end = to
+        if registers is not None:
+            self.registers = registers
+        self.digester = self._open(to, self.registers, codec)
+        self._closing[old] = is_urgent
+        self._finish_settled()
+        self._host.on_roll(is_elsewhere=is_elsewhere)
+
+    def _open(self, begin: int, registers: LabelSet, codec: CompressionCodec | None) -> Digester:
+        spec = self._host.spec
+        if codec is None:
+            codec = spec.fragment.codec if spec is not None else CompressionCodec.NONE
+        spool = Spool(
+            self._host.name,
+            directory=self._directory,
+            begin=begin,
+            codec=codec,
+            registers=registers,
+            is_primary=self._is_primary,
+        )
+        return Digester(spool, self._tasks, executor=self._executor, compressors=self._compressors)
+
+    def _finish_settled(self) -> None:
+        """Complete closed fragments of which nothing is staged."""
+        waiting = {staged.digester for staged in self._staged}
+        for old in [one for one in self._closing if one not in waiting]:
+            if old.spool.content_length:
+                task = self._tasks.spawn(self._complete(old), name=f"roll {self._host.name}")
+                self._completing.add(task)
+                task.add_done_callback(self._completing.discard)
+            else:
+                old.spool.discard()
+                del self._closing[old]
+
+    async def _complete(self, old: Digester) -> None:
+        try:
+            completed = await self._read_back(old)
+        finally:
+            is_urgent = self._closing.pop(old, False)
+        if completed is not None:
+            completed.is_primary = completed.is_primary or is_urgent
+            self._host.on_complete(completed)
+
+    async def _read_back(self, old: Digester) -> CompletedSpool | None:
+        """Complete a closed fragment, however long its disk needs.
+
+        When the journal leaves this broker it is given up after some attempts, since a disk that
+        cannot be read must not hold the process, and another broker may have the content.
+        """
+        attempts_left = _LEAVING_ATTEMPTS
+        while True:
+            try:
+                return await old.complete()
+            except Exception as err:  # noqa: BLE001  reported; what is acknowledged is not let go
+                attempts_left -= self.is_leaving
+                name = old.spool.fragment().content_path
+                if not isinstance(err, OSError):
+                    self._faults.report("journal", f"closing fragment {name}", err)
+                if attempts_left == 0:
+                    _log.error("fragment %s is not persisted by this broker: %s", name, err)
+                    old.spool.discard()
+                    return None
+                _log.error(
+                    "fragment %s: %s; retrying in %s s (check the disk of --broker.spool-dir)",
+                    name,
+                    err,
+                    DISK_RETRY_S,
+                )
+                await asyncio.sleep(DISK_RETRY_S)
+
+    async def completed(self) -> None:
+        """Wait until closed fragments whose content is settled were handed over."""
+        while self._completing:
+            await asyncio.wait(set(self._completing))
+
+    async def digested(self, begin: int) -> Fragment | None:
+        """The fragment at `begin` with its sum, if it is the open one, or one that is closing.
+
+        Returns: at least what was settled when asked; None: there is no such fragment, or the
+            host was told of its sum already.
+        Cancellation: safe.
+        """
+        for digester in (self.digester, *self._closing):
+            if digester.spool.begin == begin:
+                return await digester.digested()
+        return None
+
+    def unfinished(self) -> list[Fragment]:
+        """Settled content that was not handed over to be persisted yet; sums are not known."""
+        digesters = (*self._closing, self.digester)
+        return [d.spool.fragment() for d in digesters if d.spool.content_length]
+
+    async def close(self) -> None:
+        """Close the open fragment and hand over what is settled. The owner holds the lock."""
+        self.drop_staged()
+        self.roll(self.end)
+        await self.completed()
