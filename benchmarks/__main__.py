@@ -19,6 +19,7 @@ from benchmarks import figures as results, grpc_bound, machine, procfs
 from benchmarks.appends import measure_appends, measure_writer
 from benchmarks.bench import FULL, QUICK, Bench, Scale, serving
 from benchmarks.content import Payloads, load_content
+from benchmarks.core import measure_core
 from benchmarks.memory import measure_memory
 from benchmarks.persist import measure_persist
 from benchmarks.reads import measure_reads
@@ -41,7 +42,7 @@ _DISK_BYTES_MIN = 12 << 30
 _SEED = 2013
 _WIDTH = 110  # of the tables, if no terminal says otherwise
 
-_GROUPS = ("tail", "persist", "appends", "writer", "reads", "memory")
+_GROUPS = ("tail", "persist", "appends", "writer", "reads", "memory", "core")
 
 
 class Run:
@@ -77,6 +78,10 @@ class Run:
                 broker, client = servers
                 bench = Bench(client, broker, self._payloads, self._clock, self._scale)
                 await self._collect(measure_memory(bench))
+        if "core" in self._groups:
+            found = await measure_core(folder / "core", etcd=etcd, scale=self._scale)
+            self.figures |= found
+            self._say("append of 100 B without gRPC", found)
         await self._measure_machine(folder)
         self.figures |= results.medians(self._machine)
         elapsed_s = self._clock.monotonic() - begun

@@ -97,6 +97,7 @@ class Broker:
     """A broker in this process and event loop: `start`, then `drain` or `fail`.
 
     Attributes: failed: set when it can no longer serve, with the reason in `failure`.
+        service: its RPCs, as a transport calls them; once it has started.
         faults: what went wrong that nobody foresaw, and did not end it.
     """
 
@@ -163,10 +164,10 @@ class Broker:
             faults=self.faults,
         )
         self._stack.callback(self._stop_replicas)
-        self._service = BrokerService(self._context, self._resolver)
+        self.service = BrokerService(self._context, self._resolver)
         await self._await_former(etcd, process_id)
         self._server = GrpcServer(
-            self._service,
+            self.service,
             host=config.host,
             port=config.port,
             socket=config.socket,
@@ -214,7 +215,7 @@ class Broker:
             tasks=tasks,
             faults=self.faults,
             guard=HostGuard(config.host_names, config.allow_origin),
-            gateway=Gateway(self._service, allow_origin=config.allow_origin, tasks=tasks),
+            gateway=Gateway(self.service, allow_origin=config.allow_origin, tasks=tasks),
             has_diagnostics=not config.debug_private,
         )
         await http.start()
@@ -402,7 +403,7 @@ class Broker:
         """
         await self._within(None, "handing over", self._ask_others())
         self._is_ready = False
-        self._service.stop_watches()
+        self.service.stop_watches()
         async with still_storing(self._context, self._resolver, self._lease.id) as said:
             await self._within(_STORING_S, "saying what it stores still", said.wait())
             stopping = self.tasks.spawn(self._server.stop(grace_s=_GRACE_S), name="stop serving")
@@ -514,7 +515,7 @@ class Broker:
         Returns: fragments that could not be persisted within the drain timeout.
         """
         self._is_ready = False
-        self._service.stop_watches()
+        self.service.stop_watches()
         has_lease = not isinstance(self.failure, LeaseLost)
         if has_lease:
             _log.error("broker stops: %s", self.failure)

@@ -152,6 +152,10 @@ class Primary(Node):
         self.bench.tasks.spawn(node.serve(node.link))
         return node.link
 
+    @property
+    def revision(self):
+        return hash((self.route, self.is_consistent))  # another one whenever etcd says something else
+
     def resolve(self, min_revision):
         return events.Resolved(Status.OK, is_local_primary=True, spec=self.spec)
 

@@ -143,7 +143,7 @@ async def test_brokers_of_gazette_are_flushed_by_suspending(client, broker, monk
 
         raise RpcFailed(Code.UNIMPLEMENTED, "unknown service gazette_platform.Admin")
 
-    monkeypatch.setattr(broker._service._admin, "flush", unimplemented)
+    monkeypatch.setattr(broker.service._admin, "flush", unimplemented)
     await apply(client, spec("a/journal"), spec("a/empty"))
     await client.append("a/journal", b"content")
     await client.append("a/journal", b" more")
@@ -233,7 +233,7 @@ async def test_a_savepoint_of_many_journals_holds_up_nobody(broker, client):
 
     tasks = TaskGroup("test")
     tasks.spawn(watch())
-    await broker._service.put_savepoint(raw, {})
+    await broker.service.put_savepoint(raw, {})
     await tasks.close()
     assert longest < 0.1
     assert len((await client.get_savepoint("large")).offsets) == 50_000
@@ -241,7 +241,7 @@ async def test_a_savepoint_of_many_journals_holds_up_nobody(broker, client):
     for number in range(20_000):
         request.savepoint.offsets[f"b/j{number:06}"] = number
     with pytest.raises(RpcFailed, match="70001 offsets, too many to keep in etcd"):
-        await broker._service.put_savepoint(request.SerializeToString(), {})
+        await broker.service.put_savepoint(request.SerializeToString(), {})
 
 
 async def test_lists_of_large_savepoints_hold_few_of_them(etcd, etcd_prefix, broker):
@@ -255,7 +255,7 @@ async def test_lists_of_large_savepoints_hold_few_of_them(etcd, etcd_prefix, bro
     tracemalloc.start()
     try:
         lists = await asyncio.gather(
-            *(broker._service.list_savepoints(request, {}) for _ in range(8))
+            *(broker.service.list_savepoints(request, {}) for _ in range(8))
         )
         _, peak = tracemalloc.get_traced_memory()
     finally:

@@ -204,7 +204,7 @@ async def test_a_get_that_ends_before_its_content_is_read_again(
     client, broker, http, monkeypatch, error
 ):
     await client.append(JOURNAL, b"content")
-    read, ended = broker._service.read, []
+    read, ended = broker.service.read, []
 
     async def ending(raw, metadata):
         if not pb.ReadRequest.FromString(raw).metadata_only and not ended:
@@ -216,7 +216,7 @@ async def test_a_get_that_ends_before_its_content_is_read_again(
             async for response in responses:
                 yield response
 
-    monkeypatch.setattr(broker._service, "read", ending)
+    monkeypatch.setattr(broker.service, "read", ending)
     async with http.get(f"/{JOURNAL}?offset=0") as response:
         assert response.status == 206
         assert await response.read() == b"content"

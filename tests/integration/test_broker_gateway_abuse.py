@@ -122,7 +122,7 @@ async def test_readers_that_leave_leave_no_trace(broker, cluster, caplog):
             writer.write(request(f"GET /{path} HTTP/1.1", accept))
             assert await reader.readexactly(10_000)
             writer.transport.abort()
-    await eventually(lambda: not broker._service._read._sending_bytes)
+    await eventually(lambda: not broker.service._read._sending_bytes)
     assert await read_all(stub, JOURNAL) == b"x\n" * (1 << 22)
     assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == []
 
@@ -205,7 +205,7 @@ async def test_a_reader_that_takes_nothing_is_left(broker, cluster, monkeypatch,
     await append(cluster.stub(broker), JOURNAL, *[b"0123456789abcde\n" * (1 << 15)] * 40)
     reader, writer = await asyncio.open_connection("127.0.0.1", broker.http_port, limit=1024)
     writer.write(request(f"GET /{JOURNAL} HTTP/1.1", accept))
-    reads = broker._service._read
+    reads = broker.service._read
     await eventually(lambda: reads._sending_bytes > 0)
     await eventually(lambda: reads._sending_bytes == 0)
     await ended(reader)

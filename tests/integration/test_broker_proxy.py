@@ -206,7 +206,7 @@ async def test_a_client_finds_the_brokers_by_itself(primary, other):
         assert await client.read(JOURNAL).read() == b"onetwo"
         wires = client._transport._pool._wires
         assert set(wires) == {primary.endpoint, other.endpoint}
-    asked = other._service._metrics.started.labels("Append")
+    asked = other.service._metrics.started.labels("Append")
     assert asked._value.get() == 1
 
 
@@ -283,7 +283,7 @@ async def test_a_read_that_is_under_way_goes_on_at_the_primary(cluster, primary,
     await eventually(lambda: primary._context.space.state.is_consistent(JOURNAL))
     await append(stub, JOURNAL, b"both have it ")
     await eventually(lambda: joining._resolver.replicas[JOURNAL].index.summary.end == 13)
-    proxy = joining._service._proxy
+    proxy = joining.service._proxy
     other = joining._resolver.resolve_now(JOURNAL, may_proxy=True, require_primary=True)
     monkeypatch.setattr(type(proxy), "better_placed", lambda *_: other)
     call = read(second, JOURNAL, block=True)

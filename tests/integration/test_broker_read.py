@@ -527,7 +527,7 @@ async def test_a_reader_that_takes_nothing_is_told_to_come_back(cluster, broker,
         await append(stub, JOURNAL, content)
     call = stub.Read(pb.ReadRequest(journal=JOURNAL), timeout=60)
     await call.read()
-    reads = broker._service._read
+    reads = broker.service._read
     await eventually(lambda: reads._sending_bytes > 0)
     await eventually(lambda: reads._sending_bytes == 0)  # more than a window holds is left
     with contextlib.suppress(grpc.RpcError):

@@ -126,14 +126,14 @@ async def test_streams_that_stop_and_clients_that_vanish(broker, stub, quiet):
     for channel in channels:
         await channel.close()
     await tasks.close()
-    held = broker._service._append._stock
+    held = broker.service._append._stock
     await eventually(lambda: held.held_bytes == 0)
     assert await read_all(stub, JOURNAL) == b"content"
 
 
 async def test_readers_that_leave_in_the_midst(broker, stub, quiet):
     await append(stub, JOURNAL, *[bytes(1 << 20)] * 16)
-    reads = broker._service._read
+    reads = broker.service._read
     for _ in range(20):
         call = stub.Read(pb.ReadRequest(journal=JOURNAL), timeout=20)
         await call.read()

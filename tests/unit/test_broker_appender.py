@@ -10,7 +10,7 @@ import os
 import pytest
 from appender_bench import Stream, running_bench, span, spec
 
-from gazette_platform.broker.append import appender as module, events, fsm
+from gazette_platform.broker.append import appender as module, events, fsm, planner
 from gazette_platform.broker.append.appender import Outcome, Pending
 from gazette_platform.broker.spool import digester, journal_spool
 from gazette_platform.broker.spool.journal_spool import Draft, JournalSpool
@@ -33,6 +33,12 @@ from gazette_platform.protocol import (
 async def bench(tmp_path):
     async with running_bench(tmp_path) as made:
         yield made
+
+
+async def begun():
+    """Wait until an append that was submitted has had its first step, and begun the next one."""
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
 
 
 # ------------------------------------------------------------------------------------- one append
@@ -107,12 +113,41 @@ async def test_a_batch_rolls_where_a_single_append_would(bench):
     assert bench.read() == b"x" + b"y" * 3000
 
 
-@pytest.mark.parametrize(("name", "limit"), [("_BATCH_APPENDS_MAX", 3), ("_BATCH_BYTES_MAX", 6)])
+async def test_what_a_plan_found_ends_with_a_roll(bench):
+    """Each first append behind one that rolled is judged by the fragment that is open by then."""
+    bench.journal.spec = spec(length=10)
+    await bench.append(b"x" * 20)
+    outcomes = await asyncio.gather(*(bench.append(b"yy") for _ in range(4)))
+    assert [span(outcome)[1] for outcome in outcomes] == [20, 22, 24, 26]
+    await bench.appender.close()
+    ends = sorted((c.fragment.begin, c.fragment.end) for c in bench.journal.completed)
+    assert ends == [(0, 20), (20, 28)]
+
+
+async def test_small_appends_to_one_replica_need_no_task(bench, monkeypatch):
+    await bench.append(b"a")
+    await bench.append(b"b")
+    await bench.tasks.join()
+    monkeypatch.setattr(bench.tasks, "spawn", None)
+    outcomes = await asyncio.gather(*(bench.append(b"%d" % n) for n in range(5)))
+    assert [span(outcome)[1] for outcome in outcomes] == [2, 3, 4, 5, 6]
+    assert bench.appender.is_idle
+
+
+async def test_an_append_that_a_stopped_broker_took_holds_nothing_up(bench):
+    await bench.tasks.close()
+    bench.journal.is_ready = False  # so that it would have to wait
+    bench.submit(b"x")
+    await begun()
+    assert bench.appender.is_idle
+
+
+@pytest.mark.parametrize(("name", "limit"), [("BATCH_APPENDS_MAX", 3), ("BATCH_BYTES_MAX", 6)])
 async def test_batches_are_bounded(bench, monkeypatch, name, limit):
     await bench.append(b"x")
     await bench.append(b"x")
     bench.journal.commits.clear()
-    monkeypatch.setattr(module, name, limit)
+    monkeypatch.setattr(planner, name, limit)
     await asyncio.gather(*(bench.append(b"yy") for _ in range(7)))
     assert [appends for _, _, appends, _ in bench.journal.commits] == [3, 3, 1]
 
@@ -261,7 +296,7 @@ async def test_sums_are_known_from_commit_to_completion(bench, monkeypatch):
     await bench.append(b"foobar")
     digest = hashlib.sha1(b"foobar", usedforsecurity=False).digest()
     assert (await bench.spool.digested(0)).sum == digest
-    bench.appender._roll(6)
+    bench.appender._planner.roll(6)
     assert bench.journal.completed == []
     assert (await bench.spool.digested(0)).sum == digest
     await bench.tasks.join()
@@ -301,7 +336,7 @@ async def test_revisions_are_waited_for(bench):
 async def test_too_few_replicas_are_waited_for(bench):
     bench.journal.replicas = (1, 2)
     waiting = bench.submit(b"x", wait_until=60.0)
-    await asyncio.sleep(0)
+    await begun()
     assert bench.journal.log == ["wait 11"]
     bench.journal.replicas = (2, 2)
     bench.journal.gate.set()
@@ -311,7 +346,7 @@ async def test_too_few_replicas_are_waited_for(bench):
 async def test_too_few_replicas_are_waited_for_no_longer_than_asked(bench):
     bench.journal.replicas = (1, 2)
     waiting = bench.submit(b"x", wait_until=0.01)
-    await asyncio.sleep(0)
+    await begun()
     bench.clock.advance(1)
     assert (await waiting).status is Status.INSUFFICIENT_JOURNAL_BROKERS
 
@@ -320,7 +355,7 @@ async def test_fs15_too_many_replicas_wait_for_a_change(bench):
     """And do not spin meanwhile."""
     bench.journal.replicas = (2, 1)
     waiting = bench.submit(b"x")
-    await asyncio.sleep(0)
+    await begun()
     assert bench.journal.log == ["wait 11"]
     bench.journal.replicas = (1, 1)
     bench.journal.gate.set()
@@ -354,7 +389,7 @@ async def test_a_journal_deleted_while_an_append_before_is_written_is_not_found(
 
     patched = property(is_ready, lambda journal, value: None)
     monkeypatch.setattr(type(bench.journal), "is_ready", patched, raising=False)
-    first, second = bench.submit(b"a"), bench.submit(b"b")
+    first, second = bench.submit(b"a"), bench.submit(b"b", min_revision=1)  # which looks itself
     assert (await first).status is Status.OK
     assert (await second).status is Status.JOURNAL_NOT_FOUND
 
@@ -374,7 +409,7 @@ async def test_a_caller_that_left_before_its_turn_leaves_nothing(bench):
 async def test_a_caller_that_leaves_while_it_is_written_does_not_undo_it(bench, monkeypatch):
     bench.journal.spec = spec(length=1 << 30)
     done = bench.submit(bytes(1 << 20))
-    await asyncio.sleep(0)  # a thread writes it by now
+    await begun()  # a thread writes it by now
     assert not bench.appender.is_idle
     done.cancel()
     outcome = await bench.append(b"next")
@@ -465,7 +500,7 @@ async def test_a_streamed_append_that_outlasts_the_lease_never_counts(bench):
 # --------------------------------------------------------------------------------------- isolation
 @pytest.mark.parametrize(
     ("owner", "method"),
-    [(Draft, "write"), (fsm.AppendFSM, "step"), (JournalSpool, "commit"), (Spool, "commit")],
+    [(Draft, "_write"), (fsm.AppendFSM, "step"), (JournalSpool, "commit"), (Spool, "commit")],
     ids=["writing", "deciding", "settling", "committing"],
 )
 async def test_what_nobody_foresaw_ends_the_appends_that_met_it(bench, monkeypatch, owner, method):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker.api.proxy import PrimaryNotReached
@@ -51,6 +52,9 @@ _GATHER_BYTES_MAX = 2 << 20
 # a thousand of these are no more than the stock.
 _SMALL_BYTES_MAX = 64 << 10
 
+# Requests up to this size are remembered as they were decoded.
+_KNOWN_BYTES_MAX = 512
+
 # Hashed on the event loop up to this size: a hop to a thread costs more.
 _INLINE_BYTES_MAX = 64 << 10
 
@@ -84,12 +88,8 @@ class AppendApi:
         Raises: RpcFailed: malformed, broken or too slow a stream; nothing was applied.
         Cancellation: nothing is applied unless its turn had come.
         """
-        message = pb.AppendRequest.FromString(first)
-        try:
-            validate_append_request(message)
-        except ValidationError as err:
-            raise RpcFailed(Code.UNKNOWN, str(err)) from err
-        asked = _Asked(message, _request(message), claims)
+        message, request = _known(first) if len(first) <= _KNOWN_BYTES_MAX else _decoded(first)
+        asked = _Asked(message, request, claims)
         replica = await self._resolve(asked)
         while replica is None:
             answer = await self._elsewhere(asked, content)
@@ -322,6 +322,20 @@ def _renewed(pending: Pending) -> Pending:
     if isinstance(pending.stream, Stream):
         pending.stream.reopen(renewed)
     return renewed
+
+
+def _decoded(first: bytes) -> tuple[pb.AppendRequest, events.AppendRequest]:
+    """Decode and validate a request. Raises: RpcFailed, DecodeError: it is malformed."""
+    message = pb.AppendRequest.FromString(first)
+    try:
+        validate_append_request(message)
+    except ValidationError as err:
+        raise RpcFailed(Code.UNKNOWN, str(err)) from err
+    return message, _request(message)
+
+
+# Clients ask for the same again and again. Nobody changes what it gives.
+_known = lru_cache(maxsize=1024)(_decoded)
 
 
 def _request(message: pb.AppendRequest) -> events.AppendRequest:

@@ -65,7 +65,9 @@ class BrokerService:
         try:
             claims = self._auth.authorize(metadata, Capability.APPEND)
             appending = self._append.append(first, content, claims)
-            status, response = await self._before_expiry(claims, appending)
+            if claims.expires_at is not None:
+                appending = self._before_expiry(claims, appending)
+            status, response = await appending
         except Exception as err:
             raise self._failed("Append", err) from err
         if status is Status.OK:

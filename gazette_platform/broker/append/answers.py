@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker.append import events
 from gazette_platform.broker.append.pending import Outcome
-from gazette_platform.protocol import ZERO_SUM, Fragment
+from gazette_platform.protocol import ZERO_SUM, Fragment, Status
 
 if TYPE_CHECKING:
     from gazette_platform.broker.append.pending import Pending
     from gazette_platform.broker.wire.interface import RpcFailed
     from gazette_platform.protocol import CompressionCodec
 
-__all__ = ["Answers", "refuse"]
+__all__ = ["Answers", "not_ours", "refuse"]
 
 
 @final
@@ -58,3 +58,8 @@ def refuse(batch: list[Pending], failure: RpcFailed) -> None:
     """End every append of a batch without an answer."""
     for pending in batch:
         pending.fail(failure)
+
+
+def not_ours() -> Outcome:
+    """Of an append to a journal that this broker is not, or not any more, the primary of."""
+    return Outcome(Status.NOT_JOURNAL_PRIMARY_BROKER, is_remote=True)

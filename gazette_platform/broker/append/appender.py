@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import hashlib
 import itertools
 from collections import deque
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.broker.append import events, rules
-from gazette_platform.broker.append.answers import Answers, refuse
+from gazette_platform.broker.append import events, planner
+from gazette_platform.broker.append.answers import Answers, not_ours, refuse
 from gazette_platform.broker.append.pending import Journal, Outcome, Pending, content_sum
 from gazette_platform.broker.replicate import synced
 from gazette_platform.broker.spool.journal_spool import DiskFull
@@ -31,7 +30,6 @@ from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import GazetteError
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.retry import backoff_s
-from gazette_platform.protocol import LabelSet, Status
 
 if TYPE_CHECKING:
     from gazette_platform.broker.replicate.replicator import Replicator
@@ -39,16 +37,9 @@ if TYPE_CHECKING:
     from gazette_platform.fragment.spool import Digest, Spool
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.tasks import TaskGroup
+    from gazette_platform.protocol import LabelSet
 
 __all__ = ["Appender", "Journal", "Outcome", "Pending", "content_sum"]
-
-# A batch is bounded so that the first append in it does not wait for long.
-_BATCH_BYTES_MAX = 8 << 20
-
-# With replicas several batches are on their way at once, and smaller ones keep all of them busy.
-_REPLICATED_BATCH_BYTES_MAX = 4 << 20
-
-_BATCH_APPENDS_MAX = 512
 
 # A broker that restarts, or whose place another one takes, is tried again at this pace.
 _SYNC_RETRY_S = 0.1
@@ -85,9 +76,7 @@ class Appender:
         self._idle.set()
         # Appends that left the queue, or are about to, and are not answered yet.
         self._in_hand: list[Pending] = []
-        # State that the batch being planned will leave behind.
-        self._end = 0
-        self._registers = LabelSet()
+        self._planner = planner.Planner(journal, spool=spool, replicator=replicator, clock=clock)
 
     @property
     def spool(self) -> Spool:
@@ -100,7 +89,7 @@ class Appender:
         Raises: RpcFailed: too many appends wait already.
         """
         if self._closed:
-            pending.finish(_not_ours())
+            pending.finish(not_ours())
             return
         if len(self._queue) >= _QUEUE_MAX:
             raise RpcFailed(
@@ -110,7 +99,7 @@ class Appender:
         if not self._running:
             self._running = True
             self._idle.clear()
-            self._tasks.spawn(self._run(), name=f"append {self._journal.name}")
+            asyncio.get_running_loop().call_soon(self._start)
 
     async def close(self) -> None:
         """Close the open fragment and hand it to the persister, after queued appends.
@@ -119,6 +108,7 @@ class Appender:
         and those that come later, are not ours any more.
         """
         self._closed = True
+        self._planner.forget()
         if self._patience is not None:
             self._patience.reschedule(asyncio.get_running_loop().time())
         self._replicator.retire()
@@ -135,8 +125,8 @@ class Appender:
         if not self.is_idle:
             return False
         store = self._store
-        if store.content_length and self._must_roll(store.end, 0):
-            self._roll(store.end)
+        if store.content_length and self._planner.must_roll(store.end, 0):
+            self._planner.roll(store.end)
         return True
 
     @property
@@ -145,12 +135,40 @@ class Appender:
         return not self._running and self._replicator.is_idle
 
     # ------------------------------------------------------------------------------ the loop
-    async def _run(self) -> None:
+    def _start(self) -> None:
+        """Take one step at once if it has to wait for nothing, and all others by a task.
+
+        So small appends to a journal without replicas pay for no task.
+        """
+        batch: list[Pending] = []
+        try:
+            if not self._replicator.has_peers:
+                batch = self._plan()
+                if batch and self._commit_at_once(batch):
+                    batch = []
+            if not batch and not self._queue:
+                self._rest()
+                return
+        except Exception as err:  # noqa: BLE001  reported, and told to callers
+            self._fail_step(err, 0.0)
+            batch = []
+        try:
+            self._tasks.spawn(self._run(batch), name=f"append {self._journal.name}")
+        except RuntimeError:  # the broker has stopped
+            self._rest()
+
+    def _rest(self) -> None:
+        self._running = False
+        self._idle.set()
+
+    async def _run(self, batch: list[Pending]) -> None:
+        """Commit a batch that was planned, then take steps until nothing waits any more."""
         failures = 0
         try:
-            while self._queue:
+            while batch or self._queue:
+                planned, batch = batch, []
                 try:
-                    await self._step()
+                    await self._step(planned)
                 except Exception as err:  # noqa: BLE001  reported, and told to callers
                     pause_s = backoff_s(failures)
                     self._fail_step(err, pause_s)
@@ -159,18 +177,14 @@ class Appender:
                 else:
                     failures = 0
         finally:
-            self._running = False
-            self._idle.set()
+            self._rest()
 
-    async def _step(self) -> None:
-        """Take what is ready of the queue, or do what its head waits for."""
-        store = self._store
-        if self._replicator.has_peers:
-            await self._gather()
-        self._end = store.end
-        self._registers = store.registers
-        self._in_hand = []
-        batch = self._plan()
+    async def _step(self, batch: list[Pending]) -> None:
+        """Commit a batch, or take what is ready of the queue, or do what its head waits for."""
+        if not batch:
+            if self._replicator.has_peers:
+                await self._gather()
+            batch = self._plan()
         if batch:
             await self._commit(batch)
         elif self._queue:
@@ -207,133 +221,16 @@ class Appender:
     def _waiting_bytes(self) -> int:
         """Of appends that would go together."""
         length = 0
-        for pending in itertools.islice(self._queue, _BATCH_APPENDS_MAX):
-            length += _BATCH_BYTES_MAX if pending.stream is not None else pending.length
-            if length >= _BATCH_BYTES_MAX:
+        for pending in itertools.islice(self._queue, planner.BATCH_APPENDS_MAX):
+            length += planner.BATCH_BYTES_MAX if pending.stream is not None else pending.length
+            if length >= planner.BATCH_BYTES_MAX:
                 break
         return length
 
     def _plan(self) -> list[Pending]:
-        """Walk appends from the queue's head; those ready to be written leave the queue."""
-        batch = self._in_hand
-        planned = 0
-        has_peers = self._replicator.has_peers
-        bytes_max = _REPLICATED_BATCH_BYTES_MAX if has_peers else _BATCH_BYTES_MAX
-        while self._queue and len(batch) < _BATCH_APPENDS_MAX and planned < bytes_max:
-            pending = self._queue[0]
-            if pending.done.done():  # the caller has gone before its turn
-                self._queue.popleft()
-                continue
-            effect = pending.next_effect or pending.machine.start()
-            effect = self._walk(pending, effect, batch)
-            pending.next_effect = effect
-            if isinstance(effect, events.Commit):
-                pending.begin = self._end
-                pending.registers = effect.registers
-                self._end += pending.length
-                self._registers = effect.registers
-                planned += pending.length
-                batch.append(pending)
-            elif not self._is_terminal(pending, effect):
-                break
-            self._queue.popleft()
-        return batch
-
-    def _walk(self, pending: Pending, effect: events.Effect, batch: list[Pending]) -> events.Effect:
-        """Carry out effects for as long as none of them has to wait."""
-        machine = pending.machine
-        step = machine.step
-        while True:
-            event = self._immediate(pending, effect, batch)
-            if event is None:
-                return effect
-            following = step(event)
-            if following is None:
-                following = step(events.ContentEnd())
-            assert following is not None
-            effect = following
-
-    def _immediate(  # noqa: PLR0911  one per effect
-        self, pending: Pending, effect: events.Effect, batch: list[Pending]
-    ) -> events.Event | None:
-        """The event that answers `effect`, or None if it needs waiting or ends the append."""
-        journal = self._journal
-        match effect:
-            case events.Resolve():
-                return journal.resolve(effect.min_revision)
-            case events.Acquire():
-                return events.Acquired()
-            case events.Sync(roll_to):
-                # Anything else takes time, even if it is only to wait for who had the spool before.
-                return synced.Synced() if roll_to == 0 and self._replicator.is_synced else None
-            case events.CheckAssignments():
-                return events.AssignmentsFresh() if journal.is_consistent else None
-            case events.CountReplicas():
-                replicas = journal.count_replicas()
-                if replicas.current < replicas.desired:
-                    pending.is_short = self._clock.monotonic() < pending.wait_until
-                    return dataclasses.replace(replicas, may_wait=pending.is_short)
-                return replicas
-            case events.AwaitReady():
-                if not journal.is_ready:
-                    return None
-                begin = self._store.digester.spool.begin
-                view = journal.view(begin=begin, end=self._end, registers=self._registers)
-                # It may have been deleted while those before it were written.
-                return events.Ready(view) if view is not None else synced.Invalidated()
-            case events.Stream(roll_to):
-                return self._begin_stream(pending, roll_to, batch)
-            case _:
-                return None
-
-    def _begin_stream(
-        self, pending: Pending, roll_to: int, batch: list[Pending]
-    ) -> events.Event | None:
-        if not self._replicator.is_synced:
-            # While those before it were written, replicas failed or changed. Nothing may go on as
-            # if they had not, least of all as if there were none.
-            return synced.Invalidated()
-        if self._must_roll(self._end, roll_to):
-            if batch:
-                return None
-            self._roll(self._end)
-        if pending.stream is not None:
-            return None
-        return events.Content(pending.length) if pending.length else events.ContentEnd()
-
-    def _must_roll(self, end: int, roll_to: int) -> bool:
-        spec = self._journal.spec
-        spool = self._store.digester.spool
-        if spec is None:
-            return False
-        if spool.begin == end:
-            # An empty spool takes on the spec's codec; anything else of it is as it would be anew.
-            return spool.codec is not spec.fragment.codec
-        return rules.must_roll(
-            spec,
-            begin=spool.begin,
-            end=end,
-            first_append_at=spool.first_append_at,  # none while all of it is under way
-            now=self._clock.now(),
-            roll_to=roll_to,
-        )
-
-    def _is_terminal(self, pending: Pending, effect: events.Effect) -> bool:
-        """Answer an append that ended without content. Returns: whether it did."""
-        match effect:
-            case events.Fail(status, text):
-                pending.finish(Outcome(status, registers=self._registers, store_health_error=text))
-            case events.Rollback(text, status):
-                self._journal.on_rollback()
-                if text:
-                    pending.fail(RpcFailed(Code.UNKNOWN, text))
-                else:
-                    pending.finish(Outcome(status, registers=self._registers))
-            case events.Proxy():
-                pending.finish(_not_ours())
-            case _:
-                return False
-        return True
+        self._in_hand = []
+        self._planner.plan(self._queue, self._in_hand)
+        return self._in_hand
 
     async def _advance(self, pending: Pending) -> None:
         """Do the slow thing that the queue's head waits for, unless we are to close."""
@@ -342,7 +239,7 @@ class Appender:
             await self._stream(pending)
         elif self._closed:
             self._queue.popleft()
-            pending.finish(_not_ours())
+            pending.finish(not_ours())
         else:
             try:
                 # Timeout without a deadline: `close` sets one, since what is waited for may never
@@ -397,7 +294,7 @@ class Appender:
         """Sync replicas; those that are away come back, or are replaced, within some time."""
         try:
             return await self._replicator.sync(
-                roll_to, registers, must_roll=lambda: self._must_roll(self._store.end, 0)
+                roll_to, registers, must_roll=lambda: self._planner.must_roll(self._store.end, 0)
             )
         except RpcFailed as err:
             left_s = pending.wait_until - self._clock.monotonic()
@@ -407,6 +304,23 @@ class Appender:
             return synced.Invalidated()
 
     # ------------------------------------------------------------------------------- content
+    def _commit_at_once(self, batch: list[Pending]) -> bool:
+        """Commit a batch if nothing of that has to be waited for, nor takes long. Returns: whether."""
+        length = sum(pending.length for pending in batch)
+        sums = [pending.sum for pending in batch if isinstance(pending.sum, bytes)]
+        store = self._store
+        if len(sums) < len(batch) or not store.takes_at_once(length):
+            return False
+        draft = store.draft(with_digest=False)
+        if length and not draft.write_at_once([c for p in batch for c in p.chunks], length):
+            return False
+        registers = batch[-1].registers
+        assert registers is not None
+        answer = Answers(self._journal.name, batch, sums, store.spool.codec)
+        appends = sum(1 for pending in batch if pending.length)
+        self._settle(draft, registers, answer, appends=appends)
+        return True
+
     async def _commit(self, batch: list[Pending]) -> None:
         chunks = [chunk for pending in batch for chunk in pending.chunks]
         length = sum(pending.length for pending in batch)
@@ -501,7 +415,7 @@ class Appender:
         if effect is None:
             self._journal.on_rollback()
         else:
-            self._is_terminal(pending, effect)
+            self._planner.is_terminal(pending, effect)
 
     def _make_room(self, *, has_peers: bool) -> None:
         """Close the open fragment, so that it is persisted: our disk is full.
@@ -511,7 +425,7 @@ class Appender:
         """
         if has_peers:
             self._forget()
-        self._roll(self._store.end)
+        self._planner.roll(self._store.end)
         # What was planned on top of the appends that failed starts over.
         self._replicator.is_synced = False
 
@@ -543,13 +457,3 @@ class Appender:
                 self._replicator.send([chunk], draft.length)
             await draft.write([chunk], len(chunk))
             digest.update(chunk)
-
-    # ---------------------------------------------------------------------------------- roll
-    def _roll(self, to: int) -> None:
-        """Close the open fragment, here and at all replicas, and begin another at `to`."""
-        self._replicator.roll(to)
-        self._end = to
-
-
-def _not_ours() -> Outcome:
-    return Outcome(Status.NOT_JOURNAL_PRIMARY_BROKER, is_remote=True)

@@ -131,6 +131,14 @@ class AppendFSM:
         """The first effect."""
         return Resolve(self.request.min_revision)
 
+    def join(self, view: ReplicaView) -> Effect:
+        """The first effect of an append right behind another, which found the journal ready.
+
+        What that one found in the same instant holds for this one: it begins at READY.
+        """
+        self.state = State.READY
+        return self._on_ready(view)
+
     def step(self, event: Event) -> Effect | None:  # noqa: PLR0911  one per transition
         """Take one event.
 

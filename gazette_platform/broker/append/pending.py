@@ -28,6 +28,11 @@ class Journal(Protocol):
         """The spec as of now; None once the journal is deleted."""
         ...
 
+    @property
+    def revision(self) -> int:
+        """Of etcd, that the rest is as of; healths and fragments of stores change without it."""
+        ...
+
     def resolve(self, min_revision: int) -> events.Resolved | None:
         """Look the journal up; None if the key space is not at `min_revision` yet."""
         ...

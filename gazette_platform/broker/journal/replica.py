@@ -184,6 +184,11 @@ class Replica:
         """Begin a Replicate stream to a peer. Raises: RpcFailed: it has no endpoint."""
         return open_replicate(self._context.peers, self.name, peer, endpoint)
 
+    @property
+    def revision(self) -> int:
+        """Of the key space."""
+        return self._context.space.revision
+
     def resolve(self, min_revision: int) -> events.Resolved | None:
         """Look the journal up; None if the key space is not at `min_revision` yet."""
         if min_revision > self._context.space.revision:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Protocol, final
 
 from gazette_platform.broker.spool.digester import DISK_RETRY_S, Digester
 from gazette_platform.broker.wire.interface import Code, RpcFailed
-from gazette_platform.fragment.spool import Spool
+from gazette_platform.fragment.spool import LAG_BYTES_MAX, Spool
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.threads import run_in
 from gazette_platform.protocol import ZERO_SUM, CompressionCodec, Fragment, LabelSet
@@ -161,6 +161,16 @@ class Draft:
                 self.length += length
                 return
 
+    def write_at_once(self, chunks: list[bytes | memoryview], length: int) -> bool:
+        """Write chunks without waiting. Returns: whether that went well; else `write` them."""
+        try:
+            self._write(chunks)
+        except OSError:
+            return False
+        self.at += length
+        self.length += length
+        return True
+
     def _write(self, chunks: list[bytes | memoryview]) -> None:
         self.digester.spool.write(chunks, self.at)
         digest = self._digest
@@ -265,6 +275,10 @@ class JournalSpool:
         """Bring the digest to the end, so that proposals can be made. Cancellation: safe."""
         if self.digester.spool.digest_lag:
             await self.digester.digested()
+
+    def takes_at_once(self, length: int) -> bool:
+        """Whether so many bytes may be written, and committed, without waiting for a thread."""
+        return length <= _INLINE_BYTES_MAX and self.spool.digest_lag < LAG_BYTES_MAX
 
     def draft(self, *, with_digest: bool) -> Draft:
         """Begin to write behind the staged end.

@@ -1,0 +1,224 @@
+"""Walks appends through their machines, for as long as nothing has to be waited for."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, final
+
+from gazette_platform.broker.append import events, rules
+from gazette_platform.broker.append.answers import not_ours
+from gazette_platform.broker.append.pending import Outcome
+from gazette_platform.broker.replicate import synced
+from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.protocol import LabelSet
+
+if TYPE_CHECKING:
+    from collections import deque
+
+    from gazette_platform.broker.append.pending import Journal, Pending
+    from gazette_platform.broker.replicate.replicator import Replicator
+    from gazette_platform.broker.spool.journal_spool import JournalSpool
+    from gazette_platform.ops.clock import Clock
+
+__all__ = ["BATCH_APPENDS_MAX", "BATCH_BYTES_MAX", "Planner"]
+
+# A batch is bounded so that the first append in it does not wait for long.
+BATCH_BYTES_MAX = 8 << 20
+
+# With replicas several batches are on their way at once, and smaller ones keep all of them busy.
+_REPLICATED_BATCH_BYTES_MAX = 4 << 20
+
+BATCH_APPENDS_MAX = 512
+
+
+@final
+class Planner:
+    """Plans batches of one journal: appends that are to be written by one call.
+
+    Each is checked on top of the state that those before it will leave behind. A batch ends at the
+    first append that needs something slow: a roll, etcd, a store, content still to come.
+    """
+
+    def __init__(
+        self, journal: Journal, *, spool: JournalSpool, replicator: Replicator, clock: Clock
+    ) -> None:
+        self._journal = journal
+        self._store = spool
+        self._replicator = replicator
+        self._clock = clock
+        # State that the batch being planned will leave behind.
+        self._end = 0
+        self._registers = LabelSet()
+        # Revision of etcd at which an append went the whole way from looking the journal up to
+        # finding it ready. For as long as etcd says no more, those after it need not look again.
+        self._known_at = -1
+        self._resolved_at = -1  # by this plan
+        # The journal as this plan found it; None: not yet, or it changed meanwhile.
+        self._found: events.ReplicaView | None = None
+
+    def plan(self, queue: deque[Pending], batch: list[Pending]) -> None:
+        """Walk appends from the head of `queue`; those that are ready to be written join `batch`."""
+        self._end, self._registers = self._store.end, self._store.registers
+        self._found = None
+        self._resolved_at = -1
+        planned = 0
+        has_peers = self._replicator.has_peers
+        bytes_max = _REPLICATED_BATCH_BYTES_MAX if has_peers else BATCH_BYTES_MAX
+        while queue and len(batch) < BATCH_APPENDS_MAX and planned < bytes_max:
+            pending = queue[0]
+            if pending.done.done():  # the caller has gone before its turn
+                queue.popleft()
+                continue
+            effect = pending.next_effect or self._first_effect(pending)
+            effect = self._walk(pending, effect, batch)
+            pending.next_effect = effect
+            if isinstance(effect, events.Commit):
+                pending.begin = self._end
+                pending.registers = effect.registers
+                self._end += pending.length
+                self._registers = effect.registers
+                planned += pending.length
+                batch.append(pending)
+            elif not self.is_terminal(pending, effect):
+                break
+            queue.popleft()
+
+    def forget(self) -> None:
+        """Look at everything again: the journal is about to leave this broker."""
+        self._known_at = -1
+        self._found = None
+
+    def _first_effect(self, pending: Pending) -> events.Effect:
+        machine, found = pending.machine, self._found
+        if machine.request.min_revision:
+            return machine.start()
+        if found is None:
+            found = self._found = self._view() if self._is_known() else None
+            return machine.join(found) if found is not None else machine.start()
+        return machine.join(
+            events.ReplicaView(
+                spec=found.spec,
+                spool_begin=found.spool_begin,
+                spool_end=self._end,
+                index_begin=found.index_begin,
+                index_end=found.index_end,
+                index_mod_time=found.index_mod_time,
+                registers=self._registers,
+                now_s=found.now_s,
+            )
+        )
+
+    def _is_known(self) -> bool:
+        journal = self._journal
+        return (
+            journal.revision == self._known_at and self._replicator.is_synced and journal.is_ready
+        )
+
+    def _view(self) -> events.ReplicaView | None:
+        begin = self._store.digester.spool.begin
+        return self._journal.view(begin=begin, end=self._end, registers=self._registers)
+
+    def _walk(self, pending: Pending, effect: events.Effect, batch: list[Pending]) -> events.Effect:
+        """Carry out effects for as long as none of them has to wait."""
+        machine = pending.machine
+        step = machine.step
+        while True:
+            event = self._immediate(pending, effect, batch)
+            if event is None:
+                return effect
+            following = step(event)
+            if following is None:
+                following = step(events.ContentEnd())
+            assert following is not None
+            effect = following
+
+    def _immediate(  # noqa: PLR0911  one per effect
+        self, pending: Pending, effect: events.Effect, batch: list[Pending]
+    ) -> events.Event | None:
+        """The event that answers `effect`, or None if it needs waiting or ends the append."""
+        journal = self._journal
+        match effect:
+            case events.Resolve(min_revision):
+                self._resolved_at = journal.revision
+                return journal.resolve(min_revision)
+            case events.Acquire():
+                return events.Acquired()
+            case events.Sync(roll_to):
+                # Anything else takes time, even if it is only to wait for who had the spool before.
+                return synced.Synced() if roll_to == 0 and self._replicator.is_synced else None
+            case events.CheckAssignments():
+                return events.AssignmentsFresh() if journal.is_consistent else None
+            case events.CountReplicas():
+                replicas = journal.count_replicas()
+                if replicas.current < replicas.desired:
+                    pending.is_short = self._clock.monotonic() < pending.wait_until
+                    return dataclasses.replace(replicas, may_wait=pending.is_short)
+                return replicas
+            case events.AwaitReady():
+                if not journal.is_ready:
+                    return None
+                view = self._view()
+                if self._resolved_at == journal.revision:
+                    self._known_at, self._found = self._resolved_at, view
+                # It may have been deleted while those before it were written.
+                return events.Ready(view) if view is not None else synced.Invalidated()
+            case events.Stream(roll_to):
+                return self._begin_stream(pending, roll_to, batch)
+            case _:
+                return None
+
+    def _begin_stream(
+        self, pending: Pending, roll_to: int, batch: list[Pending]
+    ) -> events.Event | None:
+        if not self._replicator.is_synced:
+            # While those before it were written, replicas failed or changed. Nothing may go on as
+            # if they had not, least of all as if there were none.
+            return synced.Invalidated()
+        if self.must_roll(self._end, roll_to):
+            if batch:
+                return None
+            self.roll(self._end)
+        if pending.stream is not None:
+            return None
+        return events.Content(pending.length) if pending.length else events.ContentEnd()
+
+    def must_roll(self, end: int, roll_to: int) -> bool:
+        """Whether the open fragment closes before an append at `end`, which may ask for `roll_to`."""
+        spec = self._journal.spec
+        spool = self._store.digester.spool
+        if spec is None:
+            return False
+        if spool.begin == end:
+            # An empty spool takes on the spec's codec; anything else of it is as it would be anew.
+            return spool.codec is not spec.fragment.codec
+        return rules.must_roll(
+            spec,
+            begin=spool.begin,
+            end=end,
+            first_append_at=spool.first_append_at,  # none while all of it is under way
+            now=self._clock.now(),
+            roll_to=roll_to,
+        )
+
+    def is_terminal(self, pending: Pending, effect: events.Effect) -> bool:
+        """Answer an append that ended without content. Returns: whether it did."""
+        match effect:
+            case events.Fail(status, text):
+                pending.finish(Outcome(status, registers=self._registers, store_health_error=text))
+            case events.Rollback(text, status):
+                self._journal.on_rollback()
+                if text:
+                    pending.fail(RpcFailed(Code.UNKNOWN, text))
+                else:
+                    pending.finish(Outcome(status, registers=self._registers))
+            case events.Proxy():
+                pending.finish(not_ours())
+            case _:
+                return False
+        return True
+
+    def roll(self, to: int) -> None:
+        """Close the open fragment, here and at all replicas, and begin another at `to`."""
+        self._replicator.roll(to)
+        self._end = to
+        self._found = None
