@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-from gazette_platform.broker.http.server import gateway, server as http_port
+from gazette_platform.broker.http import gateway, server as http_port
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.local_broker import append, eventually, read_all
 
