@@ -154,7 +154,9 @@ class Primary(Node):
 
     @property
     def revision(self):
-        return hash((self.route, self.is_consistent))  # another one whenever etcd says something else
+        return hash(
+            (self.route, self.is_consistent)
+        )  # another one whenever etcd says something else
 
     def resolve(self, min_revision):
         return events.Resolved(Status.OK, is_local_primary=True, spec=self.spec)

@@ -1,6 +1,6 @@
 """Appends of one journal, in order, many in one step.
 
-Each append brings its own `AppendFSM`. The appender walks the queue's head through its machine; an
+Each append brings its own `AppendFSM`. The planner walks the queue's head through its machine; an
 append whose content is here joins a batch, and the next one is walked on top of the state that the
 batch will leave behind. The batch ends at the first append that needs something slow (a roll, etcd,
 a store, content still to come). It is then written by one call, committed and answered, before the

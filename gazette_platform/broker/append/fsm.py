@@ -30,6 +30,8 @@ The shell feeds events to `AppendFSM.step` and carries out the one effect that c
                    ContentBroken(text)             Rollback(text)
     COMMIT         Acknowledged                    Finish(status)
 
+An append that comes right behind one that was found READY may begin there (`join`).
+
 With one replica the shell answers `Synced` at once. Steps are taken per append and never per byte; the shell batches
 the appends that reach STREAM together into one write.
 
