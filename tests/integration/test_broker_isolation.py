@@ -180,7 +180,7 @@ async def test_a_journal_whose_appends_fail_goes_on_and_others_with_it(
 ):
     await cluster.apply(stub, spec(), spec("another/journal"))
     replica = broker._resolver.replicas[JOURNAL]
-    monkeypatch.setattr(replica, "count_replicas", failing_first(replica.count_replicas))
+    monkeypatch.setattr(replica, "view", failing_first(replica.view))
     with pytest.raises(aio.AioRpcError, match="whether it was appended is unknown") as caught:
         await append(stub, JOURNAL, b"content")
     assert caught.value.code() is StatusCode.INTERNAL

@@ -49,11 +49,12 @@ class Body:
         "_content",
         "_due_at",
         "_flow",
+        "_is_waiting",
         "_loop",
         "_released",
         "_stalled",
+        "_task",
         "_timer",
-        "_waiting",
         "delayed_chunks",
         "total_chunks",
     )
@@ -73,13 +74,16 @@ class Body:
         self._stalled = False
         self.total_chunks = 0
         self.delayed_chunks = 0
-        # The task that waits for the client, while one does.
-        self._waiting: asyncio.Task[object] | None = None
+        # Who takes the content, and whether it waits for the client now.
+        self._task: asyncio.Task[object] | None = None
+        self._is_waiting = False
         self._arm()
 
     def stream(self) -> None:
         """From now on the client holds up others, or will: one second of credit is left."""
         self._flow.credit = min(self._flow.credit, self._flow.min_rate)
+        if not self._is_waiting:
+            self._task = None  # another one takes the rest
         self.close()
         self._arm()
 
@@ -95,9 +99,9 @@ class Body:
         now = self._clock.monotonic()
         if self._loop.time() - self._due_at > _TIMER_LATE_S:
             self._flow.on_held(now)
-        if self._waiting is not None and self._flow.underflows(now):
+        if self._is_waiting and self._task is not None and self._flow.underflows(now):
             self._stalled = True
-            self._waiting.cancel()
+            self._task.cancel()
         else:
             self._arm()
 
@@ -139,21 +143,24 @@ class Body:
         self.close()
 
     async def _receive(self) -> bytes | None:
-        self._flow.on_held(self._clock.monotonic())  # time until now was ours, not the client's
-        waiting = self._waiting = asyncio.current_task()
+        flow, clock = self._flow, self._clock
+        flow.on_held(clock.monotonic())  # time until now was ours, not the client's
+        if self._task is None:
+            self._task = asyncio.current_task()
+        self._is_waiting = True
         try:
             raw = await self._content.next()
         except asyncio.CancelledError:
             # Unless its caller has gone at the same time.
-            if self._stalled and waiting is not None and waiting.uncancel() == 0:
+            if self._stalled and self._task is not None and self._task.uncancel() == 0:
                 raise RpcFailed(
                     Code.UNKNOWN,
                     "append stream: client stream didn't sustain the minimum append data rate",
                 ) from None
             raise
         finally:
-            self._waiting = None
-        self._flow.underflows(self._clock.monotonic())
+            self._is_waiting = False
+        flow.underflows(clock.monotonic())
         return raw
 
 

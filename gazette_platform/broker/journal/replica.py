@@ -113,7 +113,6 @@ class Replica:
         )
         self._refresher = Refresher(self.index, context.lister, context.clock)
         self._refresh_failures = 0
-        self._write_head = context.metrics.write_head.labels(name)
         self.balance = RateBalance.start(self._max_rate(), context.clock.monotonic())
         self._throttled_route = self.route
         self.spool = JournalSpool(
@@ -134,6 +133,7 @@ class Replica:
             clock=context.clock,
             faults=context.faults,
         )
+        context.metrics.write_head.labels(name).set_function(lambda: self.head)
         self._created_at = context.clock.monotonic()
         self.last_append_at = -math.inf
         self.flushed_end = 0
@@ -297,7 +297,6 @@ class Replica:
         metrics.spool_commit_bytes.inc(length)
         self.index.spool_commit(spool.fragment(), spool.file)
         self.gaps.on_commit(spool.begin)
-        self._write_head.set(spool.end)
         self.last_append_at = self._context.clock.monotonic()
         if self._flush_timer is None:
             self._arm_flush(spool)
