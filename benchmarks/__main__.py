@@ -18,6 +18,7 @@ from rich.console import Console
 from benchmarks import figures as results, grpc_bound, machine, procfs
 from benchmarks.appends import measure_appends, measure_writer
 from benchmarks.bench import FULL, QUICK, Bench, Scale, serving
+from benchmarks.cli import measure_cli
 from benchmarks.content import Payloads, load_content
 from benchmarks.core import measure_core
 from benchmarks.memory import measure_memory
@@ -42,7 +43,7 @@ _DISK_BYTES_MIN = 12 << 30
 _SEED = 2013
 _WIDTH = 110  # of the tables, if no terminal says otherwise
 
-_GROUPS = ("tail", "persist", "appends", "writer", "reads", "memory", "core")
+_GROUPS = ("tail", "persist", "appends", "writer", "reads", "cli", "memory", "core")
 
 
 class Run:
@@ -118,6 +119,7 @@ _CASES: dict[str, Callable[[Bench], AsyncGenerator[tuple[str, Figures], None]]] 
     "appends": measure_appends,
     "writer": measure_writer,
     "reads": measure_reads,
+    "cli": measure_cli,
 }
 
 

@@ -8,7 +8,7 @@ from typing import final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from gazette_platform.allocator import AllocatorMetrics
-from gazette_platform.stores import StoreMetrics
+from gazette_platform.stores.metrics import StoreMetrics
 
 __all__ = ["BrokerMetrics", "CallMetrics", "MethodMetrics"]
 

@@ -50,7 +50,8 @@ from gazette_platform.ops.retry import insist
 from gazette_platform.ops.stacks import describe_tasks
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import BrokerSpec, ProcessId
-from gazette_platform.stores import MeasuredStore, StoreRegistry, health_check, open_store
+from gazette_platform.stores import StoreRegistry, health_check, open_store
+from gazette_platform.stores.metrics import MeasuredStore
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Collection

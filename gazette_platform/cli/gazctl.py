@@ -1,7 +1,6 @@
 """`gazctl`: the command line of journals."""
 
 import sys
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -70,6 +69,8 @@ app.add_typer(savepoints, name="savepoints")
 
 def _print_version(is_asked: bool) -> None:  # noqa: FBT001  the parser's way to call back
     if is_asked:
+        from importlib.metadata import version  # noqa: PLC0415  slow to import
+
         print(version("gazette-platform"))
         raise typer.Exit
 

@@ -13,16 +13,6 @@ from collections.abc import AsyncIterator, Callable
 from typing import Annotated, BinaryIO, Self, final
 
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TransferSpeedColumn,
-)
 
 from gazette_platform.cli.connection import Selector, connected, matching
 from gazette_platform.cli.output import note
@@ -129,17 +119,10 @@ class _Input:
         self._is_file = stat.S_ISREG(status.st_mode)
         self._begin = os.lseek(self._fd, 0, os.SEEK_CUR) if self._is_file else 0
         self._spool: BinaryIO | None = None
-        self._progress = Progress(
-            TextColumn("appending"),
-            BarColumn(),
-            TaskProgressColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-            disable=not sys.stderr.isatty() or (self._is_stdin and sys.stdin.isatty()),
-            transient=True,
-        )
+        from gazette_platform.cli.transfer_bar import transfer_bar  # noqa: PLC0415  slow to import
+
+        is_shown = sys.stderr.isatty() and not (self._is_stdin and sys.stdin.isatty())
+        self._progress = transfer_bar("appending", is_shown=is_shown)
         self._task = self._progress.add_task("", total=status.st_size if self._is_file else None)
 
     def __enter__(self) -> Self:

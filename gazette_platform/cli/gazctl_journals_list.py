@@ -6,7 +6,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing, nullcontext, suppress
 from pathlib import Path
 from typing import Annotated
@@ -33,7 +33,6 @@ from gazette_platform.protocol import (
     message_text,
     validate_apply_request,
 )
-from gazette_platform.yaml_specs import parse_journal_tree, to_journal_tree
 
 __all__ = ["apply", "edit", "list_journals"]
 
@@ -135,10 +134,15 @@ def _stores(journal: JournalListing) -> str:
     return ",".join(journal.spec.fragment.stores) or NONE
 
 
+def _tree(journals: Iterable[JournalListing]) -> str:
+    from gazette_platform.yaml_specs import to_journal_tree  # noqa: PLC0415  slow to import
+
+    return to_journal_tree([(each.spec, each.mod_revision) for each in journals])
+
+
 def _print_listing(snapshot: ListSnapshot, output_format: ListFormat) -> None:
     if output_format is ListFormat.YAML:
-        tree = to_journal_tree([(each.spec, each.mod_revision) for each in snapshot])
-        print_text(tree, end="")
+        print_text(_tree(snapshot), end="")
     elif output_format is ListFormat.JSON:
         journals = [
             journal_listing_jsonpb(each.spec, each.mod_revision, each.create_revision, each.route)
@@ -230,6 +234,8 @@ def _read_specs(specs: str) -> bytes:
 
 def _parse(document: bytes, name: str) -> list[Change]:
     """Changes of a tree, checked as the broker would."""
+    from gazette_platform.yaml_specs import parse_journal_tree  # noqa: PLC0415  slow to import
+
     try:
         changes = parse_journal_tree(document)
         validate_apply_request(apply_request(changes))
@@ -286,7 +292,7 @@ _EDIT_HEADER = (
 
 async def _tree_of(client: AsyncClient, selector: str) -> str:
     journals = await matching(client, selector)
-    return to_journal_tree([(each.spec, each.mod_revision) for each in journals])
+    return _tree(journals)
 
 
 def _strip_header(text: str) -> str:

@@ -11,16 +11,13 @@ from __future__ import annotations
 
 from gazette_platform.stores.health import delete_probe, health_check
 from gazette_platform.stores.interface import FragmentStore, StoredObject, is_auth_error
-from gazette_platform.stores.metrics import MeasuredStore, StoreMetrics
 from gazette_platform.stores.opener import open_store
 from gazette_platform.stores.registry import ActiveStore, StoreHealth, StoreRegistry
 
 __all__ = [
     "ActiveStore",
     "FragmentStore",
-    "MeasuredStore",
     "StoreHealth",
-    "StoreMetrics",
     "StoreRegistry",
     "StoredObject",
     "delete_probe",
