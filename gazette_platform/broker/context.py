@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from gazette_platform.broker.config import BrokerConfig
     from gazette_platform.broker.fence import Fence
     from gazette_platform.broker.metrics import BrokerMetrics
-    from gazette_platform.broker.peers import Peers
     from gazette_platform.broker.store_guard import StoreGuard
+    from gazette_platform.broker.wire.peers import Peers
     from gazette_platform.etcd import EtcdClient
     from gazette_platform.fragment.persister import Persister
     from gazette_platform.fragment.refresh import FragmentLister

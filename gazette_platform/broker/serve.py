@@ -29,13 +29,13 @@ from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.broker.journal.resolver import Resolver
 from gazette_platform.broker.journal.storing import still_storing
 from gazette_platform.broker.metrics import BrokerMetrics
-from gazette_platform.broker.peers import Peers
 from gazette_platform.broker.process.names import random_id
 from gazette_platform.broker.process.signals import HURRIED_S, Signals, on_loop_error
 from gazette_platform.broker.process.watchdog import Watchdog
 from gazette_platform.broker.side_keys import own_member_key
 from gazette_platform.broker.store_guard import StoreGuard
 from gazette_platform.broker.wire.grpc_server import GrpcServer
+from gazette_platform.broker.wire.peers import Peers
 from gazette_platform.errors import EtcdError, LeaseLost
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.fragment.persister import Persister

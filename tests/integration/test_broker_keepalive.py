@@ -10,12 +10,11 @@ import asyncio
 import grpc
 import pytest
 
-from gazette_platform.broker import peers as peers_module
 from gazette_platform.broker.config import BrokerConfig
-from gazette_platform.broker.peers import Peers
-from gazette_platform.broker.replicate.peer_stream import open_replicate
-from gazette_platform.broker.wire import grpc_server
+from gazette_platform.broker.wire import grpc_server, peers as peers_module
 from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.broker.wire.peer_stream import open_replicate
+from gazette_platform.broker.wire.peers import Peers
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import EtcdError
 from gazette_platform.etcd import EtcdClient

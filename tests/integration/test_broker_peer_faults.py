@@ -8,11 +8,11 @@ import grpc
 import pytest
 
 from gazette_platform.broker.config import BrokerConfig
-from gazette_platform.broker.peers import Peers
 from gazette_platform.broker.replicate import replicator
-from gazette_platform.broker.replicate.peer_stream import open_replicate
 from gazette_platform.broker.spool.journal_spool import Draft
 from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.broker.wire.peer_stream import open_replicate
+from gazette_platform.broker.wire.peers import Peers
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.tasks import TaskGroup

@@ -8,11 +8,11 @@ import grpc
 import pytest
 from grpc import aio
 
-from gazette_platform.broker import peers as peers_module
 from gazette_platform.broker.config import BrokerConfig
-from gazette_platform.broker.peers import Peers
-from gazette_platform.broker.replicate.peer_stream import open_replicate
+from gazette_platform.broker.wire import peers as peers_module
 from gazette_platform.broker.wire.interface import RpcFailed
+from gazette_platform.broker.wire.peer_stream import open_replicate
+from gazette_platform.broker.wire.peers import Peers
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import ProcessId
 

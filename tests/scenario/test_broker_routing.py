@@ -19,8 +19,8 @@ from gazette_platform.broker.api.proxy import Proxy
 from gazette_platform.broker.api.read import ReadApi
 from gazette_platform.broker.config import BrokerConfig
 from gazette_platform.broker.journal.resolver import Resolver
-from gazette_platform.broker.peers import Peers
 from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.broker.wire.peers import Peers
 from gazette_platform.etcd import Delete, Put
 from gazette_platform.keyspace import (
     assignment_key,

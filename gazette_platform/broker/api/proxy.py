@@ -11,9 +11,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any, final
 
-from grpc import aio  # type: ignore[import-untyped]
-
-from gazette_platform.broker.wire.grpc_calls import CALL_ERRORS, of_call
+from gazette_platform.broker.wire.grpc_calls import CALL_ERRORS, message_of, of_call
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.client.route_cache import Condition, pick_endpoint
 from gazette_platform.client.wire import CANNOT_REACH, brief_details
@@ -189,10 +187,7 @@ class Proxy:
         )
         self._reads.add(call)
         try:
-            while True:
-                raw = await of_call(call, call.read())
-                if raw is aio.EOF:
-                    return
+            while (raw := await message_of(call)) is not None:
                 yield raw
         except RpcFailed as err:
             if not self._stopped.is_set():  # else it was we who ended it, by `stop_reads`

@@ -15,9 +15,9 @@ from gazette_platform.broker.journal.gaps import KNOWN_WAIT_S, Gaps
 from gazette_platform.broker.journal.pulses import Pulses
 from gazette_platform.broker.journal.spec_writes import write_route, write_suspend
 from gazette_platform.broker.journal.unstored import ask_others
-from gazette_platform.broker.replicate.peer_stream import open_replicate
 from gazette_platform.broker.replicate.replicator import Replicator
 from gazette_platform.broker.spool.journal_spool import JournalSpool
+from gazette_platform.broker.wire.peer_stream import open_replicate
 from gazette_platform.errors import GazetteError
 from gazette_platform.fragment.index import Index
 from gazette_platform.fragment.refresh import Refresher
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.journal.resolver import Resolver
-    from gazette_platform.broker.replicate.peer_stream import PeerStream
+    from gazette_platform.broker.wire.peer_stream import PeerStream
     from gazette_platform.fragment.completed import CompletedSpool
     from gazette_platform.fragment.spool import Spool
     from gazette_platform.protocol import EtcdHeader, ProcessId, Route

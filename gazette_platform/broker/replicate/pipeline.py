@@ -32,7 +32,7 @@ from gazette_platform.protocol import Header
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gazette_platform.broker.replicate.peer_stream import PeerStream
+    from gazette_platform.broker.wire.peer_stream import PeerStream
     from gazette_platform.ops.tasks import TaskGroup
     from gazette_platform.protocol import EtcdHeader, Fragment, LabelSet, ProcessId, Route
 

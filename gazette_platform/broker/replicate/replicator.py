@@ -27,9 +27,9 @@ from gazette_platform.protocol.content import encode_replicate_content
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gazette_platform.broker.replicate.peer_stream import PeerStream
     from gazette_platform.broker.replicate.pipeline_fsm import SyncOutcome
     from gazette_platform.broker.spool.journal_spool import Draft, JournalSpool
+    from gazette_platform.broker.wire.peer_stream import PeerStream
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.tasks import TaskGroup
     from gazette_platform.protocol import EtcdHeader, LabelSet, ProcessId, Route

@@ -20,7 +20,7 @@ from gazette_platform.client.wire import WRITE_FAILED
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-__all__ = ["CALL_ERRORS", "GRPC_CODES", "caller_left", "of_call"]
+__all__ = ["CALL_ERRORS", "GO_CODES", "GRPC_CODES", "caller_left", "message_of", "of_call"]
 
 T = TypeVar("T")
 
@@ -29,6 +29,12 @@ CALL_ERRORS = (grpc.RpcError, aio.BaseError, asyncio.InvalidStateError)
 
 GRPC_CODES = {code: getattr(grpc.StatusCode, code.value) for code in Code}
 """What our codes are to gRPC."""
+
+# Go spells this one with one L.
+GO_CODES = {code: code.value.title().replace("_", "") for code in Code} | {
+    Code.CANCELLED: "Canceled"
+}
+"""What they are in Go's texts, and so in Gazette's errors and metrics."""
 
 _CODES = {grpc_code: code for code, grpc_code in GRPC_CODES.items()}
 
@@ -49,6 +55,12 @@ async def of_call(call: Any, work: Awaitable[T]) -> T:
             raise
         # Not we, but the call was cancelled: its channel was closed, since the peer has left.
         raise RpcFailed(Code.UNAVAILABLE, "the peer has left the cluster") from None
+
+
+async def message_of(call: Any) -> bytes | None:
+    """The next message of a call; None at its end. Raises: RpcFailed: as `of_call`."""
+    raw = await of_call(call, call.read())
+    return None if raw is aio.EOF else bytes(raw)
 
 
 async def _failure(call: Any) -> RpcFailed:

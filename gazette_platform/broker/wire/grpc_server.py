@@ -16,7 +16,7 @@ from grpc import aio
 from grpc._cython import cygrpc  # type: ignore[import-untyped]
 from typing_extensions import override
 
-from gazette_platform.broker.wire.grpc_calls import GRPC_CODES, caller_left
+from gazette_platform.broker.wire.grpc_calls import GO_CODES, GRPC_CODES, caller_left
 from gazette_platform.broker.wire.interface import READ_AHEAD_BYTES, Code, RpcFailed
 from gazette_platform.errors import SetupError, TransportError
 from gazette_platform.ops.keepalive import keepalive_options
@@ -56,12 +56,6 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 # neither files nor memory any more but for the message that is on its way. Likewise who begins an
 # append and does not say what it is to be.
 _STALL_S = 60.0
-
-# As Go writes them, for metrics. It spells CANCELLED with one L.
-_GO_CODES = {
-    code: "Canceled" if code is Code.CANCELLED else code.value.title().replace("_", "")
-    for code in Code
-}
 
 
 @final
@@ -251,11 +245,11 @@ def _handled(
         try:
             answer = await handle(request, context)
         except RpcFailed as err:
-            code = _GO_CODES[err.code]
+            code = GO_CODES[err.code]
             await _abort(context, err)
             raise
         except asyncio.CancelledError:
-            code = _GO_CODES[Code.CANCELLED]
+            code = GO_CODES[Code.CANCELLED]
             raise
         else:
             code = "OK"

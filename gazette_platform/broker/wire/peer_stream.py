@@ -5,16 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, final
 
-from grpc import aio  # type: ignore[import-untyped]
-
-from gazette_platform.broker.wire.grpc_calls import of_call
+from gazette_platform.broker.wire.grpc_calls import GO_CODES, message_of, of_call
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.protocol.auth import Capability
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gazette_platform.broker.peers import Peers
+    from gazette_platform.broker.wire.peers import Peers
     from gazette_platform.protocol import ProcessId
 
 __all__ = ["PeerStream", "open_replicate"]
@@ -72,10 +70,9 @@ class _GrpcStream:
 
     async def read(self) -> bytes | None:
         try:
-            raw = await of_call(self._call, self._call.read())
+            return await message_of(self._call)
         except RpcFailed as err:
             raise self._failed(err) from err
-        return bytes(raw) if raw is not aio.EOF else None
 
     async def done_writing(self) -> None:
         try:
@@ -88,14 +85,5 @@ class _GrpcStream:
 
     def _failed(self, err: RpcFailed) -> RpcFailed:
         self._on_failure(err.text)
-        text = f"rpc error: code = {_camel(err.code.value)} desc = {err.text}"
+        text = f"rpc error: code = {GO_CODES[err.code]} desc = {err.text}"
         return RpcFailed(err.code, text)
-
-
-def _camel(name: str) -> str:
-    """A code as Go spells it.
-
-    >>> _camel("DEADLINE_EXCEEDED")
-    'DeadlineExceeded'
-    """
-    return "".join(word.capitalize() for word in name.split("_"))
