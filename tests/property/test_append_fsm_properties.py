@@ -5,7 +5,6 @@ from __future__ import annotations
 from hypothesis import given, strategies as st
 
 from gazette_platform.broker.append.events import (
-    Acquired,
     AppendRequest,
     AssignmentsFresh,
     Content,
@@ -81,7 +80,6 @@ def test_joining_is_walking(request, view, has_content, length):
     walked.start()
     for event in (
         Resolved(Status.OK, is_local_primary=True, spec=view.spec),
-        Acquired(),
         Synced(),
         AssignmentsFresh(),
         Replicas(1, 1, 10),

@@ -15,8 +15,6 @@ import pytest
 
 from gazette_platform.broker.append.events import (
     Acknowledged,
-    Acquire,
-    Acquired,
     AppendRequest,
     AssignmentsFresh,
     AwaitReady,
@@ -66,8 +64,7 @@ SPEC = JournalSpec("a/journal", 1, fragment=FragmentSpec(length=1024))
 REQUEST = AppendRequest("a/journal")
 
 ON_THE_WAY = [
-    (Resolved(Status.OK, is_local_primary=True, spec=SPEC), Acquire()),
-    (Acquired(), Sync()),
+    (Resolved(Status.OK, is_local_primary=True, spec=SPEC), Sync()),
     (Synced(), CheckAssignments()),
     (AssignmentsFresh(), CountReplicas()),
     (Replicas(1, 1, 100), AwaitReady()),
@@ -173,7 +170,7 @@ def test_fs3_a_peer_that_is_ahead_moves_the_spool():
     play(
         machine,
         [
-            *ON_THE_WAY[:2],
+            *ON_THE_WAY[:1],
             (SyncMismatch(892, ahead), Sync(892, ahead)),
             (Synced(), CheckAssignments()),
         ],
@@ -181,15 +178,15 @@ def test_fs3_a_peer_that_is_ahead_moves_the_spool():
 
 
 def test_fs4_a_wrong_route_resolves_at_the_peers_revision():
-    play(AppendFSM(REQUEST), [*ON_THE_WAY[:2], (WrongRoute(101), Resolve(101))])
+    play(AppendFSM(REQUEST), [*ON_THE_WAY[:1], (WrongRoute(101), Resolve(101))])
 
 
 def test_fs6_fs8_assignments_are_written_and_the_journal_resolved_again():
     machine = AppendFSM(REQUEST)
-    play(machine, [*ON_THE_WAY[:3], (Written(77), Resolve(77)), *ON_THE_WAY])
+    play(machine, [*ON_THE_WAY[:2], (Written(77), Resolve(77)), *ON_THE_WAY])
 
 
-@pytest.mark.parametrize("reached", [1, 2, 3, 5])
+@pytest.mark.parametrize("reached", [1, 2, 4])
 def test_fs7_an_invalidation_resolves_again_from_wherever_it_waits(reached):
     machine = AppendFSM(REQUEST)
     play(machine, [*ON_THE_WAY[:reached], (Invalidated(), Resolve(0)), *ON_THE_WAY])
@@ -304,7 +301,7 @@ def test_fs14_resume_begins_where_the_journal_was_suspended():
             (Written(55), Resolve(55)),
             *ON_THE_WAY,
             (Ready(view(none)), Sync(1024)),
-            *ON_THE_WAY[2:],
+            *ON_THE_WAY[1:],
             (Ready(view(none, spool=(1024, 1024))), Stream(0)),
         ],
     )
@@ -333,7 +330,7 @@ def test_content_behind_a_resumption_offset_takes_it_back():
         [
             *ON_THE_WAY,
             (Ready(view(noted, index=(0, 1024))), Sync(1024)),
-            *ON_THE_WAY[2:],
+            *ON_THE_WAY[1:],
             (
                 Ready(view(noted, spool=(1024, 1024), index=(0, 1024))),
                 WriteSuspend(SuspendSpec(SuspendLevel.NONE, 0)),
@@ -368,7 +365,7 @@ def test_an_append_that_is_refused_leaves_the_resumption_offset(asked, seen, eff
     ],
 )
 def test_fs15_replicas_are_counted(replicas, effect):
-    play(AppendFSM(REQUEST), [*ON_THE_WAY[:4], (replicas, effect)])
+    play(AppendFSM(REQUEST), [*ON_THE_WAY[:3], (replicas, effect)])
 
 
 # ---------------------------------------------------------------------------------- preconditions
@@ -447,7 +444,7 @@ def test_fs27_reset_head():
         at_ready(request(offset=1024)),
         [
             (Ready(ahead), Sync(1024)),
-            *ON_THE_WAY[2:],
+            *ON_THE_WAY[1:],
             (Ready(view(spool=(1024, 1024), index=(0, 1024))), Stream(0)),
             (ContentEnd(), Commit(LabelSet())),
             (Acknowledged(), Finish(Status.OK)),
@@ -500,7 +497,7 @@ def test_an_event_out_of_place_is_a_fault_of_the_shell():
 
 def test_what_was_off_the_path_is_told():
     machine = AppendFSM(REQUEST)
-    play(machine, [*ON_THE_WAY[:3], (Written(77), Resolve(77))])
+    play(machine, [*ON_THE_WAY[:2], (Written(77), Resolve(77))])
     assert machine.story == ["ASSIGNMENTS: Written(revision=77)"]
 
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Acknowledged",
-    "Acquire",
-    "Acquired",
     "AppendRequest",
     "AssignmentsFresh",
     "AwaitReady",
@@ -90,11 +88,6 @@ class Resolved:
 
 
 @dataclass(frozen=True, slots=True)
-class Acquired:
-    """This append owns the journal now."""
-
-
-@dataclass(frozen=True, slots=True)
 class AssignmentsFresh:
     """Every assignment in etcd carries the current route."""
 
@@ -157,7 +150,6 @@ class Acknowledged:
 
 Event = (
     Resolved
-    | Acquired
     | Invalidated
     | Synced
     | SyncMismatch
@@ -180,11 +172,6 @@ class Resolve:
     """Look the journal up at `min_revision` or later."""
 
     min_revision: int
-
-
-@dataclass(frozen=True, slots=True)
-class Acquire:
-    """Wait for the journal to be free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +248,6 @@ class Finish:
 
 Effect = (
     Resolve
-    | Acquire
     | Proxy
     | Sync
     | CheckAssignments

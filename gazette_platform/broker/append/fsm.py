@@ -4,12 +4,10 @@ The shell feeds events to `AppendFSM.step` and carries out the one effect that c
 
     state          event that leaves it            next effect
     -------------  ------------------------------  -------------------------------------------------
-    RESOLVE        Resolved(OK, local)             Acquire
+    RESOLVE        Resolved(OK, local)             Sync
                    Resolved(OK, remote)            Proxy
                    Resolved(SUSPENDED), resuming   WriteSuspend(NONE, same offset)
                    Resolved(any other)             Fail(status)
-    ACQUIRE        Acquired                        Sync
-                   Invalidated                     Resolve
     SYNC           Synced                          CheckAssignments
                    SyncMismatch(offset)            Sync(roll to the peers' end, their registers)
                    WrongRoute(revision)            Resolve(revision)
@@ -46,8 +44,6 @@ from typing import final
 
 from gazette_platform.broker.append.events import (
     Acknowledged,
-    Acquire,
-    Acquired,
     AppendRequest,
     AssignmentsFresh,
     AwaitReady,
@@ -96,7 +92,6 @@ class State(Enum):
     """Where an append stands; see the module's table."""
 
     RESOLVE = auto()
-    ACQUIRE = auto()
     SYNC = auto()
     ASSIGNMENTS = auto()
     REPLICAS = auto()
@@ -107,7 +102,6 @@ class State(Enum):
     DONE = auto()
 
 
-_ACQUIRE = Acquire()
 _SYNC = Sync()
 _CHECK = CheckAssignments()
 _COUNT = CountReplicas()
@@ -159,9 +153,6 @@ class AppendFSM:
                 return self._on_ready(view)
             case State.RESOLVE, Resolved():
                 return self._on_resolved(event)
-            case State.ACQUIRE, Acquired():
-                self.state = State.SYNC
-                return _SYNC
             case State.SYNC, Synced():
                 self.state = State.ASSIGNMENTS
                 return _CHECK
@@ -177,7 +168,7 @@ class AppendFSM:
     def _step_rarely(self, event: Event) -> Effect:  # noqa: PLR0911  one per transition
         self.story.append(f"{self.state.name}: {event}")
         match self.state, event:
-            case ((State.ACQUIRE | State.SYNC | State.ASSIGNMENTS | State.READY), Invalidated()):
+            case ((State.SYNC | State.ASSIGNMENTS | State.READY), Invalidated()):
                 return self._resolve(0)
             case State.STREAM, Invalidated() if self.content_length == 0:
                 return self._resolve(0)
@@ -218,8 +209,8 @@ class AppendFSM:
         if not event.is_local_primary:
             self.state = State.DONE
             return Proxy()
-        self.state = State.ACQUIRE
-        return _ACQUIRE
+        self.state = State.SYNC
+        return _SYNC
 
     def _on_ready(self, view: ReplicaView) -> Effect:
         self.view = view

@@ -141,8 +141,6 @@ class Planner:
             case events.Resolve(min_revision):
                 self._resolved_at = journal.revision
                 return journal.resolve(min_revision)
-            case events.Acquire():
-                return events.Acquired()
             case events.Sync(roll_to):
                 # Anything else takes time, even if it is only to wait for who had the spool before.
                 return synced.Synced() if roll_to == 0 and self._replicator.is_synced else None
