@@ -168,7 +168,7 @@ class Broker:
         self.service = BrokerService(self._context, self._resolver)
         await self._await_former(etcd, process_id)
         self._server = GrpcServer(
-            self.service,
+            self.service.rpcs.values(),
             host=config.host,
             port=config.port,
             socket=config.socket,

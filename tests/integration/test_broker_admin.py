@@ -9,8 +9,9 @@ import tracemalloc
 
 import pytest
 
+from gazette_platform.broker.api.admin import AdminApi
 from gazette_platform.broker.side_keys import savepoint_key
-from gazette_platform.broker.wire.interface import RpcFailed
+from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.client import AsyncClient, CallFailed, Change, ClientConfig
 from gazette_platform.errors import (
     NotAllowed,
@@ -135,15 +136,18 @@ async def test_any_broker_forwards_a_flush(local_brokers):
                 assert all(f.is_persisted for f in await client.fragments(name)), (name, end)
 
 
-async def test_brokers_of_gazette_are_flushed_by_suspending(client, broker, monkeypatch):
-    """They do not know the call. Here, one of ours pretends not to."""
+@pytest.fixture
+def brokers_without_flush(monkeypatch):
+    """Brokers that are started from now on pretend not to know the call."""
 
     async def unimplemented(*_):
-        from gazette_platform.broker.wire.interface import Code, RpcFailed
-
         raise RpcFailed(Code.UNIMPLEMENTED, "unknown service gazette_platform.Admin")
 
-    monkeypatch.setattr(broker.service._admin, "flush", unimplemented)
+    monkeypatch.setattr(AdminApi, "flush", unimplemented)
+
+
+async def test_brokers_of_gazette_are_flushed_by_suspending(brokers_without_flush, client):
+    """They do not know the call."""
     await apply(client, spec("a/journal"), spec("a/empty"))
     await client.append("a/journal", b"content")
     await client.append("a/journal", b" more")
@@ -233,7 +237,7 @@ async def test_a_savepoint_of_many_journals_holds_up_nobody(broker, client):
 
     tasks = TaskGroup("test")
     tasks.spawn(watch())
-    await broker.service.put_savepoint(raw, {})
+    await broker.service.rpcs["PutSavepoint"].handler(raw, {})
     await tasks.close()
     assert longest < 0.1
     assert len((await client.get_savepoint("large")).offsets) == 50_000
@@ -241,7 +245,7 @@ async def test_a_savepoint_of_many_journals_holds_up_nobody(broker, client):
     for number in range(20_000):
         request.savepoint.offsets[f"b/j{number:06}"] = number
     with pytest.raises(RpcFailed, match="70001 offsets, too many to keep in etcd"):
-        await broker.service.put_savepoint(request.SerializeToString(), {})
+        await broker.service.rpcs["PutSavepoint"].handler(request.SerializeToString(), {})
 
 
 async def test_lists_of_large_savepoints_hold_few_of_them(etcd, etcd_prefix, broker):
@@ -255,7 +259,7 @@ async def test_lists_of_large_savepoints_hold_few_of_them(etcd, etcd_prefix, bro
     tracemalloc.start()
     try:
         lists = await asyncio.gather(
-            *(broker.service.list_savepoints(request, {}) for _ in range(8))
+            *(broker.service.rpcs["ListSavepoints"].handler(request, {}) for _ in range(8))
         )
         _, peak = tracemalloc.get_traced_memory()
     finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from unittest import mock
 
 import pytest
 from grpc import aio
@@ -18,9 +17,9 @@ from gazette_platform.errors import SetupError
 
 
 def refusal(host, port=0, **options):
-    service, calls = mock.Mock(), BrokerMetrics().calls
+    calls = BrokerMetrics().calls
     with pytest.raises(SetupError) as caught:
-        GrpcServer(service, host=host, port=port, recv_bytes_max=1 << 20, calls=calls, **options)
+        GrpcServer((), host=host, port=port, recv_bytes_max=1 << 20, calls=calls, **options)
     return str(caught.value)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, TypeVar, final
 
@@ -15,17 +16,22 @@ from gazette_platform.broker.api.listing import ListApi
 from gazette_platform.broker.api.proxy import Proxy
 from gazette_platform.broker.api.read import ReadApi
 from gazette_platform.broker.api.replicate import ReplicateApi
-from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.broker.wire.interface import Code, Kind, Rpc, RpcFailed
 from gazette_platform.errors import EtcdError, GazetteError
 from gazette_platform.protocol import Status
 from gazette_platform.protocol.auth import Capability, Unauthenticated
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.journal.resolver import Resolver
-    from gazette_platform.broker.wire.interface import ContentSource, MessageStream
+    from gazette_platform.broker.wire.interface import (
+        BidiStream,
+        ClientStream,
+        ContentSource,
+        MessageStream,
+        Metadata,
+        ServerStream,
+    )
     from gazette_platform.protocol.auth import Claims
 
 __all__ = ["BrokerService"]
@@ -33,168 +39,164 @@ __all__ = ["BrokerService"]
 T = TypeVar("T")
 
 
+_JOURNAL, _ADMIN = "protocol.Journal", "gazette_platform.Admin"
+
+# Of the API modules: a call, beyond what all have in common.
+_Once = Callable[[bytes, "Claims"], Awaitable[tuple[Status, bytes]]]
+_Streamed = Callable[[bytes, "Claims"], AsyncGenerator[bytes]]
+
+
 @final
 class BrokerService:
-    """All RPCs; implements `wire.interface.Service`."""
+    """All RPCs, behind what they have in common.
+
+    Each is counted, authorized, ended with the time of its caller's token, and its errors are told.
+
+    Attributes: rpcs: all of them, by name. append, read: two that HTTP serves, too.
+    """
 
     def __init__(self, context: BrokerContext, resolver: Resolver) -> None:
         self._metrics = context.metrics
         self._faults = context.faults
         self._auth = context.auth
         self._fence = context.fence
-        self._proxy = Proxy(context, resolver)
-        self._append = AppendApi(context, resolver, self._proxy)
-        self._read = ReadApi(context, resolver, self._proxy)
-        self._replicate = ReplicateApi(resolver)
-        self._list = ListApi(context, resolver)
-        self._fragments = FragmentsApi(context, resolver, self._proxy)
-        self._admin = AdminApi(context, resolver)
-        self._append_started = self._metrics.started.labels("Append")
-        self._append_ok = self._metrics.completed.labels("Append", "ok")
+        self._proxy = proxy = Proxy(context, resolver)
+        self._list = listing = ListApi(context, resolver)
+        self._append = AppendApi(context, resolver, proxy)
+        self._read = ReadApi(context, resolver, proxy)
+        fragments, admin = FragmentsApi(context, resolver, proxy), AdminApi(context, resolver)
+        replicate = ReplicateApi(resolver)
+        can = Capability
+
+        self.append = self._client_stream("Append", can.APPEND, self._append.append)
+        self.read = _resumable(self._server_stream("Read", can.READ, self._read.read))
+        listed = self._server_stream("List", can.LIST, listing.list_journals)
+        replicated = self._bidi_stream("Replicate", can.REPLICATE, replicate.replicate)
+        rpcs = [
+            Rpc(_JOURNAL, "Append", Kind.CLIENT_STREAM, self.append),
+            Rpc(_JOURNAL, "Read", Kind.SERVER_STREAM, self.read),
+            Rpc(_JOURNAL, "List", Kind.SERVER_STREAM, listed),
+            Rpc(_JOURNAL, "Replicate", Kind.BIDI_STREAM, replicated),
+            self._unary(_JOURNAL, "Apply", can.APPLY, listing.apply),
+            self._unary(_JOURNAL, "ListFragments", can.READ, fragments.list_fragments),
+            self._unary(_JOURNAL, "FragmentStoreHealth", can.READ, fragments.fragment_store_health),
+            self._unary(_ADMIN, "Flush", can.APPEND, admin.flush),
+            self._unary(_ADMIN, "PutSavepoint", can.APPLY, admin.put_savepoint),
+            self._unary(_ADMIN, "GetSavepoint", can.LIST, admin.get_savepoint),
+            self._unary(_ADMIN, "ListSavepoints", can.LIST, admin.list_savepoints),
+            self._unary(_ADMIN, "DeleteSavepoint", can.APPLY, admin.delete_savepoint),
+        ]
+        self.rpcs = {rpc.name: rpc for rpc in rpcs}
 
     def stop_watches(self) -> None:
         """End the streams that would otherwise last for ever."""
         self._list.stop_watches()
         self._proxy.stop_reads()
 
-    async def append(
-        self, first: bytes, content: ContentSource, metadata: Mapping[str, str]
-    ) -> bytes:
-        """Serve one Append."""
-        self._append_started.inc()
-        try:
-            claims = self._auth.authorize(metadata, Capability.APPEND)
-            appending = self._append.append(first, content, claims)
-            if claims.expires_at is not None:
-                appending = self._before_expiry(claims, appending)
-            status, response = await appending
-        except Exception as err:
-            raise self._failed("Append", err) from err
-        if status is Status.OK:
-            problem = self._fence.problem
-            if problem:
-                self._metrics.completed.labels("Append", "error").inc()
-                raise RpcFailed(Code.UNAVAILABLE, f"{problem}: whether it was appended is unknown")
-            self._append_ok.inc()
-        else:
-            self._metrics.completed.labels("Append", status.name).inc()
-        return response
+    def _unary(self, service: str, name: str, capability: Capability, method: _Once) -> Rpc:
+        begin, end = self._counted(name)
 
-    async def replicate(self, stream: MessageStream, metadata: Mapping[str, str]) -> None:
-        """Serve one Replicate: another broker writes to our replica of a journal."""
-        self._metrics.started.labels("Replicate").inc()
-        try:
-            claims = self._auth.authorize(metadata, Capability.REPLICATE)
-            await self._before_expiry(claims, self._replicate.replicate(stream, claims))
-        except Exception as err:
-            raise self._failed("Replicate", err) from err
-        self._metrics.completed.labels("Replicate", "ok").inc()
+        async def serve(request: bytes, metadata: Metadata) -> bytes:
+            begin()
+            try:
+                claims = self._auth.authorize(metadata, capability)
+                status, response = await self._before_expiry(claims, method(request, claims))
+            except Exception as err:
+                raise self._failed(name, err) from err
+            end(status)
+            return response
 
-    async def read(self, request: bytes, metadata: Mapping[str, str]) -> AsyncGenerator[bytes]:
-        """Serve one Read: a stream of responses."""
-        responses = self._streamed("Read", Capability.READ, self._read.read, request, metadata)
-        try:
-            async with aclosing(responses):
-                async for response in responses:
-                    yield response
-        except RpcFailed as err:
-            # As Gazette's, a read that has run out of time ends in order: clients go on with
-            # another, and a token that is good.
-            if err.code is not Code.DEADLINE_EXCEEDED:
+        return Rpc(service, name, Kind.UNARY, serve)
+
+    def _client_stream(
+        self,
+        name: str,
+        capability: Capability,
+        method: Callable[[bytes, ContentSource, Claims], Awaitable[tuple[Status, bytes]]],
+    ) -> ClientStream:
+        begin, end = self._counted(name)
+
+        async def serve(first: bytes, content: ContentSource, metadata: Metadata) -> bytes:
+            begin()
+            try:
+                claims = self._auth.authorize(metadata, capability)
+                serving = method(first, content, claims)
+                if claims.expires_at is not None:
+                    serving = self._before_expiry(claims, serving)
+                status, response = await serving
+                if status is Status.OK:
+                    self._check_fence()
+            except Exception as err:
+                raise self._failed(name, err) from err
+            end(status)
+            return response
+
+        return serve
+
+    def _bidi_stream(
+        self,
+        name: str,
+        capability: Capability,
+        method: Callable[[MessageStream, Claims], Awaitable[None]],
+    ) -> BidiStream:
+        begin, end = self._counted(name)
+
+        async def serve(stream: MessageStream, metadata: Metadata) -> None:
+            begin()
+            try:
+                claims = self._auth.authorize(metadata, capability)
+                await self._before_expiry(claims, method(stream, claims))
+            except Exception as err:
+                raise self._failed(name, err) from err
+            end(Status.OK)
+
+        return serve
+
+    def _server_stream(self, name: str, capability: Capability, method: _Streamed) -> ServerStream:
+        begin, end = self._counted(name)
+
+        async def serve(request: bytes, metadata: Metadata) -> AsyncGenerator[bytes]:
+            begin()
+            try:
+                claims = self._auth.authorize(metadata, capability)
+                async with aclosing(method(request, claims)) as responses:
+                    if claims.expires_at is None:
+                        async for response in responses:
+                            yield response
+                    else:
+                        while True:
+                            following = anext(responses, None)
+                            found = await self._before_expiry(claims, following)
+                            if found is None:
+                                break
+                            yield found
+            except Exception as err:
+                raise self._failed(name, err) from err
+            except asyncio.CancelledError:
+                self._metrics.completed.labels(name, "cancelled").inc()
                 raise
+            end(Status.OK)
 
-    async def list(self, request: bytes, metadata: Mapping[str, str]) -> AsyncGenerator[bytes]:
-        """Serve one List: a stream of responses."""
-        method = self._list.list_journals
-        responses = self._streamed("List", Capability.LIST, method, request, metadata)
-        async with aclosing(responses):
-            async for response in responses:
-                yield response
+        return serve
 
-    async def apply(self, request: bytes, metadata: Mapping[str, str]) -> bytes:
-        """Serve one Apply."""
-        return await self._unary("Apply", Capability.APPLY, self._list.apply, request, metadata)
+    def _check_fence(self) -> None:
+        """Raises: RpcFailed: others may have taken over, and know nothing of the append."""
+        problem = self._fence.problem
+        if problem:
+            text = f"{problem}: whether it was appended is unknown"
+            raise RpcFailed(Code.UNAVAILABLE, text)
 
-    async def list_fragments(self, request: bytes, metadata: Mapping[str, str]) -> bytes:
-        """Serve one ListFragments."""
-        method = self._fragments.list_fragments
-        return await self._unary("ListFragments", Capability.READ, method, request, metadata)
+    def _counted(self, name: str) -> tuple[Callable[[], None], Callable[[Status], None]]:
+        """What counts that a call began, and that it ended with a status."""
+        ok = self._metrics.completed.labels(name, "ok")
 
-    async def fragment_store_health(self, request: bytes, metadata: Mapping[str, str]) -> bytes:
-        """Serve one FragmentStoreHealth."""
-        method = self._fragments.fragment_store_health
-        return await self._unary("FragmentStoreHealth", Capability.READ, method, request, metadata)
+        def end(status: Status) -> None:
+            if status is Status.OK:
+                ok.inc()
+            else:
+                self._metrics.completed.labels(name, status.name).inc()
 
-    async def flush(self, request: bytes, metadata: Mapping[str, str]) -> bytes:
-        """Serve one Admin/Flush."""
-        return await self._unary("Flush", Capability.APPEND, self._admin.flush, request, metadata)
-
-    async def put_savepoint(self, request: bytes, metadata: Mapping[str, str]) -> bytes:
-        """Serve one Admin/PutSavepoint."""
-        method = self._admin.put_savepoint
-        return await self._unary("PutSavepoint", Capability.APPLY, method, request, metadata)
-
-    async def get_savepoint(self, request: bytes, metadata: Mapping[str, str]) -> bytes:
-        """Serve one Admin/GetSavepoint."""
-        method = self._admin.get_savepoint
-        return await self._unary("GetSavepoint", Capability.LIST, method, request, metadata)
-
-    async def list_savepoints(self, request: bytes, metadata: Mapping[str, str]) -> bytes:
-        """Serve one Admin/ListSavepoints."""
-        method = self._admin.list_savepoints
-        return await self._unary("ListSavepoints", Capability.LIST, method, request, metadata)
-
-    async def delete_savepoint(self, request: bytes, metadata: Mapping[str, str]) -> bytes:
-        """Serve one Admin/DeleteSavepoint."""
-        method = self._admin.delete_savepoint
-        return await self._unary("DeleteSavepoint", Capability.APPLY, method, request, metadata)
-
-    async def _unary(
-        self,
-        operation: str,
-        capability: Capability,
-        method: Callable[[bytes, Claims], Awaitable[tuple[Status, bytes]]],
-        request: bytes,
-        metadata: Mapping[str, str],
-    ) -> bytes:
-        self._metrics.started.labels(operation).inc()
-        try:
-            claims = self._auth.authorize(metadata, capability)
-            status, response = await self._before_expiry(claims, method(request, claims))
-        except Exception as err:
-            raise self._failed(operation, err) from err
-        label = "ok" if status is Status.OK else status.name
-        self._metrics.completed.labels(operation, label).inc()
-        return response
-
-    async def _streamed(
-        self,
-        operation: str,
-        capability: Capability,
-        method: Callable[[bytes, Claims], AsyncGenerator[bytes]],
-        request: bytes,
-        metadata: Mapping[str, str],
-    ) -> AsyncGenerator[bytes]:
-        self._metrics.started.labels(operation).inc()
-        try:
-            claims = self._auth.authorize(metadata, capability)
-            async with aclosing(method(request, claims)) as responses:
-                if claims.expires_at is None:
-                    async for response in responses:
-                        yield response
-                else:
-                    while True:
-                        following = anext(responses, None)
-                        found = await self._before_expiry(claims, following)
-                        if found is None:
-                            break
-                        yield found
-        except Exception as err:
-            raise self._failed(operation, err) from err
-        except asyncio.CancelledError:
-            self._metrics.completed.labels(operation, "cancelled").inc()
-            raise
-        self._metrics.completed.labels(operation, "ok").inc()
+        return self._metrics.started.labels(name).inc, end
 
     async def _before_expiry(self, claims: Claims, work: Awaitable[T]) -> T:
         """Await `work`, for no longer than the claims of its caller are good.
@@ -232,3 +234,21 @@ class BrokerService:
         passes = isinstance(err, EtcdError) and err.retriable
         code = Code.UNAVAILABLE if passes else Code.UNKNOWN
         return RpcFailed(code, str(err))
+
+
+def _resumable(serve: ServerStream) -> ServerStream:
+    """A stream that ends in order when it has run out of time, as Gazette's reads do.
+
+    Clients go on with another, and a token that is good.
+    """
+
+    async def resumable(request: bytes, metadata: Metadata) -> AsyncGenerator[bytes]:
+        try:
+            async with aclosing(serve(request, metadata)) as responses:
+                async for response in responses:
+                    yield response
+        except RpcFailed as err:
+            if err.code is not Code.DEADLINE_EXCEEDED:
+                raise
+
+    return resumable

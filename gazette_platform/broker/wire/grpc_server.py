@@ -7,6 +7,7 @@ import errno
 import logging
 import socket
 import traceback
+from collections import defaultdict
 from contextlib import aclosing
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, final
@@ -17,22 +18,25 @@ from grpc._cython import cygrpc  # type: ignore[import-untyped]
 from typing_extensions import override
 
 from gazette_platform.broker.wire.grpc_calls import GO_CODES, GRPC_CODES, caller_left
-from gazette_platform.broker.wire.interface import READ_AHEAD_BYTES, Code, RpcFailed
+from gazette_platform.broker.wire.interface import READ_AHEAD_BYTES, Code, Kind, RpcFailed
 from gazette_platform.errors import SetupError, TransportError
 from gazette_platform.ops.keepalive import keepalive_options
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
     from pathlib import Path
 
     from gazette_platform.broker.metrics import CallMetrics, MethodMetrics
     from gazette_platform.broker.tls import TlsMaterial
-    from gazette_platform.broker.wire.interface import Service
+    from gazette_platform.broker.wire.interface import (
+        BidiStream,
+        ClientStream,
+        Rpc,
+        ServerStream,
+        Unary,
+    )
 
 __all__ = ["GrpcServer"]
-
-_SERVICE = "protocol.Journal"
-_ADMIN_SERVICE = "gazette_platform.Admin"
 
 # Seconds. Callers may be far away, and their content on its way for long; what they must not do is to
 # hold calls, spools and memory for ever when their machine is gone.
@@ -110,7 +114,7 @@ cygrpc.traceback = SimpleNamespace(**(vars(traceback) | {"print_exc": lambda *_:
 
 @final
 class GrpcServer:
-    """Serves a `Service` on a port, or on a Unix socket.
+    """Serves calls on a port, or on a Unix socket.
 
     Args: calls: counts them. socket: to listen on in place of host and port.
           tls: of the port; None: it is plain.
@@ -119,7 +123,7 @@ class GrpcServer:
 
     def __init__(
         self,
-        service: Service,
+        rpcs: Iterable[Rpc],
         *,
         host: str,
         port: int,
@@ -135,14 +139,7 @@ class GrpcServer:
         ]
         self._server = aio.server(options=options)
         self._is_stopping = False
-        handlers = _journal_handlers(service, calls)
-        admin_handlers = _admin_handlers(service, calls)
-        self._server.add_generic_rpc_handlers(
-            (
-                grpc.method_handlers_generic_handler(_SERVICE, handlers),
-                grpc.method_handlers_generic_handler(_ADMIN_SERVICE, admin_handlers),
-            )
-        )
+        self._server.add_generic_rpc_handlers(_handlers(rpcs, calls))
         address = f"unix:{socket}" if socket is not None else f"{host}:{port}"
         try:
             if tls is None:
@@ -191,36 +188,15 @@ def _why_not(host: str, port: int, path: Path | None) -> str:
     return " (is it in use? choose another with --broker.port)"
 
 
-def _journal_handlers(service: Service, calls: CallMetrics) -> dict[str, Any]:
-    def of(kind: str, method: str) -> MethodMetrics:
-        return calls.of(kind, _SERVICE, method)
-
-    unary = {
-        "Apply": service.apply,
-        "ListFragments": service.list_fragments,
-        "FragmentStoreHealth": service.fragment_store_health,
-    }
-    return {
-        "Append": _append(service, of("client_stream", "Append")),
-        "Replicate": _replicate(service, of("bidi_stream", "Replicate")),
-        "Read": _streaming(service.read, of("server_stream", "Read")),
-        "List": _streaming(service.list, of("server_stream", "List")),
-        **{name: _unary(method, of("unary", name)) for name, method in unary.items()},
-    }
-
-
-def _admin_handlers(service: Service, calls: CallMetrics) -> dict[str, Any]:
-    unary = {
-        "Flush": service.flush,
-        "PutSavepoint": service.put_savepoint,
-        "GetSavepoint": service.get_savepoint,
-        "ListSavepoints": service.list_savepoints,
-        "DeleteSavepoint": service.delete_savepoint,
-    }
-    return {
-        name: _unary(method, calls.of("unary", _ADMIN_SERVICE, name))
-        for name, method in unary.items()
-    }
+def _handlers(rpcs: Iterable[Rpc], calls: CallMetrics) -> list[Any]:
+    by_service: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+    for rpc in rpcs:
+        metrics = calls.of(rpc.kind.value, rpc.service, rpc.name)
+        by_service[rpc.service][rpc.name] = _HANDLERS[rpc.kind](rpc.handler, metrics)
+    return [
+        grpc.method_handlers_generic_handler(service, handlers)
+        for service, handlers in by_service.items()
+    ]
 
 
 def _credentials(tls: TlsMaterial) -> Any:
@@ -270,7 +246,7 @@ async def _abort(context: Any, err: RpcFailed) -> None:
         raise asyncio.CancelledError from broken
 
 
-def _append(service: Service, metrics: MethodMetrics) -> Any:
+def _client_stream(method: ClientStream, metrics: MethodMetrics) -> Any:
     async def handle(_: Any, context: Any) -> bytes:
         messages = _Stream(context, metrics)
         try:
@@ -281,23 +257,21 @@ def _append(service: Service, metrics: MethodMetrics) -> Any:
             raise RpcFailed(Code.UNKNOWN, text) from err
         if first is None:
             raise RpcFailed(Code.UNKNOWN, "append stream: unexpected EOF")
-        answer = await service.append(first, messages, _metadata(context))
+        answer = await method(first, messages, _metadata(context))
         metrics.sent()
         return answer
 
     return grpc.stream_unary_rpc_method_handler(_handled(handle, metrics))
 
 
-def _replicate(service: Service, metrics: MethodMetrics) -> Any:
+def _bidi_stream(method: BidiStream, metrics: MethodMetrics) -> Any:
     async def handle(_: Any, context: Any) -> None:
-        await service.replicate(_Stream(context, metrics), _metadata(context))
+        await method(_Stream(context, metrics), _metadata(context))
 
     return grpc.stream_stream_rpc_method_handler(_handled(handle, metrics))
 
 
-def _unary(
-    method: Callable[[bytes, Mapping[str, str]], Awaitable[bytes]], metrics: MethodMetrics
-) -> Any:
+def _unary(method: Unary, metrics: MethodMetrics) -> Any:
     async def handle(request: bytes, context: Any) -> bytes:
         metrics.received()
         answer = await method(request, _metadata(context))
@@ -307,9 +281,7 @@ def _unary(
     return grpc.unary_unary_rpc_method_handler(_handled(handle, metrics))
 
 
-def _streaming(
-    method: Callable[[bytes, Mapping[str, str]], AsyncGenerator[bytes]], metrics: MethodMetrics
-) -> Any:
+def _server_stream(method: ServerStream, metrics: MethodMetrics) -> Any:
     async def handle(request: bytes, context: Any) -> None:
         metrics.received()
         stream = _Stream(context, metrics)
@@ -323,3 +295,11 @@ def _streaming(
                     raise RpcFailed(Code.UNAVAILABLE, text) from err
 
     return grpc.unary_stream_rpc_method_handler(_handled(handle, metrics))
+
+
+_HANDLERS: dict[Kind, Callable[[Any, MethodMetrics], Any]] = {
+    Kind.UNARY: _unary,
+    Kind.CLIENT_STREAM: _client_stream,
+    Kind.SERVER_STREAM: _server_stream,
+    Kind.BIDI_STREAM: _bidi_stream,
+}

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Any, Final, Protocol
 
 from gazette_platform.errors import GazetteError
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
-
-__all__ = ["READ_AHEAD_BYTES", "Code", "ContentSource", "MessageStream", "RpcFailed", "Service"]
+__all__ = [
+    "READ_AHEAD_BYTES",
+    "BidiStream",
+    "ClientStream",
+    "Code",
+    "ContentSource",
+    "Kind",
+    "MessageStream",
+    "Metadata",
+    "Rpc",
+    "RpcFailed",
+    "ServerStream",
+    "Service",
+    "Unary",
+]
 
 READ_AHEAD_BYTES = 4 << 20
 """What a transport may hold of a stream that is not read. It is one message of the largest size, and
@@ -75,58 +88,53 @@ class MessageStream(Protocol):
         ...
 
 
-class Service(Protocol):
-    """The broker, as a transport sees it. Messages are protobuf's bytes.
+class Kind(Enum):
+    """Which side of a call is a stream, by its name in metrics."""
 
-    All coroutines may raise RpcFailed. Cancelling one means that its caller has gone.
+    UNARY = "unary"
+    CLIENT_STREAM = "client_stream"
+    SERVER_STREAM = "server_stream"
+    BIDI_STREAM = "bidi_stream"
+
+
+Metadata = Mapping[str, str]
+
+Unary = Callable[[bytes, Metadata], Awaitable[bytes]]
+"""Takes a request, gives its response."""
+
+ClientStream = Callable[[bytes, ContentSource, Metadata], Awaitable[bytes]]
+"""Takes the first message and those that follow, gives the response."""
+
+ServerStream = Callable[[bytes, Metadata], AsyncGenerator[bytes]]
+"""Takes a request, gives its responses."""
+
+BidiStream = Callable[[MessageStream, Metadata], Awaitable[None]]
+"""Takes both directions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rpc:
+    """A call of the broker, as a transport makes it. Messages are protobuf's bytes.
+
+    What `handler` is depends on `kind`; all of them may raise RpcFailed, and cancelling one means
+    that its caller has gone.
     """
 
-    async def append(
-        self, first: bytes, content: ContentSource, metadata: Mapping[str, str]
-    ) -> bytes:
-        """Serve one Append."""
+    service: str
+    name: str
+    kind: Kind
+    handler: Any
+
+
+class Service(Protocol):
+    """What other transports than gRPC call."""
+
+    @property
+    def append(self) -> ClientStream:
+        """Serves Append."""
         ...
 
-    async def replicate(self, stream: MessageStream, metadata: Mapping[str, str]) -> None:
-        """Serve one Replicate: another broker writes to our replica of a journal."""
-        ...
-
-    def read(self, request: bytes, metadata: Mapping[str, str]) -> AsyncGenerator[bytes]:
-        """Serve one Read: a stream of responses."""
-        ...
-
-    def list(self, request: bytes, metadata: Mapping[str, str]) -> AsyncGenerator[bytes]:
-        """Serve one List: a stream of responses."""
-        ...
-
-    async def apply(self, request: bytes, metadata: Mapping[str, str]) -> bytes:
-        """Serve one Apply."""
-        ...
-
-    async def list_fragments(self, request: bytes, metadata: Mapping[str, str]) -> bytes:
-        """Serve one ListFragments."""
-        ...
-
-    async def fragment_store_health(self, request: bytes, metadata: Mapping[str, str]) -> bytes:
-        """Serve one FragmentStoreHealth."""
-        ...
-
-    async def flush(self, request: bytes, metadata: Mapping[str, str]) -> bytes:
-        """Serve one Admin/Flush."""
-        ...
-
-    async def put_savepoint(self, request: bytes, metadata: Mapping[str, str]) -> bytes:
-        """Serve one Admin/PutSavepoint."""
-        ...
-
-    async def get_savepoint(self, request: bytes, metadata: Mapping[str, str]) -> bytes:
-        """Serve one Admin/GetSavepoint."""
-        ...
-
-    async def list_savepoints(self, request: bytes, metadata: Mapping[str, str]) -> bytes:
-        """Serve one Admin/ListSavepoints."""
-        ...
-
-    async def delete_savepoint(self, request: bytes, metadata: Mapping[str, str]) -> bytes:
-        """Serve one Admin/DeleteSavepoint."""
+    @property
+    def read(self) -> ServerStream:
+        """Serves Read."""
         ...
