@@ -389,7 +389,7 @@ class Broker:
     def _on_persisted(self, fragment: Fragment) -> None:
         self._context.metrics.spool_persisted.inc()
         replica = self._resolver.replicas.get(fragment.journal)
-        if isinstance(replica, Replica):
+        if replica is not None:
             replica.on_persisted(fragment)
 
     # ----------------------------------------------------------------------------------- leaving
@@ -475,12 +475,11 @@ class Broker:
         if not await self._within(None, "persisting", persist(self._limit_s)):
             await persist(0.0)  # we were hurried: only to learn what is left
         for replica in self._resolver.unclosed:
-            if isinstance(replica, Replica):
-                left.extend(replica.spool.unfinished())
+            left.extend(replica.spool.unfinished())
         return left
 
     def _held(self) -> list[Replica]:
-        return [r for r in self._resolver.replicas.values() if isinstance(r, Replica)]
+        return list(self._resolver.replicas.values())
 
     async def _note_heads(self, held: list[Replica], alone: Collection[str] = ()) -> None:
         async def note() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, TypeVar, final
 
-from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.broker.journal.unstored import ask_others, call_flush
 from gazette_platform.broker.side_keys import savepoint_key, savepoints_prefix
 from gazette_platform.broker.wire.interface import Code, RpcFailed
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from gazette_platform.broker.context import BrokerContext
+    from gazette_platform.broker.journal.replica import Replica
     from gazette_platform.broker.journal.resolver import Resolution, Resolver
     from gazette_platform.etcd import KeyValue
     from gazette_platform.protocol.auth import Claims
@@ -48,7 +48,7 @@ _PAGE_KEYS = 8
 class AdminApi:
     """Admin RPCs of one broker."""
 
-    def __init__(self, context: BrokerContext, resolver: Resolver) -> None:
+    def __init__(self, context: BrokerContext, resolver: Resolver[Replica]) -> None:
         self._context = context
         self._resolver = resolver
         self._prefix = context.config.etcd_prefix
@@ -85,12 +85,12 @@ class AdminApi:
             # Fully: it was empty, or all of it is in the store. No broker serves it.
             status, end = Status.OK, found.spec.suspend.offset
         replica = self._resolver.replicas.get(found.journal)
-        if found.status is Status.OK and isinstance(replica, Replica):
+        if found.status is Status.OK and replica is not None:
             status, end = await self._flush(replica)
         elif is_forwarded and status is Status.NOT_JOURNAL_PRIMARY_BROKER:
             # The primary asks for what we hold of before its time.
             await self._resolver.closed(found.journal)
-            if isinstance(replica, Replica):
+            if replica is not None:
                 await replica.spool.completed()
             await self._context.persister.flush(found.journal)
         response = admin_pb.FlushResponse(status=status.value, end=end)  # type: ignore[arg-type]

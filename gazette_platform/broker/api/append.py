@@ -19,7 +19,6 @@ from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.append.appender import Outcome, Pending, content_sum
 from gazette_platform.broker.append.content import Body, Replay, Stream, cost_of, pump
 from gazette_platform.broker.append.flow_control import Stock
-from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.broker.journal.spec_writes import write_suspend
 from gazette_platform.broker.wire.interface import Code, ContentSource, RpcFailed
 from gazette_platform.errors import ValidationError
@@ -40,6 +39,7 @@ from gazette_platform.protocol.pb import protocol_pb2 as pb
 if TYPE_CHECKING:
     from gazette_platform.broker.api.proxy import Proxy
     from gazette_platform.broker.context import BrokerContext
+    from gazette_platform.broker.journal.replica import Replica
     from gazette_platform.broker.journal.resolver import Resolution, Resolver
     from gazette_platform.protocol.auth import Claims
 
@@ -72,7 +72,7 @@ _PASSING = frozenset({Status.NO_JOURNAL_PRIMARY_BROKER, Status.INSUFFICIENT_JOUR
 class AppendApi:
     """Append RPCs of one broker."""
 
-    def __init__(self, context: BrokerContext, resolver: Resolver, proxy: Proxy) -> None:
+    def __init__(self, context: BrokerContext, resolver: Resolver[Replica], proxy: Proxy) -> None:
         self._context = context
         self._resolver = resolver
         self._proxy = proxy
@@ -187,12 +187,8 @@ class AppendApi:
 
     def _local(self, resolution: Resolution) -> Replica | None:
         """The replica that is to take an append; None: another broker is, or nobody."""
-        if not resolution.is_local:
-            return None
-        replica = self._resolver.replicas.get(resolution.journal)
-        if not isinstance(replica, Replica):
-            return None  # the assignment went away between two looks at it
-        return replica
+        # The assignment may have gone away between two looks at it.
+        return self._resolver.replicas.get(resolution.journal) if resolution.is_local else None
 
     async def _resolve(self, asked: _Asked) -> Replica | None:
         """Resolve, and wait a bounded time for a journal that is being assigned.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker.journal.known import check_fence, wait_known
-from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import GazetteError, ValidationError
 from gazette_platform.ops.durations import duration_from_pb
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.broker.api.proxy import Proxy
     from gazette_platform.broker.context import BrokerContext
+    from gazette_platform.broker.journal.replica import Replica
     from gazette_platform.broker.journal.resolver import Resolver
     from gazette_platform.protocol.auth import Claims
     from gazette_platform.stores import FragmentStore
@@ -44,7 +44,7 @@ _NS_PER_S = 1_000_000_000
 class FragmentsApi:
     """ListFragments and FragmentStoreHealth RPCs of one broker."""
 
-    def __init__(self, context: BrokerContext, resolver: Resolver, proxy: Proxy) -> None:
+    def __init__(self, context: BrokerContext, resolver: Resolver[Replica], proxy: Proxy) -> None:
         self._context = context
         self._resolver = resolver
         self._proxy = proxy
@@ -75,13 +75,13 @@ class FragmentsApi:
         if status is Status.OK and resolution.is_remote:
             return await self._proxy.list_fragments(request, resolution.header)
         replica = self._resolver.replicas.get(resolution.journal)
-        if status is Status.OK and isinstance(replica, Replica) and not request.do_not_proxy:
+        if status is Status.OK and replica is not None and not request.do_not_proxy:
             better = self._proxy.better_placed(replica, replica.missing_at)
             if better is not None:
                 return await self._proxy.list_fragments(request, better.header)
         response = pb.FragmentsResponse(status=status.value)  # type: ignore[arg-type]
         resolution.header.into_pb(response.header)
-        if status is Status.OK and isinstance(replica, Replica):
+        if status is Status.OK and replica is not None:
             await wait_known(replica, timeout_s=self._context.config.append_wait_s)
             if replica.is_primary:  # else who goes on behind the last one passes it over for good
                 await replica.wait_filled()

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from gazette_platform.broker.context import BrokerContext
+    from gazette_platform.broker.journal.replica import Replica
     from gazette_platform.broker.journal.resolver import Resolver
     from gazette_platform.keyspace import Item
     from gazette_platform.protocol.auth import Claims
@@ -54,7 +55,7 @@ _RETRY_S = 0.05
 class ListApi:
     """List and Apply RPCs of one broker."""
 
-    def __init__(self, context: BrokerContext, resolver: Resolver) -> None:
+    def __init__(self, context: BrokerContext, resolver: Resolver[Replica]) -> None:
         self._context = context
         self._resolver = resolver
         self._state = context.space.state

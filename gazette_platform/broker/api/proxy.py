@@ -45,7 +45,7 @@ class PrimaryNotReached(TransportError):
 class Proxy:
     """Calls of one broker to others, on behalf of its clients."""
 
-    def __init__(self, context: BrokerContext, resolver: Resolver) -> None:
+    def __init__(self, context: BrokerContext, resolver: Resolver[Replica]) -> None:
         self._context = context
         self._peers = context.peers
         self._resolver = resolver

@@ -9,7 +9,6 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker.journal.known import check_fence, wait_known
-from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.codecs import decompress_steps, decompressor
 from gazette_platform.errors import DataError, GazetteError, StoreError, ValidationError
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.broker.api.proxy import Proxy
     from gazette_platform.broker.context import BrokerContext
+    from gazette_platform.broker.journal.replica import Replica
     from gazette_platform.broker.journal.resolver import Resolution, Resolver
     from gazette_platform.fragment.completed import LocalFile
     from gazette_platform.protocol.auth import Claims
@@ -53,7 +53,7 @@ _SIGNATURE_TTL_S = 60.0
 class ReadApi:
     """Read RPCs of one broker."""
 
-    def __init__(self, context: BrokerContext, resolver: Resolver, proxy: Proxy) -> None:
+    def __init__(self, context: BrokerContext, resolver: Resolver[Replica], proxy: Proxy) -> None:
         self._context = context
         self._resolver = resolver
         self._proxy = proxy
@@ -85,7 +85,7 @@ class ReadApi:
             status = Status.NOT_ALLOWED
         if status is Status.OK and resolution.is_remote:
             responses = self._proxy.read(request, resolution.header)
-        elif status is Status.OK and isinstance(replica, Replica):
+        elif status is Status.OK and replica is not None:
             responses = self._serve(request, resolution, replica)
         else:
             if status is Status.OK:

@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Self, final
 
-from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.broker.replicate.interrupt import Interrupt, Interrupted
 from gazette_platform.broker.replicate.messages import (
     ContentMessage,
@@ -38,6 +37,7 @@ from gazette_platform.protocol import Status
 from gazette_platform.protocol.auth import ALL_CLAIMS
 
 if TYPE_CHECKING:
+    from gazette_platform.broker.journal.replica import Replica
     from gazette_platform.broker.journal.resolver import Resolver
     from gazette_platform.broker.replicate.replica_fsm import Effect
     from gazette_platform.broker.spool.journal_spool import Draft, JournalSpool
@@ -56,7 +56,7 @@ _DISPLACE_AFTER_S = 1.0
 class ReplicateApi:
     """Replicate RPCs of one broker."""
 
-    def __init__(self, resolver: Resolver) -> None:
+    def __init__(self, resolver: Resolver[Replica]) -> None:
         self._resolver = resolver
         # Of each spool that a stream owns: that stream's.
         self._tenures: dict[JournalSpool, _Tenure] = {}
@@ -84,11 +84,11 @@ class ReplicateApi:
             )
             header, status = resolution.header, resolution.status
             replica = self._resolver.replicas.get(resolution.journal)
-            if status is Status.OK and not isinstance(replica, Replica):
+            if status is Status.OK and replica is None:
                 status = Status.NOT_JOURNAL_BROKER  # unassigned between two looks at it
             elif status is Status.OK and not header.route.equivalent(first.header.route):
                 status = Status.WRONG_ROUTE
-            if status is not Status.OK or not isinstance(replica, Replica):
+            if status is not Status.OK or replica is None:
                 await stream.send(encode_answer(Answer(status), header))
                 return
             sender = first.header.route.primary_id
@@ -134,7 +134,9 @@ class ReplicateApi:
 class _Tenure:
     """The time for which a broker is primary of a journal that we replicate, and its stream the last."""
 
-    def __init__(self, resolver: Resolver, replica: Replica, primary: ProcessId | None) -> None:
+    def __init__(
+        self, resolver: Resolver[Replica], replica: Replica, primary: ProcessId | None
+    ) -> None:
         self._resolver = resolver
         self._replica = replica
         self.primary = primary

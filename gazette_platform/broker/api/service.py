@@ -23,6 +23,7 @@ from gazette_platform.protocol.auth import Capability, Unauthenticated
 
 if TYPE_CHECKING:
     from gazette_platform.broker.context import BrokerContext
+    from gazette_platform.broker.journal.replica import Replica
     from gazette_platform.broker.journal.resolver import Resolver
     from gazette_platform.broker.wire.interface import (
         BidiStream,
@@ -55,7 +56,7 @@ class BrokerService:
     Attributes: rpcs: all of them, by name. append, read: two that HTTP serves, too.
     """
 
-    def __init__(self, context: BrokerContext, resolver: Resolver) -> None:
+    def __init__(self, context: BrokerContext, resolver: Resolver[Replica]) -> None:
         self._metrics = context.metrics
         self._faults = context.faults
         self._auth = context.auth

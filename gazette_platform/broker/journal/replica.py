@@ -34,6 +34,7 @@ from gazette_platform.protocol import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.journal.resolver import Resolver
@@ -81,7 +82,7 @@ class Replica:
         *,
         is_primary: bool,
         context: BrokerContext,
-        resolver: Resolver,
+        resolver: Resolver[Any],
     ) -> None:
         self.name = name
         self.create_revision = create_revision

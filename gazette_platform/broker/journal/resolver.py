@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, final
 
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.ops.retry import backoff_s
@@ -56,6 +56,9 @@ class LocalReplica(Protocol):
         ...
 
 
+R = TypeVar("R", bound=LocalReplica)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Resolution:
     """The answer to "who serves this journal?", as of one revision."""
@@ -76,7 +79,7 @@ class Resolution:
 
 
 @final
-class Resolver:
+class Resolver(Generic[R]):
     """Keeps the local replicas in step with the key space, and resolves journals.
 
     Args: make_replica: builds the replica of a journal that was assigned to us.
@@ -87,7 +90,7 @@ class Resolver:
         space: KeySpace[BrokerState],
         process_id: ProcessId,
         *,
-        make_replica: Callable[[str, int, bool], LocalReplica],
+        make_replica: Callable[[str, int, bool], R],
         tasks: TaskGroup,
         faults: Faults,
     ) -> None:
@@ -98,8 +101,8 @@ class Resolver:
         self._tasks = tasks
         self._faults = faults
         self._failures: dict[str, int] = {}
-        self._replicas: dict[str, LocalReplica] = {}
-        self._closing: dict[asyncio.Task[None], tuple[str, LocalReplica]] = {}
+        self._replicas: dict[str, R] = {}
+        self._closing: dict[asyncio.Task[None], tuple[str, R]] = {}
         self._is_serving = True
         # Resolutions are asked for per RPC and change only with the key space.
         self._cache: dict[tuple[str, bool, bool], Resolution] = {}
@@ -111,7 +114,7 @@ class Resolver:
         return self._id if self._id in self._state.members else _MISSING_ID
 
     @property
-    def replicas(self) -> dict[str, LocalReplica]:
+    def replicas(self) -> dict[str, R]:
         """Local replicas by journal. Live: do not keep it over an await."""
         return self._replicas
 
@@ -160,11 +163,11 @@ class Resolver:
         else:
             replica.on_change(is_primary=is_primary)
 
-    def _retire(self, journal: str, replica: LocalReplica) -> None:
+    def _retire(self, journal: str, replica: R) -> None:
         del self._replicas[journal]
         self._close(journal, replica)
 
-    def _close(self, journal: str, replica: LocalReplica) -> None:
+    def _close(self, journal: str, replica: R) -> None:
         task = self._tasks.spawn(replica.close(), name=f"close {journal}")
         self._closing[task] = journal, replica
         task.add_done_callback(self._closing.pop)
@@ -181,7 +184,7 @@ class Resolver:
             await asyncio.wait(set(self._closing))
 
     @property
-    def unclosed(self) -> list[LocalReplica]:
+    def unclosed(self) -> list[R]:
         """Replicas that are to close, and have not yet."""
         return [replica for _, replica in self._closing.values()]
 

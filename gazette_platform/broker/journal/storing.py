@@ -17,6 +17,7 @@ from gazette_platform.ops.retry import backoff_s
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
+    from typing import Any
 
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.journal.resolver import Resolver
@@ -72,7 +73,7 @@ class Unstored:
 
 @contextlib.asynccontextmanager
 async def still_storing(
-    context: BrokerContext, resolver: Resolver, lease: int
+    context: BrokerContext, resolver: Resolver[Any], lease: int
 ) -> AsyncGenerator[asyncio.Event]:
     """While a broker stores what it holds, and others cannot ask it: say so, for as long as it takes.
 
@@ -93,7 +94,7 @@ async def still_storing(
 
 @final
 class _Storing:
-    def __init__(self, context: BrokerContext, resolver: Resolver, member_lease: int) -> None:
+    def __init__(self, context: BrokerContext, resolver: Resolver[Any], member_lease: int) -> None:
         self._context = context
         self._resolver = resolver
         self._member_lease = member_lease
