@@ -70,7 +70,7 @@ class BrokerService:
         can = Capability
 
         self.append = self._client_stream("Append", can.APPEND, self._append.append)
-        self.read = _resumable(self._server_stream("Read", can.READ, self._read.read))
+        self.read = self._server_stream("Read", can.READ, self._read.read, is_resumed=True)
         listed = self._server_stream("List", can.LIST, listing.list_journals)
         replicated = self._bidi_stream("Replicate", can.REPLICATE, replicate.replicate)
         rpcs = [
@@ -153,7 +153,14 @@ class BrokerService:
 
         return serve
 
-    def _server_stream(self, name: str, capability: Capability, method: _Streamed) -> ServerStream:
+    def _server_stream(
+        self, name: str, capability: Capability, method: _Streamed, *, is_resumed: bool = False
+    ) -> ServerStream:
+        """A stream of responses.
+
+        Args: is_resumed: it ends in order when its time is over, as Gazette's reads do: clients go
+            on with another, and a token that is good.
+        """
         begin, end = self._counted(name)
 
         async def serve(request: bytes, metadata: Metadata) -> AsyncGenerator[bytes]:
@@ -172,7 +179,10 @@ class BrokerService:
                                 break
                             yield found
             except Exception as err:
-                raise self._failed(name, err) from err
+                failure = self._failed(name, err)
+                if is_resumed and failure.code is Code.DEADLINE_EXCEEDED:
+                    return
+                raise failure from err
             except asyncio.CancelledError:
                 self._metrics.completed.labels(name, "cancelled").inc()
                 raise
@@ -235,21 +245,3 @@ class BrokerService:
         passes = isinstance(err, EtcdError) and err.retriable
         code = Code.UNAVAILABLE if passes else Code.UNKNOWN
         return RpcFailed(code, str(err))
-
-
-def _resumable(serve: ServerStream) -> ServerStream:
-    """A stream that ends in order when it has run out of time, as Gazette's reads do.
-
-    Clients go on with another, and a token that is good.
-    """
-
-    async def resumable(request: bytes, metadata: Metadata) -> AsyncGenerator[bytes]:
-        try:
-            async with aclosing(serve(request, metadata)) as responses:
-                async for response in responses:
-                    yield response
-        except RpcFailed as err:
-            if err.code is not Code.DEADLINE_EXCEEDED:
-                raise
-
-    return resumable
