@@ -43,6 +43,11 @@ class TaskGroup:
         self.failed = asyncio.Event()
         self.failure: BaseException | None = None
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no more tasks."""
+        return self._closed
+
     def __len__(self) -> int:
         return len(self._tasks)
 

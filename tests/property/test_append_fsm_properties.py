@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, strategies as st
+from hypothesis import assume, given, strategies as st
 
 from gazette_platform.broker.append.events import (
     AppendRequest,
@@ -12,6 +12,7 @@ from gazette_platform.broker.append.events import (
     Ready,
     Replicas,
     ReplicaView,
+    Resolve,
     Resolved,
 )
 from gazette_platform.broker.append.fsm import AppendFSM, State
@@ -88,3 +89,14 @@ def test_joining_is_walking(request, view, has_content, length):
     assert joined.join(view) == walked.step(Ready(view))
     assert rest(joined, length) == rest(walked, length)
     assert joined == walked
+
+
+@given(requests(), views(), views(), OFFSETS)
+def test_starting_over_forgets_what_it_was_judged_by(request, before, view, length):
+    again, fresh = AppendFSM(request), AppendFSM(request)
+    again.join(before)
+    assume(again.state is not State.DONE)
+    assert again.start_over() == Resolve(request.min_revision)
+    assert again.join(view) == fresh.join(view)
+    assert rest(again, length) == rest(fresh, length)
+    assert (again.state, again.final_status) == (fresh.state, fresh.final_status)

@@ -134,12 +134,52 @@ async def test_small_appends_to_one_replica_need_no_task(bench, monkeypatch):
     assert bench.appender.is_idle
 
 
-async def test_an_append_that_a_stopped_broker_took_holds_nothing_up(bench):
+async def test_an_append_that_a_stopped_broker_took_is_refused(bench):
+    await bench.append(b"before")
     await bench.tasks.close()
-    bench.journal.is_ready = False  # so that it would have to wait
-    bench.submit(b"x")
-    await begun()
+    with pytest.raises(RpcFailed, match="this broker has stopped"):
+        await bench.append(b"x")
     assert bench.appender.is_idle
+    assert bench.read() == b"before"
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_what_was_planned_on_a_batch_that_is_refused_starts_over(bench, is_streamed):
+    """By the fence, for a moment: a renewal of the lease was on its way."""
+    await bench.append(b"12345678901")
+    await bench.append(b"x")
+    bench.journal.spec = spec(length=1 << 20 if is_streamed else 10)  # else the second one rolls
+    bench.journal.refusal = "the lease of this broker has run out"
+    first = bench.submit(b"A" * 20, union_registers=LabelSet.of(owner="A"))
+    first.add_done_callback(lambda _: setattr(bench.journal, "refusal", ""))
+    stream = Stream() if is_streamed else None
+    owned = LabelSelector.parse("owner=A")
+    second = bench.submit(b"" if stream else b"B", stream=stream, offset=32, check_registers=owned)
+    with pytest.raises(RpcFailed, match="has run out"):
+        await first
+    assert (await second).status is Status.WRONG_APPEND_OFFSET
+    assert (bench.spool.end, bench.spool.registers) == (12, LabelSet())
+    assert (await bench.append(b"C", offset=12)).status is Status.OK
+
+
+async def test_a_journal_is_not_suspended_at_an_end_that_did_not_come_about(bench, monkeypatch):
+    await bench.append(b"one")
+    await bench.append(b"two")
+    real, errors = os.pwrite, [OSError(28, "No space left on device")] * 2
+
+    def pwrite(*arguments):
+        if errors:
+            raise errors.pop()
+        return real(*arguments)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    refused = bench.submit(b"A" * 10)
+    suspended = bench.submit(suspend=AppendSuspend.SUSPEND_NOW)
+    with pytest.raises(RpcFailed, match="No space left"):
+        await refused
+    with pytest.raises(EtcdError):
+        await suspended
+    assert bench.journal.log == ["suspend PARTIAL 6"]
 
 
 @pytest.mark.parametrize(("name", "limit"), [("BATCH_APPENDS_MAX", 3), ("BATCH_BYTES_MAX", 6)])
@@ -519,6 +559,18 @@ async def test_what_nobody_foresaw_ends_the_appends_that_met_it(bench, monkeypat
     at = bench.spool.end
     assert span(await bench.append(b"after")) == (Status.OK, at, at + 5)
     assert bench.read() in (b"before after", b"before secondafter")
+
+
+async def test_what_nobody_foresaw_in_telling_of_it_stops_no_journal(bench, monkeypatch):
+    await bench.append(b"before ")
+    with monkeypatch.context() as broken:
+        broken.setattr(bench.replicator, "reset", lambda _: {}["unforeseen"])
+        broken.setattr(bench.spool, "commit", lambda *_, **__: {}["unforeseen"])
+        with pytest.raises(RpcFailed, match="unforeseen KeyError"):
+            await bench.append(b"content")
+    assert span(await bench.append(b"after"))[0] is Status.OK
+    async with asyncio.timeout(5):
+        await bench.appender.close()
 
 
 async def test_a_stream_that_meets_what_nobody_foresaw_is_answered(bench, monkeypatch):

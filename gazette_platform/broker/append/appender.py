@@ -30,6 +30,7 @@ from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import GazetteError
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.retry import backoff_s
+from gazette_platform.protocol import SuspendLevel
 
 if TYPE_CHECKING:
     from gazette_platform.broker.replicate.replicator import Replicator
@@ -142,20 +143,25 @@ class Appender:
         """
         batch: list[Pending] = []
         try:
-            if not self._replicator.has_peers:
+            if self._tasks.is_closed:
+                self._refuse_all("this broker has stopped")
+            elif not self._replicator.has_peers:
                 batch = self._plan()
                 if batch and self._commit_at_once(batch):
                     batch = []
-            if not batch and not self._queue:
-                self._rest()
-                return
         except Exception as err:  # noqa: BLE001  reported, and told to callers
-            self._fail_step(err, 0.0)
             batch = []
-        try:
-            self._tasks.spawn(self._run(batch), name=f"append {self._journal.name}")
-        except RuntimeError:  # the broker has stopped
-            self._rest()
+            self._fail_step(err, 0.0)
+        finally:
+            if batch or self._queue:
+                self._tasks.spawn(self._run(batch), name=f"append {self._journal.name}")
+            else:
+                self._rest()
+
+    def _refuse_all(self, why: str) -> None:
+        failure = RpcFailed(Code.UNAVAILABLE, f"{self._journal.name}: {why}; ask another one")
+        refuse(list(self._queue), failure)
+        self._queue.clear()
 
     def _rest(self) -> None:
         self._running = False
@@ -268,6 +274,11 @@ class Appender:
                 revision = await journal.update_assignments()
                 pending.next_effect = machine.step(events.Written(revision))
             case events.WriteSuspend(suspend):
+                await self._replicator.settled()
+                is_own = suspend.level is not SuspendLevel.NONE  # at the end of the spool, that is
+                if is_own and suspend.offset > self._store.settled_end:
+                    pending.next_effect = machine.start_over()
+                    return
                 revision = await journal.write_suspend(suspend)
                 pending.next_effect = machine.step(events.Written(revision))
             case events.AwaitReady():
@@ -330,7 +341,7 @@ class Appender:
         has_peers = replicator.has_peers
         refusal = self._refusal()
         if has_peers and refusal is not None:
-            refuse(batch, refusal)
+            self._refuse(batch, refusal)
             return
         draft = store.draft(with_digest=has_peers)
         if length:
@@ -340,8 +351,8 @@ class Appender:
             try:
                 await draft.write(chunks, length)
             except RpcFailed as err:
-                refuse(batch, err)  # replicas forget it when their streams end, which is next
-                replicator.is_synced = False  # what was planned on top of it starts over
+                self._refuse(batch, err)  # replicas forget it when their streams end, which is next
+                replicator.is_synced = False
                 if isinstance(err, DiskFull):
                     self._make_room(has_peers=has_peers)
                 return
@@ -358,7 +369,19 @@ class Appender:
         refusal = self._refusal()
         if refusal is None:
             self._store.commit(draft, registers, appends=appends)
+        else:
+            self._start_over()
         answer(refusal)
+
+    def _refuse(self, batch: list[Pending], failure: RpcFailed) -> None:
+        self._start_over()
+        refuse(batch, failure)
+
+    def _start_over(self) -> None:
+        """Have the queue's head begin again: a batch that it was judged on top of does not count."""
+        head = self._queue[0] if self._queue else None
+        if head is not None and head.next_effect is not None:
+            head.next_effect = head.machine.start_over()
 
     def _refusal(self) -> RpcFailed | None:
         """Why nothing may count that is not committed yet: others may have taken over."""
@@ -372,11 +395,13 @@ class Appender:
         refusal = self._refusal()
         if refusal is not None:
             self._forget()  # replicas that do not know yet would agree
+            self._start_over()
             answer(refusal)
             return
         try:
             self._replicator.propose(draft, registers, answer, appends=appends)
         except RpcFailed as err:
+            self._start_over()
             answer(err)
 
     def _forget(self) -> None:

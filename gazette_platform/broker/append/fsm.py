@@ -127,6 +127,17 @@ class AppendFSM:
         """The first effect."""
         return Resolve(self.request.min_revision)
 
+    def start_over(self) -> Effect:
+        """The first effect again: what the append was judged by has not come about.
+
+        None of its content was taken.
+        """
+        if self.content_length or self.state in (State.COMMIT, State.DONE):
+            raise RuntimeError(f"append of {self.request.journal}: it cannot start over")
+        self.story.append(f"{self.state.name}: starts over")
+        self.state, self.final_status = State.RESOLVE, Status.OK
+        return self.start()
+
     def join(self, view: ReplicaView) -> Effect:
         """The first effect of an append right behind another, which found the journal ready.
 
