@@ -161,14 +161,6 @@ def test_content_that_the_primary_lacks_is_persisted_at_once():
     assert effects == (Roll(7, SNAPPY, REGS), Answer(OK))
 
 
-def test_the_end_of_a_stream_forgets_what_was_not_committed():
-    machine = ReplicateFSM(state(0, b"content"))
-    assert machine.on_end() == ()
-    machine.on_content(5, 0)
-    assert machine.on_end() == (Discard(),)
-    assert machine.state == state(0, b"content")
-
-
 def test_responses_have_gazettes_text():
     assert response_text(OK) == ""
     text = response_text(MISMATCH, fragment(1, b"x"))

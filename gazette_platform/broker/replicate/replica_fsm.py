@@ -195,13 +195,6 @@ class ReplicateFSM:
             return (*applied.effects, Abort(f"no ack requested but status != OK: {text}"))
         return (*applied.effects, Answer(applied.status, own, applied.state.registers))
 
-    def on_end(self) -> tuple[Effect, ...]:
-        """The stream ended, for whatever reason."""
-        if not self.state.delta:
-            return ()
-        self.state = replace(self.state, delta=0)
-        return (_DISCARD,)
-
 
 def response_text(status: Status, fragment: Fragment | None = None) -> str:
     """A response of a replica, in the compact text of Gazette's errors.
