@@ -40,11 +40,13 @@ __all__ = ["ReadApi"]
 # Read on the event loop up to this size: it comes from the page cache, and a hop costs more.
 _INLINE_BYTES_MAX = 64 << 10
 
-# What all readers together are sent at a time; a reader that has stopped holds its part two or three
-# times: here, in gRPC, and as the piece of a file. Those beyond are sent smaller pieces, of which a
-# thousand readers have 128 MiB.
-_SENDING_BYTES_MAX = 64 << 20
+# A reader is read so much of a file at a time, which is two messages: each hop to a thread costs as
+# much as a few hundred KiB. What all readers together hold of that is bounded; one that has stopped
+# holds its part twice, here and in gRPC. Those beyond get smaller pieces, of which a thousand readers
+# have 128 MiB.
+_PIECE_BYTES = 1 << 20
 _SMALL_PIECE_BYTES = 128 << 10
+_SENDING_BYTES_MAX = 64 << 20
 
 _SIGNATURE_TTL_S = 60.0
 
@@ -281,7 +283,7 @@ class ReadApi:
     def _sending(self, length: int) -> Iterator[int]:
         """While a reader is sent `length` bytes. Gives: how large its pieces may be."""
         is_much = self._sending_bytes > _SENDING_BYTES_MAX
-        piece_bytes = _SMALL_PIECE_BYTES if is_much else CONTENT_CHUNK_BYTES
+        piece_bytes = _SMALL_PIECE_BYTES if is_much else _PIECE_BYTES
         held_bytes = min(piece_bytes, length)
         self._sending_bytes += held_bytes
         try:
@@ -319,10 +321,10 @@ class ReadApi:
                     raise RpcFailed(
                         Code.UNKNOWN, f"{fragment.journal}: spool ends before offset {offset}"
                     )
-                raw = encode_read_content(offset, content)
+                for raw in _messages(offset, memoryview(content)):
+                    yield raw
                 offset += len(content)
                 del content
-                yield raw
 
     async def _pread(self, fd: int, length: int, at: int) -> bytes:
         if length <= _INLINE_BYTES_MAX:
@@ -344,10 +346,10 @@ class ReadApi:
                             continue
                         view = memoryview(content)[skip : skip + end - offset]
                         skip = 0
-                        raw = encode_read_content(offset, view)
+                        for raw in _messages(offset, view):
+                            yield raw
                         offset += len(view)
                         del content, view
-                        yield raw
                         if offset >= end:
                             return
         except (DataError, StoreError) as err:
@@ -381,3 +383,9 @@ class ReadApi:
                 ):
                     yield content
         steps.finish()
+
+
+def _messages(offset: int, content: memoryview) -> Iterator[bytes]:
+    """Content of the journal at `offset`, as messages of bounded size."""
+    for begin in range(0, len(content), CONTENT_CHUNK_BYTES):
+        yield encode_read_content(offset + begin, content[begin : begin + CONTENT_CHUNK_BYTES])
