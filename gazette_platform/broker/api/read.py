@@ -21,7 +21,7 @@ from gazette_platform.protocol import (
     validate_read_request,
 )
 from gazette_platform.protocol.auth import ALL_CLAIMS
-from gazette_platform.protocol.content import CONTENT_CHUNK_BYTES, encode_read_content
+from gazette_platform.protocol.content import encode_read_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
 if TYPE_CHECKING:
@@ -40,10 +40,10 @@ __all__ = ["ReadApi"]
 # Read on the event loop up to this size: it comes from the page cache, and a hop costs more.
 _INLINE_BYTES_MAX = 64 << 10
 
-# A reader is read so much of a file at a time, which is two messages: each hop to a thread costs as
-# much as a few hundred KiB. What all readers together hold of that is bounded; one that has stopped
-# holds its part twice, here and in gRPC. Those beyond get smaller pieces, of which a thousand readers
-# have 128 MiB.
+# A reader is sent so much in a message: a hop to a thread and a pass through gRPC cost as much as a few
+# hundred KiB each. What all readers together hold of that is bounded; one that has stopped holds its
+# part twice, here and in gRPC. Those beyond get smaller pieces, of which a thousand readers have
+# 128 MiB.
 _PIECE_BYTES = 1 << 20
 _SMALL_PIECE_BYTES = 128 << 10
 _SENDING_BYTES_MAX = 64 << 20
@@ -321,10 +321,10 @@ class ReadApi:
                     raise RpcFailed(
                         Code.UNKNOWN, f"{fragment.journal}: spool ends before offset {offset}"
                     )
-                for raw in _messages(offset, memoryview(content)):
-                    yield raw
+                raw = encode_read_content(offset, content)
                 offset += len(content)
                 del content
+                yield raw
 
     async def _pread(self, fd: int, length: int, at: int) -> bytes:
         if length <= _INLINE_BYTES_MAX:
@@ -346,10 +346,10 @@ class ReadApi:
                             continue
                         view = memoryview(content)[skip : skip + end - offset]
                         skip = 0
-                        for raw in _messages(offset, view):
-                            yield raw
+                        raw = encode_read_content(offset, view)
                         offset += len(view)
                         del content, view
+                        yield raw
                         if offset >= end:
                             return
         except (DataError, StoreError) as err:
@@ -369,23 +369,18 @@ class ReadApi:
         loop = asyncio.get_running_loop()
         steps = decompressor(fragment.codec)
         is_plain = fragment.codec is CompressionCodec.NONE
-        # Compressed, a quarter is as much content, and waits here while its content is sent.
-        length = piece_bytes if is_plain else piece_bytes // 4
+        # A compressed piece waits here while its content is sent. That comes in halves of what plain
+        # content does: a client works on one while the next is decompressed.
+        length = piece_bytes if is_plain else piece_bytes // 2
         found = store.get(fragment.content_path, piece_bytes=length)
         async with aclosing(found) as pieces:
             async for piece in pieces:
                 if is_plain:
                     yield piece
                     continue
-                contents = decompress_steps(steps, piece, step_bytes_max=piece_bytes)
+                contents = decompress_steps(steps, piece, step_bytes_max=piece_bytes // 2)
                 while content := await loop.run_in_executor(
                     self._context.readers, next, contents, b""
                 ):
                     yield content
         steps.finish()
-
-
-def _messages(offset: int, content: memoryview) -> Iterator[bytes]:
-    """Content of the journal at `offset`, as messages of bounded size."""
-    for begin in range(0, len(content), CONTENT_CHUNK_BYTES):
-        yield encode_read_content(offset + begin, content[begin : begin + CONTENT_CHUNK_BYTES])
