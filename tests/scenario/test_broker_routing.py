@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
+from gazette_platform.broker.api.admin import AdminApi
 from gazette_platform.broker.api.append import AppendApi
 from gazette_platform.broker.api.fragments import FragmentsApi
 from gazette_platform.broker.api.proxy import Proxy
@@ -45,7 +46,7 @@ from gazette_platform.protocol import (
 )
 from gazette_platform.protocol.auth import Capability, Claims
 from gazette_platform.protocol.content import encode_append_content, encode_read_content
-from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.protocol.pb import admin_pb2 as admin_pb, protocol_pb2 as pb
 
 PREFIX = "/p"
 JOURNAL = "a/journal"
@@ -557,6 +558,20 @@ async def test_fr1_rd13_what_may_not_be_read_is_not_forwarded(stage):
     assert (await stage.list_fragments())[0] is Status.NOT_ALLOWED
     [raw] = [raw async for raw in stage.read()]
     assert pb.ReadResponse.FromString(raw).status == pb.NOT_ALLOWED
+
+
+async def test_nobody_is_told_of_an_empty_journal_whose_replica_is_not_there_yet(stage):
+    """It is assigned to us, and could not be begun: what it holds is not known."""
+    stage.spec()
+    stage.assign(OURS, 0)
+    del stage.resolver.replicas[JOURNAL]
+    assert (await stage.list_fragments())[0] is Status.NOT_JOURNAL_BROKER
+    [raw] = [raw async for raw in stage.read()]
+    assert pb.ReadResponse.FromString(raw).status == pb.NOT_JOURNAL_BROKER
+    assert (await stage.append(*COMMIT))[0] is Status.NOT_JOURNAL_PRIMARY_BROKER
+    request = admin_pb.FlushRequest(journal=JOURNAL)
+    flushed = await AdminApi(stage.context, stage.resolver).flush(request.SerializeToString())
+    assert flushed[0] is Status.NOT_JOURNAL_PRIMARY_BROKER
 
 
 # ------------------------------------------------------------------------------------- resolver

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, TypeVar, final
+from typing import TYPE_CHECKING, final
 
+from gazette_platform.broker.api.prologue import find, rules
 from gazette_platform.broker.journal.unstored import ask_others, call_flush
 from gazette_platform.broker.side_keys import savepoint_key, savepoints_prefix
 from gazette_platform.broker.wire.interface import Code, RpcFailed
@@ -25,7 +26,7 @@ from gazette_platform.protocol.auth import ALL_CLAIMS, Forbidden
 from gazette_platform.protocol.pb import admin_pb2 as admin_pb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.journal.replica import Replica
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from gazette_platform.protocol.auth import Claims
 
 __all__ = ["AdminApi"]
-
-T = TypeVar("T")
 
 _NAME_LENGTH_MAX = 256
 # Etcd takes 1.5 MiB a request; what is near that is a list, not a name for a few offsets.
@@ -68,33 +67,36 @@ class AdminApi:
         Cancellation: the fragment is closed all the same, or will be.
         """
         request = admin_pb.FlushRequest.FromString(raw)
-        _check(validate_journal_name, "Journal", strip_meta(request.journal))
+        with rules("Journal"):
+            validate_journal_name(strip_meta(request.journal))
         is_forwarded = request.HasField("header")
-        found = await self._resolver.resolve(
-            request.journal,
+        found = await find(
+            self._resolver,
+            request,
+            claims,
             may_proxy=not is_forwarded,
             require_primary=True,
             min_revision=request.min_etcd_revision,
-            proxy_header=Header.from_pb(request.header) if is_forwarded else None,
-            claims=claims,
         )
-        if found.status is Status.OK and not found.is_local:
-            return await self._forward(request, found)
-        status, end = found.status, 0
-        if status is Status.SUSPENDED and found.spec is not None and found.spec.suspend is not None:
+        resolution = found.resolution
+        if found.is_remote:
+            return await self._forward(request, resolution)
+        status, end, spec = found.status, 0, resolution.spec
+        if status is Status.SUSPENDED and spec is not None and spec.suspend is not None:
             # Fully: it was empty, or all of it is in the store. No broker serves it.
-            status, end = Status.OK, found.spec.suspend.offset
-        replica = self._resolver.replicas.get(found.journal)
-        if found.status is Status.OK and replica is not None:
-            status, end = await self._flush(replica)
+            status, end = Status.OK, spec.suspend.offset
+        if found.replica is not None:
+            status, end = await self._flush(found.replica)
         elif is_forwarded and status is Status.NOT_JOURNAL_PRIMARY_BROKER:
             # The primary asks for what we hold of before its time.
-            await self._resolver.closed(found.journal)
+            journal = resolution.journal
+            await self._resolver.closed(journal)
+            replica = self._resolver.replicas.get(journal)
             if replica is not None:
                 await replica.spool.completed()
-            await self._context.persister.flush(found.journal)
+            await self._context.persister.flush(journal)
         response = admin_pb.FlushResponse(status=status.value, end=end)  # type: ignore[arg-type]
-        found.header.into_pb(response.header)
+        resolution.header.into_pb(response.header)
         return status, response.SerializeToString()
 
     async def _flush(self, replica: Replica) -> tuple[Status, int]:
@@ -165,10 +167,8 @@ class AdminApi:
         self, request: admin_pb.PutSavepointRequest, claims: Claims
     ) -> tuple[Status, bytes]:
         savepoint = request.savepoint
-        try:
+        with rules("Savepoint"):
             await _validate_savepoint(savepoint)
-        except ValidationError as err:
-            raise RpcFailed(Code.UNKNOWN, str(err.within("Savepoint"))) from err
         await self._require_all(savepoint.offsets, claims)
         savepoint.created_at = int(self._context.clock.now().timestamp())
         savepoint.journals = len(savepoint.offsets)
@@ -269,7 +269,8 @@ class AdminApi:
         return await self._context.etcd.get(savepoint_key(self._prefix, name))
 
     async def _get(self, name: str) -> KeyValue:
-        _check(_validate_name, "Name", name)
+        with rules("Name"):
+            _validate_name(name)
         found = await self._find(name)
         if found is None:
             raise _unknown(name)
@@ -346,14 +347,6 @@ async def _validate_savepoint(savepoint: admin_pb.Savepoint) -> None:
         validate_journal_name(journal)
         if offset < 0:
             raise ValidationError(f"invalid offset of {journal} ({offset}; expected >= 0)")
-
-
-def _check(validate: Callable[[T], None], field: str, value: T) -> None:
-    """Raises: RpcFailed: `validate` finds that the value breaks a rule."""
-    try:
-        validate(value)
-    except ValidationError as err:
-        raise RpcFailed(Code.UNKNOWN, str(err.within(field))) from err
 
 
 def _unknown(name: str) -> RpcFailed:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, final
 
+from gazette_platform.broker.api.prologue import decode, find
 from gazette_platform.broker.api.proxy import PrimaryNotReached
 from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.append.appender import Outcome, Pending, content_sum
@@ -21,10 +22,8 @@ from gazette_platform.broker.append.content import Body, Replay, Stream, cost_of
 from gazette_platform.broker.append.flow_control import Stock
 from gazette_platform.broker.journal.spec_writes import write_suspend
 from gazette_platform.broker.wire.interface import Code, ContentSource, RpcFailed
-from gazette_platform.errors import ValidationError
 from gazette_platform.protocol import (
     AppendSuspend,
-    Header,
     LabelSelector,
     LabelSet,
     Status,
@@ -185,30 +184,25 @@ class AppendApi:
             await self._wait_change(min(left_s, _RECONNECT_S))
             return None
 
-    def _local(self, resolution: Resolution) -> Replica | None:
-        """The replica that is to take an append; None: another broker is, or nobody."""
-        # The assignment may have gone away between two looks at it.
-        return self._resolver.replicas.get(resolution.journal) if resolution.is_local else None
-
     async def _resolve(self, asked: _Asked) -> Replica | None:
         """Resolve, and wait a bounded time for a journal that is being assigned.
 
         Returns: our replica of it, if we are its primary.
         """
         clock, message, request = self._context.clock, asked.message, asked.request
-        header = Header.from_pb(message.header) if message.HasField("header") else None
         deadline = clock.monotonic() + self._context.config.append_wait_s
         while True:
-            resolution = asked.resolution = await self._resolver.resolve(
-                request.journal,
+            found = await find(
+                self._resolver,
+                message,
+                asked.claims,
                 may_proxy=not message.do_not_proxy,
                 require_primary=True,
                 min_revision=request.min_revision,
-                proxy_header=header,
-                claims=asked.claims,
             )
+            resolution = asked.resolution = found.resolution
             if resolution.is_local:
-                return self._local(resolution)  # its appender knows what else to wait for
+                return found.replica  # its appender knows what else to wait for
             left_s = deadline - clock.monotonic()
             if _resumes(resolution, request) and resolution.spec is not None:
                 # Nobody serves a fully suspended journal, so whoever is asked to resumes it.
@@ -322,11 +316,7 @@ def _renewed(pending: Pending) -> Pending:
 
 def _decoded(first: bytes) -> tuple[pb.AppendRequest, events.AppendRequest]:
     """Decode and validate a request. Raises: RpcFailed, DecodeError: it is malformed."""
-    message = pb.AppendRequest.FromString(first)
-    try:
-        validate_append_request(message)
-    except ValidationError as err:
-        raise RpcFailed(Code.UNKNOWN, str(err)) from err
+    message = decode(pb.AppendRequest, first, validate_append_request)
     return message, _request(message)
 
 

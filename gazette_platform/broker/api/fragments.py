@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
+from gazette_platform.broker.api.prologue import decode, find_readable
 from gazette_platform.broker.journal.known import check_fence, wait_known
 from gazette_platform.broker.wire.interface import Code, RpcFailed
-from gazette_platform.errors import GazetteError, ValidationError
+from gazette_platform.errors import GazetteError
 from gazette_platform.ops.durations import duration_from_pb
 from gazette_platform.ops.turns import Turns
 from gazette_platform.protocol import (
@@ -56,32 +57,19 @@ class FragmentsApi:
         Raises: RpcFailed: a malformed request, or the replica closed meanwhile.
         Cancellation: safe.
         """
-        request = pb.FragmentsRequest.FromString(raw)
-        try:
-            validate_fragments_request(request)
-        except ValidationError as err:
-            raise RpcFailed(Code.UNKNOWN, str(err)) from err
-        resolution = await self._resolver.resolve(
-            request.journal,
-            may_proxy=not request.do_not_proxy,
-            require_primary=False,
-            proxy_header=Header.from_pb(request.header) if request.HasField("header") else None,
-            claims=claims,
-        )
-        status = resolution.status
-        if status is Status.OK and resolution.spec and not resolution.spec.flags.may_read:
-            status = Status.NOT_ALLOWED
+        request = decode(pb.FragmentsRequest, raw, validate_fragments_request)
+        found = await find_readable(self._resolver, request, claims)
+        header, replica = found.resolution.header, found.replica
         request.page_limit = request.page_limit or _PAGE_LIMIT
-        if status is Status.OK and resolution.is_remote:
-            return await self._proxy.list_fragments(request, resolution.header)
-        replica = self._resolver.replicas.get(resolution.journal)
-        if status is Status.OK and replica is not None and not request.do_not_proxy:
+        if found.is_remote:
+            return await self._proxy.list_fragments(request, header)
+        if replica is not None and not request.do_not_proxy:
             better = self._proxy.better_placed(replica, replica.missing_at)
             if better is not None:
                 return await self._proxy.list_fragments(request, better.header)
-        response = pb.FragmentsResponse(status=status.value)  # type: ignore[arg-type]
-        resolution.header.into_pb(response.header)
-        if status is Status.OK and replica is not None:
+        response = pb.FragmentsResponse(status=found.status.value)  # type: ignore[arg-type]
+        header.into_pb(response.header)
+        if replica is not None:
             await wait_known(replica, timeout_s=self._context.config.append_wait_s)
             if replica.is_primary:  # else who goes on behind the last one passes it over for good
                 await replica.wait_filled()
@@ -90,7 +78,7 @@ class FragmentsApi:
             if fragments is None:
                 raise _stopped()
             await self._fill(response, request, replica, list(fragments))
-        return status, response.SerializeToString()
+        return found.status, response.SerializeToString()
 
     async def _fill(
         self,
@@ -134,11 +122,7 @@ class FragmentsApi:
         Raises: RpcFailed: a malformed request. Forbidden: the store is beyond the claims.
         Cancellation: safe.
         """
-        request = pb.FragmentStoreHealthRequest.FromString(raw)
-        try:
-            validate_health_request(request)
-        except ValidationError as err:
-            raise RpcFailed(Code.UNKNOWN, str(err)) from err
+        request = decode(pb.FragmentStoreHealthRequest, raw, validate_health_request)
         is_in_use = self._authorize(request, claims)
         problem = ""
         try:

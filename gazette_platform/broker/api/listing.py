@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.broker.api.prologue import decode, rules
 from gazette_platform.errors import ValidationError
 from gazette_platform.etcd import Compare, Delete, Operation, Put
 from gazette_platform.keyspace import item_key
@@ -80,11 +80,7 @@ class ListApi:
             snapshot with an empty one, and yields another when the selected specs changed.
         Raises: RpcFailed: a malformed request. Cancellation: safe.
         """
-        request = pb.ListRequest.FromString(raw)
-        try:
-            validate_list_request(request)
-        except ValidationError as err:
-            raise RpcFailed(Code.UNKNOWN, str(err)) from err
+        request = decode(pb.ListRequest, raw, validate_list_request)
         space = self._context.space
         if request.watch and request.HasField("watch_resume"):
             await space.wait_for_revision(request.watch_resume.etcd.revision + 1)
@@ -153,10 +149,8 @@ class ListApi:
         Cancellation: leaves open whether it was applied.
         """
         request = pb.ApplyRequest.FromString(raw)
-        try:
+        with rules():
             await _validate(request)
-        except ValidationError as err:
-            raise RpcFailed(Code.UNKNOWN, str(err)) from err
         compares, operations, is_implied = await self._transaction(request, claims)
         result = await self._context.etcd.txn(compares, operations)
         for _ in range(_RETRIES_MAX if is_implied else 0):
@@ -196,10 +190,8 @@ class ListApi:
         for name in deleted:
             self._authorize(name, LabelSet.of(name=name), claims)
         # Not before: what it says tells of other journals.
-        try:
+        with rules():
             await self._context.guard.check_apply(specs, deleted, claims)
-        except ValidationError as err:
-            raise RpcFailed(Code.UNKNOWN, str(err)) from err
         compares: list[Compare] = []
         operations: list[Operation] = []
         is_limited = bool(claims.selector.include or claims.selector.exclude)

@@ -8,15 +8,15 @@ import os
 from contextlib import aclosing
 from typing import TYPE_CHECKING, final
 
+from gazette_platform.broker.api.prologue import decode, find_readable
 from gazette_platform.broker.journal.known import check_fence, wait_known
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.codecs import decompress_steps, decompressor
-from gazette_platform.errors import DataError, GazetteError, StoreError, ValidationError
+from gazette_platform.errors import DataError, GazetteError, StoreError
 from gazette_platform.fragment.index import QueryResult
 from gazette_platform.protocol import (
     CompressionCodec,
     Fragment,
-    Header,
     Status,
     validate_read_request,
 )
@@ -68,31 +68,17 @@ class ReadApi:
         Raises: RpcFailed: a malformed request, or content that cannot be read.
         Cancellation: safe.
         """
-        request = pb.ReadRequest.FromString(raw)
-        try:
-            validate_read_request(request)
-        except ValidationError as err:
-            raise RpcFailed(Code.UNKNOWN, str(err)) from err
-        resolution = await self._resolver.resolve(
-            request.journal,
-            may_proxy=not request.do_not_proxy,
-            require_primary=False,
-            min_revision=request.min_etcd_revision,
-            proxy_header=Header.from_pb(request.header) if request.HasField("header") else None,
-            claims=claims,
+        request = decode(pb.ReadRequest, raw, validate_read_request)
+        found = await find_readable(
+            self._resolver, request, claims, min_revision=request.min_etcd_revision
         )
-        replica = self._resolver.replicas.get(resolution.journal)
-        status = resolution.status
-        if status is Status.OK and resolution.spec and not resolution.spec.flags.may_read:
-            status = Status.NOT_ALLOWED
-        if status is Status.OK and resolution.is_remote:
+        resolution = found.resolution
+        if found.is_remote:
             responses = self._proxy.read(request, resolution.header)
-        elif status is Status.OK and replica is not None:
-            responses = self._serve(request, resolution, replica)
+        elif found.replica is not None:
+            responses = self._serve(request, resolution, found.replica)
         else:
-            if status is Status.OK:
-                status = Status.NOT_JOURNAL_BROKER  # unassigned between two looks at it
-            response = pb.ReadResponse(status=status.value)  # type: ignore[arg-type]
+            response = pb.ReadResponse(status=found.status.value)  # type: ignore[arg-type]
             yield resolution.header_field + response.SerializeToString()
             return
         async with aclosing(responses):

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Self, final
 
+from gazette_platform.broker.api.prologue import found_of
 from gazette_platform.broker.replicate.interrupt import Interrupt, Interrupted
 from gazette_platform.broker.replicate.messages import (
     ContentMessage,
@@ -82,11 +83,9 @@ class ReplicateApi:
                 proxy_header=first.header,
                 claims=claims,
             )
-            header, status = resolution.header, resolution.status
-            replica = self._resolver.replicas.get(resolution.journal)
-            if status is Status.OK and replica is None:
-                status = Status.NOT_JOURNAL_BROKER  # unassigned between two looks at it
-            elif status is Status.OK and not header.route.equivalent(first.header.route):
+            header, found = resolution.header, found_of(self._resolver, resolution)
+            status, replica = found.status, found.replica
+            if status is Status.OK and not header.route.equivalent(first.header.route):
                 status = Status.WRONG_ROUTE
             if status is not Status.OK or replica is None:
                 await stream.send(encode_answer(Answer(status), header))
