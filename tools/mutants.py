@@ -1,7 +1,7 @@
 """Breaks the modules that decide, one small change at a time, and names the changes that no test sees.
 
     make mutants                                   # all modules of tests/mutants.toml: hours
-    make mutants MODULES="broker/append/rules.py"  # these alone
+    make mutants MODULES="broker/append/fsm.py"  # these alone
 
 It works in a temporary clone of the commit, so that the working tree is never a broken one. Mutants
 that are known to survive stand in tests/mutants.toml with the reason; any other fails the run. The

@@ -46,6 +46,8 @@ class Authenticator:
         self._clock = clock
         try:
             self._keys = KeyRing(keys) if keys.strip() else None
+            self.everyone = ALL_CLAIMS if self._keys is None else None
+            """What every call is allowed, whatever its token; None: that depends on it."""
         except ValidationError as err:
             raise err.within("broker.auth-keys") from err
         for index in self._keys.short if self._keys is not None else ():

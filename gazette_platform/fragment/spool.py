@@ -138,6 +138,13 @@ class Spool:
         return lag - lag % COMPRESS_BATCH_BYTES
 
     @property
+    def is_behind(self) -> bool:
+        """Whether a whole batch waits for the SHA-1, or for compression."""
+        if self.end - self.begin < COMPRESS_BATCH_BYTES:
+            return False
+        return self.digest_lag >= COMPRESS_BATCH_BYTES or self.compress_lag > 0
+
+    @property
     def is_compressing(self) -> bool:
         """Whether there is a compressed form of some of the content, on the same disk."""
         return self._compressed is not None

@@ -7,8 +7,9 @@ import contextlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-from gazette_platform.broker.append import events, fsm, rules
-from gazette_platform.broker.append.appender import Appender, Pending, content_sum
+from gazette_platform.broker.append import events, fsm
+from gazette_platform.broker.append.appender import Appender
+from gazette_platform.broker.append.batch import Pending, content_sum
 from gazette_platform.broker.replicate.replicator import Replicator
 from gazette_platform.broker.spool.journal_spool import JournalSpool
 from gazette_platform.broker.wire.interface import RpcFailed
@@ -30,7 +31,7 @@ from gazette_platform.protocol import (
 
 
 def spec(*, length=1024, codec=CompressionCodec.NONE, flags=JournalFlag.O_RDWR, flush_s=0):
-    fragment = FragmentSpec(length=length, codec=codec, flush_interval_ns=flush_s * rules.NS_PER_S)
+    fragment = FragmentSpec(length=length, codec=codec, flush_interval_ns=flush_s * fsm.NS_PER_S)
     return JournalSpec("a/journal", 1, fragment=fragment, flags=flags)
 
 

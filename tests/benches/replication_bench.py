@@ -8,7 +8,8 @@ import os
 
 from gazette_platform.broker.api.replicate import _Session
 from gazette_platform.broker.append import events, fsm
-from gazette_platform.broker.append.appender import Appender, Pending, content_sum
+from gazette_platform.broker.append.appender import Appender
+from gazette_platform.broker.append.batch import Pending, content_sum
 from gazette_platform.broker.replicate.interrupt import Interrupt
 from gazette_platform.broker.replicate.messages import (
     decode_request,

@@ -39,9 +39,10 @@ from gazette_platform.broker.append.events import (
     WriteSuspend,
     Written,
 )
-from gazette_platform.broker.append.fsm import AppendFSM, State
-from gazette_platform.broker.append.rules import (
+from gazette_platform.broker.append.fsm import (
     NS_PER_S,
+    AppendFSM,
+    State,
     must_roll,
     preconditions,
     updated_registers,

@@ -590,11 +590,11 @@ async def test_names_that_callers_think_up_are_not_kept(stage):
     for number in range(20):
         found = await stage.resolve(journal=f"no/journal-{number}")
         assert found.status is Status.JOURNAL_NOT_FOUND
-    assert len(stage.resolver._cache) == 0
+    assert len(stage.resolver.found) == 0
     stage.spec(replication=1)
     stage.assign(OURS, 0)
     await stage.resolve(journal=JOURNAL)
-    assert len(stage.resolver._cache) == 1
+    assert len(stage.resolver.found) == 1
 
 
 async def test_rs2_the_primary(stage):

@@ -10,9 +10,16 @@ import pytest
 
 from gazette_platform.broker.api.append import _renewed
 from gazette_platform.broker.append import events, fsm
-from gazette_platform.broker.append.appender import Pending
-from gazette_platform.broker.append.content import Body, Replay, Stream, cost_of, pump
-from gazette_platform.broker.append.flow_control import RateBalance, Stock
+from gazette_platform.broker.append.batch import Pending
+from gazette_platform.broker.append.content import (
+    Body,
+    RateBalance,
+    Replay,
+    Stock,
+    Stream,
+    cost_of,
+    pump,
+)
 from gazette_platform.broker.config import BrokerConfig
 from gazette_platform.broker.wire.interface import READ_AHEAD_BYTES, Code, RpcFailed
 from gazette_platform.ops.clock import ManualClock

@@ -6,7 +6,7 @@ import pytest
 
 from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.append.events import AppendRequest, ReplicaView, Rollback, Sync
-from gazette_platform.broker.append.rules import (
+from gazette_platform.broker.append.fsm import (
     preconditions,
     registers_problem,
     updated_registers,

@@ -10,8 +10,8 @@ import os
 import pytest
 from appender_bench import Stream, running_bench, span, spec
 
-from gazette_platform.broker.append import appender as module, events, fsm, planner
-from gazette_platform.broker.append.appender import Outcome, Pending
+from gazette_platform.broker.append import appender as module, batch as batches, events, fsm
+from gazette_platform.broker.append.batch import Outcome, Pending
 from gazette_platform.broker.spool import digester, journal_spool
 from gazette_platform.broker.spool.journal_spool import Draft, JournalSpool
 from gazette_platform.broker.wire.interface import Code, RpcFailed
@@ -187,7 +187,7 @@ async def test_batches_are_bounded(bench, monkeypatch, name, limit):
     await bench.append(b"x")
     await bench.append(b"x")
     bench.journal.commits.clear()
-    monkeypatch.setattr(planner, name, limit)
+    monkeypatch.setattr(batches, name, limit)
     await asyncio.gather(*(bench.append(b"yy") for _ in range(7)))
     assert [appends for _, _, appends, _ in bench.journal.commits] == [3, 3, 1]
 

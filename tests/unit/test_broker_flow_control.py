@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_platform.broker.append.flow_control import Flow, RateBalance
+from gazette_platform.broker.append.content import Flow, RateBalance
 
 MIN = 1000
 MAX = 10_000

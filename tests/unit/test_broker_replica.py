@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from gazette_platform.broker.append import events, fsm
-from gazette_platform.broker.append.appender import Pending, content_sum
+from gazette_platform.broker.append.batch import Pending, content_sum
 from gazette_platform.broker.journal import pulses as pulses_module, replica as module
 from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.broker.metrics import BrokerMetrics

@@ -33,7 +33,7 @@ CONTRACTS = {
     ("lake-is-a-client", "forbidden_modules"): "broker consumer allocator keyspace etcd",
     ("core-is-light", "source_modules"): _CORE,
     ("pure", "source_modules"): (
-        "allocator.flow_network broker.append.events broker.append.fsm broker.append.rules "
+        "allocator.flow_network broker.append.events broker.append.fsm "
         "broker.crash.eviction broker.replicate.pipeline_fsm broker.replicate.replica_fsm "
         "broker.replicate.synced consumer.recoverylog.fsm fragment.cover_set message.sequencer"
     ),

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, final
 from gazette_platform.broker.api.prologue import decode, find
 from gazette_platform.broker.api.proxy import PrimaryNotReached
 from gazette_platform.broker.append import events, fsm
-from gazette_platform.broker.append.appender import Outcome, Pending, content_sum
-from gazette_platform.broker.append.content import Body, Replay, Stream, cost_of, pump
-from gazette_platform.broker.append.flow_control import Stock
+from gazette_platform.broker.append.batch import Outcome, Pending, content_sum
+from gazette_platform.broker.append.content import Body, Replay, Stock, Stream, cost_of, pump
 from gazette_platform.broker.journal.spec_writes import write_suspend
 from gazette_platform.broker.wire.interface import Code, ContentSource, RpcFailed
 from gazette_platform.protocol import (
@@ -89,7 +88,7 @@ class AppendApi:
         """
         message, request = _known(first) if len(first) <= _KNOWN_BYTES_MAX else _decoded(first)
         asked = _Asked(message, request, claims)
-        replica = await self._resolve(asked)
+        replica = self._at_hand(asked) or await self._resolve(asked)
         while replica is None:
             answer = await self._elsewhere(asked, content)
             if answer is not None:
@@ -183,6 +182,17 @@ class AppendApi:
                 raise RpcFailed(Code.UNAVAILABLE, str(err)) from err
             await self._wait_change(min(left_s, _RECONNECT_S))
             return None
+
+    def _at_hand(self, asked: _Asked) -> Replica | None:
+        """Our replica, if that was found at the present revision, and nothing else is asked for."""
+        message, request = asked.message, asked.request
+        if asked.claims is not ALL_CLAIMS or request.min_revision or message.HasField("header"):
+            return None
+        found = self._resolver.found.get((request.journal, not message.do_not_proxy, True))
+        if found is None or not found.is_local:
+            return None
+        asked.resolution = found
+        return self._resolver.replicas.get(request.journal)
 
     async def _resolve(self, asked: _Asked) -> Replica | None:
         """Resolve, and wait a bounded time for a journal that is being assigned.

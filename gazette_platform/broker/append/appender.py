@@ -21,9 +21,15 @@ import itertools
 from collections import deque
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.broker.append import events, planner
-from gazette_platform.broker.append.answers import Answers, not_ours, refuse
-from gazette_platform.broker.append.pending import Journal, Outcome, Pending, content_sum
+from gazette_platform.broker.append import events
+from gazette_platform.broker.append.batch import (
+    BATCH_APPENDS_MAX,
+    BATCH_BYTES_MAX,
+    Answers,
+    Planner,
+    not_ours,
+    refuse,
+)
 from gazette_platform.broker.replicate import synced
 from gazette_platform.broker.spool.journal_spool import DiskFull
 from gazette_platform.broker.wire.interface import Code, RpcFailed
@@ -33,6 +39,7 @@ from gazette_platform.ops.retry import backoff_s
 from gazette_platform.protocol import SuspendLevel
 
 if TYPE_CHECKING:
+    from gazette_platform.broker.append.batch import Journal, Pending
     from gazette_platform.broker.replicate.replicator import Replicator
     from gazette_platform.broker.spool.journal_spool import Draft, JournalSpool
     from gazette_platform.fragment.spool import Digest, Spool
@@ -40,7 +47,7 @@ if TYPE_CHECKING:
     from gazette_platform.ops.tasks import TaskGroup
     from gazette_platform.protocol import LabelSet
 
-__all__ = ["Appender", "Journal", "Outcome", "Pending", "content_sum"]
+__all__ = ["Appender"]
 
 # A broker that restarts, or whose place another one takes, is tried again at this pace.
 _SYNC_RETRY_S = 0.1
@@ -77,7 +84,7 @@ class Appender:
         self._idle.set()
         # Appends that left the queue, or are about to, and are not answered yet.
         self._in_hand: list[Pending] = []
-        self._planner = planner.Planner(journal, spool=spool, replicator=replicator, clock=clock)
+        self._planner = Planner(journal, spool=spool, replicator=replicator, clock=clock)
 
     @property
     def spool(self) -> Spool:
@@ -227,9 +234,9 @@ class Appender:
     def _waiting_bytes(self) -> int:
         """Of appends that would go together."""
         length = 0
-        for pending in itertools.islice(self._queue, planner.BATCH_APPENDS_MAX):
-            length += planner.BATCH_BYTES_MAX if pending.stream is not None else pending.length
-            if length >= planner.BATCH_BYTES_MAX:
+        for pending in itertools.islice(self._queue, BATCH_APPENDS_MAX):
+            length += BATCH_BYTES_MAX if pending.stream is not None else pending.length
+            if length >= BATCH_BYTES_MAX:
                 break
         return length
 

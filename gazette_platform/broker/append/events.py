@@ -55,11 +55,6 @@ class AppendRequest:
     closes_fragment: bool = False
     """Close the open fragment first, though nothing else asks for it. Brokers' own; not on the wire."""
 
-    @property
-    def changes_registers(self) -> bool:
-        """Whether it asks to modify registers, which needs content."""
-        return bool(self.union_registers) or bool(self.subtract_registers)
-
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:

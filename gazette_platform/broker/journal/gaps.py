@@ -67,8 +67,8 @@ class Gaps:
         self._may_come = may_come
         self._ask = ask
         self._is_asking = False
-        # Behind the last offset of which others may hold content that is in no store.
-        self._others_end = sys.maxsize
+        self.others_end = sys.maxsize
+        """Behind the last offset of which others may hold content that is in no store."""
         self._others_at = clock.monotonic()
         # Where nothing came from but what is gone, as our primary has told.
         self._gone_begin = self._gone_end = 0
@@ -77,12 +77,12 @@ class Gaps:
 
     def on_leap(self, begin: int) -> None:
         """Our spool goes on elsewhere; what it did not see before is with others, or stored."""
-        self._others_end = begin
+        self.others_end = begin
         self._others_at = self._clock.monotonic()
 
     def on_commit(self, begin: int) -> None:
         """Our spool holds what is appended from `begin` on."""
-        self._others_end = min(self._others_end, begin)
+        self.others_end = min(self.others_end, begin)
 
     def on_gone(self, begin: int, end: int) -> None:
         """Our primary goes on at `end` when it reads at `begin`: what is between is gone for good."""
@@ -99,7 +99,7 @@ class Gaps:
     def _is_asked(self, offset: int) -> bool:
         """Whether no other broker is to be asked about `offset`."""
         is_old = self._clock.monotonic() - self._others_at > JUMP_AGE_S
-        return is_old or offset >= self._others_end
+        return is_old or offset >= self.others_end
 
     async def wait_skip(self, offset: int) -> None:
         """Wait until content at `offset` is there, or `may_skip`, or the replica closes.
@@ -131,12 +131,12 @@ class Gaps:
             self._tasks.spawn(self._ask_others(), name=f"ask for {self._journal}")
 
     async def _ask_others(self) -> None:
-        asked_end = self._others_end
+        asked_end = self.others_end
         try:
             if not await self._ask():
                 await asyncio.sleep(_REFRESH_S)
-            elif asked_end == self._others_end:
-                self._others_end = 0
+            elif asked_end == self.others_end:
+                self.others_end = 0
         except Exception:
             await asyncio.sleep(_REFRESH_S)  # whoever waits asks again
             raise
@@ -167,7 +167,7 @@ class Gaps:
             async with asyncio.timeout(self.wait_s):
                 while not index.covers(offset, offset + 1):
                     if now() > lost_at:
-                        if offset >= self._others_end:
+                        if offset >= self.others_end:
                             return False
                         self._ask_soon()
                     if now() >= self._refresh_at:

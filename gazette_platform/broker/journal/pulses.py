@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Protocol, final
 
 from gazette_platform.broker.append import events, fsm
-from gazette_platform.broker.append.appender import Outcome, Pending
+from gazette_platform.broker.append.batch import Outcome, Pending
 from gazette_platform.errors import GazetteError
 from gazette_platform.protocol import AppendSuspend, Status
 

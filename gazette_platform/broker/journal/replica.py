@@ -8,9 +8,10 @@ import math
 from itertools import accumulate
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.broker.append import events, fsm, rules
-from gazette_platform.broker.append.appender import Appender, Outcome, Pending
-from gazette_platform.broker.append.flow_control import RateBalance
+from gazette_platform.broker.append import events, fsm
+from gazette_platform.broker.append.appender import Appender
+from gazette_platform.broker.append.batch import Outcome, Pending
+from gazette_platform.broker.append.content import RateBalance
 from gazette_platform.broker.journal.gaps import KNOWN_WAIT_S, Gaps
 from gazette_platform.broker.journal.pulses import Pulses
 from gazette_platform.broker.journal.spec_writes import write_route, write_suspend
@@ -101,6 +102,9 @@ class Replica:
         self._flush_interval_ns = 0
         self._refresh_timer: asyncio.TimerHandle | None = None
         self._stores = self.spec.fragment.stores if self.spec else ()
+        # The first of them, as it was found at a revision of etcd.
+        self._store: ActiveStore | None = None
+        self._store_at = -1
         self.index = Index(context.clock)
         self.gaps = Gaps(
             name,
@@ -234,11 +238,18 @@ class Replica:
         """Whether the stores were listed and the first one is healthy."""
         if not self.index.first_refresh.is_set():
             return False
-        try:
-            store = self._first_store()
-        except GazetteError:
-            return False
-        return store is None or store.health.error is None
+        store, revision = self._store, self._context.space.revision
+        if revision != self._store_at or (store is not None and store.health.error is not None):
+            try:
+                store = self._store = self._first_store()
+            except GazetteError:
+                self._store_at = -1
+                return False
+            self._store_at = revision
+        if store is None:
+            return True
+        store.is_marked = True
+        return store.health.error is None
 
     async def wait_ready(self) -> str:
         """Wait until `is_ready`. Returns: "", or why a store stays unhealthy, or unlisted."""
@@ -297,7 +308,8 @@ class Replica:
         metrics.spool_commits.inc(appends)
         metrics.spool_commit_bytes.inc(length)
         self.index.spool_commit(spool.fragment(), spool.file)
-        self.gaps.on_commit(spool.begin)
+        if self.gaps.others_end > spool.begin:
+            self.gaps.on_commit(spool.begin)
         self.last_append_at = self._context.clock.monotonic()
         if self._flush_timer is None:
             self._arm_flush(spool)
@@ -343,7 +355,7 @@ class Replica:
         self._flush_interval_ns = spec.fragment.flush_interval_ns
         if self._flush_interval_ns <= 0 or spool.first_append_at is None:
             return
-        interval_s = spec.fragment.flush_interval_ns / rules.NS_PER_S
+        interval_s = spec.fragment.flush_interval_ns / fsm.NS_PER_S
         first_s = spool.first_append_at.timestamp()
         ends_in_s = (first_s // interval_s + 1) * interval_s - self._context.clock.now().timestamp()
         jitter_s = self._context.rng.uniform(0, _FLUSH_JITTER_S)
@@ -390,7 +402,7 @@ class Replica:
                 is_done = await self._refresher.refresh(spec)
         if self.is_closed:
             return
-        delay_s = spec.fragment.refresh_interval_ns / rules.NS_PER_S
+        delay_s = spec.fragment.refresh_interval_ns / fsm.NS_PER_S
         delay_s *= self._context.rng.uniform(1 - _REFRESH_JITTER, 1)
         if not is_done and not self.index.first_refresh.is_set():
             # Appends wait for the first listing, so it is tried again soon.
@@ -537,7 +549,7 @@ class Replica:
         view = self.view(
             begin=self.spool.spool.begin, end=self.spool.end, registers=self.spool.registers
         )
-        if view is not None and isinstance(rules.preconditions(request, view), events.WriteSuspend):
+        if view is not None and isinstance(fsm.preconditions(request, view), events.WriteSuspend):
             self._pulses.start(AppendSuspend.SUSPEND_IF_FLUSHED)
 
     def stop(self) -> None:

@@ -101,11 +101,12 @@ class Resolver(Generic[R]):
         self._tasks = tasks
         self._faults = faults
         self._failures: dict[str, int] = {}
-        self._replicas: dict[str, R] = {}
+        self.replicas: dict[str, R] = {}
+        """Local replicas by journal. Live: do not keep it over an await."""
         self._closing: dict[asyncio.Task[None], tuple[str, R]] = {}
         self._is_serving = True
-        # Resolutions are asked for per RPC and change only with the key space.
-        self._cache: dict[tuple[str, bool, bool], Resolution] = {}
+        self.found: dict[tuple[str, bool, bool], Resolution] = {}
+        """What `resolve_now` found at the present revision, by its arguments, while we serve."""
         space.observe(self.on_change)
 
     @property
@@ -113,14 +114,9 @@ class Resolver(Generic[R]):
         """Our identity, or its stand-in while etcd does not know us."""
         return self._id if self._id in self._state.members else _MISSING_ID
 
-    @property
-    def replicas(self) -> dict[str, R]:
-        """Local replicas by journal. Live: do not keep it over an await."""
-        return self._replicas
-
     def on_change(self) -> None:
         """Observe an update of the key space."""
-        self._cache.clear()
+        self.found.clear()
         if self._is_serving:
             for journal in self._state.changes.journals:
                 self._try_update(journal)
@@ -144,7 +140,7 @@ class Resolver(Generic[R]):
     def _update(self, journal: str) -> None:
         item = self._state.items.get(journal)
         assignment = self._state.assignment_of(journal, self._id)
-        replica = self._replicas.get(journal)
+        replica = self.replicas.get(journal)
         if item is None or assignment is None:
             if replica is not None:
                 self._retire(journal, replica)
@@ -159,12 +155,12 @@ class Resolver(Generic[R]):
             self._retire(journal, replica)
             replica = None
         if replica is None:
-            self._replicas[journal] = self._make_replica(journal, item.create_revision, is_primary)
+            self.replicas[journal] = self._make_replica(journal, item.create_revision, is_primary)
         else:
             replica.on_change(is_primary=is_primary)
 
     def _retire(self, journal: str, replica: R) -> None:
-        del self._replicas[journal]
+        del self.replicas[journal]
         self._close(journal, replica)
 
     def _close(self, journal: str, replica: R) -> None:
@@ -178,7 +174,8 @@ class Resolver(Generic[R]):
         They stay in `replicas`: appends under way look there whether they are still the ones.
         """
         self._is_serving = False
-        for journal, replica in self._replicas.items():
+        self.found.clear()
+        for journal, replica in self.replicas.items():
             self._close(journal, replica)
         while self._closing:
             await asyncio.wait(set(self._closing))
@@ -192,7 +189,7 @@ class Resolver(Generic[R]):
     def open_journals(self) -> set[str]:
         """Journals of which a local replica may get content, or is closing."""
         closing = {journal for journal, _ in self._closing.values()}
-        return closing | self._replicas.keys() if self._is_serving else closing
+        return closing | self.replicas.keys() if self._is_serving else closing
 
     async def closed(self, journal: str) -> None:
         """Wait until no former replica of a journal is closing. Cancellation: safe."""
@@ -244,11 +241,12 @@ class Resolver(Generic[R]):
         Appends that were taken before are still finished.
         """
         key = (journal, may_proxy, require_primary)
-        found = self._cache.get(key)
+        found = self.found.get(key)
         if found is None:
             found = self._resolve(journal, may_proxy=may_proxy, require_primary=require_primary)
-            if found.spec is not None:  # callers think up as many names as they like
-                self._cache[key] = found
+            # Callers think up as many names as they like.
+            if found.spec is not None and self._is_serving:
+                self.found[key] = found
         return found
 
     def refused(self, found: Resolution, status: Status) -> Resolution:

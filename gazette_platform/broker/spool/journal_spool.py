@@ -318,7 +318,8 @@ class JournalSpool:
         spool.commit(draft.at, registers=registers, now=self._clock.now(), digest=draft.digest)
         if length:
             self._host.on_commit(spool, appends=appends, length=length)
-            digester.kick()
+            if spool.is_behind:
+                digester.kick()
 
     def stage(self, draft: Draft, registers: LabelSet, *, appends: int = 1) -> None:
         """Count a draft as content once `settle` is called for it."""
@@ -337,7 +338,8 @@ class JournalSpool:
         )
         if staged.length:
             self._host.on_commit(spool, appends=staged.appends, length=staged.length)
-            staged.digester.kick()
+            if spool.is_behind:
+                staged.digester.kick()
         if staged.digester is not self.digester:
             self._finish_settled()
 

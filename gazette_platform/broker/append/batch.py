@@ -1,26 +1,43 @@
-"""Walks appends through their machines, for as long as nothing has to be waited for."""
+"""Batches of appends of one journal: what waits, what is planned together, and what is answered.
+
+Appends are walked through their machines for as long as nothing has to be waited for. Those whose
+content is here join a batch, each judged on top of the state that those before it leave behind.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, final
+import hashlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, final
 
-from gazette_platform.broker.append import events, rules
-from gazette_platform.broker.append.answers import not_ours
-from gazette_platform.broker.append.pending import Outcome
+from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.replicate import synced
 from gazette_platform.broker.wire.interface import Code, RpcFailed
-from gazette_platform.protocol import LabelSet
+from gazette_platform.protocol import ZERO_SUM, Fragment, LabelSet, Status
 
 if TYPE_CHECKING:
+    import asyncio
     from collections import deque
 
-    from gazette_platform.broker.append.pending import Journal, Pending
     from gazette_platform.broker.replicate.replicator import Replicator
     from gazette_platform.broker.spool.journal_spool import JournalSpool
+    from gazette_platform.errors import GazetteError
     from gazette_platform.ops.clock import Clock
+    from gazette_platform.protocol import CompressionCodec, JournalSpec, SuspendSpec
 
-__all__ = ["BATCH_APPENDS_MAX", "BATCH_BYTES_MAX", "Planner"]
+__all__ = [
+    "BATCH_APPENDS_MAX",
+    "BATCH_BYTES_MAX",
+    "Answers",
+    "Journal",
+    "Outcome",
+    "Pending",
+    "Planner",
+    "content_sum",
+    "not_ours",
+    "refuse",
+]
 
 # A batch is bounded so that the first append in it does not wait for long.
 BATCH_BYTES_MAX = 8 << 20
@@ -29,6 +46,133 @@ BATCH_BYTES_MAX = 8 << 20
 _REPLICATED_BATCH_BYTES_MAX = 4 << 20
 
 BATCH_APPENDS_MAX = 512
+
+
+class Journal(Protocol):
+    """What an appender asks of the replica that it belongs to."""
+
+    name: str
+
+    @property
+    def spec(self) -> JournalSpec | None:
+        """The spec as of now; None once the journal is deleted."""
+        ...
+
+    @property
+    def revision(self) -> int:
+        """Of etcd, that the rest is as of; healths and fragments of stores change without it."""
+        ...
+
+    def resolve(self, min_revision: int) -> events.Resolved | None:
+        """Look the journal up; None if the key space is not at `min_revision` yet."""
+        ...
+
+    async def wait_revision(self, revision: int) -> None:
+        """Wait for the key space to reach `revision`."""
+        ...
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether every assignment carries the current route."""
+        ...
+
+    def count_replicas(self) -> events.Replicas:
+        """Brokers that serve the journal, and how many should."""
+        ...
+
+    async def update_assignments(self) -> int:
+        """Write the route into the assignments. Returns: the revision to look at."""
+        ...
+
+    async def write_suspend(self, suspend: SuspendSpec) -> int:
+        """Store the spec with this suspension. Returns: the revision to look at."""
+        ...
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the stores were listed and the first one is healthy."""
+        ...
+
+    async def wait_ready(self) -> str:
+        """Wait until `is_ready`. Returns: "", or why a store stays unhealthy, or unlisted."""
+        ...
+
+    def view(self, *, begin: int, end: int, registers: LabelSet) -> events.ReplicaView | None:
+        """The state as preconditions see it, with a spool of [begin, end); None: the journal is deleted."""
+        ...
+
+    @property
+    def refusal(self) -> str:
+        """Why nothing may be committed any more; empty while we may speak for the journal."""
+        ...
+
+    def on_rollback(self) -> None:
+        """An append ended without a commit after its content had come."""
+        ...
+
+
+class ContentStream(Protocol):
+    """Content that is still to come."""
+
+    async def next(self) -> bytes | memoryview:
+        """The next chunk; empty to commit. Raises: RpcFailed: the caller has gone or failed."""
+        ...
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How an append ended."""
+
+    status: Status
+    commit: Fragment | None = None
+    registers: LabelSet | None = None
+    store_health_error: str = ""
+    total_chunks: int = 0
+    is_remote: bool = False
+    """This replica does not serve the journal any more, and nothing was written: look it up again."""
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """An append that waits for its turn."""
+
+    machine: fsm.AppendFSM
+    done: asyncio.Future[Outcome]
+    chunks: list[bytes | memoryview] = field(default_factory=list)
+    length: int = 0
+    total_chunks: int = 0
+    sum: asyncio.Future[bytes] | bytes = b""
+    """SHA-1 of the content, or where it will be."""
+    stream: ContentStream | None = None
+    """Where content beyond `chunks` comes from; None: all of it is here."""
+    next_effect: events.Effect | None = None
+    begin: int = 0
+    registers: LabelSet | None = None
+    wait_until: float = 0.0
+    """Monotonic seconds until which replicas that are missing, or away, are waited for."""
+    is_short: bool = False
+    """Whether it waits for more replicas now."""
+
+    def finish(self, outcome: Outcome) -> None:
+        """Answer, unless the caller has gone."""
+        if not self.done.done():
+            outcome.total_chunks = self.total_chunks
+            self.done.set_result(outcome)
+
+    def fail(self, error: GazetteError) -> None:
+        """End the RPC without an answer, unless the caller has gone."""
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+def content_sum(chunks: list[bytes | memoryview]) -> bytes:
+    """SHA-1 of the concatenation of chunks; all zero if there are none."""
+    if not chunks:
+        return ZERO_SUM
+    digest = hashlib.sha1(usedforsecurity=False)
+    for chunk in chunks:
+        digest.update(chunk)
+    return digest.digest()
 
 
 @final
@@ -189,7 +333,7 @@ class Planner:
         if spool.begin == end:
             # An empty spool takes on the spec's codec; anything else of it is as it would be anew.
             return spool.codec is not spec.fragment.codec
-        return rules.must_roll(
+        return fsm.must_roll(
             spec,
             begin=spool.begin,
             end=end,
@@ -220,3 +364,52 @@ class Planner:
         self._replicator.roll(to)
         self._end = to
         self._found = None
+
+
+@final
+class Answers:
+    """Answers a batch when it is called.
+
+    Args: journal: its name. sums: SHA-1 of each append. codec: of the fragment that they are in.
+    """
+
+    __slots__ = ("_batch", "_codec", "_journal", "_sums")
+
+    def __init__(
+        self, journal: str, batch: list[Pending], sums: list[bytes], codec: CompressionCodec
+    ) -> None:
+        self._journal = journal
+        self._batch = batch
+        self._sums = sums
+        self._codec = codec
+
+    def __call__(self, failure: RpcFailed | None) -> None:
+        """All replicas have the batch; or nobody knows, and `failure` says why."""
+        if failure is not None:
+            refuse(self._batch, failure)
+            return
+        for pending, total in zip(self._batch, self._sums, strict=True):
+            self._acknowledge(pending, total)
+
+    def _acknowledge(self, pending: Pending, total: bytes) -> None:
+        finish = pending.machine.step(events.Acknowledged())
+        assert isinstance(finish, events.Finish)
+        commit = Fragment(
+            self._journal,
+            pending.begin,
+            pending.begin + pending.length,
+            total if pending.length else ZERO_SUM,
+            self._codec,
+        )
+        pending.finish(Outcome(finish.status, commit, pending.registers))
+
+
+def refuse(batch: list[Pending], failure: RpcFailed) -> None:
+    """End every append of a batch without an answer."""
+    for pending in batch:
+        pending.fail(failure)
+
+
+def not_ours() -> Outcome:
+    """Of an append to a journal that this broker is not, or not any more, the primary of."""
+    return Outcome(Status.NOT_JOURNAL_PRIMARY_BROKER, is_remote=True)

@@ -1,0 +1,77 @@
+"""The modules that a small append passes, against the list in ARCHITECTURE.md."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from gazette_platform import broker as broker_package
+from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalFlag, JournalSpec
+from gazette_platform.protocol.content import COMMIT_MARKER, encode_append_content
+from gazette_platform.protocol.pb import protocol_pb2 as pb
+
+pytestmark = pytest.mark.etcd
+
+ARCHITECTURE = Path(__file__).resolve().parents[2] / "ARCHITECTURE.md"
+BROKER = str(Path(broker_package.__file__).parent)
+JOURNAL = "road/journal"
+MODULES_MAX = 9
+SECOND_NS = 1_000_000_000
+TRACED = 5  # appends: what a timer does meanwhile is not in all of them
+
+
+def listed():
+    """The modules that ARCHITECTURE.md names as those of the short way."""
+    text = ARCHITECTURE.read_text().split("**The short way.**", 1)[1]
+    names = text.split("its response:", 1)[1].split(".", 1)[0]
+    return set(re.findall(r"`([a-z_/]+)`", names))
+
+
+class Content:
+    """The messages of an append that follow its first."""
+
+    def __init__(self):
+        self._messages = iter([encode_append_content(b"x" * 100), COMMIT_MARKER, None])
+
+    async def next(self):
+        return next(self._messages)
+
+
+async def entered(service):
+    """Modules of the broker of which a function was called by an append."""
+    files = set()
+
+    def on_event(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(BROKER):
+            files.add(frame.f_code.co_filename)
+
+    first = pb.AppendRequest(journal=JOURNAL).SerializeToString()
+    before = sys.getprofile()
+    sys.setprofile(on_event)
+    try:
+        raw = await service.append(first, Content(), {})
+    finally:
+        sys.setprofile(before)
+    response = pb.AppendResponse.FromString(raw)
+    assert (response.status, response.commit.end - response.commit.begin) == (pb.OK, 100)
+    return {str(Path(name).relative_to(BROKER).with_suffix("")) for name in files}
+
+
+async def test_a_small_append_passes_the_modules_that_are_listed(cluster):
+    broker = await cluster.start()
+    fragment = FragmentSpec(
+        length=1 << 30,
+        codec=CompressionCodec.NONE,
+        stores=("file:///",),
+        refresh_interval_ns=300 * SECOND_NS,
+    )
+    spec = JournalSpec(JOURNAL, replication=1, fragment=fragment, flags=JournalFlag.O_RDWR)
+    await cluster.apply(cluster.stub(broker), spec)
+    for _ in range(3):  # the journal is found, synced and ready
+        await entered(broker.service)
+    roads = [await entered(broker.service) for _ in range(TRACED)]
+    assert set.intersection(*roads) == listed()
+    assert len(listed()) <= MODULES_MAX
