@@ -1,0 +1,52 @@
+"""The planner: what it found of a journal, for how long that holds, and what each append of a batch gets."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from appender_bench import running_bench, span
+
+from gazette_platform.protocol import LabelSet, Status
+
+
+@pytest.fixture
+async def bench(tmp_path):
+    async with running_bench(tmp_path) as made:
+        for content in (b"a", b"b", b"c"):  # from now on it need not look the journal up
+            await made.append(content)
+        yield made
+
+
+async def test_what_was_found_of_a_journal_holds_until_etcd_says_more(bench):
+    """Appends that follow do not look it up; it may be another broker's by now."""
+    bench.journal.revision += 1
+    bench.journal.is_local = False
+    assert (await bench.append(b"never")).is_remote
+    assert bench.read() == b"abc"
+
+
+async def test_a_store_that_gets_unhealthy_between_appends_is_heeded(bench):
+    bench.journal.is_ready = False
+    bench.journal.problem = "fragment store file:///x/ unhealthy: too bad"
+    bench.journal.gate.set()
+    assert (await bench.append(b"never")).status is Status.FRAGMENT_STORE_UNHEALTHY
+    assert bench.read() == b"abc"
+
+
+async def test_a_revision_is_waited_for_by_an_append_right_behind_another(bench):
+    waiting = bench.submit(b"d", min_revision=12)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert bench.journal.log == ["wait 12"]
+    bench.journal.gate.set()
+    assert span(await waiting) == (Status.OK, 3, 4)
+
+
+async def test_each_append_of_a_batch_is_told_the_registers_that_it_left(bench):
+    """Who holds a register by them would be told of another's."""
+    first = bench.submit(b"x", union_registers=LabelSet.of(owner="1"))
+    second = bench.submit(b"y", union_registers=LabelSet.of(owner="2"))
+    assert (await first).registers == LabelSet.of(owner="1")
+    assert (await second).registers == LabelSet.of(owner="2")
+    assert bench.journal.commits[-1] == (1, 5, 2, 2), "one batch"
