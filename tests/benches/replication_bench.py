@@ -15,7 +15,7 @@ from gazette_platform.broker.replicate.messages import (
     decode_request,
 )
 from gazette_platform.broker.replicate.replicator import Replicator
-from gazette_platform.broker.spool.journal_spool import JournalSpool
+from gazette_platform.broker.spool.journal_spool import Draft, JournalSpool
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.fragment.index import Index
 from gazette_platform.ops.clock import ManualClock
@@ -235,6 +235,21 @@ class Bench:
 
     def contents(self, begin=0):
         return [node.content(begin) for node in (self.primary, *self.nodes.values())]
+
+
+class Held:
+    """Holds back what one node writes."""
+
+    def __init__(self, monkeypatch, node):
+        self.gate = asyncio.Event()
+        write = Draft.write
+
+        async def held(draft, chunks, length):
+            if draft.digester is node.spool.digester:
+                await self.gate.wait()
+            await write(draft, chunks, length)
+
+        monkeypatch.setattr(Draft, "write", held)
 
 
 async def settle(rounds=30):

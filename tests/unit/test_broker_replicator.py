@@ -11,7 +11,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from replication_bench import NAME, OWN, THREE, A, B, Bench, Link, Stream, settle
+from replication_bench import NAME, OWN, THREE, A, B, Bench, Held, Link, Stream, settle
 
 from gazette_platform.broker.api import replicate as replicate_api
 from gazette_platform.broker.api.replicate import ReplicateApi, _Session, _Tenure
@@ -53,21 +53,6 @@ async def bench(tmp_path):
     await tasks.close()
     executor.shutdown()
     assert tasks.failure is None
-
-
-class Held:
-    """Holds back what one node writes."""
-
-    def __init__(self, monkeypatch, node):
-        self.gate = asyncio.Event()
-        write = Draft.write
-
-        async def held(draft, chunks, length):
-            if draft.digester is node.spool.digester:
-                await self.gate.wait()
-            await write(draft, chunks, length)
-
-        monkeypatch.setattr(Draft, "write", held)
 
 
 async def test_fs6_appends_are_at_all_replicas_which_are_synced_once(bench):

@@ -1,0 +1,112 @@
+"""Replicas that fail or change with content under way: who may have it, and what is planned behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from replication_bench import OWN, THREE, A, B, Bench, Held, settle
+
+from gazette_platform.broker.replicate import replicator as module
+from gazette_platform.broker.wire.interface import RpcFailed
+from gazette_platform.errors import EtcdError
+from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.protocol import AppendSuspend, Route
+
+
+@pytest.fixture
+async def bench(tmp_path):
+    tasks = TaskGroup("test")
+    with ThreadPoolExecutor(2) as executor:
+        found = Bench(tmp_path, tasks, executor)
+        yield found
+        for node in (found.primary, *found.nodes.values()):
+            node.index.close()
+        await tasks.close()
+    assert tasks.failure is None
+
+
+async def test_who_was_proposed_content_is_remembered_over_streams_that_follow(bench, monkeypatch):
+    """Its readers may have seen it, though it was not there when the streams broke once more."""
+    await bench.append(b"before ")
+    lacking, held = bench.nodes[A], Held(monkeypatch, bench.nodes[A])
+    waiting = bench.submit(b"seen ")
+    await settle()
+    lacking.link.cut()  # with the proposal
+    with pytest.raises(RpcFailed, match="recv from"):
+        await waiting
+    held.gate.set()
+    assert bench.nodes[B].content() == b"before seen "
+    bench.primary.route = Route((OWN, A), 0, ("http://own", "http://a"))
+    bench.replicator.on_change()
+    with monkeypatch.context() as patch:
+        patch.setattr(lacking, "serve", lambda _: asyncio.Event().wait())
+        waiting = bench.submit(b"never")
+        await settle()
+        lacking.link.cut()
+        with pytest.raises(RpcFailed, match="recv from"):
+            await waiting
+    assert await bench.append(b"after") == (12, 17)
+    assert bench.primary.content() == b"before seen after"
+
+
+async def test_what_a_broker_that_left_has_shown_keeps_its_offsets(bench, monkeypatch):
+    """The streams to it were given up rather than broken."""
+    monkeypatch.setattr(module, "_LEFT_S", 0.01)
+    await bench.append(b"before ")
+    lacking, held = bench.nodes[A], Held(monkeypatch, bench.nodes[A])
+    waiting = bench.submit(b"seen ")
+    await settle()
+    assert bench.nodes[B].content() == b"before seen "
+    bench.primary.route = Route((OWN, A), 0, ("http://own", "http://a"))
+    bench.replicator.on_change()
+    with pytest.raises(RpcFailed, match="replicas changed"):
+        await waiting
+    lacking.link.cut()  # with the proposal
+    held.gate.set()
+    assert await bench.append(b"after") == (12, 17)
+    assert bench.primary.content() == b"before seen after"
+
+
+async def test_a_journal_is_not_suspended_at_an_end_that_no_replica_has(bench, monkeypatch):
+    """Whoever resumes it would go on behind a hole."""
+    monkeypatch.setattr(module, "_SMALL_BYTES_MAX", 0)  # the suspension is planned at once
+    offsets = []
+
+    async def write_suspend(suspend):
+        offsets.append(suspend.offset)
+        raise EtcdError("etcd is away")
+
+    bench.primary.write_suspend = write_suspend
+    await bench.append(b"before ")
+    held = [Held(monkeypatch, node) for node in bench.nodes.values()]
+    lost = bench.submit(b"lost")
+    await settle()
+    suspended = bench.submit(suspend=AppendSuspend.SUSPEND_NOW)
+    await settle()
+    for node in bench.nodes.values():
+        node.link.cut()
+    with pytest.raises(RpcFailed, match="recv from"):
+        await lost
+    for one in held:
+        one.gate.set()
+    with pytest.raises(EtcdError):
+        await suspended
+    assert offsets == [7]
+
+
+async def test_appends_planned_before_replicas_came_do_not_go_alone(bench, monkeypatch):
+    """While those before them are written; they would be acknowledged by the primary alone."""
+    bench.primary.route = Route((OWN,), 0)
+    await bench.append(b"x")
+    held = Held(monkeypatch, bench.primary)
+    first = bench.submit(b"y" * 100_000)  # which a thread writes
+    second = bench.submit(b"z")  # rolls before
+    await settle()
+    bench.primary.route = THREE
+    bench.replicator.on_change()
+    held.gate.set()
+    assert (await first).commit.end == 100_001
+    assert (await second).commit.begin == 100_001
+    assert bench.contents(100_001) == [b"z"] * 3
