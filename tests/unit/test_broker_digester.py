@@ -105,6 +105,13 @@ async def test_digested_has_the_sum_of_all_that_is_committed(bench):
     assert (fragment.end, fragment.sum) == (100 + 3 * MIB, bench.sum)
 
 
+async def test_digested_has_all_that_was_committed_when_it_was_asked(bench):
+    """A slice at a time, however many that takes."""
+    bench.append(9 * MIB)
+    fragment = await bench.digester.digested()
+    assert (fragment.end, fragment.sum) == (9 * MIB, bench.sum)
+
+
 async def test_digested_and_rounds_do_not_hash_twice(bench):
     for _ in range(5):
         bench.append(MIB + 1)

@@ -210,6 +210,18 @@ async def test_a_busy_journal_is_looked_at_again(bench):
     await waiting
 
 
+async def test_a_fragment_that_a_former_primary_left_open_closes_at_the_end_of_its_window(bench):
+    """Nobody else closes it, however long no append comes."""
+    await bench.append(b"first ")
+    await bench.append(b"second")
+    bench.replica.on_change(is_primary=False)
+    bench.clock.advance(56)
+    bench.replica._flush()  # which leaves it to the primary
+    assert bench.flushes_in() is None
+    bench.replica.on_change(is_primary=True)
+    assert bench.flushes_in() is not None
+
+
 async def test_without_an_interval_there_is_no_timer(bench):
     bench.configure(flush_s=0)
     bench.apply()
@@ -379,6 +391,26 @@ async def test_a_listing_that_fails_for_long_is_the_end_though_the_first_store_i
     bench.list_error = None
     await bench.replica._refresh()
     assert await bench.replica.wait_ready() == ""
+
+
+async def test_nothing_is_appended_before_the_stores_were_listed(bench):
+    """They may hold content at the offsets that it would get."""
+    await bench.replica.close()
+    listed, lister = asyncio.Event(), bench.context.lister
+
+    async def list_later(spec):
+        await listed.wait()
+        return await bench.list(spec)
+
+    lister.list = list_later
+    bench.listed = [Fragment(JOURNAL, 0, 9, b"x" * 20, backing_store="file:///", mod_time=1)]
+    bench.replica = bench.make()
+    waiting = bench.context.tasks.spawn(bench.append(b"never"))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    listed.set()
+    assert (await waiting).status is Status.INDEX_HAS_GREATER_OFFSET
 
 
 async def test_a_journal_without_stores_needs_none(bench):
