@@ -12,7 +12,7 @@ from gazette_platform.broker.journal.storing import Unstored
 from gazette_platform.broker.side_keys import storing_prefix
 from gazette_platform.broker.spool.digester import Digester
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.errors import StoreUnavailable
+from gazette_platform.errors import EtcdError, StoreUnavailable
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.local_broker import LocalBrokers, append, eventually
@@ -173,6 +173,36 @@ async def test_a_flush_waits_for_who_lost_its_lease_while_it_stored(cluster, tas
         assert await draining == []
         async with asyncio.timeout(20):
             assert await flushing == {JOURNAL: 16}
+
+
+async def test_it_is_said_again_when_its_lease_is_lost(cluster, etcd, etcd_prefix, tasks):
+    """Etcd may be away for that long while the store is."""
+    first, _, back, draining = await handed_over(cluster, tasks)
+    expected = [Unstored(first._lease.id, frozenset({JOURNAL}))]
+
+    async def is_said():
+        return await said(etcd, etcd_prefix) == expected
+
+    await eventually(is_said)
+    (kv,) = (await etcd.range(storing_prefix(etcd_prefix))).kvs
+    await etcd.revoke_lease(kv.lease)
+    assert await said(etcd, etcd_prefix) == []
+    await eventually(is_said)
+    back.set()
+    assert await draining == []
+
+
+async def test_nothing_is_lost_while_etcd_does_not_tell_who_still_stores(cluster, monkeypatch):
+    broker = await cluster.start()
+    context = broker._context
+    assert await unstored.ask_others(context, JOURNAL)
+
+    async def read(prefix, **options):
+        raise EtcdError("etcd is away")
+
+    monkeypatch.setattr(context.etcd, "range", read)
+    assert not await unstored.ask_others(context, JOURNAL)
+    monkeypatch.undo()
 
 
 @pytest.mark.parametrize("journals", [set(), {"a/b"}, {"a/b", "a/c d"}])
