@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from replication_bench import OWN, THREE, A, B, Bench, Held, settle
 
+from gazette_platform.broker.append.fsm import AppendFSM
 from gazette_platform.broker.replicate import replicator as module
 from gazette_platform.broker.wire.interface import RpcFailed
 from gazette_platform.errors import EtcdError
@@ -27,8 +28,8 @@ async def bench(tmp_path):
     assert tasks.failure is None
 
 
-async def test_who_was_proposed_content_is_remembered_over_streams_that_follow(bench, monkeypatch):
-    """Its readers may have seen it, though it was not there when the streams broke once more."""
+async def seen_at_one(bench, monkeypatch):
+    """Content that one replica shows to its readers, and the one that stays has not got."""
     await bench.append(b"before ")
     lacking, held = bench.nodes[A], Held(monkeypatch, bench.nodes[A])
     waiting = bench.submit(b"seen ")
@@ -40,15 +41,33 @@ async def test_who_was_proposed_content_is_remembered_over_streams_that_follow(b
     assert bench.nodes[B].content() == b"before seen "
     bench.primary.route = Route((OWN, A), 0, ("http://own", "http://a"))
     bench.replicator.on_change()
+
+
+async def test_who_was_proposed_content_is_remembered_over_streams_that_follow(bench, monkeypatch):
+    """Its readers may have seen it, though it was not there when the streams broke once more."""
+    await seen_at_one(bench, monkeypatch)
     with monkeypatch.context() as patch:
-        patch.setattr(lacking, "serve", lambda _: asyncio.Event().wait())
+        patch.setattr(bench.nodes[A], "serve", lambda _: asyncio.Event().wait())
         waiting = bench.submit(b"never")
         await settle()
-        lacking.link.cut()
+        bench.nodes[A].link.cut()
         with pytest.raises(RpcFailed, match="recv from"):
             await waiting
     assert await bench.append(b"after") == (12, 17)
     assert bench.primary.content() == b"before seen after"
+
+
+async def test_what_may_have_been_seen_keeps_its_offsets_through_what_nobody_foresaw(
+    bench, monkeypatch
+):
+    await seen_at_one(bench, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(AppendFSM, "start", lambda _: {}["unforeseen"])
+        with pytest.raises(RpcFailed, match="unforeseen KeyError"):
+            await bench.append(b"never")
+    assert await bench.append(b"after") == (12, 17)
+    assert bench.primary.content() == b"before seen after"
+    assert bench.nodes[A].content(12) == b"after"
 
 
 async def test_what_a_broker_that_left_has_shown_keeps_its_offsets(bench, monkeypatch):
