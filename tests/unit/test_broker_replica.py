@@ -1,4 +1,7 @@
-"""A replica: its timers, what it tells of its fragments, and when it stops being the journal's."""
+"""A replica: its timers, what it tells of its fragments, and when it stops being the journal's.
+
+Long because all cases drive one bench.
+"""
 
 from __future__ import annotations
 
