@@ -364,6 +364,22 @@ async def test_an_append_is_forwarded_with_a_token_of_ours(cluster, make, peer, 
     await appending
 
 
+async def test_content_that_fails_is_no_failure_of_the_peer(remote, peer, tasks):
+    suspected = []
+    remote.context.peers.observe_failures(suspected.append)
+    gone = RpcFailed(Code.CANCELLED, "the client has gone")
+    appending = spawn(tasks, remote.append(chunk(b"foo"), gone))
+    await peer.next()
+    assert [await peer.next() for _ in range(2)] == [chunk(b"foo"), None]
+    peer.answers.put_nowait((grpc.StatusCode.UNKNOWN, "unexpected EOF"))
+    assert await appending is gone
+    assert not suspected
+    peer.answers.put_nowait((grpc.StatusCode.UNAVAILABLE, "leaving"))
+    with pytest.raises(RpcFailed, match=f"^cannot reach broker {peer.endpoint}: leaving$"):
+        await remote.append(*COMMIT)
+    assert suspected == [peer.endpoint]
+
+
 # ------------------------------------------------------------------------------- append: waiting
 async def test_fs15_too_few_replicas_are_refused_before_they_are_forwarded_to(stage):
     stage.spec(replication=2)

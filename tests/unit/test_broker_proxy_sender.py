@@ -8,7 +8,7 @@ import pytest
 from grpc import aio
 from grpc._cython import cygrpc
 
-from gazette_platform.broker.api.proxy import _Sender
+from gazette_platform.broker.wire.forwarder import Sender
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 
 
@@ -57,7 +57,7 @@ class Content:
     ],
 )
 async def test_a_call_that_breaks_is_told_by_its_answer(operation, error):
-    sender = _Sender(Call(**{operation: error}), Content(b"content", None))
+    sender = Sender(Call(**{operation: error}), Content(b"content", None))
     await sender.run(b"first")
     assert sender.failure is None
     assert sender.is_begun == (operation == "done_writing")
@@ -65,7 +65,7 @@ async def test_a_call_that_breaks_is_told_by_its_answer(operation, error):
 
 async def test_content_that_ends_early_ends_the_call():
     call = Call()
-    sender = _Sender(call, Content(b"content", RpcFailed(Code.CANCELLED, "gone")))
+    sender = Sender(call, Content(b"content", RpcFailed(Code.CANCELLED, "gone")))
     await sender.run(b"first")
     assert sender.failure.code is Code.CANCELLED
     assert call.sent == [b"first", b"content", None]
@@ -73,7 +73,7 @@ async def test_content_that_ends_early_ends_the_call():
 
 async def test_nobody_waits_for_a_sender_that_failed():
     call = Call()
-    sender = _Sender(call, Content(ZeroDivisionError("unforeseen")))
+    sender = Sender(call, Content(ZeroDivisionError("unforeseen")))
     with pytest.raises(ZeroDivisionError):
         await sender.run(b"first")
     assert call.is_cancelled

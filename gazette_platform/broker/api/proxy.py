@@ -7,11 +7,10 @@ call back and forth.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
-from gazette_platform.broker.wire.grpc_calls import CALL_ERRORS, message_of, of_call
+from gazette_platform.broker.wire.forwarder import PeerCall, PeerFailed, with_header
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.client.route_cache import Condition, pick_endpoint
 from gazette_platform.client.wire import CANNOT_REACH, brief_details
@@ -21,11 +20,12 @@ from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Generator
 
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.journal.replica import Replica
     from gazette_platform.broker.journal.resolver import Resolution, Resolver
+    from gazette_platform.broker.wire.forwarder import PeerMessages
     from gazette_platform.broker.wire.interface import ContentSource
     from gazette_platform.protocol import Header
 
@@ -50,17 +50,17 @@ class Proxy:
         self._peers = context.peers
         self._resolver = resolver
         self._state = context.space.state
-        self._reads: set[Any] = set()
-        self._stopped = asyncio.Event()
+        self._reads: set[PeerMessages] = set()
+        self._is_stopped = False
         self._known: frozenset[str] = frozenset()
         self._left_at: dict[str, float] = {}
         context.space.observe(self._on_change)
 
     def stop_reads(self) -> None:
         """End reads that are forwarded, cleanly: their clients look for another broker."""
-        self._stopped.set()
-        for call in self._reads:
-            call.cancel()
+        self._is_stopped = True
+        for responses in self._reads:
+            responses.cancel()
 
     # ------------------------------------------------------------------------------------ whom
     def better_placed(self, replica: Replica, offset: int) -> Resolution | None:
@@ -119,27 +119,15 @@ class Proxy:
             RpcFailed: with the other's code and text, or `content` failed.
         Cancellation: reaches the other broker, which rolls back.
         """
-        endpoint = self._endpoint(found.header)
-        forwarded = pb.AppendRequest()
-        forwarded.CopyFrom(request)
-        forwarded.ClearField("header")
-        found.header.into_pb(forwarded.header)
-        method = self._peers.channel(endpoint).stream_unary(f"{_SERVICE}Append")
-        call = method(metadata=self._peers.metadata(Capability.APPEND, found.journal))
-        sender = _Sender(call, content)
-        forwarding = self._context.tasks.spawn(
-            sender.run(forwarded.SerializeToString()), name=f"forward {found.journal}"
-        )
+        call = self._call(self._endpoint(found.header), "Append", Capability.APPEND, found.journal)
+        first = with_header(request, found.header)
         try:
-            raw = bytes(await of_call(call, call))
-        except RpcFailed as err:
-            failure = sender.failure or self._failed(err, endpoint)
-            if failure.code is Code.UNAVAILABLE and not sender.is_begun:
+            raw = await call.client_stream(first, content, self._context.tasks)
+        except PeerFailed as err:
+            failure = _told(err)
+            if failure.code is Code.UNAVAILABLE and not err.is_begun:
                 raise PrimaryNotReached(failure.text) from err
             raise failure from err
-        finally:
-            forwarding.cancel()
-            call.cancel()
         return Status.from_wire(pb.AppendResponse.FromString(raw).status), raw
 
     # ------------------------------------------------------------------------------------ read
@@ -154,47 +142,34 @@ class Proxy:
         Yields: ReadResponses as they come; ends cleanly when this broker stops.
         Raises: RpcFailed: with the other's code and text. Cancellation: reaches the other broker.
         """
-        forwarded = pb.ReadRequest()
-        forwarded.CopyFrom(request)
-        forwarded.ClearField("header")
-        header.into_pb(forwarded.header)
+        forwarded = with_header(request, header)
         failed: frozenset[str] = frozenset()
-        while True:
+        while not self._is_stopped:
             endpoint = self._endpoint(header, passing_over=failed)
-            responses = self._read(endpoint, forwarded)
+            call = self._call(endpoint, "Read", Capability.READ, request.journal)
             try:
-                async with contextlib.aclosing(responses):
-                    async for raw in responses:
+                with self._reading(call, forwarded) as responses:
+                    while (raw := await responses.next()) is not None:
                         yield raw if not is_begun else _without_header(raw)
                         is_begun = True
-            except RpcFailed as err:
+            except PeerFailed as err:
                 failed |= {endpoint}
                 has_more = header.process_id is None and not failed.issuperset(
                     filter(None, header.route.endpoints)
                 )
                 if err.code is not Code.UNAVAILABLE or is_begun or not has_more:
-                    raise
+                    raise _told(err) from err
             else:
                 return
 
-    async def _read(self, endpoint: str, request: pb.ReadRequest) -> AsyncGenerator[bytes]:
-        if self._stopped.is_set():
-            return
-        method = self._peers.channel(endpoint).unary_stream(f"{_SERVICE}Read")
-        call = method(
-            request.SerializeToString(),
-            metadata=self._peers.metadata(Capability.READ, request.journal),
-        )
-        self._reads.add(call)
-        try:
-            while (raw := await message_of(call)) is not None:
-                yield raw
-        except RpcFailed as err:
-            if not self._stopped.is_set():  # else it was we who ended it, by `stop_reads`
-                raise self._failed(err, endpoint) from err
-        finally:
-            self._reads.discard(call)
-            call.cancel()
+    @contextlib.contextmanager
+    def _reading(self, call: PeerCall, request: bytes) -> Generator[PeerMessages]:
+        with call.server_stream(request) as responses:
+            self._reads.add(responses)
+            try:
+                yield responses
+            finally:
+                self._reads.discard(responses)
 
     # ------------------------------------------------------------------------------- fragments
     async def list_fragments(
@@ -205,25 +180,16 @@ class Proxy:
         Returns: the status, and the FragmentsResponse of the other broker.
         Raises: RpcFailed: with the other's code and text. Cancellation: reaches the other broker.
         """
-        forwarded = pb.FragmentsRequest()
-        forwarded.CopyFrom(request)
-        forwarded.ClearField("header")
-        header.into_pb(forwarded.header)
         endpoint = self._endpoint(header)
-        method = self._peers.channel(endpoint).unary_unary(f"{_SERVICE}ListFragments")
-        metadata = self._peers.metadata(Capability.READ, request.journal)
+        call = self._call(endpoint, "ListFragments", Capability.READ, request.journal)
         try:
-            call = method(forwarded.SerializeToString(), metadata=metadata)
-            raw = bytes(await of_call(call, call))
-        except RpcFailed as err:
-            raise self._failed(err, endpoint) from err
+            raw = await call.unary(with_header(request, header))
+        except PeerFailed as err:
+            raise _told(err) from err
         return Status.from_wire(pb.FragmentsResponse.FromString(raw).status), raw
 
-    def _failed(self, err: RpcFailed, endpoint: str) -> RpcFailed:
-        self._peers.on_failure(endpoint, err.text)
-        if err.code is not Code.UNAVAILABLE:
-            return err
-        return RpcFailed(err.code, f"{CANNOT_REACH}{endpoint}: {brief_details(err.text)}")
+    def _call(self, endpoint: str, name: str, capability: Capability, journal: str) -> PeerCall:
+        return PeerCall(self._peers, endpoint, f"{_SERVICE}{name}", capability, journal)
 
     # ------------------------------------------------------------------------------ connections
     def _on_change(self) -> None:
@@ -243,39 +209,11 @@ class Proxy:
                 self._context.tasks.spawn(self._peers.drop(endpoint), name=f"drop {endpoint}")
 
 
-@final
-class _Sender:
-    """Sends the messages of an append.
-
-    Attributes: is_begun: the first message is on its way, so that content is taken.
-        failure: of the content; what else ends it early is told by the answer.
-    """
-
-    def __init__(self, call: Any, content: ContentSource) -> None:
-        self._call = call
-        self._content = content
-        self.is_begun = False
-        self.failure: RpcFailed | None = None
-
-    async def run(self, first: bytes) -> None:
-        # The other broker may answer before it has read everything, and then a send breaks.
-        try:
-            with contextlib.suppress(*CALL_ERRORS):
-                await self._run(first)
-        except Exception as err:
-            self.failure = RpcFailed(Code.INTERNAL, f"forwarding: {type(err).__name__}: {err}")
-            self._call.cancel()
-            raise  # to whoever owns the task, as a fault of ours
-
-    async def _run(self, first: bytes) -> None:
-        await self._call.write(first)
-        self.is_begun = True
-        try:
-            while (raw := await self._content.next()) is not None:
-                await self._call.write(raw)
-        except RpcFailed as err:
-            self.failure = err  # an end without commit rolls back
-        await self._call.done_writing()
+def _told(err: PeerFailed) -> RpcFailed:
+    """What a client is told of a peer that failed."""
+    if err.code is not Code.UNAVAILABLE:
+        return RpcFailed(err.code, err.text)
+    return RpcFailed(err.code, f"{CANNOT_REACH}{err.endpoint}: {brief_details(err.text)}")
 
 
 def _without_header(raw: bytes) -> bytes:

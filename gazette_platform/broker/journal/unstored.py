@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from gazette_platform.broker.journal.storing import Unstored
 from gazette_platform.broker.side_keys import storing_prefix
-from gazette_platform.broker.wire.grpc_calls import of_call
+from gazette_platform.broker.wire.forwarder import PeerCall, PeerFailed, with_header
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import EtcdError
-from gazette_platform.protocol import Header, Status, strip_meta
+from gazette_platform.protocol import Header, Status
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.pb import admin_pb2 as admin_pb
 
@@ -91,15 +91,9 @@ async def call_flush(
     Returns: the status of the FlushResponse, and the response. Raises: RpcFailed.
     Cancellation: safe.
     """
-    forwarded = admin_pb.FlushRequest()
-    forwarded.CopyFrom(request)
-    header.into_pb(forwarded.header)
-    peers = context.peers
-    method = peers.channel(endpoint).unary_unary(_FLUSH)
-    metadata = peers.metadata(Capability.APPEND, strip_meta(request.journal))
+    call = PeerCall(context.peers, endpoint, _FLUSH, Capability.APPEND, request.journal)
     try:
-        call = method(forwarded.SerializeToString(), metadata=metadata)
-        raw = bytes(await of_call(call, call))
-    except RpcFailed as err:
+        raw = await call.unary(with_header(request, header))
+    except PeerFailed as err:
         raise RpcFailed(err.code, f"broker {endpoint}: {err.text}") from err
     return Status.from_wire(admin_pb.FlushResponse.FromString(raw).status), raw

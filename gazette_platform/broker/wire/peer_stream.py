@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Protocol, final
 
+from gazette_platform.broker.wire.forwarder import PeerCall
 from gazette_platform.broker.wire.grpc_calls import GO_CODES, message_of, of_call
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.protocol.auth import Capability
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gazette_platform.broker.wire.peers import Peers
     from gazette_platform.protocol import ProcessId
 
@@ -47,20 +45,18 @@ def open_replicate(peers: Peers, journal: str, peer: ProcessId, endpoint: str) -
     """
     if not endpoint:
         raise RpcFailed(Code.UNAVAILABLE, f"broker {peer}has no endpoint in etcd")
-    method = peers.channel(endpoint).stream_stream(_REPLICATE)
-    call = method(metadata=peers.metadata(Capability.REPLICATE, journal))
-    return _GrpcStream(call, partial(peers.on_failure, endpoint))
+    return _GrpcStream(PeerCall(peers, endpoint, _REPLICATE, Capability.REPLICATE, journal))
 
 
 @final
 class _GrpcStream:
     """A stream of gRPC's."""
 
-    __slots__ = ("_call", "_on_failure")
+    __slots__ = ("_call", "_peer_call")
 
-    def __init__(self, call: Any, on_failure: Callable[[str], None]) -> None:
-        self._call = call
-        self._on_failure = on_failure
+    def __init__(self, peer_call: PeerCall) -> None:
+        self._peer_call = peer_call
+        self._call = peer_call.bidi_stream()
 
     async def write(self, raw: bytes) -> None:
         try:
@@ -84,6 +80,6 @@ class _GrpcStream:
         self._call.cancel()
 
     def _failed(self, err: RpcFailed) -> RpcFailed:
-        self._on_failure(err.text)
+        self._peer_call.failed(err)
         text = f"rpc error: code = {GO_CODES[err.code]} desc = {err.text}"
         return RpcFailed(err.code, text)

@@ -1,0 +1,177 @@
+"""Calls to other brokers, in bytes: on behalf of clients, or of our own.
+
+A call carries a token of ours for its journal. What it fails by is a `PeerFailed`, unlike what goes
+wrong on the side of whoever it is made for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
+
+from gazette_platform.broker.wire.grpc_calls import CALL_ERRORS, message_of, of_call
+from gazette_platform.broker.wire.interface import Code, RpcFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from google.protobuf.message import Message
+
+    from gazette_platform.broker.wire.interface import ContentSource
+    from gazette_platform.broker.wire.peers import Peers
+    from gazette_platform.ops.tasks import TaskGroup
+    from gazette_platform.protocol import Header
+    from gazette_platform.protocol.auth import Capability
+
+__all__ = ["PeerCall", "PeerFailed", "PeerMessages", "Sender", "with_header"]
+
+
+class PeerFailed(RpcFailed):
+    """A peer could not be reached, left, or refused a call.
+
+    Attributes: endpoint: of the peer. is_begun: whether it may have got anything of the call.
+    """
+
+    def __init__(self, err: RpcFailed, endpoint: str, *, is_begun: bool) -> None:
+        super().__init__(err.code, err.text)
+        self.endpoint = endpoint
+        self.is_begun = is_begun
+
+
+def with_header(request: Message, header: Header) -> bytes:
+    """A request as it is forwarded: with our header in place of its own, if it has one."""
+    forwarded: Any = type(request)()
+    forwarded.CopyFrom(request)
+    forwarded.ClearField("header")
+    header.into_pb(forwarded.header)
+    raw: bytes = forwarded.SerializeToString()
+    return raw
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PeerCall:
+    """A call to be made to a peer.
+
+    Attributes: endpoint: of the peer. method: ``/service/name``.
+        journal: that our token is for.
+    """
+
+    peers: Peers
+    endpoint: str
+    method: str
+    capability: Capability
+    journal: str
+
+    async def unary(self, request: bytes) -> bytes:
+        """Make it. Raises: PeerFailed. Cancellation: reaches the peer."""
+        call = self._begin("unary_unary", request)
+        try:
+            return bytes(await of_call(call, call))
+        except RpcFailed as err:
+            raise self.failed(err) from err
+
+    async def client_stream(self, first: bytes, content: ContentSource, tasks: TaskGroup) -> bytes:
+        """Make it, message by message.
+
+        Args: first: its first message. content: what follows. tasks: owns what sends it.
+        Returns: the response.
+        Raises: PeerFailed; nothing was taken of `content` before it was begun.
+            RpcFailed: `content` failed. Cancellation: reaches the peer.
+        """
+        call = self._begin("stream_unary")
+        sender = Sender(call, content)
+        sending = tasks.spawn(sender.run(first), name=f"forward {self.journal}")
+        try:
+            return bytes(await of_call(call, call))
+        except RpcFailed as err:
+            raise sender.failure or self.failed(err, is_begun=sender.is_begun) from err
+        finally:
+            sending.cancel()
+            call.cancel()
+
+    @contextlib.contextmanager
+    def server_stream(self, request: bytes) -> Generator[PeerMessages]:
+        """Make it, and give its responses. At the exit it ends."""
+        messages = PeerMessages(self, self._begin("unary_stream", request))
+        try:
+            yield messages
+        finally:
+            messages.cancel()
+
+    def bidi_stream(self) -> Any:
+        """Make it. Returns: gRPC's call."""
+        return self._begin("stream_stream")
+
+    def _begin(self, kind: str, *request: bytes) -> Any:
+        method = getattr(self.peers.channel(self.endpoint), kind)(self.method)
+        metadata = self.peers.metadata(self.capability, self.journal)
+        return method(*request, metadata=metadata)
+
+    def failed(self, err: RpcFailed, *, is_begun: bool = True) -> PeerFailed:
+        """The error of a call that failed by `err`; whoever watches the peers hears of it."""
+        self.peers.on_failure(self.endpoint, err.text)
+        return PeerFailed(err, self.endpoint, is_begun=is_begun)
+
+
+@final
+class PeerMessages:
+    """What a peer streams to us."""
+
+    __slots__ = ("_call", "_is_cancelled", "_peer_call")
+
+    def __init__(self, peer_call: PeerCall, call: Any) -> None:
+        self._peer_call = peer_call
+        self._call = call
+        self._is_cancelled = False
+
+    async def next(self) -> bytes | None:
+        """The next one; None at the end, and when we have cancelled it. Raises: PeerFailed."""
+        try:
+            return None if self._is_cancelled else await message_of(self._call)
+        except RpcFailed as err:
+            if self._is_cancelled:
+                return None
+            raise self._peer_call.failed(err) from err
+
+    def cancel(self) -> None:
+        """End the call."""
+        self._is_cancelled = True
+        self._call.cancel()
+
+
+@final
+class Sender:
+    """Sends the messages of an append.
+
+    Attributes: is_begun: the first message is on its way, so that content is taken.
+        failure: of the content; what else ends it early is told by the answer.
+    """
+
+    def __init__(self, call: Any, content: ContentSource) -> None:
+        self._call = call
+        self._content = content
+        self.is_begun = False
+        self.failure: RpcFailed | None = None
+
+    async def run(self, first: bytes) -> None:
+        """Send all of them. Cancellation: safe."""
+        # The other broker may answer before it has read everything, and then a send breaks.
+        try:
+            with contextlib.suppress(*CALL_ERRORS):
+                await self._run(first)
+        except Exception as err:
+            self.failure = RpcFailed(Code.INTERNAL, f"forwarding: {type(err).__name__}: {err}")
+            self._call.cancel()
+            raise  # to whoever owns the task, as a fault of ours
+
+    async def _run(self, first: bytes) -> None:
+        await self._call.write(first)
+        self.is_begun = True
+        try:
+            while (raw := await self._content.next()) is not None:
+                await self._call.write(raw)
+        except RpcFailed as err:
+            self.failure = err  # an end without commit rolls back
+        await self._call.done_writing()
