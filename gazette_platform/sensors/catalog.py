@@ -6,9 +6,7 @@ after a reload. This sensor asks the web server for one when the specs have chan
 definitions anew each minute by itself.
 """
 
-import json
-import urllib.error
-import urllib.request
+from urllib.parse import urlsplit
 
 from dagster import (
     DefaultSensorStatus,
@@ -23,9 +21,7 @@ from gazette_platform.resources import LakeResource
 __all__ = ["catalog_sensor", "reload_location"]
 
 _INTERVAL_S = 5
-_RELOAD_TIMEOUT_S = 120.0
-_RELOAD = """mutation($name: String!) { reloadRepositoryLocation(repositoryLocationName: $name) {
-  __typename ... on PythonError { message } } }"""
+_RELOAD_TIMEOUT_S = 120
 
 
 @sensor(
@@ -57,22 +53,30 @@ def reload_location(dagster: str, location: str) -> None:
 
     Raises: SetupError: it cannot be reached, or the location does not load.
     """
-    body = json.dumps({"query": _RELOAD, "variables": {"name": location}}).encode()
-    request = urllib.request.Request(  # noqa: S310  the configured address
-        f"{dagster.rstrip('/')}/graphql", data=body, headers={"content-type": "application/json"}
+    from dagster_graphql import (  # noqa: PLC0415  slow to import, and every run loads this module
+        DagsterGraphQLClient,
+        DagsterGraphQLClientError,
+        ReloadRepositoryLocationStatus,
     )
+
+    address = urlsplit(dagster)
     try:
-        with urllib.request.urlopen(  # noqa: S310
-            request, timeout=_RELOAD_TIMEOUT_S
-        ) as response:
-            answer = json.load(response)
-        result = answer["data"]["reloadRepositoryLocation"]
-        outcome = str(result["__typename"])
-    except (OSError, ValueError, KeyError, TypeError, urllib.error.URLError) as err:
+        client = DagsterGraphQLClient(
+            address.netloc,
+            use_https=address.scheme == "https",
+            path_prefix=address.path.rstrip("/"),
+            timeout=_RELOAD_TIMEOUT_S,
+        )
+        result = client.reload_repository_location(location)
+    except (DagsterGraphQLClientError, KeyError, TypeError) as err:
+        # The client's own text is mostly its query; what it does not foresee in an answer is a KeyError.
         raise SetupError(
-            f"the Dagster web server at {dagster} did not reload {location}: {err}; it is tried "
-            "again, and the UI can do it under Deployment"
+            f"the Dagster web server at {dagster} did not reload {location}: "
+            f"{err.__cause__ or repr(err)}; it is tried again, and the UI can do it under Deployment"
         ) from err
-    if outcome != "WorkspaceLocationEntry":
-        detail = result.get("message") or outcome
-        raise SetupError(f"Dagster cannot reload {location}: {detail}")
+    if result.status is not ReloadRepositoryLocationStatus.SUCCESS:
+        detail = (result.message or result.failure_type or "it does not say why").strip()
+        raise SetupError(
+            f"Dagster cannot reload {location}: {detail}; it is tried again, and the UI can do it "
+            "under Deployment"
+        )

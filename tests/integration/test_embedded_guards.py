@@ -21,6 +21,7 @@ from gazette_platform.embedded.ports import choose_ports, hidden_address, is_fre
 from gazette_platform.embedded.process import Child
 from gazette_platform.embedded.trino import guard_component, write_configuration
 from gazette_platform.embedded.web_guard import WebGuard, refusal
+from gazette_platform.errors import SetupError
 
 PAGE = "http://evil.example"
 READY_S = 120
@@ -140,20 +141,19 @@ def test_every_refusal_says_why():
     assert refusal("GET", "/", "", **ours) == ""
 
 
-@pytest.mark.slow
-async def test_dagster_takes_no_mutation_from_web_pages(tmp_path, ports):
-    """The program that `gazette up` starts, over definitions of its own."""
+@contextlib.asynccontextmanager
+async def dagster(folder, port):
+    """The web server that `gazette up` starts, over definitions of its own; gives its address."""
     pytest.importorskip("dagster_webserver")
-    (tmp_path / "few.py").write_text("import dagster\ndefs = dagster.Definitions()\n")
-    address = f"http://127.0.0.1:{ports['one']}"
+    (folder / "few.py").write_text("import dagster\ndefs = dagster.Definitions()\n")
+    (folder / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
+    address = f"http://127.0.0.1:{port}"
     command = (sys.executable, "-m", "gazette_platform.embedded.dagster_main")
-    options = ("--host=127.0.0.1", f"--port={ports['one']}", f"--python-file={tmp_path / 'few.py'}")
-    environment = {"DAGSTER_HOME": str(tmp_path), "DAGSTER_DISABLE_TELEMETRY": "1"}
-    (tmp_path / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
+    options = ("--host=127.0.0.1", f"--port={port}", f"--python-file={folder / 'few.py'}")
+    environment = {"DAGSTER_HOME": str(folder), "DAGSTER_DISABLE_TELEMETRY": "1"}
     child = Child(
-        "dagster", (*command, *options), log=tmp_path / "log", environment=environment, folder=None
+        "dagster", (*command, *options), log=folder / "log", environment=environment, folder=None
     )
-    query = '{"query": "{ version }"}'
     try:
         async with aiohttp.ClientSession() as session, asyncio.timeout(READY_S):
             while True:
@@ -162,21 +162,47 @@ async def test_dagster_takes_no_mutation_from_web_pages(tmp_path, ports):
                         assert found.status == 200
                         break
                 except aiohttp.ClientConnectionError:
-                    assert child.exit_code() is None, (tmp_path / "log").read_text()
+                    assert child.exit_code() is None, (folder / "log").read_text()
                     await asyncio.sleep(0.1)
-            kind = {"content-type": "application/json"}
-            async with session.post(f"{address}/graphql", data=query, headers=kind) as found:
-                assert "version" in (await found.json())["data"]
-            for headers in ({"origin": PAGE}, {"host": "evil.example"}):
-                async with session.post(
-                    f"{address}/graphql", data=query, headers=kind | headers
-                ) as found:
-                    assert found.status == 403
-            async with session.get(f"{address}/graphql?query={{version}}") as found:
-                assert found.status == 403
+        yield address
     finally:
         child.ask_to_stop()
         await asyncio.to_thread(wait_until, lambda: child.exit_code() is not None)
+
+
+@pytest.mark.slow
+async def test_dagster_takes_no_mutation_from_web_pages(tmp_path, ports):
+    query = '{"query": "{ version }"}'
+    async with (
+        dagster(tmp_path, ports["one"]) as address,
+        aiohttp.ClientSession() as session,
+        asyncio.timeout(READY_S),
+    ):
+        kind = {"content-type": "application/json"}
+        async with session.post(f"{address}/graphql", data=query, headers=kind) as found:
+            assert "version" in (await found.json())["data"]
+        for headers in ({"origin": PAGE}, {"host": "evil.example"}):
+            async with session.post(
+                f"{address}/graphql", data=query, headers=kind | headers
+            ) as found:
+                assert found.status == 403
+        async with session.get(f"{address}/graphql?query={{version}}") as found:
+            assert found.status == 403
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Using variable_values:DeprecationWarning")  # of gql, by Dagster
+async def test_a_reload_fails_when_the_definitions_do_not_load(tmp_path, ports):
+    pytest.importorskip("dagster")
+    from gazette_platform.sensors.catalog import reload_location
+
+    async with dagster(tmp_path, ports["one"]) as address:
+        await asyncio.to_thread(reload_location, address, "few.py")
+        (tmp_path / "few.py").write_text("raise RuntimeError('no such thing')\n")
+        with pytest.raises(SetupError, match=r"cannot reload few.py: .*UserCodeLoadError"):
+            await asyncio.to_thread(reload_location, address, "few.py")
+        with pytest.raises(SetupError, match=r"cannot reload nowhere: .*nowhere.* does not exist"):
+            await asyncio.to_thread(reload_location, address, "nowhere")
 
 
 class Upstream:

@@ -12,6 +12,9 @@ from gazette_platform.errors import SetupError
 from gazette_platform.resources import LakeResource
 from gazette_platform.sensors import catalog, catalog_sensor
 
+# Dagster's client calls `gql` in a way that gql's version 4 deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:Using variable_values:DeprecationWarning")
+
 SPEC = "{name: s.a, selector: name=a, format: json, columns: [{name: id, type: int}]}"
 
 
@@ -60,21 +63,31 @@ def test_without_an_address_it_says_what_to_do(tick, tmp_path):
     assert "GAZETTE_DAGSTER_URI" in message
 
 
+def entry(**outcome):
+    return {"__typename": "WorkspaceLocationEntry", "name": "there", "locationOrLoadError": outcome}
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ({"__typename": "WorkspaceLocationEntry"}, ""),
-        ({"__typename": "RepositoryLocationNotFound"}, "RepositoryLocationNotFound"),
-        ({"__typename": "PythonError", "message": "boom"}, "boom"),
-        (None, "did not reload"),
+        (entry(__typename="RepositoryLocation"), ""),
+        (entry(__typename="PythonError", message="no such module"), "no such module"),
+        ({"__typename": "RepositoryLocationNotFound", "message": "nowhere"}, "nowhere"),
+        ({"__typename": "PythonError"}, "did not reload there"),
+        ({"__typename": "UnauthorizedError"}, "did not reload there"),
+        (None, "did not reload there"),
     ],
 )
-def test_answers_of_the_web_server(answer, message):
+@pytest.mark.parametrize("path", ["", "/", "/below/"])
+def test_answers_of_the_web_server(answer, message, path):
+    asked = []
+
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            assert body["variables"] == {"name": "there"}
+            asked.append((self.path, *body["variables"].values()))
             self.send_response(200)
+            self.send_header("content-type", "application/json")
             self.end_headers()
             self.wfile.write(json.dumps({"data": {"reloadRepositoryLocation": answer}}).encode())
 
@@ -82,17 +95,18 @@ def test_answers_of_the_web_server(answer, message):
             pass
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.handle_request)
+        thread = threading.Thread(target=server.handle_request, daemon=True)
         thread.start()
-        url = f"http://127.0.0.1:{server.server_port}"
+        url = f"http://127.0.0.1:{server.server_port}{path}"
         if message:
             with pytest.raises(SetupError, match=message):
                 catalog.reload_location(url, "there")
         else:
             catalog.reload_location(url, "there")
         thread.join(5)
+    assert asked == [(f"{path.rstrip('/')}/graphql", "there")]
 
 
 def test_unreachable_web_server():
-    with pytest.raises(SetupError, match="did not reload"):
+    with pytest.raises(SetupError, match=r"http://127.0.0.1:1 did not reload there: .*tried again"):
         catalog.reload_location("http://127.0.0.1:1", "there")
