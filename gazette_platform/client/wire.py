@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CALL_ERRORS",
     "CANNOT_REACH",
+    "DROPPED",
     "WRITE_FAILED",
     "CallFailed",
     "CallUnanswered",
@@ -50,12 +51,15 @@ _SWEEP_S = 30.0
 # How a broker says that it is not the one which cannot be reached.
 CANNOT_REACH = "cannot reach broker "
 # Codes that say the broker was not reached or went away; everything else is an answer.
-_UNREACHED = frozenset({grpc.StatusCode.UNAVAILABLE})
+_UNREACHED = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 # How brokers end what they say with UNAVAILABLE themselves, and so were reached.
 _ASKED_AGAIN = ("; ask again", "; try again")
 # What grpc.aio says in place of the broker's status, if a message of ours could not be written
 # any more before it learned of that status: of a broker that leaves, or refuses a token.
 WRITE_FAILED = "Internal error from Core"
+# What a cancellation means that we have not asked for: gRPC gives that answer to new calls at random
+# while a thousand or more wait to be begun.
+DROPPED = "dropped the call, as it does while thousands wait for it, and when it stops"
 # All that grpc.aio lets out of a call. Where a connection breaks between two of its operations, the
 # errors of its core come as they are: `done_writing` raises ExecuteBatchError, a BaseError.
 CALL_ERRORS = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
@@ -112,7 +116,9 @@ def call_error(err: Exception, endpoint: str, what: str) -> TransportError:
     details = brief_details(details)
     if code in _UNREACHED:
         said = f"is not reachable: {details} ({_advice(details, endpoint)})"
-        if details.endswith(_ASKED_AGAIN):
+        if code is grpc.StatusCode.CANCELLED:
+            said = DROPPED
+        elif details.endswith(_ASKED_AGAIN):
             said = f"cannot answer now: {details}"
         return TransportError(f"{what}: broker {endpoint} {said}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:

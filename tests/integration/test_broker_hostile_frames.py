@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import struct
 
 import pytest
 
+from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, Status
 from gazette_platform.testing.local_broker import LocalBrokers, append
 from tests.fuzz.http2 import headers_frame, preface, request
@@ -78,3 +80,47 @@ async def test_who_leaves_behind_an_odd_path_leaves_no_traceback(
     # Asyncio's are of event loops of other tests, which gRPC misses.
     assert not [r for r in caplog.records if r.exc_info and r.name != "asyncio"]
     assert "Traceback" not in capfd.readouterr().err
+
+
+def taken_back(calls):
+    """So many calls, each of which its caller gives up at once."""
+    streams = range(1, 2 * calls, 2)
+    reset = b"\0\0\x04\x03\0"
+    return preface() + b"".join(
+        headers_frame(LIST, stream=stream) + reset + struct.pack(">II", stream, 8)
+        for stream in streams
+    )
+
+
+async def test_who_takes_back_thousands_of_calls_ends_no_call_of_others(
+    etcd_server, etcd_prefix, tmp_path
+):
+    """gRPC drops new calls of anybody while too many wait, and calls that cancelled."""
+    async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
+        broker = await brokers.start()
+        await brokers.apply(brokers.stub(broker), SPEC)
+        async with AsyncClient(ClientConfig(address=f"http://127.0.0.1:{broker.port}")) as client:
+            await client.list()
+            flood, raw, listed = asyncio.Event(), taken_back(4_000), 0
+
+            async def overwhelm():
+                for _ in range(5):
+                    _, writer = await asyncio.open_connection("127.0.0.1", broker.port)
+                    writer.write(raw)
+                    await asyncio.sleep(0.2)
+                    writer.close()
+                    with contextlib.suppress(OSError):
+                        await writer.wait_closed()
+                flood.set()
+
+            async def use():
+                nonlocal listed
+                while not flood.is_set():
+                    listed += len(await client.list())
+                    await asyncio.sleep(0.002)
+
+            async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+                tasks.create_task(overwhelm())
+                for _ in range(8):
+                    tasks.create_task(use())
+            assert listed

@@ -172,3 +172,12 @@ def test_an_error_says_whether_the_broker_was_reached(details, said):
     error = call_error(failure, DEAD, "list of journals")
     assert said in str(error)
     assert error.retriable
+
+
+def test_a_call_that_the_broker_dropped_is_made_again():
+    """Cancelled by the other side: it had too many before it."""
+    none = grpc.aio.Metadata()
+    failure = grpc.aio.AioRpcError(grpc.StatusCode.CANCELLED, none, none, "CANCELLED")
+    error = call_error(failure, DEAD, "list of journals")
+    assert "dropped the call, as it does while thousands wait for it" in str(error)
+    assert error.retriable

@@ -15,7 +15,7 @@ import grpc  # type: ignore[import-untyped]
 from grpc import aio
 
 from gazette_platform.broker.wire.interface import Code, RpcFailed
-from gazette_platform.client.wire import WRITE_FAILED
+from gazette_platform.client.wire import DROPPED, WRITE_FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -70,6 +70,8 @@ async def _failure(call: Any) -> RpcFailed:
     if code is grpc.StatusCode.INTERNAL and details == WRITE_FAILED:
         # It hides what the other side said, or what became of the connection.
         return RpcFailed(Code.UNAVAILABLE, "the call ended while it was being sent")
+    if code is grpc.StatusCode.CANCELLED:  # not by us
+        return RpcFailed(Code.UNAVAILABLE, f"the broker {DROPPED}")
     return RpcFailed(_CODES.get(code, Code.UNKNOWN), details)
 
 
