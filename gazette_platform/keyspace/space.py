@@ -31,6 +31,7 @@ from gazette_platform.etcd import (
 from gazette_platform.keyspace.keys import validate_prefix
 from gazette_platform.ops.clock import Clock, SystemClock
 from gazette_platform.ops.faults import Faults
+from gazette_platform.ops.retry import backoff_s
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import EtcdHeader
 
@@ -45,8 +46,7 @@ WATCH_DELAY_S = 0.03
 """Least seconds between two batches of changes."""
 
 # Gazette's steps: a closed stream is mostly a restarted etcd member, and another one is there.
-_RESTART_S = (0.0, 0.0, 0.005, 2.0, 3.0, 4.0)
-_RESTART_LAST_S = 5.0
+_RESTART_S = (0.0, 0.0, 0.005, 2.0, 3.0, 4.0, 5.0)
 
 
 # Waiters that gave up are forgotten together, once they are many, and at least half of all.
@@ -181,7 +181,7 @@ class KeySpace(Generic[V]):
                     raise
                 error = err
             attempt = 0 if self._resume_revision > before else attempt + 1
-            pause_s = _RESTART_S[attempt] if attempt < len(_RESTART_S) else _RESTART_LAST_S
+            pause_s = backoff_s(attempt, _RESTART_S)
             _log.warning("%s; watching again in %s s", error, pause_s)
             await asyncio.sleep(pause_s)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import StoreError, StoreUnavailable
 from gazette_platform.ops.faults import Faults
+from gazette_platform.ops.retry import backoff_s
 from gazette_platform.stores.health import health_check
 from gazette_platform.stores.interface import PIECE_BYTES
 
@@ -28,8 +29,7 @@ _log = logging.getLogger(__name__)
 _HEALTHY_INTERVAL_S: Final = 30 * 60.0
 # Waits after the first, second … failure in a row. A store that just came up shall be noticed soon;
 # one that is down for long shall not be hammered by every broker.
-_FAILURE_INTERVALS_S: Final = (0.0, 0.1, 1.0, 1.0, 10.0, 10.0)
-_FAILURE_INTERVAL_LAST_S: Final = 100.0
+_FAILURE_INTERVALS_S: Final = (0.0, 0.1, 1.0, 1.0, 10.0, 10.0, 100.0)
 _JITTER: Final = 0.2
 _SWEEP_INTERVAL_S: Final = 3600.0
 
@@ -210,7 +210,7 @@ class StoreRegistry:
             if error is not None:
                 if failures == 0:
                     _log.warning("fragment store %s is unhealthy: %s", active.url, error)
-                interval_s = _failure_interval_s(failures)
+                interval_s = backoff_s(failures, _FAILURE_INTERVALS_S)
                 failures += 1
             else:
                 if failures:
@@ -219,10 +219,3 @@ class StoreRegistry:
                 interval_s = _HEALTHY_INTERVAL_S
             active.update_health(error)
             await self._sleep(interval_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER))
-
-
-def _failure_interval_s(failures_before: int) -> float:
-    """Seconds from a failed check to the next, given how many failed before it in a row."""
-    if failures_before < len(_FAILURE_INTERVALS_S):
-        return _FAILURE_INTERVALS_S[failures_before]
-    return _FAILURE_INTERVAL_LAST_S

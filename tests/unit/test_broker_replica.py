@@ -461,8 +461,7 @@ async def test_a_route_that_is_not_published_is_pulsed_until_it_is(bench, monkey
         updates.append(bench.clock.monotonic())
         raise RpcFailed(Code.UNAVAILABLE, "etcd is away")
 
-    monkeypatch.setattr(pulses_module, "_RETRIES_S", (0.0, 0.0))
-    monkeypatch.setattr(pulses_module, "_RETRY_LAST_S", 60.0)
+    monkeypatch.setattr(pulses_module, "_RETRIES_S", (0.0, 0.0, 60.0))
     monkeypatch.setattr(bench.replica, "update_assignments", update)
     bench.state.is_consistent = lambda _: False
     bench.replica.on_change(is_primary=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, final
 from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.append.batch import Outcome, Pending
 from gazette_platform.errors import GazetteError
+from gazette_platform.ops.retry import backoff_s
 from gazette_platform.protocol import AppendSuspend, Status
 
 if TYPE_CHECKING:
@@ -26,8 +27,7 @@ _log = logging.getLogger(__name__)
 _TIMEOUT_S = 10.0
 
 # While a route is not published, the allocator cannot go on with the journal.
-_RETRIES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
-_RETRY_LAST_S = 5.0
+_RETRIES_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 # A journal without appends for longer closes its streams to replicas as soon as a pulse is over.
 _REST_S = 5.0
@@ -91,9 +91,8 @@ class Pulses:
 
     def _look_later(self) -> None:
         if self._timer is None and not self._replica.is_closed:
-            failed = self._failed
+            delay_s = backoff_s(self._failed, _RETRIES_S)
             self._failed += 1
-            delay_s = _RETRIES_S[failed] if failed < len(_RETRIES_S) else _RETRY_LAST_S
             self._timer = asyncio.get_running_loop().call_later(delay_s, self.look)
 
     async def _append(self, suspend: AppendSuspend) -> None:
