@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, final
 
 from gazette_platform.errors import ValidationError
+from gazette_platform.ops.lru import Lru
 from gazette_platform.protocol.auth import (
     ALL_CLAIMS,
     LEEWAY_S,
@@ -56,7 +56,7 @@ class Authenticator:
                 "signed (make another with `head -c 32 /dev/urandom | base64`)",
                 index,
             )
-        self._verified: OrderedDict[str, tuple[Mapping[str, Any], Claims]] = OrderedDict()
+        self._verified: Lru[str, tuple[Mapping[str, Any], Claims]] = Lru(_VERIFIED_MAX)
 
     def authorize(self, metadata: Mapping[str, str], required: Capability) -> Claims:
         """The claims of a call.
@@ -86,13 +86,9 @@ class Authenticator:
     def _verify(self, keys: KeyRing, token: str) -> Claims:
         now = self._clock.now().timestamp()
         found = self._verified.get(token)
+        payload = keys.verify(token) if found is None else found[0]
+        check_times(payload, now)
         if found is None:
-            payload = keys.verify(token)
-            check_times(payload, now)
-            found = self._verified[token] = payload, Claims.from_payload(payload)
-            if len(self._verified) > _VERIFIED_MAX:
-                self._verified.popitem(last=False)
-        else:
-            check_times(found[0], now)
-            self._verified.move_to_end(token)
+            found = payload, Claims.from_payload(payload)
+            self._verified.put(token, found)
         return found[1]

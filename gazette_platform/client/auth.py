@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import TYPE_CHECKING, final
 
+from gazette_platform.ops.lru import Lru
 from gazette_platform.protocol import LabelSelector, LabelSet, strip_meta
 from gazette_platform.protocol.auth import Capability, Claims, KeyRing
 
@@ -36,8 +36,8 @@ class Authorizer:
         self._clock = clock
         self._fixed = _bearer(config.auth_token) if config.auth_token else None
         self._keys = KeyRing(config.auth_keys) if config.auth_keys.strip() else None
-        self._signed: OrderedDict[tuple[Capability, LabelSelector | str], tuple[float, Metadata]]
-        self._signed = OrderedDict()
+        self._signed: Lru[tuple[Capability, LabelSelector | str], tuple[float, Metadata]]
+        self._signed = Lru(_TOKENS_MAX)
 
     def metadata(self, capability: Capability, selector: LabelSelector | str) -> Metadata | None:
         """Metadata of a call that needs `capability` for a selector, or for a journal's name."""
@@ -53,10 +53,7 @@ class Authorizer:
             Claims(capability, _selector(selector)), now=now, lifetime_s=lifetime_s
         )
         metadata = _bearer(token)
-        self._signed[key] = (now + lifetime_s * _RENEW_AT, metadata)
-        self._signed.move_to_end(key)
-        if len(self._signed) > _TOKENS_MAX:
-            self._signed.popitem(last=False)
+        self._signed.put(key, (now + lifetime_s * _RENEW_AT, metadata))
         return metadata
 
 

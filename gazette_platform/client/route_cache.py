@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from enum import IntEnum
 from typing import TYPE_CHECKING, final
+
+from gazette_platform.ops.lru import Lru
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,10 +75,9 @@ class RouteCache:
     """
 
     def __init__(self, size: int, ttl_s: float, clock: Clock) -> None:
-        self._size = size
         self._ttl_s = ttl_s
         self._clock = clock
-        self._entries: OrderedDict[str, tuple[Route, float]] = OrderedDict()
+        self._entries: Lru[str, tuple[Route, float]] = Lru(size)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -89,21 +89,17 @@ class RouteCache:
             return None
         route, expires_at = entry
         if self._clock.monotonic() >= expires_at:
-            del self._entries[journal]
+            self._entries.drop(journal)
             return None
-        self._entries.move_to_end(journal)
         return route
 
     def update(self, journal: str, route: Route | None) -> None:
         """Remember `route`; None or one without members forgets the journal."""
-        if route is None or not route.members or self._size == 0:
-            self._entries.pop(journal, None)
-            return
-        self._entries[journal] = (route, self._clock.monotonic() + self._ttl_s)
-        self._entries.move_to_end(journal)
-        if len(self._entries) > self._size:
-            self._entries.popitem(last=False)
+        if route is None or not route.members:
+            self._entries.drop(journal)
+        else:
+            self._entries.put(journal, (route, self._clock.monotonic() + self._ttl_s))
 
     def invalidate(self, journal: str) -> None:
         """Forget the route of `journal`."""
-        self._entries.pop(journal, None)
+        self._entries.drop(journal)

@@ -214,7 +214,7 @@ async def test_nothing_is_lost_while_another_broker_holds_it(tasks):
 
 async def test_what_another_broker_held_is_read_once_it_is_stored(bench, tasks):
     stored = Fragment(JOURNAL, 50, 80, b"x" * 20, backing_store="s", mod_time=1)
-    bench.gaps._met_at[50] = bench.clock.monotonic()
+    bench.gaps._met_at.put(50, bench.clock.monotonic())
     bench.clock.advance(141)
     waiting = tasks.spawn(bench.gaps.wait(50))
     async with asyncio.timeout(5):

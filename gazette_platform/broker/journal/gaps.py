@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.fragment.index import JUMP_AGE_S
+from gazette_platform.ops.lru import Lru
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -73,7 +74,7 @@ class Gaps:
         # Where nothing came from but what is gone, as our primary has told.
         self._gone_begin = self._gone_end = 0
         self._refresh_at = 0.0
-        self._met_at: dict[int, float] = {}
+        self._met_at: Lru[int, float] = Lru(_OFFSETS_MAX)
 
     def on_leap(self, begin: int) -> None:
         """Our spool goes on elsewhere; what it did not see before is with others, or stored."""
@@ -150,9 +151,10 @@ class Gaps:
         Returns: whether it is there; False: it is lost, or the replica closes.
         Raises: RpcFailed: UNAVAILABLE: it did not come: ask again. Cancellation: safe.
         """
-        met_at = self._met_at.setdefault(offset, self._clock.monotonic())
-        if len(self._met_at) > _OFFSETS_MAX:
-            del self._met_at[next(iter(self._met_at))]
+        met_at = self._met_at.get(offset)
+        if met_at is None:
+            met_at = self._clock.monotonic()
+            self._met_at.put(offset, met_at)
         return await self.wait_listed(offset, lost_at=met_at + _LOST_S)
 
     async def wait_listed(self, offset: int, *, lost_at: float = math.inf) -> bool:
