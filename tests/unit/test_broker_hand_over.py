@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from gazette_platform.allocator import DrainStatus
-from gazette_platform.broker.crash.hand_over import wait_handed_over
+from gazette_platform.broker.crash.hand_over import say_leaving, wait_handed_over
+from gazette_platform.errors import EtcdError
 from gazette_platform.ops.clock import SystemClock
 
 
@@ -77,3 +78,24 @@ async def test_a_lone_broker_waits_for_nobody():
 async def test_nobody_waits_beyond_the_lease(can_complete):
     """Etcd may be away: nobody would ever take over, and content would be stored by nobody."""
     assert await told(status(4, can_complete=can_complete), timeout_s=None, lease_s=0.25) < 6
+
+
+async def test_nobody_insists_beyond_the_lease_on_saying_that_it_leaves():
+    """Etcd may be away for good, and what it holds is stored only then."""
+    space = SimpleNamespace(state=SimpleNamespace(members=dict.fromkeys(range(3))))
+    context = SimpleNamespace(clock=SystemClock(), space=space)
+    tried = []
+
+    async def set_exiting():
+        tried.append(True)
+        raise EtcdError("etcd is away")
+
+    saying = say_leaving(
+        context,
+        SimpleNamespace(set_exiting=set_exiting),
+        Leased(context.clock, 0.25),
+        timeout_s=None,
+    )
+    with pytest.raises(EtcdError):
+        await asyncio.wait_for(saying, timeout=20)
+    assert len(tried) > 1
