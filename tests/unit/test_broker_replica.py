@@ -592,6 +592,39 @@ async def test_only_the_end_of_what_is_missing_has_to_be_there(bench):
     assert not replica.is_filling
 
 
+async def test_others_are_asked_for_what_a_spool_that_goes_on_elsewhere_did_not_see(bench):
+    """Else reads would jump over it, as if it had been pruned."""
+    replica = bench.replica
+    await bench.append(b"foo")
+    assert replica.gaps.may_skip(50), "it saw all from the beginning on"
+    replica.spool.roll(100)
+    replica.index.add_remote(
+        Fragment(JOURNAL, 90, 100, b"x" * 20, backing_store="file:///", mod_time=1)
+    )
+    assert not replica.is_filling
+    assert not replica.gaps.may_skip(50)
+
+
+async def test_the_head_lies_behind_what_others_store_still(bench):
+    replica = bench.replica
+    await bench.append(b"foo")
+    replica.spool.roll(100)
+    assert (replica.index.summary.end, replica.head, replica.missing_at) == (3, 100, 99)
+
+
+async def test_a_journal_goes_on_behind_a_head_that_was_noted_and_lacks_nothing(bench):
+    """Who noted it had stored all before; or that is gone, and nobody is about to bring it."""
+    replica = bench.replica
+    await replica.index.first_refresh.wait()
+    bench.spec = replace(bench.spec, suspend=SuspendSpec(SuspendLevel.NONE, 100))
+    bench.apply()
+    assert replica.head == 100
+    replica.spool.roll(100)
+    assert replica.missing_at == -1
+    replica.spool.roll(150)
+    assert replica.missing_at == 149
+
+
 # ------------------------------------------------------------------------------------------ etcd
 async def test_a_revision_that_is_not_known_yet_is_not_resolved_at(bench):
     """Who appends has seen it: the journal may have become another's with it."""
