@@ -261,6 +261,31 @@ async def test_fail_over_keeps_what_was_acknowledged(cluster):
         await eventually(has_all)
 
 
+@pytest.mark.parametrize("keeps_primary", [True, False])
+async def test_what_one_replica_is_left_with_is_all_that_was_acknowledged(cluster, keeps_primary):
+    """Two of three die at once, with nothing in a store but the first append."""
+    await cluster.apply(spec(replication=3))
+    acknowledged = b""
+    for n in range(5):
+        await cluster.append(b"%d " % n)
+        acknowledged += b"%d " % n
+    route = cluster.route()
+    left = next(m for m in route.members if (m == route.primary_id) is keeps_primary)
+    await asyncio.gather(*(cluster.kill(m) for m in route.members if m != left))
+    assert await read_all(cluster.stubs[left], NAME) == acknowledged
+    for zone in ("zone-d", "zone-e"):
+        await cluster.start(zone)
+    response = await cluster.append(b"after")
+    assert span(response) == (Status.OK, len(acknowledged), len(acknowledged) + 5)
+    acknowledged += b"after"
+    for member in cluster.route().members:
+
+        async def has_all(stub=cluster.stubs[member]):
+            return await read_all(stub, NAME) == acknowledged
+
+        await eventually(has_all)
+
+
 async def test_a_replica_that_dies_is_replaced(cluster):
     await cluster.apply(spec(replication=2))
     await cluster.append(b"one ")

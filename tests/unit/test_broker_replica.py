@@ -621,6 +621,7 @@ async def test_a_journal_goes_on_behind_a_head_that_was_noted_and_lacks_nothing(
     assert replica.head == 100
     replica.spool.roll(100)
     assert replica.missing_at == -1
+    assert replica.is_filling, "the stores are listed soon, since it may have come just now"
     replica.spool.roll(150)
     assert replica.missing_at == 149
 
