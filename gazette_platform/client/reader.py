@@ -18,7 +18,6 @@ from gazette_platform.client.wire import (
     CallUnanswered,
     Wire,
     decoded,
-    is_cancelled,
 )
 from gazette_platform.errors import (
     DataError,
@@ -32,6 +31,7 @@ from gazette_platform.errors import (
     ValidationError,
     status_error,
 )
+from gazette_platform.ops.interrupt import is_cancelled
 from gazette_platform.protocol import Fragment, Status
 from gazette_platform.protocol.content import decode_read_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb

@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError, Message
 
 from gazette_platform.client.route_cache import Condition
 from gazette_platform.errors import DataError, SetupError, TransportError, ValidationError
+from gazette_platform.ops.interrupt import is_cancelled
 from gazette_platform.ops.keepalive import keepalive_options
 from gazette_platform.protocol import endpoint_grpc_address
 from gazette_platform.protocol.pb import protocol_pb2 as pb
@@ -41,7 +42,6 @@ __all__ = [
     "call_error",
     "condition_of",
     "decoded",
-    "is_cancelled",
 ]
 
 M = TypeVar("M", bound=Message)
@@ -136,15 +136,6 @@ def decoded(message_class: type[M], raw: bytes) -> M:
         return message_class.FromString(raw)
     except DecodeError as err:
         raise DataError(f"validating broker response: {err}") from err
-
-
-def is_cancelled() -> bool:
-    """Whether a `CancelledError` is the caller's own.
-
-    Else its call was cancelled, because the client was closed: an error, like others.
-    """
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
 
 
 def condition_of(channel: grpc.aio.Channel) -> Condition:

@@ -10,7 +10,6 @@ from gazette_platform.broker.api.replicate import _Session
 from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.append.appender import Appender
 from gazette_platform.broker.append.batch import Pending, content_sum
-from gazette_platform.broker.replicate.interrupt import Interrupt
 from gazette_platform.broker.replicate.messages import (
     decode_request,
 )
@@ -19,6 +18,7 @@ from gazette_platform.broker.spool.journal_spool import Draft, JournalSpool
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.fragment.index import Index
 from gazette_platform.ops.clock import ManualClock
+from gazette_platform.ops.interrupt import Interrupt
 from gazette_platform.protocol import (
     CompressionCodec,
     EtcdHeader,

@@ -16,7 +16,6 @@ from replication_bench import NAME, OWN, THREE, A, B, Bench, Held, Link, Stream,
 from gazette_platform.broker.api import replicate as replicate_api
 from gazette_platform.broker.api.replicate import ReplicateApi, _Session, _Tenure
 from gazette_platform.broker.replicate import replicator as module, synced
-from gazette_platform.broker.replicate.interrupt import Interrupt, Interrupted
 from gazette_platform.broker.replicate.messages import (
     ContentMessage,
     ProposalMessage,
@@ -27,6 +26,7 @@ from gazette_platform.broker.replicate.messages import (
 from gazette_platform.broker.replicate.replica_fsm import Answer
 from gazette_platform.broker.spool.journal_spool import Draft
 from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.ops.interrupt import Interrupt, Interrupted
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import (
     ZERO_SUM,

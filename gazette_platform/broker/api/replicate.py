@@ -16,7 +16,6 @@ import contextlib
 from typing import TYPE_CHECKING, Self, final
 
 from gazette_platform.broker.api.prologue import found_of
-from gazette_platform.broker.replicate.interrupt import Interrupt, Interrupted
 from gazette_platform.broker.replicate.messages import (
     ContentMessage,
     ProposalMessage,
@@ -34,6 +33,7 @@ from gazette_platform.broker.replicate.replica_fsm import (
     Write,
 )
 from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.ops.interrupt import Interrupt, Interrupted
 from gazette_platform.protocol import Status
 from gazette_platform.protocol.auth import ALL_CLAIMS
 

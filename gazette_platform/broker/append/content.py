@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 
 from gazette_platform.broker.wire.interface import READ_AHEAD_BYTES, Code, ContentSource, RpcFailed
 from gazette_platform.errors import ValidationError
+from gazette_platform.ops.interrupt import Interrupt, Interrupted
 from gazette_platform.protocol import validate_append_chunk
 from gazette_platform.protocol.content import (
     COMMIT_MARKER,
@@ -171,11 +172,9 @@ class Body:
         "_content",
         "_due_at",
         "_flow",
-        "_is_waiting",
         "_loop",
         "_released",
-        "_stalled",
-        "_task",
+        "_stall",
         "_timer",
         "delayed_chunks",
         "total_chunks",
@@ -193,19 +192,14 @@ class Body:
         self._flow.credit *= _GATHER_CREDIT_S
         self._due_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._stalled = False
+        self._stall = Interrupt()
         self.total_chunks = 0
         self.delayed_chunks = 0
-        # Who takes the content, and whether it waits for the client now.
-        self._task: asyncio.Task[object] | None = None
-        self._is_waiting = False
         self._arm()
 
     def stream(self) -> None:
         """From now on the client holds up others, or will: one second of credit is left."""
         self._flow.credit = min(self._flow.credit, self._flow.min_rate)
-        if not self._is_waiting:
-            self._task = None  # another one takes the rest
         self.close()
         self._arm()
 
@@ -221,9 +215,8 @@ class Body:
         now = self._clock.monotonic()
         if self._loop.time() - self._due_at > _TIMER_LATE_S:
             self._flow.on_held(now)
-        if self._is_waiting and self._task is not None and self._flow.underflows(now):
-            self._stalled = True
-            self._task.cancel()
+        if self._stall.is_waiting and self._flow.underflows(now):
+            self._stall.fire()
         else:
             self._arm()
 
@@ -267,21 +260,13 @@ class Body:
     async def _receive(self) -> bytes | None:
         flow, clock = self._flow, self._clock
         flow.on_held(clock.monotonic())  # time until now was ours, not the client's
-        if self._task is None:
-            self._task = asyncio.current_task()
-        self._is_waiting = True
         try:
-            raw = await self._content.next()
-        except asyncio.CancelledError:
-            # Unless its caller has gone at the same time.
-            if self._stalled and self._task is not None and self._task.uncancel() == 0:
-                raise RpcFailed(
-                    Code.UNKNOWN,
-                    "append stream: client stream didn't sustain the minimum append data rate",
-                ) from None
-            raise
-        finally:
-            self._is_waiting = False
+            raw = await self._stall.wait(self._content.next())
+        except Interrupted:
+            raise RpcFailed(
+                Code.UNKNOWN,
+                "append stream: client stream didn't sustain the minimum append data rate",
+            ) from None
         flow.underflows(clock.monotonic())
         return raw
 

@@ -17,10 +17,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Protocol, final
 
 from gazette_platform.broker.replicate import synced
-from gazette_platform.broker.replicate.interrupt import Interrupt, Interrupted
 from gazette_platform.broker.replicate.messages import encode_proposal
 from gazette_platform.broker.replicate.pipeline import Pipeline
 from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.ops.interrupt import Interrupt, Interrupted
 from gazette_platform.protocol import ZERO_SUM, Fragment
 from gazette_platform.protocol.content import encode_replicate_content
 

@@ -16,6 +16,7 @@ from grpc import aio
 
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.client.wire import DROPPED, WRITE_FAILED
+from gazette_platform.ops.interrupt import is_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -50,8 +51,7 @@ async def of_call(call: Any, work: Awaitable[T]) -> T:
     except CALL_ERRORS as err:
         raise await _failure(call) from err
     except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
+        if is_cancelled():
             raise
         # Not we, but the call was cancelled: its channel was closed, since the peer has left.
         raise RpcFailed(Code.UNAVAILABLE, "the peer has left the cluster") from None

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gazette_platform.broker.replicate.interrupt import Interrupt, Interrupted
+from gazette_platform.ops.interrupt import Interrupt, Interrupted
 
 
 async def test_interrupts_end_a_wait_and_all_later_ones():

@@ -1,4 +1,7 @@
-"""Waiting that an event on the same loop may end, without a task or a future of its own."""
+"""Ends of waits: by an event on the same loop, and by whoever cancelled the task or its call.
+
+An `Interrupt` is a cancel scope of asyncio's that costs neither a task nor a future.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from gazette_platform.errors import GazetteError
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-__all__ = ["Interrupt", "Interrupted"]
+__all__ = ["Interrupt", "Interrupted", "is_cancelled"]
 
 T = TypeVar("T")
 
@@ -29,6 +32,11 @@ class Interrupt:
     def __init__(self) -> None:
         self.is_fired = False
         self._waiting: asyncio.Task[object] | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether `fire` would end a wait now."""
+        return self._waiting is not None
 
     def fire(self) -> None:
         """End the wait under way, and all later ones. Idempotent."""
@@ -61,3 +69,12 @@ class Interrupt:
 
     def _ends(self, waiting: asyncio.Task[object]) -> bool:
         return self.is_fired and waiting.uncancel() == 0
+
+
+def is_cancelled() -> bool:
+    """Whether a `CancelledError` is the caller's own: somebody cancelled its task.
+
+    Else what it awaits was cancelled, such as a call whose channel was closed: an error, like others.
+    """
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
