@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -14,12 +16,15 @@ from gazette_platform.protocol import (
     CompressionCodec,
     Fragment,
     FragmentSpec,
+    Header,
     JournalSpec,
     LabelSelector,
     LabelSet,
     parse_fragment_path,
     parse_store_url,
 )
+from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.protocol.routing import validate_header
 from gazette_platform.yaml_specs import parse_journal_tree, to_journal_tree
 from gazette_platform.yaml_specs.journal_tree import JournalNode, hoist, tree_of
 from gazette_platform.yaml_specs.strict_yaml import read_yaml
@@ -212,3 +217,27 @@ def test_labels_and_urls_of_any_size():
         parse_store_url(f"file:///{MANY}/")
     with pytest.raises(ValidationError):
         read_yaml("")
+
+
+def test_headers_that_are_large_or_malformed_are_not_kept():
+    """Callers can think up any number of them."""
+    many, large = pb.Header(), pb.Header()
+    for message in (many, large):
+        message.etcd.MergeFrom(pb.Header.Etcd(cluster_id=1, member_id=1, revision=1, raft_term=1))
+    for _ in range(900):
+        many.route.members.add()  # of empty names: two bytes each
+    for i in range(2_000):
+        large.route.members.add(zone="zone", suffix=f"suffix-{i}")
+    tracemalloc.start()
+    try:
+        for revision in range(1, 65):
+            for message in (many, large):
+                message.etcd.revision = revision
+                with contextlib.suppress(ValidationError):
+                    validate_header(message)
+                if message is large:
+                    Header.from_pb(message)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 1 << 20
