@@ -97,7 +97,7 @@ class AppendApi:
         body = Body(content, replica.balance, self._context)
         pending = Pending(
             machine=fsm.AppendFSM(asked.request),
-            done=asyncio.get_running_loop().create_future(),
+            done=body.loop.create_future(),
             wait_until=self._context.clock.monotonic() + self._context.config.append_wait_s,
         )
         pumping: asyncio.Task[None] | None = None
@@ -259,21 +259,23 @@ class AppendApi:
             if not chunk:
                 await body.expect_end()
                 if pending.length > _INLINE_BYTES_MAX:
-                    loop, executor = asyncio.get_running_loop(), self._context.executor
-                    pending.sum = loop.run_in_executor(executor, content_sum, pending.chunks)
+                    executor = self._context.executor
+                    pending.sum = body.loop.run_in_executor(executor, content_sum, pending.chunks)
                 else:
                     pending.sum = content_sum(pending.chunks)
                 return True
+            pending.chunks.append(chunk)
+            pending.length += len(chunk)
             gathered.add(cost_of(chunk))
-            if gathered.bytes > _SMALL_BYTES_MAX and stock.is_overfull:
+            if gathered.bytes <= _SMALL_BYTES_MAX:
+                continue
+            if stock.is_overfull:
                 raise RpcFailed(
                     Code.UNAVAILABLE,
                     f"{pending.machine.request.journal}: this broker holds {stock.held_bytes} bytes "
                     "of appends that wait for their turn, and takes small ones only; try again",
                 )
-            pending.chunks.append(chunk)
-            pending.length += len(chunk)
-            if gathered.bytes > (_SMALL_BYTES_MAX if stock.is_full else _GATHER_BYTES_MAX):
+            if stock.is_full or gathered.bytes > _GATHER_BYTES_MAX:
                 return False
 
 

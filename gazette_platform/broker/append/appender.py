@@ -30,13 +30,11 @@ from gazette_platform.broker.append.batch import (
     not_ours,
     refuse,
 )
-from gazette_platform.broker.replicate import synced
 from gazette_platform.broker.spool.journal_spool import DiskFull
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import GazetteError
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.retry import backoff_s
-from gazette_platform.protocol import SuspendLevel
 
 if TYPE_CHECKING:
     from gazette_platform.broker.append.batch import Journal, Pending
@@ -48,9 +46,6 @@ if TYPE_CHECKING:
     from gazette_platform.protocol import LabelSet
 
 __all__ = ["Appender"]
-
-# A broker that restarts, or whose place another one takes, is tried again at this pace.
-_SYNC_RETRY_S = 0.1
 
 # Appends waiting at one journal; more are refused, since their clients would time out anyway.
 _QUEUE_MAX = 10_000
@@ -84,7 +79,9 @@ class Appender:
         self._idle.set()
         # Appends that left the queue, or are about to, and are not answered yet.
         self._in_hand: list[Pending] = []
-        self._planner = Planner(journal, spool=spool, replicator=replicator, clock=clock)
+        self._planner = Planner(
+            journal, spool=spool, replicator=replicator, clock=clock, stream=self._stream
+        )
 
     @property
     def spool(self) -> Spool:
@@ -107,7 +104,7 @@ class Appender:
         if not self._running:
             self._running = True
             self._idle.clear()
-            asyncio.get_running_loop().call_soon(self._start)
+            pending.done.get_loop().call_soon(self._start)
 
     async def close(self) -> None:
         """Close the open fragment and hand it to the persister, after queued appends.
@@ -246,10 +243,12 @@ class Appender:
         return self._in_hand
 
     async def _advance(self, pending: Pending) -> None:
-        """Do the slow thing that the queue's head waits for, unless we are to close."""
-        if isinstance(pending.next_effect, events.Stream):
+        """Wait for what the queue's head waits for, unless we are to close."""
+        wait = pending.wait
+        assert wait is not None
+        if wait.is_content:
             self._in_hand.append(self._queue.popleft())
-            await self._stream(pending)
+            await wait.work()
         elif self._closed:
             self._queue.popleft()
             pending.finish(not_ours())
@@ -259,83 +258,38 @@ class Appender:
                 # come.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(None) as self._patience:
-                        await self._unblock(pending)
+                        event = await wait.work()
+                        if event is not None:
+                            pending.next_effect = pending.machine.step(event)
             except GazetteError as err:
                 self._queue.popleft()
                 pending.fail(err)
             finally:
                 self._patience = None
 
-    async def _unblock(self, pending: Pending) -> None:
-        """Wait for what the queue's head waits for. Raises: GazetteError: this append failed."""
-        journal, machine = self._journal, pending.machine
-        match pending.next_effect:
-            case events.Resolve(min_revision):
-                if pending.is_short:
-                    await self._wait_for_more(pending, min_revision)
-                else:
-                    await journal.wait_revision(min_revision)
-            case events.Sync(roll_to, registers):
-                pending.next_effect = machine.step(await self._sync(pending, roll_to, registers))
-            case events.CheckAssignments():
-                revision = await journal.update_assignments()
-                pending.next_effect = machine.step(events.Written(revision))
-            case events.WriteSuspend(suspend):
-                await self._replicator.settled()
-                is_own = suspend.level is not SuspendLevel.NONE  # at the end of the spool, that is
-                if is_own and suspend.offset > self._store.settled_end:
-                    pending.next_effect = machine.start_over()
-                    return
-                revision = await journal.write_suspend(suspend)
-                pending.next_effect = machine.step(events.Written(revision))
-            case events.AwaitReady():
-                problem = await journal.wait_ready()
-                # Much may have changed while it waited: it starts over, and finds it ready.
-                pending.next_effect = machine.step(
-                    events.Unhealthy(problem) if problem else synced.Invalidated()
-                )
-            case effect:
-                raise RuntimeError(f"{journal.name}: append is stuck at {effect}")
-
-    async def _wait_for_more(self, pending: Pending, revision: int) -> None:
-        """Wait a bounded time for the allocator to assign more brokers."""
-        pending.is_short = False
-        try:
-            async with asyncio.timeout(max(0.0, pending.wait_until - self._clock.monotonic())):
-                await self._journal.wait_revision(revision)
-        except TimeoutError:
-            pending.next_effect = events.Resolve(0)
-
-    async def _sync(
-        self, pending: Pending, roll_to: int, registers: LabelSet | None
-    ) -> events.Event:
-        """Sync replicas; those that are away come back, or are replaced, within some time."""
-        try:
-            return await self._replicator.sync(
-                roll_to, registers, must_roll=lambda: self._planner.must_roll(self._store.end, 0)
-            )
-        except RpcFailed as err:
-            left_s = pending.wait_until - self._clock.monotonic()
-            if err.code is not Code.UNAVAILABLE or left_s <= 0 or pending.done.done():
-                raise
-            await asyncio.sleep(min(left_s, _SYNC_RETRY_S))
-            return synced.Invalidated()
-
     # ------------------------------------------------------------------------------- content
     def _commit_at_once(self, batch: list[Pending]) -> bool:
         """Commit a batch if nothing of that has to be waited for, nor takes long. Returns: whether."""
-        length = sum(pending.length for pending in batch)
-        sums = [pending.sum for pending in batch if isinstance(pending.sum, bytes)]
+        length = appends = 0
+        chunks: list[bytes | memoryview] = []
+        sums: list[bytes] = []
+        for pending in batch:
+            if not isinstance(pending.sum, bytes):
+                return False
+            sums.append(pending.sum)
+            if pending.length:
+                length += pending.length
+                appends += 1
+                chunks += pending.chunks
         store = self._store
-        if len(sums) < len(batch) or not store.takes_at_once(length):
+        if not store.takes_at_once(length):
             return False
         draft = store.draft(with_digest=False)
-        if length and not draft.write_at_once([c for p in batch for c in p.chunks], length):
+        if length and not draft.write_at_once(chunks, length):
             return False
         registers = batch[-1].registers
         assert registers is not None
-        answer = Answers(self._journal.name, batch, sums, store.spool.codec)
-        appends = sum(1 for pending in batch if pending.length)
+        answer = Answers(self._journal.name, batch, sums, store.digester.spool.codec)
         self._settle(draft, registers, answer, appends=appends)
         return True
 
@@ -447,7 +401,7 @@ class Appender:
         if effect is None:
             self._journal.on_rollback()
         else:
-            self._planner.is_terminal(pending, effect)
+            self._planner.perform(pending, effect)
 
     def _make_room(self, *, has_peers: bool) -> None:
         """Close the open fragment, so that it is persisted: our disk is full.

@@ -6,19 +6,20 @@ content is here join a batch, each judged on top of the state that those before 
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import hashlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, Protocol, assert_never, final
 
 from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.replicate import synced
 from gazette_platform.broker.wire.interface import Code, RpcFailed
-from gazette_platform.protocol import ZERO_SUM, Fragment, LabelSet, Status
+from gazette_platform.protocol import ZERO_SUM, Fragment, LabelSet, Status, SuspendLevel
 
 if TYPE_CHECKING:
-    import asyncio
     from collections import deque
+    from collections.abc import Awaitable, Callable
 
     from gazette_platform.broker.replicate.replicator import Replicator
     from gazette_platform.broker.spool.journal_spool import JournalSpool
@@ -34,6 +35,7 @@ __all__ = [
     "Outcome",
     "Pending",
     "Planner",
+    "Wait",
     "content_sum",
     "not_ours",
     "refuse",
@@ -46,6 +48,12 @@ BATCH_BYTES_MAX = 8 << 20
 _REPLICATED_BATCH_BYTES_MAX = 4 << 20
 
 BATCH_APPENDS_MAX = 512
+
+# A broker that restarts, or whose place another one takes, is tried again at this pace.
+_SYNC_RETRY_S = 0.1
+
+_ACKNOWLEDGED = events.Acknowledged()
+_CONTENT_END = events.ContentEnd()
 
 
 class Journal(Protocol):
@@ -146,6 +154,8 @@ class Pending:
     stream: ContentStream | None = None
     """Where content beyond `chunks` comes from; None: all of it is here."""
     next_effect: events.Effect | None = None
+    wait: Wait | None = None
+    """What `next_effect` waits for."""
     begin: int = 0
     registers: LabelSet | None = None
     wait_until: float = 0.0
@@ -175,22 +185,42 @@ def content_sum(chunks: list[bytes | memoryview]) -> bytes:
     return digest.digest()
 
 
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """An effect takes time. Args: work: gives its event; None: see to `next_effect` again."""
+
+    work: Callable[[], Awaitable[events.Event | None]]
+    is_content: bool = False
+    """Whether it takes content that streams in, which goes on when the journal leaves."""
+
+
 @final
 class Planner:
     """Plans batches of one journal: appends that are to be written by one call.
 
     Each is checked on top of the state that those before it will leave behind. A batch ends at the
     first append that needs something slow: a roll, etcd, a store, content still to come.
+
+    Args: stream: takes the content of an append as it comes, and commits it.
     """
 
     def __init__(
-        self, journal: Journal, *, spool: JournalSpool, replicator: Replicator, clock: Clock
+        self,
+        journal: Journal,
+        *,
+        spool: JournalSpool,
+        replicator: Replicator,
+        clock: Clock,
+        stream: Callable[[Pending], Awaitable[None]],
     ) -> None:
         self._journal = journal
         self._store = spool
         self._replicator = replicator
         self._clock = clock
+        self._stream = stream
         # State that the batch being planned will leave behind.
+        self._batch: list[Pending] = []
+        self._planned = 0  # bytes
         self._end = 0
         self._registers = LabelSet()
         # Revision of etcd at which an append went the whole way from looking the journal up to
@@ -205,25 +235,13 @@ class Planner:
         self._end, self._registers = self._store.end, self._store.registers
         self._found = None
         self._resolved_at = -1
-        planned = 0
-        has_peers = self._replicator.has_peers
-        bytes_max = _REPLICATED_BATCH_BYTES_MAX if has_peers else BATCH_BYTES_MAX
-        while queue and len(batch) < BATCH_APPENDS_MAX and planned < bytes_max:
+        self._planned = 0
+        self._batch = batch
+        bytes_max = _REPLICATED_BATCH_BYTES_MAX if self._replicator.has_peers else BATCH_BYTES_MAX
+        while queue and len(batch) < BATCH_APPENDS_MAX and self._planned < bytes_max:
             pending = queue[0]
-            if pending.done.done():  # the caller has gone before its turn
-                queue.popleft()
-                continue
-            effect = pending.next_effect or self._first_effect(pending)
-            effect = self._walk(pending, effect, batch)
-            pending.next_effect = effect
-            if isinstance(effect, events.Commit):
-                pending.begin = self._end
-                pending.registers = effect.registers
-                self._end += pending.length
-                self._registers = effect.registers
-                planned += pending.length
-                batch.append(pending)
-            elif not self.is_terminal(pending, effect):
+            # Unless the caller has gone before its turn.
+            if not pending.done.done() and not self._walk(pending):
                 break
             queue.popleft()
 
@@ -233,63 +251,80 @@ class Planner:
         self._found = None
 
     def _first_effect(self, pending: Pending) -> events.Effect:
-        machine, found = pending.machine, self._found
+        machine, found, journal = pending.machine, self._found, self._journal
         if machine.request.min_revision:
             return machine.start()
-        if found is None:
-            found = self._found = self._view() if self._is_known() else None
-            return machine.join(found) if found is not None else machine.start()
-        return machine.join(
-            events.ReplicaView(
-                spec=found.spec,
-                spool_begin=found.spool_begin,
-                spool_end=self._end,
-                index_begin=found.index_begin,
-                index_end=found.index_end,
-                index_mod_time=found.index_mod_time,
-                registers=self._registers,
-                now_s=found.now_s,
-            )
-        )
-
-    def _is_known(self) -> bool:
-        journal = self._journal
-        return (
-            journal.revision == self._known_at and self._replicator.is_synced and journal.is_ready
-        )
+        if found is not None:
+            found = self._found = self._on_top(found)
+            return machine.join(found)
+        is_known = journal.revision == self._known_at and self._replicator.is_synced
+        if is_known and journal.is_ready:
+            found = self._found = self._view()
+        return machine.join(found) if found is not None else machine.start()
 
     def _view(self) -> events.ReplicaView | None:
         begin = self._store.digester.spool.begin
         return self._journal.view(begin=begin, end=self._end, registers=self._registers)
 
-    def _walk(self, pending: Pending, effect: events.Effect, batch: list[Pending]) -> events.Effect:
-        """Carry out effects for as long as none of them has to wait."""
-        machine = pending.machine
-        step = machine.step
+    def _on_top(self, found: events.ReplicaView) -> events.ReplicaView:
+        """The journal as it was found, with what is planned by now."""
+        return events.ReplicaView(
+            found.spec,
+            found.spool_begin,
+            self._end,
+            found.index_begin,
+            found.index_end,
+            found.index_mod_time,
+            self._registers,
+            found.now_s,
+        )
+
+    def _walk(self, pending: Pending) -> bool:
+        """Perform effects until the append joins the batch, is answered, or has to wait.
+
+        Returns: whether it has left the queue; False: it waits, for `pending.wait`.
+        """
+        step = pending.machine.step
+        effect = pending.next_effect or self._first_effect(pending)
         while True:
-            event = self._immediate(pending, effect, batch)
+            event = self.perform(pending, effect)
             if event is None:
-                return effect
-            following = step(event)
-            if following is None:
-                following = step(events.ContentEnd())
+                pending.next_effect = None
+                return True
+            if isinstance(event, Wait):
+                pending.next_effect, pending.wait = effect, event
+                return False
+            following = step(event) or step(_CONTENT_END)
             assert following is not None
             effect = following
 
-    def _immediate(  # noqa: PLR0911  one per effect
-        self, pending: Pending, effect: events.Effect, batch: list[Pending]
-    ) -> events.Event | None:
-        """The event that answers `effect`, or None if it needs waiting or ends the append."""
-        journal = self._journal
+    def perform(  # noqa: C901, PLR0911, PLR0912  one per effect
+        self, pending: Pending, effect: events.Effect
+    ) -> events.Event | Wait | None:
+        """Carry out an effect. Returns: its event; None: the append has joined the batch, or ended."""
+        journal, replicator = self._journal, self._replicator
         match effect:
+            case events.Stream(roll_to):
+                return self._begin_stream(pending, roll_to)
+            case events.Commit(registers):
+                pending.begin, pending.registers = self._end, registers
+                self._end += pending.length
+                self._registers = registers
+                self._planned += pending.length
+                self._batch.append(pending)
             case events.Resolve(min_revision):
                 self._resolved_at = journal.revision
-                return journal.resolve(min_revision)
-            case events.Sync(roll_to):
-                # Anything else takes time, even if it is only to wait for who had the spool before.
-                return synced.Synced() if roll_to == 0 and self._replicator.is_synced else None
+                found = journal.resolve(min_revision)
+                return found or Wait(lambda: self._wait_revision(pending, min_revision))
+            case events.Sync(roll_to, registers):
+                if roll_to == 0 and replicator.is_synced:
+                    return synced.Synced()
+                # Even if it is only to wait for who had the spool before.
+                return Wait(lambda: self._sync(pending, roll_to, registers))
             case events.CheckAssignments():
-                return events.AssignmentsFresh() if journal.is_consistent else None
+                return (
+                    events.AssignmentsFresh() if journal.is_consistent else Wait(self._write_route)
+                )
             case events.CountReplicas():
                 replicas = journal.count_replicas()
                 if replicas.current < replicas.desired:
@@ -297,32 +332,48 @@ class Planner:
                     return dataclasses.replace(replicas, may_wait=pending.is_short)
                 return replicas
             case events.AwaitReady():
-                if not journal.is_ready:
-                    return None
-                view = self._view()
-                if self._resolved_at == journal.revision:
-                    self._known_at, self._found = self._resolved_at, view
-                # It may have been deleted while those before it were written.
-                return events.Ready(view) if view is not None else synced.Invalidated()
-            case events.Stream(roll_to):
-                return self._begin_stream(pending, roll_to, batch)
+                return self._found_ready() if journal.is_ready else Wait(self._wait_ready)
+            case events.WriteSuspend(suspend):
+                return Wait(lambda: self._suspend(pending, suspend))
+            case events.Fail(status, text):
+                registers = self._registers
+                pending.finish(Outcome(status, registers=registers, store_health_error=text))
+            case events.Rollback(text, status):
+                journal.on_rollback()
+                if text:
+                    pending.fail(RpcFailed(Code.UNKNOWN, text))
+                else:
+                    pending.finish(Outcome(status, registers=self._registers))
+            case events.Proxy():
+                pending.finish(not_ours())
+            case events.Finish():
+                raise RuntimeError(f"{journal.name}: an append ended that nobody committed")
             case _:
-                return None
+                assert_never(effect)
+        return None
 
-    def _begin_stream(
-        self, pending: Pending, roll_to: int, batch: list[Pending]
-    ) -> events.Event | None:
+    def _found_ready(self) -> events.Event:
+        view = self._view()
+        if self._resolved_at == self._journal.revision:
+            self._known_at, self._found = self._resolved_at, view
+        # It may have been deleted while those before it were written.
+        return events.Ready(view) if view is not None else synced.Invalidated()
+
+    def _begin_stream(self, pending: Pending, roll_to: int) -> events.Event | Wait:
         if not self._replicator.is_synced:
             # While those before it were written, replicas failed or changed. Nothing may go on as
             # if they had not, least of all as if there were none.
             return synced.Invalidated()
         if self.must_roll(self._end, roll_to):
-            if batch:
-                return None
+            if self._batch:
+                return _AFTER_BATCH
             self.roll(self._end)
         if pending.stream is not None:
-            return None
-        return events.Content(pending.length) if pending.length else events.ContentEnd()
+            return Wait(lambda: self._take(pending), is_content=True)
+        return events.Content(pending.length) if pending.length else _CONTENT_END
+
+    async def _take(self, pending: Pending) -> None:
+        await self._stream(pending)
 
     def must_roll(self, end: int, roll_to: int) -> bool:
         """Whether the open fragment closes before an append at `end`, which may ask for `roll_to`."""
@@ -342,28 +393,62 @@ class Planner:
             roll_to=roll_to,
         )
 
-    def is_terminal(self, pending: Pending, effect: events.Effect) -> bool:
-        """Answer an append that ended without content. Returns: whether it did."""
-        match effect:
-            case events.Fail(status, text):
-                pending.finish(Outcome(status, registers=self._registers, store_health_error=text))
-            case events.Rollback(text, status):
-                self._journal.on_rollback()
-                if text:
-                    pending.fail(RpcFailed(Code.UNKNOWN, text))
-                else:
-                    pending.finish(Outcome(status, registers=self._registers))
-            case events.Proxy():
-                pending.finish(not_ours())
-            case _:
-                return False
-        return True
-
     def roll(self, to: int) -> None:
         """Close the open fragment, here and at all replicas, and begin another at `to`."""
         self._replicator.roll(to)
         self._end = to
         self._found = None
+
+    # --------------------------------------------------------------------- what takes time
+    async def _wait_revision(self, pending: Pending, revision: int) -> None:
+        """Wait for etcd to say more; a bounded time, if it is for more brokers to be assigned."""
+        if not pending.is_short:
+            await self._journal.wait_revision(revision)
+            return
+        pending.is_short = False
+        try:
+            async with asyncio.timeout(max(0.0, pending.wait_until - self._clock.monotonic())):
+                await self._journal.wait_revision(revision)
+        except TimeoutError:
+            pending.next_effect = events.Resolve(0)
+
+    async def _sync(
+        self, pending: Pending, roll_to: int, registers: LabelSet | None
+    ) -> events.Event:
+        """Sync replicas; those that are away come back, or are replaced, within some time."""
+        try:
+            return await self._replicator.sync(
+                roll_to, registers, must_roll=lambda: self.must_roll(self._store.end, 0)
+            )
+        except RpcFailed as err:
+            left_s = pending.wait_until - self._clock.monotonic()
+            if err.code is not Code.UNAVAILABLE or left_s <= 0 or pending.done.done():
+                raise
+            await asyncio.sleep(min(left_s, _SYNC_RETRY_S))
+            return synced.Invalidated()
+
+    async def _write_route(self) -> events.Event:
+        return events.Written(await self._journal.update_assignments())
+
+    async def _wait_ready(self) -> events.Event:
+        problem = await self._journal.wait_ready()
+        # Much may have changed while it waited: it starts over, and finds it ready.
+        return events.Unhealthy(problem) if problem else synced.Invalidated()
+
+    async def _suspend(self, pending: Pending, suspend: SuspendSpec) -> events.Event | None:
+        await self._replicator.settled()
+        is_own = suspend.level is not SuspendLevel.NONE  # at the end of the spool, that is
+        if is_own and suspend.offset > self._store.settled_end:
+            pending.next_effect = pending.machine.start_over()
+            return None
+        return events.Written(await self._journal.write_suspend(suspend))
+
+
+async def _nothing() -> None:
+    """Of an append that goes on once the batch before it is written."""
+
+
+_AFTER_BATCH = Wait(_nothing)
 
 
 @final
@@ -389,19 +474,12 @@ class Answers:
             refuse(self._batch, failure)
             return
         for pending, total in zip(self._batch, self._sums, strict=True):
-            self._acknowledge(pending, total)
-
-    def _acknowledge(self, pending: Pending, total: bytes) -> None:
-        finish = pending.machine.step(events.Acknowledged())
-        assert isinstance(finish, events.Finish)
-        commit = Fragment(
-            self._journal,
-            pending.begin,
-            pending.begin + pending.length,
-            total if pending.length else ZERO_SUM,
-            self._codec,
-        )
-        pending.finish(Outcome(finish.status, commit, pending.registers))
+            finish = pending.machine.step(_ACKNOWLEDGED)
+            assert isinstance(finish, events.Finish)
+            begin, length = pending.begin, pending.length
+            digest = total if length else ZERO_SUM
+            commit = Fragment(self._journal, begin, begin + length, digest, self._codec)
+            pending.finish(Outcome(finish.status, commit, pending.registers))
 
 
 def refuse(batch: list[Pending], failure: RpcFailed) -> None:

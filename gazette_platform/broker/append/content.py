@@ -172,11 +172,11 @@ class Body:
         "_content",
         "_due_at",
         "_flow",
-        "_loop",
         "_released",
         "_stall",
         "_timer",
         "delayed_chunks",
+        "loop",
         "total_chunks",
     )
 
@@ -187,7 +187,7 @@ class Body:
         self._balance = balance
         self._released = balance.released
         self._clock = context.clock
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._flow = Flow.start(context.config.min_append_rate, context.clock.monotonic())
         self._flow.credit *= _GATHER_CREDIT_S
         self._due_at = 0.0
@@ -208,12 +208,12 @@ class Body:
         # by adding credit, not by touching the timer.
         if self._flow.min_rate > 0:
             delay_s = max(self._flow.credit / self._flow.min_rate, _TICK_S)
-            self._due_at = self._loop.time() + delay_s
-            self._timer = self._loop.call_at(self._due_at, self._on_timer)
+            self._due_at = self.loop.time() + delay_s
+            self._timer = self.loop.call_at(self._due_at, self._on_timer)
 
     def _on_timer(self) -> None:
         now = self._clock.monotonic()
-        if self._loop.time() - self._due_at > _TIMER_LATE_S:
+        if self.loop.time() - self._due_at > _TIMER_LATE_S:
             self._flow.on_held(now)
         if self._stall.is_waiting and self._flow.underflows(now):
             self._stall.fire()
@@ -238,7 +238,7 @@ class Body:
         chunk: bytes | memoryview = content if content is not None else _decode_chunk(raw)
         if chunk:
             self._flow.on_content(len(chunk))
-            if not self._released.is_set():
+            if self._balance.rate > 0 and not self._released.is_set():
                 delay_s = self._balance.take(len(chunk), self._clock.monotonic())
                 if delay_s > 0:
                     await self._hold(delay_s)
@@ -258,8 +258,8 @@ class Body:
         self.close()
 
     async def _receive(self) -> bytes | None:
-        flow, clock = self._flow, self._clock
-        flow.on_held(clock.monotonic())  # time until now was ours, not the client's
+        flow, monotonic = self._flow, self._clock.monotonic
+        flow.updated_at = monotonic()  # time until now was ours, not the client's
         try:
             raw = await self._stall.wait(self._content.next())
         except Interrupted:
@@ -267,7 +267,7 @@ class Body:
                 Code.UNKNOWN,
                 "append stream: client stream didn't sustain the minimum append data rate",
             ) from None
-        flow.underflows(clock.monotonic())
+        flow.underflows(monotonic())
         return raw
 
 
