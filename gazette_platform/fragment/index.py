@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from gazette_platform.fragment.cover_set import CoverSet
 from gazette_platform.protocol import Fragment, Status
@@ -28,8 +28,7 @@ wait. An older one is content that was deleted or lost: they go on behind it."""
 _FROM_HEAD: Final = -1
 
 
-@dataclass(frozen=True, slots=True)
-class IndexSummary:
+class IndexSummary(NamedTuple):
     """The extent of an index."""
 
     begin: int
@@ -209,7 +208,7 @@ class Index:
         for other in displaced:
             if other.begin != fragment.begin:
                 self._drop_file(other)
-        self._all.add(fragment)
+        self._all.insert(fragment)
         self.wake()
 
     def listing_began(self) -> int:

@@ -351,7 +351,7 @@ def test_content_behind_a_resumption_offset_takes_it_back():
     ],
 )
 def test_an_append_that_is_refused_leaves_the_resumption_offset(asked, seen, effect):
-    seen = dataclasses.replace(seen, spec=spec(level=SuspendLevel.NONE, offset=20))
+    seen = seen._replace(spec=spec(level=SuspendLevel.NONE, offset=20))
     assert preconditions(asked, seen, has_content=True) == effect
 
 
@@ -427,7 +427,7 @@ def test_preconditions_hold_in_their_order():
     mismatched = request(check_registers=LabelSelector.parse("reg=two"), offset=3)
     assert preconditions(mismatched, seen) == Fail(Status.REGISTER_MISMATCH)
     assert preconditions(request(offset=3), seen) == Sync(900)
-    rolled = dataclasses.replace(seen, spool_begin=900, spool_end=900)
+    rolled = seen._replace(spool_begin=900, spool_end=900)
     assert preconditions(request(offset=3), rolled) == Fail(Status.WRONG_APPEND_OFFSET)
 
 
@@ -548,7 +548,7 @@ def at(hour, minute=0, second=0):
 def test_r3_rolls_by_length_and_offset(span, roll_to, rolls):
     begin, end = span
     assert rolls == must_roll(
-        SPEC, begin=begin, end=end, first_append_at=at(1), now=at(2), roll_to=roll_to
+        SPEC, begin=begin, end=end, first_append_at=at(1), now_s=at(2).timestamp(), roll_to=roll_to
     )
 
 
@@ -565,7 +565,7 @@ def test_r3_rolls_by_length_and_offset(span, roll_to, rolls):
 )
 def test_r3_rolls_at_the_end_of_the_flush_window(interval_s, first, now, rolls):
     assert rolls == must_roll(
-        spec(flush_s=interval_s), begin=0, end=10, first_append_at=first, now=now
+        spec(flush_s=interval_s), begin=0, end=10, first_append_at=first, now_s=now.timestamp()
     )
 
 

@@ -359,15 +359,14 @@ def _resumes(resolution: Resolution, request: events.AppendRequest) -> bool:
 
 
 def _response(resolution: Resolution, outcome: Outcome, body: Body | None = None) -> bytes:
-    message = pb.AppendResponse(
-        status=outcome.status.value,  # type: ignore[arg-type]
-        store_health_error=outcome.store_health_error,
-    )
+    message = pb.AppendResponse()
+    if outcome.status is not Status.OK:
+        message.status = outcome.status.value  # type: ignore[assignment]
+        message.store_health_error = outcome.store_health_error
     if outcome.commit is not None:
         outcome.commit.into_pb(message.commit)
     if outcome.registers is not None:
         outcome.registers.into_pb(message.registers)
-        message.registers.SetInParent()
     if body is not None:
         message.total_chunks = body.total_chunks
         message.delayed_chunks = body.delayed_chunks

@@ -75,8 +75,7 @@ class Appender:
         self._running = False
         self._closed = False
         self._patience: asyncio.Timeout | None = None
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._idle = asyncio.Event()  # once closed
         # Appends that left the queue, or are about to, and are not answered yet.
         self._in_hand: list[Pending] = []
         self._planner = Planner(
@@ -103,7 +102,6 @@ class Appender:
         self._queue.append(pending)
         if not self._running:
             self._running = True
-            self._idle.clear()
             pending.done.get_loop().call_soon(self._start)
 
     async def close(self) -> None:
@@ -117,7 +115,8 @@ class Appender:
         if self._patience is not None:
             self._patience.reschedule(asyncio.get_running_loop().time())
         self._replicator.retire()
-        await self._idle.wait()
+        if self._running:
+            await self._idle.wait()
         with self._faults.contained("journal", f"{self._journal.name}: leaving its replicas"):
             await self._replicator.close()
         await self._store.close()
@@ -130,7 +129,7 @@ class Appender:
         if not self.is_idle:
             return False
         store = self._store
-        if store.content_length and self._planner.must_roll(store.end, 0):
+        if store.content_length and self._planner.is_due:
             self._planner.roll(store.end)
         return True
 
@@ -169,7 +168,8 @@ class Appender:
 
     def _rest(self) -> None:
         self._running = False
-        self._idle.set()
+        if self._closed:
+            self._idle.set()
 
     async def _run(self, batch: list[Pending]) -> None:
         """Commit a batch that was planned, then take steps until nothing waits any more."""

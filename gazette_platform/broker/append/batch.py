@@ -179,8 +179,8 @@ def content_sum(chunks: list[bytes | memoryview]) -> bytes:
     """SHA-1 of the concatenation of chunks; all zero if there are none."""
     if not chunks:
         return ZERO_SUM
-    digest = hashlib.sha1(usedforsecurity=False)
-    for chunk in chunks:
+    digest = hashlib.sha1(chunks[0], usedforsecurity=False)
+    for chunk in chunks[1:]:
         digest.update(chunk)
     return digest.digest()
 
@@ -364,7 +364,10 @@ class Planner:
             # While those before it were written, replicas failed or changed. Nothing may go on as
             # if they had not, least of all as if there were none.
             return synced.Invalidated()
-        if self.must_roll(self._end, roll_to):
+        view = self._found or self._view()
+        if view is not None and self._must_roll(
+            view.spec, self._end, now_s=view.now_s, roll_to=roll_to
+        ):
             if self._batch:
                 return _AFTER_BATCH
             self.roll(self._end)
@@ -375,9 +378,17 @@ class Planner:
     async def _take(self, pending: Pending) -> None:
         await self._stream(pending)
 
-    def must_roll(self, end: int, roll_to: int) -> bool:
-        """Whether the open fragment closes before an append at `end`, which may ask for `roll_to`."""
-        spec = self._journal.spec
+    @property
+    def is_due(self) -> bool:
+        """Whether the open fragment is to close now, whatever is appended next."""
+        return self._must_roll(
+            self._journal.spec, self._store.end, now_s=self._clock.now().timestamp()
+        )
+
+    def _must_roll(
+        self, spec: JournalSpec | None, end: int, *, now_s: float, roll_to: int = 0
+    ) -> bool:
+        """Whether it closes before an append at `end`, which may ask for `roll_to`."""
         spool = self._store.digester.spool
         if spec is None:
             return False
@@ -389,7 +400,7 @@ class Planner:
             begin=spool.begin,
             end=end,
             first_append_at=spool.first_append_at,  # none while all of it is under way
-            now=self._clock.now(),
+            now_s=now_s,
             roll_to=roll_to,
         )
 
@@ -417,9 +428,7 @@ class Planner:
     ) -> events.Event:
         """Sync replicas; those that are away come back, or are replaced, within some time."""
         try:
-            return await self._replicator.sync(
-                roll_to, registers, must_roll=lambda: self.must_roll(self._store.end, 0)
-            )
+            return await self._replicator.sync(roll_to, registers, must_roll=lambda: self.is_due)
         except RpcFailed as err:
             left_s = pending.wait_until - self._clock.monotonic()
             if err.code is not Code.UNAVAILABLE or left_s <= 0 or pending.done.done():

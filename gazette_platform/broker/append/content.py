@@ -188,8 +188,8 @@ class Body:
         self._released = balance.released
         self._clock = context.clock
         self.loop = asyncio.get_running_loop()
-        self._flow = Flow.start(context.config.min_append_rate, context.clock.monotonic())
-        self._flow.credit *= _GATHER_CREDIT_S
+        rate = context.config.min_append_rate
+        self._flow = Flow(rate, rate * _GATHER_CREDIT_S, context.clock.monotonic())
         self._due_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._stall = Interrupt()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gazette_platform.broker.replicate.synced import Invalidated, Synced, SyncMismatch, WrongRoute
 from gazette_platform.protocol import AppendSuspend, Status
@@ -56,8 +56,7 @@ class AppendRequest:
     """Close the open fragment first, though nothing else asks for it. Brokers' own; not on the wire."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaView:
+class ReplicaView(NamedTuple):
     """A primary's state, as preconditions see it; offsets are journal bytes."""
 
     spec: JournalSpec

@@ -121,6 +121,8 @@ _SYNC = Sync()
 _CHECK = CheckAssignments()
 _COUNT = CountReplicas()
 _AWAIT = AwaitReady()
+_STREAM = Stream(0)
+_FINISH = Finish(Status.OK)
 
 
 @final
@@ -174,7 +176,7 @@ class AppendFSM:
                 return self._on_content_end()
             case State.COMMIT, Acknowledged():
                 self.state = State.DONE
-                return Finish(self.final_status)
+                return _FINISH if self.final_status is Status.OK else Finish(self.final_status)
             case State.READY, Ready(view):
                 return self._on_ready(view)
             case State.RESOLVE, Resolved():
@@ -244,7 +246,7 @@ class AppendFSM:
         match effect:
             case Stream():
                 self.state = State.STREAM
-                if is_suspending(self.request) and suspend_level(view.spec) is SuspendLevel.PARTIAL:
+                if suspend_level(view.spec) is SuspendLevel.PARTIAL and is_suspending(self.request):
                     self.final_status = Status.SUSPENDED
                     # Nobody else will close the fragment, and only closed ones are persisted.
                     effect = Stream(view.spool_end)
@@ -326,7 +328,8 @@ def preconditions(  # noqa: PLR0911  one per check
         return Sync(roll_to=head)
     closes = request.closes_fragment or view.spool_begin == view.index_begin
     roll_to = view.spool_end if closes else 0
-    return _suspension(request, view, has_content=has_content) or Stream(roll_to)
+    streams = Stream(roll_to) if roll_to else _STREAM
+    return _suspension(request, view, has_content=has_content) or streams
 
 
 def _suspension(request: AppendRequest, view: ReplicaView, *, has_content: bool) -> Effect | None:
@@ -393,14 +396,14 @@ def must_roll(
     begin: int,
     end: int,
     first_append_at: datetime | None,
-    now: datetime,
+    now_s: float,
     roll_to: int = 0,
 ) -> bool:
     """Whether the spool [begin, end) closes before the next append.
 
     An empty spool always "rolls", which is how a changed codec takes effect.
 
-    Args: roll_to: journal offset at which to start anew; 0: none asked for.
+    Args: now_s: unix seconds. roll_to: journal offset at which to start anew; 0: none asked for.
     Source: fragments close by length (exceeded by at most one append), by a passed UTC-aligned
     flush window, or because another offset is asked for.
     """
@@ -412,4 +415,4 @@ def must_roll(
     if interval_ns <= 0 or first_append_at is None:
         return False
     interval_s = interval_ns / NS_PER_S
-    return first_append_at.timestamp() // interval_s != now.timestamp() // interval_s
+    return first_append_at.timestamp() // interval_s != now_s // interval_s

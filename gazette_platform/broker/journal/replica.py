@@ -99,7 +99,7 @@ class Replica:
         """Where our spool began behind content that is elsewhere."""
         self._hole_at = -math.inf
         self._flush_timer: asyncio.TimerHandle | None = None
-        self._flush_interval_ns = 0
+        self._flush_interval_ns = self.spec.fragment.flush_interval_ns if self.spec else 0
         self._refresh_timer: asyncio.TimerHandle | None = None
         self._stores = self.spec.fragment.stores if self.spec else ()
         # The first of them, as it was found at a revision of etcd.
@@ -239,17 +239,15 @@ class Replica:
         if not self.index.first_refresh.is_set():
             return False
         store, revision = self._store, self._context.space.revision
-        if revision != self._store_at or (store is not None and store.health.error is not None):
-            try:
-                store = self._store = self._first_store()
-            except GazetteError:
-                self._store_at = -1
-                return False
-            self._store_at = revision
-        if store is None:
+        if revision == self._store_at and store is not None and store.health.error is None:
+            store.is_marked = True
             return True
-        store.is_marked = True
-        return store.health.error is None
+        try:
+            store = self._store = self._first_store()
+        except GazetteError:
+            return False
+        self._store_at = revision
+        return store is None or store.health.error is None
 
     async def wait_ready(self) -> str:
         """Wait until `is_ready`. Returns: "", or why a store stays unhealthy, or unlisted."""
@@ -311,7 +309,7 @@ class Replica:
         if self.gaps.others_end > spool.begin:
             self.gaps.on_commit(spool.begin)
         self.last_append_at = self._context.clock.monotonic()
-        if self._flush_timer is None:
+        if self._flush_timer is None and self._flush_interval_ns > 0:
             self._arm_flush(spool)
 
     def on_rollback(self) -> None:

@@ -278,7 +278,7 @@ class JournalSpool:
 
     def takes_at_once(self, length: int) -> bool:
         """Whether so many bytes may be written, and committed, without waiting for a thread."""
-        return length <= _INLINE_BYTES_MAX and self.spool.digest_lag < LAG_BYTES_MAX
+        return length <= _INLINE_BYTES_MAX and self.digester.spool.digest_lag < LAG_BYTES_MAX
 
     def draft(self, *, with_digest: bool) -> Draft:
         """Begin to write behind the staged end.
@@ -315,7 +315,8 @@ class JournalSpool:
             raise RuntimeError(f"{self._host.name}: a draft of another place")
         spool = digester.spool
         self.end, self.registers = draft.at, registers
-        spool.commit(draft.at, registers=registers, now=self._clock.now(), digest=draft.digest)
+        now = spool.first_append_at or self._clock.now()  # who has one needs no other
+        spool.commit(draft.at, registers=registers, now=now, digest=draft.digest)
         if length:
             self._host.on_commit(spool, appends=appends, length=length)
             if spool.is_behind:
