@@ -262,6 +262,43 @@ async def test_a_replica_that_has_just_been_made_keeps_no_head(cluster, etcd, et
     await eventually(lambda: noted(first) == 7)
 
 
+async def test_another_instance_of_a_replica_keeps_no_head(cluster, etcd, etcd_prefix, monkeypatch):
+    """It was started anew, and has nothing; our mirror shows the former one still."""
+    first, other = [await cluster.start(zone=zone) for zone in ZONES[:2]]
+    context, stub = first._context, cluster.stub(first)
+    await cluster.apply(stub, spec(replication=2))
+    await append(stub, JOURNAL, b"content")
+    state = context.space.state
+    await eventually(lambda: len(state.assignments_of(JOURNAL)) == 2)
+    await eventually(lambda: state.is_consistent(JOURNAL))
+    key = member_key(etcd_prefix, other._context.process_id)
+    value = (await etcd.get(key)).value
+    monkeypatch.setattr(context.space, "apply_batches", lambda batches: None)
+    await other._lease.revoke()
+    await other.abandon()
+    lease = await etcd.grant_lease(30)
+    await etcd.put(key, value, lease=lease.id)
+    await note_heads(context, [first._resolver.replicas[JOURNAL]], first._lease, timeout_s=10)
+    item = await etcd.get(item_key(etcd_prefix, JOURNAL))
+    assert JournalSpec.from_pb(pb.JournalSpec.FromString(item.value)).suspend.offset == 7
+    await lease.revoke()
+
+
+async def test_a_head_is_not_that_of_what_is_under_way(cluster):
+    """A journal may not be closed by then, where its broker is hurried."""
+    broker = await cluster.start()
+    stub = cluster.stub(broker)
+    await cluster.apply(stub, spec())
+    await append(stub, JOURNAL, b"content")
+    replica = broker._resolver.replicas[JOURNAL]
+    draft = replica.spool.draft(with_digest=False)
+    await draft.write([b"never"], 5)
+    replica.spool.stage(draft, replica.spool.registers)
+    await note_heads(broker._context, [replica], broker._lease, timeout_s=10)
+    await eventually(lambda: noted(broker) == 7)
+    replica.spool.drop_staged()
+
+
 async def drain_while(broker, change):
     """Drain it, and change its assignment once it has closed the journal."""
     persist, space = broker._persist, broker._context.space
