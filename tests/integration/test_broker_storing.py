@@ -205,6 +205,31 @@ async def test_nothing_is_lost_while_etcd_does_not_tell_who_still_stores(cluster
     monkeypatch.undo()
 
 
+async def test_who_does_not_know_the_journal_may_hold_content(cluster):
+    """Its mirror is late, or shows no primary while another takes over: it stored nothing."""
+    first, second = [await cluster.start() for _ in range(2)]
+    await eventually(lambda: first._context.process_id in second._context.space.state.members)
+    assert not await unstored.ask_others(second._context, JOURNAL)
+    await cluster.apply(cluster.stub(first), spec())
+    assert await eventually(lambda: unstored.ask_others(second._context, JOURNAL))
+
+
+async def test_who_does_not_answer_in_time_may_hold_content(cluster, monkeypatch):
+    first, second = [await cluster.start() for _ in range(2)]
+    await cluster.apply(cluster.stub(first), spec())
+    await eventually(lambda: first._context.process_id in second._context.space.state.members)
+
+    async def hang(_):
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(unstored, "_ASK_TIMEOUT_S", 0.2)
+        for broker in (first, second):
+            patch.setattr(broker._resolver, "closed", hang)
+        assert not await unstored.ask_others(second._context, JOURNAL)
+    assert await eventually(lambda: unstored.ask_others(second._context, JOURNAL))
+
+
 @pytest.mark.parametrize("journals", [set(), {"a/b"}, {"a/b", "a/c d"}])
 def test_what_is_said_is_understood(journals):
     found = Unstored(0x1F, frozenset(journals))
