@@ -96,6 +96,26 @@ async def test_a_stream_behind_a_batch_that_its_disk_refused_starts_over(bench, 
     assert bench.spool.spool.end == 0
 
 
+async def test_a_stream_that_fills_the_disk_has_the_open_fragment_closed(bench, monkeypatch):
+    """So that it is persisted: else there is never room, where all appends are as large."""
+    await bench.append(b"one")
+    await bench.append(b"two")
+
+    def pwrite(*arguments):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", pwrite)
+        stream = Stream()
+        streamed = bench.submit(stream=stream)
+        stream.pieces.put_nowait(b"never")
+        with pytest.raises(RpcFailed, match="No space left"):
+            await streamed
+    await bench.tasks.join()
+    assert sorted(c.fragment.end for c in bench.journal.completed) == [3, 6]
+    assert span(await bench.append(b"after")) == (Status.OK, 6, 11)
+
+
 async def test_fs25_a_refusal_does_not_wait_for_the_stream(bench):
     stream = Stream()
     assert (await bench.append(b"x", stream=stream, offset=5)).status is (
