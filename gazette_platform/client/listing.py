@@ -22,6 +22,9 @@ from gazette_platform.protocol import (
     LabelSelector,
     Route,
     Status,
+    validate_apply_response,
+    validate_fragments_response,
+    validate_health_response,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
@@ -221,7 +224,7 @@ async def _apply_once(transport: Transport, changes: Sequence[JournalChange]) ->
                 raise error from err
             await patience.wait(error)
         else:
-            response = decoded(pb.ApplyResponse, raw)
+            response = decoded(pb.ApplyResponse, raw, validate_apply_response)
             header = transport.learn("", response.header)
             if response.status != pb.OK:
                 names = ", ".join(change.name for change in changes[:3])
@@ -263,7 +266,9 @@ async def fragment_page(
                     timeout=transport.config.call_timeout_s,
                     metadata=transport.auth.metadata(Capability.READ, journal),
                 )
-            return _fragment_page(transport, journal, decoded(pb.FragmentsResponse, raw))
+            return _fragment_page(
+                transport, journal, decoded(pb.FragmentsResponse, raw, validate_fragments_response)
+            )
         except CALL_ERRORS as err:
             error: GazetteError = transport.failed(
                 err, wire, journal, f"list of fragments of {journal}"
@@ -320,7 +325,7 @@ async def check_store(
                 raise error from err
             await patience.wait(error)
         else:
-            response = decoded(pb.FragmentStoreHealthResponse, raw)
+            response = decoded(pb.FragmentStoreHealthResponse, raw, validate_health_response)
             transport.was_connected = True
             if response.status not in (pb.OK, pb.FRAGMENT_STORE_UNHEALTHY):
                 raise status_error(Status.from_wire(response.status).name, store)

@@ -32,7 +32,7 @@ from gazette_platform.errors import (
     status_error,
 )
 from gazette_platform.ops.interrupt import is_cancelled
-from gazette_platform.protocol import Fragment, Status
+from gazette_platform.protocol import Fragment, Status, validate_read_response
 from gazette_platform.protocol.content import decode_read_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
@@ -232,7 +232,7 @@ class Reader:
             return None
         content_of = decode_read_content(raw)
         if content_of is None:
-            response = decoded(pb.ReadResponse, raw)
+            response = decoded(pb.ReadResponse, raw, validate_read_response)
             if not response.content:
                 self._told(response)
                 return None

@@ -18,10 +18,11 @@ from gazette_platform.client.route_cache import Condition
 from gazette_platform.errors import DataError, SetupError, TransportError, ValidationError
 from gazette_platform.ops.interrupt import is_cancelled
 from gazette_platform.ops.keepalive import keepalive_options
-from gazette_platform.protocol import endpoint_grpc_address
+from gazette_platform.protocol import Status, endpoint_grpc_address
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from gazette_platform.client.config import ClientConfig
@@ -130,12 +131,23 @@ def call_error(err: Exception, endpoint: str, what: str) -> TransportError:
     return CallFailed(f"{what}: broker {endpoint}: {details}", code=code.name)
 
 
-def decoded(message_class: type[M], raw: bytes) -> M:
-    """A response. Raises: DataError: it is none; gRPC would log a traceback, and give None."""
+def decoded(message_class: type[M], raw: bytes, validate: Callable[[Any], None] | None = None) -> M:
+    """A response.
+
+    Args:
+        validate: raises ValidationError if the response breaks a rule. It is not asked about statuses
+            that we do not know: their rules are those of a later broker, and the caller is told its
+            number.
+
+    Raises: DataError: it cannot be decoded (gRPC would log a traceback, and give None), or is not valid.
+    """
     try:
-        return message_class.FromString(raw)
-    except DecodeError as err:
+        message = message_class.FromString(raw)
+        if validate is not None and Status.from_wire(message.status).is_known:  # type: ignore[attr-defined]
+            validate(message)
+    except (DecodeError, ValidationError) as err:
         raise DataError(f"validating broker response: {err}") from err
+    return message
 
 
 def condition_of(channel: grpc.aio.Channel) -> Condition:

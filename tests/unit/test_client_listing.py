@@ -434,3 +434,13 @@ async def test_li1_continuations_must_hold_journals(monkeypatch):
                 client._transport,
                 [pb.ListResponse(header=FakeBroker().header()), pb.ListResponse()],
             )
+
+
+async def test_fragments_that_cannot_be_are_not_believed(monkeypatch):
+    async with connected("a/one") as (broker, client):
+        journal = broker.journals["a/one"]
+        journal.content.extend(b"0123456789")
+        assert [listed.fragment.end for listed in await client.fragments("a/one")] == [10]
+        monkeypatch.setattr(journal, "name", "a/ journal")
+        with pytest.raises(DataError, match=r"Fragments\[0\]\.Spec\.Journal: not a valid token"):
+            await client.fragments("a/one")

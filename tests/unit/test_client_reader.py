@@ -570,3 +570,12 @@ async def test_re1_a_journal_that_was_found_may_be_unknown_for_a_while_again(scr
     )
     assert await client.read("a/journal", 4, end_offset=9).read() == b"56789"
     assert len(script.requests) == 6
+
+
+async def test_a_fragment_that_cannot_be_is_not_believed(monkeypatch):
+    async with connected(b"0123456789") as (broker, client):
+        monkeypatch.setattr(broker.journals["a/journal"], "name", "a/ journal")
+        async with client.read("a/journal") as reader:
+            with pytest.raises(DataError, match=r"Fragment\.Journal: not a valid token"):
+                await anext(reader)
+        assert reader.fragment is None
