@@ -259,6 +259,26 @@ async def test_a_read_ends_in_order_when_its_token_expires(client, stub, monkeyp
     assert b"".join(r.content for r in responses) == b"content"
 
 
+async def test_a_response_on_its_way_when_a_token_expires_is_sent_whole(
+    client, broker, monkeypatch
+):
+    monkeypatch.setattr("gazette_platform.broker.auth.LEEWAY_S", 0.0)
+    await client.append(A, b"content")
+    metadata = dict(bearer(Capability.READ, lifetime_s=1))
+    expired, sent = asyncio.Event(), []
+
+    async def send(raw):
+        if not sent:
+            asyncio.get_running_loop().call_later(1.5, expired.set)
+            await expired.wait()
+        sent.append(raw)
+
+    request = pb.ReadRequest(journal=A, block=True)
+    async with asyncio.timeout(10):
+        await broker.service.read(request.SerializeToString(), send, metadata)
+    assert sent, "and the read ended in order"
+
+
 async def test_a_watch_is_told_when_its_token_expires(client, stub, monkeypatch):
     monkeypatch.setattr("gazette_platform.broker.auth.LEEWAY_S", 0.2)
     metadata = bearer(Capability.LIST, lifetime_s=1)

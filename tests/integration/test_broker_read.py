@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from gazette_platform.broker.wire import grpc_server
+from gazette_platform.broker.wire.interface import Code, NotTaken
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import (
@@ -536,3 +537,37 @@ async def test_a_reader_that_takes_nothing_is_told_to_come_back(cluster, broker,
     assert await call.code() is grpc.StatusCode.UNAVAILABLE
     assert "nothing was taken of the responses for 0.5 s" in await call.details()
     assert len(await read_all(stub, JOURNAL)) == 12 << 20
+
+
+@pytest.mark.parametrize("codec", [CompressionCodec.NONE, CompressionCodec.GZIP])
+async def test_a_reader_that_goes_away_is_no_fault_of_what_it_reads(cluster, broker, stub, codec):
+    """Be that a store, or a file of ours: it gives back all that it held, and hears of itself alone."""
+    await cluster.apply(stub, spec(codec=codec, length=1024))
+    persisted = os.urandom(1024)
+    for content in (persisted, b"open"):
+        await append(stub, JOURNAL, content)
+    await eventually(lambda: len(stored(cluster)) == 1)
+    index = broker._resolver.replicas[JOURNAL].index
+    file = index.lookup(1024).file
+    held = file._holders
+    assert index.lookup(0).file is None
+    gone = NotTaken(Code.UNAVAILABLE, "the caller has gone")
+    cancelled = broker._context.metrics.completed.labels("Read", "cancelled")
+
+    for offset, content in ((0, persisted), (1024, b"open")):
+        before = cancelled._value.get()
+        responses = []
+
+        async def send(raw, responses=responses):
+            responses.append(pb.ReadResponse.FromString(raw))
+            if responses[-1].content:
+                raise gone
+
+        request = pb.ReadRequest(journal=JOURNAL, offset=offset, block=True)
+        with pytest.raises(NotTaken) as caught:
+            await broker.service.read(request.SerializeToString(), send, {})
+        assert caught.value is gone
+        assert responses[-1].content == content
+        assert broker.service._read._sending_bytes == 0
+        assert file._holders == held
+        assert cancelled._value.get() == before + 1

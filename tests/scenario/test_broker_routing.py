@@ -20,7 +20,7 @@ from gazette_platform.broker.api.proxy import Proxy
 from gazette_platform.broker.api.read import ReadApi
 from gazette_platform.broker.config import BrokerConfig
 from gazette_platform.broker.journal.resolver import Resolver
-from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.broker.wire.interface import Code, NotTaken, RpcFailed
 from gazette_platform.broker.wire.peers import Peers
 from gazette_platform.etcd import Delete, Put
 from gazette_platform.keyspace import (
@@ -187,8 +187,14 @@ class Stage:
         status, raw = await self.append_api.append(request.SerializeToString(), Client(*messages))
         return status, pb.AppendResponse.FromString(raw)
 
-    def read(self, **fields):
-        return self.read_api.read(pb.ReadRequest(journal=JOURNAL, **fields).SerializeToString())
+    async def read(self, **fields):
+        request, responses = pb.ReadRequest(journal=JOURNAL, **fields), []
+
+        async def send(raw):
+            responses.append(raw)
+
+        await self.read_api.read(request.SerializeToString(), send)
+        return responses
 
     async def list_fragments(self, **fields):
         request = pb.FragmentsRequest(journal=JOURNAL, **fields)
@@ -456,11 +462,11 @@ async def test_a_member_that_left_has_no_endpoint(stage):
 
 # ----------------------------------------------------------------------------------------- read
 async def test_rd6_a_read_is_forwarded_and_its_responses_relayed(remote, peer, tasks):
-    responses = remote.read(offset=100, block=True, min_etcd_revision=remote.space.revision)
     told = pb.ReadResponse(**response_of(remote, offset=100, write_head=103)).SerializeToString()
     for answer in (told, encode_read_content(100, b"abc"), None):
         peer.answers.put_nowait(answer)
-    assert [raw async for raw in responses] == [told, encode_read_content(100, b"abc")]
+    responses = await remote.read(offset=100, block=True, min_etcd_revision=remote.space.revision)
+    assert responses == [told, encode_read_content(100, b"abc")]
     request = pb.ReadRequest.FromString(await peer.next())
     assert (request.journal, request.offset, request.block) == (JOURNAL, 100, True)
     assert request.header.etcd.revision == remote.space.revision
@@ -469,7 +475,7 @@ async def test_rd6_a_read_is_forwarded_and_its_responses_relayed(remote, peer, t
 
 
 async def test_rd7_do_not_proxy_names_who_has_it(remote):
-    [raw] = [raw async for raw in remote.read(do_not_proxy=True)]
+    [raw] = await remote.read(do_not_proxy=True)
     response = pb.ReadResponse.FromString(raw)
     assert response.status == pb.NOT_JOURNAL_BROKER
     assert response.header.process_id.suffix == OURS.suffix
@@ -479,15 +485,12 @@ async def test_rd7_do_not_proxy_names_who_has_it(remote):
 async def test_rd8_the_peers_error_is_relayed(remote, peer):
     peer.answers.put_nowait((grpc.StatusCode.UNKNOWN, "some kind of error"))
     with pytest.raises(RpcFailed, match=r"^some kind of error$") as caught:
-        await anext(remote.read())
+        await remote.read()
     assert caught.value.code is Code.UNKNOWN
 
 
 async def test_rd9_a_forwarded_read_ends_cleanly_when_we_stop(remote, peer, tasks):
-    async def read():
-        return [raw async for raw in remote.read(block=True)]
-
-    reading = spawn(tasks, read())
+    reading = spawn(tasks, remote.read(block=True))
     told = pb.ReadResponse(**response_of(remote)).SerializeToString()
     peer.answers.put_nowait(told)
     await peer.next()
@@ -497,14 +500,11 @@ async def test_rd9_a_forwarded_read_ends_cleanly_when_we_stop(remote, peer, task
     async with asyncio.timeout(5):
         assert await reading == [told]
         await peer.ended.wait()
-        assert await read() == [], "nor do later ones begin"
+        assert await remote.read() == [], "nor do later ones begin"
 
 
 async def test_a_cancelled_read_reaches_the_peer(remote, peer, tasks):
-    async def read():
-        return [raw async for raw in remote.read(block=True)]
-
-    reading = spawn(tasks, read())
+    reading = spawn(tasks, remote.read(block=True))
     await peer.next()
     reading.cancel()
     async with asyncio.timeout(5):
@@ -522,7 +522,7 @@ async def test_a_replica_that_died_is_passed_over(stage, peer):
     for _ in range(2):
         peer.answers.put_nowait(pb.ReadResponse(**response_of(stage)).SerializeToString())
         peer.answers.put_nowait(None)
-        assert len([raw async for raw in stage.read()]) == 1
+        assert len(await stage.read()) == 1
         await peer.next()
 
 
@@ -533,14 +533,38 @@ async def test_a_read_fails_when_no_replica_can_be_reached(stage):
         stage.assign(dead, number)
     stage.spec(replication=2)
     with pytest.raises(RpcFailed, match=r"^cannot reach broker ") as caught:
-        await anext(stage.read())
+        await stage.read()
     assert caught.value.code is Code.UNAVAILABLE
+
+
+async def test_a_client_that_takes_nothing_is_no_failure_of_the_peer(stage, peer):
+    """Else another replica would be asked, and the client told that this one cannot be reached."""
+    suspected = []
+    stage.context.peers.observe_failures(suspected.append)
+    stage.member(ProcessId("zone-c", "another"), peer.endpoint)
+    stage.spec(replication=2)
+    stage.assign(PEER, 0)
+    stage.assign(ProcessId("zone-c", "another"), 1)
+    not_taken = NotTaken(Code.UNAVAILABLE, "nothing was taken")
+
+    async def send(raw):
+        raise not_taken
+
+    peer.answers.put_nowait(pb.ReadResponse(**response_of(stage)).SerializeToString())
+    with pytest.raises(NotTaken) as caught:
+        await stage.read_api.read(pb.ReadRequest(journal=JOURNAL).SerializeToString(), send)
+    assert caught.value is not_taken
+    await peer.next()
+    async with asyncio.timeout(5):
+        await peer.ended.wait()
+    assert peer.messages.empty()
+    assert not suspected
 
 
 async def test_connections_to_brokers_that_left_are_closed(remote, peer, monkeypatch):
     monkeypatch.setattr("gazette_platform.broker.api.proxy._KEEP_S", 0.0)
     peer.answers.put_nowait(None)
-    assert [raw async for raw in remote.read()] == []
+    assert await remote.read() == []
     assert remote.context.peers._channels
     remote.etcd.write(Delete(member_key(PREFIX, PEER)))
     await asyncio.sleep(0.001)
@@ -572,7 +596,7 @@ async def test_fr1_rd13_what_may_not_be_read_is_not_forwarded(stage):
     stage.spec(flags=JournalFlag.O_WRONLY)
     stage.assign(PEER, 0)
     assert (await stage.list_fragments())[0] is Status.NOT_ALLOWED
-    [raw] = [raw async for raw in stage.read()]
+    [raw] = await stage.read()
     assert pb.ReadResponse.FromString(raw).status == pb.NOT_ALLOWED
 
 
@@ -582,7 +606,7 @@ async def test_nobody_is_told_of_an_empty_journal_whose_replica_is_not_there_yet
     stage.assign(OURS, 0)
     del stage.resolver.replicas[JOURNAL]
     assert (await stage.list_fragments())[0] is Status.NOT_JOURNAL_BROKER
-    [raw] = [raw async for raw in stage.read()]
+    [raw] = await stage.read()
     assert pb.ReadResponse.FromString(raw).status == pb.NOT_JOURNAL_BROKER
     assert (await stage.append(*COMMIT))[0] is Status.NOT_JOURNAL_PRIMARY_BROKER
     request = admin_pb.FlushRequest(journal=JOURNAL)

@@ -25,11 +25,10 @@ from gazette_platform.protocol.auth import ALL_CLAIMS, Forbidden
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.journal.replica import Replica
     from gazette_platform.broker.journal.resolver import Resolver
+    from gazette_platform.broker.wire.interface import Send
     from gazette_platform.keyspace import Item
     from gazette_platform.protocol.auth import Claims
     from gazette_platform.protocol.selectors import SelectorMatcher
@@ -73,11 +72,12 @@ class ListApi:
         self._changed = asyncio.Event()
 
     # ---------------------------------------------------------------------------------- List
-    async def list_journals(self, raw: bytes, claims: Claims = ALL_CLAIMS) -> AsyncGenerator[bytes]:
+    async def list_journals(self, raw: bytes, send: Send, claims: Claims = ALL_CLAIMS) -> None:
         """Serve one List: of what both the request and the claims of its caller select.
 
-        Yields: ListResponses: the first of a snapshot with status and header. A watch ends each
-            snapshot with an empty one, and yields another when the selected specs changed.
+        Sends ListResponses: the first of a snapshot with status and header. A watch ends each
+        snapshot with an empty one, and sends another when the selected specs changed.
+
         Raises: RpcFailed: a malformed request. Cancellation: safe.
         """
         request = decode(pb.ListRequest, raw, validate_list_request)
@@ -96,10 +96,9 @@ class ListApi:
             newest = max((item.mod_revision for _, item in found), default=0)
             if last != (len(found), newest):
                 last = (len(found), newest)
-                async for message in self._snapshot(header, found):
-                    yield message
+                await self._send_snapshot(header, found, send)
                 if request.watch:
-                    yield pb.ListResponse().SerializeToString()
+                    await send(pb.ListResponse().SerializeToString())
             if not request.watch:
                 return
             await changed.wait()
@@ -120,15 +119,15 @@ class ListApi:
                 found.append((name, item))
         return found
 
-    async def _snapshot(
-        self, header: Header, found: list[tuple[str, Item]]
-    ) -> AsyncGenerator[bytes]:
-        """Messages of one snapshot: specs as of the header's revision, routes as of now."""
+    async def _send_snapshot(
+        self, header: Header, found: list[tuple[str, Item]], send: Send
+    ) -> None:
+        """Send one snapshot: specs as of the header's revision, routes as of now."""
         message, size, turns = pb.ListResponse(), 0, Turns()
         header.into_pb(message.header)
         for name, item in found:
             if len(message.journals) == _JOURNALS_PER_MESSAGE or size > _MESSAGE_BYTES_MAX:
-                yield message.SerializeToString()
+                await send(message.SerializeToString())
                 message, size = pb.ListResponse(), 0
                 await turns.take()
             listed = message.journals.add(
@@ -137,7 +136,7 @@ class ListApi:
             listed.spec.CopyFrom(item.spec.to_pb())
             self._state.route_of(name).into_pb(listed.route)
             size += listed.ByteSize()
-        yield message.SerializeToString()
+        await send(message.SerializeToString())
 
     # --------------------------------------------------------------------------------- Apply
     async def apply(self, raw: bytes, claims: Claims = ALL_CLAIMS) -> tuple[Status, bytes]:

@@ -20,13 +20,13 @@ from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
+    from collections.abc import Generator
 
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.journal.replica import Replica
     from gazette_platform.broker.journal.resolver import Resolution, Resolver
     from gazette_platform.broker.wire.forwarder import PeerMessages
-    from gazette_platform.broker.wire.interface import ContentSource
+    from gazette_platform.broker.wire.interface import ContentSource, Send
     from gazette_platform.protocol import Header
 
 __all__ = ["PrimaryNotReached", "Proxy"]
@@ -132,14 +132,15 @@ class Proxy:
 
     # ------------------------------------------------------------------------------------ read
     async def read(
-        self, request: pb.ReadRequest, header: Header, *, is_begun: bool = False
-    ) -> AsyncGenerator[bytes]:
+        self, request: pb.ReadRequest, header: Header, send: Send, *, is_begun: bool = False
+    ) -> None:
         """Forward a read to the process that the header means, or to any replica.
 
         A replica that cannot be reached is passed over for another, if there is one.
 
+        Sends ReadResponses as they come; ends cleanly when this broker stops.
+
         Args: is_begun: the client has had a response, whose header is the only one it is to get.
-        Yields: ReadResponses as they come; ends cleanly when this broker stops.
         Raises: RpcFailed: with the other's code and text. Cancellation: reaches the other broker.
         """
         forwarded = with_header(request, header)
@@ -150,7 +151,7 @@ class Proxy:
             try:
                 with self._reading(call, forwarded) as responses:
                     while (raw := await responses.next()) is not None:
-                        yield raw if not is_begun else _without_header(raw)
+                        await send(raw if not is_begun else _without_header(raw))
                         is_begun = True
             except PeerFailed as err:
                 failed |= {endpoint}

@@ -25,15 +25,15 @@ from gazette_platform.protocol.content import encode_read_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
+    from collections.abc import Iterator
 
     from gazette_platform.broker.api.proxy import Proxy
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.journal.replica import Replica
     from gazette_platform.broker.journal.resolver import Resolution, Resolver
+    from gazette_platform.broker.wire.interface import Send
     from gazette_platform.fragment.completed import LocalFile
     from gazette_platform.protocol.auth import Claims
-    from gazette_platform.stores import ActiveStore
 
 __all__ = ["ReadApi"]
 
@@ -61,10 +61,11 @@ class ReadApi:
         self._proxy = proxy
         self._sending_bytes = 0
 
-    async def read(self, raw: bytes, claims: Claims = ALL_CLAIMS) -> AsyncGenerator[bytes]:
+    async def read(self, raw: bytes, send: Send, claims: Claims = ALL_CLAIMS) -> None:
         """Serve one Read.
 
-        Yields: ReadResponses: for each fragment one of metadata, then its content.
+        Sends ReadResponses: for each fragment one of metadata, then its content.
+
         Raises: RpcFailed: a malformed request, or content that cannot be read.
         Cancellation: safe.
         """
@@ -74,16 +75,12 @@ class ReadApi:
         )
         resolution = found.resolution
         if found.is_remote:
-            responses = self._proxy.read(request, resolution.header)
+            await self._proxy.read(request, resolution.header, send)
         elif found.replica is not None:
-            responses = self._serve(request, resolution, found.replica)
+            await self._serve(request, resolution, found.replica, send)
         else:
             response = pb.ReadResponse(status=found.status.value)  # type: ignore[arg-type]
-            yield resolution.header_field + response.SerializeToString()
-            return
-        async with aclosing(responses):
-            async for response_bytes in responses:
-                yield response_bytes
+            await send(resolution.header_field + response.SerializeToString())
 
     async def _query(
         self, request: pb.ReadRequest, replica: Replica, offset: int
@@ -142,16 +139,15 @@ class ReadApi:
             await gaps.wait_skip(offset)
             return True
         question = pb.ReadRequest(journal=replica.name, offset=offset, metadata_only=True)
+
+        async def take(raw: bytes) -> None:
+            response = pb.ReadResponse.FromString(raw)
+            if response.status == pb.OK and response.offset > offset:
+                gaps.on_gone(offset, response.offset)
+
         try:
-            async with (
-                asyncio.timeout(gaps.wait_s),
-                aclosing(self._proxy.read(question, primary.header)) as responses,
-            ):
-                async for raw in responses:
-                    response = pb.ReadResponse.FromString(raw)
-                    if response.status == pb.OK and response.offset > offset:
-                        gaps.on_gone(offset, response.offset)
-                    break
+            async with asyncio.timeout(gaps.wait_s):
+                await self._proxy.read(question, primary.header, take)
         except TimeoutError as err:
             raise gaps.still_open(offset) from err
         if gaps.may_skip(offset):
@@ -171,58 +167,56 @@ class ReadApi:
         return False
 
     async def _serve(
-        self, request: pb.ReadRequest, resolution: Resolution, replica: Replica
-    ) -> AsyncGenerator[bytes]:
+        self, request: pb.ReadRequest, resolution: Resolution, replica: Replica, send: Send
+    ) -> None:
         offset = request.offset
         header_field = resolution.header_field  # of the first response only
         while True:
             result = await self._query(request, replica, offset)
             if result is None:
-                return  # the replica has closed: a clean end, and the client looks elsewhere
+                return None  # the replica has closed: a clean end, and the client looks elsewhere
             if not isinstance(result, QueryResult):
-                rest = self._go_on(request, offset, result, header_field)
-                async with aclosing(rest):
-                    async for raw in rest:
-                        yield raw
-                return
+                return await self._go_on(request, offset, result, header_field, send)
             file = result.file
             if file is not None:
                 file.hold()
             try:
                 fragment = await self._announced(replica, result)
                 response = self._metadata(replica, result, fragment)
-                yield header_field + response.SerializeToString()
+                await send(header_field + response.SerializeToString())
                 header_field = b""
                 offset = result.offset
                 if fragment is None or self._ends_at_metadata(request, offset, file):
-                    return
+                    return None
                 end = min(fragment.end, request.end_offset or fragment.end)
-                contents = self._content(replica, file, fragment, offset, end)
-                async with aclosing(contents):
-                    async for raw in contents:
-                        yield raw
+                if file is not None:
+                    await self._send_local(file, fragment, offset, end, send)
+                else:
+                    await self._send_stored(fragment, offset, end, send)
                 offset = end
             finally:
                 if file is not None:
                     file.release()
             if request.end_offset and offset >= request.end_offset:
-                return
+                return None
 
     async def _go_on(
-        self, request: pb.ReadRequest, offset: int, primary: Resolution, header_field: bytes
-    ) -> AsyncGenerator[bytes]:
+        self,
+        request: pb.ReadRequest,
+        offset: int,
+        primary: Resolution,
+        header_field: bytes,
+        send: Send,
+    ) -> None:
         """The rest of a read from the primary; or a refusal, if the client wants to go there."""
         if request.do_not_proxy:
             response = pb.ReadResponse(status=pb.NOT_JOURNAL_BROKER, offset=max(offset, 0))
-            yield header_field + response.SerializeToString()
+            await send(header_field + response.SerializeToString())
             return
         rest = pb.ReadRequest()
         rest.CopyFrom(request)
         rest.offset = offset
-        responses = self._proxy.read(rest, primary.header, is_begun=not header_field)
-        async with aclosing(responses):
-            async for raw in responses:
-                yield raw
+        await self._proxy.read(rest, primary.header, send, is_begun=not header_field)
 
     @staticmethod
     def _ends_at_metadata(request: pb.ReadRequest, offset: int, file: LocalFile | None) -> bool:
@@ -277,22 +271,10 @@ class ReadApi:
         finally:
             self._sending_bytes -= held_bytes
 
-    def _content(
-        self,
-        replica: Replica,
-        file: LocalFile | None,
-        fragment: Fragment,
-        offset: int,
-        end: int,
-    ) -> AsyncGenerator[bytes]:
-        """Bytes [offset, end) of the journal, as messages. None keeps its content while it waits."""
-        if file is not None:
-            return self._local(file, fragment, offset, end)
-        return self._remote(replica, fragment, offset, end)
-
-    async def _local(
-        self, file: LocalFile, fragment: Fragment, offset: int, end: int
-    ) -> AsyncGenerator[bytes]:
+    async def _send_local(
+        self, file: LocalFile, fragment: Fragment, offset: int, end: int, send: Send
+    ) -> None:
+        """Send bytes [offset, end) of the journal out of a file of ours."""
         while offset < end:
             with self._sending(end - offset) as piece_bytes:
                 want = min(piece_bytes, end - offset)
@@ -309,8 +291,8 @@ class ReadApi:
                     )
                 raw = encode_read_content(offset, content)
                 offset += len(content)
-                del content
-                yield raw
+                del content  # not to be kept while the reader takes its time
+                await send(raw)
 
     async def _pread(self, fd: int, length: int, at: int) -> bytes:
         if length <= _INLINE_BYTES_MAX:
@@ -318,55 +300,74 @@ class ReadApi:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._context.readers, os.pread, fd, length, at)
 
-    async def _remote(
-        self, replica: Replica, fragment: Fragment, offset: int, end: int
-    ) -> AsyncGenerator[bytes]:
-        skip = offset - fragment.begin
+    async def _send_stored(self, fragment: Fragment, offset: int, end: int, send: Send) -> None:
+        """Send bytes [offset, end) of the journal out of a store."""
+        part = _Part(fragment, offset, end, send)
         try:
-            store = self._context.stores.get(fragment.backing_store)
             with self._sending(end - offset) as piece_bytes:
-                async with aclosing(self._contents(store, fragment, piece_bytes)) as contents:
-                    async for content in contents:
-                        if skip >= len(content):
-                            skip -= len(content)
-                            continue
-                        view = memoryview(content)[skip : skip + end - offset]
-                        skip = 0
-                        raw = encode_read_content(offset, view)
-                        offset += len(view)
-                        del content, view
-                        yield raw
-                        if offset >= end:
-                            return
+                await self._send_part(part, fragment, piece_bytes)
         except (DataError, StoreError) as err:
             raise RpcFailed(
-                Code.UNKNOWN, f"{replica.name}: reading {fragment.content_path}: {err}"
+                Code.UNKNOWN, f"{fragment.journal}: reading {fragment.content_path}: {err}"
             ) from err
-        raise RpcFailed(
-            Code.UNKNOWN,
-            f"{replica.name}: {fragment.content_path} ends {end - offset} bytes before its name "
-            "says (restore the file, or remove it)",
-        )
+        if part.offset < end:
+            raise RpcFailed(
+                Code.UNKNOWN,
+                f"{fragment.journal}: {fragment.content_path} ends {end - part.offset} bytes before "
+                "its name says (restore the file, or remove it)",
+            )
 
-    async def _contents(
-        self, store: ActiveStore, fragment: Fragment, piece_bytes: int
-    ) -> AsyncGenerator[bytes]:
-        """All content of a stored fragment, in steps of bounded size."""
+    async def _send_part(self, part: _Part, fragment: Fragment, piece_bytes: int) -> None:
+        """Send what belongs to a part of a stored fragment, in steps of bounded size."""
         loop = asyncio.get_running_loop()
         steps = decompressor(fragment.codec)
         is_plain = fragment.codec is CompressionCodec.NONE
         # A compressed piece waits here while its content is sent. That comes in halves of what plain
         # content does: a client works on one while the next is decompressed.
         length = piece_bytes if is_plain else piece_bytes // 2
-        found = store.get(fragment.content_path, piece_bytes=length)
-        async with aclosing(found) as pieces:
+        store = self._context.stores.get(fragment.backing_store)
+        async with aclosing(store.get(fragment.content_path, piece_bytes=length)) as pieces:
             async for piece in pieces:
                 if is_plain:
-                    yield piece
-                    continue
-                contents = decompress_steps(steps, piece, step_bytes_max=piece_bytes // 2)
-                while content := await loop.run_in_executor(
-                    self._context.readers, next, contents, b""
-                ):
-                    yield content
+                    await part.take(piece)
+                else:
+                    contents = decompress_steps(steps, piece, step_bytes_max=piece_bytes // 2)
+                    while not part.is_sent and (
+                        content := await loop.run_in_executor(
+                            self._context.readers, next, contents, b""
+                        )
+                    ):
+                        await part.take(content)
+                if part.is_sent:
+                    return
         steps.finish()
+
+
+@final
+class _Part:
+    """Sends bytes [offset, end) of a fragment, of which it takes all from the beginning.
+
+    Attributes: offset: of the next byte to send.
+    """
+
+    def __init__(self, fragment: Fragment, offset: int, end: int, send: Send) -> None:
+        self.offset = offset
+        self._skip = offset - fragment.begin
+        self._end = end
+        self._send = send
+
+    @property
+    def is_sent(self) -> bool:
+        return self.offset >= self._end
+
+    async def take(self, content: bytes) -> None:
+        """Take the next bytes. Returns once there is room for more."""
+        if self._skip >= len(content):
+            self._skip -= len(content)
+            return
+        view = memoryview(content)[self._skip : self._skip + self._end - self.offset]
+        self._skip = 0
+        raw = encode_read_content(self.offset, view)
+        self.offset += len(view)
+        del content, view
+        await self._send(raw)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar, final
 
 from google.protobuf.message import DecodeError
@@ -16,7 +15,7 @@ from gazette_platform.broker.api.listing import ListApi
 from gazette_platform.broker.api.proxy import Proxy
 from gazette_platform.broker.api.read import ReadApi
 from gazette_platform.broker.api.replicate import ReplicateApi
-from gazette_platform.broker.wire.interface import Code, Kind, Rpc, RpcFailed
+from gazette_platform.broker.wire.interface import Code, Kind, NotTaken, Rpc, RpcFailed
 from gazette_platform.errors import EtcdError, GazetteError
 from gazette_platform.protocol import Status
 from gazette_platform.protocol.auth import Capability, Unauthenticated
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
         ContentSource,
         MessageStream,
         Metadata,
+        Send,
         ServerStream,
     )
     from gazette_platform.protocol.auth import Claims
@@ -44,7 +44,7 @@ _JOURNAL, _ADMIN = "protocol.Journal", "gazette_platform.Admin"
 
 # Of the API modules: a call, beyond what all have in common.
 _Once = Callable[[bytes, "Claims"], Awaitable[tuple[Status, bytes]]]
-_Streamed = Callable[[bytes, "Claims"], AsyncGenerator[bytes]]
+_Streamed = Callable[[bytes, "Send", "Claims"], Awaitable[None]]
 
 
 @final
@@ -101,7 +101,9 @@ class BrokerService:
             begin()
             try:
                 claims = self._auth.authorize(metadata, capability)
-                status, response = await self._before_expiry(claims, method(request, claims))
+                status, response = await self._before_expiry(
+                    self._limit(claims), method(request, claims)
+                )
             except Exception as err:
                 raise self._failed(name, err) from err
             end(status)
@@ -123,7 +125,7 @@ class BrokerService:
                 claims = self._auth.everyone or self._auth.authorize(metadata, capability)
                 serving = method(first, content, claims)
                 if claims.expires_at is not None:
-                    serving = self._before_expiry(claims, serving)
+                    serving = self._before_expiry(self._limit(claims), serving)
                 status, response = await serving
                 if status is Status.OK:
                     self._check_fence()
@@ -146,7 +148,7 @@ class BrokerService:
             begin()
             try:
                 claims = self._auth.authorize(metadata, capability)
-                await self._before_expiry(claims, method(stream, claims))
+                await self._before_expiry(self._limit(claims), method(stream, claims))
             except Exception as err:
                 raise self._failed(name, err) from err
             end(Status.OK)
@@ -162,29 +164,32 @@ class BrokerService:
             on with another, and a token that is good.
         """
         begin, end = self._counted(name)
+        cancelled = self._metrics.completed.labels(name, "cancelled")
 
-        async def serve(request: bytes, metadata: Metadata) -> AsyncGenerator[bytes]:
+        async def serve(request: bytes, send: Send, metadata: Metadata) -> None:
             begin()
             try:
                 claims = self._auth.authorize(metadata, capability)
-                async with aclosing(method(request, claims)) as responses:
-                    if claims.expires_at is None:
-                        async for response in responses:
-                            yield response
-                    else:
-                        while True:
-                            following = anext(responses, None)
-                            found = await self._before_expiry(claims, following)
-                            if found is None:
-                                break
-                            yield found
+                limit = self._limit(claims)
+
+                async def send_whole(raw: bytes) -> None:
+                    due_at = limit.when()
+                    limit.reschedule(None)
+                    await send(raw)
+                    limit.reschedule(due_at)
+
+                sender = send if claims.expires_at is None else send_whole
+                await self._before_expiry(limit, method(request, sender, claims))
+            except NotTaken:
+                cancelled.inc()
+                raise
             except Exception as err:
                 failure = self._failed(name, err)
                 if is_resumed and failure.code is Code.DEADLINE_EXCEEDED:
                     return
                 raise failure from err
             except asyncio.CancelledError:
-                self._metrics.completed.labels(name, "cancelled").inc()
+                cancelled.inc()
                 raise
             end(Status.OK)
 
@@ -209,14 +214,18 @@ class BrokerService:
 
         return self._metrics.started.labels(name).inc, end
 
-    async def _before_expiry(self, claims: Claims, work: Awaitable[T]) -> T:
+    def _limit(self, claims: Claims) -> asyncio.Timeout:
+        """The time for which the claims of a caller are good."""
+        return asyncio.timeout(
+            None if claims.expires_at is None else self._auth.remaining_s(claims)
+        )
+
+    @staticmethod
+    async def _before_expiry(limit: asyncio.Timeout, work: Awaitable[T]) -> T:
         """Await `work`, for no longer than the claims of its caller are good.
 
         Raises: RpcFailed: DEADLINE_EXCEEDED, which clients answer with a new token.
         """
-        if claims.expires_at is None:
-            return await work
-        limit = asyncio.timeout(self._auth.remaining_s(claims))
         try:
             async with limit:
                 return await work

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from contextlib import aclosing
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, final
 
@@ -32,7 +32,7 @@ from gazette_platform.broker.http.messages import (
     read_headers,
     status_code,
 )
-from gazette_platform.broker.wire.interface import RpcFailed
+from gazette_platform.broker.wire.interface import Code, NotTaken, RpcFailed
 from gazette_platform.errors import DataError, ValidationError, status_error
 from gazette_platform.protocol import (
     Status,
@@ -44,9 +44,9 @@ from gazette_platform.protocol.content import decode_read_content, encode_append
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
-    from gazette_platform.broker.wire.interface import Service
+    from gazette_platform.broker.wire.interface import Send, Service
     from gazette_platform.ops.tasks import TaskGroup
 
 __all__ = ["Gateway"]
@@ -163,21 +163,22 @@ class Gateway:
             return web.Response(status=HTTPStatus.PARTIAL_CONTENT, headers=headers)
         message.offset, message.block, message.metadata_only = begin.offset, query.block, False
         raw = message.SerializeToString()
-        contents = _Contents(lambda: self._service.read(raw, metadata), begin.offset)
-        async with aclosing(contents):
-            with contextlib.suppress(ConnectionError):  # the client has gone
-                if sends_events:
-                    return await self._send_events(request, headers, contents)
-                return await _send_body(request, headers, contents)
+        contents = _Contents(lambda send: self._service.read(raw, send, metadata), begin.offset)
+        with contextlib.suppress(ConnectionError, _ClientGone):
+            if sends_events:
+                return await self._send_events(request, headers, contents)
+            return await _send_body(request, headers, contents)
         raise asyncio.CancelledError
 
     async def _first(self, message: pb.ReadRequest, metadata: Mapping[str, str]) -> pb.ReadResponse:
-        responses = self._service.read(message.SerializeToString(), metadata)
-        async with aclosing(responses):
-            async for raw in responses:
-                return pb.ReadResponse.FromString(raw)
-        # Its replica closed meanwhile.
-        return pb.ReadResponse(status=pb.NOT_JOURNAL_BROKER)
+        # Unless it gets a response, its replica closed meanwhile.
+        first = pb.ReadResponse(status=pb.NOT_JOURNAL_BROKER)
+
+        async def take(raw: bytes) -> None:
+            first.ParseFromString(raw)
+
+        await self._service.read(message.SerializeToString(), take, metadata)
+        return first
 
     async def _send_events(
         self, request: web.Request, headers: dict[str, str], contents: _Contents
@@ -193,14 +194,17 @@ class Gateway:
         await response.write(EventStream.OPENING)
         stream = EventStream(contents.offset)
         keepalive = self._tasks.spawn(_keep_alive(response), name="events")
-        try:
+
+        async def write(content: bytes | memoryview) -> None:
             try:
-                async for content in contents:
-                    for events in stream.feed(content):
-                        await _written(request, response, events)
-                        await asyncio.sleep(0)  # a piece may have many lines, and others wait
+                for events in stream.feed(content):
+                    await _written(request, response, events)
+                    await asyncio.sleep(0)  # a piece may have many lines, and others wait
             except DataError as err:
-                contents.close_error = str(err)
+                raise _NotServed(str(err)) from err
+
+        try:
+            await contents.write_to(write)
         finally:
             keepalive.cancel()  # nothing may be written behind the end
         await response.write(stream.close(contents.close_error, is_at_end=contents.is_at_end))
@@ -232,6 +236,20 @@ class _Body:
         return b""
 
 
+class _ClientGone(NotTaken):
+    """The client has left, or takes nothing."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(Code.CANCELLED, text)
+
+
+class _NotServed(NotTaken):
+    """What was read does not fit the answer that was begun."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(Code.CANCELLED, text)
+
+
 @final
 class _Contents:
     """The content of a read, and why it ended.
@@ -240,52 +258,49 @@ class _Contents:
     that was promised content then gets none: so a read that ends before any is made once more.
     """
 
-    def __init__(self, read: Callable[[], AsyncGenerator[bytes]], offset: int) -> None:
+    def __init__(self, read: Callable[[Send], Awaitable[None]], offset: int) -> None:
         self._read = read
-        self._responses = read()
-        self._may_read_again = True
+        self._is_begun = False
         self.offset = offset
         self.close_error = _BROKER_ENDED
         self.is_at_end = False
 
-    def __aiter__(self) -> _Contents:
-        return self
+    async def write_to(self, write: Callable[[bytes | memoryview], Awaitable[None]]) -> None:
+        """Write all of it. Raises: NotTaken: the client has gone. Cancellation: ends the read."""
+        await self._write_once(write)
+        if not self._is_begun and not self.is_at_end:
+            self.close_error = _BROKER_ENDED
+            await self._write_once(write)
 
-    async def aclose(self) -> None:
-        await self._responses.aclose()
+    async def _write_once(self, write: Callable[[bytes | memoryview], Awaitable[None]]) -> None:
+        async def take(raw: bytes) -> None:
+            content = self._content(raw)
+            if content:
+                self._is_begun = True
+                await write(content)
 
-    async def __anext__(self) -> bytes | memoryview:
-        content = await self._next()
-        if content is None and self._may_read_again and not self.is_at_end:
-            await self.aclose()
-            self._responses, self.close_error = self._read(), _BROKER_ENDED
-            content = await self._next()
-        self._may_read_again = False
-        if content is None:
-            raise StopAsyncIteration
-        return content
-
-    async def _next(self) -> bytes | memoryview | None:
         try:
-            async for raw in self._responses:
-                decoded = decode_read_content(raw)
-                if decoded is None:
-                    response = pb.ReadResponse.FromString(raw)
-                    if response.status != pb.OK:
-                        self.close_error = Status.from_wire(response.status).name
-                        self.is_at_end = response.status == pb.OFFSET_NOT_YET_AVAILABLE
-                        break
-                    decoded = response.offset, memoryview(response.content)
-                offset, content = decoded
-                if offset != self.offset:
-                    self.close_error = "offset jump"
-                    break
-                if content:
-                    self.offset += len(content)
-                    return content
+            await self._read(take)
+        except _ClientGone:
+            raise
         except RpcFailed as err:
             self.close_error = err.text
-        return None
+
+    def _content(self, raw: bytes) -> bytes | memoryview:
+        """The content of a response, if it has any. Raises: NotTaken: it is not what follows."""
+        decoded = decode_read_content(raw)
+        if decoded is None:
+            response = pb.ReadResponse.FromString(raw)
+            if response.status != pb.OK:  # and it was the last one
+                self.close_error = Status.from_wire(response.status).name
+                self.is_at_end = response.status == pb.OFFSET_NOT_YET_AVAILABLE
+                return b""
+            decoded = response.offset, memoryview(response.content)
+        offset, content = decoded
+        if offset != self.offset:
+            raise _NotServed("offset jump")
+        self.offset += len(content)
+        return content
 
 
 class _TrailedResponse(web.StreamResponse):
@@ -311,15 +326,13 @@ async def _send_body(
     if request.version < HttpVersion11:
         response = web.StreamResponse(status=HTTPStatus.PARTIAL_CONTENT, headers=headers)
         await response.prepare(request)
-        async for content in contents:
-            await _written(request, response, content)
+        await contents.write_to(partial(_written, request, response))
         await response.write_eof()
         return response
     headers |= {"Transfer-Encoding": "chunked", "Trailer": CLOSE_ERROR}
     trailed = _TrailedResponse(status=HTTPStatus.PARTIAL_CONTENT, headers=headers)
     await trailed.prepare(request)
-    async for content in contents:
-        await _written(request, trailed, content)
+    await contents.write_to(partial(_written, request, trailed))
     await trailed.finish(CLOSE_ERROR, contents.close_error)
     return trailed
 
@@ -327,14 +340,16 @@ async def _send_body(
 async def _written(
     request: web.Request, response: web.StreamResponse, content: bytes | memoryview
 ) -> None:
-    """Write once there is room. Raises: ConnectionError: the client has gone, or takes nothing."""
+    """Write once there is room. Raises: NotTaken: the client has gone, or takes nothing."""
     try:
         async with asyncio.timeout(_STALL_S):
             await response.write(content)
     except TimeoutError as err:
         if request.transport is not None:
             request.transport.abort()
-        raise ConnectionAbortedError(f"nothing was taken for {_STALL_S:g} s") from err
+        raise _ClientGone(f"nothing was taken for {_STALL_S:g} s") from err
+    except ConnectionError as err:
+        raise _ClientGone(str(err)) from err
 
 
 async def _keep_alive(response: web.StreamResponse) -> None:

@@ -8,7 +8,6 @@ import logging
 import socket
 import traceback
 from collections import defaultdict
-from contextlib import aclosing
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, final
 
@@ -18,7 +17,7 @@ from grpc._cython import cygrpc  # type: ignore[import-untyped]
 from typing_extensions import override
 
 from gazette_platform.broker.wire.grpc_calls import GO_CODES, GRPC_CODES, caller_left
-from gazette_platform.broker.wire.interface import READ_AHEAD_BYTES, Code, Kind, RpcFailed
+from gazette_platform.broker.wire.interface import READ_AHEAD_BYTES, Code, Kind, NotTaken, RpcFailed
 from gazette_platform.errors import SetupError, TransportError
 from gazette_platform.ops.keepalive import keepalive_options
 
@@ -87,7 +86,8 @@ class _Stream:
         try:
             await self._context.write(raw)
         except aio.BaseError as err:
-            raise caller_left(err) from err
+            failure = caller_left(err)
+            raise NotTaken(failure.code, failure.text) from err
         self._metrics.sent()
 
 
@@ -285,14 +285,16 @@ def _server_stream(method: ServerStream, metrics: MethodMetrics) -> Any:
     async def handle(request: bytes, context: Any) -> None:
         metrics.received()
         stream = _Stream(context, metrics)
-        async with aclosing(method(request, _metadata(context))) as responses:
-            async for response in responses:
-                try:
-                    async with asyncio.timeout(_STALL_S):
-                        await stream.send(response)
-                except TimeoutError as err:
-                    text = f"nothing was taken of the responses for {_STALL_S:g} s; ask again"
-                    raise RpcFailed(Code.UNAVAILABLE, text) from err
+
+        async def send(raw: bytes) -> None:
+            try:
+                async with asyncio.timeout(_STALL_S):
+                    await stream.send(raw)
+            except TimeoutError as err:
+                text = f"nothing was taken of the responses for {_STALL_S:g} s; ask again"
+                raise NotTaken(Code.UNAVAILABLE, text) from err
+
+        await method(request, send, _metadata(context))
 
     return grpc.unary_stream_rpc_method_handler(_handled(handle, metrics))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Protocol
@@ -18,8 +18,10 @@ __all__ = [
     "Kind",
     "MessageStream",
     "Metadata",
+    "NotTaken",
     "Rpc",
     "RpcFailed",
+    "Send",
     "ServerStream",
     "Service",
     "Unary",
@@ -58,6 +60,14 @@ class RpcFailed(GazetteError):
         limit = _TEXT_LENGTH_MAX if text.isascii() else _TEXT_LENGTH_MAX // 6
         self.text = text if len(text) <= limit else f"{text[:limit]}..."
         super().__init__(self.text)
+
+
+class NotTaken(RpcFailed):
+    """A response could not be sent: its caller has gone, or takes nothing.
+
+    It has a type of its own, so that no handler takes it for the error of a peer, of a store or of a
+    file that it reads from.
+    """
 
 
 class ContentSource(Protocol):
@@ -105,8 +115,11 @@ Unary = Callable[[bytes, Metadata], Awaitable[bytes]]
 ClientStream = Callable[[bytes, ContentSource, Metadata], Awaitable[bytes]]
 """Takes the first message and those that follow, gives the response."""
 
-ServerStream = Callable[[bytes, Metadata], AsyncGenerator[bytes]]
-"""Takes a request, gives its responses."""
+Send = Callable[[bytes], Awaitable[None]]
+"""Sends a response, and returns once there is room for another. Raises: NotTaken, which ends the call."""
+
+ServerStream = Callable[[bytes, Send, Metadata], Awaitable[None]]
+"""Takes a request, and sends its responses; lets out a NotTaken as it is."""
 
 BidiStream = Callable[[MessageStream, Metadata], Awaitable[None]]
 """Takes both directions."""
