@@ -13,7 +13,7 @@ from gazette_platform.broker.replicate import replicator as module
 from gazette_platform.broker.wire.interface import RpcFailed
 from gazette_platform.errors import EtcdError
 from gazette_platform.ops.tasks import TaskGroup
-from gazette_platform.protocol import AppendSuspend, Route
+from gazette_platform.protocol import AppendSuspend, LabelSet, Route
 
 
 @pytest.fixture
@@ -129,3 +129,39 @@ async def test_appends_planned_before_replicas_came_do_not_go_alone(bench, monke
     assert (await first).commit.end == 100_001
     assert (await second).commit.begin == 100_001
     assert bench.contents(100_001) == [b"z"] * 3
+
+
+async def test_a_replica_closes_once_the_stream_that_has_its_spool_has_ended(bench):
+    """What that commits last is acknowledged, and persisted as all else."""
+    spool = bench.primary.spool
+    await spool.lock.acquire()  # another broker's stream has it
+    closing = asyncio.ensure_future(bench.appender.close())  # noqa: TID251
+    await settle()
+    assert not closing.done()
+    draft = spool.draft(with_digest=True)
+    await draft.write([b"last"], 4)
+    spool.commit(draft, LabelSet())
+    spool.lock.release()
+    await asyncio.wait_for(closing, 5)
+    assert [c.fragment.end for c in bench.primary.completed] == [4]
+
+
+async def test_what_is_under_way_is_answered_before_replicas_that_came_are_synced(
+    bench, monkeypatch
+):
+    """By those that it was proposed to: the streams to them are closed for the sync."""
+    monkeypatch.setattr(module, "_SMALL_BYTES_MAX", 0)  # the second append is planned at once
+    bench.primary.route = Route((OWN, A), 0, ("http://own", "http://a"))
+    await bench.append(b"before ")
+    held = Held(monkeypatch, bench.nodes[A])
+    first = bench.submit(b"first ")
+    await settle()
+    bench.primary.route = THREE
+    bench.replicator.on_change()
+    second = bench.submit(b"second")
+    await settle()
+    held.gate.set()
+    outcomes = await asyncio.wait_for(asyncio.gather(first, second), 5)
+    assert [outcome.commit.begin for outcome in outcomes] == [7, 13]
+    assert bench.primary.content() == b"before first second"
+    assert bench.contents(13) == [b"second"] * 3
