@@ -16,8 +16,9 @@ import pytest
 
 from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.append.batch import Pending, content_sum
-from gazette_platform.broker.journal import pulses as pulses_module, replica as module
+from gazette_platform.broker.journal import pulses as pulses_module
 from gazette_platform.broker.journal.replica import Replica
+from gazette_platform.broker.journal.timers import FLUSH_RETRY_S
 from gazette_platform.broker.metrics import BrokerMetrics
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import StoreUnavailable
@@ -156,8 +157,7 @@ class Bench:
 
     def flushes_in(self):
         """Seconds until the flush timer fires, None if it is not set."""
-        timer = self.replica._flush_timer
-        return timer and timer.when() - asyncio.get_running_loop().time()
+        return self.replica._flush_timer.due_in_s
 
 
 @pytest.fixture
@@ -183,7 +183,7 @@ async def test_a_window_that_ended_closes_the_fragment(bench):
     await bench.append(b"first ")
     await bench.append(b"second")
     bench.clock.advance(56)
-    bench.replica._flush()
+    bench.replica._flush_timer.fire()
     assert bench.replica.appender.spool.content_length == 0
     assert bench.flushes_in() is None, "an empty spool has no window"
     await bench.context.tasks.join()
@@ -196,7 +196,7 @@ async def test_a_fragment_that_an_append_began_since_keeps_its_window(bench):
     await bench.append(b"second ")
     bench.clock.advance(56)
     await bench.append(b"third")  # rolled the one before
-    bench.replica._flush()
+    bench.replica._flush_timer.fire()
     assert bench.replica.appender.spool.content_length == 5
     assert 58.9 < bench.flushes_in() <= 61
 
@@ -207,8 +207,8 @@ async def test_a_busy_journal_is_looked_at_again(bench):
     waiting = bench.context.tasks.spawn(bench.append(b"x"))
     for _ in range(3):  # its task, the appender's first step, and the next one
         await asyncio.sleep(0)
-    bench.replica._flush()
-    assert bench.flushes_in() == pytest.approx(module._FLUSH_RETRY_S, abs=0.05)
+    bench.replica._flush_timer.fire()
+    assert bench.flushes_in() == pytest.approx(FLUSH_RETRY_S, abs=0.05)
     bench.store.set(None, checks=2)
     await waiting
 
@@ -219,7 +219,7 @@ async def test_a_fragment_that_a_former_primary_left_open_closes_at_the_end_of_i
     await bench.append(b"second")
     bench.replica.on_change(is_primary=False)
     bench.clock.advance(56)
-    bench.replica._flush()  # which leaves it to the primary
+    bench.replica._flush_timer.fire()  # which leaves it to the primary
     assert bench.flushes_in() is None
     bench.replica.on_change(is_primary=True)
     assert bench.flushes_in() is not None
@@ -248,9 +248,9 @@ async def test_a_changed_interval_counts_for_the_open_fragment(bench):
 async def test_a_closed_replica_has_no_timers(bench):
     await bench.append(b"x")
     await bench.replica.close()
-    assert bench.replica._flush_timer.cancelled()
-    bench.replica._flush()
-    bench.replica._start_refresh()
+    assert bench.flushes_in() is bench.replica._refresh_timer.due_in_s is None
+    bench.replica._flush_timer.fire()
+    bench.replica._refresh_timer._fire()
     bench.replica.on_change(is_primary=True)
     assert len(bench.context.tasks) == 0
 
@@ -438,7 +438,7 @@ async def test_a_window_that_ended_is_a_pulse_if_there_are_replicas(bench, monke
     bench.clock.advance(56)
     bench.route = Route((ProcessId("A", "own-1"), ProcessId("B", "peer-1")), 0)
     found = pulses(bench, monkeypatch)
-    bench.replica._flush()
+    bench.replica._flush_timer.fire()
     assert found == [()]
     assert bench.replica.appender.spool.content_length == 6
 
@@ -449,7 +449,7 @@ async def test_replicas_close_nothing_by_themselves(bench, monkeypatch):
     bench.clock.advance(56)
     found = pulses(bench, monkeypatch)
     bench.replica.is_primary = False
-    bench.replica._flush()
+    bench.replica._flush_timer.fire()
     assert found == []
     assert bench.replica.appender.spool.content_length == 6
 
@@ -546,13 +546,11 @@ async def test_content_that_never_comes_is_not_waited_for(bench):
     replica.spool.roll(100)
     delays_s = []
     while replica.is_filling:
-        timer = replica._refresh_timer
-        delays_s.append(timer.when() - asyncio.get_running_loop().time())
-        timer.cancel()
+        delays_s.append(replica._refresh_timer.due_in_s)
         bench.clock.advance(delays_s[-1] + 1e-3)
-        await replica._refresh()
+        await replica._refresh_timer.run()
     assert delays_s == pytest.approx([0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 30, 60], abs=0.05)
-    assert replica._refresh_timer.when() - asyncio.get_running_loop().time() > 200
+    assert replica._refresh_timer.due_in_s > 200
 
 
 async def test_listings_that_readers_ask_for_do_not_shorten_the_wait_for_content(bench):
@@ -561,9 +559,9 @@ async def test_listings_that_readers_ask_for_do_not_shorten_the_wait_for_content
     replica.spool.roll(100)
     bench.clock.advance(100)
     for _ in range(50):
-        await replica._refresh()
+        await replica._refresh_timer.run()
     assert replica.is_filling
-    assert replica._refresh_timer.when() - asyncio.get_running_loop().time() < 39
+    assert replica._refresh_timer.due_in_s < 39
     bench.clock.advance(38)
     assert replica.is_filling
     bench.clock.advance(1)

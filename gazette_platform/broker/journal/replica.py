@@ -15,6 +15,7 @@ from gazette_platform.broker.append.content import RateBalance
 from gazette_platform.broker.journal.gaps import KNOWN_WAIT_S, Gaps
 from gazette_platform.broker.journal.pulses import Pulses
 from gazette_platform.broker.journal.spec_writes import write_route, write_suspend
+from gazette_platform.broker.journal.timers import FlushTimer, RefreshTimer
 from gazette_platform.broker.journal.unstored import ask_others
 from gazette_platform.broker.replicate.replicator import Replicator
 from gazette_platform.broker.spool.journal_spool import JournalSpool
@@ -48,13 +49,6 @@ if TYPE_CHECKING:
 __all__ = ["Replica"]
 
 _log = logging.getLogger(__name__)
-
-# Fragments of all journals end at the same multiples of their flush intervals; spreading the ends
-# keeps thousands of them from being persisted in the same instant.
-_FLUSH_JITTER_S = 2.0
-
-# A window may end while appends are under way; they roll by themselves, or we look again.
-_FLUSH_RETRY_S = 0.25
 
 # A replica that begins behind content which other brokers are about to persist looks for it soon:
 # so many seconds after it began.
@@ -98,9 +92,13 @@ class Replica:
         self.hole_end = 0
         """Where our spool began behind content that is elsewhere."""
         self._hole_at = -math.inf
-        self._flush_timer: asyncio.TimerHandle | None = None
-        self._flush_interval_ns = self.spec.fragment.flush_interval_ns if self.spec else 0
-        self._refresh_timer: asyncio.TimerHandle | None = None
+        self._flush_timer = FlushTimer(
+            self._flush,
+            interval_ns=self.spec.fragment.flush_interval_ns if self.spec else 0,
+            clock=context.clock,
+            rng=context.rng,
+        )
+        self._refresh_timer = RefreshTimer(name, self._refresh, tasks=context.tasks)
         self._stores = self.spec.fragment.stores if self.spec else ()
         # The first of them, as it was found at a revision of etcd.
         self._store: ActiveStore | None = None
@@ -143,7 +141,7 @@ class Replica:
         self.last_append_at = -math.inf
         self.flushed_end = 0
         """Below it no other broker holds content that is in no store, as a flush found."""
-        self._refresh_soon(0.0)
+        self._refresh_timer.soon()
         self._pulses.look()
 
     # -------------------------------------------------------------- what the appender asks for
@@ -309,8 +307,9 @@ class Replica:
         if self.gaps.others_end > spool.begin:
             self.gaps.on_commit(spool.begin)
         self.last_append_at = self._context.clock.monotonic()
-        if self._flush_timer is None and self._flush_interval_ns > 0:
-            self._arm_flush(spool)
+        timer = self._flush_timer
+        if not timer.is_set and timer.interval_ns > 0 and not self.is_closed:
+            timer.set(spool.first_append_at)
 
     def on_rollback(self) -> None:
         """An append ended without a commit after its content had come."""
@@ -343,72 +342,41 @@ class Replica:
         return self.index.lookup(fragment.begin).fragment
 
     # ---------------------------------------------------------------------------------- timers
-    def _arm_flush(self, spool: Spool) -> None:
-        spec = self.spec
-        if self._flush_timer is not None:
-            self._flush_timer.cancel()
-            self._flush_timer = None
-        if spec is None:
-            return
-        self._flush_interval_ns = spec.fragment.flush_interval_ns
-        if self._flush_interval_ns <= 0 or spool.first_append_at is None:
-            return
-        interval_s = spec.fragment.flush_interval_ns / fsm.NS_PER_S
-        first_s = spool.first_append_at.timestamp()
-        ends_in_s = (first_s // interval_s + 1) * interval_s - self._context.clock.now().timestamp()
-        jitter_s = self._context.rng.uniform(0, _FLUSH_JITTER_S)
-        loop = asyncio.get_running_loop()
-        self._flush_timer = loop.call_later(max(0.0, ends_in_s) + jitter_s, self._flush)
-
-    def _flush(self) -> None:
-        self._flush_timer = None
+    def _flush(self) -> bool:
+        """The window of the open fragment has ended. Returns: whether that is settled."""
         if self.is_closed or not self.is_primary:
-            return  # a replica's fragments close with its primary's
+            return True  # a replica's fragments close with its primary's
         if not self.replicator.owns_spool or len(self.route.members) > 1:
             # Replicas close theirs with ours; a barrier syncs them first if it must.
             self._pulses.start()
         elif not self.appender.roll_if_due():
-            loop = asyncio.get_running_loop()
-            self._flush_timer = loop.call_later(_FLUSH_RETRY_S, self._flush)
-            return
-        if self.spool.content_length:
-            self._arm_flush(self.spool.spool)  # an append rolled it first: a new window runs
-
-    def _refresh_soon(self, delay_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        if self._refresh_timer is not None:
-            self._refresh_timer.cancel()
-        self._refresh_timer = loop.call_later(delay_s, self._start_refresh)
-
-    def _start_refresh(self) -> None:
-        self._refresh_timer = None
-        if not self.is_closed:
-            self._context.tasks.spawn(self._refresh(), name=f"refresh {self.name}")
+            return False
+        if self.spool.content_length:  # an append rolled it first: a new window runs
+            self._flush_timer.set(self.spool.spool.first_append_at)
+        return True
 
     def refresh(self) -> None:
         """List the stores now."""
-        if not self.is_closed:
-            self._refresh_soon(0.0)
+        self._refresh_timer.soon()
 
-    async def _refresh(self) -> None:
+    async def _refresh(self) -> float | None:
+        """List the stores. Returns: seconds until they are to be listed again; None: not by us."""
         spec = self.spec
         if spec is None:
-            return
+            return None
         is_done = False
         with self._context.faults.contained("journal", f"{self.name}: listing, tried again"):
             async with self._context.refresh_slots[spec.fragment.stores]:
                 is_done = await self._refresher.refresh(spec)
-        if self.is_closed:
-            return
         delay_s = spec.fragment.refresh_interval_ns / fsm.NS_PER_S
         delay_s *= self._context.rng.uniform(1 - _REFRESH_JITTER, 1)
         if not is_done and not self.index.first_refresh.is_set():
             # Appends wait for the first listing, so it is tried again soon.
-            delay_s = min(delay_s, backoff_s(self._refresh_failures))
             self._refresh_failures += 1
-        elif self.is_filling:
-            delay_s = min(delay_s, self._hole_refresh_s())
-        self._refresh_soon(delay_s)
+            return min(delay_s, backoff_s(self._refresh_failures - 1))
+        if self.is_filling:
+            return min(delay_s, self._hole_refresh_s())
+        return delay_s
 
     @property
     def is_filling(self) -> bool:
@@ -485,7 +453,7 @@ class Replica:
         self.hole_end = begin
         self._hole_at = self._context.clock.monotonic()
         if self.is_filling and not self.is_closed:
-            self._refresh_soon(_HOLE_REFRESHES_S[0])
+            self._refresh_timer.soon(_HOLE_REFRESHES_S[0])
 
     # ----------------------------------------------------------------------------------- life
     def on_change(self, *, is_primary: bool) -> None:
@@ -494,18 +462,19 @@ class Replica:
         if spec is None or self.is_closed:
             return
         if is_primary and not self.is_primary:
-            self._refresh_soon(0.0)  # our predecessor persisted what it had
-            self._arm_flush(self.spool.spool)
+            self._refresh_timer.soon()  # our predecessor persisted what it had
+            self._flush_timer.set(self.spool.spool.first_append_at)
         self.is_primary = is_primary
         self.balance.rate = self._max_rate()
         if not self.route.equivalent(self._throttled_route):
             self._throttled_route = self.route
             self.balance.release()
-        if spec.fragment.flush_interval_ns != self._flush_interval_ns:
-            self._arm_flush(self.spool.spool)
+        if spec.fragment.flush_interval_ns != self._flush_timer.interval_ns:
+            self._flush_timer.interval_ns = spec.fragment.flush_interval_ns
+            self._flush_timer.set(self.spool.spool.first_append_at)
         if spec.fragment.stores != self._stores:
             self._stores = spec.fragment.stores
-            self._refresh_soon(0.0)
+            self._refresh_timer.soon()
         self.replicator.on_change()
         for watcher in tuple(self.watchers):
             watcher()
@@ -555,9 +524,8 @@ class Replica:
         self.is_closed = self.spool.is_leaving = True
         self.balance.release()
         self._pulses.stop()
-        for timer in (self._flush_timer, self._refresh_timer):
-            if timer is not None:
-                timer.cancel()
+        self._flush_timer.stop()
+        self._refresh_timer.stop()
         for watcher in tuple(self.watchers):
             watcher()
 
