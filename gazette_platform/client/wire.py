@@ -30,9 +30,12 @@ if TYPE_CHECKING:
     from gazette_platform.ops.tasks import TaskGroup
 
 __all__ = [
+    "ASK_AGAIN",
+    "ASK_ANOTHER",
     "CALL_ERRORS",
     "CANNOT_REACH",
     "DROPPED",
+    "TRY_AGAIN",
     "WRITE_FAILED",
     "CallFailed",
     "CallUnanswered",
@@ -54,7 +57,10 @@ CANNOT_REACH = "cannot reach broker "
 # Codes that say the broker was not reached or went away; everything else is an answer.
 _UNREACHED = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 # How brokers end what they say with UNAVAILABLE themselves, and so were reached.
-_ASKED_AGAIN = ("; ask again", "; try again")
+ASK_AGAIN = "; ask again"
+TRY_AGAIN = "; try again"
+ASK_ANOTHER = "; ask another one"
+_ASKED_AGAIN = (ASK_AGAIN, TRY_AGAIN, ASK_ANOTHER)
 # What grpc.aio says in place of the broker's status, if a message of ours could not be written
 # any more before it learned of that status: of a broker that leaves, or refuses a token.
 WRITE_FAILED = "Internal error from Core"

@@ -15,10 +15,9 @@ from gazette_platform.broker.http.messages import (
     read_headers,
     status_code,
 )
-from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.broker.wire.interface import Code, Denied, NotNow, RpcFailed
 from gazette_platform.errors import DataError
 from gazette_platform.protocol import CompressionCodec, Fragment, Status
-from gazette_platform.protocol.auth import Forbidden, Unauthenticated
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
 FRAGMENT = Fragment(
@@ -140,19 +139,11 @@ def test_statuses(status, code):
     assert status_code(status) == code
 
 
-def failed(code, cause=None):
-    try:
-        raise RpcFailed(code, "text") from cause
-    except RpcFailed as err:
-        return err
-
-
 def test_failures():
-    unauthenticated = Code.UNAUTHENTICATED
-    assert failure_status(failed(unauthenticated, Unauthenticated("no token"))) == 401
-    assert failure_status(failed(unauthenticated, Forbidden("no capability"))) == 403
-    assert failure_status(failed(Code.UNAVAILABLE)) == 503
-    assert failure_status(failed(Code.UNKNOWN)) == 500
+    assert failure_status(RpcFailed(Code.UNAUTHENTICATED, "no token")) == 401
+    assert failure_status(Denied("no capability")) == 403
+    assert failure_status(NotNow("not listed yet")) == 503
+    assert failure_status(RpcFailed(Code.UNKNOWN, "text")) == 500
 
 
 # --------------------------------------------------------------------------- server-sent events

@@ -161,6 +161,7 @@ async def test_a_direct_read_lets_a_replica_ask_that_does_not_know():
     ("details", "said"),
     [
         ("a/one: it is not listed yet; ask again", "cannot answer now: a/one: it is not listed"),
+        ("a/one: its lease is over; ask another one", "cannot answer now: a/one: its lease is"),
         ("Stream removed (Socket closed)", "(it ended, or its connection broke; is it running?)"),
         ("last error: Socket closed", "(does it speak TLS? then its address begins with https://)"),
         ("Connection refused", "is not reachable: Connection refused (is it running, and is"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, final
 from gazette_platform.broker.api.prologue import find, rules
 from gazette_platform.broker.journal.unstored import ask_others, call_flush
 from gazette_platform.broker.side_keys import savepoint_key, savepoints_prefix
-from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.broker.wire.interface import Code, NotNow, RpcFailed
 from gazette_platform.errors import ValidationError
 from gazette_platform.etcd import Compare, Delete, Put
 from gazette_platform.ops.retry import backoff_s
@@ -356,4 +356,4 @@ def _unknown(name: str) -> RpcFailed:
 
 
 def _moved(journal: str) -> RpcFailed:
-    return RpcFailed(Code.UNAVAILABLE, f"{journal}: another broker takes it over; ask again")
+    return NotNow(f"{journal}: another broker takes it over")

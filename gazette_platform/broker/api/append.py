@@ -20,7 +20,8 @@ from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.append.batch import Outcome, Pending, content_sum
 from gazette_platform.broker.append.content import Body, Replay, Stock, Stream, cost_of, pump
 from gazette_platform.broker.journal.spec_writes import write_suspend
-from gazette_platform.broker.wire.interface import Code, ContentSource, RpcFailed
+from gazette_platform.broker.wire.interface import Code, ContentSource, NotNow, RpcFailed
+from gazette_platform.client.wire import TRY_AGAIN
 from gazette_platform.protocol import (
     AppendSuspend,
     LabelSelector,
@@ -270,10 +271,10 @@ class AppendApi:
             if gathered.bytes <= _SMALL_BYTES_MAX:
                 continue
             if stock.is_overfull:
-                raise RpcFailed(
-                    Code.UNAVAILABLE,
+                raise NotNow(
                     f"{pending.machine.request.journal}: this broker holds {stock.held_bytes} bytes "
-                    "of appends that wait for their turn, and takes small ones only; try again",
+                    "of appends that wait for their turn, and takes small ones only",
+                    TRY_AGAIN,
                 )
             if stock.is_full or gathered.bytes > _GATHER_BYTES_MAX:
                 return False

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker.api.prologue import decode, find_readable
 from gazette_platform.broker.journal.known import check_fence, wait_known
-from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.broker.journal.resolver import Stopped
 from gazette_platform.errors import GazetteError
 from gazette_platform.ops.durations import duration_from_pb
 from gazette_platform.ops.turns import Turns
@@ -76,7 +76,7 @@ class FragmentsApi:
                 check_fence(replica)
             fragments = await replica.index.inspect()
             if fragments is None:
-                raise _stopped()
+                raise Stopped
             await self._fill(response, request, replica, list(fragments))
         return found.status, response.SerializeToString()
 
@@ -102,7 +102,7 @@ class FragmentsApi:
                 return
             summed = await replica.summed(fragment)
             if summed is None:
-                raise _stopped()
+                raise Stopped
             listed = response.fragments.add()
             summed.into_pb(listed.spec)
             if ttl_s > 0 and summed.backing_store:
@@ -178,10 +178,6 @@ class FragmentsApi:
             await health_check(store)
         if request.check_delete:
             await delete_probe(store, prefix=request.check_delete_prefix)
-
-
-def _stopped() -> RpcFailed:
-    return RpcFailed(Code.UNKNOWN, "resolve: resolver has stopped serving local replicas")
 
 
 def _is_within(request: pb.FragmentsRequest, fragment: Fragment) -> bool:

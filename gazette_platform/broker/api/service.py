@@ -15,10 +15,10 @@ from gazette_platform.broker.api.listing import ListApi
 from gazette_platform.broker.api.proxy import Proxy
 from gazette_platform.broker.api.read import ReadApi
 from gazette_platform.broker.api.replicate import ReplicateApi
-from gazette_platform.broker.wire.interface import Code, Kind, NotTaken, Rpc, RpcFailed
+from gazette_platform.broker.wire.interface import Code, Denied, Kind, NotTaken, Rpc, RpcFailed
 from gazette_platform.errors import EtcdError, GazetteError
 from gazette_platform.protocol import Status
-from gazette_platform.protocol.auth import Capability, Unauthenticated
+from gazette_platform.protocol.auth import Capability, Forbidden, Unauthenticated
 
 if TYPE_CHECKING:
     from gazette_platform.broker.context import BrokerContext
@@ -239,6 +239,8 @@ class BrokerService:
         self._metrics.completed.labels(operation, "error").inc()
         if isinstance(err, RpcFailed):
             return err
+        if isinstance(err, Forbidden):
+            return Denied(str(err))
         if isinstance(err, Unauthenticated):
             return RpcFailed(Code.UNAUTHENTICATED, str(err))
         if isinstance(err, DecodeError):

@@ -31,7 +31,8 @@ from gazette_platform.broker.append.batch import (
     refuse,
 )
 from gazette_platform.broker.spool.journal_spool import DiskFull
-from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.broker.wire.interface import Code, NotNow, RpcFailed
+from gazette_platform.client.wire import ASK_ANOTHER
 from gazette_platform.errors import GazetteError
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.retry import backoff_s
@@ -162,7 +163,7 @@ class Appender:
                 self._rest()
 
     def _refuse_all(self, why: str) -> None:
-        failure = RpcFailed(Code.UNAVAILABLE, f"{self._journal.name}: {why}; ask another one")
+        failure = NotNow(f"{self._journal.name}: {why}", ASK_ANOTHER)
         refuse(list(self._queue), failure)
         self._queue.clear()
 
@@ -349,7 +350,7 @@ class Appender:
         problem = self._journal.refusal
         if not problem:
             return None
-        return RpcFailed(Code.UNAVAILABLE, f"{self._journal.name}: {problem}; ask another one")
+        return NotNow(f"{self._journal.name}: {problem}", ASK_ANOTHER)
 
     def _propose(self, draft: Draft, registers: LabelSet, answer: Answers, *, appends: int) -> None:
         """Propose a draft; its appends are answered once all replicas have it."""

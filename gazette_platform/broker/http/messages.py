@@ -8,10 +8,9 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from gazette_platform.broker.wire.interface import Code
+from gazette_platform.broker.wire.interface import Code, Denied
 from gazette_platform.errors import GazetteError
 from gazette_platform.protocol import Fragment, Header, Status, route_text
-from gazette_platform.protocol.auth import Forbidden
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -131,7 +130,7 @@ def status_code(status: Status) -> int:
 
 def failure_status(err: RpcFailed) -> int:
     """The HTTP status of an RPC without outcome."""
-    if isinstance(err.__cause__, Forbidden):
+    if isinstance(err, Denied):
         return HTTPStatus.FORBIDDEN
     return _CODES.get(err.code, HTTPStatus.INTERNAL_SERVER_ERROR)
 

@@ -8,7 +8,7 @@ import math
 import sys
 from typing import TYPE_CHECKING, Final, final
 
-from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.broker.wire.interface import NotNow, RpcFailed
 from gazette_platform.fragment.index import JUMP_AGE_S
 from gazette_platform.ops.lru import Lru
 
@@ -122,8 +122,8 @@ class Gaps:
 
     def still_open(self, offset: int) -> RpcFailed:
         """Whether content at `offset` is gone is not known: the caller is to ask again."""
-        what = f"another broker may have content at {offset} that is not stored yet; ask again"
-        return RpcFailed(Code.UNAVAILABLE, f"{self._journal}: {what}")
+        what = f"another broker may have content at {offset} that is not stored yet"
+        return NotNow(f"{self._journal}: {what}")
 
     def _ask_soon(self) -> None:
         """Ask others, unless that is under way: for all readers it is done once."""
@@ -180,6 +180,6 @@ class Gaps:
                             if not await index.wait_change():
                                 return False
         except TimeoutError as err:
-            what = f"another broker has content at {offset} that is not stored yet; ask again"
-            raise RpcFailed(Code.UNAVAILABLE, f"{self._journal}: {what}") from err
+            what = f"another broker has content at {offset} that is not stored yet"
+            raise NotNow(f"{self._journal}: {what}") from err
         return True

@@ -6,7 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from gazette_platform.broker.journal.gaps import KNOWN_WAIT_S
-from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.broker.wire.interface import NotNow
+from gazette_platform.client.wire import ASK_ANOTHER
 
 if TYPE_CHECKING:
     from gazette_platform.broker.journal.replica import Replica
@@ -41,7 +42,7 @@ async def wait_known(replica: Replica, *, timeout_s: float) -> None:
             return
         else:
             what = f"another broker has content before {replica.hole_end} that is not stored yet"
-        raise RpcFailed(Code.UNAVAILABLE, f"{replica.name}: {what}; ask again") from err
+        raise NotNow(f"{replica.name}: {what}") from err
     check_fence(replica)
 
 
@@ -51,7 +52,7 @@ def check_fence(replica: Replica) -> None:
     Raises: RpcFailed: UNAVAILABLE: we may not speak for the journal any more.
     """
     if replica.refusal:
-        raise RpcFailed(Code.UNAVAILABLE, f"{replica.name}: {replica.refusal}; ask another one")
+        raise NotNow(f"{replica.name}: {replica.refusal}", ASK_ANOTHER)
 
 
 def _is_to_sync(replica: Replica) -> bool:

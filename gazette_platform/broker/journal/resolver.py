@@ -33,12 +33,19 @@ if TYPE_CHECKING:
     from gazette_platform.ops.tasks import TaskGroup
     from gazette_platform.protocol.auth import Claims
 
-__all__ = ["LocalReplica", "Resolution", "Resolver"]
+__all__ = ["LocalReplica", "Resolution", "Resolver", "Stopped"]
 
 _log = logging.getLogger(__name__)
 
 # Stands in for our identity while etcd does not have our member key.
 _MISSING_ID = ProcessId("local-BrokerSpec", "missing-from-Etcd")
+
+
+class Stopped(RpcFailed):
+    """This broker leaves, and serves its replicas no more."""
+
+    def __init__(self) -> None:
+        super().__init__(Code.UNKNOWN, "resolve: resolver has stopped serving local replicas")
 
 
 class LocalReplica(Protocol):
@@ -232,7 +239,7 @@ class Resolver(Generic[R]):
         ):
             return self._hidden(found.journal)
         if found.is_local and not self._is_serving:
-            raise RpcFailed(Code.UNKNOWN, "resolve: resolver has stopped serving local replicas")
+            raise Stopped
         return found
 
     def resolve_now(self, journal: str, *, may_proxy: bool, require_primary: bool) -> Resolution:

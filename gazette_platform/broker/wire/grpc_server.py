@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from gazette_platform.broker.wire.grpc_calls import GO_CODES, GRPC_CODES, caller_left
 from gazette_platform.broker.wire.interface import READ_AHEAD_BYTES, Code, Kind, NotTaken, RpcFailed
+from gazette_platform.client.wire import ASK_AGAIN
 from gazette_platform.errors import SetupError, TransportError
 from gazette_platform.ops.keepalive import keepalive_options
 
@@ -291,7 +292,7 @@ def _server_stream(method: ServerStream, metrics: MethodMetrics) -> Any:
                 async with asyncio.timeout(_STALL_S):
                     await stream.send(raw)
             except TimeoutError as err:
-                text = f"nothing was taken of the responses for {_STALL_S:g} s; ask again"
+                text = f"nothing was taken of the responses for {_STALL_S:g} s{ASK_AGAIN}"
                 raise NotTaken(Code.UNAVAILABLE, text) from err
 
         await method(request, send, _metadata(context))

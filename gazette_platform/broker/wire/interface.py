@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Protocol
 
+from gazette_platform.client.wire import ASK_AGAIN
 from gazette_platform.errors import GazetteError
 
 __all__ = [
@@ -15,9 +16,11 @@ __all__ = [
     "ClientStream",
     "Code",
     "ContentSource",
+    "Denied",
     "Kind",
     "MessageStream",
     "Metadata",
+    "NotNow",
     "NotTaken",
     "Rpc",
     "RpcFailed",
@@ -60,6 +63,24 @@ class RpcFailed(GazetteError):
         limit = _TEXT_LENGTH_MAX if text.isascii() else _TEXT_LENGTH_MAX // 6
         self.text = text if len(text) <= limit else f"{text[:limit]}..."
         super().__init__(self.text)
+
+
+class NotNow(RpcFailed):
+    """What cannot be answered now, for a reason that passes by itself: the caller is to ask again.
+
+    Clients tell it from a broker that was not reached by how its text ends, since gRPC carries a code
+    and a text.
+    """
+
+    def __init__(self, text: str, advice: str = ASK_AGAIN) -> None:
+        super().__init__(Code.UNAVAILABLE, f"{text}{advice}")
+
+
+class Denied(RpcFailed):
+    """The caller is known, and may not do that."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(Code.UNAUTHENTICATED, text)
 
 
 class NotTaken(RpcFailed):
