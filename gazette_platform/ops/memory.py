@@ -41,10 +41,11 @@ _ARENAS = 1
 _GC_THRESHOLDS = (10_000, 20, 100)
 
 # Giving back takes half a millisecond a MB, for which nobody else can allocate: it is not done under
-# load, nor for little, nor again for what turned out to be in use.
+# load, nor for little, and rarely for what turned out to be in use.
 _LOOK_S = 5.0
 _IDLE_CORES_MAX = 0.25
 _GROWTH_BYTES_MIN = 16 << 20
+_VAIN_LOOKS_MAX = 24
 
 
 def tune_malloc() -> None:
@@ -86,14 +87,18 @@ async def give_back_when_idle(
     if trim is None:
         return
     loop = asyncio.get_running_loop()
-    least = resident_bytes()
+    least, pause_s = resident_bytes(), look_s
     while True:
         began, used_s = loop.time(), _cpu_s()
-        await asyncio.sleep(look_s)
+        await asyncio.sleep(pause_s)
         is_idle = _cpu_s() - used_s < idle_cores_max * (loop.time() - began)
-        if is_idle and resident_bytes() - least >= _GROWTH_BYTES_MIN:
+        grown = resident_bytes()
+        if is_idle and grown - least >= _GROWTH_BYTES_MIN:
             await run_in(executor, trim, 0)
-            least = resident_bytes()  # the rest is in use
+            # What is in use may be freed later, and nothing shows that: so look again, but ever
+            # more rarely.
+            is_vain = grown - resident_bytes() < _GROWTH_BYTES_MIN
+            pause_s = min(pause_s * 2, _VAIN_LOOKS_MAX * look_s) if is_vain else look_s
         least = min(least, resident_bytes())
 
 

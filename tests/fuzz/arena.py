@@ -19,6 +19,7 @@ import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Self, final
 
+import grpc
 from grpc import aio
 
 from gazette_platform.etcd import EtcdClient
@@ -219,6 +220,7 @@ class Arena:
 
     async def touched(self) -> str:
         """What has become of what no input may touch, if anything has."""
+        await self._calm()
         found = await self._untouchable()
         problems = [
             f"{what} is {_short(found.get(what))}, and was {_short(was)}"
@@ -231,6 +233,21 @@ class Arena:
             if problem:
                 problems.append(f"{journal} holds {problem}")
         return "; ".join(problems)
+
+    async def _calm(self, *, timeout_s: float = 30.0) -> None:
+        """Wait until brokers have begun all calls that came before: gRPC drops some of many."""
+        deadline = time.monotonic() + timeout_s
+        for broker in range(len(self.brokers)):
+            while True:
+                try:
+                    await self.call("protocol.Journal/Apply", pb.ApplyRequest(), broker=broker)
+                except aio.AioRpcError as err:
+                    is_dropped = err.code() is grpc.StatusCode.CANCELLED
+                    if not is_dropped or time.monotonic() > deadline:
+                        raise
+                    await asyncio.sleep(0.1)
+                else:
+                    break
 
     async def _untouchable(self) -> dict[str, object]:
         """All that no input may touch, by what it is; the content of `PROBES` grows."""
@@ -287,6 +304,7 @@ class Arena:
 
     async def renew(self) -> None:
         """Delete whatever inputs made, with its files, and make their journals anew."""
+        await self._calm()
         names = [n for n in await self.listed() if not n.startswith(("probe/", "secret/"))]
         for first in range(0, len(names), 50):
             await self._apply(

@@ -96,3 +96,39 @@ def test_memory_of_a_burst_is_kept_while_there_is_much_to_do():
     right_behind, later = _burst(0.0)
     assert right_behind > 200
     assert later > 200
+
+
+_HELD = """
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from gazette_platform.ops.memory import give_back_when_idle, resident_bytes, tune_malloc
+
+tune_malloc()
+
+async def main():
+    loop = asyncio.get_running_loop()
+    giving = asyncio.create_task(
+        give_back_when_idle(ThreadPoolExecutor(1), look_s=0.05, idle_cores_max=100.0)
+    )
+    await asyncio.sleep(0.1)
+    before = resident_bytes()
+    held = [b"x" * (1 << 20) for _ in range(150)]
+    behind = [bytes(100_000) for _ in range(3)]  # so that the heap does not shrink by itself
+    await asyncio.sleep(1.0)  # for many looks it is in use
+    print(resident_bytes() - before >> 20)
+    held.clear()
+    deadline = loop.time() + 30.0
+    while loop.time() < deadline and resident_bytes() - before > 16 << 20:
+        await asyncio.sleep(0.05)
+    print(resident_bytes() - before >> 20)
+    giving.cancel()
+
+asyncio.run(main())
+"""
+
+
+def test_memory_that_was_in_use_for_long_is_given_back_once_it_is_free():
+    run = subprocess.run([sys.executable, "-c", _HELD], check=True, capture_output=True, text=True)
+    held, later = map(int, run.stdout.split())
+    assert held > 100
+    assert later <= 16

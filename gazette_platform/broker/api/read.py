@@ -304,7 +304,8 @@ class ReadApi:
         """Send bytes [offset, end) of the journal out of a store."""
         part = _Part(fragment, offset, end, send)
         try:
-            with self._sending(end - offset) as piece_bytes:
+            # It is read from its beginning, whatever is sent of it.
+            with self._sending(fragment.content_length) as piece_bytes:
                 await self._send_part(part, fragment, piece_bytes)
         except (DataError, StoreError) as err:
             raise RpcFailed(

@@ -104,6 +104,9 @@ class BrokerService:
                 status, response = await self._before_expiry(
                     self._limit(claims), method(request, claims)
                 )
+            except RpcFailed:
+                self._count_error(name)
+                raise  # as it is: made its own cause, it would keep all that its frames hold
             except Exception as err:
                 raise self._failed(name, err) from err
             end(status)
@@ -129,6 +132,9 @@ class BrokerService:
                 status, response = await serving
                 if status is Status.OK:
                     self._check_fence()
+            except RpcFailed:
+                self._count_error(name)
+                raise  # as it is: made its own cause, it would keep all that its frames hold
             except Exception as err:
                 raise self._failed(name, err) from err
             end(status)
@@ -149,6 +155,9 @@ class BrokerService:
             try:
                 claims = self._auth.authorize(metadata, capability)
                 await self._before_expiry(self._limit(claims), method(stream, claims))
+            except RpcFailed:
+                self._count_error(name)
+                raise  # as it is: made its own cause, it would keep all that its frames hold
             except Exception as err:
                 raise self._failed(name, err) from err
             end(Status.OK)
@@ -183,11 +192,13 @@ class BrokerService:
             except NotTaken:
                 cancelled.inc()
                 raise
-            except Exception as err:
-                failure = self._failed(name, err)
-                if is_resumed and failure.code is Code.DEADLINE_EXCEEDED:
+            except RpcFailed as err:
+                self._count_error(name)
+                if is_resumed and err.code is Code.DEADLINE_EXCEEDED:
                     return
-                raise failure from err
+                raise
+            except Exception as err:
+                raise self._failed(name, err) from err
             except asyncio.CancelledError:
                 cancelled.inc()
                 raise
@@ -234,11 +245,12 @@ class BrokerService:
                 raise
             raise RpcFailed(Code.DEADLINE_EXCEEDED, "the call's authorization has expired") from err
 
+    def _count_error(self, operation: str) -> None:
+        self._metrics.completed.labels(operation, "error").inc()
+
     def _failed(self, operation: str, err: Exception) -> RpcFailed:
         """What a caller is told of an error: any but ours is a fault that ends this call only."""
-        self._metrics.completed.labels(operation, "error").inc()
-        if isinstance(err, RpcFailed):
-            return err
+        self._count_error(operation)
         if isinstance(err, Forbidden):
             return Denied(str(err))
         if isinstance(err, Unauthenticated):

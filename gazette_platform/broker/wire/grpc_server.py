@@ -223,6 +223,9 @@ def _handled(
             answer = await handle(request, context)
         except RpcFailed as err:
             code = GO_CODES[err.code]
+            # gRPC keeps what `abort` raises, and with it all that our frames hold: what was gathered
+            # of an append, say, until the garbage collector looks at what is old.
+            err.__traceback__ = err.__cause__ = err.__context__ = None
             await _abort(context, err)
             raise
         except asyncio.CancelledError:
