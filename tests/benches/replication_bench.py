@@ -201,7 +201,8 @@ class Bench:
         self.clock = ManualClock()
         fragment = FragmentSpec(length=1024, codec=CompressionCodec.NONE)
         self.spec = JournalSpec(NAME, 3, fragment=fragment)
-        self.nodes = {peer: Node(self, directory, executor) for peer in (A, B)}
+        self.make_node = lambda: Node(self, directory, executor)
+        self.nodes = {peer: self.make_node() for peer in (A, B)}
         self.primary = Primary(self, directory, executor)
         self.replicator = Replicator(
             self.primary, self.primary.spool, tasks=tasks, clock=self.clock

@@ -57,6 +57,26 @@ async def test_who_was_proposed_content_is_remembered_over_streams_that_follow(b
     assert bench.primary.content() == b"before seen after"
 
 
+async def test_what_nobody_has_is_forgotten_though_a_replica_lags(bench, monkeypatch):
+    """It begins anew where the settled content ends, and all the others with it."""
+    await bench.append(b"a ")  # which alone is the first fragment
+    await bench.append(b"fragment ")
+    held = [Held(monkeypatch, node) for node in bench.nodes.values()]
+    lost = bench.submit(b"lost")
+    await settle()
+    for node in bench.nodes.values():
+        node.link.cut()
+    with pytest.raises(RpcFailed, match="recv from"):
+        await lost
+    for one in held:
+        one.gate.set()
+    former, bench.nodes[A] = bench.nodes[A], bench.make_node()
+    assert await bench.append(b"after") == (11, 16)
+    assert bench.contents(11) == [b"after"] * 3
+    assert bench.primary.content() == b"a fragment after"
+    former.index.close()
+
+
 async def test_what_may_have_been_seen_keeps_its_offsets_through_what_nobody_foresaw(
     bench, monkeypatch
 ):
