@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import math
 
 import pytest
-from grpc import aio
+from grpc import StatusCode, aio
 
 from gazette_platform.broker import serve
+from gazette_platform.broker.api.append import AppendApi
 from gazette_platform.broker.side_keys import storing_prefix
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import EtcdError, StoreUnavailable
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, Status
+from gazette_platform.protocol import (
+    CompressionCodec,
+    FragmentSpec,
+    JournalSpec,
+    LabelSet,
+    Status,
+    SuspendSpec,
+)
+from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import (
     append,
     eventually,
@@ -236,3 +247,83 @@ async def test_who_gave_up_tells_no_end(cluster):
     for ended in (responses, aiter(read(stub, JOURNAL, -1)), aiter(read(stub, JOURNAL, 6))):
         with pytest.raises(aio.AioRpcError, match="this broker has failed; ask another one"):
             await anext(ended)
+
+
+async def test_who_is_evicted_between_commit_and_answer_acknowledges_nothing(cluster, monkeypatch):
+    """As it was paused there: others may have gone on without what it wrote."""
+    serve_append = AppendApi.append
+
+    async def evicted(api, request, *args):
+        answer = await serve_append(api, request, *args)
+        if b"evicted" in request:
+            assert index.summary.end == 12, "it was committed"
+            await broker._lease.revoke()
+            await eventually(lambda: broker._context.fence.problem)
+        return answer
+
+    monkeypatch.setattr(AppendApi, "append", evicted)
+    broker = await cluster.start()
+    stub = cluster.stub(broker)
+    await cluster.apply(stub, spec())
+    await append(stub, JOURNAL, b"before")
+    index, union = broker._resolver.replicas[JOURNAL].index, LabelSet.of(by="evicted").to_pb()
+    with pytest.raises(aio.AioRpcError) as caught:
+        await append(stub, JOURNAL, b" after", union_registers=union)
+    assert caught.value.code() is StatusCode.UNAVAILABLE
+    assert "whether it was appended is unknown" in caught.value.details()
+
+
+def give_up_when_asking(broker):
+    """Let it give up while it asks others for what is missing. Returns: its replica."""
+    replica = broker._resolver.replicas[JOURNAL]
+    ask = replica.gaps._ask
+
+    async def ask_and_give_up():
+        broker._context.fence.give_up("this broker has failed")
+        return await ask()
+
+    replica.gaps._ask = ask_and_give_up
+    return replica
+
+
+NOTED = dataclasses.replace(spec(), suspend=SuspendSpec(offset=100))
+
+
+async def test_who_gives_up_while_a_reader_waits_for_a_gap_tells_no_end(cluster):
+    broker = await cluster.start(append_wait_s=1.0)
+    stub = cluster.stub(broker)
+    await cluster.apply(stub, NOTED)
+    assert [response.write_head async for response in read(stub, JOURNAL, -1)] == [100]
+    replica = give_up_when_asking(broker)
+    replica.gaps._met_at.put(0, -math.inf)  # what is missing is lost, but for others
+    with pytest.raises(aio.AioRpcError, match="this broker has failed; ask another one"):
+        await anext(aiter(read(stub, JOURNAL)))
+
+
+async def test_who_gives_up_while_it_waits_for_what_precedes_a_noted_head_tells_none(
+    cluster, tasks
+):
+    broker = await cluster.start(append_wait_s=1.0)
+    stub = cluster.stub(broker)
+    await cluster.apply(stub, NOTED)
+    assert (await append(stub, JOURNAL)).commit.begin == 100  # nothing: the head stays noted
+    replica = broker._resolver.replicas[JOURNAL]
+    await replica.index.first_refresh.wait()
+    assert replica.is_filling
+    waiting = tasks.spawn(anext(aiter(read(stub, JOURNAL, -1))), name="read")
+    await eventually(lambda: replica.index._waiters)
+    broker._context.fence.give_up("this broker has failed")
+    with pytest.raises(aio.AioRpcError, match="this broker has failed; ask another one"):
+        await waiting
+
+
+async def test_who_gives_up_while_it_asks_for_what_is_missing_lists_nothing(cluster):
+    broker = await cluster.start()
+    stub = cluster.stub(broker)
+    await cluster.apply(stub, NOTED)
+    assert (await append(stub, JOURNAL, b"behind")).commit.begin == 100
+    await eventually(lambda: broker._resolver.replicas[JOURNAL].missing_at == 99)
+    replica = give_up_when_asking(broker)
+    replica._hole_at = -math.inf  # nobody waits for it any more, but others are asked
+    with pytest.raises(aio.AioRpcError, match="this broker has failed; ask another one"):
+        await stub.ListFragments(pb.FragmentsRequest(journal=JOURNAL), timeout=20)

@@ -36,13 +36,14 @@ async def wait_known(replica: Replica, *, timeout_s: float) -> None:
             what = "its primary is new, and has not heard from all replicas yet"
         elif not index.first_refresh.is_set():
             what = "its stores are not listed yet (`gazctl journals store-health` tells why)"
-        elif replica.hole_end <= replica.noted_head:
+        elif replica.hole_end > replica.noted_head:
+            what = f"another broker has content before {replica.hole_end} that is not stored yet"
+        else:
             # Nobody may be about to store what precedes a head that was noted: a journal that was
             # suspended while it was empty looks the same.
-            return
-        else:
-            what = f"another broker has content before {replica.hole_end} that is not stored yet"
-        raise NotNow(f"{replica.name}: {what}") from err
+            what = ""
+        if what:
+            raise NotNow(f"{replica.name}: {what}") from err
     check_fence(replica)
 
 
