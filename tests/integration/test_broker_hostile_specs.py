@@ -98,7 +98,7 @@ async def test_hostile_store_urls_are_refused(cluster, broker, stub, url):
     assert broker.failure is None
 
 
-async def test_hostile_specs_in_etcd_do_not_end_brokers(etcd, etcd_prefix, cluster, broker, stub):
+async def test_hostile_specs_in_etcd_do_not_end_brokers(etcd, etcd_prefix, cluster, stub):
     """They may have come before brokers knew better, or by Gazette's own."""
     template = '{{if .Spool.End}}{{len (printf "%c" 55296)}}{{end}}'
     hostile = [spec(f"tenant/bad-{n}", url) for n, url in enumerate(HOSTILE_URLS)]
@@ -111,7 +111,6 @@ async def test_hostile_specs_in_etcd_do_not_end_brokers(etcd, etcd_prefix, clust
     assert await serves(cluster, stub)
     again = await cluster.start()  # as at the start that follows
     assert await serves(cluster, cluster.stub(again), "tenant/other")
-    await eventually(lambda: broker.failure is None and again.failure is None)
 
 
 # ------------------------------------------------------------------------- the folders of others
