@@ -234,7 +234,9 @@ _STATUS_ERRORS: dict[str, type[StatusError]] = {
 def status_error(status: str, detail: str = "", *, journal: str = "") -> StatusError:
     """The error of a wire status.
 
-    Args: status: enum name, anything but ``OK``.
+    Args:
+        status: enum name, anything but ``OK``.
+
     Returns: an instance of the class of that status; unknown names give a plain `StatusError`.
     """
     cls = _STATUS_ERRORS.get(status)

@@ -1,6 +1,6 @@
 """Announces a broker as a member of its cluster, and keeps what it says of itself up to date.
 
-Source: Gazette allocator/alloc_run.go, contract etcd §3.
+Source: Gazette allocator/alloc_run.go.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["RETRY_S", "Announcement", "announce"]
 _log = logging.getLogger(__name__)
 
 RETRY_S = 10.0
-"""Seconds between attempts while the key of an earlier instance exists: its lease has to end."""
+"""Seconds between attempts while the key of an earlier instance exists, until its lease ends."""
 
 
 @final
@@ -40,7 +40,7 @@ class Announcement:
         self.revision = revision
 
     async def update(self, spec: BrokerSpec) -> None:
-        """Say something else of ourselves.
+        """Change what we say of ourselves.
 
         Raises: TransactionFailed: somebody else changed or removed the key; it is not ours now.
                 EtcdError: etcd did not answer; whether it was changed is unknown.
@@ -83,8 +83,11 @@ async def announce(
     A process that was killed leaves its key until its lease ends. A key under our own lease is
     ours: the answer to an earlier attempt was lost.
 
-    Args: beside: another key of the member, written in the same transaction: earlier it would speak of
-        the other process. retry_s: seconds between attempts.
+    Args:
+        beside: another key of the member, written in the same transaction: earlier it would speak
+            of the other process.
+        retry_s: seconds between attempts.
+
     Raises: EtcdError: not retriable: etcd refuses, e.g. because the lease is gone.
     Cancellation: leaves the key, which ends with the lease.
     """

@@ -5,7 +5,11 @@ desires: first more members than needed are assigned, then the primary syncs all
 the route in every value (the item is consistent), and only then the surplus is removed. Other
 brokers of the cluster, Gazette's too, rely on these steps.
 
-Source: Gazette allocator/item_state.go, contract etcd §4 and §5.2.
+After any step a broker may crash, or another may become leader, who goes on from what it finds in
+etcd. If a replica were removed before its substitute is in step, acknowledged content would be with
+fewer brokers than the journal asks for, and the next crash could lose it.
+
+Source: Gazette allocator/item_state.go.
 """
 
 from __future__ import annotations
@@ -49,7 +53,7 @@ class Piece:
 class Loads:
     """How many items, and of how many the primary slot, each member holds in etcd.
 
-    Counted on as operations are built, so that the pieces of one round do not overfill a member.
+    They are counted up while operations are built, so that one round does not overfill a member.
     """
 
     def __init__(self, state: BrokerState, limits: Mapping[ProcessId, int]) -> None:
@@ -135,9 +139,10 @@ def converge_item(
 ) -> Piece | None:
     """The next step of one item, or None if there is nothing to do, or nothing may be done yet.
 
-    Args: desired: the members that ought to hold it, ascending.
-          replication: replicas that it desires, whether or not there is room for them.
-          loads: counted on by what is returned.
+    Args:
+        desired: the members that ought to hold it, ascending.
+        replication: replicas that it desires, whether or not there is room for them.
+        loads: counted on by what is returned.
     """
     item = state.items[journal]
     current = state.assignments_of(journal)
@@ -150,7 +155,7 @@ def converge_item(
         _remove(builder, item, assignment, loads)
     kept = sorted((a for a in current if a not in removed), key=lambda a: a.slot)
     if kept and kept[0].slot != 0:
-        # All are as consistent as one another: consistency is of the whole route.
+        # No assignment is more consistent than another, because consistency is a property of the route.
         promoted = min(kept, key=lambda a: (loads.primary_ratio(a.process_id), a.slot))
         builder.move(promoted, 0)
         loads.count(promoted.process_id, primaries=1)
@@ -176,7 +181,8 @@ def converge_dead_item(prefix: str, state: BrokerState, journal: str) -> Piece |
 def batch_pieces(pieces: Iterable[Piece], *, fixed_compares: int = 1) -> list[tuple[Piece, ...]]:
     """Group pieces, in order, so that each group fits one transaction of etcd.
 
-    Args: fixed_compares: comparisons that every transaction has besides.
+    Args:
+        fixed_compares: comparisons that every transaction has besides.
     """
     batches: list[tuple[Piece, ...]] = []
     batch: list[Piece] = []
@@ -241,7 +247,7 @@ def _add(
         slot += 1
         member = state.members.get(member_id)
         if member is None:
-            continue  # it left since the items were solved; they will be again
+            continue  # it has left since the items were solved, and they will be solved again
         if not loads.has_room(member_id):
             loads.refused.setdefault(member_id, set()).add(builder.journal)
             continue
@@ -255,7 +261,7 @@ def _add(
 
 
 def _pack(builder: _Builder, kept: Sequence[Assignment]) -> None:
-    """Close the first gap in the slots; the others are closed in later rounds."""
+    """Close the first gap in the slots; later rounds close the others."""
     for index, assignment in enumerate(kept):
         if assignment.slot != index:
             builder.move(assignment, index)

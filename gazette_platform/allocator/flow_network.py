@@ -6,7 +6,7 @@ A unit that arrives at the sink is a replica. Only the units that flow are store
 item whose bits are members; every other arc is computed when it is looked at. So 10,000 items take
 10,000 integers, and "who may take this item" is a few operations on them.
 
-Source: contract etcd §5.1. Departs: Gazette keeps arcs in pages and solves everything each time;
+Departs: Gazette keeps arcs in pages and solves everything each time;
 here the flow is kept, and a change touches the items that it is about.
 """
 
@@ -35,7 +35,7 @@ def bits(mask: int) -> list[int]:
 class FlowNetwork:
     """Items and members by number, and which member each unit of an item flows to.
 
-    Attributes (read-only to others, except `flow` to who pushes units along a path):
+    Attributes (read-only to others, except that `flow` may be changed by a search that pushes units):
         flow: by item, the members that ought to hold it, as bits.
         assigned: by item, the members that hold it now. They are chosen before others.
         primary: by item, the one bit of its primary; 0 if there is none.

@@ -3,7 +3,7 @@
 Every member runs it; the member whose key is the oldest acts. Each transaction compares that
 member's own key, so that two that think they lead cannot both write.
 
-Source: Gazette allocator/allocator.go, contract etcd §5. Departs: only what changed is solved and
+Source: Gazette allocator/allocator.go. Departs: only what changed is solved and
 converged; one item whose comparisons fail does not hold up the others of its transaction; and a
 member that leaves acts until its key is gone.
 """
@@ -59,21 +59,22 @@ class DrainStatus:
     assigned: int
     """Items that it still holds."""
     can_complete: bool
-    """The others have the room, and are enough, to take all of them. False for a lone member:
+    """Whether the others are enough, and have room, to take all of them. False for a lone member:
     whoever stops it decides how long to wait."""
     is_awaited: bool
-    """Another member leaves, too, and is to hand over what it holds, maybe to this one."""
+    """Whether another member leaves, too, and has items to hand over, maybe to this one."""
 
 
 @final
 class Allocator:
     """Assigns items to members for as long as `run` runs, whenever this process leads.
 
-    Args: space: loaded; its watch has to run elsewhere.
-          process_id: of this member.
-          max_replication: upper bound on the replication of every item.
-          metrics: of what it does; None: nobody looks.
-          faults: told of items that cannot be assigned, for reasons that nobody foresaw.
+    Args:
+        space: loaded; its watch has to run elsewhere.
+        process_id: of this member.
+        max_replication: upper bound on the replication of every item.
+        metrics: of what it does; None: nobody looks.
+        faults: told of items that cannot be assigned, for reasons that nobody foresaw.
     """
 
     def __init__(
@@ -334,7 +335,7 @@ class Allocator:
             half = len(batch) // 2
             written_at = await self._execute(batch[:half])
             return max(written_at, await self._execute(batch[half:]))
-        # A change that the mirror has not seen yet, which will bring the item back; or a bad
+        # Either etcd has a change that our mirror has not seen yet: it will bring the item back. Or a bad
         # entry that we leave out but etcd has. Neither may hold up the other items.
         self._failed.add(batch[0].item)
         _log.info("%s: %s; trying again when its keys or members change", batch[0].item, why)

@@ -20,7 +20,8 @@ _PREFIX: Final = "gazette_allocator"
 class AllocatorMetrics:
     """What this member did as leader; all stays 0 at the others.
 
-    Args: registry: to show them in; None: nowhere.
+    Args:
+        registry: to show them in; None: nowhere.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:

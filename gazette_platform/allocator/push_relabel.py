@@ -9,8 +9,8 @@ back: here a unit moves only once a whole path to free room is found. So the flo
 well, along shortest paths, and what finds no room has not moved other items for nothing: solving
 again changes nothing.
 
-Labels are of members only. An item passes a unit on, within a zone or to a zone with room, as part
-of the arc between two members; with some ten members and ten thousand items, that is what is small.
+Only members have labels. An item passes a unit on, within a zone or to a zone with room, as part of
+an arc between two members. So the work grows with the members, some ten, and not with ten thousand items.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ class Pusher:
     One serves as long as capacities are the same, because labels only grow. Generators yield now
     and then, so that a caller may let others run; the network must not be changed meanwhile.
 
-    Args: capacities: by member. Less than a member has is fine: what is over can be pushed out.
-          is_strict: items have to spread over zones.
-          preferred: members, as bits, that items are to come back to if that is as good.
+    Args:
+        capacities: by member. Less than a member has is fine: what is over can be pushed out.
+        is_strict: items have to spread over zones.
+        preferred: members, as bits, that items are to come back to if that is as good.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class Pusher:
             if level >= self._unreachable:
                 return False
             member = self._best(item, takers & self._levels[level])
-            # Others have to make room; that they heed this unit, it is there already.
+            # Others have to make room. The unit is placed first, so that they take it into account.
             net.place(item, member)
             if (yield from self._push(member)):
                 break
@@ -244,7 +245,7 @@ class Pusher:
         return len(self._net.items_of[member]) / self._net.limits[member]
 
     def _roughly_least_loaded(self, members: int) -> int:
-        # Sorted again once each could have got one more; shares see to the rest.
+        # They are sorted anew once each may have got one more; the limits by share keep it fair in between.
         if self._order_age <= 0:
             self._order = sorted(bits(self._takers), key=self._load)
             self._order_age = len(self._order)

@@ -10,7 +10,7 @@ What cannot be placed even so stays out. Units beyond a capacity that nobody can
 they are, up to the limit. So what is assigned moves only for a reason: a member that is new, over
 its share, over its limit, or leaving; never because another solution is as good.
 
-Source: contract etcd §5.1 and §6. Departs from Gazette in the order in which arcs are tried, which
+Departs from Gazette in the order in which arcs are tried, which
 decides among equal solutions; keys and transactions (see `converge`) are the same.
 """
 
@@ -41,7 +41,9 @@ def effective_limits(
     The oldest exiting members shed first, as long as the others can take over: never more slots
     than the cluster has in excess, and never so many members that an item lacks replicas.
 
-    Args: replicas: desired by all items together. replication_max: by any one of them.
+    Args:
+        replicas: desired by all items together.
+        replication_max: by any one of them.
     """
     limits = {process_id: member.spec.journal_limit for process_id, member in members.items()}
     exiting = sorted(
@@ -124,7 +126,8 @@ class Solver:
     def set_item(self, name: str, replication: int, assignments: Sequence[Assignment]) -> None:
         """Tell what an item desires, and who holds it now.
 
-        Args: replication: replicas to have; fewer are chosen if there is no room for more.
+        Args:
+            replication: replicas to have; fewer are chosen if there is no room for more.
         """
         net = self._net
         assigned = primary = 0
@@ -267,7 +270,8 @@ class Solver:
         return [self._names[item] for item in changed]
 
     def _in_order(self, items: Iterable[int]) -> list[int]:
-        # By name: the answer must not depend on who came first.
+        # By name: every leader has to come to the same answer from the same keys, whatever it saw first, or
+        # items would move whenever the leader changes.
         return sorted(items, key=self._names.__getitem__)
 
     def _members_of(self, mask: int) -> tuple[ProcessId, ...]:

@@ -143,7 +143,10 @@ def delays_by_month(
 def write_delays(session: Any, months: list[str]) -> Mapping[str, int]:
     """Replace the given months of delays_by_month, in one Iceberg commit.
 
-    Args: session: a Spark session with the Iceberg catalog. months: first days, ISO, ascending.
+    Args:
+        session: a Spark session with the Iceberg catalog.
+        months: first days, ISO, ascending.
+
     Returns: flights by month; months without any are left out.
     """
     from pyspark.sql import functions as f  # noqa: PLC0415  loads Spark

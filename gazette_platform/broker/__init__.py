@@ -6,5 +6,6 @@ journal: index, spool, appender), *append state machine* (what an append needs n
 a transport calls them).
 
 Guarantee: an append is atomic, and is answered only when it is part of the journal; bytes of a
-journal never change. Brokers keep nothing that a restart needs but what is not persisted yet.
+journal never change. All that
+a restart of a broker needs is in etcd and in the stores, but for content that is not yet persisted.
 """

@@ -36,7 +36,9 @@ _SCHEME = "Bearer "
 class Authenticator:
     """Verifies tokens against the keys of the cluster.
 
-    Args: keys: as `KeyRing` takes them; empty: every call is allowed everything.
+    Args:
+        keys: as `KeyRing` takes them; empty: every call is allowed everything.
+
     Raises: ValidationError: a key is malformed, or none is left that could sign.
 
     Source: errors and their texts are Gazette's (auth/keyed_auth.go).
@@ -61,7 +63,9 @@ class Authenticator:
     def authorize(self, metadata: Mapping[str, str], required: Capability) -> Claims:
         """The claims of a call.
 
-        Args: metadata: with lower-case names.
+        Args:
+            metadata: with lower-case names.
+
         Raises: Unauthenticated: no token, or none that verifies; Forbidden: it lacks `required`.
         """
         if self._keys is None:

@@ -120,7 +120,7 @@ class BrokerConfig:
     """URLs of which a journal's stores must be one, or lie below one; empty: any store."""
 
     max_append_rate: int = 0
-    """Bytes per second and journal that lowers a journal's own rate; 0: no cap."""
+    """Most bytes per second that any journal takes, whatever rate its spec allows; 0: no cap."""
 
     min_append_rate: int = 65536
     """Bytes per second that an appending client must sustain."""
@@ -137,7 +137,7 @@ class BrokerConfig:
     append_wait_s: float = 5.0
     """Seconds that an append waits for its journal to become writable; 0: fail at once.
 
-    Also those that a read of or to the write head waits for the first listing of the stores.
+    A read at or up to the write head waits as long for the first listing of the stores.
     """
 
     auto_suspend: bool = False
@@ -249,10 +249,10 @@ class BrokerConfig:
 
     @property
     def host_names(self) -> tuple[str, ...]:
-        """Names by which the HTTP port may be asked for; ``*``: any, since callers are known.
+        """Names by which the HTTP port may be asked for; ``*``: any, since no foreign page gets in.
 
-        By their tokens, which a foreign web page has not; or as far as TLS goes, which ends before
-        it comes to a request for a name that the certificate does not have.
+        Either calls need tokens, which such a page does not have, or the port has TLS: then a browser
+        ends the connection if the certificate is not for the name that the page asked for.
         """
         if self.server_cert_file is not None or self._needs_token:
             return ("*",)

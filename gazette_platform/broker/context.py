@@ -33,7 +33,8 @@ __all__ = ["BrokerContext"]
 _REFRESHES_MAX = 16
 
 
-# Barriers that journals send by themselves: with thousands of journals to sync, appends go first.
+# Barriers under way that journals send by themselves. Few, so that appends come first when thousands
+# of journals have to be synced.
 _PULSES_MAX = 64
 
 
@@ -60,7 +61,7 @@ class BrokerContext:
     """Threads for compression, for which nobody waits."""
     tasks: TaskGroup
     faults: Faults
-    """Where errors are reported that nobody foresaw, by whoever contained them."""
+    """Where unforeseen errors are reported by the code that contained them."""
     metrics: BrokerMetrics
     auth: Authenticator
     """Verifies the tokens of calls."""
@@ -72,4 +73,4 @@ class BrokerContext:
     refresh_slots: defaultdict[tuple[str, ...], asyncio.Semaphore] = field(
         default_factory=lambda: defaultdict(lambda: asyncio.Semaphore(_REFRESHES_MAX))
     )
-    """By stores: one that hangs holds up the journals that it stores, and no others."""
+    """By stores, so that a store that hangs holds up its own journals only."""

@@ -16,9 +16,9 @@ __all__ = ["Fence"]
 class Fence:
     """Tells a broker that others took its place, before it commits or acknowledges an append.
 
-    A process that was stopped past its lease knows by its own clock; one whose lease was revoked
-    knows when its mirror of etcd does. Of journals of several replicas those refuse, too, unless
-    they were stopped together with their primary. With one replica there is nobody else to ask.
+    A process that was stopped until its lease ended sees that by its own clock; one whose lease was
+    revoked sees it in its mirror of etcd. If a journal has several replicas, these refuse as well,
+    unless they were stopped together with their primary. With one replica there is nobody else to ask.
     """
 
     def __init__(self, state: BrokerState, process_id: ProcessId) -> None:
@@ -32,7 +32,7 @@ class Fence:
         self._lease = lease
 
     def give_up(self, reason: str) -> None:
-        """Acknowledge nothing any more: the port is about to close, and etcd may not know why."""
+        """Stop acknowledging: the port is about to close, and etcd may not know that we leave."""
         self._reason = self._reason or reason
 
     @property

@@ -69,10 +69,10 @@ _log = logging.getLogger(__name__)
 # readers of a slow disk, and neither behind compression.
 _APPEND_THREADS = 2
 _READ_THREADS = 3
-# One a pair of cores compresses several times what a broker takes in, and leaves a core to appends.
+# One for each two cores: enough for several times what a broker takes in; the rest is for appends.
 _COMPRESS_THREADS = min(2, max(1, (os.cpu_count() or 1) // 2))
 
-# Seconds, beyond those for which a port has to be refused, until others have agreed on a crash.
+# Seconds that others need to agree on a crash, in addition to those for which they see a port refused.
 _NOTICED_S = 3.0
 
 # RPCs that are under way when the process leaves.
@@ -82,14 +82,14 @@ _GRACE_S = 15.0
 _SAY_S = 5.0
 _STORING_S = 2.0
 
-# How often quiet journals are looked at, and how many without letting others go on.
+# How often quiet journals are looked at, and how many of them before other tasks may run.
 _TICK_S = 60.0
 _TICK_SLICE = 500
 
 # Without a drain timeout a store that is down holds the process: its spools are the only copy.
 _PERSIST_TIMEOUT_S = 24 * 3600.0
 
-# Told to leave twice: what each step of it is given.
+# Seconds for each step of leaving once the process was told to leave twice.
 _HURRY_S = 1.0
 
 
@@ -367,7 +367,7 @@ class Broker:
         )
 
     async def _tick(self) -> None:
-        """Let journals look whether they should be suspended; a slice of them at a time."""
+        """Have journals check whether they should be suspended, some of them at a time."""
         while True:
             await asyncio.sleep(_TICK_S)
             replicas = self._held()
@@ -378,7 +378,7 @@ class Broker:
                 await asyncio.sleep(0)
 
     def keep_small(self) -> None:
-        """Give back memory whenever there is little to do: for a broker that has its process alone."""
+        """Give back memory when there is little to do; only for a broker that has a process of its own."""
         executor = self._context.compressors
         self.tasks.keep(partial(give_back_when_idle, executor), name="memory")
 
@@ -418,7 +418,7 @@ class Broker:
         return left
 
     def hurry(self) -> None:
-        """Wait for nothing any more on the way out: others, calls, disks or stores."""
+        """Leave without waiting any longer for others, calls, disks or stores."""
         self._is_hurried = True
         limit = self._limit
         if limit is not None and not limit.expired():
@@ -473,7 +473,7 @@ class Broker:
             left.extend(await self._persister.drain(timeout_s=timeout_s))
 
         if not await self._within(None, "persisting", persist(self._limit_s)):
-            await persist(0.0)  # we were hurried: only to learn what is left
+            await persist(0.0)  # we were told to hurry: this only tells what is left
         for replica in self._resolver.unclosed:
             left.extend(replica.spool.unfinished())
         return left
@@ -483,7 +483,7 @@ class Broker:
 
     async def _note_heads(self, held: list[Replica], alone: Collection[str] = ()) -> None:
         async def note() -> None:
-            await self._say_leaving()  # others of our journals may leave with us
+            await self._say_leaving()  # other brokers of our journals may be leaving, too
             await note_heads(self._context, held, self._lease, timeout_s=_GRACE_S, alone=alone)
 
         await self._within(3 * _GRACE_S, "noting write heads", note())
@@ -509,8 +509,8 @@ class Broker:
     async def fail(self) -> list[Fragment]:
         """Stop serving after a failure, let others take over, and persist what is here.
 
-        Others need not wait for that, and it may take long: when etcd fails for longer than a lease,
-        all brokers end up here at once, and what they hold is nowhere else.
+        Persisting may take long, and others need not wait for it. If etcd fails for longer than a lease,
+        all brokers end up here at once, and nobody else has what they hold.
 
         Returns: fragments that could not be persisted within the drain timeout.
         """
@@ -520,7 +520,9 @@ class Broker:
         if has_lease:
             _log.error("broker stops: %s", self.failure)
         self._context.fence.give_up("this broker has failed")
-        held = self._held()  # who is evicted all the same is assigned none of them any more
+        held = (
+            self._held()
+        )  # if we are evicted all the same, none of them is assigned to us any more
         alone = held_alone(self._context, held)
         if has_lease:  # else our peers would take the end of our port for a crash
             await self._within(_SAY_S, "saying that it leaves", self._say_leaving())
@@ -581,7 +583,7 @@ async def _run(config: BrokerConfig, watchdog: Watchdog) -> None:
 
 
 async def _starts(broker: Broker, signals: Signals) -> bool:
-    """Start, however long etcd or an earlier instance makes us wait.
+    """Start, however long we have to wait for etcd or an earlier instance.
 
     Returns: False: a signal came first.
     """

@@ -4,7 +4,7 @@ They lie outside its prefix, because brokers watch everything that begins with t
 of keys that are neither items, members nor assignments. ``<prefix>`` begins with ``/``:
 
 ``/.gazette-platform/refused<prefix>/<zone>#<suffix>#<create revision>/<zone>#<suffix>``
-    The latter broker sees that the former refuses connections; under the latter's lease.
+    The second broker sees that the first refuses connections; under the second one's lease.
 ``/.gazette-platform/members<prefix>/<zone>#<suffix>``
     The member is a broker of this project, and not Gazette's; under its lease, as its member key is.
 ``/.gazette-platform/storing<prefix>/<zone>#<suffix>#<lease>``

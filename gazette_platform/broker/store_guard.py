@@ -1,8 +1,8 @@
 """Keeps the fragments of journals apart: which stores a spec may name, and which are served.
 
-A listing of a store tells what a journal holds. So whoever may point a journal at the folder of
-another reads that one's content, and writes content of its own there. Apply refuses such specs; and
-since a spec may come into etcd by other means, brokers look again before they use a store.
+What a journal holds is known from a listing of its store. So somebody who may point a journal at the
+folder of another one can read the other's content, and write into it. Apply refuses such specs; and
+since specs can also get into etcd by other means, brokers check again before they use a store.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A journal's stores, and where they put it: nowhere, if they could not be used anyway."""
+    """A journal's stores, and the folders they put it in: none for stores that could not be used anyway."""
 
     stores: tuple[str, ...]
     postfix: str
@@ -57,7 +57,7 @@ class _Known:
 
 
 class _Places:
-    """Places of journals in order, so that those below and above one are found without a walk."""
+    """Places of journals, sorted: those above and below one are found without looking at all."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[str, str]] = []
@@ -91,9 +91,11 @@ class _Places:
 class StoreGuard:
     """What the stores of all journals are, as of the key space.
 
-    Args: allowed: URLs of which stores must be one, or lie below one; empty: any.
+    Args:
+        allowed: URLs of which stores must be one, or lie below one; empty: any.
         file_only: whether every URL means the file root.
         faults: told of errors that nobody foresaw, each of which is one journal's.
+
     Raises: ValidationError: of `allowed`.
     """
 
@@ -188,7 +190,10 @@ class StoreGuard:
 
         Specs that leave the stores of a journal as they are pass: they mend something else.
 
-        Args: specs: all that a request sets, within `claims`. deleted: names that it deletes.
+        Args:
+            specs: all that a request sets, within `claims`.
+            deleted: names that it deletes.
+
         Raises: ValidationError. Forbidden: a store rewrites a name to one beyond the claims.
         Cancellation: safe.
         """

@@ -92,8 +92,10 @@ class Report:
 def run(*, root: Path | None, keep: bool) -> int:
     """Run the demo.
 
-    Args: root: folder of the platform; None makes one, and removes it unless `keep`.
-          keep: leave the platform running.
+    Args:
+        root: folder of the platform; None makes one, and removes it unless `keep`.
+        keep: leave the platform running.
+
     Returns: the exit code: 0 if all counts agree.
     Raises: GazetteError: a tool, component or query failed.
     """

@@ -26,7 +26,8 @@ def run(app: typer.Typer, prog: str, argv: Sequence[str] | None = None) -> int:
     Usage errors exit with 2 and are printed by the parser; whatever else fails is one line on
     stderr and exits with 1. ``GAZETTE_TRACEBACK=1`` adds the traceback.
 
-    Args: argv: arguments without the program's name; None takes the process's.
+    Args:
+        argv: arguments without the program's name; None takes the process's.
     """
     try:
         app(args=list(sys.argv[1:] if argv is None else argv), prog_name=prog)

@@ -27,8 +27,11 @@ def apply_ini(
     option that has a variable. Sections are option groups; keys are compared without case, dashes
     and underscores, so that both ``cert-file`` and ``CertFile`` do. Unknown ones are ignored.
 
-    Args: name: of the file, as ``gazctl.ini``. variables: of each option, by its full name, as
-        ``broker.address``; names without a group belong to the section ``Application Options``.
+    Args:
+        name: of the file, as ``gazctl.ini``.
+        variables: of each option, by its full name, as ``broker.address``; names without a group
+            belong to the section ``Application Options``.
+
     Returns: the file that was read, if there is one.
     Raises: ValidationError: it is not an INI file.
     """

@@ -45,14 +45,16 @@ __all__ = [
 M = TypeVar("M", bound="Message")
 
 _SERVICE = "/gazette_platform.Admin/"
-# How often a journal of a Go broker is looked at, which does not tell when it is flushed.
+# How often we look at a journal of a Go broker, which does not tell when it has flushed.
 _POLL_S = 0.25
 
 
 async def flush_journal(transport: Transport, journal: str, *, timeout_s: float) -> int:
     """Close the open fragment of a journal, and wait until its store holds all of it.
 
-    Args: timeout_s: seconds for all attempts.
+    Args:
+        timeout_s: seconds for all attempts.
+
     Returns: the offset below which all is in the store.
     Raises: StatusError: the journal cannot be flushed, as it is. TransportError: it was not
         persisted in time, or brokers did not answer.
@@ -114,7 +116,8 @@ async def _flush_by_suspending(
 ) -> int:
     """Flush a journal of a broker of Gazette's own, which has no call for it.
 
-    It closes the open fragment when the journal is suspended; the journal is resumed at once. One that is suspended stays so.
+    Such a broker closes the open fragment when the journal is suspended, so we suspend it and resume it
+    at once. A journal that was suspended before stays suspended.
     """
     level = await _suspend_level(transport, journal)
     if level is SuspendLevel.FULL:
@@ -243,7 +246,7 @@ async def _call(
                 if err.code() is grpc.StatusCode.ALREADY_EXISTS:
                     raise SavepointExists(err.details()) from err
             error = transport.failed(err, wire, "", method)
-            # Once sent, a refusal of the next attempt may be the work of this one.
+            # After it was sent, the next attempt may be refused just because this one was applied.
             if not error.retriable or may_be_sent:
                 raise error from err
             await patience.wait(error)

@@ -1,7 +1,7 @@
 """What became of an append that was refused after an attempt of it got no answer.
 
-The refusal says nothing of that attempt: it may be its effect. Where the offset is known that the
-content had to begin at, the journal itself can tell, because what is committed never changes.
+The refusal does not tell: it may even be the effect of that attempt. If the append named the offset to
+begin at, the journal itself can tell, because what is committed never changes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["settle"]
 
-# Seconds for each piece of the journal: a replica may learn a moment later what was committed.
+# Seconds to wait for each piece: a replica may learn of a commit a moment later.
 _PIECE_TIMEOUT_S = 10.0
 
 
@@ -45,12 +45,16 @@ async def settle(
 ) -> AppendResult:
     """Find out whether an attempt was committed before one was refused.
 
-    Bytes of the journal that differ at the offset prove that it was not, and equal ones that what
-    was asked for is there. (Of two writers that append equal content at one offset, both are told
-    so: content that settles a race names its writer.)
+    If the journal has other bytes at the offset, it was not; if it has the same bytes, what was asked
+    for is there. (Two writers that append equal content at one offset are both told that they
+    succeeded: content that is to decide a race between writers has to name its writer.)
 
-    Args: offset: that the append named; 0: none. refusal: of the last attempt. doubt: what an earlier one failed with.
+    Args:
+        offset: that the append named; 0: none.
+        refusal: of the last attempt.
+        doubt: what an earlier one failed with.
         header, registers: as the refusal told.
+
     Returns: where the content is.
     Raises: StatusError: `refusal`; nothing was appended. OutcomeUnknown: nobody knows.
     Cancellation: safe.

@@ -43,7 +43,7 @@ class _Batch:
         return self.sent.attempts if self.sent is not None else self._attempts
 
     def forget_content(self) -> None:
-        """Keep nothing of it for the tickets, which may be kept for long."""
+        """Let go of the content: callers may keep their tickets for long."""
         self._attempts, self.sent, self.groups = self.attempts, None, []
 
     def add(self, data: bytes) -> None:
@@ -83,7 +83,7 @@ class AppendTicket:
 
     @property
     def attempts(self) -> int:
-        """How often it was sent whole and not refused: the most times that it is in the journal."""
+        """How often it was sent whole and not refused, so how often it may be in the journal."""
         return self._batch.attempts
 
     def span(self) -> tuple[int, int]:
@@ -170,7 +170,7 @@ class AppendWriter:
         return self.write_nowait(data)
 
     def write_nowait(self, data: bytes) -> AppendTicket:
-        """As `write`, but never waits: the caller bounds what it hands over."""
+        """As `write`, but never waits: the caller limits how much it hands over."""
         if self._error is not None:
             raise self._error
         if self._is_closed:
@@ -254,9 +254,9 @@ class AppendWriter:
         return None
 
     def _drained(self, task: asyncio.Task[GazetteError | None]) -> None:
-        """Leave nothing unanswered that was written, in whatever way the task ended.
+        """Answer all that was written, in whatever way the task ended.
 
-        Not in the task itself: one that is cancelled before its first step never runs.
+        The task itself cannot do it: if it is cancelled before its first step, it never runs.
         """
         self._is_draining = False
         if task.cancelled():

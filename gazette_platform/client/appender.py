@@ -47,7 +47,7 @@ ContentSource = (
     | AsyncIterable[bytes | bytearray | memoryview]
 )
 
-# Seconds for which small pieces of a content are joined to one message.
+# Seconds for which small pieces of content are collected before they are sent as one message.
 _JOIN_S = 0.1
 
 # gRPC codes that another attempt cannot cure.
@@ -130,7 +130,7 @@ class Content:
     async def messages(self) -> AsyncIterator[bytes]:
         """Encoded content messages of up to `CONTENT_CHUNK_BYTES`.
 
-        Small pieces are joined, but for a moment only: brokers end an append of which nothing comes.
+        Small pieces are joined, but not for long: brokers end an append when no content comes.
         """
         if self._view is not None:
             for message in encoded_messages(self._view):
@@ -190,7 +190,9 @@ async def append(
     At-least-once: an attempt whose answer was lost is made again and may then be there twice.
     With an `offset` it is there once, or not at all.
 
-    Args: retry_failed: also retry gRPC errors that brokers answered, as background writers do.
+    Args:
+        retry_failed: also retry gRPC errors that brokers answered, as background writers do.
+
     Raises: StatusError: the broker refused; nothing was appended.
         OutcomeUnknown: it refused, but may have appended an attempt before.
         TransportError: no broker answered; see its `may_be_applied`.
@@ -240,7 +242,7 @@ def _may_retry(err: GazetteError, content: Content, *, retry_failed: bool) -> bo
 
 
 class _CallOver(Exception):
-    """A message cannot be sent any more: what the broker answered, or failed with, is next."""
+    """No message can be sent any more: the caller reads the broker's answer or error next."""
 
 
 @final
@@ -356,7 +358,7 @@ async def _until_over(call: Any) -> AsyncIterator[None]:
 
 
 async def _write(call: Any, message: bytes) -> None:
-    # By itself, so that what a caller's iterator raises is not taken for an error of the call.
+    # A function of its own, so that errors of the caller's iterator are not taken for those of the call.
     try:
         await call.write(message)
     except CALL_ERRORS as err:

@@ -107,7 +107,9 @@ class AsyncClient:
     async def list(self, selector: LabelSelector | str = "") -> JournalListings:
         """All journals whose labels match, ordered by name.
 
-        Args: selector: as ``name:prefix=a/,region=eu``; empty matches all.
+        Args:
+            selector: as ``name:prefix=a/,region=eu``; empty matches all.
+
         Raises: ValidationError: the selector does not parse. TransportError.
         Cancellation: safe.
         """
@@ -144,8 +146,10 @@ class AsyncClient:
     async def apply(self, changes: Sequence[JournalChange], *, batch_size: int = 0) -> int:
         """Create, update and delete journals in one transaction, or in batches.
 
-        Args: changes: each with the revision it expects: 0 to create, -1 not to check.
+        Args:
+            changes: each with the revision it expects: 0 to create, -1 not to check.
             batch_size: changes a transaction; 0 is all. Batches before a failed one stay applied.
+
         Returns: revision of etcd after the last transaction.
         Raises: EtcdTransactionFailed: somebody changed a journal since; ValidationError;
             TransportError: whether it was applied is unknown.
@@ -176,10 +180,13 @@ class AsyncClient:
         one-shot iterator cannot be, and then the error surfaces. Content must keep coming, too:
         brokers roll back a stream slower than their minimum rate (64 KiB/s unless configured).
 
-        Args: data: bytes, or an iterable of them, plain or async. offset: where it must begin;
-            0 does not check. check_registers: must match the journal's registers, if it has any.
+        Args:
+            data: bytes, or an iterable of them, plain or async.
+            offset: where it must begin; 0 does not check.
+            check_registers: must match the journal's registers, if it has any.
             union_registers, subtract_registers: changes to them; need content.
             min_revision: what `apply` returned elsewhere: the broker waits until it knows of it.
+
         Returns: where it was committed.
         Raises: StatusError: refused, nothing was appended. TransportError: outcome unknown.
         Cancellation: rolls back, unless all content was sent: then the outcome is unknown.
@@ -208,7 +215,8 @@ class AsyncClient:
     ) -> AppendWriter:
         """A writer that turns many small writes into few appends; see `AppendWriter`.
 
-        Args: batch_bytes_max: a batch that reaches it takes no more writes.
+        Args:
+            batch_bytes_max: a batch that reaches it takes no more writes.
             buffer_bytes_max: bytes not yet committed from which on `write` waits.
         """
         options = AppendOptions(
@@ -241,12 +249,16 @@ class AsyncClient:
     ) -> Reader:
         """Content of a journal from `offset` on; see `Reader`.
 
-        Args: offset: first byte; -1 is the write head. block: wait there for more, for ever.
-            end_offset: where to end; 0 is none. metadata_only: no content, only `Reader`'s
-            attributes. begin_mod_time: Unix seconds; skip fragments persisted before.
+        Args:
+            offset: first byte; -1 is the write head.
+            block: wait there for more, for ever.
+            end_offset: where to end; 0 is none.
+            metadata_only: no content, only `Reader`'s attributes.
+            begin_mod_time: Unix seconds; skip fragments persisted before.
             direct: fetch persisted fragments from their store where it can be reached.
-            on_jump: what to do about content that is gone. min_revision: as for `append`; what
-            this client itself applied is known to whoever answers it.
+            on_jump: what to do about content that is gone.
+            min_revision: as for `append`; what this client itself applied is known to whoever
+                answers it.
         """
         options = ReadOptions(
             block=block,
@@ -291,7 +303,9 @@ class AsyncClient:
     ) -> FragmentPage:
         """One page of `fragments`, for callers that bound their work.
 
-        Args: next_page_token: begin offset to list from. page_limit: fragments; 0 is 1000.
+        Args:
+            next_page_token: begin offset to list from.
+            page_limit: fragments; 0 is 1000.
         """
         return await listing.fragment_page(
             self._transport,
@@ -341,10 +355,13 @@ class AsyncClient:
     ) -> FragmentListings:
         """All fragments of a journal, by offset; those only in brokers have no backing store.
 
-        Args: begin_mod_time, end_mod_time: Unix seconds, inclusive; 0 is no bound. An end leaves
-            out what is not persisted. next_page_token: begin offset to list from.
-            page_limit: fragments a request; 0 is 1000. ttl_s: seconds that signed URLs are good
-            for; 0 asks for none.
+        Args:
+            begin_mod_time, end_mod_time: Unix seconds, inclusive; 0 is no bound. An end leaves out
+                what is not persisted.
+            next_page_token: begin offset to list from.
+            page_limit: fragments a request; 0 is 1000.
+            ttl_s: seconds that signed URLs are good for; 0 asks for none.
+
         Raises: JournalNotFound, Suspended, NotAllowed, TransportError. Cancellation: safe.
         """
         pages = self.fragment_pages(
@@ -394,8 +411,9 @@ class AsyncClient:
     ) -> StoreHealth:
         """Whether brokers can use a fragment store.
 
-        Args: check_delete_prefix: also probe deletion under this prefix, which may be empty;
-            None does not.
+        Args:
+            check_delete_prefix: also probe deletion under this prefix, which may be empty; None
+                does not.
         """
         return await listing.check_store(
             self._transport, store, check_delete_prefix=check_delete_prefix
@@ -408,10 +426,13 @@ class AsyncClient:
     ) -> dict[str, int]:
         """Close the open fragments of journals, and wait until their stores hold all of them.
 
-        What was appended before is then to be found in the store. Brokers of Gazette's own have no
-        call for it: their journals are suspended, and resumed at once.
+        All that was appended before is then in the store. Gazette's own brokers have no such call:
+        their journals are suspended instead, and resumed at once.
 
-        Args: selector: as for `list`. timeout_s: seconds.
+        Args:
+            selector: as for `list`.
+            timeout_s: seconds.
+
         Returns: for each journal that matches, the offset below which all is in the store.
         Raises: StatusError: a journal cannot be flushed, such as one without stores.
             TransportError: a store did not take the content in time; brokers go on trying.
@@ -433,9 +454,12 @@ class AsyncClient:
     ) -> Savepoint:
         """Keep offsets of journals in the cluster, under a name.
 
-        Args: name: letters, numbers and ``-_+/.``. selector: whose write heads are kept, as of
-            about now: each is asked for by itself. offsets: keep these instead, by journal.
+        Args:
+            name: letters, numbers and ``-_+/.``.
+            selector: whose write heads are kept, as of about now: each is asked for by itself.
+            offsets: keep these instead, by journal.
             replace: whether a savepoint of that name may exist.
+
         Raises: SavepointExists; ValidationError: no journal matches. StatusError, TransportError.
         Cancellation: it may be stored or not.
         """
@@ -488,7 +512,7 @@ def _selector(selector: LabelSelector | str) -> LabelSelector:
 
 
 def _journal(name: str) -> str:
-    """`name`, checked: a request with a bad one would only fail at the broker."""
+    """`name`, if it is valid: the broker would refuse a request with a bad one."""
     try:
         validate_journal_name(name, meta=True)
     except ValidationError as err:

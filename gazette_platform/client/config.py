@@ -93,8 +93,10 @@ class ClientConfig:
     def from_environment(cls, environment: Mapping[str, str], **settings: Any) -> Self:
         """A config out of the variables that `gazctl` reads, such as ``BROKER_AUTH_TOKEN``.
 
-        Args: environment: as `os.environ`; empty variables count as not set.
+        Args:
+            environment: as `os.environ`; empty variables count as not set.
             settings: fields that are given, and win.
+
         Raises: ValidationError: a value that cannot work, naming the field.
         """
         found = {name: environment.get(variable, "") for name, variable in VARIABLES.items()}

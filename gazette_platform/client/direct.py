@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["fragment_file", "read_fragment"]
 
 _PIECE_BYTES = 1 << 20
-# A piece that inflates to more, as a bomb would, comes in several.
+# A piece that inflates to more than this, as a decompression bomb does, is given in several.
 _CONTENT_BYTES_MAX = 8 << 20
 _CONNECT_TIMEOUT_S = 10.0
 _STALL_TIMEOUT_S = 60.0
@@ -46,7 +46,7 @@ def fragment_file(url: str, file_root: Path | None) -> Path | None:
     if parts.scheme != "file":
         return None
     path = unquote(parts.path)
-    # A broker that means harm must not have its clients read another file to somebody.
+    # A malicious broker must not be able to make its clients read other files of this machine.
     if ".." in path.split("/") or "\0" in path:
         raise StoreError(f"fragment URL {url!r} does not lie below the root of its store")
     return (file_root or Path("/")) / path.lstrip("/")
@@ -60,8 +60,11 @@ async def read_fragment(
     The whole fragment is fetched, decompressed and checked against its length and SHA-1, whatever
     `offset` is; blocking work runs in threads. The check comes after the last piece.
 
-    Args: url: signed URL, ``file``, ``http`` or ``https``. offset: of the journal, in the fragment.
+    Args:
+        url: signed URL, ``file``, ``http`` or ``https``.
+        offset: of the journal, in the fragment.
         file_root: directory that ``file`` URLs are rooted at.
+
     Raises: ObjectNotFound, StoreError: nothing was read. StoreUnavailable: the store broke off.
         DataError: the stored bytes do not decompress, or to a wrong length.
         ChecksumMismatch: they are not the content that the fragment is named for.

@@ -190,8 +190,10 @@ async def apply_changes(
 ) -> int:
     """Create, update and delete journals.
 
-    Args: batch_size: changes a transaction; 0 makes all of them in one. Batches before one that
-        fails stay applied.
+    Args:
+        batch_size: changes a transaction; 0 makes all of them in one. Batches before one that fails
+            stay applied.
+
     Returns: revision of etcd after the last transaction.
     Raises: EtcdTransactionFailed: a revision was not as expected; its batch changed nothing.
     """
@@ -219,7 +221,7 @@ async def _apply_once(transport: Transport, changes: Sequence[JournalChange]) ->
                 )
         except CALL_ERRORS as err:
             error = transport.failed(err, wire, "", "apply of journals")
-            # Once sent, a refusal of the next attempt may be the work of this one.
+            # After it was sent, the next attempt may be refused just because this one was applied.
             if not error.retriable or may_be_sent:
                 raise error from err
             await patience.wait(error)
@@ -316,7 +318,7 @@ async def check_store(
                     request,
                     # A first check and the probes have a minute each at the broker.
                     timeout=max(transport.config.call_timeout_s, 180.0),
-                    # A store that no journal names yet is for those who may apply one that does.
+                    # Who may apply a journal may check a store that none names yet.
                     metadata=transport.auth.metadata(Capability.READ | Capability.APPLY, ""),
                 )
         except CALL_ERRORS as err:

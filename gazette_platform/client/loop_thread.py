@@ -24,7 +24,7 @@ _JOIN_TIMEOUT_S = 10.0
 
 @final
 class LoopThread:
-    """Runs coroutines for any number of threads. In a fork it counts as closed: make it after.
+    """Runs coroutines for any number of threads. In a forked child it is closed: make it after the fork.
 
     Attributes: closed_why: what to tell callers, once it is closed.
     """
@@ -104,11 +104,11 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Report what callbacks raise, but for two things of gRPC's: an event loop's exception handler.
+    """An event loop's exception handler: reports what callbacks raise, except for two errors of gRPC.
 
     Where several event loops of a process use gRPC, all are woken for each completion, and all but
-    one find nothing to read. gRPC means to ignore that, and lets the error out. And a completion
-    that comes while a loop ends finds it closed, when nobody waits for it any more.
+    one find nothing to read. gRPC means to ignore that, but the error gets out. And a completion
+    that comes while a loop ends finds the loop closed; nobody waits for it by then.
     """
     is_grpcs = "PollerCompletionQueue" in str(context.get("message", ""))
     if not (is_grpcs and isinstance(context.get("exception"), BlockingIOError | RuntimeError)):

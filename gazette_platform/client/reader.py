@@ -149,7 +149,7 @@ class Reader:
         return len(self._rest)
 
     def end(self) -> None:
-        """End the read: one that another task waits in ends as at the end of content."""
+        """End the read. If another task waits in it, that one sees the end of the content."""
         self._is_done = True
         self._drop()
 
@@ -215,7 +215,7 @@ class Reader:
             if is_cancelled():
                 raise
             if self._is_done:
-                return None  # the call's: `aclose` ended it
+                return None  # `aclose` cancelled the call, not our task
             raise TransportError(
                 f"read of {self.journal}: the client was closed during the call"
             ) from err
@@ -246,7 +246,7 @@ class Reader:
 
     async def _start(self) -> None:
         wire = self._transport.wire(self.journal)
-        # A read that waits at the head is silent: that it is connected is all there is to see.
+        # A read that waits at the head is silent, so a connection is the only sign that it works.
         if self._options.block and await wire.connected():
             self._patience.connected()
         if self._is_done:
@@ -255,8 +255,8 @@ class Reader:
         request = pb.ReadRequest(
             journal=self.journal,
             offset=self.offset,
-            # Where the head is comes first: a tail that breaks before it has seen content goes on
-            # there, and not at a head that others have moved meanwhile.
+            # First we ask where the head is. If a tail breaks before it has seen content, it then
+            # goes on there, and not at a later head, which others have moved meanwhile.
             block=options.block and self.offset >= 0,
             do_not_proxy=self._is_direct and not self._asks_others,
             metadata_only=options.metadata_only,
@@ -302,7 +302,7 @@ class Reader:
     def _refused(self, response: pb.ReadResponse) -> None:
         error = status_error(Status.from_wire(response.status).name, journal=self.journal)
         self._drop()
-        # A replica that does not know enough yet is to ask one that does.
+        # A replica that does not know enough yet has to ask another one that does.
         self._asks_others = isinstance(error, NotJournalBroker)
         if not isinstance(error, OffsetNotYetAvailable):
             raise error
@@ -331,7 +331,7 @@ class Reader:
         _log.warning("%s: content from offset %d to %d is gone", self.journal, at, offset)
 
     async def _ended(self) -> None:
-        """The RPC ended in order: at our end, at a fragment to fetch, or with its broker."""
+        """The RPC ended in order: at our end, at a fragment to fetch, or because its broker ended."""
         self._drop()
         told, options = self._metadata, self._options
         if (options.metadata_only and told is not None) or (

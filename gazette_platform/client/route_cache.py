@@ -17,7 +17,7 @@ __all__ = ["Condition", "RouteCache", "pick_endpoint"]
 
 
 class Condition(IntEnum):
-    """What is known of the connection to a broker; less is better."""
+    """What is known of the connection to a broker; a smaller value is better."""
 
     READY = 0
     UNKNOWN = 1
@@ -38,8 +38,9 @@ def pick_endpoint(
 ) -> str:
     """The endpoint to dial for a journal of `route`; "" when the route names none.
 
-    Args: zone: the caller's; replicas there are preferred, then those that did not fail, then
-            those that are connected, then the first.
+    Args:
+        zone: the caller's; replicas there are preferred, then those that did not fail, then those
+            that are connected, then the first.
         primary: the call needs the primary.
         condition: of the connection to an endpoint.
         leaves_zone: whether to prefer a replica of another zone to one that failed. A client had

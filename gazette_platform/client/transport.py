@@ -29,10 +29,10 @@ __all__ = ["Patience", "Transport"]
 
 _HEADERS_MAX = 1024
 
-# Seconds for which a stream lived that had nothing to tell, and yet was no failure.
+# A stream that told nothing counts as a success all the same if it lived for so many seconds.
 _STEADY_S = 5.0
 
-# Seconds for which calls ask brokers to know what was applied here: they do within milliseconds.
+# Seconds after an apply in which calls ask brokers to know of it, which they mostly do in milliseconds.
 _APPLIED_S = 60.0
 
 
@@ -102,7 +102,8 @@ class Transport:
     def min_revision(self, asked: int = 0) -> int:
         """The revision of etcd that the broker of a call must know; 0: any.
 
-        Args: asked: by the caller, who may know of changes that others made.
+        Args:
+            asked: by the caller, who may know of changes that others made.
         """
         revision = self._applied_revision
         if revision and self.clock.monotonic() - self._applied_at > _APPLIED_S:
@@ -139,9 +140,9 @@ class Transport:
 class Patience:
     """Decides whether and when one call is tried again.
 
-    Failures count from the first one since the last progress: content, or a stream that waited for
-    it for a while, so that a reader which was idle for hours has the same patience as a new one.
-    That a broker takes a call, or ends it in order, is none: it may do so again and again.
+    The time of trying begins with the first failure since the last progress. Progress is content, or a
+    stream that waited for content for a while: so a reader that was idle for hours is as patient as a
+    new one. That a broker takes a call, or ends it in order, is no progress: it may do so for ever.
     """
 
     def __init__(self, transport: Transport, timeout_s: float | None) -> None:
@@ -152,7 +153,7 @@ class Patience:
         self.attempt = 0
 
     def connected(self) -> None:
-        """A broker has taken a call that may say nothing for hours, as of a tail or a watch."""
+        """A broker has taken a call, such as a tail or a watch, that may have nothing to say for hours."""
         self._transport.was_connected = True
         self._waiting_since = self._transport.clock.monotonic()
 

@@ -52,23 +52,23 @@ M = TypeVar("M", bound=Message)
 
 _SERVICE = "/protocol.Journal/"
 _SWEEP_S = 30.0
-# How a broker says that it is not the one which cannot be reached.
+# How a broker says that another one, which it had to ask, cannot be reached.
 CANNOT_REACH = "cannot reach broker "
 # Codes that say the broker was not reached or went away; everything else is an answer.
 _UNREACHED = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
-# How brokers end what they say with UNAVAILABLE themselves, and so were reached.
+# How texts end when a broker itself answers UNAVAILABLE: then it was reached.
 ASK_AGAIN = "; ask again"
 TRY_AGAIN = "; try again"
 ASK_ANOTHER = "; ask another one"
 _ASKED_AGAIN = (ASK_AGAIN, TRY_AGAIN, ASK_ANOTHER)
-# What grpc.aio says in place of the broker's status, if a message of ours could not be written
-# any more before it learned of that status: of a broker that leaves, or refuses a token.
+# What grpc.aio says in place of the broker's status if it could not write a message of ours any more
+# and had not yet learned of that status, as when a broker leaves, or refuses a token.
 WRITE_FAILED = "Internal error from Core"
-# What a cancellation means that we have not asked for: gRPC gives that answer to new calls at random
-# while a thousand or more wait to be begun.
+# What it means if a call is cancelled and we have not asked for it: with a thousand or more calls
+# waiting to begin, gRPC cancels some of the new ones at random.
 DROPPED = "dropped the call, as it does while thousands wait for it, and when it stops"
-# All that grpc.aio lets out of a call. Where a connection breaks between two of its operations, the
-# errors of its core come as they are: `done_writing` raises ExecuteBatchError, a BaseError.
+# All errors that a grpc.aio call can raise. If the connection breaks between two operations of a call,
+# those of its core come unchanged: `done_writing` raises ExecuteBatchError, which is a BaseError.
 CALL_ERRORS = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 _CONNECTING = frozenset({grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING})
 _BROKEN = frozenset({grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN})
@@ -101,8 +101,11 @@ class PeerUnreached(TransportError):
 def call_error(err: Exception, endpoint: str, what: str) -> TransportError:
     """The error of a failed call.
 
-    Args: err: one of `CALL_ERRORS`. endpoint: URL that was dialed.
+    Args:
+        err: one of `CALL_ERRORS`.
+        endpoint: URL that was dialed.
         what: the call, as in ``append to a/journal``.
+
     Returns: a plain, retriable `TransportError` when the broker was not reached or went away,
     or its status was not received,
     `CallUnanswered` after a deadline, else `CallFailed`.
@@ -226,7 +229,7 @@ class Wire:
     async def connected(self) -> bool:
         """Wait until there is a connection, or making one has failed. Cancellation: safe.
 
-        Calls do not tell: to grpc.aio one has begun when the broker says something.
+        Calls do not tell: for grpc.aio a call begins only when the broker has said something.
         """
         while (state := self.channel.get_state(try_to_connect=True)) in _CONNECTING:
             try:

@@ -72,8 +72,10 @@ def decompress_steps(
 ) -> Iterator[bytes]:
     """All the content that one piece of a file gives, in non-empty steps of bounded size.
 
-    Args: data: the next piece of the file.
-          step_bytes_max: bytes of content a step, rounded up to a block of the format.
+    Args:
+        data: the next piece of the file.
+        step_bytes_max: bytes of content a step, rounded up to a block of the format.
+
     Raises: DataError: as `Decompressor.decompress`.
     """
     out = decompressor.decompress(data, step_bytes_max)

@@ -17,7 +17,8 @@ class Compressor(Protocol):
         member, a zstd frame, snappy-framed chunks), so that a file may end after any call, and
         files may be joined. Larger batches compress better; 1 MiB is the usual size.
 
-        Args: data: bytes of content; empty gives an empty result.
+        Args:
+            data: bytes of content; empty gives an empty result.
         """
         ...
 
@@ -37,10 +38,12 @@ class Decompressor(Protocol):
     def decompress(self, data: bytes | memoryview, output_bytes_max: int = -1) -> bytes:
         """Content decompressed from what was held back and from `data`.
 
-        Args: data: the next piece of the file, cut anywhere; may be empty to go on after a limit.
-              output_bytes_max: stop at this many bytes, rounded up to a block of the format
-                  (gzip 1 B, snappy 64 KiB, zstd 128 KiB); -1 gives everything. Input that was
-                  not used is kept and `needs_input` is false: call again.
+        Args:
+            data: the next piece of the file, cut anywhere; may be empty to go on after a limit.
+            output_bytes_max: stop at this many bytes, rounded up to a block of the format (gzip 1
+                B, snappy 64 KiB, zstd 128 KiB); -1 gives everything. Input that was not used is
+                kept and `needs_input` is false: call again.
+
         Raises: DataError: the bytes are not of this codec, or damaged.
         """
         ...

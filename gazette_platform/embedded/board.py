@@ -29,7 +29,8 @@ _MARKS = {"waiting": "·", "ready": "✓", "stopped": "■", "failed": "✗"}
 class Board:
     """An `Observer` that shows the state of each component. A context manager.
 
-    Args: stream: standard error by default, so that the table of addresses can be piped.
+    Args:
+        stream: standard error by default, so that the table of addresses can be piped.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:

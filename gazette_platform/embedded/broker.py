@@ -16,7 +16,7 @@ __all__ = ["broker_component"]
 # Enough for three replicas, each in a zone of its own.
 _ZONES = ("zone-a", "zone-b", "zone-c")
 
-# The whole platform is stopping: nobody will relieve this broker, so it need not wait long.
+# The whole platform stops, so no other broker will take over, and there is no use in waiting for long.
 _DRAIN_TIMEOUT_S = 20
 
 
@@ -36,8 +36,10 @@ def broker_component(
     A lone one is in the zone that clients are in by default; several are spread over three, and
     relieve each other when one ends.
 
-    Args: name: of the component, and id of the broker. number: of the broker, from 1, `of` so many.
-          etcd: its address, as a URL.
+    Args:
+        name: of the component, and id of the broker.
+        number: of the broker, from 1, `of` so many.
+        etcd: its address, as a URL.
     """
     zone = "local" if of == 1 else _ZONES[(number - 1) % len(_ZONES)]
     spool = layout.spool / name

@@ -75,7 +75,7 @@ def _follow(layout: PlatformDir, child: subprocess.Popen[bytes], observer: Obser
             child.terminate()
             break
         time.sleep(_POLL_S)
-    # Of a supervisor that was turned away, because another has the folder, only its log tells.
+    # If the supervisor was refused because another one has the folder, only its log says so.
     log = layout.logs / "supervisor.log"
     words = log_tail(log, lines=40).rpartition("error: ")[2].strip()
     state = PlatformState.load(layout.state)

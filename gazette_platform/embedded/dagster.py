@@ -74,8 +74,11 @@ def dagster_components(
 ) -> list[Component]:
     """The web server and the daemon, over one DAGSTER_HOME.
 
-    Args: environment: what the definitions need to find the platform. requires: what the
-          definitions and sensors call. uses: what only runs call.
+    Args:
+        environment: what the definitions need to find the platform.
+        requires: what the definitions and sensors call.
+        uses: what only runs call.
+
     Raises: SetupError: Dagster is not installed.
     """
     if importlib.util.find_spec("dagster_webserver") is None:
@@ -95,8 +98,8 @@ def dagster_components(
         # A tick that registers many partitions may outlast the default of 60 s.
         "DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS": "180",
     }
-    # Two processes that both make the tables of a new home fall over each other: the first start is
-    # one after the other.
+    # Two processes cannot make the tables of a new home at the same time, so at the first start the
+    # daemon waits for the web server.
     is_fresh = not all((home / database).exists() for database in _DATABASES)
     asked_at = SystemClock().now().timestamp()
     webserver = Component(

@@ -1,7 +1,7 @@
 """Dagster's web server behind a guard: ``python -m … dagster_main`` with its own options.
 
-It takes mutations from whoever can reach its port, and so from every page that a browser shows. The
-guard stands in its process, because no other address would be out of a page's reach.
+It takes mutations from anybody who can reach its port, and so from every page that a browser shows.
+The guard is part of its process: one in front of it would leave the server's own address in their reach.
 """
 
 from __future__ import annotations

@@ -34,7 +34,10 @@ class Download:
     the network or by the end of the process, continues there. The target appears only complete
     and with the right digest, by a rename.
 
-    Args: target: path of the result. sha256: hexadecimal. size_bytes: exact length.
+    Args:
+        target: path of the result.
+        sha256: hexadecimal.
+        size_bytes: exact length.
     """
 
     def __init__(
@@ -107,7 +110,9 @@ class Download:
             request.add_header("Range", f"bytes={begin}-")
         with urllib.request.urlopen(request, timeout=_CONNECT_TIMEOUT_S) as response:  # noqa: S310
             if response.status != _HTTP_PARTIAL:
-                begin = 0  # this server does not do ranges: it starts over, and so must we
+                begin = (
+                    0  # this server does not support ranges: it sends all again, so we start anew
+                )
             self._copy(response, begin, step)
 
     def _copy(self, response: Any, begin: int, step: Step) -> None:

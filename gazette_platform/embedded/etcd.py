@@ -31,7 +31,7 @@ def etcd_component(folder: Path, *, port: int, peer_port: int) -> Component:
         f"--advertise-client-urls={url}",
         f"--listen-peer-urls={peer}",
         f"--initial-advertise-peer-urls={peer}",
-        # An existing data folder keeps the peer URL it was made with; the name is what must match.
+        # An existing data folder keeps the peer URL it was made with; only the name has to match.
         f"--initial-cluster=gazette={peer}",
         "--initial-cluster-token=gazette-embedded",
         # etcd takes JSON over HTTP at its port otherwise, also from web pages, which cannot speak

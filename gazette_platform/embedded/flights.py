@@ -43,7 +43,9 @@ def journal_of(origin: str) -> str:
 def load_flights(path: Path) -> list[Flight]:
     """Read all flights, in the order of their scheduled departure.
 
-    Args: path: ``flights.csv.zip``.
+    Args:
+        path: ``flights.csv.zip``.
+
     Raises: DataError: the file is not the data set: other columns, values or number of rows.
     """
     rows = sorted(_rows(path), key=lambda row: row[0])

@@ -1,4 +1,4 @@
-"""A guard as a process of its own, before a server that asks neither `Host` nor `Origin`.
+"""A guard as a process of its own, before a server that checks neither `Host` nor `Origin`.
 
 It listens where the server is known to be, and passes on what `refusal` lets through; the server
 itself hides at an address that a web page does not find (`ports.hidden_address`). That address comes
@@ -40,14 +40,15 @@ _server_log = logging.getLogger(f"{__name__}.server")
 
 
 def _is_our_fault(record: logging.LogRecord) -> bool:
-    # What clients do wrong, and how the server leaves, clients are told: a log has no use for it.
+    # Clients are told what they did wrong, and when the server ends; the log does not need it.
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, (HttpProcessingError, ConnectionError))
 
 
 _server_log.addFilter(_is_our_fault)
 
-# Each may need a second one to the server: together half of the 1024 descriptors that are usual.
+# Each connection may need a second one, to the server. Both together take half of the usual 1024
+# descriptors.
 _CONNECTIONS_MAX = 256
 # Of one header, or the target. Trino takes some of 140 kB: prepared statements, session properties.
 _HEADER_BYTES_MAX = 256 << 10
@@ -76,7 +77,9 @@ _NOT_PASSED_ON = frozenset(
 class Guard:
     """Serves one address with what the server at another one answers.
 
-    Args: name: of the server, for messages. url: its address, as ``http://host:port``.
+    Args:
+        name: of the server, for messages.
+        url: its address, as ``http://host:port``.
     """
 
     def __init__(self, name: str, url: str) -> None:
@@ -138,7 +141,7 @@ class Guard:
         )
         if why:
             return _said(403, why)
-        # Behind the server's address anything else than a path would lead to another server.
+        # Appended to the server's address, anything but a path would lead to another server.
         if not request.raw_path.startswith("/") or not request.raw_path.isascii():
             return _said(400, "the target of a request must be a path, in ASCII")
         if not all(_is_text(value) for value in request.headers.values()):

@@ -24,9 +24,12 @@ class Jvm:
     Entering gives py4j's view of it. py4j's gateway exits when its standard input breaks, so the
     JVM ends with this process, however that ends. Calls need a token, and go over loopback.
 
-    Args: java_home: of the runtime. classpath: jars, folders and ``folder/*``.
-          options: of the java command.
-          cwd: working folder of the JVM.
+    Args:
+        java_home: of the runtime.
+        classpath: jars, folders and ``folder/*``.
+        options: of the java command.
+        cwd: working folder of the JVM.
+
     Raises: SetupError: on entering: it did not start.
     """
 

@@ -51,8 +51,10 @@ def fetch_maven(
 ) -> Path:
     """Fetch one artifact to `target`, unless it is there. Blocks.
 
-    Args: java_home: of a runtime from 17 on, for Ivy. repository: root URL of a Maven repository;
-          empty for Ivy's default.
+    Args:
+        java_home: of a runtime from 17 on, for Ivy.
+        repository: root URL of a Maven repository; empty for Ivy's default.
+
     Raises: SetupError: not found, not reachable, or not the file expected.
     """
     if target.exists():

@@ -21,7 +21,8 @@ NAME = "metastore"
 def metastore_component(folder: Path, *, port: int, warehouse: Path) -> Component:
     """A metastore with its database in `folder`.
 
-    Args: warehouse: folder of databases that name no location.
+    Args:
+        warehouse: folder of databases that name no location.
     """
     pyspark_jars()  # says what to install if they are missing
     command = (

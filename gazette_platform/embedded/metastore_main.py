@@ -40,8 +40,10 @@ _THREADS_MAX = 64
 class MetastoreServer:
     """A metastore in a JVM of ours, listening on one address.
 
-    Args: state_dir: Derby's database lives in its subfolder ``db``. warehouse: location of
-          databases that name none, a URL. java_home: of a runtime from 17 to 21.
+    Args:
+        state_dir: Derby's database lives in its subfolder ``db``.
+        warehouse: location of databases that name none, a URL.
+        java_home: of a runtime from 17 to 21.
     """
 
     def __init__(self, *, state_dir: Path, warehouse: str, java_home: Path) -> None:

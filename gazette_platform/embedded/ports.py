@@ -44,10 +44,12 @@ def choose_ports(
     fixed: Mapping[str, int] | None = None,
     former: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
-    """A port for each name, that nobody can foretell: pages in a browser may try those they know.
+    """A port for each name, none of which can be guessed: web pages may try the ports that they know.
 
-    Args: fixed: ports asked for by the user. former: ports of the last run, kept where they are
-          still free.
+    Args:
+        fixed: ports asked for by the user.
+        former: ports of the last run, kept where they are still free.
+
     Raises: SetupError: a fixed port is taken, or none is free.
     """
     fixed = fixed or {}
@@ -60,7 +62,7 @@ def choose_ports(
                 f"choose another port"
             )
         chosen[name] = port
-    # Platforms that start together do not compete either, unlike from one common first port.
+    # A random begin: platforms that start together do not compete for the same ports.
     at = _FIRST + secrets.randbelow(_LAST - _FIRST)
     for name in names:
         if name in chosen:
@@ -75,7 +77,7 @@ def choose_ports(
 
 
 def hidden_address() -> tuple[str, int]:
-    """Host and port of loopback, free now, for a server that no web page is to find by trying.
+    """A loopback host and port, free now, for a server that web pages cannot find by trying.
 
     There are 2^24 hosts, each with its ports, and the choice is another each time. Where 127.0.0.1
     is the only one, as on macOS, it is that.

@@ -32,7 +32,7 @@ _STAT_STATE_FIELD = 0
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """A process for ever: pids are used again, the pair with the start time is not."""
+    """Identifies a process for ever: pids are used again, but not together with the same start time."""
 
     pid: int
     started: int
@@ -64,7 +64,11 @@ class Child:
     The kernel sends it SIGTERM when the thread that started it ends, however that happens, so no
     child outlives a killed supervisor. Start it from a thread that lives as long: the main one.
 
-    Args: name: for messages. command: program and arguments. log: appended to.
+    Args:
+        name: for messages.
+        command: program and arguments.
+        log: appended to.
+
     Raises: SetupError: the program cannot be started.
     """
 
@@ -141,7 +145,8 @@ def _tie_to_parent(parent: int) -> Callable[[], None] | None:
 def stop_process(process: ProcessId, *, timeout_s: float) -> None:
     """Stop a process that is not a child of ours, and its group: SIGTERM, then SIGKILL.
 
-    Args: timeout_s: seconds from one to the other.
+    Args:
+        timeout_s: seconds from one to the other.
     """
     if process.is_alive():
         with contextlib.suppress(ProcessLookupError):
@@ -159,7 +164,8 @@ def stop_process(process: ProcessId, *, timeout_s: float) -> None:
 def log_tail(log: Path, *, lines: int = 15, of_last_run: bool = False) -> str:
     """The last lines of a log; empty if there is none.
 
-    Args: of_last_run: only what the `Child` that wrote last has said, without its command.
+    Args:
+        of_last_run: only what the `Child` that wrote last has said, without its command.
     """
     try:
         with log.open("rb") as file:

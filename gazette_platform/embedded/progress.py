@@ -77,8 +77,9 @@ class _PlainStep:
 def show_step(title: str, total_bytes: int = 0, *, stream: TextIO | None = None) -> Iterator[Step]:
     """Show the step `title` while the block runs.
 
-    Args: total_bytes: 0 if unknown: then there is a spinner instead of a bar.
-          stream: standard error by default, so that output can be piped.
+    Args:
+        total_bytes: 0 if unknown: then there is a spinner instead of a bar.
+        stream: standard error by default, so that output can be piped.
     """
     stream = stream or sys.stderr
     if not stream.isatty():

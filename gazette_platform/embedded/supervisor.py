@@ -81,8 +81,11 @@ class Observer(Protocol):
 class Supervisor:
     """Runs one platform in the calling process; see the module.
 
-    Args: layout: its folder. options: what is part of it. observer: told of every change.
-          build: makes the components from layout, options and ports.
+    Args:
+        layout: its folder.
+        options: what is part of it.
+        observer: told of every change.
+        build: makes the components from layout, options and ports.
     """
 
     def __init__(

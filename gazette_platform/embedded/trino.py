@@ -89,7 +89,10 @@ fs.hadoop.enabled=true
 def write_configuration(etc: Path, *, host: str, port: int, data_dir: Path, metastore: str) -> None:
     """Write Trino's configuration folder, over what is there; other users cannot read it.
 
-    Args: host: address to bind. port: of HTTP. metastore: ``host:port``; empty for no catalogs of the lake.
+    Args:
+        host: address to bind.
+        port: of HTTP.
+        metastore: ``host:port``; empty for no catalogs of the lake.
     """
     catalogs = etc / "catalog"
     catalogs.mkdir(parents=True, exist_ok=True)
@@ -115,8 +118,10 @@ def trino_components(
 ) -> list[Component]:
     """The guard, and Trino with its state in `folder`; its tools are installed, its configuration written.
 
-    Args: port: of 127.0.0.1, where the guard is. metastore: ``host:port``, or empty. uses: what
-          Trino calls.
+    Args:
+        port: of 127.0.0.1, where the guard is.
+        metastore: ``host:port``, or empty.
+        uses: what Trino calls.
     """
     home = tools.trino()
     etc = folder / "etc"

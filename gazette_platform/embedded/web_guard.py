@@ -29,7 +29,9 @@ _POLICY_VIOLATION = 1008
 def refusal(method: str, path: str, query: str, *, host: str, origin: str) -> str:
     """Why a request is refused; empty: it is not.
 
-    Args: method: upper case; a WebSocket's is POST, because it may change things. query: of the URL.
+    Args:
+        method: upper case; a WebSocket's is POST, because it may change things.
+        query: of the URL.
     """
     if _GUARD.refused_host(host):
         return f"this server does not go by the name {host!r}: use localhost or its address"

@@ -33,8 +33,8 @@ TXN_OPS_MAX = 128
 """Operations, and comparisons, that etcd takes in one transaction (its --max-txn-ops)."""
 
 _PAGE_KEYS = 1000
-# A call of gRPC is a cycle that holds its answer, and the collector comes by after some hundred calls:
-# of larger answers than this, that is too much to wait for. A young collection takes a millisecond.
+# A gRPC call is a reference cycle that keeps its answer until the garbage collector runs, which is some
+# hundred calls later: too late for answers larger than this. So we collect, which takes a millisecond.
 _LARGE_BYTES = 512 << 10
 
 # 3.3 and before lack what we rely on (leases in Txn, fragments of watches).
@@ -49,9 +49,10 @@ class EtcdClient:
     other endpoints; writes only as long as nothing was sent, because a write whose connection
     broke may have been applied.
 
-    Args: endpoints: URLs, ``http://host:port``, ``https://…`` or ``unix:///path``.
-          tls: files for https endpoints.
-          request_timeout_s: deadline of one call, retries included; seconds.
+    Args:
+        endpoints: URLs, ``http://host:port``, ``https://…`` or ``unix:///path``.
+        tls: files for https endpoints.
+        request_timeout_s: deadline of one call, retries included; seconds.
     """
 
     def __init__(
@@ -123,7 +124,9 @@ class EtcdClient:
         Read in pages, so that a large key space needs no large messages. Every page is of the
         revision of the first.
 
-        Args: revision: of the store; 0 is the newest.
+        Args:
+            revision: of the store; 0 is the newest.
+
         Returns: everything, with `header.revision` = the revision read.
         Raises: Compacted: `revision` is no longer kept.
         Cancellation: safe.
@@ -152,7 +155,7 @@ class EtcdClient:
     ) -> RangeResult:
         """The first keys that start with `prefix`, or of those behind the key `after`.
 
-        For who need not hold all of a `range` at once.
+        For callers that do not need all of a `range` at once.
 
         Returns: up to `page_keys` of them, and with `count` how many there are.
         Raises: as `range`. Cancellation: safe.
@@ -254,7 +257,7 @@ class EtcdClient:
         )
 
     async def compact(self, revision: int) -> None:
-        """Forget all revisions before `revision`. An operator's or a test's business."""
+        """Forget all revisions before `revision`. For operators and tests; brokers never do it."""
         await self._call(
             wire.stubs.KVStub,
             "Compact",

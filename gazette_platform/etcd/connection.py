@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 _DEFAULT_PORT = 2379
 # Between rounds over all endpoints. Short, because a fresh etcd is often up within a few rounds.
 _ROUND_PAUSE_S = 0.05
-# One endpoint that swallows packets must not use up the time of all.
+# So that one endpoint which never answers does not use up the time for the others.
 _CONNECT_S_MAX = 1.5
 # etcd answers a ping more frequent than its --grpc-keepalive-min-time (5 s) with a GOAWAY.
 _PING_EVERY_S = 6.0
@@ -135,7 +135,9 @@ class Connection:
     async def stub(self, stub_class: Any, *, deadline: float) -> Any:
         """A stub whose channel is connected.
 
-        Args: deadline: of the clock's monotonic seconds.
+        Args:
+            deadline: of the clock's monotonic seconds.
+
         Raises: EtcdError: no endpoint could be reached until then.
         Cancellation: safe.
         """

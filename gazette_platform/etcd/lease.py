@@ -83,7 +83,9 @@ class Lease:
     async def revoke(self, *, timeout_s: float = 3.0) -> None:
         """End the lease and remove its keys. A lease that is gone already is no error.
 
-        Args: timeout_s: seconds.
+        Args:
+            timeout_s: seconds.
+
         Raises: EtcdError: etcd could not be told; the lease then ends by itself.
         """
         self._revoked.set()

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Watch"]
 
-# A member that lost its leader ends the watch instead of staying silent for ever.
+# etcd is asked to require a leader: a member that is cut off from the others would else accept the
+# watch and stay silent for ever, and we would take an old state for the present one.
 _METADATA = (("hasleader", "true"),)
 # Reasons of cancellation that pass by themselves, which etcd gives as text only.
 _PASSING = ("no leader", "watch canceled", "server stopped", "leader changed")
@@ -25,8 +26,8 @@ class Watch:
     """An async context manager that iterates over `WatchBatch`es.
 
     A batch never splits a revision: etcd groups by revision, and the fragments in which it sends
-    large groups are put together here. It does not restart itself; who restarts has to know the
-    revision to go on from, and that is who applies the batches.
+    large groups are put together here. It does not restart itself: only the caller, who applies the
+    batches, knows the revision to go on from.
 
     Raises (from entering and from iterating):
         Compacted: the start revision is no longer kept.
@@ -114,7 +115,7 @@ class Watch:
             )
         reason = msg.cancel_reason or "no reason given"
         if any(passing in reason for passing in _PASSING):
-            # Of this member of etcd; another one may be better off.
+            # Only this member of etcd says so; another one may be better off.
             self._connection.rotate()
             return EtcdError(f"{text}: cancelled: {reason}")
         return EtcdRejected(f"{text}: cancelled: {reason}")

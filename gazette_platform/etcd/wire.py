@@ -53,7 +53,7 @@ CALL_ERRORS = (grpc.RpcError, aio.BaseError, asyncio.InvalidStateError)
 """All that operations on a call raise, beside cancellation; only the first has a status."""
 stubs = rpc_pb2_grpc
 
-# What passes by itself: a lost connection, a member without a leader, an election, an overload.
+# Codes of what passes by itself: a lost connection, a member without a leader, an election, an overload.
 _RETRIABLE = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
@@ -183,7 +183,9 @@ def is_silent(error: Any) -> bool:
 def error_of(error: Any, *, what: str, endpoint: str) -> EtcdError:
     """The typed error of a failed call.
 
-    Args: error: one of `CALL_ERRORS`. what: the call, with the key or lease it was about.
+    Args:
+        error: one of `CALL_ERRORS`.
+        what: the call, with the key or lease it was about.
     """
     if not isinstance(error, grpc.RpcError):
         return EtcdError(f"etcd at {endpoint}: {what}: the connection broke ({error!r})")

@@ -110,7 +110,8 @@ class MetastoreSession:
     def ensure_database(self, name: str, *, location: str = "") -> None:
         """Create the database unless it exists.
 
-        Args: location: URI of its folder; empty: the server's warehouse folder decides.
+        Args:
+            location: URI of its folder; empty: the server's warehouse folder decides.
         """
         with self._calling(f"create database {name}"):
             try:

@@ -72,7 +72,7 @@ class Changes:
     """What the last update changed: for observers whose work is in the changes."""
 
     journals: set[str]
-    """Of which the spec or an assignment was added, changed or removed."""
+    """Journals of which the spec or an assignment was added, changed or removed."""
     members: set[ProcessId]
     """Added, changed or removed."""
 
@@ -90,7 +90,7 @@ class BrokerState:
         self._items: dict[str, Item] = {}
         self._members: dict[ProcessId, Member] = {}
         self._assignments: dict[str, tuple[Assignment, ...]] = {}
-        # Of members that have more than one assignment of a journal: all but one of them.
+        # If a member has several assignments of one journal: all of these but one.
         self._hidden: dict[str, dict[str, Assignment]] = {}
         self._newly_hidden: list[Assignment] = []
         self._by_member: dict[ProcessId, dict[str, Assignment]] = {}
@@ -164,7 +164,7 @@ class BrokerState:
         self._changes = Changes(set(), set())
 
     def end(self) -> None:
-        """Tell of assignments that are left out; while an assignment moves there is one, too."""
+        """Log assignments that are left out. There is also one while an assignment moves to another slot."""
         for one in self._newly_hidden:
             if one.key in self._hidden.get(one.journal, ()):
                 _log.warning(
@@ -193,7 +193,7 @@ class BrokerState:
         try:
             parsed = parse_key(self._prefix, key)
         except ValidationError:
-            return  # it was refused when it came
+            return  # a bad entry, which was never taken
         match parsed:
             case ItemKey(name):
                 if self._items.pop(name, None) is not None:

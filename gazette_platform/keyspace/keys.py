@@ -3,8 +3,6 @@
 ``<prefix>/items/<item>``, ``<prefix>/members/<zone>#<suffix>`` and
 ``<prefix>/assign/<item>#<zone>#<suffix>#<slot>``. No part holds a character at or below ``#``, so
 the order of keys is the order of (item, zone, suffix, slot as text).
-
-Source: contract etcd §1.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ _SEPARATOR = "#"
 _ITEMS = "/items/"
 _MEMBERS = "/members/"
 _ASSIGN = "/assign/"
-# More digits than the number of brokers ever has; Python itself refuses some thousand of them.
+# More digits than any number of brokers has. Of some thousand digits Python makes no number.
 _SLOT_DIGITS_MAX = 9
 
 

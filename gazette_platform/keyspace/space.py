@@ -1,6 +1,6 @@
 """The mirror: loads a prefix, follows its changes, and says which revision it has reached.
 
-Source: Gazette keyspace/key_space.go, contract etcd §2. Departs: (a) an isolated change is applied
+Source: Gazette keyspace/key_space.go. Departs: (a) an isolated change is applied
 at once, and only changes that follow within the watch delay are collected; the number of batches
 a second has the same bound, and a lone change does not wait. (b) Compaction loads anew where Go's
 process ends. (c) Only keys under ``<prefix>/`` are read, so that clusters may share the start of
@@ -45,14 +45,14 @@ _log = logging.getLogger(__name__)
 WATCH_DELAY_S = 0.03
 """Least seconds between two batches of changes."""
 
-# Gazette's steps: a closed stream is mostly a restarted etcd member, and another one is there.
+# Gazette's steps. The first ones are short: mostly one etcd member was restarted, and others answer.
 _RESTART_S = (0.0, 0.0, 0.005, 2.0, 3.0, 4.0, 5.0)
 
 
-# Waiters that gave up are forgotten together, once they are many, and at least half of all.
+# Waiters that gave up are removed together, once they are as many as this and at least half of all.
 _GIVEN_UP_MIN = 64
 
-# Of a key, in the log.
+# Characters of a key that the log shows.
 _NAME_LENGTH_MAX = 300
 
 # Changes that are applied at once, some 10 us each, if they are of more than one revision.
@@ -100,11 +100,12 @@ class KeySpace(Generic[V]):
     Whole revisions are applied at once, without awaiting in between: whoever runs on the event
     loop sees the state of one revision. Cost is in the number of changes, not of keys.
 
-    Args: client: connected or not.
-          prefix: of the cluster, without a trailing ``/``.
-          state: the decoded view; public as `state`.
-          watch_delay_s: least seconds between two batches of changes.
-          faults: told of observers that fail.
+    Args:
+        client: connected or not.
+        prefix: of the cluster, without a trailing ``/``.
+        state: the decoded view; public as `state`.
+        watch_delay_s: least seconds between two batches of changes.
+        faults: told of observers that fail.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class KeySpace(Generic[V]):
         self._observers: list[Callable[[], None]] = []
         self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
         self._ticket = itertools.count()
-        self._given_up = 0  # at least as many of the waiters as there are who wait no more
+        self._given_up = 0  # waiters that have given up, or more than there are
 
     @property
     def header(self) -> EtcdHeader:
@@ -191,7 +192,9 @@ class KeySpace(Generic[V]):
         Only the revision of a change under the prefix is certain to be reached: use those of own
         transactions that succeeded, or `revision + 1` to wait for any change.
 
-        Args: timeout_s: seconds; None waits until cancelled.
+        Args:
+            timeout_s: seconds; None waits until cancelled.
+
         Raises: EtcdError: not reached in time.
         Cancellation: safe.
         """

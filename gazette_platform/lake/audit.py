@@ -49,7 +49,9 @@ class Audit:
 class Auditor:
     """Audits journals of raw tables. Holds no state and no connections.
 
-    Args: source: lists fragments. roots: where fragment stores lie for engines.
+    Args:
+        source: lists fragments.
+        roots: where fragment stores lie for engines.
     """
 
     def __init__(self, source: FragmentSource, roots: StoreRoots) -> None:

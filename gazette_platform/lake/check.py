@@ -2,7 +2,7 @@
 
 A table over data of another format gives rows full of NULL in both engines and no error in either;
 a number written as text reads as a number in Trino and as NULL in Spark. So such a table is refused
-with what was found. Single bad records are no reason to refuse: only what holds for the whole sample.
+with what was found. Single bad records are no reason to refuse, only what is true of the whole sample.
 """
 
 from __future__ import annotations

@@ -54,7 +54,9 @@ class FragmentContent:
     def blocks(self, fragment: Fragment, location: str) -> Iterator[bytes]:
         """Decompressed content in blocks of a few MiB.
 
-        Args: location: directory of the fragment's file, as engines know it.
+        Args:
+            location: directory of the fragment's file, as engines know it.
+
         Raises: LakeError: there is no such file. DataError: it is damaged.
         """
         path = local_path(fragment, location)
@@ -81,7 +83,9 @@ class FragmentContent:
     ) -> FragmentCount:
         """Rows and stored size of a fragment, as engines will see them.
 
-        Args: columns: names to look for.
+        Args:
+            columns: names to look for.
+
         Raises: LakeError: there is no such file. DataError: it is damaged, or of another length.
         """
         rows = length = 0

@@ -1,9 +1,9 @@
 """Which files of a journal hold each byte once, and which bytes none holds: decided purely.
 
 After a fail-over, or when two brokers' clocks differ by an hour boundary, two files may hold the same
-bytes, and an engine that reads both shows rows twice. Rows carry no offsets, so files are taken whole
-or not at all: of files that overlap, the set that covers most bytes without holding any twice is
-kept. Brokers split journals between appends, so such a set nearly always covers everything.
+bytes, and an engine that reads both shows rows twice. Rows carry no offsets, so a file can only be
+used as a whole. Among files that overlap we keep the set that covers most bytes without holding any
+twice. Brokers split journals between appends, so such a set nearly always covers everything.
 """
 
 from __future__ import annotations

@@ -57,14 +57,14 @@ def exact_view(
     parameters = {
         _VIEW_OF: table.full_name,
         "presto_view": "true",
-        # By this text, too, Trino knows its views; the description is in the definition.
+        # Trino also recognizes its views by this text; the description is in the definition.
         "comment": "Presto View",
         "view.catalogAndNamespace.numParts": "2",
         "view.catalogAndNamespace.part.0": "spark_catalog",
         "view.catalogAndNamespace.part.1": table.database,
         "view.query.out.numCols": str(len(names)),
         **{f"view.query.out.col.{index}": name for index, name in enumerate(names)},
-        # Keeps the case of names for Spark; the view has no source of its own.
+        # So that Spark keeps the case of names. The view has no data source of its own.
         **{
             key: value
             for key, value in table.parameters.items()

@@ -97,7 +97,9 @@ def missing_columns(spec: TableSpec, columns: Iterable[str]) -> Finding | None:
 class FitChecker:
     """Reads fragments again. Holds no state.
 
-    Args: source: lists fragments. roots: where fragment stores lie for engines.
+    Args:
+        source: lists fragments.
+        roots: where fragment stores lie for engines.
     """
 
     def __init__(self, source: FragmentSource, roots: StoreRoots) -> None:

@@ -239,7 +239,8 @@ class StoreRoots:
     Brokers know ``file:///`` under a root of their own, and engines want ``file:///abs/path/``; any
     other store is by default its own location.
 
-    Args: roots: fragment-store URL → table location; both end in ``/``. The longest match wins.
+    Args:
+        roots: fragment-store URL → table location; both end in ``/``. The longest match wins.
     """
 
     def __init__(self, roots: Mapping[str, str]) -> None:

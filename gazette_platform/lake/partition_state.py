@@ -1,7 +1,7 @@
 """What a Hive partition holds so far, kept in its own parameters in the metastore.
 
-So registration is idempotent by content: a fragment whose bytes the ranges cover was counted
-before, whatever a cursor says, and a crash between any two steps repeats no row.
+This makes registration idempotent by content: if the ranges cover the bytes of a fragment, it was
+counted before, whatever a cursor says, and a crash between any two steps repeats no row.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class PartitionState:
             "content_bytes": self.content_bytes,
             "stored_bytes": self.stored_bytes,
         }
-        # The metastore would else list the directory to count files at every change.
+        # Otherwise the metastore would list the directory at every change, to count its files.
         parameters = {
             _STATE: json.dumps(state, separators=(",", ":")),
             "DO_NOT_UPDATE_STATS": "true",

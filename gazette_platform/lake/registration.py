@@ -151,7 +151,7 @@ class TableReport:
     updates: list[PartitionUpdate] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    """What works, but not as one may think; told once, when the table is made or changed."""
+    """What works otherwise than one may expect; told once, when the table is made or changed."""
     misfits: list[Finding] = field(default_factory=list)
     """New fragments that cannot be read, or do not hold what the spec says."""
     columns: set[str] = field(default_factory=set)
@@ -167,8 +167,11 @@ class TableReport:
 class Registrar:
     """Registers fragments of tables. Holds no state between ticks, nor open connections.
 
-    Args: source: lists journals and fragments. metastore: where tables are made.
-        roots: where fragment stores lie for engines. limits: bounds of one table's tick.
+    Args:
+        source: lists journals and fragments.
+        metastore: where tables are made.
+        roots: where fragment stores lie for engines.
+        limits: bounds of one table's tick.
     """
 
     def __init__(
@@ -187,7 +190,10 @@ class Registrar:
     def tick(self, spec: TableSpec, offsets: Mapping[str, int]) -> TableReport:
         """Register what is new of one table, within the limits.
 
-        Args: spec: the table. offsets: the table's part of the cursor.
+        Args:
+            spec: the table.
+            offsets: the table's part of the cursor.
+
         Returns: what was done, with the offsets to store; errors of single journals are in it.
         Raises: GazetteError: broker or metastore cannot be reached, or the spec does not fit the
             data or the table that exists. Nothing is registered then, and the offsets stay.
@@ -199,7 +205,7 @@ class Registrar:
         with self._metastore.connect() as session:
             table = session.table(spec.schema, spec.table)
             if table is None:
-                # Never made, or dropped: all there is belongs into it.
+                # The table was never made, or was dropped: it gets everything.
                 report.offsets = {}
             listed = self._list([j.name for j in journals], report)
             is_current = table is not None and table.parameters.get(DIGEST) == spec.digest

@@ -81,7 +81,10 @@ class Repair:
 class Repairer:
     """Moves covered files of raw tables. Holds no state and no connections.
 
-    Args: source: lists fragments. roots: where fragment stores lie. limits: bounds of one call.
+    Args:
+        source: lists fragments.
+        roots: where fragment stores lie.
+        limits: bounds of one call.
     """
 
     def __init__(

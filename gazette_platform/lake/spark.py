@@ -23,8 +23,10 @@ _LOGGING = Path(__file__).with_name("log4j2.properties")
 def spark_configuration(settings: LakeSettings, *, memory: str = "1g") -> dict[str, str]:
     """Configuration for ``SparkSession.builder``: Hive support, Iceberg catalog, loopback only.
 
-    Args: settings: `metastore` is required. memory: heap of the driver, which with a local master
-        does all work.
+    Args:
+        settings: `metastore` is required.
+        memory: heap of the driver, which with a local master does all work.
+
     Raises: SetupError: the metastore is not known, or the Iceberg jar is not there.
     """
     metastore = settings.required("metastore")

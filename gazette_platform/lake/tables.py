@@ -46,7 +46,9 @@ _PARAMETER_CHARACTERS_MAX = 4000
 def table_definition(spec: TableSpec, layout: Layout, location: str) -> HiveTable:
     """The table of `spec` over fragments laid out as `layout`.
 
-    Args: location: folder that holds all its Hive partitions.
+    Args:
+        location: folder that holds all its Hive partitions.
+
     Raises: ValidationError: names clash, or the spec describes keys that the layout lacks.
     """
     keys = partition_columns(spec, layout)

@@ -38,7 +38,10 @@ class TrinoSession:
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run one statement to its end.
 
-        Args: sql: one statement, values as ``?``. parameters: the values.
+        Args:
+            sql: one statement, values as ``?``.
+            parameters: the values.
+
         Returns: all rows; for statements that write, one row with the count of rows.
         Raises: LakeError: Trino cannot be reached, or refused the statement; with its message.
         """

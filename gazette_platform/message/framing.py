@@ -34,7 +34,9 @@ def frame_fixed(body: bytes) -> bytes:
 def split_fixed(content: bytes, *, has_headers: bool = False) -> tuple[list[bytes], bytes]:
     """Bodies of the whole fixed frames of `content`, and what is left behind the last one.
 
-    Args: has_headers: give whole frames instead of bodies.
+    Args:
+        has_headers: give whole frames instead of bodies.
+
     Raises: Desynchronized: a frame begins with something else than the magic; nothing of
         `content` is given then. Resume at the next magic, if the text names one.
     """

@@ -43,7 +43,9 @@ def rendezvous(key: bytes, journal_hashes: Sequence[int]) -> int:
 
     One more journal moves only the keys that go to it.
 
-    Args: journal_hashes: `fnv1a32` of each journal's name.
+    Args:
+        journal_hashes: `fnv1a32` of each journal's name.
+
     Raises: ValidationError: there are none.
     """
     if not journal_hashes:

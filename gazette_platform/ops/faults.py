@@ -1,7 +1,7 @@
-"""Errors that nobody foresaw: contained where they arise, told loudly, and counted.
+"""Unforeseen errors: contained where they arise, logged, and counted.
 
-Whoever owns a call, a journal, a store or a key lets its unforeseen error end that one thing, and
-reports it here. So a fault of ours costs one answer, and not the process and all that it serves.
+The owner of a call, a journal, a store or a key lets an unforeseen error end that one thing, and
+reports it here. So a fault in our code costs one answer, and not the process and all that it serves.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Faults"]
 
 _log = logging.getLogger(__name__)
 
-# Each keeps its traceback, and with it what the frames held.
+# Few, because each error keeps its traceback, and with it all that the frames refer to.
 _RECENT_MAX = 8
 
 
@@ -26,7 +26,8 @@ _RECENT_MAX = 8
 class Faults:
     """Where the parts of one process report what they did not foresee.
 
-    Args: count: told of each: the kind of thing that it ended, such as ``call`` or ``journal``.
+    Args:
+        count: told of each: the kind of thing that it ended, such as ``call`` or ``journal``.
 
     Attributes: reported: how many there were. recent: the latest of them, the last one last.
     """
@@ -44,7 +45,9 @@ class Faults:
     def report(self, kind: str, what: str, error: BaseException) -> None:
         """Log an error with its traceback, and count it.
 
-        Args: kind: of few: a label of a metric. what: names the thing, and what becomes of it.
+        Args:
+            kind: of few: a label of a metric.
+            what: names the thing, and what becomes of it.
         """
         self.reported += 1
         self.recent.append(error)

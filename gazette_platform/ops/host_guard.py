@@ -1,9 +1,9 @@
-"""Which HTTP requests a web page may have made that has no business here. Pure.
+"""Which HTTP requests may come from a foreign web page. Pure.
 
 A page of any site can have its own name resolve to an address of ours (DNS rebinding): to the browser
 it then talks to its own server, and reads what we answer. Only the ``Host`` of the request tells. It
-is checked where nothing else keeps such a page out, that is without tokens and without TLS: a page has
-no token, and we no certificate of its name. An address in place of a name is no page's own.
+is checked where nothing else keeps such a page out, that is without tokens and without TLS: the page has
+no token, and we have no certificate of its name. A ``Host`` that is an IP address is never a page's own.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ _LOCAL = "localhost"
 class HostGuard:
     """Tells requests that are meant for this broker from those that a foreign page made.
 
-    Args: names: hosts that this broker goes by; ``*`` among them: any.
-          origins: whose pages may change things; ``*`` among them: all.
+    Args:
+        names: hosts that this broker goes by; ``*`` among them: any.
+        origins: whose pages may change things; ``*`` among them: all.
     """
 
     def __init__(self, names: Iterable[str], origins: Iterable[str]) -> None:

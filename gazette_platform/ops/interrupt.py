@@ -1,4 +1,4 @@
-"""Ends of waits: by an event on the same loop, and by whoever cancelled the task or its call.
+"""Waits that an event on the same loop ends, and whose cancellation a `CancelledError` is.
 
 An `Interrupt` is a cancel scope of asyncio's that costs neither a task nor a future.
 """

@@ -6,8 +6,8 @@ import resource
 
 __all__ = ["raise_file_limit"]
 
-# Each is a connection, a spool or a fragment that is read. More than this nobody has at once, and some
-# systems give a billion, for which libraries then make tables.
+# Each file is a connection, a spool or a fragment that is being read: nobody needs more at once. Some
+# systems allow a billion, and some libraries then make tables of that size.
 _FILES_MAX = 1 << 16
 
 

@@ -1,9 +1,9 @@
 """How a long-lived server of large messages treats memory.
 
 Freed buffers are kept for the next ones, since content comes in the same sizes again: mapped and
-unmapped for each message they are a tenth of an append's cost. So after a burst a broker is as large
-as the burst was, and looks to its operators as if it leaked, though nearly all of it is free. Once
-it has little to do it gives that back.
+unmapped for each message they are a tenth of an append's cost. So after a burst a broker stays as large
+as the burst made it, which looks like a leak though nearly all of that memory is free. Once the broker
+has little to do, it gives the memory back.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _ARENAS = 1
 # a tenth as often as CPython does, and through everything a hundredth as often.
 _GC_THRESHOLDS = (10_000, 20, 100)
 
-# Giving back takes half a millisecond a MB, for which nobody else can allocate: it is not done under
-# load, nor for little, and rarely for what turned out to be in use.
+# Giving back takes half a millisecond for each MB, and no other thread can allocate meanwhile. So it is
+# not done under load, nor for small amounts, and rarely for memory that turned out to be in use.
 _LOOK_S = 5.0
 _IDLE_CORES_MAX = 0.25
 _GROWTH_BYTES_MIN = 16 << 20
@@ -78,8 +78,10 @@ async def give_back_when_idle(
 ) -> None:
     """Give free memory back to the system, whenever this process has grown and has little to do.
 
-    Args: look_s: seconds between two looks. idle_cores_max: cores that it uses at most while it
-            counts as idle.
+    Args:
+        look_s: seconds between two looks.
+        idle_cores_max: cores that it uses at most while it counts as idle.
+
     Returns: at once where the C library cannot do it; else never.
     Cancellation: safe.
     """

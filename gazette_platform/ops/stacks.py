@@ -15,7 +15,7 @@ _TASKS_MAX = 200
 
 
 def describe_tasks(loop: asyncio.AbstractEventLoop) -> str:
-    """The tasks that wait, each with the lines at which it and what it awaits stand, outermost first.
+    """The tasks that wait, each with the source lines where it and what it awaits stand, outermost first.
 
     May be called from another thread: what changes meanwhile is described as it was before or after.
     """

@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 
-# A loop that went well for as long begins to count its failures anew.
+# Seconds after which a loop that has not failed counts its failures from zero again.
 _WELL_S = 60.0
 
 
@@ -30,8 +30,8 @@ class TaskGroup:
     Unlike ``asyncio.TaskGroup`` it is not a scope: its owner calls `spawn` over its life and
     `close` once at its end. A task that fails is logged at once. What else becomes of it depends on
     the owner: without `faults` it is kept as `failure`, and `failed` is set so that a supervisor can
-    stop the process. With `faults` that holds of essential tasks only, and the others' errors are
-    reported there: whoever spawned them sees to it that nobody waits for them in vain.
+    stop the process. With `faults` this is so for essential tasks only, and the errors of others are
+    reported there: their owner has to make sure that nobody waits for their results in vain.
     """
 
     def __init__(self, name: str, *, faults: Faults | None = None) -> None:
@@ -56,7 +56,8 @@ class TaskGroup:
     ) -> asyncio.Task[_T]:
         """Run `coro` as a task of this group. After `close` it is not started but closed.
 
-        Args: is_essential: whether the owner cannot go on once it has failed.
+        Args:
+            is_essential: whether the owner cannot go on once it has failed.
         """
         if self._closed:
             coro.close()
@@ -78,7 +79,8 @@ class TaskGroup:
     ) -> asyncio.Task[None]:
         """Spawn `run` as an essential task, and run it again, after a pause, when it fails.
 
-        Args: ends_by: the errors by which it fails for good, and the owner with it.
+        Args:
+            ends_by: the errors by which it fails for good, and the owner with it.
         """
         return self.spawn(self._keep(run, name, ends_by), name=name, is_essential=True)
 
@@ -131,7 +133,8 @@ class TaskGroup:
     async def close(self, *, timeout_s: float = 10.0) -> None:
         """Cancel every task and wait for them.
 
-        Args: timeout_s: seconds; tasks that resist are logged by name and given up.
+        Args:
+            timeout_s: seconds; tasks that resist are logged by name and given up.
         """
         self._closed = True
         current = asyncio.current_task()

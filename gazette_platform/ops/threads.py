@@ -22,8 +22,8 @@ async def run_in(
     """What `call` returns, made in a thread of `executor`.
 
     Raises: what `call` raises.
-    Cancellation: takes effect once the call has ended: nobody meets a thread that still works on
-        files which its caller has given up.
+    Cancellation: takes effect only once the call has ended, so that no thread still works on files
+        which its caller has given up.
     """
     loop = asyncio.get_running_loop()
     running = loop.run_in_executor(executor, lambda: call(*args, **kwargs))
@@ -31,6 +31,6 @@ async def run_in(
         return await asyncio.shield(running)
     except asyncio.CancelledError:
         while not running.done():
-            with contextlib.suppress(asyncio.CancelledError):  # told again: as the first time
+            with contextlib.suppress(asyncio.CancelledError):  # cancelled again: we go on waiting
                 await asyncio.wait([running])
         raise

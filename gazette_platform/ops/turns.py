@@ -1,4 +1,4 @@
-"""Long computations in an event loop that others need, too."""
+"""Long computations in an event loop that has other work, too."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from weakref import WeakKeyDictionary
 
 __all__ = ["Turns"]
 
-# Short beside what clients wait for an append, long beside what a switch costs.
+# Short compared with the time of an append, long compared with the cost of a switch.
 _TURN_S: Final = 0.01
 
-# What a computation may take before its first turn: nearly all are over by then. Those of many
-# callers come in one round of the loop.
+# Seconds that a computation may take before it has to wait for its first turn; nearly all have ended by
+# then. Short, because one round of the loop may run those of many callers.
 _FIRST_S: Final = 0.001
 
 
@@ -43,7 +43,7 @@ class Turns:
 class _Queue:
     """Computations of one event loop that wait for their turn, first come, first served.
 
-    It does not hold the loop, which would keep its entry among the queues for ever.
+    It has no reference to the loop: that would keep its own entry in `_queues` alive for ever.
     """
 
     def __init__(self) -> None:

@@ -164,8 +164,10 @@ ALL_CLAIMS = Claims()
 class KeyRing:
     """Keys that sign and verify tokens.
 
-    Args: text: base64 keys, separated by blanks or commas. ``AA==`` among them admits calls
-        without a token, and needs another key beside it.
+    Args:
+        text: base64 keys, separated by blanks or commas. ``AA==`` among them admits calls without a
+            token, and needs another key beside it.
+
     Raises: ValidationError: a key is not base64, or there is none.
     """
 
@@ -222,7 +224,10 @@ class KeyRing:
 def check_times(payload: Mapping[str, Any], now: float) -> None:
     """Refuse a token that has expired, or is not valid yet.
 
-    Args: now: Unix seconds. Raises: Unauthenticated.
+    Args:
+        now: Unix seconds.
+
+    Raises: Unauthenticated.
     """
     expires_at = _time_of(payload, "exp")
     if expires_at is None:
@@ -268,7 +273,9 @@ def _fields(
 ) -> dict[str, Any]:
     """The fields of an object, whose keys are matched as Go matches them: in any case.
 
-    Args: where: the path of an object that may hold nothing beyond `names`; empty: any.
+    Args:
+        where: the path of an object that may hold nothing beyond `names`; empty: any.
+
     Raises: Unauthenticated: another key, or one twice.
     """
     out: dict[str, Any] = {}

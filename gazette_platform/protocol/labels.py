@@ -47,7 +47,9 @@ class Label(NamedTuple):
     def validate(self, *, prefix: bool = False) -> None:
         """Check alphabets and lengths.
 
-        Args: prefix: whether `Label.prefix` may be set.
+        Args:
+            prefix: whether `Label.prefix` may be set.
+
         Raises: ValidationError.
         """
         check_field("Name", validate_token, self.name, _NAME_LENGTH_MIN, _NAME_LENGTH_MAX)
@@ -160,7 +162,9 @@ class LabelSet:
     def validate(self, *, prefix: bool = False) -> None:
         """Check every label and their order.
 
-        Args: prefix: whether labels may match by prefix.
+        Args:
+            prefix: whether labels may match by prefix.
+
         Raises: ValidationError.
         """
         previous: Label | None = None

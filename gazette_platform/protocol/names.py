@@ -93,8 +93,11 @@ def validate_path_component(text: str, length_min: int, length_max: int) -> None
 def validate_journal_name(name: str, *, meta: bool = False) -> None:
     """Check the name of a journal.
 
-    Args: name: 4 to 512 bytes, a path component. meta: allow a ``;`` and a path component after it,
-        as requests of readers and appenders may have.
+    Args:
+        name: 4 to 512 bytes, a path component.
+        meta: allow a ``;`` and a path component after it, as requests of readers and appenders may
+            have.
+
     Raises: ValidationError.
     """
     if meta and _META_SEPARATOR in name:
@@ -125,7 +128,9 @@ def conflicting_prefix(names: Iterable[str]) -> tuple[str, str] | None:
 
     The former would list the latter's fragments in the store as its own.
 
-    Args: names: journal names, in any order; equal ones do not conflict.
+    Args:
+        names: journal names, in any order; equal ones do not conflict.
+
     Returns: (prefix, the name below it), the first pair in order of names, or None.
 
     >>> conflicting_prefix(["foo/bar", "foobar", "foo"])

@@ -105,8 +105,10 @@ class PathPostfixTemplate:
     ) -> str:
         """The postfix of a fragment.
 
-        Args: first_append_time: aware; at this broker, of the fragment's first commit. Brokers near
-            an hour's edge may differ, so that the same fragment is stored under two postfixes.
+        Args:
+            first_append_time: aware; at this broker, of the fragment's first commit. Brokers near
+                an hour's edge may differ, so that the same fragment is stored under two postfixes.
+
         Returns: the text as is. Whether it is a valid path shows in `Fragment.validate`.
         Raises: ValidationError: the template fails on these values.
         """

@@ -24,7 +24,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class ProcessId(NamedTuple):
-    """Identity of a process: failure zone, and a suffix that is unique in it. Ordered so."""
+    """Identity of a process: failure zone, and a suffix that is unique in it. Sorted by zone first."""
 
     zone: str
     suffix: str

@@ -1,4 +1,4 @@
-"""Rules of requests, checked on messages in the order of their fields' weight.
+"""Rules of requests, checked on messages, the most important fields first.
 
 A server checks each request with these before anything else; texts are Gazette's. Headers are
 checked only if present: they come from brokers that proxy.
@@ -246,10 +246,11 @@ def validate_apply_change(index: int, change: pb.ApplyRequest.Change) -> None:
 
 
 def _validate_bounds(spec: pb.JournalSpec) -> None:
-    """Refuse a spec of a size that nobody means.
+    """Refuse a spec that is so large that it cannot be meant.
 
-    Each broker holds all specs, and tells them in lists: what is no burden in etcd is one there.
-    Only of what is applied: journals that have such specs, from Gazette's brokers, keep them.
+    Each broker holds all specs in memory and sends them in lists, so a size that etcd can bear may be
+    too much for brokers. Only specs that are applied are checked: journals that have such a spec
+    already, from Gazette's brokers, keep it.
     """
     size = spec.ByteSize()
     if size > SPEC_BYTES_MAX:
@@ -270,7 +271,7 @@ def _validate_bounds(spec: pb.JournalSpec) -> None:
 def _validate_postfix(spec: JournalSpec) -> None:
     """Refuse a template by which the journal's first fragment could not be persisted.
 
-    Only of what is applied, like bounds.
+    Only specs that are applied are checked, as with their size.
     """
     sample = Fragment(spec.name, 0, 1, codec=CompressionCodec.NONE)
     template = PathPostfixTemplate(spec.fragment.path_postfix_template)

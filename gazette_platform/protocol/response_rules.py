@@ -150,15 +150,17 @@ def validate_replicate_response(response: pb.ReplicateResponse) -> None:
 def validate_list_response(response: pb.ListResponse, *, continuation: bool = False) -> None:
     """Check a message of a listing.
 
-    Args: continuation: whether it continues a snapshot, and so has journals but no header. The
-        empty message that ends a snapshot of a watch is neither, and not for this function.
+    Args:
+        continuation: whether it continues a snapshot, and so has journals but no header. The empty
+            message that ends a snapshot of a watch is neither, and not for this function.
+
     Raises: ValidationError.
     """
     _checked_status(response.status)
     if not continuation:
         check_field("Header", validate_header, response.header)
     elif response.header.etcd.revision:
-        # Go writes headers that say nothing, too.
+        # Go also writes headers that are present but empty: these are no error.
         raise ValidationError("unexpected Header in a continuation")
     for index, journal in enumerate(response.journals):
         check_field(f"Journals[{index}]", _validate_listed_journal, journal)

@@ -182,11 +182,12 @@ class Header:
         check_field("Etcd", self.etcd.validate)
 
 
-# A broker's header changes only with its route and with etcd's revision, yet every response has
-# one: taking it apart again and again would cost more than the rest of a small append.
+# Every response has a header, but it changes only with the broker's route and with etcd's revision.
+# Decoding the same bytes again and again would cost more than the rest of a small append.
 _HEADER_CACHE_SIZE = 256
 
-# Taken apart, a hostile one is forty times as large; routes of journals have some ten members.
+# Longer ones are not remembered: a hostile header is forty times as large once it is decoded, while
+# routes of journals have some ten members.
 _REMEMBERED_BYTES_MAX = 2 * 1024
 
 HEADER_BYTES_MAX: Final = 64 * 1024

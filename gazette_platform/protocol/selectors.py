@@ -88,7 +88,7 @@ class LabelSelector:
         return (_compiled(self) if is_small else self.compiled()).matches(label_set)
 
     def compiled(self) -> SelectorMatcher:
-        """What matches as this selector does, in a time that hardly grows with its labels."""
+        """A form that selects the same, in a time that hardly grows with the number of labels."""
         return SelectorMatcher(_by_name(self.include), _by_name(self.exclude))
 
     def to_pb(self) -> pb.LabelSelector:

@@ -62,7 +62,10 @@ class TrinoResource(ConfigurableResource["TrinoResource"]):
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run one statement to its end.
 
-        Args: sql: one statement, values as ``?``. parameters: the values.
+        Args:
+            sql: one statement, values as ``?``.
+            parameters: the values.
+
         Returns: all rows.
         Raises: LakeError: Trino cannot be reached, or refused. SetupError: none is configured.
         """

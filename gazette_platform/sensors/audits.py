@@ -153,7 +153,7 @@ class TableAudits:
             findings = _merged(findings, audit)
             if journal == state.journal and begin == state.offset:
                 state = replace(state, offset=audit.end or 0)
-        # What was not told yet first turns the check red, and the view right.
+        # A finding that is new is told first, which turns the check red and corrects the view.
         targets = [f for f in findings if f.path in known and f.path not in state.refused]
         repair = self.repairer.repair(session, table, targets, report.offsets)
         for journal in dict.fromkeys(m.finding.journal for m in repair.moved):

@@ -31,7 +31,7 @@ _RELOAD_TIMEOUT_S = 120
     description="Has the web server load the definitions again when table specs have changed.",
 )
 def catalog_sensor(context: SensorEvaluationContext, lake: LakeResource) -> SensorResult:
-    """Ask for a reload if the specs are others than those last loaded."""
+    """Ask for a reload if the specs differ from those that were loaded last."""
     current = lake.catalog_digest()
     if current == (context.cursor or lake.loaded):
         return SensorResult(skip_reason="The catalog is up to date.", cursor=current)

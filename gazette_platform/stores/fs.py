@@ -48,7 +48,7 @@ _PARTIAL_PREFIX: Final = ".partial-"
 _COPY_BYTES_MAX = 8 * 1024 * 1024
 _LIST_BATCH = 512
 
-# A journal's name, a slash, a path postfix, a slash: nothing below longer paths is a fragment.
+# The longest folder of fragments: a journal's name, a slash, a path postfix, a slash.
 _DIRECTORY_LENGTH_MAX = 512 + 1 + 512 + 1
 
 # Characters that stand for themselves in the path of a URL; `%` and `?` must not.
@@ -64,9 +64,11 @@ class FileStore:
     ) -> None:
         """Take the arguments of `url`; touches no disk.
 
-        Args: file_root: directory that must exist whenever an object is put.
-              executor: bounded pool of threads for blocking calls.
-              makes_folder: whether the folder of the URL, below the root, need not.
+        Args:
+            file_root: directory that must exist whenever an object is put.
+            executor: bounded pool of threads for blocking calls.
+            makes_folder: whether the folder of the URL, below the root, need not.
+
         Raises: ValidationError: the URL has arguments that this store does not know.
         """
         self._url = url.text
@@ -217,7 +219,7 @@ def _link(source_fd: int, length: int, target: Path) -> Path | None:
         return None
     try:
         os.fchmod(source_fd, _FILE_MODE)
-        os.utime(source_fd)  # an object is as old as its name
+        os.utime(source_fd)  # the object's time is that of its name
         os.fsync(source_fd)
     except BaseException:
         partial.unlink(missing_ok=True)
@@ -298,7 +300,7 @@ def _walk_of(root: Path, directory: Path) -> Iterator[StoredObject]:
 def _walk(directory: Path) -> Iterator[StoredObject]:
     """Regular files below `directory`, ordered by path as an object store orders keys.
 
-    Folders may be deeper than the interpreter's stack, whoever made them.
+    It does not recurse: others may have made folders that are deeper than the interpreter's stack.
     """
     walks = [_entries(f"{directory}/", "")]
     while walks:

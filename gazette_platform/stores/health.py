@@ -33,7 +33,7 @@ _SIGNATURE_TTL_S = 300.0
 
 async def put_bytes(store: FragmentStore, path: str, content: bytes) -> None:
     """Put a few bytes. Raises: StoreError, OSError. Cancellation: as `FragmentStore.put`."""
-    # In memory: the folder of temporary files is shared, and may be full without harm to a store.
+    # In memory, because a full folder of temporary files says nothing about the store.
     fd = os.memfd_create("gazette-probe")
     try:
         os.pwrite(fd, content, 0)
@@ -63,8 +63,10 @@ async def health_check(
 ) -> None:
     """Write, read, list and sign a small object of a fixed name, which stays there.
 
-    Args: fetch: gets the body of a signed http(s) URL.
-          timeout_s: seconds for all of it.
+    Args:
+        fetch: gets the body of a signed http(s) URL.
+        timeout_s: seconds for all of it.
+
     Raises: StoreError: says which step failed, and how.
     Cancellation: safe.
     """
@@ -94,8 +96,10 @@ async def delete_probe(
 ) -> None:
     """Write and remove a small object, to learn whether fragments could be pruned.
 
-    Args: prefix: where below the store's root, "" or ending in ``/``.
-          timeout_s: seconds for both steps.
+    Args:
+        prefix: where below the store's root, "" or ending in ``/``.
+        timeout_s: seconds for both steps.
+
     Raises: StoreError: names the step that failed.
     Cancellation: the object may stay; its name is hidden from listings.
     """
@@ -122,5 +126,5 @@ def _of_step(what: str, error: GazetteError | OSError) -> StoreError:
     """The same kind of store error, with the step that met it."""
     kind: type[StoreError] = type(error) if isinstance(error, StoreError) else StoreError
     if isinstance(error, OSError):
-        kind = StoreUnavailable  # no memory or no descriptors here, which passes
+        kind = StoreUnavailable  # this machine lacks memory or descriptors, which passes
     return kind(f"{what}: {error}")

@@ -50,7 +50,8 @@ class FragmentStore(Protocol):
 
         An object that is replaced meanwhile is read to its end as it was.
 
-        Args: piece_bytes: of a piece, about; less where many readers hold one each.
+        Args:
+            piece_bytes: of a piece, about; less where many readers hold one each.
         """
         ...
 
@@ -60,7 +61,9 @@ class FragmentStore(Protocol):
         The position of `fd` is neither used nor moved, and the caller may close it at any time
         after the call began.
 
-        Args: content_encoding: what stores that speak HTTP should say of it, e.g. ``gzip``.
+        Args:
+            content_encoding: what stores that speak HTTP should say of it, e.g. ``gzip``.
+
         Cancellation: nothing, or the whole object, is stored.
         """
         ...

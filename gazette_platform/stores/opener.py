@@ -32,10 +32,12 @@ def open_store(
 ) -> FragmentStore:
     """The store of a URL. Does no I/O: whether the store works, its health checks tell.
 
-    Args: file_root: directory below which ``file`` stores lie; None refuses them.
-          file_only: every URL, of whatever scheme, means the file root itself.
-          makes_folder: whether a ``file`` store makes its own folder, below the root, with what it
-              puts there; else it must exist.
+    Args:
+        file_root: directory below which ``file`` stores lie; None refuses them.
+        file_only: every URL, of whatever scheme, means the file root itself.
+        makes_folder: whether a ``file`` store makes its own folder, below the root, with what it
+            puts there; else it must exist.
+
     Raises: ValidationError: the URL or its arguments are wrong.
             StoreError: this build or process cannot serve its scheme.
     """

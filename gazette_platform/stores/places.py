@@ -14,7 +14,7 @@ from gazette_platform.stores.prefix import KeyRule
 
 __all__ = ["folders_of", "journal_place", "rewritten_name", "store_place"]
 
-# Of one name; and of a path, less room for the file root, a postfix and a fragment's name.
+# Bytes of one name, and of a path, which leaves room for the file root, a postfix and a fragment's name.
 _SEGMENT_BYTES_MAX: Final = 255
 _FOLDER_BYTES_MAX: Final = 2560
 
@@ -28,7 +28,9 @@ def store_place(url: str, *, file_only: bool = False) -> str:
     >>> store_place("file:////a//b/"), store_place("s3://bucket/?region=x")
     ('file:///a/b/', 's3://bucket/')
 
-    Args: file_only: whether brokers take every URL for the file root (`--broker.file-only`).
+    Args:
+        file_only: whether brokers take every URL for the file root (`--broker.file-only`).
+
     Raises: ValidationError: no URL of a store.
     """
     parsed = _parse(url, file_only=file_only)
@@ -43,7 +45,9 @@ def journal_place(
     >>> journal_place("file:///data/?find=mine/&replace=ours/", "mine/one")
     'file:///data/ours/one/'
 
-    Args: postfix: as `KeyRule.directory` has it.
+    Args:
+        postfix: as `KeyRule.directory` has it.
+
     Raises: ValidationError: no URL of a store, or none that keeps the journal in one folder.
     """
     parsed = _parse(url, file_only=file_only)
@@ -102,7 +106,7 @@ def _parse(url: str, *, file_only: bool) -> StoreUrl:
 
 
 def _root(url: StoreUrl) -> str:
-    # An endpoint is another service, where a bucket of the name may be another's.
+    # Another endpoint is another service, whose bucket of the same name is a different one.
     endpoint = _arguments(url).get("endpoint", "").replace("/", "|")
     return f"{url.scheme}://{url.host}{endpoint and '@'}{endpoint}/"
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["OWN_DIRECTORY", "KeyRule", "take_args"]
 
 OWN_DIRECTORY: Final = ".test/"
-"""Of brokers' own objects, below the prefix: never rewritten, for a check of the store would
-overwrite whatever the URL says."""
+"""Where brokers keep objects of their own, below the prefix. Its paths are never rewritten: otherwise a
+check of the store could overwrite any object that a URL names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class KeyRule:
         key = self.prefix + rewritten
         if rewritten.startswith("/") or ".." in key.split("/"):
             raise StoreError(f"path {path!r} does not stay below the prefix of its store")
-        # Specs in etcd may be of others' making, and the system refuses these with a ValueError.
+        # Other programs may write specs to etcd, too, and the system refuses such names with a ValueError.
         if not is_nameable(key):
             raise StoreError(f"path {key!r} has control characters, or is not Unicode")
         return key
@@ -51,12 +51,14 @@ class KeyRule:
     def directory(self, journal: str, *, postfix: str | None = None) -> str:
         """The key, ending in a slash, below which all objects of a journal lie.
 
-        Args: postfix: the template of what follows the journal in their paths; None: any may.
+        Args:
+            postfix: the template of what follows the journal in their paths; None: any may.
+
         Raises: StoreError: they would not lie below one, or above the prefix.
         """
         directory = f"{journal}/"
         key = self.key(directory)
-        # A text to find that begins in the name and ends in a postfix moves some objects only.
+        # A text to find that begins in the name and ends in a postfix rewrites some paths only.
         straddles = self.find not in directory and any(
             directory.endswith(self.find[:length]) and _may_follow(self.find[length:], postfix)
             for length in range(1, len(self.find))
@@ -73,7 +75,7 @@ class KeyRule:
             return path
         directory, slash, name = path.rpartition("/")
         if name.startswith("."):
-            # Brokers' own: written and removed again, which must never be another object's lot.
+            # Brokers write and remove objects of their own there, which must never hit another object.
             return (directory + slash).replace(self.find, self.replace, 1) + name
         return path.replace(self.find, self.replace, 1)
 
@@ -96,7 +98,9 @@ _LITERAL: Final = re.compile(r"[\w=-]+")
 def take_args(url: StoreUrl, known: frozenset[str]) -> dict[str, str]:
     """The arguments of a store's URL by lower-case name.
 
-    Args: known: lower-case names that the driver understands beside ``find`` and ``replace``.
+    Args:
+        known: lower-case names that the driver understands beside ``find`` and ``replace``.
+
     Raises: ValidationError: another argument is given, or one twice.
     """
     args: dict[str, str] = {}

@@ -122,7 +122,7 @@ class ActiveStore:
 
 @final
 class StoreRegistry:
-    """Opens each store once, checks it regularly, and drops it when nobody asks for it any more.
+    """Opens each store once, checks it regularly, and drops it when nobody has asked for it for a while.
 
     Used from one event loop.
     """
@@ -140,13 +140,14 @@ class StoreRegistry:
     ) -> None:
         """Start without stores.
 
-        Args: opener: makes the store of a URL, without I/O; may raise `GazetteError`.
-              clock: paces the sweeps.
-              tasks: owns the health loops, one per store, which end with it.
-              rng: spreads the checks of many brokers.
-              check: raises a `StoreError` if the store is not well.
-              sleep: waits a number of seconds.
-              faults: told of checks that fail in a way that nobody foresaw.
+        Args:
+            opener: makes the store of a URL, without I/O; may raise `GazetteError`.
+            clock: paces the sweeps.
+            tasks: owns the health loops, one per store, which end with it.
+            rng: spreads the checks of many brokers.
+            check: raises a `StoreError` if the store is not well.
+            sleep: waits a number of seconds.
+            faults: told of checks that fail in a way that nobody foresaw.
         """
         self._opener = opener
         self._clock = clock
@@ -190,8 +191,8 @@ class StoreRegistry:
             active.update_health(StoreUnavailable("health checks have stopped"), is_check=False)
 
     def _sweep_if_due(self) -> None:
-        # On use instead of by a timer: without use there is nothing new to drop, and what stays
-        # is one loop that checks every half hour.
+        # This is done when stores are used, not by a timer: if none is used there is nothing new to
+        # drop, and all that goes on is one loop, which checks every half hour.
         if self._clock.monotonic() - self._swept_at >= _SWEEP_INTERVAL_S:
             self.sweep()
 

@@ -204,7 +204,9 @@ def tree_of(journals: Iterable[tuple[JournalSpec, int]]) -> JournalNode | None:
 
     Of names that share directories more than 24 deep, those below are not cut further.
 
-    Args: journals: specs and revisions, in any order; names must differ.
+    Args:
+        journals: specs and revisions, in any order; names must differ.
+
     Returns: a directory, or the journal itself if it is the only one; None if there is none.
     """
     leaves = [

@@ -1,8 +1,8 @@
 """When a broker counts as crashed, and who may say so. Pure: no clock, no socket, no etcd.
 
-A process that died leaves its keys in etcd until its lease ends, and nobody takes its journals
-over meanwhile. Yet its peers can see it: the kernel refuses connections to a port that no process
-listens on. Two brokers of different zones that both see that have etcd revoke the lease.
+When a process dies, its keys stay in etcd until its lease ends, and nobody takes over its journals
+meanwhile. Its peers can see the crash earlier: the kernel refuses connections to a port that no
+process listens on. When two brokers of different zones both see that, etcd is told to revoke the lease.
 
 What each broker thinks of one instance of a peer (its id and the revision of its member key):
 
@@ -29,13 +29,13 @@ nothing, or something else. Further:
 * If something else listens at the address by now, connections are accepted: nothing happens.
 * Both witnesses must have seen it refused after the other had (by the order of revisions in etcd),
   so that two hiccups at different times do not add up. And the one that evicts must be accepted
-  by the other witness at that moment: whose own network refuses everything accuses nobody.
+  by the other witness at that moment: a broker whose own network refuses everything accuses nobody.
 * A lease is one instance's own and is never granted again: a revocation that comes late hits
   nothing else.
 
-Left is a host that refuses on purpose what its broker listens on (a firewall that rejects, a proxy
-or a service address whose backend is out), for all zones at once, after it had not. Such a broker
-is of no use to its peers; it is evicted, stops itself, and has to be started again. Where brokers
+One case remains: a host that accepted connections before, and then refuses them on purpose for all
+zones at once (a firewall that rejects, a proxy or a service address whose backend is out). Such a
+broker is of no use to its peers; it is evicted, stops itself, and has to be started again. Where brokers
 advertise the address of a proxy that may refuse while they live, switch this off.
 
 **Why one that lives nonetheless acknowledges nothing.** Its assignments vanish with its lease, in
@@ -87,15 +87,15 @@ LOOKS_MAX = 16
 
 # How often a broker looks at the peers that it is the neighbour of; each has two neighbours.
 _LOOK_EVERY_S = 0.25
-# How often at all others: they are looked at, too, for the case that a neighbour crashed as well.
+# How often a broker looks at all others: both neighbours of a broker may have crashed with it.
 _SWEEP_EVERY_S = 2.0
-# Most of these looks a second, which makes them rarer in large clusters.
+# At most this many of these looks a second: in large clusters each broker is looked at less often.
 _SWEEPS_PER_S = 16.0
-# How often at a suspect; and once nobody has agreed for a while.
+# How often a broker looks at a suspect: at first, and once nobody has agreed for a while.
 _RECHECK_S = 0.1
 _ALONE_AFTER_S = 3.0
 _RECHECK_ALONE_S = 1.0
-# Refusals in a row, besides the time that they have to last.
+# Refusals in a row before an accusation; they also have to last for `after_s`.
 _REFUSALS_MIN = 3
 # A peer that has not accepted anything yet is tried less and less often.
 _UNKNOWN_S_MAX = 10.0
@@ -254,8 +254,9 @@ class _Track:
 class CrashWatch:
     """What one broker thinks of all others.
 
-    Args: own: id of this broker.
-          after_s: seconds for which a peer has to refuse connections, more than 0.
+    Args:
+        own: id of this broker.
+        after_s: seconds for which a peer has to refuse connections, more than 0.
     """
 
     def __init__(self, own: ProcessId, *, after_s: float) -> None:
@@ -269,7 +270,13 @@ class CrashWatch:
         return min((t.due_at for t in self._tracks.values() if not t.is_busy), default=None)
 
     def step(self, event: Event, now_s: float) -> list[Effect]:
-        """Take an event. Args: now_s: monotonic seconds. Returns: what is to be done, in order."""
+        """Take an event.
+
+        Args:
+            now_s: monotonic seconds.
+
+        Returns: what is to be done, in order.
+        """
         match event:
             case MembersChanged(members):
                 return self._members_changed(members, now_s)
@@ -341,7 +348,10 @@ class CrashWatch:
     ) -> list[ProcessId]:
         """The two brokers that look at `suspect` often: of two zones, its own only if need be.
 
-        All brokers come to the same result. Args: by_zone: all members, in order.
+        All brokers come to the same result.
+
+        Args:
+            by_zone: all members, in order.
         """
         found: list[ProcessId] = []
         spread = zlib.crc32(f"{suspect.zone}#{suspect.suffix}".encode())
@@ -396,7 +406,9 @@ class CrashWatch:
             track.first_revision = 0
         track.refusals += 1
         is_long = now_s - track.refused_since >= self._after_s
-        if is_long and track.refusals >= _REFUSALS_MIN:  # as ever since, once it is accused
+        if (
+            is_long and track.refusals >= _REFUSALS_MIN
+        ):  # true from then on, also once it is accused
             track.state, track.is_busy = _State.ACCUSED, True
             return [Accuse(track.peer)]
         track.due_at = now_s + _RECHECK_S

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 _CONNECT_TIMEOUT_S = 0.5
 # Addresses of one name that are tried.
 _ADDRESSES_MAX = 4
-# At most this long after something became due is it seen to.
+# Seconds after which at the latest we do what has become due.
 _IDLE_S_MAX = 1.0
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 # Close by a reset, which leaves no socket behind in TIME_WAIT.
@@ -42,7 +42,10 @@ _LINGER_RESET = struct.pack("ii", 1, 0)
 async def look(endpoint: str, *, timeout_s: float = _CONNECT_TIMEOUT_S) -> fsm.Seen:
     """Connect to a broker's endpoint over plain TCP, and close.
 
-    Args: endpoint: http or https URL. timeout_s: seconds for all addresses of its host.
+    Args:
+        endpoint: http or https URL.
+        timeout_s: seconds for all addresses of its host.
+
     Returns: ACCEPTED if one address accepts; REFUSED if all say ECONNREFUSED; else UNCLEAR.
     Cancellation: safe.
     """
@@ -77,8 +80,10 @@ async def _connect(sock: socket.socket, address: object) -> fsm.Seen:
 class Evictor:
     """The crash watch of one broker, for as long as `run` runs.
 
-    Args: space: loaded, and watched elsewhere. after_s: seconds for which a peer has to refuse
-        connections. evicted: counts leases that we had revoked.
+    Args:
+        space: loaded, and watched elsewhere.
+        after_s: seconds for which a peer has to refuse connections.
+        evicted: counts the leases that were revoked because of us.
     """
 
     def __init__(
@@ -170,7 +175,7 @@ class Evictor:
     # --------------------------------------------------------------------------------- etcd
 
     async def _testify(self, peer: fsm.Peer) -> fsm.Event:
-        """Write our testimony, and read all: one transaction, so that they are of one instant."""
+        """Write our testimony and read all others, in one transaction: so all are of the same moment."""
         prefix = self._space.prefix
         own = self._space.state.members.get(self._id)
         if own is None:
@@ -228,7 +233,7 @@ class Evictor:
         return fsm.Evicted(peer)
 
     def _is_unchanged(self, peer: fsm.Peer) -> Compare:
-        """The member is the instance that we mean, and did not announce to exit meanwhile."""
+        """True of the instance that we mean, as long as it has not announced that it exits."""
         return Compare.mod(member_key(self._space.prefix, peer.id), peer.mod_revision)
 
     def _is_own(self, own: Member) -> Compare:

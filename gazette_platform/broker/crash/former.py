@@ -1,9 +1,9 @@
-"""Gives way to what became of an earlier instance at our address.
+"""Lets the others notice that an earlier instance at our address has crashed, before we listen there.
 
 An instance that crashed leaves its keys in etcd until its lease ends, unless its peers see that its
-port is refused (see `eviction`). A process that is started again at once, and listens there, would
-hide just that: journals would wait for the lease, some twenty seconds in place of one. So it takes
-the port, lest somebody else does, and does not listen before the others had time to look.
+port is refused (see `eviction`). A process that is started again at once and listens there would
+hide the crash: its journals would wait for the lease, some twenty seconds instead of one. So the new
+process takes the port, before another program does, but does not listen until the others have looked.
 """
 
 from __future__ import annotations
@@ -42,8 +42,12 @@ async def await_former(
 ) -> None:
     """Wait, without listening, while etcd has a broker of our id or at our endpoint.
 
-    Args: endpoint: of ours. host, port: that we are to listen at.
-        timeout_s: seconds after which we go on all the same: nobody evicts it.
+    Args:
+        endpoint: our own.
+        host: where we are to listen.
+        port: where we are to listen.
+        timeout_s: seconds after which we go on although nobody has evicted it.
+
     Raises: EtcdError: etcd is out of reach. Cancellation: safe.
     """
     former = await _former(etcd, prefix, process_id, endpoint)
@@ -51,7 +55,7 @@ async def await_former(
         return
     with contextlib.suppress(TimeoutError), _held(host, port) as is_ours:
         if not is_ours:
-            return  # whoever has the port is not dead; we shall fail to listen there
+            return  # some process has the port, so it is alive, and we shall fail to listen there
         async with asyncio.timeout(timeout_s):
             _log.info("%s is still in etcd: waiting for the others to notice its end", former)
             while True:

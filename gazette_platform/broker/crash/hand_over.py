@@ -33,7 +33,7 @@ _MIRROR_S = 15.0
 
 
 def deadline(clock: Clock, lease: Lease, timeout_s: float | None) -> Callable[[], bool]:
-    """Tells whether `timeout_s` have passed, or our lease, without which nothing of ours is left."""
+    """Tells whether `timeout_s` have passed or our lease has ended, and with it all our keys."""
     began = clock.monotonic()
 
     def is_over() -> bool:
@@ -48,10 +48,12 @@ async def say_leaving(
 ) -> None:
     """Say in etcd that we leave, as often as it takes.
 
-    Of a journal without another replica, what its registers hold is with us alone: others have it
-    only if they take over while we serve.
+    The registers of a journal without another replica are known to us alone: others get them only by
+    taking over while we still serve. A broker that is alone in its cluster tries only once.
 
-    Args: timeout_s: seconds; None: for as long as we are a member. Nobody insists who is alone.
+    Args:
+        timeout_s: seconds; None: for as long as we are a member.
+
     Raises: EtcdError: etcd has failed for so long. Cancellation: leaves open whether it was said.
     """
     is_late = deadline(context.clock, lease, timeout_s)
@@ -60,7 +62,7 @@ async def say_leaving(
         return is_late() or len(context.space.state.members) == 1
 
     await insist(announcement.set_exiting, is_over=is_over)
-    # Who can relieve us is judged by the mirror, which must know that we are leaving.
+    # We look at our mirror of etcd to see who can take over, so it has to show that we are leaving.
     await context.space.wait_for_revision(announcement.revision, timeout_s=_MIRROR_S)
 
 
@@ -74,12 +76,16 @@ async def wait_handed_over(
 ) -> None:
     """Wait until no journal is assigned to us, or nobody can take them and time is up.
 
-    It ends with our lease, too: nobody takes over from who is no member any more, and etcd may be away.
+    It also ends with our lease: nobody takes over from a broker that is no member any more, and etcd
+    may be away.
 
-    Of brokers that all leave, those that keep journals to the last wait for what the others have: it
-    comes to them, and who left before could not say where it ends.
+    When all brokers leave at once, the last ones wait for the journals of the others, which come to
+    them: a broker that had left earlier could not say where those journals end.
 
-    Args: allocating: it ends when we are no member any more. timeout_s: seconds; None: for ever.
+    Args:
+        allocating: ends when we are no member any more.
+        timeout_s: seconds; None: for ever.
+
     Cancellation: safe.
     """
     clock = context.clock
@@ -99,7 +105,7 @@ async def wait_handed_over(
         is_awaited = status.is_awaited and now - began < _AWAITED_S
         is_last = not status.can_complete and not is_awaited
         is_late = timeout_s is not None and (is_last or now - began > timeout_s)
-        # Whoever waits for others to take over has to have others.
+        # The only member has nobody to wait for.
         if is_late or len(context.space.state.members) == 1:
             _log.info(
                 "no broker can take over %d journals; persisting and leaving", status.assigned

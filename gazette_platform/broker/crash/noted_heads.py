@@ -55,18 +55,21 @@ async def note_heads(
     timeout_s: float,
     alone: Collection[str] = (),
 ) -> None:
-    """Note write heads in the specs of journals that no broker has in full that stays.
+    """Note in its spec the write head of each journal of which no broker that stays has everything.
 
-    Else the next broker would start at offset 0 and refuse appends. They count even if content
-    could not be persisted: readers have seen those bytes, and other bytes must not take their
-    offsets. Of several replicas each notes its own head, which covers all that was
-    acknowledged; the greatest stands.
+    Otherwise the next broker would start at offset 0 and refuse appends. A head is noted even if
+    content could not be persisted: readers have seen those bytes, and other bytes must not take their
+    offsets. If there are several replicas, each notes its own head, which covers all that was
+    acknowledged; the greatest one stands.
 
-    Of brokers that leave at once at least one notes: each has said in etcd that it leaves, and looks
-    there only then whether the others did.
+    When several brokers leave at once, at least one of them notes the head: each first says in etcd
+    that it leaves, and only then looks there whether the others do.
 
-    Args: timeout_s: seconds that each is given, and that we ask before. alone: journals that nobody else had in full when we began
-        to leave. If we were evicted since, who has them now went on from a head that is not ours.
+    Args:
+        timeout_s: seconds for each journal, and for asking etcd who is a member before.
+        alone: journals that nobody else had in full when we began to leave. If we were evicted since,
+            whoever has them now went on from a head that is not ours.
+
     Cancellation: leaves open which were noted.
     """
     is_over = deadline(context.clock, lease, timeout_s)
@@ -104,7 +107,7 @@ class _Member:
 
 
 async def _members(context: BrokerContext) -> dict[ProcessId, _Member]:
-    """All members that our mirror has, and that are some still. Raises: EtcdError."""
+    """Those members of our mirror that etcd still has. Raises: EtcdError."""
     prefix = context.config.etcd_prefix
     found = await context.etcd.range(own_members_prefix(prefix))
     present = await context.etcd.range(members_prefix(prefix), revision=found.header.revision)
@@ -129,7 +132,7 @@ def _says_that_it_leaves(kv: KeyValue, member: ProcessId) -> bool:
 def _has_foreign(members: Mapping[ProcessId, _Member]) -> bool:
     """Whether brokers of Gazette are members: they heed a noted head, and never take it back.
 
-    Once they had appended behind it, it would have others begin at an offset that is taken.
+    Once they had appended behind it, others would begin at an offset that is already taken.
     """
     foreign = [member for member, known in members.items() if known.is_foreign]
     if foreign:
@@ -155,9 +158,9 @@ def _is_kept(
 
 
 def _is_in_step(assignment: Assignment) -> bool:
-    """Whether the primary has told a route in it: then its broker was in step since it was assigned.
+    """Whether the primary has written a route to it: then its broker has been in step with the primary.
 
-    A new assignment has no value. One that moves to another slot, which is another key, keeps its.
+    A new assignment has no value. One that moves to another slot, which is another key, keeps its value.
     """
     return bool(assignment.route.members)
 
@@ -187,10 +190,10 @@ async def _note_head(
 async def _try_note_head(context: BrokerContext, replica: Replica, *, is_alone: bool) -> bool:
     """Note the write head in the spec, for a broker that will not have our spool.
 
-    The resumption offset, made for suspended journals, says where to go on. We say it only while we
-    hold an assignment in which we were in step: a closed replica is never again. For as long as we
-    hold it nobody has gone on from our head, since nothing is acknowledged without us. The
-    transaction compares its key, and so our lease, under which that is.
+    The next broker goes on at the resumption offset, which exists for suspended journals. We set it
+    only while we hold an assignment in which we were in step (a closed replica never gets in step
+    again). As long as we hold it, nobody else has gone on from our head, because nothing is
+    acknowledged without us. The transaction compares the assignment's key, which also ends with our lease.
 
     Returns: False: it is not ours to note any more, and no other broker is known to have it.
     Raises: EtcdError. Cancellation: leaves open whether it was written.

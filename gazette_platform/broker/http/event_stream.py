@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 __all__ = ["EventStream"]
 
-# A line is held until its end has come, for each reader. Records of text are shorter by far; what is
-# longer is no text, and a few hundred readers of it would hold gigabytes.
+# For each reader a line is held in memory until its end has come. Records of text are far shorter than
+# this. Longer ones are not text, and a few hundred readers of them would take gigabytes.
 _LINE_BYTES_MAX = 1 << 20
 
-# Lines that are made into events in one go. If all of them are empty it takes some 10 ms, and an
-# event is a dozen times as long as its line.
+# How many lines are made into events in one go. If all of them are empty, that takes some 10 ms and
+# gives a dozen times as many bytes.
 _STEP_BYTES = 32 << 10
 
 # Milliseconds after which a browser connects again.
@@ -30,7 +30,8 @@ class EventStream:
     The id of an event is the offset behind its line, which browsers send back as ``Last-Event-ID``
     when they connect again: no line is lost, and none comes twice.
 
-    Args: offset: of the first byte that `feed` will get.
+    Args:
+        offset: of the first byte that `feed` will get.
 
     >>> stream = EventStream(100)
     >>> [*stream.feed(b"one\ntw"), *stream.feed(b"o\n")]
@@ -92,7 +93,7 @@ class EventStream:
 
 
 def _data(line: bytes) -> bytes:
-    """A line as the value of ``data``. Events are UTF-8, and a CR ends a line of theirs, too."""
+    """A line as the value of ``data``. Events are UTF-8, and in them a CR ends a line, too."""
     line = line.removesuffix(b"\r")
     if not line.isascii():
         line = line.decode("utf-8", "replace").encode()

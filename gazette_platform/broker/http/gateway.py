@@ -1,7 +1,7 @@
-"""The HTTP gateway: GET, HEAD and PUT of journals, for whoever has no gRPC.
+"""The HTTP gateway: GET, HEAD and PUT of journals, for programs without gRPC.
 
-It asks the broker's own service, as a transport does, so that whatever holds for an RPC holds here:
-tokens, metrics, flow control, and the path that content takes.
+It calls the broker's own service, just as the gRPC server does. So all that holds for an RPC holds
+here as well: tokens, metrics, flow control, and the path that content takes.
 
 Source: Gazette's http_gateway; departs: it verifies its caller, answers with the status that fits,
 names no ``Location`` (peers do not announce their HTTP port), streams events to browsers, and says
@@ -60,7 +60,7 @@ _BINARY = "application/octet-stream"
 # Proxies close connections that are quiet for a minute, the most impatient ones for half of one.
 _KEEPALIVE_S = 15.0
 
-# Who takes nothing for so long has gone, or will come back.
+# A client that takes nothing for so long has gone, or will connect again.
 _STALL_S = 60.0
 
 _BROKER_ENDED = "broker terminated RPC"
@@ -76,8 +76,9 @@ _EXPOSED = (
 class Gateway:
     """Serves journals over HTTP.
 
-    Args: allow_origin: origins whose pages may use it; ``*`` among them: all.
-          tasks: owns the keepalive of open event streams.
+    Args:
+        allow_origin: origins whose pages may use it; ``*`` among them: all.
+        tasks: owns the keepalive of open event streams.
     """
 
     def __init__(
@@ -254,8 +255,9 @@ class _NotServed(NotTaken):
 class _Contents:
     """The content of a read, and why it ended.
 
-    The journal may have moved, or a connection have broken, since its begin was asked for. A client
-    that was promised content then gets none: so a read that ends before any is made once more.
+    Before a read we ask where it begins. Since then the journal may have moved, or a connection may have
+    broken, and the client would get none of the content that it was promised. So a read that ends
+    before any content has come is made once more.
     """
 
     def __init__(self, read: Callable[[Send], Awaitable[None]], offset: int) -> None:

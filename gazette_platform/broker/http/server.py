@@ -47,7 +47,7 @@ _SWEEP_S = 1.0
 
 
 class _OurFaults(logging.Filter):
-    """Passes over what clients do wrong, which they are told: a log is no place for their noise."""
+    """Logs nothing of what clients do wrong: they are told, and the log is not theirs to fill."""
 
     @override
     def filter(self, record: logging.LogRecord) -> bool:
@@ -63,10 +63,14 @@ _server_log.addFilter(_OurFaults())
 class HttpServer:
     """Serves journals by a `Gateway`, ``/debug/ready`` and ``/debug/metrics``.
 
-    Args: flag: names the port in errors. tls: None: the port is plain.
-          gateway: None: diagnostics only. has_diagnostics: whether ``/debug/`` is there.
-          is_ready: whether the broker serves its journals. tasks: owns what looks after connections.
-          guard: of requests that foreign pages make; None: any is served.
+    Args:
+        flag: names the port in errors.
+        tls: None: the port is plain.
+        gateway: None: diagnostics only.
+        has_diagnostics: whether ``/debug/`` is there.
+        is_ready: whether the broker serves its journals.
+        tasks: owns what looks after connections.
+        guard: of requests that foreign pages make; None: any is served.
     """
 
     def __init__(

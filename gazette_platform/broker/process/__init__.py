@@ -1,1 +1,1 @@
-"""What a broker is as a process: signals, the end that does not wait for ever, the names it goes by."""
+"""The broker as a process: its signals, its end (which does not wait for ever), and its names."""

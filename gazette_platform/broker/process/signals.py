@@ -1,4 +1,4 @@
-"""What a broker's process does when it is told to end, and when a callback of its event loop fails."""
+"""What the process does when it is told to end, or when a callback of its event loop fails."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["HURRIED_S", "Leaver", "Signals", "on_loop_error"]
 _log = logging.getLogger(__name__)
 
 HURRIED_S: Final = 10.0
-"""Seconds that a process is given which was told to end twice, or has nothing left to do."""
+"""Seconds that are left to a process that was told to end twice, or has nothing left to do."""
 
 
 class Leaver(Protocol):
@@ -38,7 +38,9 @@ class Leaver(Protocol):
 class Signals:
     """What SIGTERM and SIGINT do: the first asks the broker to leave, the next to do so at once.
 
-    Attributes: stop: set by the first. starting: ended by it, while there is one.
+    Attributes:
+        stop: set by the first.
+        starting: limits the start of the broker while it is under way; the first ends it.
     """
 
     def __init__(self, broker: Leaver, watchdog: Watchdog) -> None:
@@ -70,7 +72,7 @@ class Signals:
 
 
 def on_loop_error(broker: Leaver, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """A callback failed, or a task that nobody waits for. Its owner has lost one turn by it."""
+    """A callback, or a task that nobody waits for, has failed. Its owner has lost that one call."""
     error, what = context.get("exception"), str(context.get("message"))
     if error is None or "PollerCompletionQueue" in what:  # the latter is grpc.aio's, and harmless
         loop.default_exception_handler(context)

@@ -1,7 +1,7 @@
 """Ends a process that was told to end and does not.
 
 A thread that hangs in a disk or a store holds up the interpreter for ever, and so does an event
-loop that hangs. Whoever asked for the end, with a time limit or for a second time, gets it.
+loop that hangs. If somebody asked for the end with a time limit, or a second time, it comes all the same.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ _FAILED = 1
 class Watchdog:
     """A deadline for the whole process, kept by a thread of its own.
 
-    Args: end: ends the process with an exit status; given by tests.
-    Attributes: describe: says for the log what the process is at, and hangs in.
+    Args:
+        end: ends the process with an exit status; given by tests.
+
+    Attributes:
+        describe: says for the log what the process is doing, and where it hangs.
     """
 
     def __init__(self, end: Callable[[int], None] = os._exit) -> None:
