@@ -68,18 +68,17 @@ class FakeJournal:
     def on_roll(self, *, is_elsewhere):
         self.rolls += 1
 
-    def resolve(self, min_revision):
-        if min_revision > self.revision:
-            return None
-        return events.Resolved(self.status, self.is_local, self.spec)
+    def locate(self):
+        return self.status, self.is_local
 
     async def wait_revision(self, revision):
         self.log.append(f"wait {revision}")
         await self.gate.wait()
         self.revision = max(self.revision, revision)
 
-    def count_replicas(self):
-        return events.Replicas(*self.replicas, self.revision)
+    @property
+    def replica_counts(self):
+        return self.replicas
 
     async def update_assignments(self):
         self.log.append("update")
@@ -97,21 +96,6 @@ class FakeJournal:
         await self.gate.wait()
         self.is_ready = not self.problem
         return self.problem
-
-    def view(self, *, begin, end, registers):
-        if self.spec is None:
-            return None
-        summary = self.index.summary
-        return events.ReplicaView(
-            spec=self.spec,
-            spool_begin=begin,
-            spool_end=end,
-            index_begin=summary.begin,
-            index_end=summary.end,
-            index_mod_time=summary.mod_time,
-            registers=registers,
-            now_s=self.clock.now().timestamp(),
-        )
 
     def on_commit(self, spool, *, appends, length):
         self.commits.append((spool.begin, spool.end, appends, length))

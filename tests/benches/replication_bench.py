@@ -155,28 +155,13 @@ class Primary(Node):
 
     @property
     def revision(self):
-        return hash(
-            (self.route, self.is_consistent)
-        )  # another one whenever etcd says something else
+        # Another one whenever etcd says something else.
+        return abs(hash((self.route, self.is_consistent)))
 
-    def resolve(self, min_revision):
-        return events.Resolved(Status.OK, is_local_primary=True, spec=self.spec)
+    def locate(self):
+        return Status.OK, True
 
-    def count_replicas(self):
-        return events.Replicas(3, 3, 1)
-
-    def view(self, *, begin, end, registers):
-        summary = self.index.summary
-        return events.ReplicaView(
-            spec=self.spec,
-            spool_begin=begin,
-            spool_end=end,
-            index_begin=summary.begin,
-            index_end=summary.end,
-            index_mod_time=0,
-            registers=registers,
-            now_s=0.0,
-        )
+    replica_counts = (3, 3)
 
     def on_rollback(self):
         self.rollbacks += 1

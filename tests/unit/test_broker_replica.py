@@ -143,9 +143,9 @@ class Bench:
     def resolve(self, journal, *, may_proxy, require_primary):
         return SimpleNamespace(status=Status.OK, is_local=True, spec=self.spec)
 
-    async def append(self, content):
+    async def append(self, content, **options):
         pending = Pending(
-            machine=fsm.AppendFSM(events.AppendRequest(JOURNAL)),
+            machine=fsm.AppendFSM(events.AppendRequest(JOURNAL, **options)),
             done=asyncio.get_running_loop().create_future(),
             chunks=[content],
             length=len(content),
@@ -627,12 +627,24 @@ async def test_a_journal_goes_on_behind_a_head_that_was_noted_and_lacks_nothing(
 # ------------------------------------------------------------------------------------------ etcd
 async def test_a_revision_that_is_not_known_yet_is_not_resolved_at(bench):
     """Who appends has seen it: the journal may have become another's with it."""
-    space = bench.context.space
-    space.revision = 7
-    assert bench.replica.resolve(7).status is Status.OK
-    assert bench.replica.resolve(8) is None
-    space.revision = 8
-    assert bench.replica.resolve(8).status is Status.OK
+    space, asked = bench.context.space, []
+    begun, known = asyncio.Event(), asyncio.Event()
+
+    async def wait_for_revision(revision):
+        asked.append(revision)
+        begun.set()
+        await known.wait()
+        space.revision = revision
+
+    space.revision, space.wait_for_revision = 7, wait_for_revision
+    assert (await bench.append(b"x", min_revision=7)).status is Status.OK
+    assert asked == []
+    waiting = bench.context.tasks.spawn(bench.append(b"y", min_revision=8))
+    async with asyncio.timeout(10):
+        await begun.wait()
+    assert (asked, bench.replica.head) == ([8], 1)
+    known.set()
+    assert (await waiting).status is Status.OK
 
 
 async def test_a_replica_that_closes_ends_the_reads_that_wait(bench):

@@ -38,7 +38,8 @@ from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.retry import backoff_s
 
 if TYPE_CHECKING:
-    from gazette_platform.broker.append.batch import Journal, Pending
+    from gazette_platform.broker.append.batch import Pending
+    from gazette_platform.broker.port import JournalPort
     from gazette_platform.broker.replicate.replicator import Replicator
     from gazette_platform.broker.spool.journal_spool import Draft, JournalSpool
     from gazette_platform.fragment.spool import Digest, Spool
@@ -58,7 +59,7 @@ class Appender:
 
     def __init__(
         self,
-        journal: Journal,
+        journal: JournalPort,
         *,
         spool: JournalSpool,
         replicator: Replicator,

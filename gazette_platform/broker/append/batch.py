@@ -7,7 +7,6 @@ content is here join a batch, each judged on top of the state that those before 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, assert_never, final
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Awaitable, Callable
 
+    from gazette_platform.broker.port import JournalPort
     from gazette_platform.broker.replicate.replicator import Replicator
     from gazette_platform.broker.spool.journal_spool import JournalSpool
     from gazette_platform.errors import GazetteError
@@ -31,7 +31,6 @@ __all__ = [
     "BATCH_APPENDS_MAX",
     "BATCH_BYTES_MAX",
     "Answers",
-    "Journal",
     "Outcome",
     "Pending",
     "Planner",
@@ -39,6 +38,7 @@ __all__ = [
     "content_sum",
     "not_ours",
     "refuse",
+    "view_of",
 ]
 
 # A batch is bounded so that the first append in it does not wait for long.
@@ -54,69 +54,6 @@ _SYNC_RETRY_S = 0.1
 
 _ACKNOWLEDGED = events.Acknowledged()
 _CONTENT_END = events.ContentEnd()
-
-
-class Journal(Protocol):
-    """What an appender asks of the replica that it belongs to."""
-
-    name: str
-
-    @property
-    def spec(self) -> JournalSpec | None:
-        """The spec as of now; None once the journal is deleted."""
-        ...
-
-    @property
-    def revision(self) -> int:
-        """Of etcd, that the rest is as of; healths and fragments of stores change without it."""
-        ...
-
-    def resolve(self, min_revision: int) -> events.Resolved | None:
-        """Look the journal up; None if the key space is not at `min_revision` yet."""
-        ...
-
-    async def wait_revision(self, revision: int) -> None:
-        """Wait for the key space to reach `revision`."""
-        ...
-
-    @property
-    def is_consistent(self) -> bool:
-        """Whether every assignment carries the current route."""
-        ...
-
-    def count_replicas(self) -> events.Replicas:
-        """Brokers that serve the journal, and how many should."""
-        ...
-
-    async def update_assignments(self) -> int:
-        """Write the route into the assignments. Returns: the revision to look at."""
-        ...
-
-    async def write_suspend(self, suspend: SuspendSpec) -> int:
-        """Store the spec with this suspension. Returns: the revision to look at."""
-        ...
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the stores were listed and the first one is healthy."""
-        ...
-
-    async def wait_ready(self) -> str:
-        """Wait until `is_ready`. Returns: "", or why a store stays unhealthy, or unlisted."""
-        ...
-
-    def view(self, *, begin: int, end: int, registers: LabelSet) -> events.ReplicaView | None:
-        """The state as preconditions see it, with a spool of [begin, end); None: the journal is deleted."""
-        ...
-
-    @property
-    def refusal(self) -> str:
-        """Why nothing may be committed any more; empty while we may speak for the journal."""
-        ...
-
-    def on_rollback(self) -> None:
-        """An append ended without a commit after its content had come."""
-        ...
 
 
 class ContentStream(Protocol):
@@ -175,6 +112,19 @@ class Pending:
             self.done.set_exception(error)
 
 
+def view_of(
+    journal: JournalPort, begin: int, end: int, registers: LabelSet, now_s: float
+) -> events.ReplicaView | None:
+    """A journal as preconditions see it, with a spool of [begin, end); None: it is deleted."""
+    spec = journal.spec
+    if spec is None:
+        return None
+    index = journal.index.summary
+    return events.ReplicaView(
+        spec, begin, end, index.begin, index.end, index.mod_time, registers, now_s
+    )
+
+
 def content_sum(chunks: list[bytes | memoryview]) -> bytes:
     """SHA-1 of the concatenation of chunks; all zero if there are none."""
     if not chunks:
@@ -206,7 +156,7 @@ class Planner:
 
     def __init__(
         self,
-        journal: Journal,
+        journal: JournalPort,
         *,
         spool: JournalSpool,
         replicator: Replicator,
@@ -263,8 +213,8 @@ class Planner:
         return machine.join(found) if found is not None else machine.start()
 
     def _view(self) -> events.ReplicaView | None:
-        begin = self._store.digester.spool.begin
-        return self._journal.view(begin=begin, end=self._end, registers=self._registers)
+        begin, now_s = self._store.digester.spool.begin, self._clock.now().timestamp()
+        return view_of(self._journal, begin, self._end, self._registers, now_s)
 
     def _on_top(self, found: events.ReplicaView) -> events.ReplicaView:
         """The journal as it was found, with what is planned by now."""
@@ -313,9 +263,11 @@ class Planner:
                 self._planned += pending.length
                 self._batch.append(pending)
             case events.Resolve(min_revision):
+                if min_revision > journal.revision:
+                    return Wait(lambda: self._wait_revision(pending, min_revision))
                 self._resolved_at = journal.revision
-                found = journal.resolve(min_revision)
-                return found or Wait(lambda: self._wait_revision(pending, min_revision))
+                status, is_local = journal.locate()
+                return events.Resolved(status, is_local, journal.spec)
             case events.Sync(roll_to, registers):
                 if roll_to == 0 and replicator.is_synced:
                     return synced.Synced()
@@ -326,11 +278,10 @@ class Planner:
                     events.AssignmentsFresh() if journal.is_consistent else Wait(self._write_route)
                 )
             case events.CountReplicas():
-                replicas = journal.count_replicas()
-                if replicas.current < replicas.desired:
+                current, desired = journal.replica_counts
+                if current < desired:
                     pending.is_short = self._clock.monotonic() < pending.wait_until
-                    return dataclasses.replace(replicas, may_wait=pending.is_short)
-                return replicas
+                return events.Replicas(current, desired, journal.revision, pending.is_short)
             case events.AwaitReady():
                 return self._found_ready() if journal.is_ready else Wait(self._wait_ready)
             case events.WriteSuspend(suspend):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, final
 
 from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.append.batch import Outcome, Pending
+from gazette_platform.broker.port import JournalPort
 from gazette_platform.errors import GazetteError
 from gazette_platform.ops.retry import backoff_s
 from gazette_platform.protocol import AppendSuspend, Status
@@ -33,10 +34,9 @@ _RETRIES_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _REST_S = 5.0
 
 
-class PulsedJournal(Protocol):
+class PulsedJournal(JournalPort, Protocol):
     """What pulses need of a replica."""
 
-    name: str
     is_primary: bool
     is_closed: bool
     appender: Appender
@@ -44,16 +44,6 @@ class PulsedJournal(Protocol):
     watchers: set[Callable[[], None]]
     last_append_at: float
     """Monotonic seconds."""
-
-    @property
-    def is_consistent(self) -> bool:
-        """Whether every assignment carries the current route."""
-        ...
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the stores were listed and the first one is healthy."""
-        ...
 
 
 @final

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.append.appender import Appender
-from gazette_platform.broker.append.batch import Outcome, Pending
+from gazette_platform.broker.append.batch import Outcome, Pending, view_of
 from gazette_platform.broker.append.content import RateBalance
 from gazette_platform.broker.journal.gaps import KNOWN_WAIT_S, Gaps
 from gazette_platform.broker.journal.pulses import Pulses
@@ -29,7 +29,6 @@ from gazette_platform.protocol import (
     AppendSuspend,
     Fragment,
     JournalSpec,
-    LabelSet,
     Status,
     SuspendSpec,
 )
@@ -192,27 +191,25 @@ class Replica:
         """Of the key space."""
         return self._context.space.revision
 
-    def resolve(self, min_revision: int) -> events.Resolved | None:
-        """Look the journal up; None if the key space is not at `min_revision` yet."""
-        if min_revision > self._context.space.revision:
-            return None
+    def locate(self) -> tuple[Status, bool]:
+        """Look the journal up. Returns: OK if somebody serves it, and whether we are its primary."""
         if self._resolver.replicas.get(self.name) is not self:
             # Unassigned, demoted or created anew, even if we are primary again by now: this spool
             # is not the journal's any more.
-            return events.Resolved(Status.OK, is_local_primary=False)
+            return Status.OK, False
         found = self._resolver.resolve_now(self.name, may_proxy=True, require_primary=True)
-        return events.Resolved(found.status, found.is_local, found.spec)
+        return found.status, found.is_local
 
     async def wait_revision(self, revision: int) -> None:
         """Wait for the key space to reach `revision`."""
         await self._context.space.wait_for_revision(revision)
 
-    def count_replicas(self) -> events.Replicas:
-        """Brokers that serve the journal, and how many should."""
+    @property
+    def replica_counts(self) -> tuple[int, int]:
+        """How many brokers serve the journal, and how many should."""
         spec = self.spec
         desired = spec.desired_replication(self._context.config.max_replication) if spec else 0
-        current = len(self._state.assignments_of(self.name))
-        return events.Replicas(current, desired, self._context.space.revision)
+        return len(self._state.assignments_of(self.name)), desired
 
     async def update_assignments(self) -> int:
         """Write the route into the assignments. Returns: the revision to look at.
@@ -280,23 +277,6 @@ class Replica:
             return None
         self._context.guard.check(spec)
         return self._context.stores.get(spec.fragment.stores[0])
-
-    def view(self, *, begin: int, end: int, registers: LabelSet) -> events.ReplicaView | None:
-        """The state as preconditions see it, with a spool of [begin, end); None once deleted."""
-        spec = self.spec
-        if spec is None:
-            return None
-        index = self.index.summary
-        return events.ReplicaView(
-            spec=spec,
-            spool_begin=begin,
-            spool_end=end,
-            index_begin=index.begin,
-            index_end=index.end,
-            index_mod_time=index.mod_time,
-            registers=registers,
-            now_s=self._context.clock.now().timestamp(),
-        )
 
     def on_commit(self, spool: Spool, *, appends: int, length: int) -> None:
         """The spool holds more: publish it to readers, and see that its window ends."""
@@ -513,9 +493,8 @@ class Replica:
             return
         # One that is suspended partly goes on to fully once all its fragments were pruned.
         request = events.AppendRequest(self.name, suspend=AppendSuspend.SUSPEND_IF_FLUSHED)
-        view = self.view(
-            begin=self.spool.spool.begin, end=self.spool.end, registers=self.spool.registers
-        )
+        spool, now_s = self.spool, self._context.clock.now().timestamp()
+        view = view_of(self, spool.spool.begin, spool.end, spool.registers, now_s)
         if view is not None and isinstance(fsm.preconditions(request, view), events.WriteSuspend):
             self._pulses.start(AppendSuspend.SUSPEND_IF_FLUSHED)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker.replicate import synced
 from gazette_platform.broker.replicate.messages import encode_proposal
@@ -27,14 +27,14 @@ from gazette_platform.protocol.content import encode_replicate_content
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from gazette_platform.broker.port import JournalPort
     from gazette_platform.broker.replicate.pipeline_fsm import SyncOutcome
     from gazette_platform.broker.spool.journal_spool import Draft, JournalSpool
-    from gazette_platform.broker.wire.peer_stream import PeerStream
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.tasks import TaskGroup
-    from gazette_platform.protocol import EtcdHeader, LabelSet, ProcessId, Route
+    from gazette_platform.protocol import LabelSet, ProcessId, Route
 
-__all__ = ["Replicator", "ReplicatorHost"]
+__all__ = ["Replicator"]
 
 # Proposals under way. While one is, small appends gather and go together with the next: that costs
 # less than it takes. Larger ones keep all replicas busy.
@@ -64,31 +64,6 @@ _AGE_S_MAX = 600.0
 _MESSAGE_BYTES_MAX = 1 << 20
 
 
-class ReplicatorHost(Protocol):
-    """What a replicator asks of the replica that it belongs to."""
-
-    name: str
-
-    @property
-    def route(self) -> Route:
-        """The journal's route, as of now."""
-        ...
-
-    @property
-    def etcd_header(self) -> EtcdHeader:
-        """What `route` is from."""
-        ...
-
-    @property
-    def process_id(self) -> ProcessId:
-        """This broker."""
-        ...
-
-    def open_stream(self, peer: ProcessId, endpoint: str) -> PeerStream:
-        """Begin a Replicate stream to a peer. Raises: RpcFailed: it has no endpoint."""
-        ...
-
-
 @final
 class Replicator:
     """The primary's view of its replicas.
@@ -98,9 +73,9 @@ class Replicator:
     """
 
     def __init__(
-        self, host: ReplicatorHost, spool: JournalSpool, *, tasks: TaskGroup, clock: Clock
+        self, journal: JournalPort, spool: JournalSpool, *, tasks: TaskGroup, clock: Clock
     ) -> None:
-        self._host = host
+        self._journal = journal
         self._spool = spool
         self._tasks = tasks
         self._clock = clock
@@ -158,7 +133,7 @@ class Replicator:
         Cancellation: safe; the pipeline is closed.
         """
         interrupt = self._interrupt = Interrupt()
-        self._syncing = route = self._host.route
+        self._syncing = route = self._journal.route
         try:
             return await interrupt.wait(self._sync(route, roll_to, registers, must_roll))
         except Interrupted:
@@ -177,9 +152,9 @@ class Replicator:
         registers: LabelSet | None,
         must_roll: Callable[[], bool],
     ) -> synced.SyncResult:
-        host, spool = self._host, self._spool
+        journal, spool = self._journal, self._spool
         await self.settled()
-        if route.primary_id != host.process_id:
+        if route.primary_id != journal.process_id:
             return synced.Invalidated()
         pipeline = self._pipeline
         if pipeline is not None and not (pipeline.is_usable and pipeline.route.equivalent(route)):
@@ -244,9 +219,9 @@ class Replicator:
     def _open(self, route: Route) -> Pipeline:
         pipeline = Pipeline(
             route,
-            self._host.process_id,
-            self._host.etcd_header,
-            open_stream=self._host.open_stream,
+            self._journal.process_id,
+            self._journal.etcd_header,
+            open_stream=self._journal.open_stream,
             tasks=self._tasks,
             stall_s=_STALL_S,
             # One that is being closed must not be taken for its successor.
@@ -313,7 +288,7 @@ class Replicator:
         """
         pipeline = self._pipeline
         if pipeline is None:
-            raise RpcFailed(Code.UNAVAILABLE, f"{self._host.name}: its replicas have changed")
+            raise RpcFailed(Code.UNAVAILABLE, f"{self._journal.name}: its replicas have changed")
         raw = encode_proposal(draft.fragment(), registers, acknowledge=True)
         pipeline.ask(raw)
         self._is_open = False
@@ -329,7 +304,7 @@ class Replicator:
         spool.roll(to)
         pipeline = self._pipeline
         if pipeline is not None and pipeline.is_usable:
-            empty = Fragment(self._host.name, to, to, ZERO_SUM, spool.spool.codec)
+            empty = Fragment(self._journal.name, to, to, ZERO_SUM, spool.spool.codec)
             pipeline.send(encode_proposal(empty, spool.registers, acknowledge=False))
 
     def _on_settled(self, pipeline: Pipeline, count: int) -> None:
@@ -369,19 +344,19 @@ class Replicator:
     # ------------------------------------------------------------------------------------ life
     def on_change(self) -> None:
         """The journal's route may have changed."""
-        route = self._host.route
+        route = self._journal.route
         if self._syncing is not None and not route.equivalent(self._syncing):
             assert self._interrupt is not None
             self._interrupt.fire()
         pipeline = self._pipeline
         if pipeline is None:
             self.is_synced = self.is_synced and len(route.members) == 1
-            self.is_synced = self.is_synced and route.primary_id == self._host.process_id
+            self.is_synced = self.is_synced and route.primary_id == self._journal.process_id
             return
         if pipeline.route.equivalent(route):
             return
         self.is_synced = False
-        is_led = route.primary_id == self._host.process_id
+        is_led = route.primary_id == self._journal.process_id
         if is_led and set(pipeline.route.members) <= set(route.members):
             return
         pipeline.hurry(_LEFT_S)
@@ -419,7 +394,7 @@ class Replicator:
             return
         self._pipeline = None
         self.is_synced = self.has_peers = False
-        self._tasks.spawn(pipeline.close(), name=f"close pipeline {self._host.name}")
+        self._tasks.spawn(pipeline.close(), name=f"close pipeline {self._journal.name}")
 
     async def renew(self) -> None:
         """Let the next append sync over new streams. Cancellation: safe."""
@@ -437,7 +412,7 @@ class Replicator:
         if pipeline is not None:
             self._doubt(pipeline)
             pipeline.abandon()
-        self._fail(RpcFailed(Code.UNAVAILABLE, f"{self._host.name}: {why}"))
+        self._fail(RpcFailed(Code.UNAVAILABLE, f"{self._journal.name}: {why}"))
 
     def reset(self, why: str) -> None:
         """Give up what is under way, and the streams; the next append syncs again."""

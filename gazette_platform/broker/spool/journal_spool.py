@@ -19,7 +19,7 @@ import errno
 import logging
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker.spool.digester import DISK_RETRY_S, Digester
 from gazette_platform.broker.wire.interface import Code, RpcFailed
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from pathlib import Path
 
+    from gazette_platform.broker.port import JournalPort
     from gazette_platform.fragment.completed import CompletedSpool
     from gazette_platform.fragment.spool import Digest
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.tasks import TaskGroup
-    from gazette_platform.protocol import JournalSpec
 
-__all__ = ["DiskFull", "Draft", "JournalSpool", "SpoolHost"]
+__all__ = ["DiskFull", "Draft", "JournalSpool"]
 
 _log = logging.getLogger(__name__)
 
@@ -49,29 +49,6 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 # Attempts at reading back a closed fragment, once the journal leaves this broker.
 _LEAVING_ATTEMPTS = 3
-
-
-class SpoolHost(Protocol):
-    """What a spool asks of the replica that it belongs to, and tells it."""
-
-    name: str
-
-    @property
-    def spec(self) -> JournalSpec | None:
-        """The spec as of now; None once the journal is deleted."""
-        ...
-
-    def on_commit(self, spool: Spool, *, appends: int, length: int) -> None:
-        """The spool holds `length` more bytes, of so many appends: publish it to readers."""
-        ...
-
-    def on_roll(self, *, is_elsewhere: bool) -> None:
-        """A fragment was begun; where `is_elsewhere`, not at the end of the one before."""
-        ...
-
-    def on_complete(self, completed: CompletedSpool) -> None:
-        """A fragment closed: publish its sum, and persist it."""
-        ...
 
 
 @final
@@ -205,7 +182,7 @@ class JournalSpool:
 
     def __init__(
         self,
-        host: SpoolHost,
+        journal: JournalPort,
         *,
         executor: Executor,
         compressors: Executor,
@@ -218,7 +195,7 @@ class JournalSpool:
 
         Args: executor: threads for writing and hashing. compressors: those for compression.
         """
-        self._host = host
+        self._journal = journal
         self._executor = executor
         self._compressors = compressors
         self._tasks = tasks
@@ -254,7 +231,7 @@ class JournalSpool:
     @property
     def name(self) -> str:
         """Of the journal."""
-        return self._host.name
+        return self._journal.name
 
     @property
     def may_make_room(self) -> bool:
@@ -312,20 +289,20 @@ class JournalSpool:
         """Settle a draft at once; nothing is staged before it."""
         digester, length = draft.digester, draft.length
         if self._staged or digester is not self.digester or draft.at != self.end + length:
-            raise RuntimeError(f"{self._host.name}: a draft of another place")
+            raise RuntimeError(f"{self._journal.name}: a draft of another place")
         spool = digester.spool
         self.end, self.registers = draft.at, registers
         now = spool.first_append_at or self._clock.now()  # who has one needs no other
         spool.commit(draft.at, registers=registers, now=now, digest=draft.digest)
         if length:
-            self._host.on_commit(spool, appends=appends, length=length)
+            self._journal.on_commit(spool, appends=appends, length=length)
             if spool.is_behind:
                 digester.kick()
 
     def stage(self, draft: Draft, registers: LabelSet, *, appends: int = 1) -> None:
         """Count a draft as content once `settle` is called for it."""
         if draft.digester is not self.digester or draft.at != self.end + draft.length:
-            raise RuntimeError(f"{self._host.name}: a draft of another place")
+            raise RuntimeError(f"{self._journal.name}: a draft of another place")
         staged = _Staged(self.digester, draft.at, registers, draft.digest, appends, draft.length)
         self._staged.append(staged)
         self.end, self.registers = draft.at, registers
@@ -338,7 +315,7 @@ class JournalSpool:
             staged.end, registers=staged.registers, now=self._clock.now(), digest=staged.digest
         )
         if staged.length:
-            self._host.on_commit(spool, appends=staged.appends, length=staged.length)
+            self._journal.on_commit(spool, appends=staged.appends, length=staged.length)
             if spool.is_behind:
                 staged.digester.kick()
         if staged.digester is not self.digester:
@@ -391,14 +368,14 @@ class JournalSpool:
         self.digester = self._open(to, self.registers, codec)
         self._closing[old] = is_urgent
         self._finish_settled()
-        self._host.on_roll(is_elsewhere=is_elsewhere)
+        self._journal.on_roll(is_elsewhere=is_elsewhere)
 
     def _open(self, begin: int, registers: LabelSet, codec: CompressionCodec | None) -> Digester:
-        spec = self._host.spec
+        spec = self._journal.spec
         if codec is None:
             codec = spec.fragment.codec if spec is not None else CompressionCodec.NONE
         spool = Spool(
-            self._host.name,
+            self._journal.name,
             directory=self._directory,
             begin=begin,
             codec=codec,
@@ -412,7 +389,7 @@ class JournalSpool:
         waiting = {staged.digester for staged in self._staged}
         for old in [one for one in self._closing if one not in waiting]:
             if old.spool.content_length:
-                task = self._tasks.spawn(self._complete(old), name=f"roll {self._host.name}")
+                task = self._tasks.spawn(self._complete(old), name=f"roll {self._journal.name}")
                 self._completing.add(task)
                 task.add_done_callback(self._completing.discard)
             else:
@@ -426,7 +403,7 @@ class JournalSpool:
             is_urgent = self._closing.pop(old, False)
         if completed is not None:
             completed.is_primary = completed.is_primary or is_urgent
-            self._host.on_complete(completed)
+            self._journal.on_complete(completed)
 
     async def _read_back(self, old: Digester) -> CompletedSpool | None:
         """Complete a closed fragment, however long its disk needs.

@@ -1,0 +1,116 @@
+"""What the parts of a journal ask of the replica that they belong to, and tell it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from gazette_platform.broker.wire.peer_stream import PeerStream
+    from gazette_platform.fragment.completed import CompletedSpool
+    from gazette_platform.fragment.index import Index
+    from gazette_platform.fragment.spool import Spool
+    from gazette_platform.protocol import (
+        EtcdHeader,
+        JournalSpec,
+        ProcessId,
+        Route,
+        Status,
+        SuspendSpec,
+    )
+
+__all__ = ["JournalPort"]
+
+
+class JournalPort(Protocol):
+    """A journal at this broker, as its spool, its replicator and its appender know it."""
+
+    name: str
+    index: Index
+
+    # ------------------------------------------------------------------------ as etcd has it
+    @property
+    def revision(self) -> int:
+        """Of etcd, that the rest is as of; healths and fragments of stores change without it."""
+        ...
+
+    @property
+    def spec(self) -> JournalSpec | None:
+        """The spec as of now; None once the journal is deleted."""
+        ...
+
+    @property
+    def route(self) -> Route:
+        """The journal's route, as of now."""
+        ...
+
+    @property
+    def etcd_header(self) -> EtcdHeader:
+        """What `route` is from."""
+        ...
+
+    @property
+    def process_id(self) -> ProcessId:
+        """This broker."""
+        ...
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether every assignment carries the current route."""
+        ...
+
+    @property
+    def replica_counts(self) -> tuple[int, int]:
+        """How many brokers serve the journal, and how many should."""
+        ...
+
+    def locate(self) -> tuple[Status, bool]:
+        """Look the journal up. Returns: OK if somebody serves it, and whether we are its primary."""
+        ...
+
+    async def wait_revision(self, revision: int) -> None:
+        """Wait for the key space to reach `revision`."""
+        ...
+
+    async def update_assignments(self) -> int:
+        """Write the route into the assignments. Returns: the revision to look at."""
+        ...
+
+    async def write_suspend(self, suspend: SuspendSpec) -> int:
+        """Store the spec with this suspension. Returns: the revision to look at."""
+        ...
+
+    # -------------------------------------------------------------------- stores, fence, peers
+    @property
+    def is_ready(self) -> bool:
+        """Whether the stores were listed and the first one is healthy."""
+        ...
+
+    async def wait_ready(self) -> str:
+        """Wait until `is_ready`. Returns: "", or why a store stays unhealthy, or unlisted."""
+        ...
+
+    @property
+    def refusal(self) -> str:
+        """Why nothing may be committed any more; empty while we may speak for the journal."""
+        ...
+
+    def open_stream(self, peer: ProcessId, endpoint: str) -> PeerStream:
+        """Begin a Replicate stream to a peer. Raises: RpcFailed: it has no endpoint."""
+        ...
+
+    # ---------------------------------------------------------------------------- it is told
+    def on_commit(self, spool: Spool, *, appends: int, length: int) -> None:
+        """The spool holds `length` more bytes, of so many appends: publish it to readers."""
+        ...
+
+    def on_rollback(self) -> None:
+        """An append ended without a commit after its content had come."""
+        ...
+
+    def on_roll(self, *, is_elsewhere: bool) -> None:
+        """A fragment was begun; where `is_elsewhere`, not at the end of the one before."""
+        ...
+
+    def on_complete(self, completed: CompletedSpool) -> None:
+        """A fragment closed: publish its sum, and persist it."""
+        ...
