@@ -7,8 +7,7 @@ its caller may make such a call at all was checked before (`service`).
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
 
@@ -52,8 +51,7 @@ def decode(kind: type[M], raw: bytes, validate: Callable[[M], None]) -> M:
     return request
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """Who answers a call about a journal.
 
     Attributes: status: OK if somebody serves it. replica: ours that does; None: another broker
@@ -114,7 +112,7 @@ async def find_readable(
     )
     spec = found.resolution.spec
     if found.status is Status.OK and spec is not None and not spec.flags.may_read:
-        return replace(found, status=Status.NOT_ALLOWED, replica=None)
+        return found._replace(status=Status.NOT_ALLOWED, replica=None)
     return found
 
 
