@@ -10,7 +10,6 @@ from __future__ import annotations
 from gazette_platform.codecs.codec import (
     Compressor,
     Decompressor,
-    codec_of_extension,
     compressor,
     decompress_steps,
     decompressor,
@@ -20,7 +19,6 @@ from gazette_platform.codecs.codec import (
 __all__ = [
     "Compressor",
     "Decompressor",
-    "codec_of_extension",
     "compressor",
     "decompress_steps",
     "decompressor",

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Compressor",
     "Decompressor",
-    "codec_of_extension",
     "compressor",
     "decompress_steps",
     "decompressor",
@@ -94,11 +93,3 @@ def extension(codec: CompressionCodec) -> str:
     """
     codec.validate()
     return codec.extension
-
-
-def codec_of_extension(text: str) -> CompressionCodec:
-    """The codec of a name that ends in `text`, which is empty or begins with a dot.
-
-    Raises: ValidationError: no codec has it.
-    """
-    return CompressionCodec.of_extension(text)

@@ -39,7 +39,6 @@ __all__ = [
     "iceberg_spark_runtime",
     "install_all",
     "java",
-    "java_binary",
     "trino",
 ]
 
@@ -79,11 +78,6 @@ def java(major: int) -> Path:
         return runtime
     home = _home_name(f"jre-{major}", "spark-java")
     return _install(home, f"Java {major} for Spark", lambda into: _wrap_java(runtime, into))
-
-
-def java_binary(major: int) -> Path:
-    """The ``java`` command of a runtime; see `java`."""
-    return java(major) / "bin" / "java"
 
 
 def etcd() -> Path:

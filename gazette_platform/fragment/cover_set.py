@@ -151,11 +151,6 @@ class CoverSet(Generic[T]):
         del self._items[index], self._begins[index], self._ends[index]
         return True
 
-    def from_begin(self, offset: int) -> Iterator[T]:
-        """Members that begin at or after `offset`, in order; the set must not change meanwhile."""
-        for index in range(bisect_left(self._begins, offset), len(self._items)):
-            yield self._items[index]
-
     def overlapping(self, begin: int, end: int) -> list[T]:
         """Members that hold any byte of [begin, end), in order."""
         return self._items[bisect_right(self._ends, begin) : bisect_left(self._begins, end)]

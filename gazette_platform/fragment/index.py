@@ -124,28 +124,6 @@ class Index:
         """Whether stores are known to hold all bytes [begin, end)."""
         return begin >= end or self._remote.covers(begin, end)
 
-    async def query(
-        self, offset: int, *, block: bool = False, begin_mod_time: int = 0
-    ) -> QueryResult | None:
-        """Where to read at `offset`; with `block`, wait until there is something.
-
-        Args: as `lookup`. Without `block`, -1 only tells the write head.
-        Returns: None if the index was closed while waiting: the read ends cleanly.
-        Cancellation: safe.
-        """
-        if offset == _FROM_HEAD:
-            offset = self._all.end
-            if not block:
-                return QueryResult(Status.OFFSET_NOT_YET_AVAILABLE, offset, offset)
-        while True:
-            result = self.lookup(offset, begin_mod_time=begin_mod_time)
-            if result.status is Status.OK or not block:
-                return result
-            # What was skipped stays skipped, even if it is listed anew with another time.
-            offset = result.offset
-            if not await self.wait_change():
-                return None
-
     async def wait_change(self) -> bool:
         """Wait until fragments change. Returns: False if the index is closed.
 

@@ -179,11 +179,6 @@ class MetastoreSession:
 
     # -------------------------------------------------------- Hive partitions
 
-    def partition_count(self, table: HiveTable) -> int:
-        """The number of Hive partitions of `table`."""
-        with self._calling(f"count the partitions of {table.full_name}"):
-            return len(self._client.get_partition_names(table.database, table.name, -1))
-
     def partitions(self, table: HiveTable) -> list[HivePartition]:
         """All Hive partitions of `table`, in batches, sorted by name."""
         with self._calling(f"list the partitions of {table.full_name}"):

@@ -44,7 +44,6 @@ from gazette_platform.protocol.processes import (
     validate_endpoint,
 )
 from gazette_platform.protocol.request_rules import (
-    PAGE_LIMIT_DEFAULT,
     PAGE_LIMIT_MAX,
     validate_append_chunk,
     validate_append_request,
@@ -68,7 +67,6 @@ from gazette_platform.protocol.response_rules import (
 from gazette_platform.protocol.routing import EtcdHeader, Header, Route
 from gazette_platform.protocol.selectors import LabelSelector
 from gazette_platform.protocol.specs import (
-    CONTENT_TYPES,
     FragmentSpec,
     JournalChange,
     JournalSpec,
@@ -78,8 +76,6 @@ from gazette_platform.protocol.store_urls import StoreUrl, parse_store_url, vali
 from gazette_platform.protocol.text_form import fragment_text, message_text, route_text
 
 __all__ = [
-    "CONTENT_TYPES",
-    "PAGE_LIMIT_DEFAULT",
     "PAGE_LIMIT_MAX",
     "ZERO_SUM",
     "AppendSuspend",

@@ -23,6 +23,7 @@ from jwt.algorithms import HMACAlgorithm
 from typing_extensions import override
 
 from gazette_platform.errors import GazetteError, ValidationError
+from gazette_platform.protocol.json_form import selector_json
 from gazette_platform.protocol.labels import Label, LabelSet
 from gazette_platform.protocol.selectors import LabelSelector
 
@@ -124,10 +125,7 @@ class Claims:
         """The claims of a token, as JSON has them."""
         return {
             "cap": int(self.capability),
-            "sel": {
-                "include": {"labels": _labels_json(self.selector.include)},
-                "exclude": {"labels": _labels_json(self.selector.exclude)},
-            },
+            "sel": selector_json(self.selector),
             "exp": issued_at + lifetime_s,
             "iat": issued_at,
         }
@@ -311,19 +309,6 @@ def _object(payload: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise _malformed(f"{name} is not an object")
     return value
-
-
-def _labels_json(labels: LabelSet) -> list[dict[str, Any]] | None:
-    """Labels as Go encodes them: empty fields left out, and null for none."""
-    out: list[dict[str, Any]] = []
-    for label in labels.labels:
-        entry: dict[str, Any] = {"name": label.name}
-        if label.value:
-            entry["value"] = label.value
-        if label.prefix:
-            entry["prefix"] = True
-        out.append(entry)
-    return out or None
 
 
 def _labels_of(holder: Mapping[str, Any], where: str) -> LabelSet:

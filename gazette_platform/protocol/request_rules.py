@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OFFSET_MAX",
-    "PAGE_LIMIT_DEFAULT",
     "PAGE_LIMIT_MAX",
     "REGISTER_LABELS_MAX",
     "SELECTOR_LABELS_MAX",
@@ -46,7 +45,6 @@ __all__ = [
     "validate_replicate_request",
 ]
 
-PAGE_LIMIT_DEFAULT: Final = 1000
 PAGE_LIMIT_MAX: Final = 10_000
 
 SELECTOR_LABELS_MAX: Final = 8192

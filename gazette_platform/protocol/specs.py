@@ -24,7 +24,6 @@ from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.protocol.store_urls import parse_store_url
 
 __all__ = [
-    "CONTENT_TYPES",
     "REPLICATION_MAX",
     "FragmentSpec",
     "JournalChange",
@@ -45,14 +44,6 @@ _INT64_MAX = (1 << 63) - 1
 _CONTENT_TYPE = "content-type"
 _MESSAGE_TYPE = "app.gazette.dev/message-type"
 _MESSAGE_SUBTYPE = "app.gazette.dev/message-subtype"
-
-# Content types whose framing is known to Gazette's readers of messages.
-CONTENT_TYPES: Final = (
-    "application/x-gazette-recoverylog",
-    "application/x-ndjson",
-    "application/x-protobuf-fixed",
-    "text/csv",
-)
 
 _SINGLE_VALUE_LABELS = frozenset(
     {

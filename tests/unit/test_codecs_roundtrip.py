@@ -10,7 +10,6 @@ import pytest
 import zstandard
 
 from gazette_platform.codecs import (
-    codec_of_extension,
     compressor,
     decompress_steps,
     decompressor,
@@ -223,9 +222,9 @@ def test_snappy_chunks_that_claim_too_much_are_refused():
 
 def test_extensions():
     assert [extension(codec) for codec in CODECS] == [".raw", ".gz", ".zst", ".sz", ""]
-    assert [codec_of_extension(extension(codec)) for codec in CODECS] == CODECS
+    assert [CompressionCodec.of_extension(extension(codec)) for codec in CODECS] == CODECS
     with pytest.raises(ValidationError, match=r"unrecognized compression extension: \.XXX"):
-        codec_of_extension(".XXX")
+        CompressionCodec.of_extension(".XXX")
 
 
 @pytest.mark.parametrize("codec", [CompressionCodec.INVALID, CompressionCodec.from_wire(77)])

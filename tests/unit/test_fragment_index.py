@@ -16,6 +16,17 @@ from gazette_platform.protocol import Fragment, Status
 HOUR_S = 3600
 
 
+async def read_at(index, offset, *, begin_mod_time=0):
+    """Where a blocking read finds its content, waiting as such reads do; None: the index closed."""
+    while True:
+        result = index.lookup(offset, begin_mod_time=begin_mod_time)
+        if result.status is Status.OK:
+            return result
+        offset = result.offset
+        if not await index.wait_change():
+            return None
+
+
 class File:
     """A local file that counts its holders."""
 
@@ -79,11 +90,11 @@ async def test_i1_remote_and_local_queries(index):
     file = File()
     index.replace_remote(listed(remote(0, 100)))
     index.spool_commit(local(100, 200), file)
-    result = await index.query(110)
+    result = index.lookup(110)
     assert (result.status, result.offset, result.write_head) == (Status.OK, 110, 200)
     assert result.fragment == local(100, 200)
     assert result.file is file
-    result = await index.query(50)
+    result = index.lookup(50)
     assert result.fragment == remote(0, 100)
     assert result.file is None
     assert index.summary == IndexSummary(0, 200, 0)
@@ -99,19 +110,19 @@ async def test_i2_remote_replaces_covered_local(index):
     index.replace_remote(listed(remote(100, 150), remote(150, 300)))
     assert [file.holders for file in files] == [1, 1, 2]
     assert [one.begin for one in await index.inspect()] == [100, 150, 300]
-    assert (await index.query(210)).fragment.backing_store == "file:///"
-    assert (await index.query(310)).file is files[2]
+    assert index.lookup(210).fragment.backing_store == "file:///"
+    assert index.lookup(310).file is files[2]
 
 
 async def test_i3_the_write_head(index, tasks):
     index.spool_commit(local(100, 200), None)
-    result = await index.query(-1)
+    result = index.lookup(-1)
     assert (result.status, result.offset, result.write_head) == (
         Status.OFFSET_NOT_YET_AVAILABLE,
         200,
         200,
     )
-    task = await blocked(tasks, index.query(-1, block=True))
+    task = await blocked(tasks, read_at(index, -1))
     index.spool_commit(local(200, 250), None)
     result = await finished(task)
     assert (result.status, result.offset, result.write_head) == (Status.OK, 200, 250)
@@ -121,14 +132,14 @@ async def test_i3_the_write_head(index, tasks):
 async def test_i4_missing_byte_zero(index, clock):
     now = int(clock.now().timestamp())
     index.spool_commit(local(100, 200), None)
-    result = await index.query(0)
+    result = index.lookup(0)
     assert (result.status, result.offset, result.write_head) == (
         Status.OFFSET_NOT_YET_AVAILABLE,
         0,
         200,
     )
     index.replace_remote(listed(remote(100, 200, now)))
-    result = await index.query(0)
+    result = index.lookup(0)
     assert (result.status, result.offset) == (Status.OK, 100)
     assert result.fragment == remote(100, 200, now)
 
@@ -151,10 +162,10 @@ def test_a_lookup_tells_what_it_skips_unless_that_is_missing_for_long(index, clo
 async def test_i5_missing_middle(index, clock, tasks):
     now = int(clock.now().timestamp())
     index.replace_remote(listed(remote(100, 200, now), remote(300, 400, now)))
-    result = await index.query(210)
+    result = index.lookup(210)
     assert (result.status, result.offset) == (Status.OFFSET_NOT_YET_AVAILABLE, 210)
 
-    task = await blocked(tasks, index.query(210, block=True))
+    task = await blocked(tasks, read_at(index, 210))
     index.spool_commit(local(400, 420), None)  # not what it waits for
     await asyncio.sleep(0)
     assert not task.done()
@@ -162,7 +173,7 @@ async def test_i5_missing_middle(index, clock, tasks):
     result = await finished(task)
     assert (result.offset, result.fragment) == (210, local(200, 250))
 
-    task = await blocked(tasks, index.query(250, block=True))
+    task = await blocked(tasks, read_at(index, 250))
     clock.advance(6 * HOUR_S)
     index.spool_commit(local(400, 430), None)
     await asyncio.sleep(0)
@@ -189,19 +200,19 @@ async def test_i5_missing_middle(index, clock, tasks):
 async def test_i6_begin_mod_time(index, offset, begin_mod_time, expected):
     index.replace_remote(listed(remote(0, 100, 10), remote(100, 200, 20), remote(200, 300, 20)))
     index.spool_commit(local(300, 400), None)
-    result = await index.query(offset, begin_mod_time=begin_mod_time)
+    result = index.lookup(offset, begin_mod_time=begin_mod_time)
     assert (result.status, result.offset) == expected
 
 
 async def test_i6_all_skipped(index, tasks):
     index.replace_remote(listed(remote(0, 100, 10), remote(100, 200, 20)))
-    result = await index.query(5, begin_mod_time=21)
+    result = index.lookup(5, begin_mod_time=21)
     assert (result.status, result.offset, result.write_head) == (
         Status.OFFSET_NOT_YET_AVAILABLE,
         200,
         200,
     )
-    task = await blocked(tasks, index.query(5, block=True, begin_mod_time=21))
+    task = await blocked(tasks, read_at(index, 5, begin_mod_time=21))
     # What was skipped stays skipped, even if its object is written anew.
     index.replace_remote(listed(remote(0, 100, 10), remote(100, 200, 99)))
     index.spool_commit(local(200, 210), None)
@@ -210,15 +221,15 @@ async def test_i6_all_skipped(index, tasks):
 
 async def test_i7_cancelling_the_request_or_closing_the_index(index, tasks):
     index.spool_commit(local(0, 100), None)
-    request = await blocked(tasks, index.query(100, block=True))
+    request = await blocked(tasks, read_at(index, 100))
     request.cancel()
     with pytest.raises(asyncio.CancelledError):
         await request
-    task = await blocked(tasks, index.query(100, block=True))
+    task = await blocked(tasks, read_at(index, 100))
     index.close()
     assert await finished(task) is None
-    assert await index.query(200, block=True) is None
-    assert (await index.query(200)).status is Status.OFFSET_NOT_YET_AVAILABLE
+    assert await read_at(index, 200) is None
+    assert index.lookup(200).status is Status.OFFSET_NOT_YET_AVAILABLE
 
 
 async def test_i9_inspect_waits_for_the_first_listing(index, tasks):
@@ -242,10 +253,10 @@ async def test_a_growing_fragment_is_announced_again(index, tasks):
     file = File()
     for end in (110, 120, 130):
         index.spool_commit(local(100, end), file)
-        result = await index.query(100)
+        result = index.lookup(100)
         assert (result.fragment.end, result.file) == (end, file)
     assert file.holders == 2  # once by us, once by the index
-    task = await blocked(tasks, index.query(130, block=True))
+    task = await blocked(tasks, read_at(index, 130))
     index.spool_commit(local(100, 140), file)
     assert (await finished(task)).fragment == local(100, 140)
 
@@ -258,10 +269,10 @@ async def test_a_larger_local_fragment_takes_over_its_files(index):
     assert (small.holders, large.holders) == (1, 2)
     index.spool_commit(local(110, 120), small)  # within the larger one
     assert small.holders == 1
-    assert (await index.query(125)).file is large
+    assert index.lookup(125).file is large
     index.spool_commit(local(100, 210), None)
     assert large.holders == 1
-    assert (await index.query(125)).file is None
+    assert index.lookup(125).file is None
 
 
 async def test_add_remote_takes_the_place_of_the_local_fragment(index, tasks):
@@ -278,7 +289,7 @@ async def test_add_remote_takes_the_place_of_the_local_fragment(index, tasks):
     # A late publication of the same span does not take it back.
     index.spool_commit(local(100, 200), file)
     assert file.holders == 1
-    assert (await index.query(150)).fragment == remote(100, 200, 5)
+    assert index.lookup(150).fragment == remote(100, 200, 5)
     assert index.summary == IndexSummary(0, 210, 0)
 
 
@@ -343,7 +354,7 @@ async def test_close_lets_go_of_files(index):
     assert file.holders == 1
     index.spool_commit(local(200, 300), file)
     assert file.holders == 1
-    assert (await index.query(50)).fragment == remote(0, 100)
+    assert index.lookup(50).fragment == remote(0, 100)
 
 
 def test_summary_of_an_empty_index(index):

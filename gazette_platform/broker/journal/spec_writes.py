@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gazette_platform.etcd import Compare, Put
-from gazette_platform.keyspace import item_key
+from gazette_platform.keyspace import encode_journal_spec, encode_route, item_key
 from gazette_platform.protocol import SuspendLevel, SuspendSpec
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ async def write_route(context: BrokerContext, journal: str) -> int:
     stale = [a for a in assignments if not a.route.equivalent(route)]
     if not stale:
         return context.space.revision
-    value = route.without_endpoints().to_pb().SerializeToString(deterministic=True)
+    value = encode_route(route)
     result = await context.etcd.txn(
         [Compare.mod(a.key, a.mod_revision) for a in assignments],
         [Put(a.key, value, ignore_lease=True) for a in stale],
@@ -61,7 +61,7 @@ async def write_suspend(context: BrokerContext, journal: str, suspend: SuspendSp
             Compare.mod(key, item.mod_revision),
             *(Compare.mod(a.key, a.mod_revision) for a in state.assignments_of(journal)),
         ],
-        [Put(key, spec.to_pb().SerializeToString(deterministic=True))],
+        [Put(key, encode_journal_spec(spec))],
     )
     revision = await _revision(context, succeeded=result.succeeded, revision=result.header.revision)
     await context.space.wait_for_revision(revision)
@@ -78,12 +78,7 @@ async def write_head(context: BrokerContext, own: Assignment, suspend: SuspendSp
     key = item_key(context.config.etcd_prefix, own.journal)
     result = await context.etcd.txn(
         [Compare.mod(key, item.mod_revision), Compare.mod(own.key, own.mod_revision)],
-        [
-            Put(
-                key,
-                replace(item.spec, suspend=suspend).to_pb().SerializeToString(deterministic=True),
-            )
-        ],
+        [Put(key, encode_journal_spec(replace(item.spec, suspend=suspend)))],
     )
     await _revision(context, succeeded=result.succeeded, revision=result.header.revision)
     return result.succeeded
