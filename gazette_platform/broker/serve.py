@@ -1,4 +1,4 @@
-"""One broker process, from its announcement in etcd to its last persisted byte."""
+"""One broker, from its announcement in etcd to its last persisted byte."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, final
-
-import uvloop
 
 from gazette_platform.allocator import Allocator, announce
 from gazette_platform.broker.api.service import BrokerService
@@ -30,8 +28,6 @@ from gazette_platform.broker.journal.resolver import Resolver
 from gazette_platform.broker.journal.storing import still_storing
 from gazette_platform.broker.metrics import BrokerMetrics
 from gazette_platform.broker.process.names import random_id
-from gazette_platform.broker.process.signals import HURRIED_S, Signals, on_loop_error
-from gazette_platform.broker.process.watchdog import Watchdog
 from gazette_platform.broker.side_keys import own_member_key
 from gazette_platform.broker.store_guard import StoreGuard
 from gazette_platform.broker.wire.grpc_server import GrpcServer
@@ -44,10 +40,8 @@ from gazette_platform.keyspace import BrokerState, KeySpace
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.host_guard import HostGuard
-from gazette_platform.ops.limits import raise_file_limit
-from gazette_platform.ops.memory import give_back_when_idle, settle_memory, tune_malloc
+from gazette_platform.ops.memory import give_back_when_idle
 from gazette_platform.ops.retry import insist
-from gazette_platform.ops.stacks import describe_tasks
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import BrokerSpec, ProcessId
 from gazette_platform.stores import StoreRegistry, health_check, open_store
@@ -60,7 +54,7 @@ if TYPE_CHECKING:
     from gazette_platform.broker.config import BrokerConfig
     from gazette_platform.protocol import Fragment, JournalSpec
 
-__all__ = ["Broker", "run"]
+__all__ = ["Broker"]
 
 _log = logging.getLogger(__name__)
 
@@ -536,65 +530,3 @@ class Broker:
             left = await self._persist()
         await self.abandon()
         return left
-
-
-def run(config: BrokerConfig) -> None:
-    """Serve until SIGTERM or SIGINT, then drain.
-
-    A second signal ends it at once, and --broker.drain-timeout within some time, whatever hangs.
-
-    Raises: GazetteError: it could not start, or could not go on; the message says why.
-    """
-    raise_file_limit()
-    tune_malloc()
-    watchdog = Watchdog()
-    uvloop.run(_run(config, watchdog))
-
-
-async def _run(config: BrokerConfig, watchdog: Watchdog) -> None:
-    broker = Broker(config)
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda loop, context: on_loop_error(broker, loop, context))
-    watchdog.describe = partial(describe_tasks, loop)
-    signals = Signals(broker, watchdog)
-    try:
-        if not await _starts(broker, signals):
-            await broker.abandon()
-            return
-    except BaseException:
-        await broker.abandon()
-        raise
-    settle_memory()
-    broker.keep_small()
-    watching = TaskGroup("signals")
-    stopped = watching.spawn(signals.stop.wait(), name="stop")
-    failed = watching.spawn(broker.failed.wait(), name="failure")
-    await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
-    await watching.close()
-    failure = broker.failure if broker.failed.is_set() else None
-    signals.leave()
-    left = await broker.drain() if failure is None else await broker.fail()
-    # Threads that hang in a disk or a store would keep the interpreter from ending.
-    watchdog.arm(HURRIED_S, "a thread of it hangs")
-    if left:
-        _log.error("%d fragments were not persisted and are lost", len(left))
-    if failure is not None:
-        raise failure
-
-
-async def _starts(broker: Broker, signals: Signals) -> bool:
-    """Start, however long we have to wait for etcd or an earlier instance.
-
-    Returns: False: a signal came first.
-    """
-    try:
-        async with asyncio.timeout(None) as signals.starting:
-            await broker.start()
-    except TimeoutError:
-        if not signals.stop.is_set():
-            raise
-    finally:
-        signals.starting = None
-    if signals.stop.is_set():
-        _log.info("stopped before it was ready")
-    return not signals.stop.is_set()

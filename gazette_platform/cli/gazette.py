@@ -85,9 +85,9 @@ def _serve(values: dict[str, Any]) -> None:
     for folder, name in ((config.spool_dir, "spool-dir"), (config.file_root, "file-root")):
         if folder is not None:
             _check_writable(folder, f"broker.{name}")
-    from gazette_platform.broker import serve as broker_serve  # noqa: PLC0415  starts no faster else
+    from gazette_platform.broker.main import run  # noqa: PLC0415  starts no faster else
 
-    broker_serve.run(config)
+    run(config)
 
 
 def _check_writable(folder: Path, option: str) -> None:

@@ -1,14 +1,16 @@
-"""Where the tasks of an event loop are, for the log of a process that does not end."""
+"""Where threads and the tasks of an event loop are, for the log of a process that does not end."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["describe_tasks"]
+__all__ = ["describe_tasks", "describe_threads"]
 
 _DEPTH_MAX = 30
 _TASKS_MAX = 200
@@ -26,6 +28,21 @@ def describe_tasks(loop: asyncio.AbstractEventLoop) -> str:
         lines += [f"  {_place(frame)}" for frame in _frames(task.get_coro())]
     if len(tasks) > _TASKS_MAX:
         lines.append(f"and {len(tasks) - _TASKS_MAX} more")
+    return "\n".join(lines)
+
+
+def describe_threads() -> str:
+    """The threads that run Python, each with the lines at which it stands, outermost first."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    lines: list[str] = []
+    for ident, innermost in sys._current_frames().items():  # noqa: SLF001  there is no other way
+        frames: list[FrameType] = []
+        frame: FrameType | None = innermost
+        while frame is not None and len(frames) < _DEPTH_MAX:
+            frames.append(frame)
+            frame = frame.f_back
+        lines.append(f"thread {names.get(ident, ident)}:")
+        lines += [f"  {_place(frame)}" for frame in reversed(frames)]
     return "\n".join(lines)
 
 

@@ -185,6 +185,18 @@ def test_the_watchdog_ends_what_does_not_end_by_itself(caplog):
     assert "what it waits for:\na task and its place" in caplog.text
 
 
+def test_the_watchdog_ends_what_cannot_even_log():
+    """As one whose log is a pipe that nobody reads."""
+    ended, reads = threading.Event(), threading.Event()
+    watchdog = Watchdog(lambda _: ended.set())
+    watchdog.describe = lambda: reads.wait() and ""
+    watchdog.arm(0.05, "it was told so twice")
+    try:
+        assert ended.wait(20)
+    finally:
+        reads.set()
+
+
 def test_the_watchdog_spares_what_has_ended():
     ended = threading.Event()
     watchdog = Watchdog(lambda _: ended.set())

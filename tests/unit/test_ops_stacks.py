@@ -1,10 +1,11 @@
-"""The stacks of tasks that wait."""
+"""The stacks of tasks and threads that wait."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 
-from gazette_platform.ops.stacks import describe_tasks
+from gazette_platform.ops.stacks import describe_tasks, describe_threads
 from gazette_platform.ops.tasks import TaskGroup
 
 
@@ -28,3 +29,22 @@ async def test_tasks_are_described_down_to_what_they_wait_for():
     begin = places.index("outer")
     assert places[begin : begin + 3] == ["outer", "inner", "wait"]
     assert "test_ops_stacks.py:" in lines[at + 1 + begin]
+
+
+def test_threads_are_described_down_to_where_they_stand():
+    stands, goes_on = threading.Event(), threading.Event()
+
+    def outer():
+        stands.set()
+        goes_on.wait()
+
+    thread = threading.Thread(target=outer, name="one that waits")
+    thread.start()
+    stands.wait()
+    shown = describe_threads()
+    goes_on.set()
+    thread.join()
+    assert "thread MainThread:" in shown
+    lines = shown.split("thread one that waits:\n")[1].splitlines()
+    (at,) = [n for n, line in enumerate(lines) if line.endswith(".outer")]
+    assert lines[at + 1].endswith("Event.wait")

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
+import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
+from gazette_platform.broker.process.watchdog import aside
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gazette_platform.broker.process.watchdog import Watchdog
     from gazette_platform.ops.faults import Faults
 
 __all__ = ["HURRIED_S", "Leaver", "Signals", "on_loop_error"]
 
 _log = logging.getLogger(__name__)
+
+_NUMBERS: Final = (signal.SIGTERM, signal.SIGINT)
 
 HURRIED_S: Final = 10.0
 """Seconds that are left to a process that was told to end twice, or has nothing left to do."""
@@ -38,6 +47,10 @@ class Leaver(Protocol):
 class Signals:
     """What SIGTERM and SIGINT do: the first asks the broker to leave, the next to do so at once.
 
+    A thread of its own hears them, and arms the watchdog before anything else: the event loop may
+    hang, and a thread that hangs in a disk takes no signal at all. Make it in the main thread before
+    others begin: those, and what the process starts, inherit that they do not take these signals.
+
     Attributes:
         stop: set by the first.
         starting: limits the start of the broker while it is under way; the first ends it.
@@ -46,29 +59,42 @@ class Signals:
     def __init__(self, broker: Leaver, watchdog: Watchdog) -> None:
         self._broker = broker
         self._watchdog = watchdog
+        self._loop = asyncio.get_running_loop()
         self.stop = asyncio.Event()
         self.starting: asyncio.Timeout | None = None
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _NUMBERS)
+        hearing = threading.Thread(target=self._hear, name="signals", daemon=True)
+        hearing.start()
+        assert hearing.ident is not None
+        for number in _NUMBERS:  # that a thread took which was there before
+            pass_on = partial(signal.pthread_kill, hearing.ident, number)
+            self._loop.add_signal_handler(number, pass_on)
 
     def leave(self) -> None:
-        """The broker begins to leave, by a signal or by a failure."""
+        """The broker begins to leave, by a signal or by a failure. May be called by any thread."""
         limit_s = self._broker.leaves_within_s
         if limit_s is not None:
             self._watchdog.arm(limit_s, "--broker.drain-timeout is long over")
 
-    def _on_signal(self) -> None:
-        if self.stop.is_set():
-            _log.warning("told to leave again: nothing is waited for any more")
-            self._broker.hurry()
+    def _hear(self) -> None:
+        signal.sigwait(_NUMBERS)
+        self.leave()
+        self._tell(self._stop)
+        aside(_log.info, "told to leave")
+        while True:
+            signal.sigwait(_NUMBERS)
             self._watchdog.arm(HURRIED_S, "it was told so twice")
-            return
-        _log.info("told to leave")
+            self._tell(self._broker.hurry)
+            aside(_log.warning, "told to leave again: nothing is waited for any more")
+
+    def _tell(self, callback: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: only the watchdog is left
+            self._loop.call_soon_threadsafe(callback)
+
+    def _stop(self) -> None:
         self.stop.set()
         if self.starting is not None and not self.starting.expired():
-            self.leave()
-            self.starting.reschedule(asyncio.get_running_loop().time())
+            self.starting.reschedule(self._loop.time())
 
 
 def on_loop_error(broker: Leaver, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Watchdog"]
+__all__ = ["Watchdog", "aside"]
 
 _log = logging.getLogger(__name__)
 
 _FAILED = 1
+
+# For telling what it hangs in.
+_SAY_S = 2.0
 
 
 @final
@@ -64,11 +67,24 @@ class Watchdog:
             while self._deadline is not None:
                 left_s = self._deadline - time.monotonic()
                 if left_s <= 0:
-                    _log.critical("this process does not end by itself and is ended: %s", self._why)
                     try:
-                        _log.critical("what it waits for:\n%s", self.describe())
+                        aside(self._say, self._why).join(_SAY_S)
                     finally:
                         self._end(_FAILED)
                     return
                 self._changed.wait(left_s)
             self._thread = None
+
+    def _say(self, why: str) -> None:
+        _log.critical("this process does not end by itself and is ended: %s", why)
+        _log.critical("what it waits for:\n%s", self.describe())
+
+
+def aside(call: Callable[..., None], *args: object) -> threading.Thread:
+    """Log, in a thread of its own: that may hang, too, in a pipe that nobody reads or in a disk.
+
+    Returns: the thread; it is no reason for the process to go on.
+    """
+    thread = threading.Thread(target=call, args=args, name="log", daemon=True)
+    thread.start()
+    return thread
