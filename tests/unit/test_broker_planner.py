@@ -7,7 +7,8 @@ import asyncio
 import pytest
 from appender_bench import running_bench, span
 
-from gazette_platform.protocol import LabelSet, Status
+from gazette_platform.broker.wire.interface import RpcFailed
+from gazette_platform.protocol import LabelSelector, LabelSet, Status
 
 
 @pytest.fixture
@@ -50,3 +51,22 @@ async def test_each_append_of_a_batch_is_told_the_registers_that_it_left(bench):
     assert (await first).registers == LabelSet.of(owner="1")
     assert (await second).registers == LabelSet.of(owner="2")
     assert bench.journal.commits[-1] == (1, 5, 2, 2), "one batch"
+
+
+async def test_nobody_is_told_registers_that_did_not_come_about(bench):
+    """Who was told of another owner takes itself for fenced."""
+    await bench.append(b"1234", union_registers=LabelSet.of(owner="B"))
+    bench.journal.refusal = "the lease of this broker has run out"
+    owns = {
+        "union_registers": LabelSet.of(owner="A"),
+        "subtract_registers": LabelSet.of(owner="B"),
+    }
+    first = bench.submit(b"A" * 10, offset=7, **owns)
+    first.add_done_callback(lambda _: setattr(bench.journal, "refusal", ""))
+    again = bench.submit(b"A" * 10, offset=7, check_registers=LabelSelector.parse("owner=B"))
+    owner = bench.submit(b"B", check_registers=LabelSelector.parse("owner=B"))
+    with pytest.raises(RpcFailed, match="has run out"):
+        await first
+    assert span(await again) == (Status.OK, 7, 17)
+    assert (await owner).status is Status.OK
+    assert bench.spool.registers == LabelSet.of(owner="B")

@@ -403,7 +403,8 @@ class Appender:
         if effect is None:
             self._journal.on_rollback()
         else:
-            self._planner.perform(pending, effect)
+            assert isinstance(effect, events.Fail | events.Rollback)
+            self._planner.refuse(pending, effect)
 
     def _make_room(self, *, has_peers: bool) -> None:
         """Close the open fragment, so that it is persisted: our disk is full.

@@ -286,15 +286,12 @@ class Planner:
                 return self._found_ready() if journal.is_ready else Wait(self._wait_ready)
             case events.WriteSuspend(suspend):
                 return Wait(lambda: self._suspend(pending, suspend))
-            case events.Fail(status, text):
-                registers = self._registers
-                pending.finish(Outcome(status, registers=registers, store_health_error=text))
-            case events.Rollback(text, status):
-                journal.on_rollback()
-                if text:
-                    pending.fail(RpcFailed(Code.UNKNOWN, text))
-                else:
-                    pending.finish(Outcome(status, registers=self._registers))
+            case events.Fail() | events.Rollback():
+                if self._batch:
+                    return _AFTER_BATCH
+                if not replicator.is_idle:
+                    return Wait(lambda: self._settled(pending))
+                self.refuse(pending, effect)
             case events.Proxy():
                 pending.finish(not_ours())
             case events.Finish():
@@ -302,6 +299,22 @@ class Planner:
             case _:
                 assert_never(effect)
         return None
+
+    def refuse(self, pending: Pending, effect: events.Fail | events.Rollback) -> None:
+        """Answer an append of which nothing is appended.
+
+        What it was judged on top of counts by then: who is told registers may act on them.
+        """
+        registers = self._registers
+        match effect:
+            case events.Fail(status, text):
+                pending.finish(Outcome(status, registers=registers, store_health_error=text))
+            case events.Rollback("", status):
+                self._journal.on_rollback()
+                pending.finish(Outcome(status, registers=registers))
+            case events.Rollback(text):
+                self._journal.on_rollback()
+                pending.fail(RpcFailed(Code.UNKNOWN, text))
 
     def _found_ready(self) -> events.Event:
         view = self._view()
@@ -386,6 +399,12 @@ class Planner:
                 raise
             await asyncio.sleep(min(left_s, _SYNC_RETRY_S))
             return synced.Invalidated()
+
+    async def _settled(self, pending: Pending) -> None:
+        """Wait for what a refusal was judged on top of; it is judged anew if that is in doubt."""
+        await self._replicator.settled()
+        if not self._replicator.is_synced:
+            pending.next_effect = pending.machine.start_over()
 
     async def _write_route(self) -> events.Event:
         return events.Written(await self._journal.update_assignments())

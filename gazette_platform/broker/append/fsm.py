@@ -147,12 +147,12 @@ class AppendFSM:
     def start_over(self) -> Effect:
         """The first effect again: what the append was judged by has not come about.
 
-        None of its content was taken.
+        None of its content was taken, and if it was refused, nobody was told yet.
         """
-        if self.content_length or self.state in (State.COMMIT, State.DONE):
+        if self.state is State.COMMIT or (self.content_length and self.state is not State.DONE):
             raise RuntimeError(f"append of {self.request.journal}: it cannot start over")
         self.story.append(f"{self.state.name}: starts over")
-        self.state, self.final_status = State.RESOLVE, Status.OK
+        self.state, self.final_status, self.content_length = State.RESOLVE, Status.OK, 0
         return self.start()
 
     def join(self, view: ReplicaView) -> Effect:
