@@ -92,7 +92,9 @@ class ValidationError(GazetteError, ValueError):
 class StatusError(GazetteError):
     """A response carried a status other than OK. The request was not applied.
 
-    Attributes: status: the wire's enum name. journal: what it was about, if known.
+    Attributes:
+        status: the wire's enum name.
+        journal: what it was about, if known.
     """
 
     status: ClassVar[str] = ""
@@ -312,7 +314,8 @@ class ChecksumMismatch(DataError):
 class OffsetJump(DataError):
     """A read continues at a greater offset than asked: content between was pruned or lost.
 
-    Attributes: from_offset, to_offset: bytes of the journal; reading may go on at `to_offset`.
+    Attributes:
+        from_offset, to_offset: bytes of the journal; reading may go on at `to_offset`.
     """
 
     def __init__(self, journal: str, from_offset: int, to_offset: int) -> None:

@@ -30,7 +30,8 @@ RETRY_S = 10.0
 class Announcement:
     """Our member key in etcd. It vanishes with the lease.
 
-    Attributes: revision: of its last change; load the key space at it, or later.
+    Attributes:
+        revision: of its last change; load the key space at it, or later.
     """
 
     def __init__(self, client: EtcdClient, key: str, spec: BrokerSpec, revision: int) -> None:

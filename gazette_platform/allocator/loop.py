@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 # Items between two turns of the event loop: some 20 us an item.
 _SLICE_ITEMS = 256
-# Items of which the steps are written before the mirror is waited for.
+# For how many items steps are written before we wait until our mirror shows them.
 _ROUND_ITEMS = 4096
 # Transactions under way: etcd writes several to its log at once.
 _TXNS_MAX = 4
@@ -99,12 +99,12 @@ class Allocator:
         # What the key space changed, and the solver does not know yet.
         self._changed: set[str] = set()
         self._is_members_changed = False
-        # Items of which the next step is to be taken.
+        # Items that may need another step.
         self._todo: set[str] = set()
         # Items that wait for room at a member, and those that wait for a member's key to change.
         self._refused: dict[ProcessId, set[str]] = {}
         self._failed: set[str] = set()
-        # Our limit less what we shed, and the revision that it is of.
+        # What each member may hold less what it sheds, and the revision that this was computed from.
         self._known_limits: tuple[int, Mapping[ProcessId, int]] = (-1, {})
         space.observe(self._note_changes)
 

@@ -218,7 +218,7 @@ class Pusher:
             self._rooms &= ~(1 << member)
 
     def _best(self, item: int, members: int) -> int:
-        """Who holds the item now; else of a zone with few units of it; else the least loaded."""
+        """Prefers who holds the item now, then a zone with few units of it, then the least loaded member."""
         self._work += 4
         if not members & (members - 1):
             return members.bit_length() - 1

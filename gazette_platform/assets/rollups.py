@@ -161,7 +161,7 @@ def write_delays(session: Any, months: list[str]) -> Mapping[str, int]:
             date(row["year"], row["month"], 1).isoformat(): int(row["flights"])
             for row in frame.select("year", "month", "flights").collect()
         }
-        # Whole Iceberg partitions are named, so those of months that have no flight left go, too.
+        # Whole Iceberg partitions are named, so that months without any flight left are removed as well.
         days = [date.fromisoformat(month) for month in months]
         named = [(f.col("year") == day.year) & (f.col("month") == day.month) for day in days]
         frame.coalesce(1).writeTo(_DELAYS).overwrite(reduce(lambda a, b: a | b, named))

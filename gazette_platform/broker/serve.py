@@ -91,7 +91,8 @@ _HURRY_S = 1.0
 class Broker:
     """A broker in this process and event loop: `start`, then `drain` or `fail`.
 
-    Attributes: failed: set when it can no longer serve, with the reason in `failure`.
+    Attributes:
+        failed: set when it can no longer serve, with the reason in `failure`.
         service: its RPCs, as a transport calls them; once it has started.
         faults: what went wrong that nobody foresaw, and did not end it.
     """
@@ -518,7 +519,7 @@ class Broker:
             self._held()
         )  # if we are evicted all the same, none of them is assigned to us any more
         alone = held_alone(self._context, held)
-        if has_lease:  # else our peers would take the end of our port for a crash
+        if has_lease:  # so that our peers do not take the end of our port for a crash
             await self._within(_SAY_S, "saying that it leaves", self._say_leaving())
         async with still_storing(self._context, self._resolver, self._lease.id) as said:
             await self._within(_STORING_S, "saying what it stores still", said.wait())

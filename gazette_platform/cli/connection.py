@@ -61,7 +61,7 @@ Selector = Annotated[
 
 
 class CommonOptionsGroup(TyperGroup):
-    """A group whose own options may also stand behind the name of the command.
+    """A group whose own options may also be given after the name of the command.
 
     Gazette's programs take them anywhere, and scripts rely on it.
     """

@@ -250,8 +250,8 @@ class _Merge:
                 if not has_turn:
                     await self._turn.acquire()
                     has_turn = True
-                # On the loop: a consumer that holds us up holds up nobody else, and so the offset
-                # is that of the last byte written, whenever a signal comes.
+                # Written on the event loop, so that the offset is that of the last byte written whenever
+                # a signal comes. A slow consumer blocks the loop, which has nothing else to do.
                 self._out.write(piece)
                 self.offsets[reader.journal] = reader.offset
                 fragment = reader.fragment

@@ -93,7 +93,8 @@ class AppendOptions:
 class Content:
     """Content of an append as encoded messages, again for each attempt where possible.
 
-    Attributes: is_spent: a one-shot iterator has begun, so that there can be no other attempt.
+    Attributes:
+        is_spent: a one-shot iterator has begun, so that there can be no other attempt.
         attempts: how often it was sent whole and not refused: the most times that it is committed.
     """
 

@@ -26,7 +26,8 @@ _JOIN_TIMEOUT_S = 10.0
 class LoopThread:
     """Runs coroutines for any number of threads. In a forked child it is closed: make it after the fork.
 
-    Attributes: closed_why: what to tell callers, once it is closed.
+    Attributes:
+        closed_why: what to tell callers, once it is closed.
     """
 
     def __init__(self, name: str) -> None:

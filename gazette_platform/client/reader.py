@@ -86,8 +86,10 @@ class Reader:
 
     After `OffsetJump` the reader may be used on: it continues at the greater offset.
 
-    Attributes: offset: of the journal, of the next byte to come; -1 until the head is known.
-        write_head: end of the journal as last told. fragment: the one being read, if any.
+    Attributes:
+        offset: of the journal, of the next byte to come; -1 until the head is known.
+        write_head: end of the journal as last told.
+        fragment: the one being read, if any.
         fragment_url: where it is stored, if it is.
     """
 

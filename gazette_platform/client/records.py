@@ -42,8 +42,8 @@ class LineReader:
 
     Costs no Python step per byte or per line: a batch is what one piece of content completes.
 
-    Attributes: offset: of the journal, behind the newline of the last line returned: a place to
-        resume at.
+    Attributes:
+        offset: of the journal, behind the newline of the last line returned: a place to resume at.
     """
 
     def __init__(self, reader: PieceReader, *, line_bytes_max: int = LINE_BYTES_MAX) -> None:

@@ -57,7 +57,7 @@ class Transport:
         self._applied_at = 0.0
 
     def wire(self, journal: str = "", *, primary: bool = False) -> Wire:
-        """The broker to ask about `journal`: a cached replica or primary, else the address."""
+        """The broker to ask about `journal`: a cached replica or primary, or the service address."""
         route = self.routes.get(_item(journal)) if journal else None
         endpoint = ""
         if route is not None:
@@ -95,7 +95,7 @@ class Transport:
         return header
 
     def applied(self, revision: int) -> None:
-        """Note that specs were applied: calls that follow are to see them, whoever answers."""
+        """Note that specs were applied: later calls are to see them, whichever broker answers."""
         self._applied_revision = max(self._applied_revision, revision)
         self._applied_at = self.clock.monotonic()
 

@@ -77,7 +77,8 @@ _BROKEN = frozenset({grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelCon
 class CallFailed(TransportError):
     """The broker ended the call with a gRPC error. For an append the outcome is unknown.
 
-    Attributes: code: name of the gRPC code, such as ``UNKNOWN`` or ``UNAUTHENTICATED``.
+    Attributes:
+        code: name of the gRPC code, such as ``UNKNOWN`` or ``UNAUTHENTICATED``.
     """
 
     retriable = False

@@ -56,7 +56,9 @@ _RESTARTS_WITHIN_S = 120.0
 class ComponentFailed(SetupError):
     """A component died, or was not ready in time.
 
-    Attributes: component: its name. log: path of its log.
+    Attributes:
+        component: its name.
+        log: path of its log.
     """
 
     def __init__(self, component: str, what: str, log: Path) -> None:

@@ -81,7 +81,7 @@ def java(major: int) -> Path:
 
 
 def etcd() -> Path:
-    """The ``etcd`` binary: ``GAZETTE_ETCD``, else one on PATH, else our own, installed if need be.
+    """The ``etcd`` binary: ``GAZETTE_ETCD``, or one on PATH, or our own, installed if need be.
 
     Raises: SetupError: ``GAZETTE_ETCD`` names no program.
     """

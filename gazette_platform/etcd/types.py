@@ -40,7 +40,8 @@ class EtcdRejected(EtcdError):
 class Compacted(EtcdRejected):
     """The revision asked for is no longer kept.
 
-    Attributes: compact_revision: the oldest revision that may be asked for; 0 if unknown.
+    Attributes:
+        compact_revision: the oldest revision that may be asked for; 0 if unknown.
     """
 
     def __init__(self, message: str, *, compact_revision: int = 0) -> None:

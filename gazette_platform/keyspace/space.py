@@ -95,7 +95,7 @@ class _Known:
 
 @final
 class KeySpace(Generic[V]):
-    """A decoded mirror of all keys under a prefix, with the revision that it is of.
+    """A decoded mirror of all keys under a prefix, as of one revision, which it tells.
 
     Whole revisions are applied at once, without awaiting in between: whoever runs on the event
     loop sees the state of one revision. Cost is in the number of changes, not of keys.

@@ -29,7 +29,9 @@ class Faults:
     Args:
         count: told of each: the kind of thing that it ended, such as ``call`` or ``journal``.
 
-    Attributes: reported: how many there were. recent: the latest of them, the last one last.
+    Attributes:
+        reported: how many there were.
+        recent: the latest of them, the last one last.
     """
 
     def __init__(self, count: Callable[[str], None] = lambda _: None) -> None:

@@ -60,7 +60,7 @@ class Interrupt:
         try:
             return await work
         except asyncio.CancelledError:
-            # Unless whoever owns the task cancelled it at the same time.
+            # Unless the task was cancelled by its owner at the same time.
             if self._ends(waiting):
                 raise Interrupted("interrupted") from None
             raise

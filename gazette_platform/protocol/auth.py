@@ -97,7 +97,7 @@ class Unauthenticated(GazetteError):
 
 
 class Forbidden(Unauthenticated):
-    """A token is good, but not for this. Gazette's code on the wire is UNAUTHENTICATED, too."""
+    """A token is valid, but does not allow this. As in Gazette, its code on the wire is UNAUTHENTICATED."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class StoreMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.active = Gauge("gazette_store_active", "Stores in use.", registry=registry)
-        """Whoever keeps the stores gives it a function."""
+        """Its value is a function that the owner of the stores sets."""
         self.operations = Counter(
             "gazette_store_operation",
             "Operations of stores that ended.",
@@ -86,7 +86,7 @@ class StoreMetrics:
 
 @final
 class MeasuredStore:
-    """A store of which each operation is counted and timed; else as the one it wraps."""
+    """Counts and times each operation of the store that it wraps, and changes nothing else."""
 
     def __init__(self, store: FragmentStore, metrics: StoreMetrics) -> None:
         self._store = store

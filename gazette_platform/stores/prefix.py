@@ -26,7 +26,7 @@ class KeyRule:
     prefix: str
     """Of all keys: empty, or ends in a slash; never begins with one."""
     find: str = ""
-    """Text of a content path, of which the first occurrence is replaced; empty turns it off."""
+    """The first occurrence of this text in a content path is replaced; empty: nothing is."""
     replace: str = ""
 
     @classmethod

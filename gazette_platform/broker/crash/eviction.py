@@ -85,7 +85,7 @@ __all__ = [
 LOOKS_MAX = 16
 """Connections to peers under way at a time."""
 
-# How often a broker looks at the peers that it is the neighbour of; each has two neighbours.
+# Seconds between two looks at a neighbour. Each broker is watched by two neighbours.
 _LOOK_EVERY_S = 0.25
 # How often a broker looks at all others: both neighbours of a broker may have crashed with it.
 _SWEEP_EVERY_S = 2.0

@@ -55,7 +55,7 @@ async def note_heads(
     timeout_s: float,
     alone: Collection[str] = (),
 ) -> None:
-    """Note in its spec the write head of each journal of which no broker that stays has everything.
+    """Note write heads in the specs of those journals that no staying broker has in full.
 
     Otherwise the next broker would start at offset 0 and refuse appends. A head is noted even if
     content could not be persisted: readers have seen those bytes, and other bytes must not take their
@@ -147,7 +147,7 @@ def _has_foreign(members: Mapping[ProcessId, _Member]) -> bool:
 def _is_kept(
     context: BrokerContext, replica: Replica, members: Mapping[ProcessId, _Member]
 ) -> bool:
-    """Whether a broker that stays has all that the journal holds, too."""
+    """Whether a broker that stays also has everything that the journal holds."""
     return any(
         other.process_id != context.process_id
         and _is_in_step(other)
