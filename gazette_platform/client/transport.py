@@ -14,6 +14,7 @@ from gazette_platform.client.wire import (
     Wire,
     WirePool,
     call_error,
+    minds_pings,
 )
 from gazette_platform.errors import DataError, GazetteError, TransportError, ValidationError
 from gazette_platform.ops.retry import backoff_s
@@ -113,6 +114,8 @@ class Transport:
     def failed(self, err: Exception, wire: Wire, journal: str, what: str) -> TransportError:
         """Translate gRPC's error of a call through `wire`; forgets a route that led nowhere."""
         error = call_error(err, wire.endpoint, what)
+        if minds_pings(err):
+            self._pool.spare(wire)
         if isinstance(error, PeerUnreached):
             self.was_connected = True
         # One that does not answer may be stopped, and others may have taken its journals over.

@@ -46,12 +46,18 @@ __all__ = [
     "call_error",
     "condition_of",
     "decoded",
+    "minds_pings",
 ]
 
 M = TypeVar("M", bound=Message)
 
 _SERVICE = "/protocol.Journal/"
 _SWEEP_S = 30.0
+# Of the error by which a server ends a connection over pings without data between them. Our brokers
+# take one a second; Gazette's, unless told otherwise, one in five minutes, which they get once they
+# have complained.
+_TOO_MANY_PINGS = "too many pings"
+_SELDOM_S = 310.0
 # How a broker says that another one, which it had to ask, cannot be reached.
 CANNOT_REACH = "cannot reach broker "
 # Codes that say the broker was not reached or went away; everything else is an answer.
@@ -139,6 +145,12 @@ def call_error(err: Exception, endpoint: str, what: str) -> TransportError:
     if code is grpc.StatusCode.UNIMPLEMENTED:
         details += " (is it a Gazette broker, or a broker of a version that lacks this call?)"
     return CallFailed(f"{what}: broker {endpoint}: {details}", code=code.name)
+
+
+def minds_pings(err: Exception) -> bool:
+    """Whether the broker ended a call, one of whose errors this is, because we ping too often."""
+    details = (err.details() or "") if isinstance(err, grpc.aio.AioRpcError) else ""
+    return _TOO_MANY_PINGS in details.lower().replace("_", " ")
 
 
 def decoded(message_class: type[M], raw: bytes, validate: Callable[[Any], None] | None = None) -> M:
@@ -269,6 +281,9 @@ class WirePool:
         self._clock = clock
         self._tasks = tasks
         self._wires: dict[str, Wire] = {}
+        # Endpoints that are pinged seldom, and connections to them that did it more often.
+        self._spared: set[str] = set()
+        self._former: list[Wire] = []
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._credentials: grpc.ChannelCredentials | None = None
@@ -295,7 +310,7 @@ class WirePool:
 
     def _open(self, endpoint: str) -> grpc.aio.Channel:
         target, is_secure = endpoint_grpc_address(endpoint)
-        options = _channel_options(self._config)
+        options = _channel_options(self._config, is_spared=endpoint in self._spared)
         if not is_secure:
             return grpc.aio.insecure_channel(target, options=options)
         if self._credentials is None:
@@ -305,6 +320,14 @@ class WirePool:
                 _pem(self._config.cert_file),
             )
         return grpc.aio.secure_channel(target, self._credentials, options=options)
+
+    def spare(self, wire: Wire) -> None:
+        """Let calls that follow be of another connection, over which the broker is pinged seldom."""
+        if self._wires.get(wire.endpoint) is wire:
+            self._spared.add(wire.endpoint)
+            self._former.append(self._wires.pop(wire.endpoint))  # others' calls may be on it
+            if self._sweep_timer is None:
+                self._sweep_later()
 
     def _sweep_later(self) -> None:
         self._sweep_timer = asyncio.get_running_loop().call_later(_SWEEP_S, self.sweep)
@@ -317,6 +340,12 @@ class WirePool:
             self._sweep_timer = None
         addresses = self._config.addresses
         others = [wire for wire in self._wires.values() if wire.endpoint not in addresses]
+        idle = [wire for wire in self._former if not wire.calls]
+        self._former = [wire for wire in self._former if wire.calls]
+        for wire in idle:
+            self._tasks.spawn(wire.channel.close(), name=f"close {wire.endpoint}")
+        if self._former:
+            self._sweep_later()
         for wire in others:
             if not wire.calls and now - wire.used_at >= _SWEEP_S:
                 del self._wires[wire.endpoint]
@@ -329,12 +358,13 @@ class WirePool:
         self._is_closed = True
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
-        wires, self._wires = list(self._wires.values()), {}
+        wires, self._wires = [*self._wires.values(), *self._former], {}
         for wire in wires:
             await wire.channel.close()
 
 
-def _channel_options(config: ClientConfig) -> list[tuple[str, int]]:
+def _channel_options(config: ClientConfig, *, is_spared: bool = False) -> list[tuple[str, int]]:
+    ping_every_s = max(config.keepalive_s, _SELDOM_S) if is_spared else config.keepalive_s
     return [
         ("grpc.max_receive_message_length", config.message_bytes_max),
         ("grpc.max_send_message_length", config.message_bytes_max),
@@ -345,7 +375,7 @@ def _channel_options(config: ClientConfig) -> list[tuple[str, int]]:
         # Larger frames and buffers: fewer system calls for a content message.
         ("grpc.http2.max_frame_size", 1 << 20),
         ("grpc.http2.write_buffer_size", 1 << 20),
-        *keepalive_options(config.keepalive_s, config.keepalive_s),
+        *keepalive_options(ping_every_s, config.keepalive_s),
         # Our own back-off decides when to try again; gRPC's must not be the slower one.
         ("grpc.initial_reconnect_backoff_ms", 50),
         ("grpc.min_reconnect_backoff_ms", int(config.connect_timeout_s * 1000)),

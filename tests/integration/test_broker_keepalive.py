@@ -15,8 +15,8 @@ from gazette_platform.broker.wire import grpc_server, peers as peers_module
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.broker.wire.peer_stream import open_replicate
 from gazette_platform.broker.wire.peers import Peers
-from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.errors import EtcdError
+from gazette_platform.client import AsyncClient, ClientConfig, wire as wire_module
+from gazette_platform.errors import EtcdError, TransportError
 from gazette_platform.etcd import EtcdClient
 from gazette_platform.keyspace import KeySpace
 from gazette_platform.ops.clock import SystemClock
@@ -112,6 +112,54 @@ async def test_a_tail_goes_on_at_another_broker_when_its_own_is_cut_off(brokers,
         # Its replica is still within reach of the primary.
         await append(stubs[zone], NAME, b"after")
         assert await anext(reader) == b"after"
+
+
+@pytest.mark.slow
+async def test_a_client_notices_within_20_s_by_default(brokers):
+    broker = await brokers.start()
+    await brokers.apply(brokers.stub(broker), spec(1))
+    loop = asyncio.get_running_loop()
+    async with FaultProxy("127.0.0.1", broker.port) as proxy:
+        config = ClientConfig(address=proxy.address, route_cache_size=0, retry_timeout_s=0.0)
+        async with AsyncClient(config) as client:
+            await client.append(NAME, b"before ")
+            reader = client.read(NAME, block=True)
+            assert await anext(reader) == b"before "
+            proxy.black_hole()
+            began = loop.time()
+            with pytest.raises(TransportError):
+                await anext(reader)
+            assert loop.time() - began < 25  # 10 s of silence, and 10 more
+            await reader.aclose()
+
+
+async def test_a_broker_that_minds_pings_gets_fewer_and_tails_go_on(brokers, monkeypatch):
+    """As Gazette's do, with what its gRPC library does by default."""
+    lenient = ("grpc.http2.min_ping_interval_without_data_ms", "grpc.http2.max_ping_strikes")
+    strict = [(name, value) for name, value in grpc_server._OPTIONS if name not in lenient]
+    strict += [(lenient[0], 300_000), (lenient[1], 2)]
+    monkeypatch.setattr(grpc_server, "_OPTIONS", tuple(strict))
+    broker = await brokers.start()
+    stub = brokers.stub(broker)
+    await brokers.apply(stub, spec(1))
+    await append(stub, NAME, b"before ")
+    config = ClientConfig(address=f"http://127.0.0.1:{broker.port}", keepalive_s=1.0)
+    async with AsyncClient(config) as client, asyncio.timeout(DEADLINE_S):
+        pool = client._transport._pool
+        former = pool.get(config.address)
+        reader = client.read(NAME, block=True)
+        assert await anext(reader) == b"before "
+        going_on = asyncio.ensure_future(anext(reader))  # noqa: TID251  awaited below
+        await eventually(lambda: pool.get(config.address) is not former)
+        await eventually(lambda: pool.get(config.address).calls == 1)
+        await append(stub, NAME, b"after")
+        assert await going_on == b"after"
+        assert former.calls == 0
+        pool.sweep()
+        await reader.aclose()
+    options = dict(wire_module._channel_options(config, is_spared=True))
+    assert options["grpc.keepalive_time_ms"] == 310_000
+    assert options["grpc.http2.ping_timeout_ms"] == 1000
 
 
 class Keys:
