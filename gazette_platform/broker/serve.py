@@ -134,7 +134,7 @@ class Broker:
         """Announce this broker, load the key space, and serve.
 
         Raises: SetupError: a port is in use. EtcdError: etcd is out of reach, or refuses.
-        Cancellation: leaves what was begun; call `abandon`.
+        Cancellation: gives back the lease, and leaves what else was begun; call `abandon`.
         """
         config, clock = self.config, SystemClock()
         tls = config.server_tls.load() if config.server_cert_file is not None else None
@@ -174,8 +174,17 @@ class Broker:
         self._stack.push_async_callback(self._server.stop, grace_s=0.0)
         self.port = self._server.port
         await self._start_http()
-        await self._join(process_id, space)
-        await self._server.start()
+        self._lease = await etcd.grant_lease(max(1, round(config.etcd_lease_s)))
+        try:
+            await self._join(process_id, space)
+            await self._server.start()
+        except BaseException:  # our peers never saw our port, and would wait for our lease to end
+            self._context.fence.give_up("this broker does not start")
+            await self._within(_GRACE_S, "giving back the lease", self._revoke())
+            raise
+        self._allocating = self.tasks.keep(
+            self._allocator.run, name="allocator", ends_by=(LeaseLost,)
+        )
         self.tasks.spawn(self._server.wait_ended(), name="server", is_essential=True)
         self._is_ready = True
         _log.info("broker %s serves at %s", process_id, self.endpoint)
@@ -304,7 +313,6 @@ class Broker:
 
     async def _join(self, process_id: ProcessId, space: KeySpace[BrokerState]) -> None:
         etcd = self._context.etcd
-        self._lease = await etcd.grant_lease(max(1, round(self.config.etcd_lease_s)))
         self.tasks.keep(self._lease.keep_alive, name="lease", ends_by=(LeaseLost,))
         spec = BrokerSpec(
             id=process_id, endpoint=self.endpoint, journal_limit=self.config.journal_limit
@@ -339,9 +347,6 @@ class Broker:
             )
             self._context.peers.observe_failures(evictor.hint)
             self.tasks.keep(evictor.run, name="crash watch")
-        self._allocating = self.tasks.keep(
-            self._allocator.run, name="allocator", ends_by=(LeaseLost,)
-        )
 
     @staticmethod
     def _spec_of(
@@ -491,6 +496,9 @@ class Broker:
     async def _release(self) -> None:
         """Give back the lease: others may take over what is still assigned to us."""
         self._allocating.cancel()  # it would take the end of our lease for a loss
+        await self._revoke()
+
+    async def _revoke(self) -> None:
         try:
             await self._lease.revoke()
         except EtcdError as err:

@@ -13,9 +13,11 @@ import pytest
 from gazette_platform.broker import serve
 from gazette_platform.broker.crash.noted_heads import note_heads
 from gazette_platform.broker.process.watchdog import Watchdog
+from gazette_platform.broker.wire.grpc_server import GrpcServer
 from gazette_platform.client import Change, Client, ClientConfig
-from gazette_platform.errors import SetupError
+from gazette_platform.errors import EtcdError, SetupError
 from gazette_platform.fragment.spool import Spool
+from gazette_platform.keyspace import KeySpace
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.local_broker import LocalBrokers, append, eventually
@@ -112,6 +114,38 @@ async def test_who_is_told_twice_waits_for_nothing(cluster, tasks):
     async with asyncio.timeout(10):
         (left,) = await draining
     assert (left.journal, left.begin, left.end) == (JOURNAL, 4, 8)
+
+
+@pytest.mark.parametrize("at", [(KeySpace, "load"), (GrpcServer, "start")], ids=["load", "serve"])
+@pytest.mark.parametrize("is_told", [True, False], ids=["told to leave", "fails"])
+async def test_who_does_not_get_to_serve_is_no_member_for_the_rest_of_its_lease(
+    cluster, etcd, etcd_prefix, monkeypatch, tasks, at, is_told
+):
+    """Its peers never saw its port, so that they would not evict it, and it may be assigned journals."""
+    gets_on = asyncio.Event()
+
+    async def stops(*_args, **_settings):
+        await gets_on.wait()
+        raise EtcdError("etcd does not answer")
+
+    monkeypatch.setattr(*at, stops)
+    starting = tasks.spawn(_begins(cluster, etcd_lease_s=60.0), name="start")
+    await eventually(lambda: _keys(etcd, etcd_prefix))
+    if is_told:
+        starting.cancel()
+    gets_on.set()
+    await asyncio.wait([starting])
+    async with asyncio.timeout(20):
+        assert not await _keys(etcd, etcd_prefix)
+
+
+async def _begins(cluster, **settings):
+    with pytest.raises(EtcdError):
+        await cluster.start(**settings)
+
+
+async def _keys(etcd, prefix):
+    return (await etcd.range(f"{prefix}/")).kvs
 
 
 # -------------------------------------------------------------------------------------- processes
