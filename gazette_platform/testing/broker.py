@@ -31,18 +31,22 @@ _HURRIED_S = 15.0
 class BrokerServer:
     """One broker process, from `start` to `stop`; its store outlives `kill` and a second `start`.
 
-    Args: folder: for its store (``fragments``), spool and log; created if it is not there.
-          etcd: endpoint of a running etcd.
-          prefix: key prefix of the cluster.
-          flags: more flags of `gazette serve`; the last of a flag counts.
-          broker_id, zone: of the member; unique in the cluster.
-          fragments: folder of the store, where it is not ``fragments`` in `folder`: brokers of one
-          cluster share it.
-          lease_s: seconds after which etcd forgets it.
-          program: what to run as `gazette`; empty: the one of this interpreter.
+    Args:
+        folder: for its store (``fragments``), spool and log; created if it is not there.
+        etcd: endpoint of a running etcd.
+        prefix: key prefix of the cluster.
+        flags: more flags of `gazette serve`; the last of a flag counts.
+        broker_id, zone: of the member; unique in the cluster.
+        fragments: folder of the store, where it is not ``fragments`` in `folder`: brokers of one
+            cluster share it.
+        lease_s: seconds after which etcd forgets it.
+        program: what to run as `gazette`; empty: the one of this interpreter.
 
-    Attributes: fragments: folder of the store. spool: folder of its spools and temporary files.
-        log: file. flags: may be changed before `start`.
+    Attributes:
+        fragments: folder of the store.
+        spool: folder of its spools and temporary files.
+        log: file.
+        flags: may be changed before `start`.
     """
 
     def __init__(

@@ -48,7 +48,9 @@ class Certificate(NamedTuple):
 class CertificateAuthority:
     """Signs certificates that nobody but the holder of `ca` trusts.
 
-    Args: folder: for its files; exists.
+    Args:
+        folder: for its files; exists.
+
     Raises: SetupError: there is no openssl on PATH, or it failed.
     """
 

@@ -38,18 +38,23 @@ class BrokerCluster:
 
     A context manager that starts all of them and kills what is left. Belongs to one event loop.
 
-    Args: folder: for the store (``fragments``), and for each broker's spool and log.
-          etcd: endpoint of a running etcd, or those of its members. prefix: key prefix that nobody else uses.
-          zones: the zone of each broker. lease_s: seconds.
-          is_proxied: put a proxy before each broker, which it advertises, so that clients and
-          peers go through it; and one between each broker and etcd.
-          flags: more flags of each broker.
-          fragments: folder of the store, where it is not ``fragments`` in `folder`.
-          program: what to run as `gazette`; empty: the one of this interpreter.
+    Args:
+        folder: for the store (``fragments``), and for each broker's spool and log.
+        etcd: endpoint of a running etcd, or those of its members.
+        prefix: key prefix that nobody else uses.
+        zones: the zone of each broker.
+        lease_s: seconds.
+        is_proxied: put a proxy before each broker, which it advertises, so that clients and peers
+            go through it; and one between each broker and etcd.
+        flags: more flags of each broker.
+        fragments: folder of the store, where it is not ``fragments`` in `folder`.
+        program: what to run as `gazette`; empty: the one of this interpreter.
 
-    Attributes: brokers: processes by name. proxies: by name of the broker: what clients and peers
-        reach it through. etcd_proxies: likewise: what it reaches etcd through. fragments: folder
-        of the store.
+    Attributes:
+        brokers: processes by name.
+        proxies: by name of the broker: what clients and peers reach it through.
+        etcd_proxies: likewise: what it reaches etcd through.
+        fragments: folder of the store.
     """
 
     def __init__(

@@ -58,11 +58,12 @@ class EtcdServer:
 
     Nothing is synced to disk (tests do not survive a power cut), hence it starts in 0.1 to 0.3 s.
 
-    Args: binary: the etcd executable, see `find_etcd`.
-          tls: its certificate, and the authority of clients, which must then show one as well;
-              None: it is plain.
-          name, peer_ports: of a cluster's member, and where each member listens for the others,
-              by name; None: it is alone.
+    Args:
+        binary: the etcd executable, see `find_etcd`.
+        tls: its certificate, and the authority of clients, which must then show one as well; None:
+            it is plain.
+        name, peer_ports: of a cluster's member, and where each member listens for the others, by
+            name; None: it is alone.
     """
 
     def __init__(
@@ -110,7 +111,9 @@ class EtcdServer:
     def start(self, *, timeout_s: float = 20.0) -> None:
         """Start, and wait until it serves.
 
-        Args: timeout_s: seconds until the start counts as failed.
+        Args:
+            timeout_s: seconds until the start counts as failed.
+
         Raises: SetupError: it exited or did not get ready in time; holds the end of its log.
         """
         if self._process is not None:
@@ -262,9 +265,11 @@ class EtcdServer:
 class EtcdTrio:
     """An etcd of three members, which goes on when one of them is killed.
 
-    Args: binary: the etcd executable.
+    Args:
+        binary: the etcd executable.
 
-    Attributes: members: the processes; each can be killed and started by itself.
+    Attributes:
+        members: the processes; each can be killed and started by itself.
     """
 
     def __init__(self, binary: Path) -> None:

@@ -76,10 +76,14 @@ class FaultProxy:
 
     Belongs to one event loop. An async context manager that starts and stops it.
 
-    Args: host, port: of the upstream, which need not run yet. A connection is reset when the
-          upstream cannot be reached. listen_port: 0 is any free one.
+    Args:
+        host, port: of the upstream, which need not run yet. A connection is reset when the upstream
+            cannot be reached.
+        listen_port: 0 is any free one.
 
-    Attributes: connections: how many are open. accepted: how many there were.
+    Attributes:
+        connections: how many are open.
+        accepted: how many there were.
     """
 
     def __init__(self, host: str, port: int, *, listen_port: int = 0) -> None:

@@ -231,9 +231,11 @@ class Recorder:
     Every call is one line, given to the operating system at once. Belongs to one thread. Several
     processes on one machine may each write a file: their monotonic clocks are the same one.
 
-    Args: path: the file, replaced if it is there. seed: of generated payloads.
-          keep_content: keep bytes that reads gave, not only their digests, so that an anomaly can
-          be explained.
+    Args:
+        path: the file, replaced if it is there.
+        seed: of generated payloads.
+        keep_content: keep bytes that reads gave, not only their digests, so that an anomaly can be
+            explained.
     """
 
     def __init__(

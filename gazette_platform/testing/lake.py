@@ -32,7 +32,8 @@ _SECOND_NS = 1_000_000_000
 class FragmentFiles:
     """A FragmentSource over files that it writes itself, laid out as brokers lay them out.
 
-    Args: root: folder that plays the part of a broker's file root, of store ``file:///``.
+    Args:
+        root: folder that plays the part of a broker's file root, of store ``file:///``.
     """
 
     def __init__(self, root: Path) -> None:

@@ -40,9 +40,10 @@ _POLL_S = 0.01
 class LocalBrokers:
     """A cluster of brokers on a key prefix of their own; a context manager that stops them all.
 
-    Args: folder: for the store (``fragments``) and the spools; exists.
-          etcd: endpoint of a running etcd.
-          prefix: key prefix that nobody else uses.
+    Args:
+        folder: for the store (``fragments``) and the spools; exists.
+        etcd: endpoint of a running etcd.
+        prefix: key prefix that nobody else uses.
     """
 
     def __init__(self, folder: Path, *, etcd: str, prefix: str) -> None:
@@ -207,7 +208,8 @@ def store_fragment(
 ) -> Fragment:
     """Write a fragment below the root of a ``file:///`` store, as a broker of before would have.
 
-    Args: stored_at: Unix seconds of its modification time; None is now.
+    Args:
+        stored_at: Unix seconds of its modification time; None is now.
     """
     total = hashlib.sha1(content, usedforsecurity=False).digest()
     fragment = Fragment(journal, begin, begin + len(content), total, codec)

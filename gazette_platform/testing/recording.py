@@ -24,9 +24,11 @@ __all__ = ["RecordedReader", "RecordingClient", "RecordingWriter"]
 class RecordingClient:
     """Appends and reads through a client, and tells a `Recorder` what was asked and answered.
 
-    Args: client: who calls; it may retry, which is counted. recorder: of the process's history.
-          process: name of this client in the history; it should have one append at a time on a
-          journal, as the order of its own appends is checked.
+    Args:
+        client: who calls; it may retry, which is counted.
+        recorder: of the process's history.
+        process: name of this client in the history; it should have one append at a time on a
+            journal, as the order of its own appends is checked.
     """
 
     def __init__(self, client: AsyncClient, recorder: Recorder, process: str) -> None:
@@ -47,7 +49,9 @@ class RecordingClient:
     ) -> AppendResult:
         """As `AsyncClient.append`, recorded; generates the bytes of a `Payload`.
 
-        Args: paced_by: makes a stream of the content, which is sent at its pace and once only.
+        Args:
+            paced_by: makes a stream of the content, which is sent at its pace and once only.
+
         Raises: as `AsyncClient.append`. Cancellation: is recorded as an unknown outcome.
         """
         recorder = self._recorder
@@ -179,8 +183,11 @@ class RecordingWriter:
 class RecordedReader:
     """A `Reader` whose pieces are recorded; an async iterator of bytes.
 
-    Attributes: reader: the one that it wraps.
-    Args: asks_for_head: it ends at the write head, so that it is told one before it ends.
+    Attributes:
+        reader: the one that it wraps.
+
+    Args:
+        asks_for_head: it ends at the write head, so that it is told one before it ends.
     """
 
     def __init__(

@@ -29,9 +29,10 @@ class SlowDisk:
 
     The thread that makes a call waits for it, as for a disk that has much to do.
 
-    Args: pid: of a process that this one may trace: root may, and in most places its owner.
-          data_s: seconds that each read or write of a file takes more.
-          sync_s: seconds that each sync, copy, link or rename of one takes more.
+    Args:
+        pid: of a process that this one may trace: root may, and in most places its owner.
+        data_s: seconds that each read or write of a file takes more.
+        sync_s: seconds that each sync, copy, link or rename of one takes more.
     """
 
     def __init__(self, pid: int, *, data_s: float, sync_s: float) -> None:

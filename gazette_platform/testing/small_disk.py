@@ -26,7 +26,9 @@ class SmallDisk:
     To mount takes root, or CAP_SYS_ADMIN: without it `is_mounted` stays False, the folder is one
     like any other, and `fill` does nothing.
 
-    Args: folder: created if it is not there; must be empty. size_bytes: of the disk.
+    Args:
+        folder: created if it is not there; must be empty.
+        size_bytes: of the disk.
     """
 
     def __init__(self, folder: Path, *, size_bytes: int) -> None:

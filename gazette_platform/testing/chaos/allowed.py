@@ -62,7 +62,8 @@ def check_but_allow(
 ) -> tuple[Report, Counter[str]]:
     """Check a history, and take out of the report what may be; see `allow`.
 
-    Args: lag_s_max: seconds that a read may wait for what was acknowledged.
+    Args:
+        lag_s_max: seconds that a read may wait for what was acknowledged.
     """
     # Of a few only, all may happen to be such that are allowed, and hide one that is not.
     report = check_history(history, kept_max=_KEPT_MAX, lag_s_max=lag_s_max)

@@ -87,7 +87,9 @@ def _is_served(op: Append) -> bool:
 def longest_by_kind(gaps: Iterable[Gap], begins: Sequence[tuple[float, str]]) -> dict[str, Gap]:
     """The longest gap that ended after a fault of each kind began, and before the next fault did.
 
-    Args: begins: monotonic second and kind of each fault, by time.
+    Args:
+        begins: monotonic second and kind of each fault, by time.
+
     Returns: by kind, ``none`` for gaps before the first fault.
     """
     longest: dict[str, Gap] = {}

@@ -96,7 +96,10 @@ async def check_replicas(
 ) -> list[str]:
     """Every replica of every journal holds what the journal holds, up to its head.
 
-    Args: endpoints: where each broker is reached, by its id. contents: of all journals.
+    Args:
+        endpoints: where each broker is reached, by its id.
+        contents: of all journals.
+
     Returns: what is wrong.
     """
     wrong: list[str] = []

@@ -51,19 +51,22 @@ _EXCUSED_S = 30.0
 class Nemesis:
     """Executes faults: those of an episode at once, one episode after another.
 
-    Args: disks: of the spools, by broker, and of the store, by ``""``. lease_s: of the brokers.
-          replicas_of: tells the brokers that serve a journal, the primary first.
-          stale_primary: inflicts that kind, until the broker that it is about has ended.
-          settle: waits until the cluster is whole; told whether also until all is stored, and
-          which brokers have ended without a note of where journals end.
-          problems: why kinds cannot be inflicted here, as far as that is known before.
-          is_starved: whether the machine itself was so late lately that leases run out by it.
-          say: is told what happens, a line each.
+    Args:
+        disks: of the spools, by broker, and of the store, by ``""``.
+        lease_s: of the brokers.
+        replicas_of: tells the brokers that serve a journal, the primary first.
+        stale_primary: inflicts that kind, until the broker that it is about has ended.
+        settle: waits until the cluster is whole; told whether also until all is stored, and which
+            brokers have ended without a note of where journals end.
+        problems: why kinds cannot be inflicted here, as far as that is known before.
+        is_starved: whether the machine itself was so late lately that leases run out by it.
+        say: is told what happens, a line each.
 
-    Attributes: begins: monotonic second and kind of each fault so far.
+    Attributes:
+        begins: monotonic second and kind of each fault so far.
         spans: the same with the second at which each was undone.
         ended: what is known of each broker that ended by itself, and not as a fault took its lease,
-        as it says itself.
+            as it says itself.
         left_out: faults that could not be inflicted here, with the reason.
     """
 

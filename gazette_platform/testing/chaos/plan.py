@@ -148,9 +148,12 @@ def make_plan(
     A run that is too short for all kinds one after another has more of them at once, and takes as
     long as they take.
 
-    Args: duration_s: of the run; the last fault begins early enough to be mended within it, unless
-          its kind would be left out. zones: of each broker by name.
-          replication, journals: of the workload.
+    Args:
+        duration_s: of the run; the last fault begins early enough to be mended within it, unless
+            its kind would be left out.
+        zones: of each broker by name.
+        replication, journals: of the workload.
+
     Returns: by episode, and by time in each; the same for the same arguments, on every machine.
     """
     rng = random.Random(f"chaos/{seed}")  # noqa: S311  it must be repeatable

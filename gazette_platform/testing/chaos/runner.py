@@ -83,7 +83,9 @@ async def run_chaos(
 ) -> ChaosResult:
     """Run a cluster, its clients and its faults, and check what the clients saw.
 
-    Args: say: is told what happens, a line each.
+    Args:
+        say: is told what happens, a line each.
+
     Raises: GazetteError: the cluster could not even be started, or a program is missing.
     Cancellation: stops every process; the folder stays.
     """

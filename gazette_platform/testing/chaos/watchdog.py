@@ -59,7 +59,8 @@ class Stall:
 class Watchdog:
     """Watches while it is entered.
 
-    Attributes: stalls: so far, in the order in which they ended.
+    Attributes:
+        stalls: so far, in the order in which they ended.
     """
 
     def __init__(self, clock: Clock) -> None:

@@ -117,10 +117,12 @@ class Workload:
     async def settle(self, timeout_s: float, *, is_stored: bool, may_reset: bool = False) -> None:
         """Wait until every journal has all of its replicas, and takes appends.
 
-        Args: is_stored: wait also until the store holds all of them: what only one replica has
-              left, as others were killed, is then safe from whatever comes next.
-              may_reset: all brokers may have ended without a note of where journals end: then
-              their heads are reset, as the operating guide says.
+        Args:
+            is_stored: wait also until the store holds all of them: what only one replica has left,
+                as others were killed, is then safe from whatever comes next.
+            may_reset: all brokers may have ended without a note of where journals end: then their
+                heads are reset, as the operating guide says.
+
         Raises: SetupError: that takes too long.
         """
         waiting = set(self._scene.config.journal_names)

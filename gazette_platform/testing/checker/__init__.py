@@ -54,8 +54,10 @@ __all__ = ["ANOMALIES", "Anomaly", "Report", "check_history"]
 def check_history(history: History, *, kept_max: int = 5, lag_s_max: float = 120.0) -> Report:
     """Check every journal of a history.
 
-    Args: kept_max: anomalies of one name and journal to keep; more are only counted.
-          lag_s_max: seconds that a read may wait for content that was acknowledged.
+    Args:
+        kept_max: anomalies of one name and journal to keep; more are only counted.
+        lag_s_max: seconds that a read may wait for content that was acknowledged.
+
     Returns: what was found; never raises because of what a history says.
     """
     appends: defaultdict[str, list[Append]] = defaultdict(list)

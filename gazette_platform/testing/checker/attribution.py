@@ -61,7 +61,8 @@ class ContentIndex:
         Taking the longest append that fits at each place is quick, and right unless a content
         begins with another one; if it leaves bytes over, the cut that leaves the fewest is looked for.
 
-        Args: base: offset of the first byte of `content`.
+        Args:
+            base: offset of the first byte of `content`.
         """
         window = content[begin - base : end - base]
         cut = self._cut(window, rest=None)
@@ -76,8 +77,9 @@ class ContentIndex:
     def _cut(self, window: bytes, rest: list[int] | None) -> list[tuple[int, int, Append | None]]:
         """Position, length and append of each part; counts the appends as visible there.
 
-        Args: rest: of each position, the fewest bytes that can be left over from it on; None: take
-              the longest append that fits.
+        Args:
+            rest: of each position, the fewest bytes that can be left over from it on; None: take
+                the longest append that fits.
         """
         cut: list[tuple[int, int, Append | None]] = []
         at = stray = 0

@@ -114,8 +114,9 @@ def check_patience(
 ) -> Iterator[Anomaly]:
     """A read that waits for content gets what was acknowledged within `lag_s_max` seconds.
 
-    Args: ended_at: monotonic seconds of the history's end, until when polls without an end waited.
-          pruned_to: what lies before it may have been deleted under a reader's eyes.
+    Args:
+        ended_at: monotonic seconds of the history's end, until when polls without an end waited.
+        pruned_to: what lies before it may have been deleted under a reader's eyes.
     """
     ops = [op for op in appends if op.outcome is Outcome.OK and op.content]
     by_end = _Earliest([(op.end, op) for op in ops])

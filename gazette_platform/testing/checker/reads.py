@@ -26,7 +26,8 @@ _SNIPPET_BYTES = 32
 def check_streams(journal: str, polls: Sequence[Poll], *, first_offset: float) -> Iterator[Anomaly]:
     """Each stream gives every byte once and in order, from where it was asked to begin.
 
-    Args: first_offset: what lies before it is gone, so that readers may be led past it.
+    Args:
+        first_offset: what lies before it is gone, so that readers may be led past it.
     """
     for poll in polls:
         # Clients do not follow a broker that goes back, but they say so.

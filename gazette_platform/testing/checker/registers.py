@@ -101,7 +101,8 @@ def _refused(
 def _may_come(following: _State, low: int, op: Append) -> bool:
     """Whether `op` may have met what was there before this state.
 
-    Args: low: offset behind all that had ended before it was invoked.
+    Args:
+        low: offset behind all that had ended before it was invoked.
     """
     end, _, setter = following
     # Without content of its own, the setter only tells what became of registers at its offset.
