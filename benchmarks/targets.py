@@ -55,6 +55,7 @@ TARGETS = (
     Target("append_1mib_c8_raw_mb_per_s", 250),
     Target("read_broker_raw_mb_per_s", 400),
     Target("read_broker_gzip_mb_per_s", 250),
+    Target("tail_behind_writer_gzip_mb_per_s", 150),
     Target("broker_rss_mb_100_journals_10_active", 250, is_upper=True),
     Target("gazctl_list_cpu_s", 0.35, is_upper=True),
 )
