@@ -14,6 +14,7 @@ from gazette_platform.embedded.endpoints import Endpoints
 from gazette_platform.embedded.layout import PlatformDir
 from gazette_platform.lake.schema import type_names
 from gazette_platform.lake.table_spec import Column, Partition, TableSpec
+from gazette_platform.testing.checker.report import ANOMALIES
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -32,6 +33,21 @@ def test_every_metric_is_documented():
     assert names
     documented = {n for n in words_of("metrics.md") if n.startswith(("gazette_", "grpc_server_"))}
     assert documented == names
+
+
+def test_every_kind_of_unforeseen_error_is_documented():
+    package = ROOT / "gazette_platform"
+    code = "\n".join(path.read_text() for path in package.rglob("*.py"))
+    kinds = set(re.findall(r'faults\.(?:report|contained)\(\s*"(\w+)"', code))
+    assert {"call", "loop", "key", "leaving"} <= kinds
+    assert kinds <= words_of("metrics.md")
+
+
+def test_every_anomaly_is_documented():
+    text = (ROOT / "docs" / "guides" / "testing.md").read_text()
+    assert [name for name in ANOMALIES if f"`{name}`" not in text] == [
+        name for name in ANOMALIES if name.startswith("int-")
+    ]
 
 
 def test_every_field_of_the_client_is_documented():
