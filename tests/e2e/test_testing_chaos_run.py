@@ -18,6 +18,9 @@ from gazette_platform.testing.chaos import (
 
 pytestmark = [pytest.mark.e2e, pytest.mark.etcd, pytest.mark.slow]
 
+# To mount disks, and to trace processes.
+NEEDS_RIGHTS = {FaultKind.STORE_FULL, FaultKind.SPOOL_FULL, FaultKind.SLOW_DISK}
+
 FAULTY = Path(__file__).with_name("faulty_brokers")
 
 
@@ -38,9 +41,11 @@ async def test_a_minute_of_chaos_shows_no_anomaly(sturdy_etcd_binary, tmp_path):
     result = await run_chaos(config, say=said.append)
     told = "\n".join(itertools.chain(said, result.reasons, [str(result.report)]))
     assert result.is_ok, told
-    assert result.faults >= len(ALL_KINDS) - 3, (
-        told
-    )  # of three etcds; disks cannot be filled everywhere
+    begun = {kind for kind in FaultKind if result.inflicted.get(kind)}
+    # That needs an etcd of three members, which has a test of its own.
+    missing = set(ALL_KINDS) - begun - {FaultKind.ETCD_LEADER}
+    # The run says why; nothing else may be.
+    assert missing <= set(result.left_out) & NEEDS_RIGHTS, (missing, told)
     assert result.report.appends_ok > 1000, told
     assert result.report.bytes_read > 100_000, told
 

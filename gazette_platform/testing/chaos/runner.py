@@ -7,6 +7,7 @@ import contextlib
 import math
 import shutil
 import tempfile
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, final
@@ -322,6 +323,8 @@ class _Run:
             folder=self._folder if config.folder is not None or why else None,
             reasons=why,
             took_part=evidence.took_part,
+            inflicted=Counter(evidence.inflicted),
+            left_out=evidence.left_out,
             allowed=allowed,
         )
 

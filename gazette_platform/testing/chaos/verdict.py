@@ -125,6 +125,10 @@ class ChaosResult:
     """Why it is not ok."""
     took_part: Mapping[str, int] = field(default_factory=dict)
     """What was done with success, by who did it."""
+    inflicted: Mapping[FaultKind, int] = field(default_factory=dict)
+    """How often each kind of fault was begun."""
+    left_out: Mapping[FaultKind, str] = field(default_factory=dict)
+    """Kinds that cannot be inflicted here, with the reason."""
     allowed: Mapping[str, int] = field(default_factory=dict)
     """Anomalies that the protocol allows during the faults that there were, by name."""
 
