@@ -17,6 +17,8 @@ from gazette_platform.broker.journal.resolver import Resolver
 from gazette_platform.broker.spool import journal_spool
 from gazette_platform.broker.spool.digester import Digester
 from gazette_platform.etcd import EtcdClient
+from gazette_platform.fragment import persister
+from gazette_platform.fragment.persister import Persister
 from gazette_platform.keyspace import item_key
 from gazette_platform.protocol import (
     CompressionCodec,
@@ -159,10 +161,31 @@ async def test_an_allocator_that_fails_begins_again(cluster, broker, stub, monke
     await goes_on(broker, stub)
 
 
-async def test_loops_of_a_broker_begin_again(cluster, broker, stub, monkeypatch):
-    """Of its lease, its mirror and its persister: cut short once, as a fault of ours would."""
+async def test_the_loop_of_the_lease_begins_again(cluster, broker, stub, monkeypatch):
     monkeypatch.setattr(broker._lease, "_renew", failing_first(broker._lease._renew))
     await eventually(lambda: unforeseen(broker, "loop") == 1)
+    await cluster.apply(stub, spec("another/journal"))
+    await goes_on(broker, stub)
+
+
+async def test_the_loop_of_the_mirror_begins_again(cluster, broker, stub, monkeypatch):
+    """And misses nothing: what it had when it failed is read again."""
+    space = broker._context.space
+    monkeypatch.setattr(space, "apply_batches", failing_first(space.apply_batches))
+    await cluster.apply(stub, spec("another/journal"))
+    assert unforeseen(broker, "loop") == 1
+    await goes_on(broker, stub)
+
+
+async def test_the_loop_of_the_persister_begins_again(cluster, monkeypatch):
+    monkeypatch.setattr(persister, "_TICK_S", 0.01)
+    monkeypatch.setattr(Persister, "tick", failing_first(Persister.tick, 2))
+    broker = await cluster.start()
+    stub = cluster.stub(broker)
+    await eventually(lambda: unforeseen(broker, "loop") == 2)
+    ticked = asyncio.Event()
+    monkeypatch.setattr(Persister, "tick", lambda _: ticked.set())
+    await asyncio.wait_for(ticked.wait(), 20)
     await cluster.apply(stub, spec("another/journal"))
     await goes_on(broker, stub)
 
