@@ -13,6 +13,7 @@ from gazette_platform.allocator import loop as allocator_loop
 from gazette_platform.broker import context as broker_context, serve
 from gazette_platform.broker.api.listing import ListApi
 from gazette_platform.broker.append import content as append_content
+from gazette_platform.broker.crash.evictor import Evictor
 from gazette_platform.broker.journal.resolver import Resolver
 from gazette_platform.broker.spool import journal_spool
 from gazette_platform.broker.spool.digester import Digester
@@ -188,6 +189,16 @@ async def test_the_loop_of_the_persister_begins_again(cluster, monkeypatch):
     await asyncio.wait_for(ticked.wait(), 20)
     await cluster.apply(stub, spec("another/journal"))
     await goes_on(broker, stub)
+
+
+async def test_the_loop_of_the_crash_watch_begins_again(cluster, broker, monkeypatch):
+    """And knows the members whose coming it failed at."""
+    monkeypatch.setattr(Evictor, "_peers", failing_first(Evictor._peers))
+    other = await cluster.start(evict_after_s=0.0)
+    await eventually(lambda: unforeseen(broker, "loop") == 1)
+    evictor = broker._context.peers._observer.__self__
+    await eventually(lambda: other._context.process_id in evictor._watch._members)
+    assert not broker.failed.is_set()
 
 
 async def test_a_listing_that_fails_is_tried_again(cluster, broker, stub, monkeypatch):

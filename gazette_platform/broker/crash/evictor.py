@@ -122,8 +122,8 @@ class Evictor:
         try:
             while True:
                 if self._is_changed:
-                    self._is_changed = False
                     self._step(fsm.MembersChanged(self._peers()))
+                    self._is_changed = False  # who begins again behind a fault learns of them still
                 self._step(fsm.Ticked())
                 due_at = self._watch.next_due()
                 now = self._clock.monotonic()
