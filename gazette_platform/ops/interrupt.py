@@ -25,7 +25,10 @@ class Interrupted(GazetteError):
 
 @final
 class Interrupt:
-    """Ends one task's waits once `fire` was called; it is never taken back."""
+    """Ends one task's waits once `fire` was called; it is never taken back.
+
+    A wait is what is awaited in a ``with`` statement of it.
+    """
 
     __slots__ = ("_waiting", "is_fired")
 
@@ -45,6 +48,22 @@ class Interrupt:
             if self._waiting is not None:
                 self._waiting.cancel()
 
+    def __enter__(self) -> None:
+        """Begin a wait. Raises: Interrupted: `fire` was called."""
+        if self.is_fired:
+            raise Interrupted("interrupted")
+        self._waiting = asyncio.current_task()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        """End it. Raises: Interrupted: `fire` was called meanwhile."""
+        waiting, self._waiting = self._waiting, None
+        # Unless the task was cancelled by its owner at the same time.
+        is_ours = self.is_fired and kind is asyncio.CancelledError
+        if is_ours and waiting is not None and waiting.uncancel() == 0:
+            raise Interrupted("interrupted") from None
+
     async def wait(self, work: Coroutine[object, object, T]) -> T:
         """Await `work`.
 
@@ -53,22 +72,8 @@ class Interrupt:
         """
         if self.is_fired:
             work.close()
-            raise Interrupted("interrupted")
-        waiting = asyncio.current_task()
-        assert waiting is not None
-        self._waiting = waiting
-        try:
+        with self:
             return await work
-        except asyncio.CancelledError:
-            # Unless the task was cancelled by its owner at the same time.
-            if self._ends(waiting):
-                raise Interrupted("interrupted") from None
-            raise
-        finally:
-            self._waiting = None
-
-    def _ends(self, waiting: asyncio.Task[object]) -> bool:
-        return self.is_fired and waiting.uncancel() == 0
 
 
 def is_cancelled() -> bool:

@@ -261,7 +261,8 @@ class Body:
         flow, monotonic = self._flow, self._clock.monotonic
         flow.updated_at = monotonic()  # time until now was ours, not the client's
         try:
-            raw = await self._stall.wait(self._content.next())
+            with self._stall:
+                raw = await self._content.next()
         except Interrupted:
             raise RpcFailed(
                 Code.UNKNOWN,
