@@ -105,49 +105,6 @@ async def test_a_flush_waits_for_a_broker_that_had_the_journal_before(
     assert await draining == []
 
 
-async def test_a_new_primary_tells_no_end_before_it_has_heard_from_its_replicas(
-    cluster, etcd, etcd_prefix, tasks, monkeypatch
-):
-    """It ended a read at what the store had, before content that its replica had acknowledged."""
-    first, second = [await cluster.start(zone=zone) for zone in ZONES[:2]]
-    stub = cluster.stub(first)
-    await cluster.apply(stub, spec(2))
-    await append(stub, JOURNAL, b"acknowledged")
-    third = await cluster.start(zone="zone-c", append_wait_s=2.0)
-    state = third._context.space.state
-    await eventually(lambda: state.is_consistent(JOURNAL))
-    for broker in (first, second, third):
-        hold_back(broker)
-        broker._allocating.cancel()  # it would assign as it likes
-    hears, pulse = asyncio.Event(), Pulses._append
-
-    async def pulse_once_it_hears(self, suspend):
-        if self._replica.process_id == third._context.process_id:
-            await hears.wait()
-        await pulse(self, suspend)
-
-    monkeypatch.setattr(Pulses, "_append", pulse_once_it_hears)
-    primary, _ = sorted(state.assignments_of(JOURNAL), key=lambda one: one.slot)
-    own = third._context.process_id
-    lease = state.members[own].lease
-    key = assignment_key(etcd_prefix, JOURNAL, own, 0)
-    # As an allocator does that makes it primary in place of a broker which crashed.
-    await etcd.txn([], [Delete(primary.key), Put(key, b"", lease=lease)])
-    await eventually(lambda: JOURNAL in third._resolver.replicas)
-    stub = cluster.stub(third)
-    calls = [
-        tasks.spawn(read_all(stub, JOURNAL, at, do_not_proxy=True), name=f"read at {at}")
-        for at in (0, -1)
-    ]
-    await asyncio.sleep(0.3)  # long enough for each to end too early
-    assert not any(call.done() for call in calls)
-    hears.set()
-    # The other one has it, and its store is away.
-    for call in calls:
-        with pytest.raises(aio.AioRpcError, match="that is not stored yet"):
-            await call
-
-
 async def test_a_flush_has_replicas_store_what_a_crashed_primary_had(cluster):
     brokers = [await cluster.start(zone=zone) for zone in ZONES]
     for broker in brokers:

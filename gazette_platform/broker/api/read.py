@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker.api.prologue import decode, find_readable
-from gazette_platform.broker.journal.known import check_fence, wait_known
+from gazette_platform.broker.journal.known import check_fence, wait_known, wait_synced
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.codecs import decompress_steps, decompressor
 from gazette_platform.errors import DataError, GazetteError, StoreError
@@ -169,6 +169,7 @@ class ReadApi:
     async def _serve(
         self, request: pb.ReadRequest, resolution: Resolution, replica: Replica, send: Send
     ) -> None:
+        await wait_synced(replica)
         offset = request.offset
         header_field = resolution.header_field  # of the first response only
         while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 from gazette_platform.broker.journal.gaps import KNOWN_WAIT_S
@@ -12,7 +13,24 @@ from gazette_platform.client.wire import ASK_ANOTHER
 if TYPE_CHECKING:
     from gazette_platform.broker.journal.replica import Replica
 
-__all__ = ["check_fence", "wait_known"]
+__all__ = ["check_fence", "wait_known", "wait_synced"]
+
+
+# Seconds that a reader waits for a head which is not older than the one that it may have been told.
+_SYNC_WAIT_S = 1.0
+
+
+async def wait_synced(replica: Replica) -> None:
+    """Wait a moment for a new primary to hear from its replicas: it may know of less than they tell.
+
+    No longer: what it has can be read while a replica is away. An end is told by `wait_known` alone.
+
+    Cancellation: safe.
+    """
+    if _is_to_sync(replica):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SYNC_WAIT_S):
+                await _wait_synced(replica)
 
 
 async def wait_known(replica: Replica, *, timeout_s: float) -> None:

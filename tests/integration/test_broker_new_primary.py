@@ -1,0 +1,134 @@
+"""A broker that becomes primary with nothing of what its replicas have: what it tells readers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from grpc import aio
+
+from gazette_platform.broker.journal import known
+from gazette_platform.broker.journal.pulses import Pulses
+from gazette_platform.errors import StoreUnavailable
+from gazette_platform.etcd import Delete, Put
+from gazette_platform.keyspace import assignment_key
+from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
+from gazette_platform.testing.local_broker import (
+    append,
+    eventually,
+    read,
+    read_all,
+    store_fragment,
+)
+
+pytestmark = pytest.mark.etcd
+
+JOURNAL = "a/journal"
+ZONES = ("zone-a", "zone-b", "zone-c")
+
+
+def spec(replication):
+    fragment = FragmentSpec(
+        length=1 << 20,
+        codec=CompressionCodec.NONE,
+        stores=("file:///",),
+        refresh_interval_ns=3600 * 10**9,
+    )
+    return JournalSpec(JOURNAL, replication, fragment=fragment)
+
+
+def hold_back(broker):
+    """Let its store fail. Returns: an event that ends that."""
+    persister, back, put = broker._persister, asyncio.Event(), broker._persister._put
+
+    async def put_when_back(*args):
+        if not back.is_set():
+            raise StoreUnavailable("the store is away")
+        await put(*args)
+
+    persister._put = put_when_back
+    return back
+
+
+async def make_new_primary(cluster, etcd, etcd_prefix, monkeypatch, *, offset=0):
+    """Put a broker that has nothing of a journal in place of its primary; all stores are away.
+
+    Args: offset: where the journal goes on with what that one has acknowledged.
+    Returns: the broker, and an event that lets it hear from the replica that stays.
+    """
+    first, second = [await cluster.start(zone=zone) for zone in ZONES[:2]]
+    stub = cluster.stub(first)
+    await cluster.apply(stub, spec(2))
+    appended = await append(stub, JOURNAL, b"acknowledged", offset=offset)
+    assert appended.commit.end == offset + 12
+    third = await cluster.start(zone="zone-c", append_wait_s=2.0)
+    state = third._context.space.state
+    await eventually(lambda: state.is_consistent(JOURNAL))
+    for broker in (first, second, third):
+        hold_back(broker)
+        broker._allocating.cancel()  # it would assign as it likes
+    hears, pulse = asyncio.Event(), Pulses._append
+
+    async def pulse_once_it_hears(self, suspend):
+        if self._replica.process_id == third._context.process_id:
+            await hears.wait()
+        await pulse(self, suspend)
+
+    monkeypatch.setattr(Pulses, "_append", pulse_once_it_hears)
+    primary, _ = sorted(state.assignments_of(JOURNAL), key=lambda one: one.slot)
+    own = third._context.process_id
+    lease = state.members[own].lease
+    key = assignment_key(etcd_prefix, JOURNAL, own, 0)
+    # As an allocator does that makes it primary in place of a broker which crashed.
+    await etcd.txn([], [Delete(primary.key), Put(key, b"", lease=lease)])
+    await eventually(lambda: JOURNAL in third._resolver.replicas)
+    return third, hears
+
+
+async def test_a_new_primary_tells_no_end_before_it_has_heard_from_its_replicas(
+    cluster, etcd, etcd_prefix, tasks, monkeypatch
+):
+    """It ended a read at what the store had, before content that its replica had acknowledged."""
+    third, hears = await make_new_primary(cluster, etcd, etcd_prefix, monkeypatch)
+    stub = cluster.stub(third)
+    calls = [
+        tasks.spawn(read_all(stub, JOURNAL, at, do_not_proxy=True), name=f"read at {at}")
+        for at in (0, -1)
+    ]
+    await asyncio.sleep(0.3)  # long enough for each to end too early
+    assert not any(call.done() for call in calls)
+    hears.set()
+    # The other one has it, and its store is away.
+    for call in calls:
+        with pytest.raises(aio.AioRpcError, match="that is not stored yet"):
+            await call
+
+
+async def test_a_new_primary_that_is_about_to_hear_from_its_replicas_tells_no_older_head(
+    cluster, etcd, etcd_prefix, tasks, monkeypatch
+):
+    """Beside content it told the end of what is stored, which others had told to lie further on."""
+    monkeypatch.setattr(known, "_SYNC_WAIT_S", 20.0)
+    store_fragment(cluster.fragments, JOURNAL, 0, b"before ")
+    third, hears = await make_new_primary(cluster, etcd, etcd_prefix, monkeypatch, offset=7)
+    replica = third._resolver.replicas[JOURNAL]
+    response = tasks.spawn(anext(aiter(read(cluster.stub(third), JOURNAL))), name="read")
+    watching = len(replica.watchers)
+    await eventually(lambda: response.done() or len(replica.watchers) > watching)
+    hears.set()
+    found = await response
+    assert (found.fragment.end, found.write_head) == (7, 19)
+
+
+async def test_what_a_new_primary_has_is_read_though_it_does_not_hear_from_its_replicas(
+    cluster, etcd, etcd_prefix, monkeypatch
+):
+    store_fragment(cluster.fragments, JOURNAL, 0, b"before ")
+    third, hears = await make_new_primary(cluster, etcd, etcd_prefix, monkeypatch, offset=7)
+    async with asyncio.timeout(10):
+        responses = aiter(read(cluster.stub(third), JOURNAL))
+        found = await anext(responses)
+        assert (found.fragment.end, found.write_head) == (7, 7)  # all that it knows of
+        assert (await anext(responses)).content == b"before "
+    assert not third._resolver.replicas[JOURNAL].is_synced
+    hears.set()
