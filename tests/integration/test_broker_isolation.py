@@ -12,7 +12,7 @@ from grpc import StatusCode, aio
 from gazette_platform.allocator import loop as allocator_loop
 from gazette_platform.broker import context as broker_context, serve
 from gazette_platform.broker.api.listing import ListApi
-from gazette_platform.broker.append import content as append_content
+from gazette_platform.broker.append import batch as append_batch, content as append_content
 from gazette_platform.broker.crash.evictor import Evictor
 from gazette_platform.broker.journal.resolver import Resolver
 from gazette_platform.broker.spool import journal_spool
@@ -213,8 +213,7 @@ async def test_a_journal_whose_appends_fail_goes_on_and_others_with_it(
     cluster, broker, stub, monkeypatch
 ):
     await cluster.apply(stub, spec(), spec("another/journal"))
-    replica = broker._resolver.replicas[JOURNAL]
-    monkeypatch.setattr(replica, "view", failing_first(replica.view))
+    monkeypatch.setattr(append_batch, "view_of", failing_first(append_batch.view_of))
     with pytest.raises(aio.AioRpcError, match="whether it was appended is unknown") as caught:
         await append(stub, JOURNAL, b"content")
     assert caught.value.code() is StatusCode.INTERNAL
