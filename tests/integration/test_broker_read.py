@@ -570,3 +570,24 @@ async def test_a_reader_that_goes_away_is_no_fault_of_what_it_reads(cluster, bro
         assert broker.service._read._sending_bytes == 0
         await eventually(lambda: file._holders <= held)
         assert cancelled._value.get() == before + 1
+
+
+async def test_a_byte_at_the_end_of_what_is_stored_counts_as_all_that_is_read_for_it(
+    cluster, broker, stub
+):
+    """A store is read from the beginning of a fragment, in pieces as large as for anybody else."""
+    await cluster.apply(stub, spec(codec=CompressionCodec.NONE, length=1 << 20))
+    await append(stub, JOURNAL, bytes(1 << 20))
+    await append(stub, JOURNAL, b"open")
+    index = broker._resolver.replicas[JOURNAL].index
+    await eventually(lambda: index.lookup(0).file is None)
+    reads, counted = broker.service._read, []
+
+    async def send(raw):
+        if pb.ReadResponse.FromString(raw).content:
+            counted.append(reads._sending_bytes)
+
+    end = 1 << 20
+    request = pb.ReadRequest(journal=JOURNAL, offset=end - 1, end_offset=end)
+    await broker.service.read(request.SerializeToString(), send, {})
+    assert counted == [1 << 20]
