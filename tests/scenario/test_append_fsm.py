@@ -26,15 +26,15 @@ from gazette_platform.broker.append.events import (
     CountReplicas,
     Fail,
     Finish,
-    Proxy,
+    Forward,
     Ready,
     Replicas,
     ReplicaView,
     Resolve,
     Resolved,
     Rollback,
-    Stream,
     Sync,
+    TakeContent,
     Unhealthy,
     WriteSuspend,
     Written,
@@ -114,7 +114,7 @@ def at_ready(asked=REQUEST):
 def streaming(asked=REQUEST, seen=None):
     machine = at_ready(asked)
     effect = machine.step(Ready(seen or view()))
-    assert isinstance(effect, Stream), effect
+    assert isinstance(effect, TakeContent), effect
     return machine
 
 
@@ -124,7 +124,7 @@ def test_the_whole_way_of_an_append():
     play(
         machine,
         [
-            (Ready(view(b="2")), Stream(0)),
+            (Ready(view(b="2")), TakeContent(0)),
             (Content(3), None),
             (Content(3), None),
             (ContentEnd(), Commit(LabelSet.of(a="1", b="2"))),
@@ -156,7 +156,7 @@ def test_fs1_resolves_at_the_revision_asked_for():
 
 
 def test_fs1_another_primary_is_proxied_to():
-    play(AppendFSM(REQUEST), [(Resolved(Status.OK, is_local_primary=False), Proxy())])
+    play(AppendFSM(REQUEST), [(Resolved(Status.OK, is_local_primary=False), Forward())])
 
 
 def test_fs2_an_invalidated_wait_resolves_again():
@@ -212,7 +212,7 @@ def test_fs9_suspend_now_of_a_journal_with_content_is_partial():
             ),
             (Written(88), Resolve(88)),
             *ON_THE_WAY,
-            (Ready(view(PARTIAL, spool=(0, 1024), index=(0, 1024))), Stream(1024)),
+            (Ready(view(PARTIAL, spool=(0, 1024), index=(0, 1024))), TakeContent(1024)),
             (ContentEnd(), Commit(LabelSet())),
             (Acknowledged(), Finish(Status.SUSPENDED)),
         ],
@@ -222,7 +222,7 @@ def test_fs9_suspend_now_of_a_journal_with_content_is_partial():
 def test_fs9_the_open_fragment_is_rolled_even_if_it_is_not_the_first():
     """It would not be persisted else, until somebody appends."""
     machine = at_ready(NOW)
-    play(machine, [(Ready(view(PARTIAL, spool=(512, 1024), index=(0, 1024))), Stream(1024))])
+    play(machine, [(Ready(view(PARTIAL, spool=(512, 1024), index=(0, 1024))), TakeContent(1024))])
 
 
 def test_fs10_suspend_keep_leaves_the_level():
@@ -230,7 +230,7 @@ def test_fs10_suspend_keep_leaves_the_level():
     play(
         machine,
         [
-            (Ready(view(PARTIAL, spool=(1024, 1024), index=(0, 1024))), Stream(0)),
+            (Ready(view(PARTIAL, spool=(1024, 1024), index=(0, 1024))), TakeContent(0)),
             (ContentEnd(), Commit(LabelSet())),
             (Acknowledged(), Finish(Status.OK)),
         ],
@@ -273,7 +273,7 @@ def test_fs12_an_empty_index_is_suspended_fully(asked):
 )
 def test_fs12_suspend_if_flushed_asks_for_a_quiet_interval(mod_time, flush_s, suspends):
     seen = view(spec(flush_s=flush_s), spool=(10, 10), index=(0, 10), mod_time=mod_time)
-    expected = WriteSuspend(SuspendSpec(SuspendLevel.PARTIAL, 10)) if suspends else Stream(0)
+    expected = WriteSuspend(SuspendSpec(SuspendLevel.PARTIAL, 10)) if suspends else TakeContent(0)
     assert preconditions(IF_FLUSHED, seen) == expected
 
 
@@ -303,7 +303,7 @@ def test_fs14_resume_begins_where_the_journal_was_suspended():
             *ON_THE_WAY,
             (Ready(view(none)), Sync(1024)),
             *ON_THE_WAY[1:],
-            (Ready(view(none, spool=(1024, 1024))), Stream(0)),
+            (Ready(view(none, spool=(1024, 1024))), TakeContent(0)),
         ],
     )
 
@@ -338,7 +338,7 @@ def test_content_behind_a_resumption_offset_takes_it_back():
             ),
             (Written(57), Resolve(57)),
             *ON_THE_WAY,
-            (Ready(view(spool=(1024, 1024), index=(0, 1024))), Stream(0)),
+            (Ready(view(spool=(1024, 1024), index=(0, 1024))), TakeContent(0)),
         ],
     )
 
@@ -376,22 +376,22 @@ def test_fs16_an_unhealthy_store_refuses():
 
 
 def test_fs16_a_store_that_recovers_starts_over():
-    play(at_ready(), [(Invalidated(), Resolve(0)), *ON_THE_WAY, (Ready(view()), Stream(0))])
+    play(at_ready(), [(Invalidated(), Resolve(0)), *ON_THE_WAY, (Ready(view()), TakeContent(0))])
 
 
 def test_fs17_spool_and_index_agree():
-    assert preconditions(REQUEST, view(spool=(100, 123), index=(0, 123))) == Stream(0)
+    assert preconditions(REQUEST, view(spool=(100, 123), index=(0, 123))) == TakeContent(0)
 
 
 @pytest.mark.parametrize(
     ("selector", "registers", "effect"),
     [
-        ("reg=two", {}, Stream(0)),  # a journal without registers was never written with any
+        ("reg=two", {}, TakeContent(0)),  # a journal without registers was never written with any
         ("reg=two", {"reg": "one"}, Fail(Status.REGISTER_MISMATCH)),
-        ("reg=one", {"reg": "one"}, Stream(0)),
-        ("!other", {"reg": "one"}, Stream(0)),
+        ("reg=one", {"reg": "one"}, TakeContent(0)),
+        ("!other", {"reg": "one"}, TakeContent(0)),
         ("!reg", {"reg": "one"}, Fail(Status.REGISTER_MISMATCH)),
-        ("reg in (zero, one)", {"reg": "one"}, Stream(0)),
+        ("reg in (zero, one)", {"reg": "one"}, TakeContent(0)),
     ],
 )
 def test_fs18_registers_are_checked(selector, registers, effect):
@@ -404,7 +404,7 @@ def test_fs18_registers_are_checked(selector, registers, effect):
     [
         (0, JournalFlag.O_RDWR, Fail(Status.INDEX_HAS_GREATER_OFFSET)),
         (0, JournalFlag.NOT_SPECIFIED, Fail(Status.INDEX_HAS_GREATER_OFFSET)),
-        (0, JournalFlag.O_RDONLY, Stream(0)),
+        (0, JournalFlag.O_RDONLY, TakeContent(0)),
         (455, JournalFlag.O_RDWR, Fail(Status.WRONG_APPEND_OFFSET)),
         (123, JournalFlag.O_RDWR, Fail(Status.WRONG_APPEND_OFFSET)),
         (456, JournalFlag.O_RDWR, Sync(456)),
@@ -433,8 +433,8 @@ def test_preconditions_hold_in_their_order():
 
 def test_fs21_the_second_append_flushes_the_first():
     """So that the store shows early that the journal is in use."""
-    assert preconditions(REQUEST, view(spool=(0, 6), index=(0, 6))) == Stream(6)
-    assert preconditions(REQUEST, view(spool=(6, 9), index=(0, 9))) == Stream(0)
+    assert preconditions(REQUEST, view(spool=(0, 6), index=(0, 6))) == TakeContent(6)
+    assert preconditions(REQUEST, view(spool=(6, 9), index=(0, 9))) == TakeContent(0)
 
 
 def test_fs27_reset_head():
@@ -446,12 +446,12 @@ def test_fs27_reset_head():
         [
             (Ready(ahead), Sync(1024)),
             *ON_THE_WAY[1:],
-            (Ready(view(spool=(1024, 1024), index=(0, 1024))), Stream(0)),
+            (Ready(view(spool=(1024, 1024), index=(0, 1024))), TakeContent(0)),
             (ContentEnd(), Commit(LabelSet())),
             (Acknowledged(), Finish(Status.OK)),
         ],
     )
-    play(at_ready(), [(Ready(view(spool=(1024, 1024), index=(0, 1024))), Stream(0))])
+    play(at_ready(), [(Ready(view(spool=(1024, 1024), index=(0, 1024))), TakeContent(0))])
 
 
 # ---------------------------------------------------------------------------------------- content

@@ -13,10 +13,10 @@ from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.append.batch import Pending
 from gazette_platform.broker.append.content import (
     Body,
+    ContentQueue,
     RateBalance,
     Replay,
     Stock,
-    Stream,
     cost_of,
     pump,
 )
@@ -265,7 +265,7 @@ async def settled():
 async def test_the_client_waits_for_its_turn_and_then_for_the_disk(tasks, receive):
     done = asyncio.get_running_loop().create_future()
     stock = Stock()
-    stream = Stream(Pending(machine=None, done=done, chunks=[b"gathered"]), stock)
+    stream = ContentQueue(Pending(machine=None, done=done, chunks=[b"gathered"]), stock)
     large = b"x" * (300 << 10)
     client = Client(*(chunk(large) for _ in range(10)), COMMIT, None)
     tasks.spawn(pump(receive(client), stream))
@@ -287,7 +287,7 @@ async def test_the_client_waits_for_its_turn_and_then_for_the_disk(tasks, receiv
 async def test_nothing_is_held_once_the_append_is_over():
     done = asyncio.get_running_loop().create_future()
     stock = Stock()
-    stream = Stream(Pending(machine=None, done=done, chunks=[b"x" * 1000]), stock)
+    stream = ContentQueue(Pending(machine=None, done=done, chunks=[b"x" * 1000]), stock)
     done.set_result(None)
     stream.drop()
     assert stock.held_bytes == 0
@@ -298,7 +298,7 @@ async def test_nothing_is_held_once_the_append_is_over():
 
 async def test_who_waits_for_content_hears_that_the_append_is_over(tasks):
     done = asyncio.get_running_loop().create_future()
-    stream = Stream(Pending(machine=None, done=done), Stock())
+    stream = ContentQueue(Pending(machine=None, done=done), Stock())
     waiting = tasks.spawn(_waits(stream))
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -318,7 +318,7 @@ def test_single_bytes_are_counted_with_what_it_takes_to_hold_them():
 
 async def test_a_stream_that_breaks_fails_its_append_and_each_later_attempt(receive, tasks):
     pending = _pending()
-    stream = Stream(pending, Stock())
+    stream = ContentQueue(pending, Stock())
     pumping = tasks.spawn(pump(receive(Client(chunk(b"x"), None)), stream))
     assert await stream.next() == b"x"
     await pumping
@@ -355,7 +355,7 @@ async def test_e5_a_stream_goes_on_where_it_stopped(tasks, receive):
     """Chunks that wait when an attempt ends, or come later, are those of the next attempt."""
     client = Client(*(chunk(b"%d" % n) for n in range(10)))
     first = _pending(b"gathered")
-    first.stream = Stream(first, Stock())
+    first.stream = ContentQueue(first, Stock())
     tasks.spawn(pump(receive(client), first.stream))
     await asyncio.sleep(0.01)
     first.done.set_result(None)
@@ -369,7 +369,7 @@ async def test_e5_a_stream_goes_on_where_it_stopped(tasks, receive):
 
 async def test_e5_a_stream_that_breaks_ends_the_replay(tasks, receive):
     first = _pending(b"gathered")
-    first.stream = Stream(first, Stock())
+    first.stream = ContentQueue(first, Stock())
     client = Client(chunk(b"x"))
     tasks.spawn(pump(receive(client), first.stream))
     renewed = _renewed(first)

@@ -18,7 +18,7 @@ from gazette_platform.broker.api.prologue import decode, find
 from gazette_platform.broker.api.proxy import PrimaryNotReached
 from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.append.batch import Outcome, Pending, content_sum
-from gazette_platform.broker.append.content import Body, Replay, Stock, Stream, cost_of, pump
+from gazette_platform.broker.append.content import Body, ContentQueue, Replay, Stock, cost_of, pump
 from gazette_platform.broker.journal.spec_writes import write_suspend
 from gazette_platform.broker.wire.interface import Code, ContentSource, NotNow, RpcFailed
 from gazette_platform.client.wire import TRY_AGAIN
@@ -102,7 +102,7 @@ class AppendApi:
             wait_until=self._context.clock.monotonic() + self._context.config.append_wait_s,
         )
         pumping: asyncio.Task[None] | None = None
-        stream: Stream | None = None
+        stream: ContentQueue | None = None
         gathered = _Gathered(self._stock)
         try:
             is_whole = await self._gather(pending, body, gathered)
@@ -110,7 +110,7 @@ class AppendApi:
             if not is_whole:
                 body.stream()
                 gathered.release()
-                pending.stream = stream = Stream(pending, self._stock)
+                pending.stream = stream = ContentQueue(pending, self._stock)
                 pumping = self._context.tasks.spawn(
                     pump(body, stream), name=f"stream {asked.request.journal}"
                 )
@@ -322,7 +322,7 @@ def _renewed(pending: Pending) -> Pending:
         stream=pending.stream,
         wait_until=pending.wait_until,
     )
-    if isinstance(pending.stream, Stream):
+    if isinstance(pending.stream, ContentQueue):
         pending.stream.reopen(renewed)
     return renewed
 

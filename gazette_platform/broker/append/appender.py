@@ -71,7 +71,7 @@ class Appender:
         self._tasks = tasks
         self._clock = clock
         self._faults = faults or Faults()
-        self._store = spool
+        self._spool = spool
         self._replicator = replicator
         self._queue: deque[Pending] = deque()
         self._running = False
@@ -87,7 +87,7 @@ class Appender:
     @property
     def spool(self) -> Spool:
         """The open fragment."""
-        return self._store.spool
+        return self._spool.spool
 
     def submit(self, pending: Pending) -> None:
         """Queue an append. Its `done` is resolved later; at once if the replica was closed.
@@ -121,7 +121,7 @@ class Appender:
             await self._idle.wait()
         with self._faults.contained("journal", f"{self._journal.name}: leaving its replicas"):
             await self._replicator.close()
-        await self._store.close()
+        await self._spool.close()
 
     def roll_if_due(self) -> bool:
         """Close the open fragment if its window ended.
@@ -130,9 +130,9 @@ class Appender:
         """
         if not self.is_idle:
             return False
-        store = self._store
-        if store.content_length and self._planner.is_due:
-            self._planner.roll(store.end)
+        spool = self._spool
+        if spool.content_length and self._planner.is_due:
+            self._planner.roll(spool.end)
         return True
 
     @property
@@ -195,7 +195,7 @@ class Appender:
         """Commit a batch, or take what is ready of the queue, or do what its head waits for."""
         if not batch:
             if self._replicator.has_peers:
-                await self._gather()
+                await self._hold_back()
             batch = self._plan()
         if batch:
             await self._commit(batch)
@@ -219,14 +219,14 @@ class Appender:
         while self._queue and self._queue[0].done.done():
             self._queue.popleft()
         self._replicator.reset("an append failed")
-        self._store.forget_drafts()
+        self._spool.forget_drafts()
 
-    async def _gather(self) -> None:
-        """Let appends gather while replicas have enough to do."""
+    async def _hold_back(self) -> None:
+        """Let appends wait, to go together, while replicas have enough to do."""
         if self._replicator.is_old:
             await self._replicator.renew()
         while self._replicator.holds_back(self._waiting_bytes()):
-            await self._replicator.gather()
+            await self._replicator.answered()
         with contextlib.suppress(RpcFailed):  # then the next append finds out, and syncs
             await self._replicator.room()
 
@@ -283,15 +283,15 @@ class Appender:
                 length += pending.length
                 appends += 1
                 chunks += pending.chunks
-        store = self._store
-        if not store.takes_at_once(length):
+        spool = self._spool
+        if not spool.takes_at_once(length):
             return False
-        draft = store.draft(with_digest=False)
+        draft = spool.draft(with_digest=False)
         if length and not draft.write_at_once(chunks, length):
             return False
         registers = batch[-1].registers
         assert registers is not None
-        answer = Answers(self._journal.name, batch, sums, store.digester.spool.codec)
+        answer = Answers(self._journal.name, batch, sums, spool.digester.spool.codec)
         self._settle(draft, registers, answer, appends=appends)
         return True
 
@@ -300,15 +300,15 @@ class Appender:
         length = sum(pending.length for pending in batch)
         registers = batch[-1].registers
         assert registers is not None
-        store, replicator = self._store, self._replicator
+        spool, replicator = self._spool, self._replicator
         has_peers = replicator.has_peers
         refusal = self._refusal()
         if has_peers and refusal is not None:
             self._refuse(batch, refusal)
             return
-        draft = store.draft(with_digest=has_peers)
+        draft = spool.draft(with_digest=has_peers)
         if length:
-            await store.digester.below()
+            await spool.digester.below()
             if has_peers:
                 replicator.send(chunks, 0)
             try:
@@ -320,7 +320,7 @@ class Appender:
                     self._make_room(has_peers=has_peers)
                 return
         sums = [p.sum if isinstance(p.sum, bytes) else await p.sum for p in batch]
-        answer = Answers(self._journal.name, batch, sums, store.spool.codec)
+        answer = Answers(self._journal.name, batch, sums, spool.spool.codec)
         appends = sum(1 for pending in batch if pending.length)
         if has_peers:
             self._propose(draft, registers, answer, appends=appends)
@@ -331,7 +331,7 @@ class Appender:
         """Commit a draft that nobody else has to have."""
         refusal = self._refusal()
         if refusal is None:
-            self._store.commit(draft, registers, appends=appends)
+            self._spool.commit(draft, registers, appends=appends)
         else:
             self._start_over()
         answer(refusal)
@@ -369,15 +369,15 @@ class Appender:
 
     def _forget(self) -> None:
         """Have replicas forget content that they were sent and nobody will propose."""
-        store = self._store
-        empty = store.draft(with_digest=True)
+        spool = self._spool
+        empty = spool.draft(with_digest=True)
         with contextlib.suppress(RpcFailed):  # they have forgotten it, then
-            self._replicator.propose(empty, store.registers, lambda _: None, appends=0)
+            self._replicator.propose(empty, spool.registers, lambda _: None, appends=0)
 
     async def _stream(self, pending: Pending) -> None:
         """Take an append whose content still comes, alone: it owns the journal meanwhile."""
-        store, replicator = self._store, self._replicator
-        draft = store.draft(with_digest=replicator.has_peers)
+        spool, replicator = self._spool, self._replicator
+        draft = spool.draft(with_digest=replicator.has_peers)
         # Content was sent to these replicas, and they wait for what becomes of it.
         has_peers = replicator.has_peers
         digest = hashlib.sha1(usedforsecurity=False)
@@ -391,10 +391,10 @@ class Appender:
                 self._journal.on_rollback()
                 return
         if isinstance(effect, events.Commit):
-            pending.begin, pending.length = store.end, draft.length
+            pending.begin, pending.length = spool.end, draft.length
             pending.registers = effect.registers
-            await store.digester.below()
-            answer = Answers(self._journal.name, [pending], [digest.digest()], store.spool.codec)
+            await spool.digester.below()
+            answer = Answers(self._journal.name, [pending], [digest.digest()], spool.spool.codec)
             end = self._propose if has_peers else self._settle
             end(draft, effect.registers, answer, appends=1)
             return
@@ -414,7 +414,7 @@ class Appender:
         """
         if has_peers:
             self._forget()
-        self._planner.roll(self._store.end)
+        self._planner.roll(self._spool.end)
         # What was planned on top of the appends that failed starts over.
         self._replicator.is_synced = False
 

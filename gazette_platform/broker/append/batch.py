@@ -164,7 +164,7 @@ class Planner:
         stream: Callable[[Pending], Awaitable[None]],
     ) -> None:
         self._journal = journal
-        self._store = spool
+        self._spool = spool
         self._replicator = replicator
         self._clock = clock
         self._stream = stream
@@ -182,7 +182,7 @@ class Planner:
 
     def plan(self, queue: deque[Pending], batch: list[Pending]) -> None:
         """Walk appends from the head of `queue`; those that are ready to be written join `batch`."""
-        self._end, self._registers = self._store.end, self._store.registers
+        self._end, self._registers = self._spool.end, self._spool.registers
         self._found = None
         self._resolved_at = -1
         self._planned = 0
@@ -213,7 +213,7 @@ class Planner:
         return machine.join(found) if found is not None else machine.start()
 
     def _view(self) -> events.ReplicaView | None:
-        begin, now_s = self._store.digester.spool.begin, self._clock.now().timestamp()
+        begin, now_s = self._spool.digester.spool.begin, self._clock.now().timestamp()
         return view_of(self._journal, begin, self._end, self._registers, now_s)
 
     def _on_top(self, found: events.ReplicaView) -> events.ReplicaView:
@@ -254,7 +254,7 @@ class Planner:
         """Carry out an effect. Returns: its event; None: the append has joined the batch, or ended."""
         journal, replicator = self._journal, self._replicator
         match effect:
-            case events.Stream(roll_to):
+            case events.TakeContent(roll_to):
                 return self._begin_stream(pending, roll_to)
             case events.Commit(registers):
                 pending.begin, pending.registers = self._end, registers
@@ -292,7 +292,7 @@ class Planner:
                 if not replicator.is_idle:
                     return Wait(lambda: self._settled(pending))
                 self.refuse(pending, effect)
-            case events.Proxy():
+            case events.Forward():
                 pending.finish(not_ours())
             case events.Finish():
                 raise RuntimeError(f"{journal.name}: an append ended that nobody committed")
@@ -346,24 +346,24 @@ class Planner:
     def is_due(self) -> bool:
         """Whether the open fragment is to close now, whatever is appended next."""
         return self._must_roll(
-            self._journal.spec, self._store.end, now_s=self._clock.now().timestamp()
+            self._journal.spec, self._spool.end, now_s=self._clock.now().timestamp()
         )
 
     def _must_roll(
         self, spec: JournalSpec | None, end: int, *, now_s: float, roll_to: int = 0
     ) -> bool:
         """Whether it closes before an append at `end`, which may ask for `roll_to`."""
-        spool = self._store.digester.spool
+        opened = self._spool.digester.spool
         if spec is None:
             return False
-        if spool.begin == end:
+        if opened.begin == end:
             # An empty spool takes on the spec's codec; anything else of it is as it would be anew.
-            return spool.codec is not spec.fragment.codec
+            return opened.codec is not spec.fragment.codec
         return fsm.must_roll(
             spec,
-            begin=spool.begin,
+            begin=opened.begin,
             end=end,
-            first_append_at=spool.first_append_at,  # none while all of it is under way
+            first_append_at=opened.first_append_at,  # none while all of it is under way
             now_s=now_s,
             roll_to=roll_to,
         )
@@ -417,7 +417,7 @@ class Planner:
     async def _suspend(self, pending: Pending, suspend: SuspendSpec) -> events.Event | None:
         await self._replicator.settled()
         is_own = suspend.level is not SuspendLevel.NONE  # at the end of the spool, that is
-        if is_own and suspend.offset > self._store.settled_end:
+        if is_own and suspend.offset > self._spool.settled_end:
             pending.next_effect = pending.machine.start_over()
             return None
         return events.Written(await self._journal.write_suspend(suspend))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gazette_platform.broker.append.batch import Outcome, Pending
     from gazette_platform.broker.context import BrokerContext
 
-__all__ = ["Body", "Flow", "RateBalance", "Replay", "Stock", "Stream", "cost_of", "pump"]
+__all__ = ["Body", "ContentQueue", "Flow", "RateBalance", "Replay", "Stock", "cost_of", "pump"]
 
 # Seconds of credit that a client has while its append is gathered. It then holds up nobody, and many
 # that share a connection may starve each other; what streams gets the one second of Gazette's.
@@ -273,7 +273,7 @@ class Body:
 
 
 @final
-class Stream:
+class ContentQueue:
     """Chunks between the task that receives them and the appender's: a few, then the client waits.
 
     Args: pending: the append, whose chunks are taken over. Once it is over for whatever reason,
@@ -373,7 +373,7 @@ class Replay:
         return COMMIT_MARKER
 
 
-async def pump(body: Body, stream: Stream) -> None:
+async def pump(body: Body, stream: ContentQueue) -> None:
     """Move the rest of the content to the appender, which takes it when its turn comes."""
     try:
         while True:

@@ -26,15 +26,15 @@ __all__ = [
     "Event",
     "Fail",
     "Finish",
-    "Proxy",
+    "Forward",
     "Ready",
     "ReplicaView",
     "Replicas",
     "Resolve",
     "Resolved",
     "Rollback",
-    "Stream",
     "Sync",
+    "TakeContent",
     "Unhealthy",
     "WriteSuspend",
     "Written",
@@ -169,7 +169,7 @@ class Resolve:
 
 
 @dataclass(frozen=True, slots=True)
-class Proxy:
+class Forward:
     """Another broker is primary: forward the append."""
 
 
@@ -204,7 +204,7 @@ class WriteSuspend:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class TakeContent:
     """Take content, after rolling the spool if due (see `must_roll`, with this `roll_to`)."""
 
     roll_to: int
@@ -242,13 +242,13 @@ class Finish:
 
 Effect = (
     Resolve
-    | Proxy
+    | Forward
     | Sync
     | CheckAssignments
     | CountReplicas
     | AwaitReady
     | WriteSuspend
-    | Stream
+    | TakeContent
     | Commit
     | Rollback
     | Fail

@@ -5,7 +5,7 @@ The shell feeds events to `AppendFSM.step` and carries out the one effect that c
     state          event that leaves it            next effect
     -------------  ------------------------------  -------------------------------------------------
     RESOLVE        Resolved(OK, local)             Sync
-                   Resolved(OK, remote)            Proxy
+                   Resolved(OK, remote)            Forward
                    Resolved(SUSPENDED), resuming   WriteSuspend(NONE, same offset)
                    Resolved(any other)             Fail(status)
     SYNC           Synced                          CheckAssignments
@@ -18,11 +18,11 @@ The shell feeds events to `AppendFSM.step` and carries out the one effect that c
                    Replicas(too few, may wait)     Resolve(revision + 1)
                    Replicas(too few)               Fail(INSUFFICIENT_JOURNAL_BROKERS)
     READY          Ready(view)                     by `preconditions`: Fail | Sync | WriteSuspend |
-                                                   Stream(roll_to)
+                                                   TakeContent(roll_to)
                    Unhealthy(text)                 Fail(FRAGMENT_STORE_UNHEALTHY)
                    Invalidated                     Resolve
     SUSPEND        Written(revision)               Resolve(revision)
-    STREAM         Content(length)                 Stream goes on; None
+    STREAM         Content(length)                 None: it goes on
                    Invalidated, before content     Resolve
                    ContentEnd                      Commit(registers)
                    ContentBroken(text)             Rollback(text)
@@ -57,15 +57,15 @@ from gazette_platform.broker.append.events import (
     Event,
     Fail,
     Finish,
-    Proxy,
+    Forward,
     Ready,
     Replicas,
     ReplicaView,
     Resolve,
     Resolved,
     Rollback,
-    Stream,
     Sync,
+    TakeContent,
     Unhealthy,
     WriteSuspend,
     Written,
@@ -121,7 +121,7 @@ _SYNC = Sync()
 _CHECK = CheckAssignments()
 _COUNT = CountReplicas()
 _AWAIT = AwaitReady()
-_STREAM = Stream(0)
+_STREAM = TakeContent(0)
 _FINISH = Finish(Status.OK)
 
 
@@ -236,7 +236,7 @@ class AppendFSM:
             return self._fail(event.status)
         if not event.is_local_primary:
             self.state = State.DONE
-            return Proxy()
+            return Forward()
         self.state = State.SYNC
         return _SYNC
 
@@ -244,12 +244,12 @@ class AppendFSM:
         self.view = view
         effect = preconditions(self.request, view, has_content=self.has_content)
         match effect:
-            case Stream():
+            case TakeContent():
                 self.state = State.STREAM
                 if suspend_level(view.spec) is SuspendLevel.PARTIAL and is_suspending(self.request):
                     self.final_status = Status.SUSPENDED
                     # Nobody else will close the fragment, and only closed ones are persisted.
-                    effect = Stream(view.spool_end)
+                    effect = TakeContent(view.spool_end)
             case Sync():
                 self.story.append(f"READY: {effect}")
                 self.state = State.SYNC
@@ -301,7 +301,7 @@ def preconditions(  # noqa: PLR0911  one per check
     """Decide whether an append may stream, in the order of checks that clients rely on.
 
     Args: has_content: whether the append is known to bring content.
-    Returns: Stream with the offset to roll to (0: none), or Fail, Rollback, Sync or WriteSuspend.
+    Returns: TakeContent with the offset to roll to (0: none), or Fail, Rollback, Sync or WriteSuspend.
     """
     selector = request.check_registers
     if selector is not None and view.registers and not selector.matches(view.registers):
@@ -328,7 +328,7 @@ def preconditions(  # noqa: PLR0911  one per check
         return Sync(roll_to=head)
     closes = request.closes_fragment or view.spool_begin == view.index_begin
     roll_to = view.spool_end if closes else 0
-    streams = Stream(roll_to) if roll_to else _STREAM
+    streams = TakeContent(roll_to) if roll_to else _STREAM
     return _suspension(request, view, has_content=has_content) or streams
 
 

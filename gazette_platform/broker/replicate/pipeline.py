@@ -75,7 +75,7 @@ class Pipeline:
         self._on_broken = on_broken
         self._peers = tuple(member for member in route.members if member != own)
         self._fsm = PipelineFSM(self._peers, route=route, revision=etcd.revision)
-        self._gathered: asyncio.Future[SyncOutcome] | None = None
+        self._outcome: asyncio.Future[SyncOutcome] | None = None
         self._room = asyncio.Event()
         self._stall_s = stall_s
         self._is_closed = False
@@ -155,20 +155,20 @@ class Pipeline:
         """
         self._check_usable()
         self._fsm.sync(proposal.end)
-        self._gathered = asyncio.get_running_loop().create_future()
+        self._outcome = asyncio.get_running_loop().create_future()
         for link in self._links:
             header = None if self._greeted else Header(link.peer, self.route, self._etcd)
             link.put(encode_proposal(proposal, registers, acknowledge=True, header=header))
         self._greeted = True
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._gathered
+                return await self._outcome
         except TimeoutError as err:
             text = f"gatherSync: no answer from all replicas within {timeout_s:g} s"
             self._break(RpcFailed(Code.UNAVAILABLE, text))
             raise RpcFailed(Code.UNAVAILABLE, text) from err
         finally:
-            self._gathered = None
+            self._outcome = None
 
     async def close(self) -> None:
         """End the streams, and wait a bounded time until the peers have given back their spools.
@@ -210,8 +210,8 @@ class Pipeline:
         if isinstance(effect, Settled):
             self._on_settled(effect.count)
         elif isinstance(effect, Gathered):
-            if self._gathered is not None and not self._gathered.done():
-                self._gathered.set_result(effect.outcome)
+            if self._outcome is not None and not self._outcome.done():
+                self._outcome.set_result(effect.outcome)
         elif isinstance(effect, Broke):
             self._break(RpcFailed(Code.UNKNOWN, effect.text))
 
@@ -232,8 +232,8 @@ class Pipeline:
             return
         self.failure = failure
         self.abandon()
-        if self._gathered is not None and not self._gathered.done():
-            self._gathered.set_exception(failure)
+        if self._outcome is not None and not self._outcome.done():
+            self._outcome.set_exception(failure)
         self._on_broken(failure)
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Replicator"]
 
-# Proposals under way. While one is, small appends gather and go together with the next: that costs
+# Proposals under way. While one is, small appends wait and go together with the next: that costs
 # less than it takes. Larger ones keep all replicas busy.
 _UNSETTLED_MAX = 3
 _SMALL_BYTES_MAX = 256 << 10
@@ -110,7 +110,7 @@ class Replicator:
         return not self._under_way
 
     def holds_back(self, length: int) -> bool:
-        """Whether waiting appends of `length` bytes together should gather more; see `gather`."""
+        """Whether waiting appends of `length` bytes together should wait for more; see `answered`."""
         count = len(self._under_way)
         return count >= _UNSETTLED_MAX or (count > 0 and length < _SMALL_BYTES_MAX)
 
@@ -167,7 +167,7 @@ class Replicator:
             spool.roll(roll_to or spool.end, registers=registers)
         if len(route.members) > 1:
             await spool.catch_up()
-            event = await self._gather(route)
+            event = await self._propose_to_all(route)
             if event is not None:
                 return event
         spool.settle_all()
@@ -176,7 +176,7 @@ class Replicator:
         self._touch()
         return synced.Synced()
 
-    async def _gather(self, route: Route) -> synced.SyncResult | None:
+    async def _propose_to_all(self, route: Route) -> synced.SyncResult | None:
         """Propose the open fragment to all. Returns: what is wrong with it, if anything is."""
         spool, pipeline = self._spool, self._pipeline
         if pipeline is None:
@@ -236,7 +236,7 @@ class Replicator:
         return pipeline
 
     # --------------------------------------------------------------------------------- content
-    async def gather(self) -> None:
+    async def answered(self) -> None:
         """Wait until a proposal is answered, or replicas failed. Cancellation: safe."""
         self._moved.clear()
         await self._moved.wait()
@@ -258,19 +258,19 @@ class Replicator:
             return  # it broke, and the proposal will find out
         self._is_open = True
         pieces: list[bytes | memoryview] = []
-        gathered = 0
+        length = 0
         for chunk in chunks:
             for at in range(0, len(chunk), _MESSAGE_BYTES_MAX):
                 piece = chunk
                 if len(chunk) > _MESSAGE_BYTES_MAX:
                     piece = memoryview(chunk)[at : at + _MESSAGE_BYTES_MAX]
-                if gathered and gathered + len(piece) > _MESSAGE_BYTES_MAX:
+                if length and length + len(piece) > _MESSAGE_BYTES_MAX:
                     pipeline.send(encode_replicate_content(pieces, delta))
-                    delta += gathered
-                    pieces, gathered = [], 0
+                    delta += length
+                    pieces, length = [], 0
                 pieces.append(piece)
-                gathered += len(piece)
-        if gathered:
+                length += len(piece)
+        if length:
             pipeline.send(encode_replicate_content(pieces, delta))
 
     def propose(
