@@ -18,13 +18,15 @@ from gazette_platform.client.wire import (
     Wire,
     decoded,
 )
-from gazette_platform.errors import (
-    DataError,
-    GazetteError,
-    StatusError,
-    status_error,
+from gazette_platform.errors import GazetteError, StatusError, status_error
+from gazette_platform.protocol import (
+    AppendSuspend,
+    Header,
+    LabelSelector,
+    LabelSet,
+    Status,
+    validate_append_response,
 )
-from gazette_platform.protocol import AppendSuspend, Header, LabelSelector, LabelSet, Status
 from gazette_platform.protocol.content import (
     COMMIT_MARKER,
     CONTENT_CHUNK_BYTES,
@@ -298,7 +300,7 @@ class _Attempt:
             ) from err
         else:
             has_finished = True
-            return decoded(pb.AppendResponse, raw)
+            return decoded(pb.AppendResponse, raw, validate_append_response)
         finally:
             if not has_finished:
                 # Without the commit marker and a half-close the broker rolls back.
@@ -371,10 +373,6 @@ def _result(transport: Transport, journal: str, response: pb.AppendResponse) -> 
     if response.status != pb.OK:
         raise status_error(
             Status.from_wire(response.status).name, _detail(response), journal=journal
-        )
-    if not response.HasField("commit") or not response.HasField("registers"):
-        raise DataError(
-            f"{journal}: validating broker response: an OK append lacks its commit or registers"
         )
     commit = response.commit
     return AppendResult(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gazette_platform.client.auth import Capability
@@ -25,6 +26,7 @@ from gazette_platform.protocol import (
     validate_apply_response,
     validate_fragments_response,
     validate_health_response,
+    validate_list_response,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
@@ -69,7 +71,9 @@ async def _list_once(transport: Transport, selector: LabelSelector) -> ListSnaps
     )
     try:
         with wire:
-            messages = [decoded(pb.ListResponse, raw) async for raw in call]
+            messages: list[pb.ListResponse] = []
+            async for raw in call:
+                messages.append(_decoded(raw, messages))
     except CALL_ERRORS as err:
         raise transport.failed(err, wire, "", "list of journals") from err
     return _snapshot(transport, messages)
@@ -98,7 +102,7 @@ async def watch_journals(
         try:
             with wire:
                 async for raw in call:
-                    message = decoded(pb.ListResponse, raw)
+                    message = _decoded(raw, messages)
                     if messages and _ends_snapshot(message):
                         snapshot = _snapshot(transport, messages)
                         messages = []
@@ -115,6 +119,14 @@ async def watch_journals(
         finally:
             call.cancel()
         await patience.wait(error)
+
+
+def _decoded(raw: bytes, before: Sequence[pb.ListResponse]) -> pb.ListResponse:
+    """The message of a snapshot that comes behind those `before`.
+
+    Each is checked as it comes: a long listing checked at once would hold up the event loop.
+    """
+    return decoded(pb.ListResponse, raw, partial(validate_list_response, continuation=bool(before)))
 
 
 def _ends_snapshot(message: pb.ListResponse) -> bool:

@@ -151,8 +151,7 @@ def validate_list_response(response: pb.ListResponse, *, continuation: bool = Fa
     """Check a message of a listing.
 
     Args:
-        continuation: whether it continues a snapshot, and so has journals but no header. The empty
-            message that ends a snapshot of a watch is neither, and not for this function.
+        continuation: whether it follows the first message of a snapshot, and so has no header.
 
     Raises: ValidationError.
     """

@@ -19,6 +19,7 @@ from gazette_platform.protocol import (
     CompressionCodec,
     EtcdHeader,
     Fragment,
+    FragmentSpec,
     Header,
     JournalSpec,
     LabelSelector,
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 __all__ = ["FakeBroker", "FakeJournal", "Fault"]
+
+# Of journals that no spec was applied to.
+_FRAGMENT = FragmentSpec(
+    length=1 << 20, codec=CompressionCodec.NONE, refresh_interval_ns=300 * 10**9
+)
 
 
 @dataclass(slots=True)
@@ -239,7 +245,7 @@ class FakeBroker:
         response = pb.ListResponse(status=status, header=self.header())  # type: ignore[arg-type]
         for name in sorted(self.journals):
             journal = self.journals[name]
-            spec = journal.spec or JournalSpec(name=name, replication=1)
+            spec = journal.spec or JournalSpec(name=name, replication=1, fragment=_FRAGMENT)
             if selector.matches(spec.label_set_with_name()):
                 response.journals.add(
                     spec=spec.to_pb(),

@@ -13,7 +13,7 @@ from gazette_platform.client import (
     ClientConfig,
     append_outcome,
 )
-from gazette_platform.client.appender import Content, _result
+from gazette_platform.client.appender import Content
 from gazette_platform.errors import (
     DataError,
     FragmentStoreUnhealthy,
@@ -26,6 +26,8 @@ from gazette_platform.errors import (
 from gazette_platform.protocol import LabelSelector, LabelSet, ProcessId, Route
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.fake_broker import FakeBroker, Fault
+
+_COMMIT = {"journal": "a/journal", "end": 1, "compression_codec": pb.NONE}
 
 
 @asynccontextmanager
@@ -331,9 +333,28 @@ async def test_ap3_an_invalid_response_is_an_error_and_tells_no_route(monkeypatc
         with pytest.raises(DataError, match=text):
             await client.append("a/journal", b"x")
         assert client._transport.routes.get("a/journal") is None
-        monkeypatch.undo()
-        with pytest.raises(DataError, match="an OK append lacks its commit or registers"):
-            _result(client._transport, "a/journal", pb.AppendResponse(header=broker.header()))
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"registers": {}}, "expected Commit"),
+        ({"commit": _COMMIT}, "expected Registers"),
+        ({"commit": {**_COMMIT, "end": -1}, "registers": {}}, "Commit: .*End"),
+        ({"commit": _COMMIT, "registers": {}, "delayed_chunks": 1}, "invalid DelayedChunks"),
+        ({"status": "REGISTER_MISMATCH"}, "expected Registers"),
+    ],
+)
+async def test_ap3_an_append_is_not_believed_that_breaks_a_rule(monkeypatch, fields, text):
+    async def answer(broker, messages, _):
+        async for _ in messages:
+            pass
+        return pb.AppendResponse(header=broker.header(), **fields).SerializeToString()
+
+    monkeypatch.setattr(FakeBroker, "_append", answer)
+    async with connected() as (_, client):
+        with pytest.raises(DataError, match=f"validating broker response: {text}"):
+            await client.append("a/journal", b"x")
 
 
 async def test_ap6_an_append_that_is_cancelled_appends_nothing():

@@ -10,8 +10,10 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import grpc
+import pytest
 
 from gazette_platform.client import AsyncClient, ClientConfig
+from gazette_platform.errors import DataError
 from gazette_platform.protocol import (
     CompressionCodec,
     EtcdHeader,
@@ -20,7 +22,6 @@ from gazette_platform.protocol import (
     JournalSpec,
     ProcessId,
     Route,
-    validate_list_response,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
@@ -49,13 +50,14 @@ def continuation(*names: str) -> bytes:
 
 
 @asynccontextmanager
-async def client_of(*messages: bytes):
-    """A client of a server that answers every List with these messages, and then no more."""
+async def client_of(*messages: bytes, ends: bool = False):
+    """A client of a server that answers every List with these messages, and then ends, or never."""
 
     async def serve(_raw, _context):
         for message in messages:
             yield message
-        await asyncio.Event().wait()
+        if not ends:
+            await asyncio.Event().wait()
 
     server = grpc.aio.server()
     handlers = {"List": grpc.unary_stream_rpc_method_handler(serve)}
@@ -88,7 +90,34 @@ async def test_a_watch_ends_its_snapshots_with_an_empty_message():
     assert found == [["a/one", "a/two"], [], ["a/two"]]
 
 
-def test_a_continuation_may_have_a_header_that_says_nothing():
-    message = pb.ListResponse.FromString(continuation("a/one"))
-    assert message.HasField("header")
-    validate_list_response(message, continuation=True)
+async def test_a_continuation_may_have_a_header_that_says_nothing():
+    assert pb.ListResponse.FromString(continuation("a/two")).HasField("header")
+    async with client_of(listing(5, "a/one"), continuation("a/two"), ends=True) as client:
+        assert [each.name for each in await client.list("")] == ["a/one", "a/two"]
+
+
+def broken(raw: bytes, **fields) -> bytes:
+    """A listing whose last journal breaks a rule."""
+    response = pb.ListResponse.FromString(raw)
+    response.journals[-1].MergeFrom(pb.ListResponse.Journal(**fields))
+    return response.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        ([broken(listing(5, "a/one"), mod_revision=-1)], r"Journals\[0\]: invalid ModRevision"),
+        (
+            [listing(5, "a/one"), broken(continuation("a/two"), spec={"replication": 9})],
+            r"Journals\[0\].Spec: invalid Replication",
+        ),
+        ([listing(5, "a/one"), listing(5, "a/two")], "unexpected Header in a continuation"),
+        ([continuation("a/one")], "Header"),
+    ],
+    ids=["first message", "continuation", "two headers", "no header"],
+)
+@pytest.mark.parametrize("watch", [False, True])
+async def test_a_listing_is_not_believed_that_breaks_a_rule(messages, text, watch):
+    async with client_of(*messages, EMPTY_RESPONSE, ends=not watch) as client:
+        with pytest.raises(DataError, match=f"validating broker response: {text}"):
+            await (anext(client.watch("")) if watch else client.list(""))

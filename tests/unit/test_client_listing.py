@@ -303,15 +303,19 @@ def listing_at(revision, *names):
     header = FakeBroker().header()
     header.etcd.revision = revision
     response = pb.ListResponse(header=header)
-    for name in names:
-        response.journals.add(spec=spec(name).to_pb(), mod_revision=revision)
+    response.journals.extend(listed(name, revision) for name in names)
     return response
+
+
+def listed(name, revision):
+    journal = {"spec": spec(name).to_pb(), "mod_revision": revision, "route": {"primary": -1}}
+    return pb.ListResponse.Journal(**journal)
 
 
 async def test_li3_a_watch_that_ends_is_begun_again(monkeypatch):
     """As when its broker leaves: another goes on behind the last snapshot that was whole."""
     end = pb.ListResponse()
-    more = pb.ListResponse(journals=[{"spec": spec("a/three").to_pb(), "mod_revision": 7}])
+    more = pb.ListResponse(journals=[listed("a/three", 7)])
     answers = [
         Answer(listing_at(5, "a/one"), end, listing_at(6, "lost")),
         Answer(),
