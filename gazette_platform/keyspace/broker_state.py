@@ -168,8 +168,8 @@ class BrokerState:
         for one in self._newly_hidden:
             if one.key in self._hidden.get(one.journal, ()):
                 _log.warning(
-                    "%s: %s is ignored: broker %shas another assignment of the journal (remove one)",
-                    *(one.journal, one.key, one.process_id),
+                    "%s: %s is ignored: broker %s has another assignment of the journal (remove one)",
+                    *(one.journal, one.key, str(one.process_id).strip()),
                 )
         self._newly_hidden.clear()
 

@@ -164,10 +164,10 @@ class Evictor:
                 case fsm.Evict():
                     event = await self._evict(effect)
         except EtcdError as err:
-            _log.warning("crash of %sis not told: %s", effect.peer.id, err)
+            _log.warning("the crash of broker %s is not told: %s", _name(effect.peer.id), err)
             event = fsm.Unheard(effect.peer)
         except Exception as err:  # noqa: BLE001  reported
-            self._faults.report("peer", f"crash watch of {effect.peer.id}", err)
+            self._faults.report("peer", f"crash watch of {_name(effect.peer.id)}", err)
             event = fsm.Unheard(effect.peer)
         self._step(event)
         self._wake.set()
@@ -226,9 +226,9 @@ class Evictor:
         await self._etcd.revoke_lease(peer.lease)
         self._evicted.inc()
         _log.warning(
-            "broker %s#%s has crashed: %s refuses connections, as broker %s#%s sees, too; its "
-            "lease is revoked",
-            *(peer.id.zone, peer.id.suffix, peer.endpoint, witness.id.zone, witness.id.suffix),
+            "broker %s has crashed: %s refuses connections, as broker %s sees, too; its lease is "
+            "revoked",
+            *(_name(peer.id), peer.endpoint, _name(witness.id)),
         )
         return fsm.Evicted(peer)
 
@@ -248,6 +248,10 @@ class Evictor:
             _log.info("crash watch: %s", err)
             return None
         return result if result.succeeded else None
+
+
+def _name(process_id: ProcessId) -> str:
+    return f"{process_id.zone}#{process_id.suffix}"
 
 
 def _peer(process_id: ProcessId, member: Member) -> fsm.Peer:

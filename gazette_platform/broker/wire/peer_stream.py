@@ -44,7 +44,7 @@ def open_replicate(peers: Peers, journal: str, peer: ProcessId, endpoint: str) -
     Raises: RpcFailed: nobody knows where the peer is.
     """
     if not endpoint:
-        raise RpcFailed(Code.UNAVAILABLE, f"broker {peer}has no endpoint in etcd")
+        raise RpcFailed(Code.UNAVAILABLE, f"broker {str(peer).strip()} has no endpoint in etcd")
     return _GrpcStream(PeerCall(peers, endpoint, _REPLICATE, Capability.REPLICATE, journal))
 
 
