@@ -78,6 +78,7 @@ class Solver:
         self._items: dict[str, int] = {}
         self._names: list[str] = []
         self._seen: list[int] = []
+        # Whether anything changed since the last solve that may change its answer.
         self._is_stale = False
 
     # ------------------------------------------------------------------ inputs
@@ -91,11 +92,6 @@ class Solver:
     def replication_max(self) -> int:
         """The most that any item desires."""
         return max(self._net.histogram, default=0)
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether anything changed since the last solve that may change its answer."""
-        return self._is_stale
 
     def set_limits(self, limits: Mapping[ProcessId, int]) -> None:
         """Name all members, with the number of items that each may hold."""

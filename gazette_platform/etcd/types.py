@@ -87,7 +87,6 @@ class CompareTarget(Enum):
     VERSION = "version"
     CREATE = "create_revision"
     MOD = "mod_revision"
-    VALUE = "value"
     LEASE = "lease"
 
 
@@ -100,7 +99,7 @@ class Compare:
 
     key: str
     target: CompareTarget
-    value: int | bytes
+    value: int
 
     @classmethod
     def mod(cls, key: str, revision: int) -> Compare:
@@ -116,11 +115,6 @@ class Compare:
     def version(cls, key: str, version: int) -> Compare:
         """The key was changed `version` times since its creation, which counts."""
         return cls(key, CompareTarget.VERSION, version)
-
-    @classmethod
-    def value_is(cls, key: str, value: bytes) -> Compare:
-        """The key has exactly this value."""
-        return cls(key, CompareTarget.VALUE, value)
 
     @classmethod
     def lease_is(cls, key: str, lease: int) -> Compare:

@@ -70,7 +70,6 @@ _TARGETS = {
     CompareTarget.VERSION: rpc_pb2.Compare.VERSION,
     CompareTarget.CREATE: rpc_pb2.Compare.CREATE,
     CompareTarget.MOD: rpc_pb2.Compare.MOD,
-    CompareTarget.VALUE: rpc_pb2.Compare.VALUE,
     CompareTarget.LEASE: rpc_pb2.Compare.LEASE,
 }
 

@@ -431,7 +431,7 @@ async def test_nothing_is_solved_or_written_when_nothing_changed(cluster):
     cluster.join(A1=99, B1=99).items(2, *names(50))
     await cluster.settle()
     allocator = cluster.allocators[cluster.leader]
-    assert not allocator._solver.is_stale
+    allocator._solver._push = None  # to solve is to call it
     asked = []
     allocator._tell = lambda *args: asked.append(args)
     allocator._step = lambda *args: asked.append(args)
@@ -444,7 +444,6 @@ async def test_nothing_is_solved_or_written_when_nothing_changed(cluster):
     assert {
         args[1] if len(args) == 2 and isinstance(args[1], str) else args[0] for args in asked
     } == {"item/7"}
-    assert not allocator._solver.is_stale
 
 
 @pytest.mark.parametrize("replication", [1, 2])

@@ -7,6 +7,7 @@ loop that hangs. If somebody asked for the end with a time limit, or a second ti
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -40,7 +41,7 @@ class Watchdog:
         self._end = end
         self.describe: Callable[[], str] = str
         self._changed = threading.Condition()
-        self._deadline: float | None = None
+        self._deadline = math.inf
         self._why = ""
         self._thread: threading.Thread | None = None
 
@@ -48,7 +49,7 @@ class Watchdog:
         """End the process in `limit_s` seconds, unless it should end sooner already."""
         deadline = time.monotonic() + limit_s
         with self._changed:
-            if self._deadline is not None and self._deadline <= deadline:
+            if self._deadline <= deadline:
                 return
             self._deadline, self._why = deadline, why
             if self._thread is None:
@@ -56,24 +57,14 @@ class Watchdog:
                 self._thread.start()
             self._changed.notify()
 
-    def disarm(self) -> None:
-        """There is nothing to end any more."""
-        with self._changed:
-            self._deadline = None
-            self._changed.notify()
-
     def _watch(self) -> None:
         with self._changed:
-            while self._deadline is not None:
-                left_s = self._deadline - time.monotonic()
-                if left_s <= 0:
-                    try:
-                        aside(self._say, self._why).join(_SAY_S)
-                    finally:
-                        self._end(_FAILED)
-                    return
+            while (left_s := self._deadline - time.monotonic()) > 0:
                 self._changed.wait(left_s)
-            self._thread = None
+            try:
+                aside(self._say, self._why).join(_SAY_S)
+            finally:
+                self._end(_FAILED)
 
     def _say(self, why: str) -> None:
         _log.critical("this process does not end by itself and is ended: %s", why)
