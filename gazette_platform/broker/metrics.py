@@ -3,21 +3,74 @@
 from __future__ import annotations
 
 import time
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.registry import Collector
+from typing_extensions import override
 
 from gazette_platform.allocator import AllocatorMetrics
 from gazette_platform.stores.metrics import StoreMetrics
 
-__all__ = ["BrokerMetrics", "CallMetrics", "MethodMetrics"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from prometheus_client import Metric
+
+__all__ = ["BrokerMetrics", "CallMetrics", "MethodMetrics", "Tally"]
+
+
+@final
+class Tally:
+    """What a counter is to be told once somebody reads it.
+
+    The library's counters take a lock for each increment, which is most of what counting costs.
+
+    Attributes: count: so many in all; the event loop's thread adds to it.
+    """
+
+    __slots__ = ("_counter", "_told", "count")
+
+    def __init__(self, counter: Counter) -> None:
+        self.count = 0
+        self._counter = counter
+        self._told = 0
+
+    def tell(self) -> None:
+        """Bring the counter up to date."""
+        count = self.count
+        self._counter.inc(count - self._told)
+        self._told = count
+
+
+@final
+class Tallies(Collector):
+    """Brings counters up to date when a registry is read that it was registered with before them."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._all: list[Tally] = []
+        registry.register(self)
+
+    def of(self, counter: Counter) -> Tally:
+        """A tally for `counter`, which nobody else increments."""
+        tally = Tally(counter)
+        self._all.append(tally)
+        return tally
+
+    @override
+    def collect(self) -> Iterable[Metric]:
+        """Has no metrics of its own."""
+        for tally in self._all:
+            tally.tell()
+        return ()
 
 
 @final
 class CallMetrics:
     """gRPC calls by the names of go-grpc-prometheus, which dashboards of Gazette know."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, tallies: Tallies) -> None:
+        self.tallies = tallies
         labels = ("grpc_type", "grpc_service", "grpc_method")
         self.started = Counter(
             "grpc_server_started", "Calls that were begun.", labels, registry=registry
@@ -56,23 +109,25 @@ class MethodMetrics:
     def __init__(self, calls: CallMetrics, labels: tuple[str, str, str]) -> None:
         self._handled = calls.handled
         self._labels = labels
-        self._ended: dict[str, Counter] = {}
-        self._started = calls.started.labels(*labels)
+        self._tallies = tallies = calls.tallies
+        self._ended: dict[str, Tally] = {}
+        self._started = tallies.of(calls.started.labels(*labels))
         self._seconds = calls.seconds.labels(*labels)
-        self.received = calls.received.labels(*labels).inc
-        self.sent = calls.sent.labels(*labels).inc
+        self.received = tallies.of(calls.received.labels(*labels))
+        self.sent = tallies.of(calls.sent.labels(*labels))
 
     def begin(self) -> float:
         """A call begins. Returns: what `end` is to be told."""
-        self._started.inc()
+        self._started.count += 1
         return time.perf_counter()
 
     def end(self, began: float, code: str) -> None:
         """It ended with a gRPC code, by its name in Go, such as ``DeadlineExceeded``."""
         ended = self._ended.get(code)
         if ended is None:
-            ended = self._ended[code] = self._handled.labels(*self._labels, code)
-        ended.inc()
+            counter = self._handled.labels(*self._labels, code)
+            ended = self._ended[code] = self._tallies.of(counter)
+        ended.count += 1
         self._seconds.observe(time.perf_counter() - began)
 
 
@@ -82,9 +137,10 @@ class BrokerMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.tallies = Tallies(self.registry)
         self.stores = StoreMetrics(self.registry)
         self.allocator = AllocatorMetrics(self.registry)
-        self.calls = CallMetrics(self.registry)
+        self.calls = CallMetrics(self.registry, self.tallies)
         self.started = Counter(
             "gazette_journal_server_started_totals",
             "RPCs that were begun.",
@@ -103,9 +159,11 @@ class BrokerMetrics:
             ("journal",),
             registry=self.registry,
         )
-        self.spool_commits = self._counter("gazette_spool_commits", "Appends committed.")
-        self.spool_commit_bytes = self._counter(
-            "gazette_spool_commit_bytes", "Bytes committed by appends."
+        self.spool_commits = self.tallies.of(
+            self._counter("gazette_spool_commits", "Appends committed.")
+        )
+        self.spool_commit_bytes = self.tallies.of(
+            self._counter("gazette_spool_commit_bytes", "Bytes committed by appends.")
         )
         self.spool_rollbacks = self._counter("gazette_spool_rollbacks", "Appends rolled back.")
         self.spool_completed = self._counter(

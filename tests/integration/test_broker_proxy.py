@@ -206,8 +206,8 @@ async def test_a_client_finds_the_brokers_by_itself(primary, other):
         assert await client.read(JOURNAL).read() == b"onetwo"
         wires = client._transport._pool._wires
         assert set(wires) == {primary.endpoint, other.endpoint}
-    asked = other.service._metrics.started.labels("Append")
-    assert asked._value.get() == 1
+    name, labels = "gazette_journal_server_started_totals_total", {"operation": "Append"}
+    assert other.metrics.registry.get_sample_value(name, labels) == 1
 
 
 async def test_without_a_route_cache_brokers_do_the_forwarding(primary, other):

@@ -120,8 +120,9 @@ async def test_streams_that_stop_and_clients_that_vanish(broker, stub, quiet):
 
     for number in range(300):
         tasks.spawn(begin(channels[number % 5], number % 3))
-    appends = broker.metrics.started.labels("Append")._value
-    await eventually(lambda: appends.get() >= 200)
+    name, labels = "gazette_journal_server_started_totals_total", {"operation": "Append"}
+    registry = broker.metrics.registry
+    await eventually(lambda: registry.get_sample_value(name, labels) >= 200)
     await append(stub, JOURNAL, b"content")  # behind none of them
     for channel in channels:
         await channel.close()

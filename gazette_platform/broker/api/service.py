@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.journal.replica import Replica
     from gazette_platform.broker.journal.resolver import Resolver
+    from gazette_platform.broker.metrics import Tally
     from gazette_platform.broker.wire.interface import (
         BidiStream,
         ClientStream,
@@ -95,10 +96,10 @@ class BrokerService:
         self._proxy.stop_reads()
 
     def _unary(self, service: str, name: str, capability: Capability, method: _Once) -> Rpc:
-        begin, end = self._counted(name)
+        begun, end = self._counted(name)
 
         async def serve(request: bytes, metadata: Metadata) -> bytes:
-            begin()
+            begun.count += 1
             try:
                 claims = self._auth.authorize(metadata, capability)
                 status, response = await self._before_expiry(
@@ -120,10 +121,10 @@ class BrokerService:
         capability: Capability,
         method: Callable[[bytes, ContentSource, Claims], Awaitable[tuple[Status, bytes]]],
     ) -> ClientStream:
-        begin, end = self._counted(name)
+        begun, end = self._counted(name)
 
         async def serve(first: bytes, content: ContentSource, metadata: Metadata) -> bytes:
-            begin()
+            begun.count += 1
             try:
                 claims = self._auth.everyone or self._auth.authorize(metadata, capability)
                 serving = method(first, content, claims)
@@ -148,10 +149,10 @@ class BrokerService:
         capability: Capability,
         method: Callable[[MessageStream, Claims], Awaitable[None]],
     ) -> BidiStream:
-        begin, end = self._counted(name)
+        begun, end = self._counted(name)
 
         async def serve(stream: MessageStream, metadata: Metadata) -> None:
-            begin()
+            begun.count += 1
             try:
                 claims = self._auth.authorize(metadata, capability)
                 await self._before_expiry(self._limit(claims), method(stream, claims))
@@ -172,11 +173,11 @@ class BrokerService:
         Args: is_resumed: it ends in order when its time is over, as Gazette's reads do: clients go
             on with another, and a token that is good.
         """
-        begin, end = self._counted(name)
+        begun, end = self._counted(name)
         cancelled = self._metrics.completed.labels(name, "cancelled")
 
         async def serve(request: bytes, send: Send, metadata: Metadata) -> None:
-            begin()
+            begun.count += 1
             try:
                 claims = self._auth.authorize(metadata, capability)
                 limit = self._limit(claims)
@@ -213,17 +214,18 @@ class BrokerService:
             text = f"{problem}: whether it was appended is unknown"
             raise RpcFailed(Code.UNAVAILABLE, text)
 
-    def _counted(self, name: str) -> tuple[Callable[[], None], Callable[[Status], None]]:
+    def _counted(self, name: str) -> tuple[Tally, Callable[[Status], None]]:
         """What counts that a call began, and that it ended with a status."""
-        ok = self._metrics.completed.labels(name, "ok")
+        metrics = self._metrics
+        ok = metrics.tallies.of(metrics.completed.labels(name, "ok"))
 
         def end(status: Status) -> None:
             if status is Status.OK:
-                ok.inc()
+                ok.count += 1
             else:
-                self._metrics.completed.labels(name, status.name).inc()
+                metrics.completed.labels(name, status.name).inc()
 
-        return self._metrics.started.labels(name).inc, end
+        return metrics.tallies.of(metrics.started.labels(name)), end
 
     def _limit(self, claims: Claims) -> asyncio.Timeout:
         """The time for which the claims of a caller are good."""

@@ -281,8 +281,8 @@ class Replica:
     def on_commit(self, spool: Spool, *, appends: int, length: int) -> None:
         """The spool holds more: publish it to readers, and see that its window ends."""
         metrics = self._context.metrics
-        metrics.spool_commits.inc(appends)
-        metrics.spool_commit_bytes.inc(length)
+        metrics.spool_commits.count += appends
+        metrics.spool_commit_bytes.count += length
         self.index.spool_commit(spool.fragment(), spool.file)
         if self.gaps.others_end > spool.begin:
             self.gaps.on_commit(spool.begin)

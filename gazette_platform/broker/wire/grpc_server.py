@@ -79,7 +79,7 @@ class _Stream:
             raise caller_left(err) from err
         if raw is aio.EOF:
             return None
-        self._metrics.received()
+        self._metrics.received.count += 1
         content: bytes = raw
         return content
 
@@ -89,7 +89,7 @@ class _Stream:
         except aio.BaseError as err:
             failure = caller_left(err)
             raise NotTaken(failure.code, failure.text) from err
-        self._metrics.sent()
+        self._metrics.sent.count += 1
 
 
 class _OneLine(logging.Filter):
@@ -262,7 +262,7 @@ def _client_stream(method: ClientStream, metrics: MethodMetrics) -> Any:
         if first is None:
             raise RpcFailed(Code.UNKNOWN, "append stream: unexpected EOF")
         answer = await method(first, messages, _metadata(context))
-        metrics.sent()
+        metrics.sent.count += 1
         return answer
 
     return grpc.stream_unary_rpc_method_handler(_handled(handle, metrics))
@@ -277,9 +277,9 @@ def _bidi_stream(method: BidiStream, metrics: MethodMetrics) -> Any:
 
 def _unary(method: Unary, metrics: MethodMetrics) -> Any:
     async def handle(request: bytes, context: Any) -> bytes:
-        metrics.received()
+        metrics.received.count += 1
         answer = await method(request, _metadata(context))
-        metrics.sent()
+        metrics.sent.count += 1
         return answer
 
     return grpc.unary_unary_rpc_method_handler(_handled(handle, metrics))
@@ -287,7 +287,7 @@ def _unary(method: Unary, metrics: MethodMetrics) -> Any:
 
 def _server_stream(method: ServerStream, metrics: MethodMetrics) -> Any:
     async def handle(request: bytes, context: Any) -> None:
-        metrics.received()
+        metrics.received.count += 1
         stream = _Stream(context, metrics)
 
         async def send(raw: bytes) -> None:
