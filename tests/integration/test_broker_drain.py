@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 import pytest
+from away_store import hold_back
 
 from gazette_platform.broker.crash import hand_over
 from gazette_platform.client import AsyncClient, Change, ClientConfig
@@ -139,13 +140,7 @@ async def test_a_broker_without_journals_leaves_at_once(local_brokers, caplog):
 async def test_the_oldest_broker_leads_until_it_has_left(local_brokers, tasks):
     """It may store its content for long; nobody took the journals of those that crashed meanwhile."""
     oldest = await local_brokers.start(drain_timeout_s=None)
-    back, put = asyncio.Event(), oldest._persister._put
-
-    async def put_when_back(*args):
-        await back.wait()
-        await put(*args)
-
-    oldest._persister._put = put_when_back
+    back = hold_back(oldest, is_retried_soon=True)
     await content_at(oldest, "a/one")
     others = [await local_brokers.start() for _ in range(2)]
     draining = tasks.spawn(oldest.drain())

@@ -8,17 +8,15 @@ import dataclasses
 import math
 
 import pytest
+from away_store import JOURNAL, hold_back, spec
 from grpc import StatusCode, aio
 
 from gazette_platform.broker import serve
 from gazette_platform.broker.api.append import AppendApi
 from gazette_platform.broker.side_keys import storing_prefix
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.errors import EtcdError, StoreUnavailable
+from gazette_platform.errors import EtcdError
 from gazette_platform.protocol import (
-    CompressionCodec,
-    FragmentSpec,
-    JournalSpec,
     LabelSet,
     Status,
     SuspendSpec,
@@ -33,35 +31,6 @@ from gazette_platform.testing.local_broker import (
 
 pytestmark = pytest.mark.etcd
 
-JOURNAL = "a/journal"
-
-
-def spec():
-    fragment = FragmentSpec(
-        length=1 << 20,
-        codec=CompressionCodec.NONE,
-        stores=("file:///",),
-        refresh_interval_ns=10**9,
-    )
-    return JournalSpec(JOURNAL, 1, fragment=fragment)
-
-
-async def pause(_):
-    await asyncio.sleep(0.01)
-
-
-def hold_back(broker):
-    """Let its store fail. Returns: an event that ends that."""
-    persister, back, put = broker._persister, asyncio.Event(), broker._persister._put
-
-    async def put_when_back(*args):
-        if not back.is_set():
-            raise StoreUnavailable("the store is away")
-        await put(*args)
-
-    persister._put, persister._sleep = put_when_back, pause
-    return back
-
 
 async def failing(cluster, tasks, monkeypatch, *, drain_timeout_s, ends_lease):
     """A broker that failed while its store is away, with content in its spool.
@@ -70,9 +39,9 @@ async def failing(cluster, tasks, monkeypatch, *, drain_timeout_s, ends_lease):
     """
     monkeypatch.setattr(serve, "_GRACE_S", 0.2)
     broker = await cluster.start(drain_timeout_s=drain_timeout_s)
-    back = hold_back(broker)
+    back = hold_back(broker, is_retried_soon=True)
     stub = cluster.stub(broker)
-    await cluster.apply(stub, spec())
+    await cluster.apply(stub, spec(refresh_s=1))
     await append(stub, JOURNAL, b"one ")
     await append(stub, JOURNAL, b"two ")
     if ends_lease:
@@ -140,9 +109,9 @@ async def tailed_by_a_reader(cluster, tasks):
     """
     cluster.expect(RuntimeError)
     broker = await cluster.start(zone="zone-a")
-    back = hold_back(broker)
+    back = hold_back(broker, is_retried_soon=True)
     stub = cluster.stub(broker)
-    await cluster.apply(stub, spec())
+    await cluster.apply(stub, spec(refresh_s=1))
     await append(stub, JOURNAL, b"before ")
     others = [await cluster.start(zone=zone) for zone in ("zone-b", "zone-c")]
     own = broker._context.process_id
@@ -226,7 +195,7 @@ async def test_who_gave_up_commits_nothing_that_others_could_read(cluster):
     """Etcd may not know yet why, and its port may be open for some moments more."""
     broker = await cluster.start()
     stub = cluster.stub(broker)
-    await cluster.apply(stub, spec())
+    await cluster.apply(stub, spec(refresh_s=1))
     await append(stub, JOURNAL, b"before")
     broker._context.fence.give_up("this broker has failed")
     with pytest.raises(aio.AioRpcError, match="this broker has failed"):
@@ -238,7 +207,7 @@ async def test_who_gave_up_tells_no_end(cluster):
     """Others may have acknowledged more: whoever was told an end would take it for all there is."""
     broker = await cluster.start()
     stub = cluster.stub(broker)
-    await cluster.apply(stub, spec())
+    await cluster.apply(stub, spec(refresh_s=1))
     await append(stub, JOURNAL, b"before")
     broker._context.fence.give_up("this broker has failed")
     responses = aiter(read(stub, JOURNAL))
@@ -264,7 +233,7 @@ async def test_who_is_evicted_between_commit_and_answer_acknowledges_nothing(clu
     monkeypatch.setattr(AppendApi, "append", evicted)
     broker = await cluster.start()
     stub = cluster.stub(broker)
-    await cluster.apply(stub, spec())
+    await cluster.apply(stub, spec(refresh_s=1))
     await append(stub, JOURNAL, b"before")
     index, union = broker._resolver.replicas[JOURNAL].index, LabelSet.of(by="evicted").to_pb()
     with pytest.raises(aio.AioRpcError) as caught:
@@ -286,7 +255,7 @@ def give_up_when_asking(broker):
     return replica
 
 
-NOTED = dataclasses.replace(spec(), suspend=SuspendSpec(offset=100))
+NOTED = dataclasses.replace(spec(refresh_s=1), suspend=SuspendSpec(offset=100))
 
 
 async def test_who_gives_up_while_a_reader_waits_for_a_gap_tells_no_end(cluster):

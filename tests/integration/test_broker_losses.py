@@ -8,6 +8,7 @@ import os
 import shutil
 
 import pytest
+from away_store import hold_back
 from grpc import StatusCode, aio
 
 from gazette_platform.broker.spool import digester, journal_spool
@@ -315,15 +316,7 @@ async def test_a_journal_made_anew_gets_nothing_of_its_former_self(cluster):
     """What of that one waited for its store is deleted with it, and not put among new content."""
     broker = await cluster.start()
     await apply(cluster, broker, replication=1)
-    is_away = True
-    put = broker._persister._put
-
-    async def put_unless_away(*args):
-        if is_away:
-            raise StoreUnavailable("the store is away")
-        await put(*args)
-
-    broker._persister._put = put_unless_away
+    back = hold_back(broker)
     async with client(broker) as one:
         await one.append(JOURNAL, b"of the former one ")
         await replica(broker).close_fragment()
@@ -332,7 +325,7 @@ async def test_a_journal_made_anew_gets_nothing_of_its_former_self(cluster):
         await one.apply([Change(None, delete=JOURNAL, revision=former.mod_revision)])
         await eventually(lambda: JOURNAL not in broker._resolver.replicas)
         await apply(cluster, broker, replication=1)
-        is_away = False
+        back.set()
         for _ in range(3):
             broker._persister.tick()
         await eventually(lambda: not len(broker._persister))

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from away_store import JOURNAL, ZONES, hold_back, spec
 from grpc import aio
 
 from gazette_platform.broker.journal import known
 from gazette_platform.broker.journal.pulses import Pulses
-from gazette_platform.errors import StoreUnavailable
 from gazette_platform.etcd import Delete, Put
 from gazette_platform.keyspace import assignment_key
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.local_broker import (
     append,
     eventually,
@@ -22,32 +21,6 @@ from gazette_platform.testing.local_broker import (
 )
 
 pytestmark = pytest.mark.etcd
-
-JOURNAL = "a/journal"
-ZONES = ("zone-a", "zone-b", "zone-c")
-
-
-def spec(replication):
-    fragment = FragmentSpec(
-        length=1 << 20,
-        codec=CompressionCodec.NONE,
-        stores=("file:///",),
-        refresh_interval_ns=3600 * 10**9,
-    )
-    return JournalSpec(JOURNAL, replication, fragment=fragment)
-
-
-def hold_back(broker):
-    """Let its store fail. Returns: an event that ends that."""
-    persister, back, put = broker._persister, asyncio.Event(), broker._persister._put
-
-    async def put_when_back(*args):
-        if not back.is_set():
-            raise StoreUnavailable("the store is away")
-        await put(*args)
-
-    persister._put = put_when_back
-    return back
 
 
 async def make_new_primary(cluster, etcd, etcd_prefix, monkeypatch, *, offset=0):

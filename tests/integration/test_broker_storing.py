@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from away_store import JOURNAL, hold_back, spec
 
 from gazette_platform.broker import serve
 from gazette_platform.broker.journal import unstored
@@ -12,48 +13,21 @@ from gazette_platform.broker.journal.storing import Unstored
 from gazette_platform.broker.side_keys import storing_prefix
 from gazette_platform.broker.spool.digester import Digester
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.errors import EtcdError, StoreUnavailable
+from gazette_platform.errors import EtcdError
 from gazette_platform.etcd import EtcdClient
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.local_broker import LocalBrokers, append, eventually
 
 pytestmark = pytest.mark.etcd
 
-JOURNAL, STORED = "a/journal", "a/stored"
-
-
-def spec(name=JOURNAL):
-    fragment = FragmentSpec(
-        length=1 << 20,
-        codec=CompressionCodec.NONE,
-        stores=("file:///",),
-        refresh_interval_ns=3600 * 10**9,
-    )
-    return JournalSpec(name, 1, fragment=fragment)
-
-
-def hold_back(broker, journal=JOURNAL):
-    """Let its store fail for one journal. Returns: an event that ends that."""
-    persister, back, put = broker._persister, asyncio.Event(), broker._persister._put
-
-    async def put_when_back(store, spool, *args):
-        if spool.fragment.journal == journal and not back.is_set():
-            raise StoreUnavailable("the store is away")
-        await put(store, spool, *args)
-
-    async def pause(_):
-        await asyncio.sleep(0.01)
-
-    persister._put, persister._sleep = put_when_back, pause
-    return back
+STORED = "a/stored"
 
 
 async def with_content(cluster, **settings):
     """A broker with content of a journal that it cannot store. Returns: it, and what mends that."""
     broker = await cluster.start(drain_timeout_s=None, **settings)
-    back = hold_back(broker)
+    back = hold_back(broker, JOURNAL, is_retried_soon=True)
     for name in (JOURNAL, STORED):
-        await cluster.apply(cluster.stub(broker), spec(name))
+        await cluster.apply(cluster.stub(broker), spec(name=name))
         await append(cluster.stub(broker), name, b"content")
     return broker, back
 

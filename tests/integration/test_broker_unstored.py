@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import aiohttp
 import pytest
+from away_store import JOURNAL, ZONES, hold_back, spec
 from grpc import StatusCode, aio
 
 from gazette_platform.broker import context as broker_context
@@ -16,10 +17,9 @@ from gazette_platform.broker.journal.pulses import Pulses
 from gazette_platform.broker.spool.digester import Digester
 from gazette_platform.broker.spool.journal_spool import JournalSpool
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.errors import StoreUnavailable
 from gazette_platform.etcd import Delete, Put
 from gazette_platform.keyspace import assignment_key
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
+from gazette_platform.protocol import JournalSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import (
     append,
@@ -31,32 +31,6 @@ from gazette_platform.testing.local_broker import (
 )
 
 pytestmark = pytest.mark.etcd
-
-JOURNAL = "a/journal"
-ZONES = ("zone-a", "zone-b", "zone-c")
-
-
-def spec(replication=1):
-    fragment = FragmentSpec(
-        length=1 << 20,
-        codec=CompressionCodec.NONE,
-        stores=("file:///",),
-        refresh_interval_ns=3600 * 10**9,
-    )
-    return JournalSpec(JOURNAL, replication, fragment=fragment)
-
-
-def hold_back(broker):
-    """Let its store fail. Returns: an event that ends that."""
-    persister, back, put = broker._persister, asyncio.Event(), broker._persister._put
-
-    async def put_when_back(*args):
-        if not back.is_set():
-            raise StoreUnavailable("the store is away")
-        await put(*args)
-
-    persister._put = put_when_back
-    return back
 
 
 def stored(cluster):

@@ -28,16 +28,31 @@ async def bench(tmp_path):
     assert tasks.failure is None
 
 
+async def proposed(bench, monkeypatch, content, *nodes):
+    """Propose content to replicas that hold it back.
+
+    Returns: what cuts the links to them, has the append fail by it, and lets them go on.
+    """
+    held = [Held(monkeypatch, node) for node in nodes]
+    waiting = bench.submit(content)
+    await settle()
+
+    async def lose():
+        for node in nodes:
+            node.link.cut()
+        with pytest.raises(RpcFailed, match="recv from"):
+            await waiting
+        for one in held:
+            one.gate.set()
+
+    return lose
+
+
 async def seen_at_one(bench, monkeypatch):
     """Content that one replica shows to its readers, and the one that stays has not got."""
     await bench.append(b"before ")
-    lacking, held = bench.nodes[A], Held(monkeypatch, bench.nodes[A])
-    waiting = bench.submit(b"seen ")
-    await settle()
-    lacking.link.cut()  # with the proposal
-    with pytest.raises(RpcFailed, match="recv from"):
-        await waiting
-    held.gate.set()
+    lose = await proposed(bench, monkeypatch, b"seen ", bench.nodes[A])
+    await lose()
     assert bench.nodes[B].content() == b"before seen "
     bench.primary.route = Route((OWN, A), 0, ("http://own", "http://a"))
     bench.replicator.on_change()
@@ -61,15 +76,8 @@ async def test_what_nobody_has_is_forgotten_though_a_replica_lags(bench, monkeyp
     """It begins anew where the settled content ends, and all the others with it."""
     await bench.append(b"a ")  # which alone is the first fragment
     await bench.append(b"fragment ")
-    held = [Held(monkeypatch, node) for node in bench.nodes.values()]
-    lost = bench.submit(b"lost")
-    await settle()
-    for node in bench.nodes.values():
-        node.link.cut()
-    with pytest.raises(RpcFailed, match="recv from"):
-        await lost
-    for one in held:
-        one.gate.set()
+    lose = await proposed(bench, monkeypatch, b"lost", *bench.nodes.values())
+    await lose()
     former, bench.nodes[A] = bench.nodes[A], bench.make_node()
     assert await bench.append(b"after") == (11, 16)
     assert bench.contents(11) == [b"after"] * 3
@@ -119,17 +127,10 @@ async def test_a_journal_is_not_suspended_at_an_end_that_no_replica_has(bench, m
 
     bench.primary.write_suspend = write_suspend
     await bench.append(b"before ")
-    held = [Held(monkeypatch, node) for node in bench.nodes.values()]
-    lost = bench.submit(b"lost")
-    await settle()
+    lose = await proposed(bench, monkeypatch, b"lost", *bench.nodes.values())
     suspended = bench.submit(suspend=AppendSuspend.SUSPEND_NOW)
     await settle()
-    for node in bench.nodes.values():
-        node.link.cut()
-    with pytest.raises(RpcFailed, match="recv from"):
-        await lost
-    for one in held:
-        one.gate.set()
+    await lose()
     with pytest.raises(EtcdError):
         await suspended
     assert offsets == [7]

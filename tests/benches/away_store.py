@@ -1,0 +1,53 @@
+"""A journal whose store is away for a while, as brokers see it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gazette_platform.errors import StoreUnavailable
+from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
+
+JOURNAL = "a/journal"
+ZONES = ("zone-a", "zone-b", "zone-c")
+
+_SOON_S = 0.01
+
+
+def spec(replication=1, *, name=JOURNAL, refresh_s=3600):
+    """A journal whose fragments lie in the store as they are.
+
+    Args:
+        refresh_s: seconds between listings of its store; an hour, so that only those happen that
+            something asks for.
+    """
+    fragment = FragmentSpec(
+        length=1 << 20,
+        codec=CompressionCodec.NONE,
+        stores=("file:///",),
+        refresh_interval_ns=refresh_s * 10**9,
+    )
+    return JournalSpec(name, replication, fragment=fragment)
+
+
+def hold_back(broker, journal=None, *, is_retried_soon=False):
+    """Let what a broker stores fail, of one journal or of all.
+
+    Args:
+        is_retried_soon: a broker that leaves tries again at once, and not after its pauses.
+
+    Returns: an event; once it is set, the store is back.
+    """
+    persister, back, put = broker._persister, asyncio.Event(), broker._persister._put
+
+    async def put_when_back(store, spool, *args):
+        if journal in (None, spool.fragment.journal) and not back.is_set():
+            raise StoreUnavailable("the store is away")
+        await put(store, spool, *args)
+
+    async def pause(_):
+        await asyncio.sleep(_SOON_S)
+
+    persister._put = put_when_back
+    if is_retried_soon:
+        persister._sleep = pause
+    return back
