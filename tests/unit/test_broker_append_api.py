@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -14,18 +13,19 @@ from gazette_platform.broker.append.batch import Pending
 from gazette_platform.broker.append.content import (
     Body,
     ContentQueue,
+    Judge,
     RateBalance,
     Replay,
     Stock,
     cost_of,
     pump,
 )
-from gazette_platform.broker.config import BrokerConfig
 from gazette_platform.broker.wire.interface import READ_AHEAD_BYTES, Code, RpcFailed
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol.content import encode_append_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.testing.local_broker import eventually
 
 COMMIT = b""
 STALLED = "append stream: client stream didn't sustain the minimum append data rate"
@@ -54,23 +54,15 @@ async def tasks():
     await group.close()
 
 
-def body_of(client, *, clock, min_rate=1000, max_rate=0):
-    context = SimpleNamespace(config=BrokerConfig(min_append_rate=min_rate), clock=clock)
-    return Body(client, RateBalance.start(max_rate, clock.monotonic()), context)
+def receive(client, *, clock=None, min_rate=1000, max_rate=0):
+    clock = clock or ManualClock()
+    return Body(client, RateBalance.start(max_rate, clock.monotonic()), Judge(min_rate, clock))
 
 
-@pytest.fixture
-def receive():
-    """Makes bodies, and closes them."""
-    made = []
-
-    def make(client, *, clock=None, **rates):
-        made.append(body_of(client, clock=clock or ManualClock(), **rates))
-        return made[-1]
-
-    yield make
-    for body in made:
-        body.close()
+async def judged(body):
+    """The next chunk, in a wait in which the client is judged."""
+    with body:
+        return await body.next()
 
 
 def chunk(content):
@@ -78,14 +70,14 @@ def chunk(content):
 
 
 # ----------------------------------------------------------------------------------------- chunks
-async def test_fc7_chunks_come_as_they_are(receive):
+async def test_fc7_chunks_come_as_they_are():
     body = receive(Client(chunk(b"foo"), chunk(b"bar"), COMMIT, None))
     assert [bytes(await body.next()) for _ in range(3)] == [b"foo", b"bar", b""]
     await body.expect_end()
     assert (body.total_chunks, body.delayed_chunks) == (3, 0)
 
 
-async def test_aa3_an_end_without_commit(receive):
+async def test_aa3_an_end_without_commit():
     body = receive(Client(chunk(b"foo"), None))
     await body.next()
     with pytest.raises(RpcFailed, match=r"^append stream: unexpected EOF$") as caught:
@@ -93,7 +85,7 @@ async def test_aa3_an_end_without_commit(receive):
     assert caught.value.code is Code.UNKNOWN
 
 
-async def test_fs22_data_after_the_commit(receive):
+async def test_fs22_data_after_the_commit():
     body = receive(Client(COMMIT, chunk(b"more")))
     assert not await body.next()
     with pytest.raises(RpcFailed, match=r"^append stream: expected EOF after empty Content chunk$"):
@@ -108,105 +100,123 @@ async def test_fs22_data_after_the_commit(receive):
         (pb.AppendRequest(offset=3), "unexpected Offset"),
     ],
 )
-async def test_fs22_an_invalid_chunk(receive, message, text):
+async def test_fs22_an_invalid_chunk(message, text):
     body = receive(Client(message.SerializeToString()))
     with pytest.raises(RpcFailed) as caught:
         await body.next()
     assert caught.value.text == f"append stream: {text}"
 
 
-async def test_a_malformed_message(receive):
+async def test_a_malformed_message():
     body = receive(Client(b"\xff\xff\xff"))
     with pytest.raises(RpcFailed, match="append stream: "):
         await body.next()
 
 
-async def test_fc7_errors_of_the_stream_pass_through(receive):
+async def test_fc7_errors_of_the_stream_pass_through():
     body = receive(Client(RpcFailed(Code.CANCELLED, "some error")))
     with pytest.raises(RpcFailed, match=r"^some error$"):
         await body.next()
 
 
-async def test_strangely_encoded_content_is_taken(receive):
+async def test_strangely_encoded_content_is_taken():
     """Field order and split fields are the encoder's choice."""
     doubled = chunk(b"thrown away") + chunk(b"kept")  # protobuf: the last of a field counts
     assert bytes(await receive(Client(doubled)).next()) == b"kept"
 
 
 # ------------------------------------------------------------------------------------------ rates
-async def test_fc7_a_client_that_stalls(receive, tasks):
+async def test_fc7_a_client_that_stalls(tasks):
     clock = ManualClock()
     body = receive(Client(), clock=clock)
     receiving = tasks.spawn(_error_of(body))
     await asyncio.sleep(0)
     clock.advance(8)
-    body._on_timer()
+    body._judge.look()
     await asyncio.sleep(0)
     assert not receiving.done(), "while it is gathered, it holds up nobody"
     body.stream()
     clock.advance(0.9)
-    body._on_timer()
+    body._judge.look()
     await asyncio.sleep(0)
     assert not receiving.done(), "it has a second of credit"
     clock.advance(0.2)
-    body._on_timer()
+    body._judge.look()
     assert await receiving == STALLED
 
 
 async def _error_of(body):
     with pytest.raises(RpcFailed) as caught:
-        await body.next()
+        await judged(body)
     return caught.value.text
 
 
-async def test_a_client_is_judged_by_a_timer_of_its_own(receive):
-    """For real: its timer fires after a second, in which twenty seconds of credit are spent."""
+async def test_clients_are_judged_by_one_timer(tasks):
+    """For real: of two who owe content, one has little credit; its second is over in a twentieth."""
 
     class Hurried(ManualClock):
         def monotonic(self):
             return asyncio.get_running_loop().time() * 20
 
-    body = receive(Client(), clock=Hurried())
-    body.stream()
-    async with asyncio.timeout(5):
-        assert await _error_of(body) == STALLED
-
-
-async def test_a_client_is_not_judged_by_a_late_timer(receive, tasks):
-    """The broker was paused or busy: what the client sent meanwhile is not read yet."""
-    clock = ManualClock()
     client = Client()
-    body = receive(client, clock=clock)
-    receiving = tasks.spawn(body.next())
-    await asyncio.sleep(0)
-    body._due_at -= 60
-    clock.advance(3600)
-    body._on_timer()
+    body = receive(client, clock=Hurried())
+    body._flow.credit *= 1000
+    receiving = tasks.spawn(judged(body))
+    other = Body(Client(), body._balance, body._judge)
+    other.stream()
+    async with asyncio.timeout(5):
+        assert await _error_of(other) == STALLED
     client.messages.put_nowait(chunk(b"x"))
     assert bytes(await receiving) == b"x"
 
 
-async def test_a_client_is_not_judged_while_we_hold_it(receive):
+async def test_a_client_is_not_judged_by_a_late_timer(tasks):
+    """The broker was paused or busy: what the client sent meanwhile is not read yet."""
+    clock = ManualClock()
+    client = Client()
+    body = receive(client, clock=clock)
+    receiving = tasks.spawn(judged(body))
+    await asyncio.sleep(0)
+    body._judge._due_at -= 60
+    clock.advance(3600)
+    body._judge.look()
+    await asyncio.sleep(0)
+    client.messages.put_nowait(chunk(b"x"))
+    assert bytes(await receiving) == b"x"
+
+
+async def test_a_client_is_not_judged_while_we_hold_it():
     clock = ManualClock()
     client = Client(chunk(b"x"))
     body = receive(client, clock=clock)
-    await body.next()
+    await judged(body)
     clock.advance(3600)  # its append waited for its turn
-    body._on_timer()
+    body._judge.look()
     client.messages.put_nowait(COMMIT)
-    assert not await body.next()
+    assert not await judged(body)
 
 
-async def test_a_caller_that_leaves_is_no_stall(receive, tasks):
+async def test_a_client_is_not_judged_while_its_journal_pays(tasks):
+    clock = ManualClock()
+    body = receive(Client(chunk(b"x" * 20_000)), clock=clock, max_rate=10)
+    receiving = tasks.spawn(judged(body))
+    await eventually(lambda: body.delayed_chunks)
+    clock.advance(3600)
+    body._judge.look()
+    body._balance.release()
+    assert len(await receiving) == 20_000
+
+
+async def test_a_caller_that_leaves_is_no_stall(tasks):
     body = receive(Client())
-    receiving = tasks.spawn(body.next())
+    receiving = tasks.spawn(judged(body))
     await asyncio.sleep(0)
     receiving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await receiving
 
 
-async def test_fc7_a_chunk_beyond_the_balance_waits(receive):
+async def test_fc7_a_chunk_beyond_the_balance_waits():
     clock = ManualClock()
     client = Client(chunk(b"x" * 10_000), chunk(b"y" * 200), COMMIT)
     body = receive(client, clock=clock, max_rate=10_000)
@@ -218,7 +228,7 @@ async def test_fc7_a_chunk_beyond_the_balance_waits(receive):
     assert (body.total_chunks, body.delayed_chunks) == (2, 1)
 
 
-async def test_fc4_a_change_of_assignments_ends_the_throttle(receive, tasks):
+async def test_fc4_a_change_of_assignments_ends_the_throttle(tasks):
     """Whether it comes while a chunk is held back, or before: a hand-over waits for the append."""
     client = Client(*[chunk(b"x" * 20_000)] * 3)
     body = receive(client, max_rate=10)
@@ -233,7 +243,7 @@ async def test_fc4_a_change_of_assignments_ends_the_throttle(receive, tasks):
     assert (body.total_chunks, body.delayed_chunks) == (3, 1)
 
 
-async def test_fc4_the_next_append_is_throttled_again(receive):
+async def test_fc4_the_next_append_is_throttled_again():
     client = Client(chunk(b"x" * 20_000))
     body = receive(client, max_rate=10)
     body._balance.release()
@@ -246,7 +256,7 @@ async def test_fc4_the_next_append_is_throttled_again(receive):
     assert (body.delayed_chunks, later.delayed_chunks) == (0, 1)
 
 
-async def test_fc7_a_big_chunk_right_after_the_assignments_changed(receive):
+async def test_fc7_a_big_chunk_right_after_the_assignments_changed():
     body = receive(Client(chunk(b"x" * 500_000), COMMIT), max_rate=10)
     body._balance.release()
     async with asyncio.timeout(1):
@@ -262,7 +272,7 @@ async def settled():
         await asyncio.sleep(0)
 
 
-async def test_the_client_waits_for_its_turn_and_then_for_the_disk(tasks, receive):
+async def test_the_client_waits_for_its_turn_and_then_for_the_disk(tasks):
     done = asyncio.get_running_loop().create_future()
     stock = Stock()
     stream = ContentQueue(Pending(machine=None, done=done, chunks=[b"gathered"]), stock)
@@ -316,7 +326,7 @@ def test_single_bytes_are_counted_with_what_it_takes_to_hold_them():
     assert cost_of(b"x") >= sys.getsizeof(memoryview(b"x")) + sys.getsizeof(b"x")
 
 
-async def test_a_stream_that_breaks_fails_its_append_and_each_later_attempt(receive, tasks):
+async def test_a_stream_that_breaks_fails_its_append_and_each_later_attempt(tasks):
     pending = _pending()
     stream = ContentQueue(pending, Stock())
     pumping = tasks.spawn(pump(receive(Client(chunk(b"x"), None)), stream))
@@ -351,7 +361,7 @@ async def test_e5_what_was_gathered_is_sent_again():
     assert await replay.next() is None
 
 
-async def test_e5_a_stream_goes_on_where_it_stopped(tasks, receive):
+async def test_e5_a_stream_goes_on_where_it_stopped(tasks):
     """Chunks that wait when an attempt ends, or come later, are those of the next attempt."""
     client = Client(*(chunk(b"%d" % n) for n in range(10)))
     first = _pending(b"gathered")
@@ -367,7 +377,7 @@ async def test_e5_a_stream_goes_on_where_it_stopped(tasks, receive):
     assert await _messages(replay) == [*map(chunk, expected), COMMIT]
 
 
-async def test_e5_a_stream_that_breaks_ends_the_replay(tasks, receive):
+async def test_e5_a_stream_that_breaks_ends_the_replay(tasks):
     first = _pending(b"gathered")
     first.stream = ContentQueue(first, Stock())
     client = Client(chunk(b"x"))

@@ -18,7 +18,15 @@ from gazette_platform.broker.api.prologue import decode, find
 from gazette_platform.broker.api.proxy import PrimaryNotReached
 from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.append.batch import Outcome, Pending, content_sum
-from gazette_platform.broker.append.content import Body, ContentQueue, Replay, Stock, cost_of, pump
+from gazette_platform.broker.append.content import (
+    Body,
+    ContentQueue,
+    Judge,
+    Replay,
+    Stock,
+    cost_of,
+    pump,
+)
 from gazette_platform.broker.journal.spec_writes import write_suspend
 from gazette_platform.broker.wire.interface import Code, ContentSource, NotNow, RpcFailed
 from gazette_platform.client.wire import TRY_AGAIN
@@ -76,6 +84,7 @@ class AppendApi:
         self._resolver = resolver
         self._proxy = proxy
         self._stock = Stock()
+        self._judge = Judge(context.config.min_append_rate, context.clock)
 
     async def append(
         self, first: bytes, content: ContentSource, claims: Claims = ALL_CLAIMS
@@ -95,17 +104,18 @@ class AppendApi:
             if answer is not None:
                 return answer
             replica = await self._resolve(asked)
-        body = Body(content, replica.balance, self._context)
+        body = Body(content, replica.balance, self._judge)
         pending = Pending(
             machine=fsm.AppendFSM(asked.request),
-            done=body.loop.create_future(),
+            done=asyncio.get_running_loop().create_future(),
             wait_until=self._context.clock.monotonic() + self._context.config.append_wait_s,
         )
         pumping: asyncio.Task[None] | None = None
         stream: ContentQueue | None = None
         gathered = _Gathered(self._stock)
         try:
-            is_whole = await self._gather(pending, body, gathered)
+            with body:
+                is_whole = await self._gather(pending, body, gathered)
             pending.machine.has_content = pending.length > 0
             if not is_whole:
                 body.stream()
@@ -127,7 +137,6 @@ class AppendApi:
             if stream is not None:
                 stream.drop()
             gathered.release()
-            body.close()
         outcome.total_chunks = body.total_chunks
         return outcome.status, _response(asked.resolution, outcome, body)
 
@@ -260,8 +269,9 @@ class AppendApi:
             if not chunk:
                 await body.expect_end()
                 if pending.length > _INLINE_BYTES_MAX:
-                    executor = self._context.executor
-                    pending.sum = body.loop.run_in_executor(executor, content_sum, pending.chunks)
+                    pending.sum = asyncio.get_running_loop().run_in_executor(
+                        self._context.executor, content_sum, pending.chunks
+                    )
                 else:
                     pending.sum = content_sum(pending.chunks)
                 return True

@@ -30,10 +30,22 @@ from gazette_platform.protocol.content import (
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
 if TYPE_CHECKING:
-    from gazette_platform.broker.append.batch import Outcome, Pending
-    from gazette_platform.broker.context import BrokerContext
+    from types import TracebackType
 
-__all__ = ["Body", "ContentQueue", "Flow", "RateBalance", "Replay", "Stock", "cost_of", "pump"]
+    from gazette_platform.broker.append.batch import Outcome, Pending
+    from gazette_platform.ops.clock import Clock
+
+__all__ = [
+    "Body",
+    "ContentQueue",
+    "Flow",
+    "Judge",
+    "RateBalance",
+    "Replay",
+    "Stock",
+    "cost_of",
+    "pump",
+]
 
 # Seconds of credit that a client has while its append is gathered. It then holds up nobody, and many
 # that share a connection may starve each other; what streams gets the one second of Gazette's.
@@ -46,8 +58,8 @@ _TIMER_LATE_S = 0.1
 # usual size keep the disk busy while the next one comes.
 _STREAM_BYTES_MAX = 1 << 20
 
-# How often a client that owes content is judged.
-_TICK_S = 0.05
+# How often clients that owe content are judged, be they one or thousands.
+_TICK_S = 0.1
 
 _BANKED_S_MAX = 10.0
 
@@ -163,83 +175,129 @@ class Stock:
 
 
 @final
+class Judge:
+    """Ends appends whose clients owe content for too long; one timer looks at all of them.
+
+    Args: min_rate: bytes per second that a client must sustain; 0: nobody is judged.
+
+    Attributes: clock: tells for how long a client was waited for.
+    """
+
+    __slots__ = ("_due_at", "_is_set", "_waiting", "clock", "min_rate")
+
+    def __init__(self, min_rate: float, clock: Clock) -> None:
+        self.min_rate = min_rate
+        self.clock = clock
+        self._waiting: set[Body] = set()
+        self._is_set = False
+        self._due_at = 0.0
+
+    def begin(self, body: Body) -> None:
+        """Its client is waited for."""
+        self._waiting.add(body)
+        if not self._is_set and self.min_rate > 0:
+            self._set()
+
+    def end(self, body: Body) -> None:
+        """It is waited for no more."""
+        self._waiting.discard(body)
+
+    def _set(self) -> None:
+        self._is_set = True
+        loop = asyncio.get_running_loop()
+        self._due_at = loop.time() + _TICK_S
+        loop.call_at(self._due_at, self.look)
+
+    def look(self) -> None:
+        """Judge all who are waited for, and look again while there are any."""
+        now = self.clock.monotonic()
+        is_late = asyncio.get_running_loop().time() - self._due_at > _TIMER_LATE_S
+        for body in tuple(self._waiting):
+            body.judge(now, is_late=is_late)
+        self._is_set = False
+        if self._waiting:
+            self._set()
+
+
+@final
 class Body:
-    """The content of an append, at the pace that its client and its journal owe each other."""
+    """The content of an append, at the pace that its client and its journal owe each other.
+
+    What is awaited of it in a ``with`` statement of it is waiting for the client, who is judged
+    meanwhile: leaving the statement raises RpcFailed if it was too slow.
+    """
 
     __slots__ = (
         "_balance",
-        "_clock",
         "_content",
-        "_due_at",
         "_flow",
+        "_is_held",
+        "_judge",
         "_released",
         "_stall",
-        "_timer",
         "delayed_chunks",
-        "loop",
         "total_chunks",
     )
 
-    def __init__(
-        self, content: ContentSource, balance: RateBalance, context: BrokerContext
-    ) -> None:
+    def __init__(self, content: ContentSource, balance: RateBalance, judge: Judge) -> None:
         self._content = content
         self._balance = balance
         self._released = balance.released
-        self._clock = context.clock
-        self.loop = asyncio.get_running_loop()
-        rate = context.config.min_append_rate
-        self._flow = Flow(rate, rate * _GATHER_CREDIT_S, context.clock.monotonic())
-        self._due_at = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self._judge = judge
+        rate = judge.min_rate
+        self._flow = Flow(rate, rate * _GATHER_CREDIT_S, 0.0)
         self._stall = Interrupt()
+        self._is_held = False
         self.total_chunks = 0
         self.delayed_chunks = 0
-        self._arm()
+
+    def __enter__(self) -> None:
+        """Begin to wait for the client: time until now was ours."""
+        self._stall.__enter__()
+        self._flow.on_held(self._judge.clock.monotonic())
+        self._judge.begin(self)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End it. Raises: RpcFailed: the client was too slow."""
+        self._judge.end(self)
+        try:
+            self._stall.__exit__(kind, error, trace)
+        except Interrupted:
+            raise RpcFailed(
+                Code.UNKNOWN,
+                "append stream: client stream didn't sustain the minimum append data rate",
+            ) from None
+
+    def judge(self, now: float, *, is_late: bool) -> None:
+        """End the wait for a client that is too slow; not if we were late to look, or hold it."""
+        if is_late or self._is_held:
+            self._flow.on_held(now)
+        elif self._flow.underflows(now):
+            self._stall.fire()
 
     def stream(self) -> None:
         """From now on the client holds up others, or will: one second of credit is left."""
         self._flow.credit = min(self._flow.credit, self._flow.min_rate)
-        self.close()
-        self._arm()
-
-    def _arm(self) -> None:
-        # One timer an append, looked at only if it fires: content that arrives moves the deadline
-        # by adding credit, not by touching the timer.
-        if self._flow.min_rate > 0:
-            delay_s = max(self._flow.credit / self._flow.min_rate, _TICK_S)
-            self._due_at = self.loop.time() + delay_s
-            self._timer = self.loop.call_at(self._due_at, self._on_timer)
-
-    def _on_timer(self) -> None:
-        now = self._clock.monotonic()
-        if self.loop.time() - self._due_at > _TIMER_LATE_S:
-            self._flow.on_held(now)
-        if self._stall.is_waiting and self._flow.underflows(now):
-            self._stall.fire()
-        else:
-            self._arm()
-
-    def close(self) -> None:
-        """Stop judging the client."""
-        if self._timer is not None:
-            self._timer.cancel()
 
     async def next(self) -> bytes | memoryview:
-        """The next chunk; empty for the commit marker.
-
-        Raises: RpcFailed: the stream ended, broke, or was too slow.
-        """
-        raw = await self._receive()
+        """The next chunk; empty for the commit marker. Raises: RpcFailed: the stream ended or broke."""
+        raw = await self._content.next()
         if raw is None:
             raise RpcFailed(Code.UNKNOWN, "append stream: unexpected EOF")
         self.total_chunks += 1
         content = decode_append_content(raw)
         chunk: bytes | memoryview = content if content is not None else _decode_chunk(raw)
         if chunk:
+            now = self._judge.clock.monotonic()
+            self._flow.underflows(now)
             self._flow.on_content(len(chunk))
             if self._balance.rate > 0 and not self._released.is_set():
-                delay_s = self._balance.take(len(chunk), self._clock.monotonic())
+                delay_s = self._balance.take(len(chunk), now)
                 if delay_s > 0:
                     await self._hold(delay_s)
         return chunk
@@ -247,29 +305,17 @@ class Body:
     async def _hold(self, delay_s: float) -> None:
         """Wait until the journal has paid for a chunk, or its assignments change."""
         self.delayed_chunks += 1
+        self._is_held = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(delay_s):
                 await self._released.wait()
+        self._is_held = False
+        self._flow.on_held(self._judge.clock.monotonic())
 
     async def expect_end(self) -> None:
-        """The client must half-close after its commit marker."""
-        if await self._receive() is not None:
+        """The client must half-close after its commit marker. Raises: RpcFailed: it does not."""
+        if await self._content.next() is not None:
             raise RpcFailed(Code.UNKNOWN, "append stream: expected EOF after empty Content chunk")
-        self.close()
-
-    async def _receive(self) -> bytes | None:
-        flow, monotonic = self._flow, self._clock.monotonic
-        flow.updated_at = monotonic()  # time until now was ours, not the client's
-        try:
-            with self._stall:
-                raw = await self._content.next()
-        except Interrupted:
-            raise RpcFailed(
-                Code.UNKNOWN,
-                "append stream: client stream didn't sustain the minimum append data rate",
-            ) from None
-        flow.underflows(monotonic())
-        return raw
 
 
 @final
@@ -378,9 +424,10 @@ async def pump(body: Body, stream: ContentQueue) -> None:
     try:
         while True:
             await stream.room()
-            chunk = await body.next()
-            if not chunk:
-                await body.expect_end()
+            with body:
+                chunk = await body.next()
+                if not chunk:
+                    await body.expect_end()
             stream.put(chunk)
             if not chunk:
                 return
