@@ -39,7 +39,7 @@ __all__ = ["AdminApi"]
 _NAME_LENGTH_MAX = 256
 # Etcd takes 1.5 MiB a request; what is near that is a list, not a name for a few offsets.
 _SAVEPOINT_BYTES_MAX = 1 << 20
-# Of savepoints that are looked at; all of them together may be more than fits into memory.
+# Savepoints that are read at a time: all of them together may not fit into memory.
 _PAGE_KEYS = 8
 
 
@@ -51,20 +51,20 @@ class AdminApi:
         self._context = context
         self._resolver = resolver
         self._prefix = context.config.etcd_prefix
-        # One large savepoint is in work at a time, or one page of them: each costs memory, and time
-        # of the event loop, and anybody may ask for it a thousand times at once.
+        # Held by whoever works on a savepoint, or on a page of them. Each may be large, so it costs
+        # memory and time on the event loop, and a client may send a thousand such calls at once.
         self._savepoints = asyncio.Lock()
 
     # --------------------------------------------------------------------------------- flush
     async def flush(self, raw: bytes, claims: Claims = ALL_CLAIMS) -> tuple[Status, bytes]:
-        """Serve one Flush: returns when the journal's store holds what was appended before.
+        """Serve one Flush: return once the journal's store holds all that was appended before.
 
-        A store that is down, or refuses, is waited for as long as the caller waits.
+        While the store is down, or refuses, this waits for as long as the caller does.
 
         Returns: the status, and the FlushResponse that says so.
-        Raises: RpcFailed: a malformed request; the replica closed meanwhile: ask again; or what
-            the primary said that it was forwarded to.
-        Cancellation: the fragment is closed all the same, or will be.
+        Raises: RpcFailed: the request is malformed; our replica closed meanwhile, so that the caller
+            has to ask again; or the primary that we forwarded it to failed the call.
+        Cancellation: the open fragment is closed nevertheless, now or later.
         """
         request = admin_pb.FlushRequest.FromString(raw)
         with rules("Journal"):
@@ -83,12 +83,12 @@ class AdminApi:
             return await self._forward(request, resolution)
         status, end, spec = found.status, 0, resolution.spec
         if status is Status.SUSPENDED and spec is not None and spec.suspend is not None:
-            # Fully: it was empty, or all of it is in the store. No broker serves it.
+            # Fully suspended: the journal was empty, or the store has all of it. No broker serves it.
             status, end = Status.OK, spec.suspend.offset
         if found.replica is not None:
             status, end = await self._flush(found.replica)
         elif is_forwarded and status is Status.NOT_JOURNAL_PRIMARY_BROKER:
-            # The primary asks for what we hold of before its time.
+            # The primary asks us to store what we hold of the time before it became the primary.
             journal = resolution.journal
             await self._resolver.closed(journal)
             replica = self._resolver.replicas.get(journal)
@@ -102,7 +102,7 @@ class AdminApi:
     async def _flush(self, replica: Replica) -> tuple[Status, int]:
         spec = replica.spec
         if spec is not None and not spec.fragment.stores:
-            return Status.NOT_ALLOWED, 0  # it is kept in brokers only
+            return Status.NOT_ALLOWED, 0  # the journal is kept in brokers only
         outcome = await replica.close_fragment()
         if outcome.is_remote:
             raise _moved(replica.name)
@@ -112,10 +112,10 @@ class AdminApi:
             end = outcome.commit.end
         else:
             return outcome.status, 0
-        await self._resolver.closed(replica.name)  # we may have had it before
+        await self._resolver.closed(replica.name)  # a former replica of ours may still be closing
         await self._context.persister.flush(replica.name)
         await self._flush_others(replica, end)
-        replica.refresh()  # copies of ours may be covered by what others stored
+        replica.refresh()  # what others have stored may cover the copies that we hold
         if not await replica.index.wait_persisted(end):
             raise _moved(replica.name)
         return Status.OK, end
@@ -149,12 +149,13 @@ class AdminApi:
     async def put_savepoint(self, raw: bytes, claims: Claims = ALL_CLAIMS) -> tuple[Status, bytes]:
         """Serve one PutSavepoint.
 
-        Raises: RpcFailed: malformed; ALREADY_EXISTS. Forbidden: a journal is beyond the claims.
+        Raises: RpcFailed: the request is malformed, or ALREADY_EXISTS. Forbidden: a journal is beyond
+            the claims.
         """
         request = admin_pb.PutSavepointRequest.FromString(raw)
         savepoint = request.savepoint
         size = len(raw)
-        if size > _SAVEPOINT_BYTES_MAX:  # before its names are looked at, which takes long
+        if size > _SAVEPOINT_BYTES_MAX:  # asked first: checking its names takes long
             raise RpcFailed(
                 Code.UNKNOWN,
                 f"a savepoint has {len(savepoint.offsets)} offsets, too many to keep in etcd "
@@ -190,9 +191,9 @@ class AdminApi:
         return Status.OK, response.SerializeToString()
 
     async def get_savepoint(self, raw: bytes, claims: Claims = ALL_CLAIMS) -> tuple[Status, bytes]:
-        """Serve one GetSavepoint: with those of its offsets that the claims cover.
+        """Serve one GetSavepoint, with the offsets of those journals that the claims cover.
 
-        Raises: RpcFailed: malformed, or NOT_FOUND.
+        Raises: RpcFailed: the request is malformed, or NOT_FOUND.
         """
         request = admin_pb.GetSavepointRequest.FromString(raw)
         async with self._savepoints:
@@ -206,7 +207,7 @@ class AdminApi:
     async def list_savepoints(
         self, raw: bytes, claims: Claims = ALL_CLAIMS
     ) -> tuple[Status, bytes]:
-        """Serve one ListSavepoints: of those that the claims cover at all, in order of names."""
+        """Serve one ListSavepoints: those of which the claims cover any journal, by name."""
         request = admin_pb.ListSavepointsRequest.FromString(raw)
         prefix = savepoints_prefix(self._prefix) + request.prefix
         response = admin_pb.ListSavepointsResponse()
@@ -223,10 +224,13 @@ class AdminApi:
         response: admin_pb.ListSavepointsResponse,
         claims: Claims,
     ) -> tuple[str, int] | None:
-        """Add what is visible of a page of savepoints.
+        """Add one page of savepoints to a response, as far as the caller may see them.
 
-        Args: after: key that it begins behind, and revision of the first page.
-        Returns: that of the next one; None: it was the last.
+        Args:
+            after: the key behind which the page begins, and the revision that the first page was
+                read at; None: this is the first page.
+
+        Returns: `after` of the next page; None: this was the last one.
         """
         key, revision = after or ("", 0)
         async with self._savepoints:
@@ -236,7 +240,8 @@ class AdminApi:
             for kv in page.kvs:
                 savepoint = await self._visible(_savepoint(kv), claims)
                 if savepoint is not None:
-                    # By hand: a copy, or one without offsets, keeps their memory.
+                    # Field by field: a copied message keeps the memory of its offsets, even when
+                    # they are cleared.
                     response.savepoints.add(
                         name=savepoint.name,
                         created_at=savepoint.created_at,
@@ -250,8 +255,8 @@ class AdminApi:
     ) -> tuple[Status, bytes]:
         """Serve one DeleteSavepoint.
 
-        Raises: RpcFailed: malformed, or NOT_FOUND, as is one of which the claims cover nothing.
-            Forbidden: a journal is beyond the claims.
+        Raises: RpcFailed: the request is malformed, or NOT_FOUND: also if the claims cover none of
+            its journals. Forbidden: they cover only some of them.
         """
         request = admin_pb.DeleteSavepointRequest.FromString(raw)
         async with self._savepoints:
@@ -289,7 +294,7 @@ class AdminApi:
 
     def _is_covered(self, journal: str, claims: Claims) -> bool:
         item = self._context.space.state.items.get(journal)
-        # Of a journal that was deleted, only the name is known.
+        # Once a journal is deleted, only its name is known.
         labels = LabelSet.of(name=journal) if item is None else item.spec.label_set_with_name()
         return claims.match(labels)
 
@@ -310,14 +315,14 @@ class AdminApi:
             raise Forbidden(f"not authorized to {journal}")
 
     async def _require_whole(self, savepoint: admin_pb.Savepoint, claims: Claims) -> None:
-        """Raises: Forbidden: it has journals beyond the claims, whose names are not told."""
+        """Raises: Forbidden: it has journals beyond the claims. The error does not name them."""
         if await self._beyond(savepoint.offsets, claims):
             raise Forbidden(f"not authorized to all journals of savepoint {savepoint.name}")
 
     async def _visible(
         self, savepoint: admin_pb.Savepoint, claims: Claims
     ) -> admin_pb.Savepoint | None:
-        """What of a savepoint a caller with these claims sees; None: nothing."""
+        """The part of a savepoint that a caller with these claims may see; None: nothing."""
         for journal in await self._beyond(savepoint.offsets, claims):
             del savepoint.offsets[journal]
         if claims is ALL_CLAIMS:

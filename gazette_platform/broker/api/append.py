@@ -2,8 +2,8 @@
 
 An append of moderate size is gathered whole before it takes its turn, so that a slow client holds
 nobody up and several are written together. A larger one takes its turn and streams; it then owns
-the journal, and its client must keep up. An append to a journal of another primary is forwarded
-there as it comes.
+the journal, and its client must keep up. If another broker is the primary, the append is forwarded
+to it as it comes.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ if TYPE_CHECKING:
 
 __all__ = ["AppendApi"]
 
-# Gathered whole up to this size, while there is room in the stock; what does not fit streams.
+# Appends up to this size are gathered whole while the stock has room; all others stream.
 _GATHER_BYTES_MAX = 2 << 20
 
-# Gathered whatever the stock: clients with large appends must not get in the way of small ones, and
-# a thousand of these are no more than the stock.
+# Appends up to this size are gathered even when the stock is full. Otherwise clients with large
+# appends would get in the way of small ones; a thousand of these are no more than the stock.
 _SMALL_BYTES_MAX = 64 << 10
 
-# Requests up to this size are remembered as they were decoded.
+# Requests up to this size are remembered in their decoded form.
 _KNOWN_BYTES_MAX = 512
 
 # Hashed on the event loop up to this size: a hop to a thread costs more.
@@ -91,10 +91,12 @@ class AppendApi:
     ) -> tuple[Status, bytes]:
         """Serve one Append.
 
-        Args: claims: of the caller; journals beyond them do not exist for it.
+        Args:
+            claims: of the caller; journals beyond them do not exist for it.
+
         Returns: the outcome, and the AppendResponse that says so.
-        Raises: RpcFailed: malformed, broken or too slow a stream; nothing was applied.
-        Cancellation: nothing is applied unless its turn had come.
+        Raises: RpcFailed: the stream is malformed, broken or too slow; nothing was applied.
+        Cancellation: nothing is applied, unless the append's turn had come already.
         """
         message, request = _known(first) if len(first) <= _KNOWN_BYTES_MAX else _decoded(first)
         asked = _Asked(message, request, claims)
@@ -143,9 +145,9 @@ class AppendApi:
     async def _again(
         self, asked: _Asked, pending: Pending, outcome: Outcome
     ) -> tuple[tuple[Status, bytes] | None, Outcome]:
-        """Try an append anew whose primary became another one. Nothing of it was written.
+        """Try an append again, after another broker became the primary before it was written.
 
-        Returns: the answer of another broker; or None, and the outcome.
+        Returns: the answer of another broker, if one gave any; else None, and the outcome.
         """
         clock = self._context.clock
         deadline = clock.monotonic() + self._context.config.append_wait_s
@@ -162,7 +164,7 @@ class AppendApi:
                 outcome = await pending.done
             finally:
                 if not pending.done.cancel() and not pending.done.cancelled():
-                    pending.done.exception()  # of a stream that was replayed: told by `answer`
+                    pending.done.exception()  # `answer` told it; asyncio logs what nobody retrieves
             if clock.monotonic() >= deadline:
                 break
         return None, outcome
@@ -172,8 +174,9 @@ class AppendApi:
     ) -> tuple[Status, bytes] | None:
         """Serve an append that is not for a replica of ours.
 
-        Returns: None if its primary cannot be reached, of which etcd will hear: resolve it again.
-        Raises: RpcFailed: for too long by now; or as the other broker has it.
+        Returns: the answer; None if the primary cannot be reached. Then etcd will soon know, and the
+            append has to be resolved again.
+        Raises: RpcFailed: the primary was out of reach for too long, or it failed the call.
         """
         resolution = asked.resolution
         if not resolution.is_remote:
@@ -194,7 +197,7 @@ class AppendApi:
             return None
 
     def _at_hand(self, asked: _Asked) -> Replica | None:
-        """Our replica, if that was found at the present revision, and nothing else is asked for."""
+        """Our replica, if it was resolved at this revision, and the request names no other condition."""
         message, request = asked.message, asked.request
         if asked.claims is not ALL_CLAIMS or request.min_revision or message.HasField("header"):
             return None
@@ -225,7 +228,7 @@ class AppendApi:
                 return found.replica  # its appender knows what else to wait for
             left_s = deadline - clock.monotonic()
             if _resumes(resolution, request) and resolution.spec is not None:
-                # Nobody serves a fully suspended journal, so whoever is asked to resumes it.
+                # Nobody serves a fully suspended journal, so any broker may resume it.
                 offset = resolution.spec.suspend.offset if resolution.spec.suspend else 0
                 await write_suspend(
                     self._context, request.journal, SuspendSpec(SuspendLevel.NONE, offset)
@@ -241,9 +244,12 @@ class AppendApi:
             await self._wait_change(left_s)
 
     def _lacking_replicas(self, resolution: Resolution) -> int:
-        """How many replicas a journal of another primary lacks; negative: has too many.
+        """How many replicas a journal of another primary lacks; negative: it has too many.
 
-        Its primary refuses the one and waits for the end of the other; so do we, by Gazette's rule.
+        With too few, an append would be on fewer brokers than the spec promises, so it is refused
+        with INSUFFICIENT_JOURNAL_BROKERS. With too many, the allocator is about to remove one, maybe
+        the primary, so the append waits rather than going to a broker that is leaving the route. The
+        primary would decide the same. As Gazette does, we decide it before we forward.
         """
         if not resolution.is_remote or resolution.spec is None:
             return 0
@@ -258,10 +264,10 @@ class AppendApi:
                 await space.wait_for_revision(space.revision + 1)
 
     async def _gather(self, pending: Pending, body: Body, gathered: _Gathered) -> bool:
-        """Take content until the commit marker, or until it should stream.
+        """Take content until the commit marker, or until the append should stream.
 
-        Returns: whether all of it is here, and is being summed.
-        Raises: RpcFailed: too much of other appends is here.
+        Returns: whether all content is here. Its sum is then known, or on its way.
+        Raises: RpcFailed: this broker holds too much of other appends.
         """
         stock = self._stock
         while True:
@@ -292,7 +298,7 @@ class AppendApi:
 
 @final
 class _Gathered:
-    """What one append adds to the stock while it is gathered."""
+    """The part of the stock that one append takes up while it is gathered."""
 
     __slots__ = ("_stock", "bytes")
 
@@ -318,7 +324,7 @@ class _Asked:
     claims: Claims
     resolution: Resolution = field(init=False)
     unreached_at: float | None = None
-    """Since when its primary could not be reached, on the monotonic clock."""
+    """When its primary was first out of reach, on the monotonic clock."""
 
 
 def _renewed(pending: Pending) -> Pending:
@@ -343,7 +349,7 @@ def _decoded(first: bytes) -> tuple[pb.AppendRequest, events.AppendRequest]:
     return message, _request(message)
 
 
-# Clients ask for the same again and again. Nobody changes what it gives.
+# Clients repeat their requests. The results are shared, so nobody may change them.
 _known = lru_cache(maxsize=1024)(_decoded)
 
 
@@ -381,5 +387,5 @@ def _response(resolution: Resolution, outcome: Outcome, body: Body | None = None
     if body is not None:
         message.total_chunks = body.total_chunks
         message.delayed_chunks = body.delayed_chunks
-    # Fields may come in any order; the header is encoded but once for many responses.
+    # Fields of a message may come in any order, so a header is encoded once for many responses.
     return resolution.header_field + message.SerializeToString()

@@ -71,7 +71,9 @@ class FragmentsApi:
         header.into_pb(response.header)
         if replica is not None:
             await wait_known(replica, timeout_s=self._context.config.append_wait_s)
-            if replica.is_primary:  # else who goes on behind the last one passes it over for good
+            if (
+                replica.is_primary
+            ):  # clients go on behind the last one, so none before may be missing
                 await replica.wait_filled()
                 check_fence(replica)
             fragments = await replica.index.inspect()
@@ -115,8 +117,8 @@ class FragmentsApi:
     ) -> tuple[Status, bytes]:
         """Serve one FragmentStoreHealth: the store's own checks, and a delete probe if asked.
 
-        A check writes. So it is of a store that a journal within `claims` names, or for somebody
-        who may apply a spec that names any.
+        A check writes to the store. So a journal within `claims` must name the store, unless the
+        caller may apply specs that name any store.
 
         Returns: the status, and the FragmentStoreHealthResponse that says so.
         Raises: RpcFailed: a malformed request. Forbidden: the store is beyond the claims.
@@ -160,7 +162,7 @@ class FragmentsApi:
     async def _check_store(
         self, request: pb.FragmentStoreHealthRequest, *, is_in_use: bool
     ) -> None:
-        """Raises: GazetteError: the store is not well, not allowed, or is not there."""
+        """Raises: GazetteError: the store is unhealthy, not allowed, or not there."""
         url, context = request.fragment_store, self._context
         context.guard.check_allowed(url)
         store: FragmentStore
@@ -172,7 +174,7 @@ class FragmentsApi:
             if health.error is not None:
                 raise health.error
         else:
-            # Not kept, or whoever asks could fill a broker with stores and their checks.
+            # Not kept: callers could otherwise fill this broker with stores and their checks.
             root, file_only = context.config.file_root, context.config.file_only
             store = open_store(url, file_root=root, file_only=file_only, makes_folder=False)
             await health_check(store)
@@ -181,10 +183,10 @@ class FragmentsApi:
 
 
 def _is_within(request: pb.FragmentsRequest, fragment: Fragment) -> bool:
-    """Whether a fragment's time is within the window asked for.
+    """Whether a fragment was stored within the window that the request asks for.
 
-    Source: the lower bound lets local fragments (no time yet) pass; an upper one is inclusive, and
-    drops them.
+    Source: Gazette. Local fragments have no time yet: the lower bound lets them pass, and an upper
+    bound drops them. The upper bound is inclusive, although Gazette's documentation says otherwise.
     """
     stored_at = fragment.mod_time
     if stored_at != 0 and stored_at < request.begin_mod_time:

@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 
 __all__ = ["ListApi"]
 
-# Gazette's clients pool buffers of 32 KiB, which 25 journals fit.
+# As many as Gazette sends: 25 journals fit the buffers of 32 KiB that its clients pool.
 _JOURNALS_PER_MESSAGE = 25
 
 # Clients refuse messages beyond 4 MiB, and one spec may have more than one.
 _MESSAGE_BYTES_MAX = 1 << 20
 
-# Etcd takes 128 in a transaction, unless it is told otherwise.
+# Far beyond the 128 operations that etcd takes in a transaction, unless it is told otherwise.
 _CHANGES_MAX = 8192
 
-# A transaction that failed by a comparison of our own is built again, once the watch has brought
-# what it failed by.
+# A transaction may fail by a comparison that we added. It is built again after a moment, in which
+# the watch brings the change that it failed by.
 _RETRIES_MAX = 3
 _RETRY_S = 0.05
 
@@ -63,7 +63,7 @@ class ListApi:
         context.space.observe(self._wake)
 
     def stop_watches(self) -> None:
-        """End open watches, cleanly: their clients look for another broker."""
+        """End open watches without an error, so that their clients turn to another broker."""
         self._is_stopping = True
         self._wake()
 
@@ -73,19 +73,19 @@ class ListApi:
 
     # ---------------------------------------------------------------------------------- List
     async def list_journals(self, raw: bytes, send: Send, claims: Claims = ALL_CLAIMS) -> None:
-        """Serve one List: of what both the request and the claims of its caller select.
+        """Serve one List: the journals that both the request and its caller's claims select.
 
-        Sends ListResponses: the first of a snapshot with status and header. A watch ends each
-        snapshot with an empty one, and sends another when the selected specs changed.
+        Sends ListResponses; the first of a snapshot has status and header. A watch ends each
+        snapshot with an empty response, and sends another snapshot when the selected specs changed.
 
-        Raises: RpcFailed: a malformed request. Cancellation: safe.
+        Raises: RpcFailed: the request is malformed. Cancellation: safe.
         """
         request = decode(pb.ListRequest, raw, validate_list_request)
         space = self._context.space
         if request.watch and request.HasField("watch_resume"):
             await space.wait_for_revision(request.watch_resume.etcd.revision + 1)
         selector = _with_prefix_by_name(LabelSelector.from_pb(request.selector))
-        # Clients sign the selector that they ask with, legacy label and all.
+        # Clients sign the selector that they ask with, so claims may have the legacy label, too.
         selectors = dict.fromkeys((selector, _with_prefix_by_name(claims.selector)))
         matchers = [each.compiled() for each in selectors if each.include or each.exclude]
         last: tuple[int, int] | None = None
@@ -106,7 +106,7 @@ class ListApi:
                 return
 
     async def _matching(self, matchers: list[SelectorMatcher]) -> list[tuple[str, Item]]:
-        """What is selected of the journals as of now, by name; others have their turns meanwhile."""
+        """The selected journals as of now, by name. Gives other work its turns meanwhile."""
         names, items = list(self._state.journals), dict(self._state.items)
         if not matchers:
             return [(name, items[name]) for name in names]
@@ -140,10 +140,10 @@ class ListApi:
 
     # --------------------------------------------------------------------------------- Apply
     async def apply(self, raw: bytes, claims: Claims = ALL_CLAIMS) -> tuple[Status, bytes]:
-        """Serve one Apply: all changes in one etcd transaction.
+        """Serve one Apply: make all changes in one etcd transaction, and wait until our mirror has it.
 
-        Returns: the status, and the ApplyResponse that says so; once our mirror has the change.
-        Raises: RpcFailed: a malformed request. Forbidden: a change is beyond the claims.
+        Returns: the status, and the ApplyResponse that says so.
+        Raises: RpcFailed: the request is malformed. Forbidden: a change is beyond the claims.
             EtcdError: etcd did not answer.
         Cancellation: leaves open whether it was applied.
         """
@@ -172,11 +172,11 @@ class ListApi:
     async def _transaction(
         self, request: pb.ApplyRequest, claims: Claims
     ) -> tuple[list[Compare], list[Operation], bool]:
-        """The transaction of a request that its caller may make.
+        """The transaction that a request asks for, after checking that its caller may make it.
 
-        Returns: comparisons and operations; and whether there are comparisons that the caller did
-            not ask for: that journals beyond its claims are not what it changes at any revision.
-        Raises: Forbidden, RpcFailed: a change is beyond the claims, or would mix two journals.
+        Returns: comparisons; operations; and whether some comparisons are ours rather than the
+            caller's. These make sure that a journal still is what the claims were held against.
+        Raises: Forbidden: a change is beyond the claims. RpcFailed: it would mix two journals.
         """
         turns = Turns()
         specs: list[JournalSpec] = []
@@ -188,7 +188,7 @@ class ListApi:
         deleted = {change.delete for change in request.changes if change.delete}
         for name in deleted:
             self._authorize(name, LabelSet.of(name=name), claims)
-        # Not before: what it says tells of other journals.
+        # Only once all are authorized: its errors tell of other journals.
         with rules():
             await self._context.guard.check_apply(specs, deleted, claims)
         compares: list[Compare] = []
@@ -204,7 +204,7 @@ class ListApi:
             item = self._state.items.get(name)
             judged = item.mod_revision if item is not None else 0
             if is_limited and judged != change.expect_mod_revision:
-                # The claims were held against the spec of our mirror, which may be behind.
+                # The claims were held against the spec in our mirror, which may be out of date.
                 compares.append(Compare.mod(key, judged))
                 is_implied = True
             if change.HasField("upsert"):
@@ -216,7 +216,7 @@ class ListApi:
         return compares, operations, is_implied
 
     def _authorize(self, name: str, labels: LabelSet, claims: Claims) -> None:
-        """Refuse what is beyond the claims: a journal by its labels to be, and by those it has."""
+        """Refuse a journal whose present or future labels are beyond the claims."""
         item = self._state.items.get(name)
         if not claims.match(labels) or (
             item is not None and not claims.match(item.spec.label_set_with_name())
@@ -226,7 +226,8 @@ class ListApi:
     async def _changed_anything(self, request: pb.ApplyRequest) -> bool:
         """Whether a transaction that succeeded has a revision of its own to wait for.
 
-        One without changes has none, nor one that only deletes, unchecked, what is not there.
+        It has none if there are no changes, or if all of them delete journals that do not exist,
+        without expecting a revision.
         """
         if any(c.HasField("upsert") or c.expect_mod_revision > 0 for c in request.changes):
             return True

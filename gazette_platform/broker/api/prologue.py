@@ -1,7 +1,7 @@
 """What calls have in common before their own work begins.
 
-A request is decoded and held against its rules, and its journal is resolved to whoever answers. That
-its caller may make such a call at all was checked before (`service`).
+A request is decoded and held against its rules, and its journal is resolved to the broker that is to
+answer. `service` has checked before that the caller may make such a call at all.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ M = TypeVar("M", bound=Message)
 
 @contextlib.contextmanager
 def rules(field: str = "") -> Iterator[None]:
-    """While a request is held against its rules.
+    """Hold a request against its rules within this block.
 
-    Args: field: of the request, within which they are broken.
+    Args:
+        field: of the request, if the rules are those of one field; errors name it.
+
     Raises: RpcFailed: in place of ValidationError.
     """
     try:
@@ -44,7 +46,10 @@ def rules(field: str = "") -> Iterator[None]:
 
 
 def decode(kind: type[M], raw: bytes, validate: Callable[[M], None]) -> M:
-    """A request that keeps its rules. Raises: RpcFailed: it breaks one. DecodeError: it is none."""
+    """A request that keeps its rules.
+
+    Raises: RpcFailed: it breaks a rule. DecodeError: the bytes are no such request.
+    """
     request = kind.FromString(raw)
     with rules():
         validate(request)
@@ -54,8 +59,9 @@ def decode(kind: type[M], raw: bytes, validate: Callable[[M], None]) -> M:
 class Found(NamedTuple):
     """Who answers a call about a journal.
 
-    Attributes: status: OK if somebody serves it. replica: ours that does; None: another broker
-        does (`is_remote`), or nobody.
+    Attributes:
+        status: OK if some broker serves it.
+        replica: ours, if we serve it; None: another broker does (`is_remote`), or nobody.
     """
 
     resolution: Resolution
@@ -77,10 +83,11 @@ async def find(
     require_primary: bool,
     min_revision: int = 0,
 ) -> Found:
-    """Find out who answers a request, once our view is as new as the request asks for.
+    """Find out who answers a request, once our view of etcd is as new as the request asks for.
 
-    Args: as of `Resolver.resolve`.
-    Raises: RpcFailed: who forwarded it means another cluster or process, or we stopped.
+    All arguments are those of `Resolver.resolve`.
+
+    Raises: RpcFailed: the broker that forwarded it means another cluster or process, or we stopped.
     Cancellation: safe.
     """
     resolution = await resolver.resolve(
@@ -101,7 +108,7 @@ async def find_readable(
     *,
     min_revision: int = 0,
 ) -> Found:
-    """Find out who tells what a journal holds: any replica, if it may be read. As `find`."""
+    """Like `find`, for a journal's content: any replica answers, unless the spec forbids to read."""
     found = await find(
         resolver,
         request,
@@ -119,11 +126,11 @@ async def find_readable(
 def found_of(
     resolver: Resolver[Replica], resolution: Resolution, *, require_primary: bool = False
 ) -> Found:
-    """Who answers, by what a journal was resolved to."""
+    """Who answers, according to a resolution."""
     status = resolution.status
     replica = resolver.replicas.get(resolution.journal) if resolution.is_local else None
     if resolution.is_local and replica is None:
-        # Unassigned between two looks at it, or its replica could not be begun yet.
+        # It was unassigned after it was resolved, or its replica could not be begun yet.
         primary, any_one = Status.NOT_JOURNAL_PRIMARY_BROKER, Status.NOT_JOURNAL_BROKER
         status = primary if require_primary else any_one
     return Found(resolution, status, replica)

@@ -1,8 +1,8 @@
 """Forwards calls to the broker that is to answer them, in bytes both ways.
 
-A request carries our header on: what we know of route and etcd, and whom we mean. The other broker
-catches up with our revision before it resolves the journal itself, so that two brokers never send a
-call back and forth.
+A request goes on with our header, which says what we know of the route and of etcd, and which broker
+we mean. That broker catches up with our revision of etcd before it resolves the journal itself, so
+that two brokers never send a call back and forth.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ __all__ = ["PrimaryNotReached", "Proxy"]
 
 _SERVICE = "/protocol.Journal/"
 
-# Seconds that the connection to a broker which left is kept, for calls that it still finishes.
+# Seconds for which we keep the connection to a broker that left, since it may still finish calls.
 _KEEP_S = 30.0
 
 
 class PrimaryNotReached(TransportError):
-    """The primary could not be connected to: it is dead, and etcd will notice."""
+    """The primary accepts no connection. It is probably dead, and etcd will notice."""
 
 
 @final
@@ -57,19 +57,22 @@ class Proxy:
         context.space.observe(self._on_change)
 
     def stop_reads(self) -> None:
-        """End reads that are forwarded, cleanly: their clients look for another broker."""
+        """End forwarded reads without an error, so that their clients turn to another broker."""
         self._is_stopped = True
         for responses in self._reads:
             responses.cancel()
 
     # ------------------------------------------------------------------------------------ whom
     def better_placed(self, replica: Replica, offset: int) -> Resolution | None:
-        """The primary, if it may have content at `offset` that a replica of ours does not know of.
+        """The primary, if it may have content at `offset` that our replica does not know of.
 
-        So it is before the stores were listed, before the primary has synced with us, and when
-        content that was committed before that is not in a store yet, or was not listed since.
+        That is so until the stores are listed and the primary has synced with us. Afterwards, content
+        that was committed before may still be in no store, or in none that was listed since.
 
-        Args: offset: -1 is the write head. Returns: None: we know as much as anybody.
+        Args:
+            offset: of the journal; -1 is the write head.
+
+        Returns: where the primary is; None: we know as much as it does.
         """
         if replica.is_primary:
             return None
@@ -83,9 +86,9 @@ class Proxy:
         return found if found.is_remote else None
 
     def _endpoint(self, header: Header, *, passing_over: frozenset[str] = frozenset()) -> str:
-        """Where to send a call: to the process that is meant, else to any replica, a near one best.
+        """Where to send a call: to the process that the header means, else to the nearest replica.
 
-        Raises: RpcFailed: nobody knows where that is.
+        Raises: RpcFailed: etcd has no endpoint of it.
         """
         route, meant = header.route, header.process_id
         if meant is not None:
@@ -113,10 +116,13 @@ class Proxy:
     ) -> tuple[Status, bytes]:
         """Forward an append to the primary, message by message.
 
-        Args: request: the first message. content: what follows it.
+        Args:
+            request: the first message.
+            content: the messages that follow it.
+
         Returns: the status, and the AppendResponse of the other broker.
-        Raises: PrimaryNotReached: nothing was taken of `content`, nor sent.
-            RpcFailed: with the other's code and text, or `content` failed.
+        Raises: PrimaryNotReached: nothing was taken of `content`, and nothing was sent.
+            RpcFailed: the other broker failed it, with its code and text, or `content` failed.
         Cancellation: reaches the other broker, which rolls back.
         """
         call = self._call(self._endpoint(found.header), "Append", Capability.APPEND, found.journal)
@@ -138,10 +144,13 @@ class Proxy:
 
         A replica that cannot be reached is passed over for another, if there is one.
 
-        Sends ReadResponses as they come; ends cleanly when this broker stops.
+        Sends ReadResponses as they come, and ends without an error when this broker stops.
 
-        Args: is_begun: the client has had a response, whose header is the only one it is to get.
-        Raises: RpcFailed: with the other's code and text. Cancellation: reaches the other broker.
+        Args:
+            is_begun: whether the client has had a response. Only the first one may have a header.
+
+        Raises: RpcFailed: the other broker failed it, with its code and text.
+        Cancellation: reaches the other broker.
         """
         forwarded = with_header(request, header)
         failed: frozenset[str] = frozenset()
@@ -179,7 +188,8 @@ class Proxy:
         """Forward a ListFragments to the process that the header means, or to any replica.
 
         Returns: the status, and the FragmentsResponse of the other broker.
-        Raises: RpcFailed: with the other's code and text. Cancellation: reaches the other broker.
+        Raises: RpcFailed: the other broker failed it, with its code and text.
+        Cancellation: reaches the other broker.
         """
         endpoint = self._endpoint(header)
         call = self._call(endpoint, "ListFragments", Capability.READ, request.journal)
@@ -211,14 +221,14 @@ class Proxy:
 
 
 def _told(err: PeerFailed) -> RpcFailed:
-    """What a client is told of a peer that failed."""
+    """The error that a client gets when a peer failed."""
     if err.code is not Code.UNAVAILABLE:
         return RpcFailed(err.code, err.text)
     return RpcFailed(err.code, f"{CANNOT_REACH}{err.endpoint}: {brief_details(err.text)}")
 
 
 def _without_header(raw: bytes) -> bytes:
-    """A response that is not the first one which its client gets."""
+    """A response without the header, which only the first response to a client has."""
     if raw[:1] in _CONTENT_TAGS:
         return raw
     response = pb.ReadResponse.FromString(raw)
@@ -226,5 +236,5 @@ def _without_header(raw: bytes) -> bytes:
     return response.SerializeToString()
 
 
-# Of responses that begin with an offset or content, behind which there is no header.
+# First bytes of responses that begin with an offset or content. No header follows these fields.
 _CONTENT_TAGS = (b"\x18", b"\x3a")

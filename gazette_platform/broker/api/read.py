@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ReadApi"]
 
-# Read on the event loop up to this size: it comes from the page cache, and a hop costs more.
+# Read on the event loop up to this size: it comes from the page cache, and a thread costs more.
 _INLINE_BYTES_MAX = 64 << 10
 
-# A reader is sent so much in a message: a hop to a thread and a pass through gRPC cost as much as a few
-# hundred KiB each. What all readers together hold of that is bounded; one that has stopped holds its
-# part twice, here and in gRPC. Those beyond get smaller pieces, of which a thousand readers have
-# 128 MiB.
+# Bytes of content in a message: a hop to a thread and a pass through gRPC cost as much as a few hundred
+# KiB each. A reader that has stopped holds its piece twice, here and in gRPC. So once all readers
+# together hold more than `_SENDING_BYTES_MAX`, further ones get small pieces, of which a thousand
+# readers hold 128 MiB.
 _PIECE_BYTES = 1 << 20
 _SMALL_PIECE_BYTES = 128 << 10
 _SENDING_BYTES_MAX = 64 << 20
@@ -66,7 +66,7 @@ class ReadApi:
 
         Sends ReadResponses: for each fragment one of metadata, then its content.
 
-        Raises: RpcFailed: a malformed request, or content that cannot be read.
+        Raises: RpcFailed: the request is malformed, or content cannot be read.
         Cancellation: safe.
         """
         request = decode(pb.ReadRequest, raw, validate_read_request)
@@ -85,9 +85,10 @@ class ReadApi:
     async def _query(
         self, request: pb.ReadRequest, replica: Replica, offset: int
     ) -> QueryResult | Resolution | None:
-        """Where to go on at `offset`.
+        """Find out how a read goes on at `offset`.
 
-        Returns: what the index knows; or the primary, which may know more; None: the replica closed.
+        Returns: what the index has there; or the primary, if it may know more than we do; None: the
+            replica closed.
         """
         index, block = replica.index, request.block
         is_known = False
@@ -103,7 +104,8 @@ class ReadApi:
                 else:
                     offset = result.offset  # what was skipped stays skipped
             if index.is_closed or (block and replica.is_closed):
-                # What was here is at others. A client that tails shall not be forwarded for long.
+                # Others have the content now. Clients that wait for more should find the new primary
+                # themselves rather than be forwarded for ever.
                 return None
             better = self._proxy.better_placed(replica, offset)
             if skips is not None and await self._stays_here(request, replica, better, skips):
@@ -125,14 +127,18 @@ class ReadApi:
     async def _stays_here(
         self, request: pb.ReadRequest, replica: Replica, primary: Resolution | None, offset: int
     ) -> bool:
-        """Find out whether what is missing at `offset` is gone for good.
+        """Find out whether content that is missing at `offset` is gone for good.
 
-        Args: primary: None: it is we. Any other one is asked where a read goes on, which Gazette's
-            brokers tell, too: else each read of a beginning that was pruned would be forwarded, or
-            refused.
+        Another primary is asked where a read at `offset` goes on, which Gazette's brokers tell, too.
+        Otherwise each read of a beginning that was pruned would be forwarded, or refused.
+
+        Args:
+            primary: None: we are the primary.
+
         Returns: whether to look again here; False: the read goes on at the primary.
-        Raises: RpcFailed: UNAVAILABLE: that is still open, or the primary does not tell, or has it
-            and the client does not want to be forwarded. Cancellation: safe.
+        Raises: RpcFailed: UNAVAILABLE: it is still open, or the primary did not tell, or the primary
+            has the content and the client does not want to be forwarded.
+        Cancellation: safe.
         """
         gaps = replica.gaps
         if primary is None:
@@ -158,7 +164,7 @@ class ReadApi:
 
     @staticmethod
     async def _wait_content(replica: Replica, offset: int, *, block: bool) -> bool:
-        """Wait for a change at `offset`, where there is nothing. Returns: False: the read ends."""
+        """Wait for content at `offset`. Returns: whether to look again; False: the read ends."""
         if block:
             return await replica.index.wait_change()
         if offset < replica.head and await replica.wait_gap(offset):
@@ -175,7 +181,9 @@ class ReadApi:
         while True:
             result = await self._query(request, replica, offset)
             if result is None:
-                return None  # the replica has closed: a clean end, and the client looks elsewhere
+                return (
+                    None  # the replica has closed: end without an error, the client looks elsewhere
+                )
             if not isinstance(result, QueryResult):
                 return await self._go_on(request, offset, result, header_field, send)
             file = result.file
@@ -209,7 +217,7 @@ class ReadApi:
         header_field: bytes,
         send: Send,
     ) -> None:
-        """The rest of a read from the primary; or a refusal, if the client wants to go there."""
+        """Let the primary serve the rest of a read; refuse it if the client wants to go there itself."""
         if request.do_not_proxy:
             response = pb.ReadResponse(status=pb.NOT_JOURNAL_BROKER, offset=max(offset, 0))
             await send(header_field + response.SerializeToString())
@@ -227,12 +235,12 @@ class ReadApi:
 
     @staticmethod
     async def _announced(replica: Replica, result: QueryResult) -> Fragment | None:
-        """The fragment with its sum, which may hold more by now."""
+        """The fragment with its sum. It may have grown since it was looked up."""
         fragment = result.fragment
         if fragment is None or result.status is not Status.OK:
             return None
         summed = await replica.summed(fragment)
-        # `file` is that of the fragment that was looked up, and a position in it counts from there.
+        # The file of the result begins where the fragment that was looked up begins.
         return summed if summed is not None and summed.begin == fragment.begin else fragment
 
     def _metadata(
@@ -262,7 +270,7 @@ class ReadApi:
     # -------------------------------------------------------------------------------- content
     @contextlib.contextmanager
     def _sending(self, length: int) -> Iterator[int]:
-        """While a reader is sent `length` bytes. Gives: how large its pieces may be."""
+        """Count what a reader holds while it is sent `length` bytes. Gives: the size of its pieces."""
         is_much = self._sending_bytes > _SENDING_BYTES_MAX
         piece_bytes = _SMALL_PIECE_BYTES if is_much else _PIECE_BYTES
         held_bytes = min(piece_bytes, length)
@@ -275,7 +283,7 @@ class ReadApi:
     async def _send_local(
         self, file: LocalFile, fragment: Fragment, offset: int, end: int, send: Send
     ) -> None:
-        """Send bytes [offset, end) of the journal out of a file of ours."""
+        """Send bytes [offset, end) of the journal from a local file."""
         while offset < end:
             with self._sending(end - offset) as piece_bytes:
                 want = min(piece_bytes, end - offset)
@@ -292,7 +300,7 @@ class ReadApi:
                     )
                 raw = encode_read_content(offset, content)
                 offset += len(content)
-                del content  # not to be kept while the reader takes its time
+                del content  # a slow reader must not keep it in memory
                 await send(raw)
 
     async def _pread(self, fd: int, length: int, at: int) -> bytes:
@@ -302,10 +310,10 @@ class ReadApi:
         return await loop.run_in_executor(self._context.readers, os.pread, fd, length, at)
 
     async def _send_stored(self, fragment: Fragment, offset: int, end: int, send: Send) -> None:
-        """Send bytes [offset, end) of the journal out of a store."""
+        """Send bytes [offset, end) of the journal from a store."""
         part = _Part(fragment, offset, end, send)
         try:
-            # It is read from its beginning, whatever is sent of it.
+            # The object is read from its beginning, however little of it is sent.
             with self._sending(fragment.content_length) as piece_bytes:
                 await self._send_part(part, fragment, piece_bytes)
         except (DataError, StoreError) as err:
@@ -324,8 +332,8 @@ class ReadApi:
         loop = asyncio.get_running_loop()
         steps = decompressor(fragment.codec)
         is_plain = fragment.codec is CompressionCodec.NONE
-        # A compressed piece waits here while its content is sent. That comes in halves of what plain
-        # content does: a client works on one while the next is decompressed.
+        # A compressed piece stays in memory while its content is sent, so both are half as large as a
+        # plain piece. The client works on one step of content while the next is decompressed.
         length = piece_bytes if is_plain else piece_bytes // 2
         store = self._context.stores.get(fragment.backing_store)
         async with aclosing(store.get(fragment.content_path, piece_bytes=length)) as pieces:
@@ -347,9 +355,10 @@ class ReadApi:
 
 @final
 class _Part:
-    """Sends bytes [offset, end) of a fragment, of which it takes all from the beginning.
+    """Takes a fragment's content from its beginning, and sends bytes [offset, end) of the journal.
 
-    Attributes: offset: of the next byte to send.
+    Attributes:
+        offset: of the next byte to send.
     """
 
     def __init__(self, fragment: Fragment, offset: int, end: int, send: Send) -> None:

@@ -43,18 +43,22 @@ T = TypeVar("T")
 
 _JOURNAL, _ADMIN = "protocol.Journal", "gazette_platform.Admin"
 
-# Of the API modules: a call, beyond what all have in common.
+# How the API modules serve a call, without what all calls have in common.
 _Once = Callable[[bytes, "Claims"], Awaitable[tuple[Status, bytes]]]
 _Streamed = Callable[[bytes, "Send", "Claims"], Awaitable[None]]
 
 
 @final
 class BrokerService:
-    """All RPCs, behind what they have in common.
+    """All RPCs, with what they have in common.
 
-    Each is counted, authorized, ended with the time of its caller's token, and its errors are told.
+    Each call is counted and authorized, and ends when its caller's token expires. Its errors become
+    codes and texts.
 
-    Attributes: rpcs: all of them, by name. append, read: two that HTTP serves, too.
+    Attributes:
+        rpcs: all RPCs, by name.
+        append: serves Append, over HTTP as well as gRPC.
+        read: serves Read, over HTTP as well as gRPC.
     """
 
     def __init__(self, context: BrokerContext, resolver: Resolver[Replica]) -> None:
@@ -168,10 +172,11 @@ class BrokerService:
     def _server_stream(
         self, name: str, capability: Capability, method: _Streamed, *, is_resumed: bool = False
     ) -> ServerStream:
-        """A stream of responses.
+        """Serve a call that is answered by a stream of responses.
 
-        Args: is_resumed: it ends in order when its time is over, as Gazette's reads do: clients go
-            on with another, and a token that is good.
+        Args:
+            is_resumed: whether the stream ends without an error when its caller's token expires, as
+                Gazette's reads do: clients go on with another read and a new token.
         """
         begun, end = self._counted(name)
         cancelled = self._metrics.completed.labels(name, "cancelled")
@@ -208,14 +213,14 @@ class BrokerService:
         return serve
 
     def _check_fence(self) -> None:
-        """Raises: RpcFailed: others may have taken over, and know nothing of the append."""
+        """Raises: RpcFailed: other brokers may have taken over without knowing of the append."""
         problem = self._fence.problem
         if problem:
             text = f"{problem}: whether it was appended is unknown"
             raise RpcFailed(Code.UNAVAILABLE, text)
 
     def _counted(self, name: str) -> tuple[Tally, Callable[[Status], None]]:
-        """What counts that a call began, and that it ended with a status."""
+        """Two functions: one counts that a call began, one that it ended with a status."""
         metrics = self._metrics
         ok = metrics.tallies.of(metrics.completed.labels(name, "ok"))
 
@@ -228,16 +233,16 @@ class BrokerService:
         return metrics.tallies.of(metrics.started.labels(name)), end
 
     def _limit(self, claims: Claims) -> asyncio.Timeout:
-        """The time for which the claims of a caller are good."""
+        """A time-out for the moment at which the claims of a caller expire."""
         return asyncio.timeout(
             None if claims.expires_at is None else self._auth.remaining_s(claims)
         )
 
     @staticmethod
     async def _before_expiry(limit: asyncio.Timeout, work: Awaitable[T]) -> T:
-        """Await `work`, for no longer than the claims of its caller are good.
+        """Await `work` until the claims of its caller expire.
 
-        Raises: RpcFailed: DEADLINE_EXCEEDED, which clients answer with a new token.
+        Raises: RpcFailed: DEADLINE_EXCEEDED: they have expired. Clients then get a new token.
         """
         try:
             async with limit:
@@ -251,7 +256,7 @@ class BrokerService:
         self._metrics.completed.labels(operation, "error").inc()
 
     def _failed(self, operation: str, err: Exception) -> RpcFailed:
-        """What a caller is told of an error: any but ours is a fault that ends this call only."""
+        """What a caller is told of an error. One that is not ours is a fault; it ends only this call."""
         self._count_error(operation)
         if isinstance(err, Forbidden):
             return Denied(str(err))
@@ -266,7 +271,7 @@ class BrokerService:
                 Code.INTERNAL,
                 f"{operation}: unforeseen {kind}: {err} (the log of this broker has more)",
             )
-        # Most of etcd's troubles pass, and clients retry what is unavailable.
+        # Most troubles of etcd pass by themselves, and clients retry calls that are UNAVAILABLE.
         passes = isinstance(err, EtcdError) and err.retriable
         code = Code.UNAVAILABLE if passes else Code.UNKNOWN
         return RpcFailed(code, str(err))

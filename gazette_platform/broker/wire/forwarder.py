@@ -1,7 +1,7 @@
-"""Calls to other brokers, in bytes: on behalf of clients, or of our own.
+"""Calls to other brokers, in bytes, either for clients or for ourselves.
 
-A call carries a token of ours for its journal. What it fails by is a `PeerFailed`, unlike what goes
-wrong on the side of whoever it is made for.
+A call carries our own token for its journal. If the peer or the connection fails it, the error is a
+`PeerFailed`. If the client for whom it is made breaks off, the error is a plain `RpcFailed`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ __all__ = ["PeerCall", "PeerFailed", "PeerMessages", "Sender", "with_header"]
 class PeerFailed(RpcFailed):
     """A peer could not be reached, left, or refused a call.
 
-    Attributes: endpoint: of the peer. is_begun: whether it may have got anything of the call.
+    Attributes:
+        endpoint: of the peer.
+        is_begun: whether the peer may have got any part of the call.
     """
 
     def __init__(self, err: RpcFailed, endpoint: str, *, is_begun: bool) -> None:
@@ -40,7 +42,7 @@ class PeerFailed(RpcFailed):
 
 
 def with_header(request: Message, header: Header) -> bytes:
-    """A request as it is forwarded: with our header in place of its own, if it has one."""
+    """A request as it is forwarded, with our header in place of any that it has."""
     forwarded: Any = type(request)()
     forwarded.CopyFrom(request)
     forwarded.ClearField("header")
@@ -54,8 +56,10 @@ def with_header(request: Message, header: Header) -> bytes:
 class PeerCall:
     """A call to be made to a peer.
 
-    Attributes: endpoint: of the peer. method: ``/service/name``.
-        journal: that our token is for.
+    Attributes:
+        endpoint: of the peer.
+        method: ``/service/name``.
+        journal: the one that our token is for.
     """
 
     peers: Peers
@@ -65,7 +69,7 @@ class PeerCall:
     journal: str
 
     async def unary(self, request: bytes) -> bytes:
-        """Make it. Raises: PeerFailed. Cancellation: reaches the peer."""
+        """Make the call. Raises: PeerFailed. Cancellation: reaches the peer."""
         call = self._begin("unary_unary", request)
         try:
             return bytes(await of_call(call, call))
@@ -73,12 +77,17 @@ class PeerCall:
             raise self.failed(err) from err
 
     async def client_stream(self, first: bytes, content: ContentSource, tasks: TaskGroup) -> bytes:
-        """Make it, message by message.
+        """Make the call, message by message.
 
-        Args: first: its first message. content: what follows. tasks: owns what sends it.
+        Args:
+            first: its first message.
+            content: the messages that follow.
+            tasks: owns the task that sends them.
+
         Returns: the response.
-        Raises: PeerFailed; nothing was taken of `content` before it was begun.
-            RpcFailed: `content` failed. Cancellation: reaches the peer.
+        Raises: PeerFailed: if it has not begun, nothing was taken of `content`.
+            RpcFailed: `content` failed.
+        Cancellation: reaches the peer.
         """
         call = self._begin("stream_unary")
         sender = Sender(call, content)
@@ -93,7 +102,7 @@ class PeerCall:
 
     @contextlib.contextmanager
     def server_stream(self, request: bytes) -> Generator[PeerMessages]:
-        """Make it, and give its responses. At the exit it ends."""
+        """Make the call. Gives: its responses. The call ends with the block."""
         messages = PeerMessages(self, self._begin("unary_stream", request))
         try:
             yield messages
@@ -101,7 +110,7 @@ class PeerCall:
             messages.cancel()
 
     def bidi_stream(self) -> Any:
-        """Make it. Returns: gRPC's call."""
+        """Make the call. Returns: gRPC's object of it."""
         return self._begin("stream_stream")
 
     def _begin(self, kind: str, *request: bytes) -> Any:
@@ -110,14 +119,14 @@ class PeerCall:
         return method(*request, metadata=metadata)
 
     def failed(self, err: RpcFailed, *, is_begun: bool = True) -> PeerFailed:
-        """The error of a call that failed by `err`; whoever watches the peers hears of it."""
+        """The error of a call that failed by `err`. Tells the observer of failures, too."""
         self.peers.on_failure(self.endpoint, err.text)
         return PeerFailed(err, self.endpoint, is_begun=is_begun)
 
 
 @final
 class PeerMessages:
-    """What a peer streams to us."""
+    """The messages that a peer streams to us."""
 
     __slots__ = ("_call", "_is_cancelled", "_peer_call")
 
@@ -127,7 +136,7 @@ class PeerMessages:
         self._is_cancelled = False
 
     async def next(self) -> bytes | None:
-        """The next one; None at the end, and when we have cancelled it. Raises: PeerFailed."""
+        """The next message; None at the end, or once we cancelled the call. Raises: PeerFailed."""
         try:
             return None if self._is_cancelled else await message_of(self._call)
         except RpcFailed as err:
@@ -145,8 +154,9 @@ class PeerMessages:
 class Sender:
     """Sends the messages of an append.
 
-    Attributes: is_begun: the first message is on its way, so that content is taken.
-        failure: of the content; what else ends it early is told by the answer.
+    Attributes:
+        is_begun: whether the first message is on its way, and content is being taken.
+        failure: the error of the content, if it failed. Any other error comes with the answer.
     """
 
     def __init__(self, call: Any, content: ContentSource) -> None:
@@ -157,14 +167,14 @@ class Sender:
 
     async def run(self, first: bytes) -> None:
         """Send all of them. Cancellation: safe."""
-        # The other broker may answer before it has read everything, and then a send breaks.
+        # If the other broker answers before it has read everything, a send breaks.
         try:
             with contextlib.suppress(*CALL_ERRORS):
                 await self._run(first)
         except Exception as err:
             self.failure = RpcFailed(Code.INTERNAL, f"forwarding: {type(err).__name__}: {err}")
             self._call.cancel()
-            raise  # to whoever owns the task, as a fault of ours
+            raise  # the owner of the task reports it as a fault
 
     async def _run(self, first: bytes) -> None:
         await self._call.write(first)
@@ -173,5 +183,5 @@ class Sender:
             while (raw := await self._content.next()) is not None:
                 await self._call.write(raw)
         except RpcFailed as err:
-            self.failure = err  # an end without commit rolls back
+            self.failure = err  # a stream that ends without the commit marker is rolled back
         await self._call.done_writing()

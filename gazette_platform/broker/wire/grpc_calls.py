@@ -1,9 +1,9 @@
-"""Where errors of grpc.aio end: calls raise `RpcFailed` to the broker, whatever gRPC raises.
+"""Turns all errors of grpc.aio into `RpcFailed`, so that the rest of the broker knows no others.
 
-Its classes have no common base. `RpcError` is a status that the other side, or the connection, gave.
-`BaseError` is what a single operation meets on a call whose status is not known yet, as on a
-connection that was just reset. `InvalidStateError` is an operation on a call that is over. And a call
-that ends because its channel is closed looks like a cancellation of whoever waits for it.
+The errors of grpc.aio have no common base. `RpcError` is a status that the other side, or the
+connection, gave. `BaseError` comes of a single operation while the status of its call is not known
+yet, as when a connection was just reset. `InvalidStateError` comes of an operation on a call that is
+over. And when a call ends because its channel is closed, its waiters see a cancellation.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ __all__ = ["CALL_ERRORS", "GO_CODES", "GRPC_CODES", "caller_left", "message_of",
 T = TypeVar("T")
 
 CALL_ERRORS = (grpc.RpcError, aio.BaseError, asyncio.InvalidStateError)
-"""All that operations on a call of ours raise, beside cancellation."""
+"""All errors that operations on our calls raise, beside cancellation."""
 
 GRPC_CODES = {code: getattr(grpc.StatusCode, code.value) for code in Code}
-"""What our codes are to gRPC."""
+"""gRPC's object of each code."""
 
 # Go spells this one with one L.
 GO_CODES = {code: code.value.title().replace("_", "") for code in Code} | {
     Code.CANCELLED: "Canceled"
 }
-"""What they are in Go's texts, and so in Gazette's errors and metrics."""
+"""How Go spells each code, and so Gazette in its errors and metrics."""
 
 _CODES = {grpc_code: code for code, grpc_code in GRPC_CODES.items()}
 
 
 async def of_call(call: Any, work: Awaitable[T]) -> T:
-    """Await `work`, an operation on `call`, or the call itself.
+    """Await `work`, which is an operation on `call`, or the call itself.
 
     Raises: RpcFailed: the call failed, with its code and details.
-    Cancellation: as of `work`, which cancels the call.
+    Cancellation: cancels `work`, and with it the call.
     """
     try:
         return await work
@@ -53,7 +53,8 @@ async def of_call(call: Any, work: Awaitable[T]) -> T:
     except asyncio.CancelledError:
         if is_cancelled():
             raise
-        # Not we, but the call was cancelled: its channel was closed, since the peer has left.
+        # Nobody cancelled us. The call was cancelled, because its channel was closed when the peer
+        # left.
         raise RpcFailed(Code.UNAVAILABLE, "the peer has left the cluster") from None
 
 
@@ -68,13 +69,13 @@ async def _failure(call: Any) -> RpcFailed:
         return RpcFailed(Code.UNAVAILABLE, "the connection broke")
     code, details = await call.code(), await call.details() or ""
     if code is grpc.StatusCode.INTERNAL and details == WRITE_FAILED:
-        # It hides what the other side said, or what became of the connection.
+        # gRPC gives this in place of the other side's answer, or of what became of the connection.
         return RpcFailed(Code.UNAVAILABLE, "the call ended while it was being sent")
-    if code is grpc.StatusCode.CANCELLED:  # not by us
+    if code is grpc.StatusCode.CANCELLED:  # by the other side
         return RpcFailed(Code.UNAVAILABLE, f"the broker {DROPPED}")
     return RpcFailed(_CODES.get(code, Code.UNKNOWN), details)
 
 
 def caller_left(err: aio.BaseError) -> RpcFailed:
-    """What an operation of the serving side has met, once its caller is not there any more."""
+    """The error of an operation on the serving side whose caller has gone."""
     return RpcFailed(Code.CANCELLED, f"the caller has gone ({type(err).__name__})")

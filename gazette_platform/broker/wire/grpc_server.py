@@ -1,4 +1,4 @@
-"""The transport in use: a `grpc.aio` server that moves undecoded bytes."""
+"""The transport that brokers use: a `grpc.aio` server that moves undecoded bytes."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ if TYPE_CHECKING:
 
 __all__ = ["GrpcServer"]
 
-# Seconds. Callers may be far away, and their content on its way for long; what they must not do is to
-# hold calls, spools and memory for ever when their machine is gone.
+# Seconds. Callers may be far away, and their content may be on its way for long. But once their
+# machine is gone, they must not hold calls, spools and memory for ever.
 _PING_EVERY_S = 20.0
 _PING_TIMEOUT_S = 30.0
 
-# Fatter flow-control windows and frames than gRPC's defaults: content arrives in large messages,
-# and each frame costs a pass through the library.
+# Larger flow-control windows and frames than gRPC's defaults: content arrives in large messages, and
+# each frame costs a pass through the library.
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),  # two brokers on one port must fail, not share it
     ("grpc.max_send_message_length", -1),
     ("grpc.http2.lookahead_bytes", READ_AHEAD_BYTES),
-    ("grpc.http2.bdp_probe", 0),  # which would let a fast client's window grow beyond that
+    ("grpc.http2.bdp_probe", 0),  # it would let a fast client's window grow beyond that
     ("grpc.http2.max_frame_size", 1 << 20),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     ("grpc.http2.max_ping_strikes", 0),
 )
 
-# Who takes nothing for so long is told to come back, which clients do by themselves, and holds
-# neither files nor memory any more but for the message that is on its way. Likewise who begins an
-# append and does not say what it is to be.
+# A caller that takes no response for so long is told to come back, which clients do by themselves.
+# It then holds no files any more, and no memory beyond the message on its way. The same limit ends an
+# append whose caller sends no first message.
 _STALL_S = 60.0
 
 
@@ -93,9 +93,9 @@ class _Stream:
 
 
 class _OneLine(logging.Filter):
-    """Takes tracebacks from what gRPC logs of paths and metadata that are not UTF-8.
+    """Drops the tracebacks that gRPC logs of paths and metadata which are not UTF-8.
 
-    Anybody can send them, several thousand times a second, and leave before gRPC has answered.
+    Anybody can send these several thousand times a second, and leave before gRPC has answered.
     """
 
     @override
@@ -109,7 +109,7 @@ class _OneLine(logging.Filter):
 
 
 logging.getLogger("grpc._cython.cygrpc").addFilter(_OneLine())
-# Of a caller that has left, gRPC prints the traceback as well as logging it. That alone is silenced.
+# When a caller has left, gRPC prints the traceback, and logs it as well. Only the print is silenced.
 cygrpc.traceback = SimpleNamespace(**(vars(traceback) | {"print_exc": lambda *_: None}))
 
 
@@ -117,8 +117,11 @@ cygrpc.traceback = SimpleNamespace(**(vars(traceback) | {"print_exc": lambda *_:
 class GrpcServer:
     """Serves calls on a port, or on a Unix socket.
 
-    Args: calls: counts them. socket: to listen on in place of host and port.
-          tls: of the port; None: it is plain.
+    Args:
+        calls: counts the calls.
+        socket: Unix socket to listen on instead of host and port.
+        tls: of the port; None: it is plain text.
+
     Raises: SetupError: it cannot listen there.
     """
 
@@ -155,11 +158,12 @@ class GrpcServer:
         await self._server.start()
 
     async def wait_ended(self) -> None:
-        """Wait until it was stopped.
+        """Wait until the server is stopped.
 
         Raises: TransportError: it has ended by itself. Cancellation: safe.
         """
-        await asyncio.shield(self._server.wait_for_termination())  # which no waiter may cancel
+        # Shielded: a waiter that is cancelled must not cancel gRPC's own wait.
+        await asyncio.shield(self._server.wait_for_termination())
         if not self._is_stopping:
             raise TransportError("the gRPC server of this broker has ended by itself")
 
@@ -170,7 +174,7 @@ class GrpcServer:
 
 
 def _why_not(host: str, port: int, path: Path | None) -> str:
-    """What keeps us from a port, of which gRPC tells nothing; and what to do."""
+    """Why we cannot listen, which gRPC does not tell, and what to do about it."""
     if path is not None:
         return " (is it in use, and its folder there? choose another with --broker.port)"
     try:
@@ -215,7 +219,7 @@ def _metadata(context: Any) -> Mapping[str, str]:
 def _handled(
     handle: Callable[[Any, Any], Awaitable[Any]], metrics: MethodMetrics
 ) -> Callable[[Any, Any], Awaitable[Any]]:
-    """A handler whose failures become gRPC codes, and which is counted."""
+    """A handler that is counted, and whose errors become gRPC codes."""
 
     async def handled(request: Any, context: Any) -> Any:
         began, code = metrics.begin(), "Unknown"
@@ -223,8 +227,8 @@ def _handled(
             answer = await handle(request, context)
         except RpcFailed as err:
             code = GO_CODES[err.code]
-            # gRPC keeps what `abort` raises, and with it all that our frames hold: what was gathered
-            # of an append, say, until the garbage collector looks at what is old.
+            # gRPC keeps the exception that `abort` raises. With its traceback it would keep all that
+            # our frames hold, such as the content of an append, until a full garbage collection.
             err.__traceback__ = err.__cause__ = err.__context__ = None
             await _abort(context, err)
             raise
@@ -241,7 +245,7 @@ def _handled(
 
 
 async def _abort(context: Any, err: RpcFailed) -> None:
-    """End a call with an error. Raises: AbortError, or CancelledError: nobody is there to be told."""
+    """End a call with an error. Raises: AbortError; or CancelledError, if the caller has gone."""
     try:
         await context.abort(GRPC_CODES[err.code], err.text)
     except aio.AbortError:

@@ -31,13 +31,13 @@ __all__ = [
 ]
 
 READ_AHEAD_BYTES = 4 << 20
-"""What a transport may hold of a stream that is not read. It is one message of the largest size, and
-what clients need to keep on sending while Python is busy: with a quarter of it, streamed appends
-are a third slower."""
+"""Bytes that a transport may hold of a stream that nobody reads. One message of the largest size
+fits. Clients need as much to go on sending while Python is busy: with a quarter of it, streamed
+appends are a third slower."""
 
 
 class Code(Enum):
-    """Failures of an RPC that are no business outcome, by gRPC's names."""
+    """Failures of an RPC other than the outcomes that its response has a status for; gRPC's names."""
 
     CANCELLED = "CANCELLED"
     UNKNOWN = "UNKNOWN"
@@ -58,18 +58,18 @@ class RpcFailed(GazetteError):
 
     def __init__(self, code: Code, text: str) -> None:
         self.code = code
-        # It travels in the trailer, of which clients take 8 KiB: of more they learn nothing. What
-        # is not ASCII is three times as long there.
+        # The text travels in the trailer. Clients take trailers of up to 8 KiB and drop larger ones.
+        # Each byte that is not ASCII takes three bytes there.
         limit = _TEXT_LENGTH_MAX if text.isascii() else _TEXT_LENGTH_MAX // 6
         self.text = text if len(text) <= limit else f"{text[:limit]}..."
         super().__init__(self.text)
 
 
 class NotNow(RpcFailed):
-    """What cannot be answered now, for a reason that passes by itself: the caller is to ask again.
+    """The call cannot be served now, for a reason that passes by itself: the caller is to ask again.
 
-    Clients tell it from a broker that was not reached by how its text ends, since gRPC carries a code
-    and a text.
+    gRPC carries only a code and a text. So the end of the text tells clients that a broker answered,
+    rather than that none was reached.
     """
 
     def __init__(self, text: str, advice: str = ASK_AGAIN) -> None:
@@ -77,7 +77,7 @@ class NotNow(RpcFailed):
 
 
 class Denied(RpcFailed):
-    """The caller is known, and may not do that."""
+    """The caller is known, but may not make this call."""
 
     def __init__(self, text: str) -> None:
         super().__init__(Code.UNAUTHENTICATED, text)
@@ -104,7 +104,7 @@ class ContentSource(Protocol):
 
 
 class MessageStream(Protocol):
-    """Both directions of a stream that is neither requests nor responses only."""
+    """A call of which both sides are streams."""
 
     async def next(self) -> bytes | None:
         """The next message of the caller; None once it ended its side.
@@ -120,7 +120,7 @@ class MessageStream(Protocol):
 
 
 class Kind(Enum):
-    """Which side of a call is a stream, by its name in metrics."""
+    """Which sides of a call are streams; the value is its name in metrics."""
 
     UNARY = "unary"
     CLIENT_STREAM = "client_stream"
@@ -140,7 +140,7 @@ Send = Callable[[bytes], Awaitable[None]]
 """Sends a response, and returns once there is room for another. Raises: NotTaken, which ends the call."""
 
 ServerStream = Callable[[bytes, Send, Metadata], Awaitable[None]]
-"""Takes a request, and sends its responses; lets out a NotTaken as it is."""
+"""Takes a request, and sends its responses. Lets a NotTaken pass as it is."""
 
 BidiStream = Callable[[MessageStream, Metadata], Awaitable[None]]
 """Takes both directions."""
@@ -150,8 +150,8 @@ BidiStream = Callable[[MessageStream, Metadata], Awaitable[None]]
 class Rpc:
     """A call of the broker, as a transport makes it. Messages are protobuf's bytes.
 
-    What `handler` is depends on `kind`; all of them may raise RpcFailed, and cancelling one means
-    that its caller has gone.
+    The type of `handler` depends on `kind`. Each may raise RpcFailed, and is cancelled when its
+    caller has gone.
     """
 
     service: str
@@ -161,7 +161,7 @@ class Rpc:
 
 
 class Service(Protocol):
-    """What other transports than gRPC call."""
+    """The calls that transports other than gRPC make."""
 
     @property
     def append(self) -> ClientStream:

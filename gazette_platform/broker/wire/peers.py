@@ -26,21 +26,22 @@ __all__ = ["Peers"]
 
 _log = logging.getLogger(__name__)
 
-# A peer that restarts is dialed again at this pace.
+# Milliseconds between attempts to reach a peer that restarts, as in Gazette; and for one attempt.
 _RECONNECT_MS_MAX = 500
 _CONNECT_MS = 4000
 
-# Pings while a call is open. An answer has to come as fast, but not faster than a busy machine gives
-# it.
+# Pings while a call is open. Each has to be answered before the next one is due, but a busy machine
+# is given a second at least.
 _PINGS_PER_LEASE = 4
 _PING_TIMEOUT_S_MIN = 1.0
 
-# What we hold of each read that is forwarded and whose client has stopped: two messages of the usual
-# size. Eight times as much was no faster, measured over loopback.
+# Bytes that we hold of a forwarded read whose client has stopped: two messages of the usual size.
+# Eight times as much was no faster when measured over loopback.
 _READ_AHEAD_BYTES = 1 << 20
 
-# Of the error by which a server ends a connection, and all its calls, over pings without data
-# between them. Ours takes any number; Go's, unless told otherwise, two in five minutes.
+# In the text of the error with which a server ends a connection, and all calls on it, because of
+# pings without data between them. Our servers take any number. Those of Go take two in five minutes,
+# unless they are told otherwise.
 _TOO_MANY_PINGS = "too many pings"
 
 
@@ -48,8 +49,8 @@ _TOO_MANY_PINGS = "too many pings"
 class Peers:
     """One channel per peer endpoint, opened at first use.
 
-    Its scheme decides whether a peer speaks TLS. A peer that froze is noticed by keepalive within
-    half a lease; one that minds being pinged, when its lease ends.
+    The scheme of the endpoint decides whether the peer speaks TLS. Keepalive notices a peer that froze
+    within half a lease. If a peer does not stand pings, only the end of its lease shows that it froze.
 
     Raises: SetupError: a TLS file cannot be used. ValidationError: a key is malformed.
     """
@@ -62,7 +63,7 @@ class Peers:
         )
         self._authorizer = Authorizer(ClientConfig(auth_keys=config.auth_keys), clock)
         self._channels: dict[str, aio.Channel] = {}
-        # Peers that are not pinged, and the channels to them that did.
+        # Endpoints that are not pinged any more, with their former channels, which ping.
         self._unpinged: dict[str, aio.Channel] = {}
         self._observer: Callable[[str], None] | None = None
 
@@ -73,7 +74,10 @@ class Peers:
     def channel(self, endpoint: str) -> aio.Channel:
         """The channel to a peer.
 
-        Args: endpoint: URL out of its BrokerSpec. Raises: ValidationError: it is none.
+        Args:
+            endpoint: URL in its BrokerSpec.
+
+        Raises: ValidationError: it is no such URL.
         """
         channel = self._channels.get(endpoint)
         if channel is None:
@@ -88,7 +92,7 @@ class Peers:
         return channel
 
     def condition(self, endpoint: str) -> Condition:
-        """What is known of the connection to a peer; opens none."""
+        """What is known of the connection to a peer. Opens no connection."""
         channel = self._channels.get(endpoint)
         return Condition.UNKNOWN if channel is None else condition_of(channel)
 
@@ -97,9 +101,10 @@ class Peers:
         return self._authorizer.metadata(capability, journal)
 
     def on_failure(self, endpoint: str, details: str) -> None:
-        """A call to a peer failed. If it was for our pings, calls from now on go without them.
+        """Note that a call to a peer failed. If that was because of our pings, it gets no more.
 
-        Args: details: of the error.
+        Args:
+            details: of the error.
         """
         if self._observer is not None:
             self._observer(endpoint)
@@ -112,7 +117,7 @@ class Peers:
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """Of the peers that there are channels to."""
+        """The peers to which there are channels."""
         return tuple(self._channels)
 
     async def drop(self, endpoint: str) -> None:
