@@ -1,4 +1,4 @@
-"""Content that is missing before other content of a journal: who waits for it, and for how long."""
+"""Gaps: content that is missing before other content of a journal, who waits for it, and how long."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ __all__ = ["KNOWN_WAIT_S", "Gaps"]
 KNOWN_WAIT_S: Final = 5.0
 """Seconds that readers wait for content which other brokers are about to store."""
 
-# What is missing for longer is lost, unless another broker has it; so many places are remembered.
+# Content that is missing for longer is lost, unless another broker has it.
 _LOST_S = 140.0
+# Offsets of gaps that are remembered.
 _OFFSETS_MAX = 1000
 _REFRESH_S = 0.5
 
@@ -34,17 +35,23 @@ _REFRESH_S = 0.5
 class Gaps:
     """The gaps that reads have met at one replica.
 
-    Brokers that had a journal store what they have of it in any order: what follows may be in the
-    store, and what precedes it still with another broker. A read must not end there as if there were
-    no more.
+    Brokers that had a journal store their content of it in any order. So later content may be in the
+    store while another broker still holds what precedes it. A read must not end at such a gap as if
+    the journal ended there.
 
-    Neither may it go on behind the gap, as if what is missing had been pruned, before the others
-    were asked. They are once: what is appended from then on is here until it is stored. What they
-    have had for hours is as lost as any other gap of that age.
+    Nor may a read go on behind the gap, as if the content had been pruned, before the other brokers
+    were asked. Asking once is enough: what is appended from then on is here until it is stored. What
+    they have held for hours counts as lost, as any other gap of that age does.
 
-    Args: wait_s: seconds that a read waits. refresh: has the stores listed soon.
-        may_come: whether content at an offset is expected yet, from whoever it is.
-        ask: has other brokers store what they hold, then the stores listed; whether that is done.
+    Args:
+        wait_s: seconds that a read waits.
+        refresh: has the stores listed soon.
+        may_come: whether content at an offset is still expected from anybody.
+        ask: has other brokers store what they hold, and then the stores listed. Returns whether
+            that is done.
+
+    Attributes:
+        others_end: other brokers may hold content below this offset that is in no store.
     """
 
     def __init__(
@@ -69,45 +76,46 @@ class Gaps:
         self._ask = ask
         self._is_asking = False
         self.others_end = sys.maxsize
-        """Behind the last offset of which others may hold content that is in no store."""
         self._others_at = clock.monotonic()
-        # Where nothing came from but what is gone, as our primary has told.
+        # Content of these offsets is gone for good, as our primary has told us.
         self._gone_begin = self._gone_end = 0
         self._refresh_at = 0.0
         self._met_at: Lru[int, float] = Lru(_OFFSETS_MAX)
 
     def on_leap(self, begin: int) -> None:
-        """Our spool goes on elsewhere; what it did not see before is with others, or stored."""
+        """Note that our spool goes on at `begin`: others hold what precedes, or stores do."""
         self.others_end = begin
         self._others_at = self._clock.monotonic()
 
     def on_commit(self, begin: int) -> None:
-        """Our spool holds what is appended from `begin` on."""
+        """Note that our spool holds what is appended from `begin` on."""
         self.others_end = min(self.others_end, begin)
 
     def on_gone(self, begin: int, end: int) -> None:
-        """Our primary goes on at `end` when it reads at `begin`: what is between is gone for good."""
+        """Note that our primary reads on at `end` when asked for `begin`: all between is gone."""
         if begin <= self._gone_end and end >= self._gone_begin:
             begin, end = min(begin, self._gone_begin), max(end, self._gone_end)
         self._gone_begin, self._gone_end = begin, end
 
     def may_skip(self, offset: int) -> bool:
-        """Whether content that is missing at `offset`, before what is stored, is gone for good."""
+        """Whether content that is missing at `offset`, before stored content, is gone for good."""
         if self._gone_begin <= offset < self._gone_end >= self._index.summary.begin:
             return True
         return self._is_asked(offset) and not self._may_come(offset)
 
     def _is_asked(self, offset: int) -> bool:
-        """Whether no other broker is to be asked about `offset`."""
+        """Whether there is no need to ask other brokers about `offset` (any more)."""
         is_old = self._clock.monotonic() - self._others_at > JUMP_AGE_S
         return is_old or offset >= self.others_end
 
     async def wait_skip(self, offset: int) -> None:
-        """Wait until content at `offset` is there, or `may_skip`, or the replica closes.
+        """Wait until content at `offset` is there, or may be skipped, or the replica closes.
 
-        Reads that block wait no longer: their clients would not learn why nothing comes.
+        Reads that block do not wait longer than others: their clients would not learn why nothing
+        comes.
 
-        Raises: RpcFailed: UNAVAILABLE: that is still open: ask again. Cancellation: safe.
+        Raises: RpcFailed: UNAVAILABLE: it is still open; the caller is to ask again.
+        Cancellation: safe.
         """
         index = self._index
         try:
@@ -121,12 +129,12 @@ class Gaps:
             raise self.still_open(offset) from err
 
     def still_open(self, offset: int) -> RpcFailed:
-        """Whether content at `offset` is gone is not known: the caller is to ask again."""
+        """The error while nobody knows whether content at `offset` is gone: ask again."""
         what = f"another broker may have content at {offset} that is not stored yet"
         return NotNow(f"{self._journal}: {what}")
 
     def _ask_soon(self) -> None:
-        """Ask others, unless that is under way: for all readers it is done once."""
+        """Ask other brokers, unless that is under way: one question serves all readers."""
         if not self._is_asking:
             self._is_asking = True
             self._tasks.spawn(self._ask_others(), name=f"ask for {self._journal}")
@@ -139,7 +147,7 @@ class Gaps:
             elif asked_end == self.others_end:
                 self.others_end = 0
         except Exception:
-            await asyncio.sleep(_REFRESH_S)  # whoever waits asks again
+            await asyncio.sleep(_REFRESH_S)  # the reads that wait will ask again
             raise
         finally:
             self._is_asking = False
@@ -149,7 +157,8 @@ class Gaps:
         """Wait for content at `offset`, which lies before content that is known.
 
         Returns: whether it is there; False: it is lost, or the replica closes.
-        Raises: RpcFailed: UNAVAILABLE: it did not come: ask again. Cancellation: safe.
+        Raises: RpcFailed: UNAVAILABLE: it did not come in time; the caller is to ask again.
+        Cancellation: safe.
         """
         met_at = self._met_at.get(offset)
         if met_at is None:
@@ -158,10 +167,12 @@ class Gaps:
         return await self.wait_listed(offset, lost_at=met_at + _LOST_S)
 
     async def wait_listed(self, offset: int, *, lost_at: float = math.inf) -> bool:
-        """Wait until content at `offset` is listed, which is done often meanwhile.
+        """Wait until a listing shows content at `offset`; have the stores listed often meanwhile.
 
-        Args: lost_at: from when on, in monotonic seconds, it is lost unless another broker has it: one
-            whose store is full for hours tells so when it is asked, however old that is.
+        Args:
+            lost_at: monotonic seconds. From then on the content counts as lost, unless another broker
+                says that it has it: its store may have been full for hours.
+
         Returns, Raises, Cancellation: as `wait`.
         """
         index, now = self._index, self._clock.monotonic

@@ -1,4 +1,4 @@
-"""How a broker comes to know all that a journal holds, before it tells where that ends."""
+"""Waits until a broker knows all that a journal holds, before it tells a reader where that ends."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 __all__ = ["check_fence", "wait_known", "wait_synced"]
 
 
-# Seconds that a reader waits for a head which is not older than the one that it may have been told.
+# Seconds that a reader waits for a new primary to know a head no older than one it was told before.
 _SYNC_WAIT_S = 1.0
 
 
 async def wait_synced(replica: Replica) -> None:
-    """Wait a moment for a new primary to hear from its replicas: it may know of less than they tell.
+    """Wait a moment for a new primary to hear from its replicas, which may know of more than it does.
 
-    No longer: what it has can be read while a replica is away. An end is told by `wait_known` alone.
+    It waits no longer than that, because what it has can be read even while a replica is away.
+    Whoever tells where the journal ends has to call `wait_known` first.
 
     Cancellation: safe.
     """
@@ -34,12 +35,15 @@ async def wait_synced(replica: Replica) -> None:
 
 
 async def wait_known(replica: Replica, *, timeout_s: float) -> None:
-    """Wait until a primary has synced with its replicas, and the stores hold what precedes it.
+    """Wait until a primary has synced with its replicas, and the stores have what precedes its content.
 
-    Else a read would end before content that was acknowledged, as if there were no more.
+    Before that, a read could end below content that was acknowledged, as if there were no more.
 
-    Raises: RpcFailed: UNAVAILABLE: that is still not so after a while: ask again; or we may not speak
-        for the journal any more.
+    Args:
+        timeout_s: seconds; 0: `KNOWN_WAIT_S`.
+
+    Raises: RpcFailed: UNAVAILABLE: it is not so yet, and the caller is to ask again; or we may not
+        speak for the journal any more.
     Cancellation: safe.
     """
     index = replica.index
@@ -57,8 +61,8 @@ async def wait_known(replica: Replica, *, timeout_s: float) -> None:
         elif replica.hole_end > replica.noted_head:
             what = f"another broker has content before {replica.hole_end} that is not stored yet"
         else:
-            # Nobody may be about to store what precedes a head that was noted: a journal that was
-            # suspended while it was empty looks the same.
+            # The gap lies below the head that the spec notes. Maybe nobody has content to store
+            # there: a journal that was suspended while it was empty looks the same.
             what = ""
         if what:
             raise NotNow(f"{replica.name}: {what}") from err
@@ -66,7 +70,7 @@ async def wait_known(replica: Replica, *, timeout_s: float) -> None:
 
 
 def check_fence(replica: Replica) -> None:
-    """Call before an end is told: others may have taken over, and acknowledged more.
+    """Refuse to tell where a journal ends if other brokers may have taken over, and acknowledged more.
 
     Raises: RpcFailed: UNAVAILABLE: we may not speak for the journal any more.
     """
@@ -75,7 +79,7 @@ def check_fence(replica: Replica) -> None:
 
 
 def _is_to_sync(replica: Replica) -> bool:
-    # A lone one has nobody to hear from: it need not wait until its route is told.
+    # A lone replica has no others to hear from, so it need not wait until its route is published.
     is_new = not replica.is_synced and len(replica.route.members) > 1
     return replica.is_primary and is_new and not replica.is_closed
 

@@ -1,4 +1,8 @@
-"""Barriers that a journal appends by itself: to publish its route, close fragments, be suspended."""
+"""Pulses: barriers that a journal appends by itself, to publish its route, close fragments or suspend.
+
+Gazette's primaries do the same once a minute. Nothing else would tell the allocator that the replicas
+of an idle journal are in step, or close a fragment of it when its flush interval is over.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +28,14 @@ __all__ = ["PulsedJournal", "Pulses"]
 
 _log = logging.getLogger(__name__)
 
-# A pulse may wait for a replica, which is no reason to hold up those of other journals for long.
+# A pulse may have to wait for a replica. It must not hold up the pulses of other journals for long.
 _TIMEOUT_S = 10.0
 
-# While a route is not published, the allocator cannot go on with the journal.
+# Pauses between pulses that fail. Until the route is published, the allocator cannot go on with the
+# journal.
 _RETRIES_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
-# A journal without appends for longer closes its streams to replicas as soon as a pulse is over.
+# If a journal had no append for longer, it closes its streams to replicas when a pulse is over.
 _REST_S = 5.0
 
 
@@ -58,7 +63,7 @@ class Pulses:
         self._is_pulsing = False
 
     def look(self) -> None:
-        """Publish a consistent route without waiting for an append, if it is not published."""
+        """Publish the journal's route without waiting for an append, unless it is published."""
         self._timer = None
         replica = self._replica
         if replica.is_primary and not replica.is_consistent and not replica.is_closed:
@@ -68,14 +73,14 @@ class Pulses:
                 self._look_later()  # the append under way does it, unless it fails
 
     def start(self, suspend: AppendSuspend = AppendSuspend.SUSPEND_NO_RESUME) -> None:
-        """Append a barrier, unless one is under way, for what appends do on their way."""
+        """Append a barrier, unless one is under way, for the sake of what each append does."""
         if not self._is_pulsing:
             self._is_pulsing = True
             name = f"pulse {self._replica.name}"
             self._context.tasks.spawn(self._append(suspend), name=name)
 
     def stop(self) -> None:
-        """Start none by itself any more."""
+        """Start no more pulses by itself."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -109,13 +114,13 @@ class Pulses:
             self._failed = 0
         elif replica.is_primary:
             self._look_later()
-        # Thousands of journals may be synced at once that nobody appends to.
+        # Thousands of journals may be synced at once without anybody appending to them.
         quiet_s = self._context.clock.monotonic() - replica.last_append_at
         if quiet_s > _REST_S and replica.appender.is_idle:
             replica.replicator.rest()
 
     async def _until_held_up(self, done: asyncio.Future[Outcome]) -> None:
-        """Wait for `done`, or until a store alone holds it up, which may take long."""
+        """Wait for `done`, or until only a store holds the pulse up, which may take long."""
         replica = self._replica
         held_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

@@ -1,7 +1,11 @@
 """Which broker serves a journal, and with which local replica.
 
-Source: the order of checks and the choice of the process that is to answer are Gazette's
-(resolver.go).
+A route has its members in the order of their keys in etcd, by zone and suffix. So all brokers derive
+the same route from the same assignments, and whoever compares routes (a replica with its primary's,
+the allocator with the published one) finds a difference only where members differ.
+
+Source: the order of checks and the choice of the process that is to answer are those of Gazette's
+resolver.go.
 """
 
 from __future__ import annotations
@@ -37,12 +41,13 @@ __all__ = ["LocalReplica", "Resolution", "Resolver", "Stopped"]
 
 _log = logging.getLogger(__name__)
 
-# Stands in for our identity while etcd does not have our member key.
+# Stands in for our identity while etcd does not have our member key. As in Gazette, we then serve no
+# journal, but still forward calls to brokers that do.
 _MISSING_ID = ProcessId("local-BrokerSpec", "missing-from-Etcd")
 
 
 class Stopped(RpcFailed):
-    """This broker leaves, and serves its replicas no more."""
+    """This broker is leaving, and does not serve its replicas any more."""
 
     def __init__(self) -> None:
         super().__init__(Code.UNKNOWN, "resolve: resolver has stopped serving local replicas")
@@ -55,7 +60,11 @@ class LocalReplica(Protocol):
     is_primary: bool
 
     def on_change(self, *, is_primary: bool) -> None:
-        """The journal's spec or assignments changed; and whether we are its primary now."""
+        """Take note of a change of the journal's spec or assignments.
+
+        Args:
+            is_primary: whether we are its primary now.
+        """
         ...
 
     async def close(self) -> None:
@@ -75,9 +84,9 @@ class Resolution:
     header: Header
     spec: JournalSpec | None
     is_local: bool
-    """Whether we are the process that is to answer, and may: the status is OK."""
+    """Whether the status is OK, and we are the process that is to answer."""
     header_field: bytes = b""
-    """`header`, encoded once as the field that it is of every response."""
+    """`header` as an encoded field, which is the same in every kind of response."""
 
     @property
     def is_remote(self) -> bool:
@@ -89,7 +98,13 @@ class Resolution:
 class Resolver(Generic[R]):
     """Keeps the local replicas in step with the key space, and resolves journals.
 
-    Args: make_replica: builds the replica of a journal that was assigned to us.
+    Args:
+        make_replica: builds the replica of a journal that was assigned to us, from its name, the
+            revision of its creation, and whether we are primary.
+
+    Attributes:
+        replicas: local replicas by journal. Live: do not keep it over an await.
+        found: what `resolve_now` found at the present revision, by its arguments, while we serve.
     """
 
     def __init__(
@@ -109,11 +124,9 @@ class Resolver(Generic[R]):
         self._faults = faults
         self._failures: dict[str, int] = {}
         self.replicas: dict[str, R] = {}
-        """Local replicas by journal. Live: do not keep it over an await."""
         self._closing: dict[asyncio.Task[None], tuple[str, R]] = {}
         self._is_serving = True
         self.found: dict[tuple[str, bool, bool], Resolution] = {}
-        """What `resolve_now` found at the present revision, by its arguments, while we serve."""
         space.observe(self.on_change)
 
     @property
@@ -129,7 +142,7 @@ class Resolver(Generic[R]):
                 self._try_update(journal)
 
     def _try_update(self, journal: str) -> None:
-        """Follow a journal's assignment; later again if that fails."""
+        """Follow a journal's assignment. If that fails, try again later."""
         try:
             self._update(journal)
         except Exception as err:  # noqa: BLE001  reported
@@ -157,8 +170,9 @@ class Resolver(Generic[R]):
             replica.create_revision != item.create_revision
             or (replica.is_primary and not is_primary)
         ):
-            # Deleted and created again, or demoted: what it spooled must not be mistaken for
-            # content of the journal as it is now.
+            # The journal was deleted and created again, or we were demoted. What the replica has
+            # spooled may not be content of the journal as it is now: a primary's spool may end with
+            # an append that other replicas never got.
             self._retire(journal, replica)
             replica = None
         if replica is None:
@@ -178,7 +192,7 @@ class Resolver(Generic[R]):
     async def close(self) -> None:
         """Stop serving local replicas and wait until all of them are closed.
 
-        They stay in `replicas`: appends under way look there whether they are still the ones.
+        They stay in `replicas`, where appends under way look whether their replica is still ours.
         """
         self._is_serving = False
         self.found.clear()
@@ -189,12 +203,12 @@ class Resolver(Generic[R]):
 
     @property
     def unclosed(self) -> list[R]:
-        """Replicas that are to close, and have not yet."""
+        """Replicas that are still closing."""
         return [replica for _, replica in self._closing.values()]
 
     @property
     def open_journals(self) -> set[str]:
-        """Journals of which a local replica may get content, or is closing."""
+        """Journals that have a local replica which may get content, or is closing."""
         closing = {journal for journal, _ in self._closing.values()}
         return closing | self.replicas.keys() if self._is_serving else closing
 
@@ -216,11 +230,14 @@ class Resolver(Generic[R]):
     ) -> Resolution:
         """Resolve once the key space has reached the revision asked for.
 
-        Args: journal: with or without its ``;meta`` part.
-              may_proxy: whether another process may be the answer.
-              require_primary: whether only the primary may.
-              proxy_header: of a broker that forwarded the request to us.
-              claims: of the caller; journals beyond them do not exist for it.
+        Args:
+            journal: with or without its ``;meta`` part.
+            may_proxy: whether the answer may be another process.
+            require_primary: whether the answer must be the primary.
+            min_revision: of etcd, that our view must have reached; 0: any.
+            proxy_header: of a broker that forwarded the request to us.
+            claims: of the caller; journals beyond them do not exist for it.
+
         Raises: RpcFailed: the forwarding broker means another cluster or process, or we stopped.
         Cancellation: safe.
         """
@@ -243,21 +260,21 @@ class Resolver(Generic[R]):
         return found
 
     def resolve_now(self, journal: str, *, may_proxy: bool, require_primary: bool) -> Resolution:
-        """Resolve a name without meta at the present revision, even when we stopped serving.
+        """Resolve a name without meta part at the present revision.
 
-        Appends that were taken before are still finished.
+        This works even when we stopped serving, since appends that were taken before are finished.
         """
         key = (journal, may_proxy, require_primary)
         found = self.found.get(key)
         if found is None:
             found = self._resolve(journal, may_proxy=may_proxy, require_primary=require_primary)
-            # Callers think up as many names as they like.
+            # Callers may ask for any number of journals that do not exist: these are not remembered.
             if found.spec is not None and self._is_serving:
                 self.found[key] = found
         return found
 
     def refused(self, found: Resolution, status: Status) -> Resolution:
-        """A resolution that found out more: we answer, with `status`."""
+        """The same resolution, after it was found that we have to answer with `status`."""
         header = replace(found.header, process_id=self.process_id)
         return replace(
             found,
@@ -284,7 +301,7 @@ class Resolver(Generic[R]):
             require_primary=require_primary,
         )
         if status is not Status.OK:
-            answering = own
+            answering = own  # a refusal names the broker that it comes from
         header = Header(answering, route, self._space.header)
         return Resolution(
             journal=journal,
@@ -296,7 +313,7 @@ class Resolver(Generic[R]):
         )
 
     def _hidden(self, journal: str) -> Resolution:
-        """What a caller learns of a journal beyond its claims: nothing, not even its route."""
+        """The answer about a journal beyond the caller's claims. It tells nothing, not even a route."""
         header = Header(self.process_id, Route(), self._space.header)
         return Resolution(
             journal=journal,
@@ -316,7 +333,12 @@ class Resolver(Generic[R]):
         may_proxy: bool,
         require_primary: bool,
     ) -> Status:
-        """The first of the contract's conditions that holds."""
+        """The first reason not to serve the journal, in Gazette's order; OK: there is none.
+
+        The order goes from what an operator has to change to what another try may cure. A fully
+        suspended journal has no members, so its status comes before those that tell of missing ones.
+        Only the last two tell a client that another broker would have served it.
+        """
         checks = (
             (spec is None, Status.JOURNAL_NOT_FOUND),
             (_is_fully_suspended(spec), Status.SUSPENDED),
@@ -346,7 +368,7 @@ class Resolver(Generic[R]):
 
 
 def _header_field(header: Header) -> bytes:
-    # The header's number is the same in all responses.
+    # The header has the same field number in all responses.
     message = pb.AppendResponse()
     header.into_pb(message.header)
     return message.SerializeToString()

@@ -1,6 +1,6 @@
-"""Says in etcd of which journals a broker that leaves still holds content that is in no store.
+"""A leaving broker names in etcd the journals of which it still holds content that is in no store.
 
-Others cannot ask it once its port is closed, nor find it once its member key is gone.
+Other brokers cannot ask it once its port is closed, nor find it once its member key is gone.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ __all__ = ["Unstored", "still_storing"]
 
 _log = logging.getLogger(__name__)
 
-# A longer list would weigh on etcd, and on all who read it; etcd takes values of some 1.5 MB.
+# A longer list would be a burden to etcd, which takes values of some 1.5 MB, and to all who read it.
 _VALUE_BYTES_MAX = 32 << 10
 
-# How often it is looked whether less is unstored by now.
+# Seconds between two looks at what is still to be stored.
 _LOOK_S = 1.0
 
 _REVOKE_TIMEOUT_S = 2.0
@@ -38,16 +38,16 @@ _REVOKE_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Unstored:
-    """What a broker that leaves says of itself.
+    """What a leaving broker says of itself.
 
-    The value in etcd has a line each for the lease and every journal. It is empty if those are too
-    many to name, which may be all journals, then.
+    The value in etcd has one line for the lease and one for each journal. If there are too many
+    journals to name, the value is empty, which stands for any journal.
     """
 
     lease: int
-    """Of its member key; 0: not told. Another instance of the same name has another."""
+    """That of its member key, which differs from one instance of a broker to the next; 0: not told."""
     journals: frozenset[str] | None
-    """Of which it may hold content that is in no store; None: of any."""
+    """Those of which it may hold content that is in no store; None: it may be any."""
 
     def encode(self) -> bytes:
         """The value in etcd."""
@@ -59,7 +59,7 @@ class Unstored:
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
-        """What a value says; of one that is not understood, that it may be any journal."""
+        """Read a value. One that is not understood stands for any journal."""
         lease, *journals = value.decode(errors="replace").split("\n")
         try:
             return cls(int(lease, 16), frozenset(filter(None, journals)))
@@ -67,7 +67,7 @@ class Unstored:
             return cls(0, None)
 
     def may_have(self, journal: str) -> bool:
-        """Whether it may hold content of a journal that is in no store."""
+        """Whether the broker may hold content of a journal that is in no store."""
         return self.journals is None or journal in self.journals
 
 
@@ -75,13 +75,16 @@ class Unstored:
 async def still_storing(
     context: BrokerContext, resolver: Resolver[Any], lease: int
 ) -> AsyncGenerator[asyncio.Event]:
-    """While a broker stores what it holds, and others cannot ask it: say so, for as long as it takes.
+    """Say in etcd, within this block, that this broker still stores content and cannot be asked.
 
-    Others may have its journals by then, and tell nobody meanwhile that all of them is stored, or pruned.
-    Etcd may be away just then: when it is for longer than a lease, all brokers fail at once.
+    Other brokers may have taken its journals by then. Because of what it says, they tell nobody
+    meanwhile that all content is stored, or pruned. Etcd may be away at that moment: if it is away for
+    longer than a lease, all brokers fail at once. So this tries again for as long as it takes.
 
-    Args: lease: that of our member key.
-    Gives: an event that is set once it is said: for that no step of leaving should wait long.
+    Args:
+        lease: that of our member key.
+
+    Gives: an event that is set once it is said. No step of leaving should wait long for it.
     """
     storing = _Storing(context, resolver, lease)
     saying = context.tasks.spawn(storing.run(), name="storing")
@@ -103,7 +106,7 @@ class _Storing:
         self.said = asyncio.Event()
 
     async def run(self) -> None:
-        """Say it, again whenever it changes or is forgotten, until cancelled."""
+        """Say it, and again whenever it changes or etcd has lost it, until cancelled."""
         failures = 0
         while True:
             try:
@@ -121,18 +124,18 @@ class _Storing:
         """Take back what was said."""
         lease, self._lease = self._lease, None
         if lease is not None:
-            with contextlib.suppress(EtcdError):  # it ends by itself
+            with contextlib.suppress(EtcdError):  # the lease ends by itself
                 await lease.revoke(timeout_s=_REVOKE_TIMEOUT_S)
 
     async def _say(self) -> None:
-        """Raises: EtcdError."""
+        """Write what we hold to etcd, if that has changed. Raises: EtcdError."""
         etcd, config = self._context.etcd, self._context.config
         if self._lease is None:
             self._value = None
             self._lease = await etcd.grant_lease(max(1, round(config.etcd_lease_s)))
             self._context.tasks.spawn(self._keep(self._lease), name="storing lease")
         lease = self._lease
-        # Nothing comes to it: what is open is named from the beginning, though it may be empty.
+        # The list never grows: journals with an open replica are named even while they have no content.
         journals = frozenset(self._resolver.open_journals | self._context.persister.journals)
         value = Unstored(self._member_lease, journals).encode()
         if value != self._value:
@@ -144,4 +147,4 @@ class _Storing:
         with contextlib.suppress(LeaseLost):
             await lease.keep_alive()
         if self._lease is lease:
-            self._lease = None  # lost: it is said anew
+            self._lease = None  # lost: `run` says it again under a new one

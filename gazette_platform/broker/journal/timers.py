@@ -1,4 +1,4 @@
-"""What a journal does by the clock: it closes fragments, and lists its stores."""
+"""What a journal does by the clock: close its fragments, and list its stores."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ __all__ = ["FLUSH_RETRY_S", "FlushTimer", "RefreshTimer"]
 
 _NS_PER_S = 1_000_000_000
 
-# Fragments of all journals end at the same multiples of their flush intervals; spreading the ends
-# keeps thousands of them from being persisted in the same instant.
+# Flush windows end at multiples of the interval, so at the same time for all journals, as in Gazette.
+# Spreading the ends keeps thousands of fragments from being persisted at the same instant.
 _FLUSH_JITTER_S = 2.0
 
 FLUSH_RETRY_S: Final = 0.25
-"""A window may end while appends are under way; they roll by themselves, or we look again."""
+"""Seconds until we look again at a window that ended while appends were under way. They may close its
+fragment by themselves."""
 
 
 @final
 class FlushTimer:
     """Fires at the end of the flush window of one journal's open fragment.
 
-    Args: flush: closes that fragment; whether it is settled what becomes of it, else it is asked
-        again shortly.
+    Args:
+        flush: closes that fragment. Returns whether that is settled; if not, it is called again
+            shortly.
 
     Attributes:
         interval_ns: length of the window; 0: there is none.
-        is_set: whether it is to fire.
+        is_set: whether it is going to fire.
     """
 
     def __init__(
@@ -53,7 +55,11 @@ class FlushTimer:
         return _due_in_s(self._handle)
 
     def set(self, first_append_at: datetime | None) -> None:
-        """Fire once the window ends in which a fragment was begun; None: it is empty."""
+        """Fire once the window ends in which the open fragment was begun.
+
+        Args:
+            first_append_at: when it was begun; None: it is empty.
+        """
         self.stop()
         if self.interval_ns <= 0 or first_append_at is None:
             return
@@ -63,7 +69,7 @@ class FlushTimer:
         self._set(left_s + self._rng.uniform(0, _FLUSH_JITTER_S))
 
     def stop(self) -> None:
-        """Do not fire."""
+        """Do not fire any more."""
         self.is_set = False
         if self._handle is not None:
             self._handle.cancel()
@@ -74,7 +80,7 @@ class FlushTimer:
         self._handle = asyncio.get_running_loop().call_later(delay_s, self.fire)
 
     def fire(self) -> None:
-        """Close the fragment now, or see to it again shortly."""
+        """Close the fragment now, or try again shortly."""
         self.stop()
         if not self._flush():
             self._set(FLUSH_RETRY_S)
@@ -84,7 +90,8 @@ class FlushTimer:
 class RefreshTimer:
     """Has the stores of one journal listed, one listing after the other.
 
-    Args: refresh: lists them; seconds until it is to do so again, None: not any more.
+    Args:
+        refresh: lists them. Returns the seconds until the next listing; None: there is none.
     """
 
     def __init__(
@@ -102,7 +109,7 @@ class RefreshTimer:
         return _due_in_s(self._handle)
 
     def soon(self, delay_s: float = 0.0) -> None:
-        """List them in so many seconds, and not when that was due."""
+        """List them in `delay_s` seconds instead of when the next listing was due."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
@@ -110,7 +117,7 @@ class RefreshTimer:
             self._handle = asyncio.get_running_loop().call_later(delay_s, self._fire)
 
     def stop(self) -> None:
-        """List them no more; a listing under way ends by itself."""
+        """Start no more listings. One that is under way ends by itself."""
         self._is_stopped = True
         self.soon()
 

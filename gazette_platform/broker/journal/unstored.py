@@ -1,7 +1,8 @@
 """Asks other brokers to store what they hold of a journal.
 
-One that had the journal before may persist it still, and so may replicas of one that crashed. A
-broker that leaves, or has failed and gave up its lease so that others need not wait, says that it does.
+A broker that had the journal before may still be persisting it, and so may the replicas of a primary
+that crashed. A broker that leaves says in etcd that it still stores content, and so does one that has
+failed and gave up its lease so that others need not wait for that to end (see `storing`).
 """
 
 from __future__ import annotations
@@ -29,23 +30,25 @@ _log = logging.getLogger(__name__)
 
 _FLUSH = "/gazette_platform.Admin/Flush"
 
-# A broker that has more to persist, or hangs, is asked again.
+# Seconds to wait for an answer. A broker that takes longer, or hangs, is asked again.
 _ASK_TIMEOUT_S = 10.0
 
-# Lists of journals that are read at once: some 2 MB.
+# Values of leaving brokers that are read at a time: some 2 MB together.
 _PAGE_KEYS = 64
 
 
 async def ask_others(context: BrokerContext, journal: str) -> bool:
-    """Ask all other brokers once. Returns: whether none of them holds content that is in no store.
+    """Ask all other brokers once to store what they hold of a journal.
 
-    What is missing in the stores then was pruned, or is lost. Cancellation: safe.
+    Returns: whether none of them holds content that is in no store. Whatever the stores lack then
+        was pruned, or is lost.
+    Cancellation: safe.
     """
     members = context.space.state.members.items()
     asked = {who: member.lease for who, member in members if who != context.process_id}
     answers = await asyncio.gather(*(ask_other(context, journal, who) for who in asked))
     try:
-        # After the members were looked at: who fails says so before it ceases to be one.
+        # Read after the members were: a broker that fails says so before it ceases to be a member.
         prefix = storing_prefix(context.config.etcd_prefix)
         found = await context.etcd.range(prefix, page_keys=_PAGE_KEYS)
     except EtcdError as err:
@@ -54,7 +57,7 @@ async def ask_others(context: BrokerContext, journal: str) -> bool:
     leaving = [Unstored.decode(kv.value) for kv in found.kvs]
     if any(one.may_have(journal) for one in leaving):
         return False
-    # Who leaves does not answer any more: it has said what it holds, and gets nothing more.
+    # A leaving broker does not answer any more. It has said what it holds, and gets nothing new.
     told = {one.lease for one in leaving}
     return all(
         answer or lease in told for answer, lease in zip(answers, asked.values(), strict=True)
@@ -62,21 +65,22 @@ async def ask_others(context: BrokerContext, journal: str) -> bool:
 
 
 async def ask_other(context: BrokerContext, journal: str, member: ProcessId) -> bool:
-    """Ask a broker to persist what it holds of a journal. Returns: whether none is left.
+    """Ask a broker to persist what it holds of a journal; a primary closes its open fragment for that.
 
-    A primary closes its open fragment for that. Cancellation: safe.
+    Returns: whether it holds nothing more that is in no store.
+    Cancellation: safe.
     """
     state = context.space.state
     known = state.members.get(member)
     if known is None:
-        return True  # it left, after it had persisted; or it crashed, and there is no more
+        return True  # it left after it had persisted all, or it crashed and its content is lost
     header = Header(member, state.route_of(journal), context.space.header)
     request = admin_pb.FlushRequest(journal=journal)
     try:
         async with asyncio.timeout(_ASK_TIMEOUT_S):
             status, _ = await call_flush(context, known.spec.endpoint, request, header)
     except RpcFailed as err:
-        # Gazette's brokers cannot be asked. They persist what they have within minutes.
+        # Gazette's brokers do not know this call. They persist what they have within minutes.
         return err.code is Code.UNIMPLEMENTED
     except TimeoutError:
         return False
@@ -88,7 +92,8 @@ async def call_flush(
 ) -> tuple[Status, bytes]:
     """Send a Flush to the broker that `header` means.
 
-    Returns: the status of the FlushResponse, and the response. Raises: RpcFailed.
+    Returns: the status of the FlushResponse, and the response.
+    Raises: RpcFailed.
     Cancellation: safe.
     """
     call = PeerCall(context.peers, endpoint, _FLUSH, Capability.APPEND, request.journal)
