@@ -2,9 +2,9 @@
 
 When a process dies, its keys stay in etcd until its lease ends, and nobody takes over its journals
 meanwhile. Its peers can see the crash earlier: the kernel refuses connections to a port that no
-process listens on. When two brokers of different zones both see that, etcd is told to revoke the lease.
+process listens on. When two brokers of different zones both see that, one has etcd revoke the lease.
 
-What each broker thinks of one instance of a peer (its id and the revision of its member key):
+The state of one instance of a peer (its id, and the revision of its member key) at each broker:
 
     state   | connection accepted  | refused                          | anything else
     UNKNOWN | WELL                 | stays                            | stays
@@ -12,40 +12,40 @@ What each broker thinks of one instance of a peer (its id and the revision of it
     REFUSED | WELL                 | after `after_s`: ACCUSED, testify | WELL
     ACCUSED | WELL, withdraw       | testify again                    | WELL, withdraw
 
-    ACCUSED, and a testimony from another zone that is younger than our first one: evict.
-    From any state: the peer announces that it exits, or is another instance: forgotten, withdraw.
+    ACCUSED, and another zone has testified later than we did first: evict.
+    From any state: the peer announces that it exits, or is another instance: withdraw, forget it.
 
 **Why no live process is evicted.** Only ECONNREFUSED counts: it is the answer of a host that is up
 and has no listener at that port. A process that is stopped, slow or out of sockets still has its
 listener, and the kernel completes connections for it; a host or network that is gone answers
 nothing, or something else. Further:
 
-* It must have accepted a connection of ours before, as this instance. So an address that never led
-  to it (a wrong one, one behind a proxy that is closed to us) accuses nobody, and neither does a
-  process that is starting, which binds its port before it announces itself.
-* A broker that leaves says `exiting` in etcd before it closes its port, and is not looked at from
-  then on. Whoever evicts sees a refusal *first* and reads the member key, unchanged and not
-  exiting, in etcd *then*. So a proper exit cannot be mistaken, however events interleave.
-* If something else listens at the address by now, connections are accepted: nothing happens.
-* Both witnesses must have seen it refused after the other had (by the order of revisions in etcd),
-  so that two hiccups at different times do not add up. And the one that evicts must be accepted
-  by the other witness at that moment: a broker whose own network refuses everything accuses nobody.
-* A lease is one instance's own and is never granted again: a revocation that comes late hits
-  nothing else.
+* The instance must have accepted a connection of ours before. So nobody is accused over an address
+  that never led to it (a wrong one, or one behind a proxy that is closed to us), nor while it starts:
+  a broker binds its port before it announces itself.
+* A broker that leaves says `exiting` in etcd before it closes its port, and nobody looks at it from
+  then on. The broker that evicts *first* sees a refusal, and *then* reads in etcd that the member key
+  is unchanged and not exiting. So a proper exit is not taken for a crash, however events interleave.
+* If another process listens at the address by now, connections are accepted, and nothing happens.
+* Each witness must have seen a refusal after the other had, by the order of revisions in etcd, so
+  that two hiccups at different times do not add up. Also, the other witness must accept a connection
+  of the one that evicts, at that moment: a broker whose own network refuses everything evicts nobody.
+* Each instance has its own lease, and etcd never grants a lease twice. So a revocation that comes late
+  hits nothing else.
 
-One case remains: a host that accepted connections before, and then refuses them on purpose for all
-zones at once (a firewall that rejects, a proxy or a service address whose backend is out). Such a
-broker is of no use to its peers; it is evicted, stops itself, and has to be started again. Where brokers
-advertise the address of a proxy that may refuse while they live, switch this off.
+One case remains: an address that accepted connections before now refuses them for all zones at once,
+while the broker lives (a firewall that rejects; a proxy or a service address whose backend is out).
+Such a broker is of no use to its peers. It is evicted, stops itself, and has to be started again. Where
+brokers advertise the address of a proxy that may refuse while they live, switch the crash watch off.
 
-**Why one that lives nonetheless acknowledges nothing.** Its assignments vanish with its lease, in
-one revision. An append needs the acknowledgement of every other broker of the route, and these end
-its replication streams when that revision reaches them; the new primary then takes their spools,
-with everything acknowledged before. A journal with one replica has no others to ask: there the
-process itself refuses (`Fence`): it closes its port only when etcd knows that it leaves, or when it
-has stopped to acknowledge; and from the instant at which its mirror of etcd lacks its member key,
-or its lease has run out by its own clock, every append ends as one of unknown outcome. At the
-latest when it renews its lease it learns that it is gone (`LeaseLost`), and stops.
+**Why an evicted broker that still lives acknowledges nothing.** Its assignments vanish with its lease,
+in one revision. An append needs the acknowledgement of every other broker of the route. These end the
+evicted broker's replication streams when that revision reaches them; the new primary then takes their
+spools, which hold everything that was acknowledged before. A journal with one replica has no others to
+ask. There the process itself refuses (`Fence`): it closes its port only once etcd knows that it leaves,
+or once it has stopped to acknowledge. From the moment at which its mirror of etcd lacks its member
+key, or its lease has run out by its own clock, the outcome of every append is told as unknown. It
+learns that its lease is gone when it next renews it, at the latest (`LeaseLost`), and stops.
 """
 
 from __future__ import annotations
@@ -83,19 +83,19 @@ __all__ = [
 ]
 
 LOOKS_MAX = 16
-"""Connections to peers under way at a time."""
+"""Looks at peers that may be under way at a time."""
 
 # Seconds between two looks at a neighbour. Each broker is watched by two neighbours.
 _LOOK_EVERY_S = 0.25
-# How often a broker looks at all others: both neighbours of a broker may have crashed with it.
+# Seconds between two looks at a broker that is no neighbour: its neighbours may have crashed with it.
 _SWEEP_EVERY_S = 2.0
 # At most this many of these looks a second: in large clusters each broker is looked at less often.
 _SWEEPS_PER_S = 16.0
-# How often a broker looks at a suspect: at first, and once nobody has agreed for a while.
+# Seconds between two looks at a suspect: at first, and after nobody has agreed for `_ALONE_AFTER_S`.
 _RECHECK_S = 0.1
 _ALONE_AFTER_S = 3.0
 _RECHECK_ALONE_S = 1.0
-# Refusals in a row before an accusation; they also have to last for `after_s`.
+# Refusals in a row before an accusation. They also have to go on for `after_s`.
 _REFUSALS_MIN = 3
 # A peer that has not accepted anything yet is tried less and less often.
 _UNKNOWN_S_MAX = 10.0
@@ -109,12 +109,12 @@ class Seen(Enum):
     REFUSED = "refused"
     """ECONNREFUSED, from every address that the name has."""
     UNCLEAR = "unclear"
-    """Timeout, reset, unreachable, no such name: says nothing about the process."""
+    """Timeout, reset, unreachable, no such name: it says nothing about the process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A member of the cluster, as its key in etcd says."""
+    """A member of the cluster, as its key in etcd describes it."""
 
     id: ProcessId
     create_revision: int
@@ -156,7 +156,11 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class Accused:
-    """Answers `Accuse`: written at `revision`; all who testify, with their latest revisions."""
+    """Answers `Accuse`: our testimony is written at `revision`.
+
+    Attributes:
+        witnesses: all brokers that testify, with the revisions of their latest testimonies.
+    """
 
     peer: Peer
     revision: int
@@ -165,7 +169,7 @@ class Accused:
 
 @dataclass(frozen=True, slots=True)
 class Refuted:
-    """Answers `Accuse` or `Evict`: etcd or a last look contradicts; nothing was done."""
+    """Answers `Accuse` or `Evict`: etcd, or a last look, contradicts us. Nothing was done."""
 
     peer: Peer
 
@@ -199,28 +203,28 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Accuse:
-    """Say in etcd that the peer refuses connections, if its member key is what we know."""
+    """Testify in etcd that the peer refuses connections, if its member key is as we know it."""
 
     peer: Peer
 
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Take back what was said of this instance."""
+    """Take back our testimony about this instance."""
 
     peer: Peer
 
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Look a last time, compare all of this in etcd, and have the peer's lease revoked."""
+    """Look a last time, compare all of this with etcd, and have the peer's lease revoked."""
 
     peer: Peer
     own_revision: int
-    """Of our latest testimony."""
+    """That of our latest testimony."""
     witness: Peer
     witness_revision: int
-    """Of the other's latest testimony."""
+    """That of the witness's latest testimony."""
 
 
 Effect = Connect | Accuse | Withdraw | Evict
@@ -247,7 +251,7 @@ class _Track:
     refusals: int = 0
     refused_since: float = 0.0
     first_revision: int = 0
-    """Of our first testimony of this accusation."""
+    """That of our first testimony in this accusation."""
 
 
 @final
@@ -290,7 +294,7 @@ class CrashWatch:
             case _:
                 found = self._tracks.get(event.peer.id)
                 if found is None or found.peer != event.peer:
-                    return []  # of another instance, or as it was before
+                    return []  # it is about another instance, or about this one before it changed
                 return self._answered(found, event, now_s)
 
     # ------------------------------------------------------------------------------- members
@@ -346,12 +350,13 @@ class CrashWatch:
     def _neighbours(
         self, suspect: ProcessId, by_zone: Mapping[str, Sequence[ProcessId]]
     ) -> list[ProcessId]:
-        """The two brokers that look at `suspect` often: of two zones, its own only if need be.
+        """The two brokers that look at `suspect` often.
 
-        All brokers come to the same result.
+        They are of two zones, and of its own zone only if there are no two others. All brokers come to
+        the same result.
 
         Args:
-            by_zone: all members, in order.
+            by_zone: all members by their zones, in order.
         """
         found: list[ProcessId] = []
         spread = zlib.crc32(f"{suspect.zone}#{suspect.suffix}".encode())
@@ -393,7 +398,7 @@ class CrashWatch:
             case Unheard():
                 track.due_at = now_s + _ETCD_RETRY_S
             case Evicted():
-                # Its key is about to vanish from our mirror.
+                # No hurry: its key is about to vanish from our mirror.
                 track.due_at = now_s + _RECHECK_ALONE_S
         return []
 
@@ -406,9 +411,8 @@ class CrashWatch:
             track.first_revision = 0
         track.refusals += 1
         is_long = now_s - track.refused_since >= self._after_s
-        if (
-            is_long and track.refusals >= _REFUSALS_MIN
-        ):  # true from then on, also once it is accused
+        # This stays true while the peer refuses, so that once accused it is testified against again.
+        if is_long and track.refusals >= _REFUSALS_MIN:
             track.state, track.is_busy = _State.ACCUSED, True
             return [Accuse(track.peer)]
         track.due_at = now_s + _RECHECK_S

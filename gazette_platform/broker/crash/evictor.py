@@ -1,4 +1,4 @@
-"""Looks at other brokers, and has etcd forget those that crashed: what `CrashWatch` decides."""
+"""Does what `CrashWatch` decides: looks at other brokers, and has etcd forget those that crashed."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ __all__ = ["Evictor", "look"]
 _log = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 0.5
-# Addresses of one name that are tried.
+# At most this many addresses of one host name are tried.
 _ADDRESSES_MAX = 4
-# Seconds after which at the latest we do what has become due.
+# Seconds after which we look again for what is due, at the latest.
 _IDLE_S_MAX = 1.0
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-# Close by a reset, which leaves no socket behind in TIME_WAIT.
+# Sockets are closed by a reset, which leaves none behind in TIME_WAIT.
 _LINGER_RESET = struct.pack("ii", 1, 0)
 
 
@@ -81,9 +81,9 @@ class Evictor:
     """The crash watch of one broker, for as long as `run` runs.
 
     Args:
-        space: loaded, and watched elsewhere.
+        space: loaded already, and watched by somebody else.
         after_s: seconds for which a peer has to refuse connections.
-        evicted: counts the leases that were revoked because of us.
+        evicted: counts the leases that we had revoked.
     """
 
     def __init__(
@@ -110,20 +110,20 @@ class Evictor:
         space.observe(self._on_change)
 
     def hint(self, endpoint: str) -> None:
-        """A call to `endpoint` found nobody: look at it at once."""
+        """Look at `endpoint` at once, since a call to it failed."""
         self._step(fsm.Hinted(endpoint))
         self._wake.set()
 
     async def run(self) -> None:
-        """Look at peers until cancelled. Never fails: without etcd leases end by themselves.
+        """Look at peers until cancelled. It never fails: without etcd, leases end by themselves.
 
-        Cancellation: takes back nothing; what we testified ends with our lease.
+        Cancellation: takes nothing back; our testimonies end with our lease.
         """
         try:
             while True:
                 if self._is_changed:
                     self._step(fsm.MembersChanged(self._peers()))
-                    self._is_changed = False  # who begins again behind a fault learns of them still
+                    self._is_changed = False  # only now: after a fault, members are told again
                 self._step(fsm.Ticked())
                 due_at = self._watch.next_due()
                 now = self._clock.monotonic()
@@ -175,7 +175,7 @@ class Evictor:
     # --------------------------------------------------------------------------------- etcd
 
     async def _testify(self, peer: fsm.Peer) -> fsm.Event:
-        """Write our testimony and read all others, in one transaction: so all are of the same moment."""
+        """Write our testimony and read all others in one transaction, so that all are of one moment."""
         prefix = self._space.prefix
         own = self._space.state.members.get(self._id)
         if own is None:
@@ -198,7 +198,7 @@ class Evictor:
     async def _evict(self, verdict: fsm.Evict) -> fsm.Event:
         peer, witness = verdict.peer, verdict.witness
         own = self._space.state.members.get(self._id)
-        # First the looks, then etcd: a broker that leaves says so before it closes its port.
+        # The looks come before etcd is asked: a broker that leaves says so before it closes its port.
         if await look(witness.endpoint) is not fsm.Seen.ACCEPTED:
             return fsm.Refuted(peer)
         if await look(peer.endpoint) is not fsm.Seen.REFUSED or own is None:
@@ -216,7 +216,7 @@ class Evictor:
                 self._is_own(own),
                 Compare.create(member_key(prefix, witness.id), witness.create_revision),
                 Compare.mod(testimony(self._id), verdict.own_revision),
-                # It may have renewed its testimony since, but not withdrawn it.
+                # The witness may have renewed its testimony since, but not withdrawn it.
                 Compare.lease_is(testimony(witness.id), witness.lease),
             ],
             [Get(member_key(prefix, peer.id))],
@@ -233,15 +233,15 @@ class Evictor:
         return fsm.Evicted(peer)
 
     def _is_unchanged(self, peer: fsm.Peer) -> Compare:
-        """True of the instance that we mean, as long as it has not announced that it exits."""
+        """Holds for the instance that we mean, until it announces that it exits."""
         return Compare.mod(member_key(self._space.prefix, peer.id), peer.mod_revision)
 
     def _is_own(self, own: Member) -> Compare:
-        """We are a member ourselves."""
+        """Holds while we are a member ourselves."""
         return Compare.create(member_key(self._space.prefix, self._id), own.create_revision)
 
     async def _txn(self, compares: list[Compare], operations: list[Operation]) -> TxnResult | None:
-        """A transaction; None if a comparison failed, or our own lease is gone."""
+        """Make a transaction. Returns: None if a comparison failed, or our own lease is gone."""
         try:
             result = await self._etcd.txn(compares, operations)
         except EtcdRejected as err:

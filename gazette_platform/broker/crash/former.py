@@ -1,9 +1,9 @@
-"""Lets the others notice that an earlier instance at our address has crashed, before we listen there.
+"""Lets other brokers notice that a former instance at our address has crashed, before we listen there.
 
 An instance that crashed leaves its keys in etcd until its lease ends, unless its peers see that its
-port is refused (see `eviction`). A process that is started again at once and listens there would
-hide the crash: its journals would wait for the lease, some twenty seconds instead of one. So the new
-process takes the port, before another program does, but does not listen until the others have looked.
+port refuses connections (see `eviction`). If a new process listened there at once, it would hide the
+crash, and the journals would wait for the end of the lease: some twenty seconds instead of one. So the
+new process takes the port, so that no other program can, but does not listen until others have looked.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ async def await_former(
         endpoint: our own.
         host: where we are to listen.
         port: where we are to listen.
-        timeout_s: seconds after which we go on although nobody has evicted it.
+        timeout_s: seconds after which we go on even if nobody has evicted it.
 
     Raises: EtcdError: etcd is out of reach. Cancellation: safe.
     """
@@ -55,7 +55,7 @@ async def await_former(
         return
     with contextlib.suppress(TimeoutError), _held(host, port) as is_ours:
         if not is_ours:
-            return  # some process has the port, so it is alive, and we shall fail to listen there
+            return  # a living process has the port: nothing to wait for, and listening will fail
         async with asyncio.timeout(timeout_s):
             _log.info("%s is still in etcd: waiting for the others to notice its end", former)
             while True:
@@ -67,7 +67,7 @@ async def await_former(
 async def _former(
     etcd: EtcdClient, prefix: str, process_id: ProcessId, endpoint: str
 ) -> str | None:
-    """The key of an earlier instance, unless it says that it leaves."""
+    """The key of a former instance that does not say that it leaves; None: there is none."""
     own = member_key(prefix, process_id)
     for kv in (await etcd.range(f"{prefix}/members/")).kvs:
         try:
@@ -83,7 +83,7 @@ async def _former(
 
 @contextlib.contextmanager
 def _held(host: str, port: int) -> Iterator[bool]:
-    """Take a port without listening: connections are refused. Gives: whether it was free."""
+    """Take a port without listening, so that it refuses connections. Gives: whether it was free."""
     with contextlib.ExitStack() as stack:
         try:
             family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -1,4 +1,4 @@
-"""Waits until others have taken the journals of a broker that leaves."""
+"""Waits until other brokers have taken the journals of one that leaves."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ __all__ = ["deadline", "say_leaving", "wait_handed_over"]
 
 _log = logging.getLogger(__name__)
 
-# How often a drain says what it waits for.
+# Seconds between two lines of the log that say what a drain waits for.
 _REPORT_S = 10.0
 
 _POLL_S = 0.1
 
-# What others hand over comes in less than a second, or something holds it up.
+# Seconds to wait for journals that others hand over to us. They come in less than one, unless
+# something holds them up.
 _AWAITED_S = 5.0
 
-# For our mirror of etcd to show what was written there.
+# Seconds for our mirror of etcd to show what was written there.
 _MIRROR_S = 15.0
 
 
 def deadline(clock: Clock, lease: Lease, timeout_s: float | None) -> Callable[[], bool]:
-    """Tells whether `timeout_s` have passed or our lease has ended, and with it all our keys."""
+    """A function that tells whether `timeout_s` have passed, or our lease has ended with all our keys."""
     began = clock.monotonic()
 
     def is_over() -> bool:
@@ -46,15 +47,16 @@ def deadline(clock: Clock, lease: Lease, timeout_s: float | None) -> Callable[[]
 async def say_leaving(
     context: BrokerContext, announcement: Announcement, lease: Lease, *, timeout_s: float | None
 ) -> None:
-    """Say in etcd that we leave, as often as it takes.
+    """Say in etcd that we leave; try as often as it takes.
 
-    The registers of a journal without another replica are known to us alone: others get them only by
+    We alone know the registers of a journal without other replicas. Another broker gets them only by
     taking over while we still serve. A broker that is alone in its cluster tries only once.
 
     Args:
         timeout_s: seconds; None: for as long as we are a member.
 
-    Raises: EtcdError: etcd has failed for so long. Cancellation: leaves open whether it was said.
+    Raises: EtcdError: etcd has failed all that time.
+    Cancellation: leaves open whether it was said.
     """
     is_late = deadline(context.clock, lease, timeout_s)
 
@@ -74,16 +76,16 @@ async def wait_handed_over(
     *,
     timeout_s: float | None,
 ) -> None:
-    """Wait until no journal is assigned to us, or nobody can take them and time is up.
+    """Wait until no journal is assigned to us, or until nobody can take them and time is up.
 
-    It also ends with our lease: nobody takes over from a broker that is no member any more, and etcd
-    may be away.
+    The wait also ends with our lease: nobody takes over from a broker that is no member any more, and
+    etcd may be away.
 
-    When all brokers leave at once, the last ones wait for the journals of the others, which come to
-    them: a broker that had left earlier could not say where those journals end.
+    When all brokers leave at once, the last ones wait for the journals of the others to come to them.
+    If they left sooner, nobody would be there to say where those journals end.
 
     Args:
-        allocating: ends when we are no member any more.
+        allocating: a task that ends once we are no member any more.
         timeout_s: seconds; None: for ever.
 
     Cancellation: safe.

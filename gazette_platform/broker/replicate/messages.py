@@ -1,4 +1,4 @@
-"""Messages of Replicate, between bytes and the values that its state machines know."""
+"""Messages of Replicate: from bytes to the values that its state machines know, and back."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ContentMessage:
 
 @dataclass(frozen=True, slots=True)
 class ProposalMessage:
-    """A proposal; the first of a stream has a header."""
+    """A proposal. Only the first one of a stream has a header."""
 
     proposal: Proposal
     header: Header | None
@@ -80,7 +80,8 @@ def encode_proposal(
 ) -> bytes:
     """A proposal to a replica.
 
-    Args: header: only in the first message of a stream, and of that peer.
+    Args:
+        header: for the first message of a stream only. It names the peer that is meant.
     """
     message = pb.ReplicateRequest(acknowledge=acknowledge)
     fragment.into_pb(message.proposal)
@@ -116,7 +117,11 @@ _OK = Reply(Status.OK)
 
 
 def encode_answer(answer: Answer, header: Header | None = None) -> bytes:
-    """An answer to the primary. Args: header: of the first answer of a stream."""
+    """An answer to the primary.
+
+    Args:
+        header: for the first answer of a stream only.
+    """
     message = pb.ReplicateResponse(status=answer.status.value)  # type: ignore[arg-type]
     if header is not None:
         header.into_pb(message.header)

@@ -1,7 +1,10 @@
-"""A primary's side of Replicate: what its peers' answers amount to, decided without I/O.
+"""A primary's side of Replicate: what the answers of its peers amount to. Pure: no I/O.
 
-A pipeline is one stream to each peer. Every proposal that asks for an answer goes to all of them,
-and each answers in order; so "all peers have it" is the smallest count of answers among them.
+A pipeline is one stream to each peer. Every proposal that asks for an answer goes to all peers, and
+each peer answers in order. So all peers have as many proposals as the smallest of their counts.
+
+The order of peers is that of the route, which is the same at every broker: a count or an answer needs
+no name beside it, and of several faults every run reports the same one.
 
     state     event                       effect
     --------  --------------------------  ----------------------------------------------------------
@@ -14,9 +17,9 @@ and each answers in order; so "all peers have it" is the smallest count of answe
               Failed                      Broke(gatherSync: ...)
     BROKEN    anything                    none: only the first error counts
 
-Source: Gazette broker/pipeline.go. Departs: peers that say at a later revision that they do not
-serve the journal (not only that its route is another) are believed, and the journal is resolved
-anew, where Go's append fails.
+Source: Gazette broker/pipeline.go. Departs: a peer may say at a later revision that it does not serve
+the journal at all, and not only that its route has changed. It is believed in both cases, and the
+journal is resolved again; in Go, the append fails in the first case.
 """
 
 from __future__ import annotations
@@ -58,17 +61,17 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class SyncOutcome:
-    """What the answers to a sync amount to; all zero: every peer is where we are."""
+    """What the answers to a sync amount to. If all fields are zero, every peer is where we are."""
 
     roll_to: int = 0
     registers: LabelSet | None = None
-    """Of the peer that is furthest ahead; None: keep ours."""
+    """Those of the peer that is furthest ahead; None: keep ours."""
     read_revision: int = 0
-    """At which a peer knows another route."""
+    """The revision at which a peer knows another route; 0: none does."""
     error: str = ""
 
 
-# Statuses by which a peer says that it is not (or not any more) in the route that we believe in.
+# Statuses with which a peer says that the route is not, or not any more, the one that we know.
 _ELSEWHERE = frozenset(
     {Status.WRONG_ROUTE, Status.NOT_JOURNAL_BROKER, Status.JOURNAL_NOT_FOUND, Status.SUSPENDED}
     | {Status.INSUFFICIENT_JOURNAL_BROKERS}
@@ -80,9 +83,11 @@ def sync_outcome(
 ) -> SyncOutcome:
     """Put the answers to a sync together.
 
-    Args: replies: of each peer, in the order of the route.
-          own_end: of the fragment that was proposed.
-          route, revision: what we knew when the pipeline was built.
+    Args:
+        replies: one of each peer, in the order of the route.
+        own_end: end of the fragment that was proposed.
+        route: as we knew it when the pipeline was built.
+        revision: of the key space that `route` is from.
     """
     roll_to, read_revision = 0, 0
     registers: LabelSet | None = None
@@ -101,8 +106,8 @@ def sync_outcome(
                     roll_to, registers = fragment.end, reply.registers
                 continue
             if fragment.end == own_end and fragment.content_length == 0:
-                # It was behind, and begins anew where we end. So must we, since what precedes is
-                # not in its spool; its registers may be older than ours.
+                # The peer was behind, and begins a new fragment where we end. So must we, since its
+                # spool lacks what precedes. Its registers may be older than ours, so we keep ours.
                 roll_to = max(roll_to, own_end)
                 continue
         kind = "WRONG_ROUTE" if reply.status is Status.WRONG_ROUTE else "response"
@@ -114,7 +119,7 @@ def sync_outcome(
 # ---------------------------------------------------------------------------------------- events
 @dataclass(frozen=True, slots=True)
 class Replied:
-    """The peer of this number answered."""
+    """The peer with this number answered."""
 
     peer: int
     reply: Reply
@@ -122,7 +127,7 @@ class Replied:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The stream to the peer of this number ended or broke."""
+    """The stream to the peer with this number ended or broke."""
 
     peer: int
     text: str
@@ -135,7 +140,7 @@ Event = Replied | Failed
 # --------------------------------------------------------------------------------------- effects
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """All peers have the first `count` proposals that were asked for."""
+    """All peers have the first `count` proposals that asked for an answer."""
 
     count: int
 
@@ -149,7 +154,7 @@ class Gathered:
 
 @dataclass(frozen=True, slots=True)
 class Broke:
-    """The pipeline is of no use any more."""
+    """The pipeline cannot be used any more."""
 
     text: str
 
@@ -167,8 +172,10 @@ class _State(Enum):
 class PipelineFSM:
     """The answers of the peers of one pipeline.
 
-    Args: peers: those of `route` other than ourselves, in its order; at least one.
-          revision: of the key space that `route` is from.
+    Args:
+        peers: the members of `route` other than ourselves, in its order; at least one.
+        route: what the pipeline was built for.
+        revision: of the key space that `route` is from.
     """
 
     __slots__ = (
@@ -194,23 +201,23 @@ class PipelineFSM:
 
     @property
     def is_broken(self) -> bool:
-        """Whether it is of no use any more."""
+        """Whether the pipeline cannot be used any more."""
         return self._state is _State.BROKEN
 
     @property
     def unsettled(self) -> int:
-        """Proposals asked for that some peer has not answered."""
+        """How many proposals that ask for an answer some peer has not answered yet."""
         return self._asked - min(self._answered)
 
     def ask(self) -> int:
-        """A proposal that asks for an answer goes to all peers. Returns: its number, from 1."""
+        """Note that a proposal which asks for an answer goes to all peers. Returns: its number, from 1."""
         if self._state is not _State.STEADY:
             raise RuntimeError(f"a proposal while {self._state.name}")
         self._asked += 1
         return self._asked
 
     def sync(self, own_end: int) -> None:
-        """A sync goes to all peers, once nothing is unsettled."""
+        """Note that a sync goes to all peers. Nothing may be unsettled then."""
         if self._state is not _State.STEADY or self.unsettled:
             raise RuntimeError(f"a sync while {self._state.name}, {self.unsettled} unsettled")
         self._state = _State.SYNCING

@@ -1,24 +1,26 @@
 """A replica's side of a Replicate stream: what each message of the primary does to the spool.
 
-Pure: the shell feeds messages to `ReplicateFSM`, with the digest of content that it wrote so far,
+Pure: the caller feeds messages to `ReplicateFSM`, with the digest of the content that it wrote so far,
 and carries out the effects in order.
 
     message                                        effects
     ---------------------------------------------  ---------------------------------------------
-    content at the delta that we are at            Write
-    content at another                             Abort(invalid ContentDelta)
-    proposal, beyond our end or empty at it        Roll, then as below
+    content, its delta is ours                     Write
+    content, its delta is another                  Abort(invalid ContentDelta)
+    proposal that ends beyond us, or is empty      Roll, then as below
+    and begins at our end
       equals the committed fragment                Discard, Answer(OK)
       equals the fragment with the new content     Commit, Answer(OK)
       anything else                                Answer(PROPOSAL_MISMATCH, what we have)
     any of these without `acknowledge`             no Answer; a mismatch is Abort(no ack requested)
 
-A proposal beyond our end moves us there even if it is then refused: the primary has content that we
-lack, and will begin a fragment at an offset that all replicas have.
+A proposal that ends beyond us moves us there even if it is then refused. The primary has content that
+we lack, so it will begin a fragment at an offset which all replicas have reached, and we can take part
+from there on.
 
-Source: Gazette broker/fragment/spool.go and replicate_api.go. Departs: a replica remembers that it
-holds content which its primary lacks (left by a primary that died between two commits), and hands
-that over to be persisted at once, so that readers elsewhere do not wait for it.
+Source: Gazette broker/fragment/spool.go and replicate_api.go. Departs: a replica may hold content that
+its primary lacks, left by a former primary that died between two commits. It remembers that, and hands
+the content over to be persisted at once, so that readers elsewhere need not wait for it.
 """
 
 from __future__ import annotations
@@ -47,17 +49,17 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class SpoolState:
-    """A spool: what it committed, and how many bytes it wrote behind that."""
+    """A spool: what it has committed, and how many bytes it wrote behind that."""
 
     fragment: Fragment
     registers: LabelSet
     delta: int = 0
-    """Bytes that are written and not committed."""
+    """Bytes that are written, but not committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What a primary proposes its replicas' spools to be."""
+    """What a primary wants the spools of its replicas to be."""
 
     fragment: Fragment
     registers: LabelSet
@@ -90,12 +92,12 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Forget the content that was written."""
+    """Forget the content that was written, but not committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer the primary; with a mismatch, say what we have."""
+    """Answer the primary. If the proposal does not match, say what we have."""
 
     status: Status
     fragment: Fragment | None = None
@@ -131,10 +133,12 @@ def apply_proposal(
 ) -> Applied:
     """Apply a proposal to a spool.
 
-    Args: next_sum: SHA-1 of the committed content and what is written behind it; of no meaning
+    Args:
+        next_sum: SHA-1 of the committed content and what is written behind it. It does not matter
             while nothing is.
-          is_urgent: passed on to a roll.
-    Returns: the status, the spool afterwards, and what leads there; answers are not among it.
+        is_urgent: passed on to a roll.
+
+    Returns: the status, the spool afterwards, and the effects that lead there, without answers.
     """
     effects: list[Effect] = []
     proposed, registers = proposal.fragment, proposal.registers
@@ -159,9 +163,10 @@ def apply_proposal(
 
 @final
 class ReplicateFSM:
-    """One Replicate stream that owns the spool.
+    """One Replicate stream, which owns the spool.
 
-    Attributes: state: the spool, as the effects given out so far leave it.
+    Attributes:
+        state: the spool, as it is after the effects that were returned so far.
     """
 
     __slots__ = ("_is_ahead", "state")
@@ -171,9 +176,11 @@ class ReplicateFSM:
         self._is_ahead = False
 
     def on_content(self, length: int, delta: int) -> Effect:
-        """A message with `length` bytes of content, more than none.
+        """Take a message with content.
 
-        Args: delta: bytes that precede it since the last commit, as the primary counts.
+        Args:
+            length: of the content; more than 0.
+            delta: bytes between the last commit and this content, as the primary counts them.
         """
         state = self.state
         if delta != state.delta:
@@ -182,7 +189,7 @@ class ReplicateFSM:
         return _WRITE
 
     def on_proposal(self, proposal: Proposal, next_sum: bytes) -> tuple[Effect, ...]:
-        """A proposal, once all content before it is written. Args: as `apply_proposal`."""
+        """Take a proposal, once all content before it is written. For `next_sum` see `apply_proposal`."""
         applied = apply_proposal(self.state, proposal, next_sum, is_urgent=self._is_ahead)
         self.state = applied.state
         own = applied.state.fragment
@@ -197,7 +204,7 @@ class ReplicateFSM:
 
 
 def response_text(status: Status, fragment: Fragment | None = None) -> str:
-    """A response of a replica, in the compact text of Gazette's errors.
+    """A replica's response, in the compact text of Gazette's errors.
 
     >>> response_text(Status.PROPOSAL_MISMATCH)
     'status:PROPOSAL_MISMATCH '

@@ -1,4 +1,4 @@
-"""What came of bringing all replicas to one fragment: plain values."""
+"""The outcome of bringing all replicas to one fragment, as plain values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Synced:
 
 @dataclass(frozen=True, slots=True)
 class SyncMismatch:
-    """A peer is ahead, or asked to start anew at our end."""
+    """A peer is ahead of us, or has begun a new fragment at our end: all have to roll there."""
 
     roll_to: int
     registers: LabelSet | None
@@ -33,7 +33,7 @@ class WrongRoute:
 
 @dataclass(frozen=True, slots=True)
 class Invalidated:
-    """The resolution no longer holds."""
+    """The resolution that the sync relied on no longer holds."""
 
 
 SyncResult = Synced | SyncMismatch | WrongRoute | Invalidated
