@@ -29,24 +29,26 @@ _INT64_MAX = (1 << 63) - 1
 _NAME_PARTS = 3
 
 
-@dataclass(frozen=True, slots=True)
+# Never changed, and yet not frozen: that would make it five times as slow to make, and an append makes
+# two. It is type checkers that refuse to assign to a field.
+@dataclass(slots=True, unsafe_hash=True)
 class Fragment:
     """Bytes [begin, end) of a journal.
 
     Equality is plain equality of all fields: brokers compare proposals by it.
     """
 
-    journal: str
-    begin: int
-    end: int
-    sum: bytes = ZERO_SUM
+    journal: Final[str]
+    begin: Final[int]
+    end: Final[int]
+    sum: Final[bytes] = ZERO_SUM
     """SHA-1 of the uncompressed content; all zero if empty."""
-    codec: CompressionCodec = CompressionCodec.NONE
-    backing_store: str = ""
+    codec: Final[CompressionCodec] = CompressionCodec.NONE
+    backing_store: Final[str] = ""
     """URL of the store, exactly as in the journal's spec; empty while the fragment is local."""
-    mod_time: int = 0
+    mod_time: Final[int] = 0
     """Unix seconds at which it was stored; zero while local."""
-    path_postfix: str = ""
+    path_postfix: Final[str] = ""
 
     @property
     def content_length(self) -> int:
