@@ -71,6 +71,11 @@ class CoverSet(Generic[T]):
         """Behind the last byte of the last member; 0 if there is none."""
         return self._ends[-1] if self._ends else 0
 
+    @property
+    def last(self) -> T | None:
+        """The last member."""
+        return self._items[-1] if self._items else None
+
     def copy(self) -> CoverSet[T]:
         """An independent set of the same members."""
         made: CoverSet[T] = CoverSet()

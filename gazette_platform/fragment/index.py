@@ -81,9 +81,10 @@ class Index:
     @property
     def summary(self) -> IndexSummary:
         """The extent of all fragments."""
-        if not len(self._all):
+        last = self._all.last
+        if last is None:
             return IndexSummary(0, 0, 0)
-        return IndexSummary(self._all.begin, self._all.end, self._all[-1].mod_time)
+        return IndexSummary(self._all.begin, last.end, last.mod_time)
 
     @property
     def is_closed(self) -> bool:

@@ -72,7 +72,6 @@ class Outcome:
     commit: Fragment | None = None
     registers: LabelSet | None = None
     store_health_error: str = ""
-    total_chunks: int = 0
     is_remote: bool = False
     """This replica does not serve the journal any more, and nothing was written: look it up again."""
 
@@ -85,7 +84,6 @@ class Pending:
     done: asyncio.Future[Outcome]
     chunks: list[bytes | memoryview] = field(default_factory=list)
     length: int = 0
-    total_chunks: int = 0
     sum: asyncio.Future[bytes] | bytes = b""
     """SHA-1 of the content, or where it will be."""
     stream: ContentStream | None = None
@@ -103,7 +101,6 @@ class Pending:
     def finish(self, outcome: Outcome) -> None:
         """Answer, unless the caller has gone."""
         if not self.done.done():
-            outcome.total_chunks = self.total_chunks
             self.done.set_result(outcome)
 
     def fail(self, error: GazetteError) -> None:
@@ -213,7 +210,7 @@ class Planner:
         return machine.join(found) if found is not None else machine.start()
 
     def _view(self) -> events.ReplicaView | None:
-        begin, now_s = self._spool.digester.spool.begin, self._clock.now().timestamp()
+        begin, now_s = self._spool.digester.spool.begin, self._clock.unix_s()
         return view_of(self._journal, begin, self._end, self._registers, now_s)
 
     def _on_top(self, found: events.ReplicaView) -> events.ReplicaView:
@@ -345,9 +342,7 @@ class Planner:
     @property
     def is_due(self) -> bool:
         """Whether the open fragment is to close now, whatever is appended next."""
-        return self._must_roll(
-            self._journal.spec, self._spool.end, now_s=self._clock.now().timestamp()
-        )
+        return self._must_roll(self._journal.spec, self._spool.end, now_s=self._clock.unix_s())
 
     def _must_roll(
         self, spec: JournalSpec | None, end: int, *, now_s: float, roll_to: int = 0
