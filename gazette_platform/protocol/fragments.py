@@ -74,14 +74,7 @@ class Fragment:
     def into_pb(self, message: pb.Fragment) -> None:
         """Fill an empty message."""
         message.journal = self.journal
-        message.begin = self.begin
-        message.end = self.end
-        part1, part2, part3 = _SUM_PARTS.unpack(self.sum)
-        digest = message.sum
-        digest.SetInParent()
-        digest.part1 = part1
-        digest.part2 = part2
-        digest.part3 = part3
+        self.span_into_pb(message)
         message.compression_codec = self.codec.value  # type: ignore[assignment]
         if self.backing_store:
             message.backing_store = self.backing_store
@@ -89,6 +82,14 @@ class Fragment:
             message.mod_time = self.mod_time
         if self.path_postfix:
             message.path_postfix = self.path_postfix
+
+    def span_into_pb(self, message: pb.Fragment) -> None:
+        """Fill in what tells fragments of one journal apart: offsets and sum."""
+        message.begin = self.begin
+        message.end = self.end
+        digest = message.sum
+        digest.SetInParent()
+        digest.part1, digest.part2, digest.part3 = _SUM_PARTS.unpack(self.sum)
 
     @classmethod
     def from_pb(cls, message: pb.Fragment) -> Fragment:

@@ -6,10 +6,11 @@ import asyncio
 import sys
 
 import pytest
+from hypothesis import given, strategies as st
 
-from gazette_platform.broker.api.append import _renewed
+from gazette_platform.broker.api.append import _CommitResponse, _renewed, _response
 from gazette_platform.broker.append import events, fsm
-from gazette_platform.broker.append.batch import Pending
+from gazette_platform.broker.append.batch import Outcome, Pending
 from gazette_platform.broker.append.content import (
     Body,
     ContentQueue,
@@ -20,9 +21,19 @@ from gazette_platform.broker.append.content import (
     cost_of,
     pump,
 )
+from gazette_platform.broker.journal.resolver import Resolution
 from gazette_platform.broker.wire.interface import READ_AHEAD_BYTES, Code, RpcFailed
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.protocol import (
+    ZERO_SUM,
+    CompressionCodec,
+    Fragment,
+    Header,
+    LabelSet,
+    Route,
+    Status,
+)
 from gazette_platform.protocol.content import encode_append_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import eventually
@@ -263,6 +274,34 @@ async def test_fc7_a_big_chunk_right_after_the_assignments_changed():
         assert len(await body.next()) == 500_000
         assert not await body.next()
     assert body.delayed_chunks == 0
+
+
+# ----------------------------------------------------------------------------------------- response
+@given(
+    st.lists(
+        st.builds(
+            Outcome,
+            st.just(Status.OK),
+            st.builds(
+                Fragment,
+                st.sampled_from(["a/journal", "another"]),
+                st.integers(0, 1 << 40),
+                st.integers(1 << 40, 1 << 62),
+                st.binary(min_size=20, max_size=20) | st.just(ZERO_SUM),
+                st.sampled_from(CompressionCodec),
+            ),
+            st.sampled_from([LabelSet(), LabelSet(), LabelSet.of(a="1"), LabelSet.of(b="2", c="")]),
+        ),
+        max_size=6,
+    )
+)
+def test_responses_to_commits_do_not_mix(outcomes):
+    """They are encoded by one message, and each as by a new one."""
+    body, commits = receive(Client()), _CommitResponse()
+    resolution = Resolution("a/journal", Status.OK, Header(None, Route(), None), None, True)
+    for outcome in outcomes:
+        body.total_chunks += 1
+        assert commits.encode(outcome, body) == _response(resolution, outcome, body)
 
 
 # ---------------------------------------------------------------------------------------- hand-over

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.journal.replica import Replica
     from gazette_platform.broker.journal.resolver import Resolution, Resolver
+    from gazette_platform.protocol import CompressionCodec
     from gazette_platform.protocol.auth import Claims
 
 __all__ = ["AppendApi"]
@@ -84,6 +85,7 @@ class AppendApi:
         self._resolver = resolver
         self._proxy = proxy
         self._stock = Stock()
+        self._commits = _CommitResponse()
         self._judge = Judge(context.config.min_append_rate, context.clock)
 
     async def append(
@@ -98,8 +100,8 @@ class AppendApi:
         Raises: RpcFailed: the stream is malformed, broken or too slow; nothing was applied.
         Cancellation: nothing is applied, unless the append's turn had come already.
         """
-        message, request = _known(first) if len(first) <= _KNOWN_BYTES_MAX else _decoded(first)
-        asked = _Asked(message, request, claims)
+        decode_first = _known if len(first) <= _KNOWN_BYTES_MAX else _decoded
+        asked = _Asked(*decode_first(first), claims)
         replica = self._at_hand(asked) or await self._resolve(asked)
         while replica is None:
             answer = await self._elsewhere(asked, content)
@@ -139,7 +141,8 @@ class AppendApi:
             if stream is not None:
                 stream.drop()
             gathered.release()
-        outcome.total_chunks = body.total_chunks
+        if outcome.status is Status.OK and outcome.commit is not None:
+            return Status.OK, asked.resolution.header_field + self._commits.encode(outcome, body)
         return outcome.status, _response(asked.resolution, outcome, body)
 
     async def _again(
@@ -198,14 +201,14 @@ class AppendApi:
 
     def _at_hand(self, asked: _Asked) -> Replica | None:
         """Our replica, if it was resolved at this revision, and the request names no other condition."""
-        message, request = asked.message, asked.request
-        if asked.claims is not ALL_CLAIMS or request.min_revision or message.HasField("header"):
+        key = asked.found_as
+        if key is None or asked.claims is not ALL_CLAIMS:
             return None
-        found = self._resolver.found.get((request.journal, not message.do_not_proxy, True))
+        found = self._resolver.found.get(key)
         if found is None or not found.is_local:
             return None
         asked.resolution = found
-        return self._resolver.replicas.get(request.journal)
+        return self._resolver.replicas.get(found.journal)
 
     async def _resolve(self, asked: _Asked) -> Replica | None:
         """Resolve, and wait a bounded time for a journal that is being assigned.
@@ -321,6 +324,8 @@ class _Asked:
 
     message: pb.AppendRequest
     request: events.AppendRequest
+    found_as: tuple[str, bool, bool] | None
+    """Its key in what the resolver found; None: it asks for more than that tells."""
     claims: Claims
     resolution: Resolution = field(init=False)
     unreached_at: float | None = None
@@ -343,10 +348,19 @@ def _renewed(pending: Pending) -> Pending:
     return renewed
 
 
-def _decoded(first: bytes) -> tuple[pb.AppendRequest, events.AppendRequest]:
-    """Decode and validate a request. Raises: RpcFailed, DecodeError: it is malformed."""
+def _decoded(
+    first: bytes,
+) -> tuple[pb.AppendRequest, events.AppendRequest, tuple[str, bool, bool] | None]:
+    """Decode and validate a request.
+
+    Returns: the first fields of an `_Asked`.
+    Raises: RpcFailed, DecodeError: it is malformed.
+    """
     message = decode(pb.AppendRequest, first, validate_append_request)
-    return message, _request(message)
+    request = _request(message)
+    if request.min_revision or message.HasField("header"):
+        return message, request, None
+    return message, request, (request.journal, not message.do_not_proxy, True)
 
 
 # Clients repeat their requests. The results are shared, so nobody may change them.
@@ -373,6 +387,38 @@ def _request(message: pb.AppendRequest) -> events.AppendRequest:
 
 def _resumes(resolution: Resolution, request: events.AppendRequest) -> bool:
     return resolution.status is Status.SUSPENDED and request.suspend is AppendSuspend.SUSPEND_RESUME
+
+
+@final
+class _CommitResponse:
+    """The response to an append that was committed: one message, of which few fields change."""
+
+    __slots__ = ("_codec", "_commit", "_message", "_registers")
+
+    def __init__(self) -> None:
+        self._message = pb.AppendResponse()
+        self._commit = self._message.commit
+        self._codec: CompressionCodec | None = None
+        self._registers: LabelSet | None = None
+
+    def encode(self, outcome: Outcome, body: Body) -> bytes:
+        """What `_response` encodes, but for the header, at a third of its price."""
+        fragment, registers = outcome.commit, outcome.registers
+        assert fragment is not None
+        assert registers is not None
+        message, commit = self._message, self._commit
+        if registers is not self._registers:
+            message.ClearField("registers")
+            registers.into_pb(message.registers)
+            self._registers = registers
+        if fragment.codec is not self._codec:
+            commit.compression_codec = fragment.codec.value  # type: ignore[assignment]
+            self._codec = fragment.codec
+        commit.journal = fragment.journal
+        fragment.span_into_pb(commit)
+        message.total_chunks = body.total_chunks
+        message.delayed_chunks = body.delayed_chunks
+        return message.SerializeToString()
 
 
 def _response(resolution: Resolution, outcome: Outcome, body: Body | None = None) -> bytes:
