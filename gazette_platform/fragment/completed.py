@@ -33,26 +33,26 @@ class LocalFile(Protocol):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class CompletedSpool:
-    """The content of a closed, non-empty fragment, with what decides where it is stored."""
+    """The content of a closed, non-empty fragment, with all that its place in the store depends on."""
 
     fragment: Fragment
-    """Its span, sum and codec; neither store nor postfix yet."""
+    """Its span, sum and codec. It has no store and no postfix yet."""
     first_append_time: datetime
-    """UTC, by this broker's clock, of the first commit."""
+    """UTC, by this broker's clock: when its first append was committed."""
     registers: LabelSet
     is_primary: bool
-    """Whether this broker was primary, and so is the first to persist."""
+    """Whether this broker was primary. The primary persists first; its replicas only look, later."""
     content: LocalFile
     """The bytes of the fragment, from position 0."""
     compressed: CompressedForm | None = None
-    """As far as the content is compressed; None if it is not."""
+    """The content as far as it is compressed; None if it is not."""
     create_revision: int = 0
-    """Of the journal's spec in etcd: one made anew under the same name has a greater one."""
+    """That of the journal's spec in etcd. A journal made anew under the same name has a greater one."""
     _is_closed: bool = field(default=False, init=False, repr=False)
 
     @property
     def content_fd(self) -> int:
-        """Descriptor of the content."""
+        """Descriptor of the content's file."""
         return self.content.fd
 
     def drop_compressed(self) -> None:

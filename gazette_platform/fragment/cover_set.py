@@ -1,8 +1,8 @@
 """Which fragments are needed to read a journal, when many overlap.
 
-Brokers that fail over, retry and compact leave fragments that hold the same bytes more than once.
-A cover set keeps those that no single other one makes superfluous, in order, so that a read finds
-the best one for an offset by bisection. Pure: no I/O, no clock.
+Fail-overs, retries and compaction leave fragments that hold the same bytes more than once. A cover set
+keeps those fragments that no other one covers alone. They are in order, so that a read finds the best
+one for an offset by bisection. Pure: no I/O, no clock.
 
 Source: Gazette broker/fragment/cover_set.go.
 """
@@ -46,7 +46,7 @@ class CoverSet(Generic[T]):
 
     def __init__(self, items: Iterable[T] = ()) -> None:
         self._items: list[T] = []
-        # Bounds apart from the items, so that bisection compares plain integers.
+        # Bounds are kept beside the items, so that bisection compares plain integers.
         self._begins: list[int] = []
         self._ends: list[int] = []
         for item in items:
@@ -87,14 +87,15 @@ class CoverSet(Generic[T]):
     def add(self, item: T) -> bool:
         """Add `item`, unless it is empty or lies within a larger member.
 
-        It displaces members within it, also one of the same span.
+        It displaces members that lie within it, also one of the same span. So what is added later
+        wins: a stored fragment takes the place of the local one.
 
         Returns: whether it was added.
         """
         return self.insert(item) is not None
 
     def insert(self, item: T) -> list[T] | None:
-        """Like `add`. Returns: the members displaced, or None if `item` was not added."""
+        """Like `add`. Returns: the members that it displaced; None: it was not added."""
         begin, end = item.begin, item.end
         if begin >= end:
             return None
@@ -109,7 +110,7 @@ class CoverSet(Generic[T]):
             self._items[-1] = item
             ends[-1] = end
             return displaced
-        # Of all members that begin at or before `item`, the last one ends last.
+        # Of all members that begin no later than `item`, the last one ends last.
         before = bisect_right(begins, begin) - 1
         if before >= 0 and ends[before] >= end and (begins[before], ends[before]) != (begin, end):
             return None
@@ -122,11 +123,11 @@ class CoverSet(Generic[T]):
         return displaced
 
     def lookup(self, offset: int) -> tuple[int, bool]:
-        """Where to read at `offset`.
+        """Find the member to read at `offset`.
 
-        Returns: the index of the member with most content from `offset` on, and True; or, if none
-            covers it, the index of the first member behind it (the length, if there is none), and
-            False.
+        Returns: the index of the member with the most content from `offset` on, and True. If no
+            member covers `offset`: the index of the first member behind it, or the length if there
+            is none; and False.
         """
         index = max(bisect_right(self._ends, offset), bisect_right(self._begins, offset) - 1)
         return index, index < len(self._begins) and self._begins[index] <= offset
@@ -143,7 +144,7 @@ class CoverSet(Generic[T]):
         return True
 
     def difference(self, other: CoverSet[T]) -> CoverSet[T]:
-        """The members that `other` does not cover, not even by a run of its members."""
+        """The members that `other` does not cover, neither by one member nor by a run of them."""
         return CoverSet(i for i in self._items if not other.covers(i.begin, i.end))
 
     def remove(self, item: T) -> bool:

@@ -1,7 +1,7 @@
 """What a broker can serve of a journal: fragments in the stores, and its own open ones.
 
-Guarantee: a fragment that this broker holds is served from its local file until the index knows
-that stores hold all of it; in between there is no instant at which neither is served.
+Guarantee: a fragment that this broker holds is served from its local file until the index knows that
+stores hold all of it. At every instant one of the two is served.
 
 All methods are called on one event loop.
 """
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["JUMP_AGE_S", "Index", "IndexSummary", "QueryResult"]
 
 JUMP_AGE_S: Final = 6 * 3600
-"""A hole younger than this may be a fragment that another broker is still uploading: its readers
-wait. An older one is content that was deleted or lost: they go on behind it."""
+"""Seconds. A younger hole may be a fragment that another broker is still uploading, so readers wait for
+it. The content of an older hole was deleted or lost, and readers go on behind it."""
 
 _FROM_HEAD: Final = -1
 
@@ -32,9 +32,9 @@ class IndexSummary(NamedTuple):
     """The extent of an index."""
 
     begin: int
-    """First byte that is known."""
+    """Offset of the first known byte."""
     end: int
-    """Behind the last byte that is known."""
+    """Offset behind the last known byte."""
     mod_time: int
     """Unix seconds at which the last fragment was stored; 0 if it is local, or there is none."""
 
@@ -46,21 +46,23 @@ class QueryResult:
     status: Status
     """OK, or OFFSET_NOT_YET_AVAILABLE."""
     offset: int
-    """Where the read goes on: as asked, or behind content that is skipped or missing."""
+    """Where the read goes on: the offset asked for, or behind content that is skipped or missing."""
     write_head: int
     fragment: Fragment | None = None
-    """Holds the byte at `offset`, if the status is OK."""
+    """If the status is OK, the one that holds the byte at `offset`."""
     file: LocalFile | None = None
     """The fragment's content, if it is local. Hold it before the next ``await``."""
     skips: int | None = None
-    """The first offset that is missing before it, and was not for long: maybe it is stored yet."""
+    """The first missing offset that the read would skip, if it is not missing for long: another broker
+    may still store it."""
 
 
 @final
 class Index:
     """The fragments of one journal at one broker.
 
-    Attributes: first_refresh: set once the stores were listed.
+    Attributes:
+        first_refresh: set once the stores were listed for the first time.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -69,12 +71,12 @@ class Index:
         self._all: CoverSet[Fragment] = CoverSet()
         self._local: CoverSet[Fragment] = CoverSet()
         self._remote: CoverSet[Fragment] = CoverSet()
-        # Files of local fragments, by their begin. Each is held once while it is here.
+        # Files of local fragments, by where these begin. Each is held once while it is in here.
         self._files: dict[int, LocalFile] = {}
-        # Fragments persisted since the last listing began, with a number in order of events.
+        # Fragments persisted since the last listing began, each with the number of its event.
         self._persisted: list[tuple[int, Fragment]] = []
         self._events = 0
-        self._listed = 0  # when the listing began that we go by
+        self._listed = 0  # the event at which the listing in use began
         self._waiters: set[asyncio.Future[None]] = set()
         self._is_closed = False
 
@@ -88,16 +90,17 @@ class Index:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the replica stopped."""
+        """Whether the replica has stopped."""
         return self._is_closed
 
     # ---------------------------------------------------------------- reading
 
     def lookup(self, offset: int, *, begin_mod_time: int = 0) -> QueryResult:
-        """Where to read at `offset`, as of now.
+        """Find where to read at `offset`, as of now.
 
-        Args: offset: byte of the journal; -1 is the write head.
-              begin_mod_time: unix seconds; fragments stored before are skipped.
+        Args:
+            offset: byte of the journal; -1 is the write head.
+            begin_mod_time: unix seconds; fragments that were stored before are skipped.
         """
         head = self._all.end
         if offset == _FROM_HEAD:
@@ -167,11 +170,12 @@ class Index:
     def spool_commit(self, fragment: Fragment, file: LocalFile | None) -> None:
         """Publish content of the open or a closed local fragment, and wake readers.
 
-        Args: fragment: replaces what was published of the same begin.
-              file: its content, from position 0; held while the index may serve it.
+        Args:
+            fragment: replaces the one that was published with the same begin.
+            file: its content, from position 0. It is held while the index may serve it.
         """
         if self._is_closed or self._remote.covers(fragment.begin, fragment.end):
-            return  # as good from the store, and equal spans must not take it back
+            return  # the store serves it; a local fragment of the same span must not replace that
         displaced = self._local.insert(fragment)
         if displaced is None:
             return
@@ -193,22 +197,23 @@ class Index:
     def listing_began(self) -> int:
         """Note that a listing of the stores begins now.
 
-        Returns: a token for `replace_remote`, which then keeps fragments that were persisted too
-            late for the listing to have seen them, and takes no listing back for an older one.
+        Returns: a token for `replace_remote`. By it that keeps fragments which were persisted too
+            late for the listing to see them, and ignores a listing older than the one in use.
         """
         self._events += 1
         return self._events
 
     def replace_remote(self, remote: CoverSet[Fragment], *, listing: int | None = None) -> None:
-        """Take over a new listing of all stores; local fragments that it covers are dropped.
+        """Take over a new listing of all stores, and drop the local fragments that it covers.
 
-        Args: remote: owned by the index from now on.
-              listing: from `listing_began`; None if it saw everything persisted so far. One that
-                  began before the one we go by is ignored.
+        Args:
+            remote: owned by the index from now on.
+            listing: the token that `listing_began` gave; None: the listing saw everything that is
+                persisted so far. A listing that began before the one in use is ignored.
         """
         began = self.listing_began() if listing is None else listing
         if began < self._listed:
-            return  # two ran side by side; what the newer one settled is not kept any more
+            return  # two ran side by side, and `_persisted` is only kept for the newer one
         self._listed = began
         self._persisted = [(at, fragment) for at, fragment in self._persisted if at > began]
         for _, fragment in self._persisted:
@@ -222,7 +227,8 @@ class Index:
     def add_remote(self, fragment: Fragment) -> None:
         """Take over one fragment that was just persisted, without waiting for a listing.
 
-        Args: fragment: with store, time and postfix.
+        Args:
+            fragment: with store, time and postfix.
         """
         self._events += 1
         self._persisted.append((self._events, fragment))
@@ -232,7 +238,7 @@ class Index:
         self.wake()
 
     def close(self) -> None:
-        """End waiting queries, and let go of all files. Idempotent."""
+        """End all waits for a change, and release all files. Idempotent."""
         self._is_closed = True
         for file in self._files.values():
             file.release()
@@ -242,14 +248,18 @@ class Index:
         self.wake()
 
     def wake(self) -> None:
-        """Have those who wait for a change look again."""
+        """Wake all who wait for a change, so that they look again."""
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
         self._waiters.clear()
 
     def _may_jump(self, index: int) -> bool:
-        """Whether a read of a missing offset may go on at the member `index` behind it."""
+        """Whether a read at a missing offset may go on at the next member, which has this index.
+
+        Gazette's rule: it may at the beginning of the journal, which is pruned in time, or if the hole
+        is old. Local content is never jumped to: what precedes it may be about to be stored.
+        """
         if index == len(self._all):
             return False
         if self._all[index].mod_time == 0:
@@ -257,13 +267,14 @@ class Index:
         return index == 0 or self._is_old(index)
 
     def _is_old(self, index: int) -> bool:
-        """Whether what precedes the stored member `index` would have been stored long ago."""
+        """Whether the stored member `index` is so old that what precedes it must have been stored, too."""
         return self._all[index].mod_time < self._clock.now().timestamp() - JUMP_AGE_S
 
     def _drop_covered(self, *, near: Fragment | None = None) -> None:
         """Drop local fragments that the stores hold.
 
-        Args: near: the one remote fragment that is new; None if all may be.
+        Args:
+            near: the only remote fragment that is new; None: any may be.
         """
         kept: list[Fragment] = []
         dropped: list[Fragment] = []

@@ -1,12 +1,12 @@
 """Brings closed fragments into their stores.
 
-The primary persists at once. Replicas hold on to their copies for two to three minutes; by then the
-object is usually there, and they only look. Whoever fails tries again, for ever: the content is
-acknowledged, and lives nowhere else.
+The primary persists at once. Replicas keep their copies for two to three minutes, and then look. By
+then the object is usually there, and they have nothing to do. What fails is tried again, for ever: the
+content was acknowledged, and may be nowhere else.
 
-Source: Gazette broker/fragment/persister.go. Departs: an invalid path postfix is a failure (it is
-tried again once the spec is mended) instead of an object that no listing would take; replicas list
-the store before they write, so that the same bytes do not land in two partitions.
+Source: Gazette broker/fragment/persister.go. Departs: an invalid path postfix is a failure, which is
+tried again until the spec is mended, instead of giving an object that no listing would take. Replicas
+list the store before they write, so that the same bytes do not end up in two partitions.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ __all__ = ["Persister"]
 
 _log = logging.getLogger(__name__)
 
-_CONCURRENT_MAX: Final = 32  # into one store
+_CONCURRENT_MAX: Final = 32  # fragments on their way into one store
 _TICK_S: Final = 60.0
 _STORE_TIMEOUT_S: Final = 300.0
 
-# Of what is compressed in memory, since the disk of spools is full: as large as fragments usually are.
+# Bytes that are compressed in memory when the disk of spools is full: a fragment of the usual size.
 _MEMORY_BYTES_MAX: Final = 512 << 20
 _SEGMENT_BYTES_MAX: Final = 255
 
@@ -74,15 +74,19 @@ class Persister:
     ) -> None:
         """Start with nothing to do.
 
-        Args: spec_of: the current spec of a journal of that name and revision of its creation;
-                  None if it is deleted, even if there is another of its name by now.
-              on_persisted: told of each fragment that is in a store now, with `backing_store`,
-                  `mod_time` and `path_postfix` set.
-              tasks: owns the work in the background.
-              faults: told of errors that nobody foresaw, each of which is one fragment's.
-              executor: threads for compression.
-              directory: of spools, for compressed files; need not survive the process.
-              sleep: waits a number of seconds.
+        Args:
+            registry: opens stores by their URLs.
+            lister: lists what stores hold of a journal.
+            spec_of: the current spec of the journal with this name and revision of creation; None:
+                it is deleted, even if another journal has its name by now.
+            on_persisted: told of each fragment that is in a store now, with `backing_store`,
+                `mod_time` and `path_postfix` set.
+            clock: tells the time of storing.
+            tasks: owns the work in the background.
+            faults: told of unforeseen errors, each of which concerns one fragment only.
+            executor: threads for compression.
+            directory: that of spools, for compressed files. These need not survive the process.
+            sleep: waits a number of seconds.
         """
         self._registry = registry
         self._lister = lister
@@ -94,29 +98,29 @@ class Persister:
         self._executor = executor
         self._directory = directory
         self._sleep = sleep
-        # For each store of its own: one that hangs must not keep fragments from others.
+        # Each store has its own: one that hangs must not keep fragments from the others.
         self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(_CONCURRENT_MAX)
         )
-        # Held for each store while a fragment of it is in memory: one at a time.
+        # Each store has its own, held while a fragment for it is in memory: one at a time.
         self._in_memory: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._is_exiting = False
-        # What waits, by ticks to go: queues[0] is due at the next one.
+        # Waiting spools by the ticks that they still wait: queues[0] is due at the next one.
         self._queues: list[list[CompletedSpool]] = [[], [], []]
         self._in_work: set[CompletedSpool] = set()
         self._changed = asyncio.Event()
 
     def __len__(self) -> int:
-        """Fragments that are not persisted yet."""
+        """The number of fragments that are not persisted yet."""
         return len(self._in_work) + sum(map(len, self._queues))
 
     @property
     def journals(self) -> set[str]:
-        """Those of the fragments that are not persisted yet."""
+        """The journals with fragments that are not persisted yet."""
         return {spool.fragment.journal for spool in self._waiting()}
 
     def add(self, spool: CompletedSpool) -> None:
-        """Take over a completed spool; it is closed when persisted, or when nobody wants it."""
+        """Take over a completed spool. It is closed once it is persisted, or nobody wants it any more."""
         if spool.fragment.content_length == 0:
             spool.close()
         elif spool.is_primary or self._is_exiting:
@@ -125,28 +129,30 @@ class Persister:
             self._queues[-1].append(spool)
 
     async def run(self) -> None:
-        """Persist what is due, each minute; to be run as a task of the owner.
+        """Start what is due each minute, until cancelled. The owner runs this as a task.
 
-        Cancellation: safe; nothing is lost from the queues.
+        Cancellation: safe; the queues keep what they have.
         """
         while True:
             await self._sleep(_TICK_S)
             self.tick()
 
     def tick(self) -> None:
-        """Start on the queue that is due, and move the others up."""
+        """Start all of the queue that is due, and move the others up."""
         due = self._queues.pop(0)
         self._queues.append([])
         for spool in due:
             self._start(spool)
 
     async def drain(self, *, timeout_s: float) -> list[Fragment]:
-        """Persist everything now, trying again what fails, and any store if one refuses us.
+        """Persist everything now. What fails is tried again, in the next store if one refuses us.
 
-        Later `add`s are persisted at once, too.
+        What is added later is persisted at once, too.
 
-        Args: timeout_s: seconds after which it gives up.
-        Returns: the fragments that are not persisted; their content is lost with the process.
+        Args:
+            timeout_s: seconds after which this gives up.
+
+        Returns: the fragments that are not persisted; no store has their content.
         Cancellation: safe; the work goes on in the background.
         """
         self._is_exiting = True
@@ -171,9 +177,9 @@ class Persister:
             attempt += 1
 
     async def flush(self, journal: str) -> None:
-        """Persist what waits of one journal now, trying again what fails, until none is left of it.
+        """Persist now all that one journal has waiting, and try again what fails, until it is done.
 
-        What comes later is not waited for: a busy journal always has more.
+        This does not wait for what is added meanwhile: a busy journal always has more.
 
         Cancellation: safe; the work goes on in the background.
         """
@@ -194,7 +200,7 @@ class Persister:
             attempt += 1
 
     async def settle(self, *, timeout_s: float) -> bool:
-        """Wait until no attempt is under way; what failed waits in a queue.
+        """Wait until no attempt is under way. What failed waits in a queue.
 
         Returns: False if attempts are still under way after `timeout_s` seconds.
         Cancellation: safe.
@@ -234,7 +240,7 @@ class Persister:
             path = spool.fragment.content_path
             self._faults.report("fragment", f"persisting {path}, trying again later", err)
         finally:
-            # A cancelled attempt stays in the queue, too: the process may still drain.
+            # The spool of a cancelled attempt goes back, too: the process may still drain.
             self._in_work.discard(spool)
             if is_done:
                 spool.close()
@@ -247,7 +253,7 @@ class Persister:
         if spec is None:
             return
         async with self._slots[spec.fragment.stores[0]]:
-            spec = self._spec_for(spool)  # it may have waited for long
+            spec = self._spec_for(spool)  # the spec may have changed in a long wait
             if spec is not None:
                 await self._persist_by(spec, spool)
 
@@ -257,7 +263,7 @@ class Persister:
         if spec is None:
             _log.info("fragment %s dropped: no such journal", spool.fragment.content_path)
         elif not spec.fragment.stores:
-            return None  # the journal keeps content in brokers only
+            return None  # the journal is kept in brokers only
         return spec
 
     async def _persist_by(self, spec: JournalSpec, spool: CompletedSpool) -> None:
@@ -282,7 +288,7 @@ class Persister:
             return
 
     def _postfix(self, spool: CompletedSpool, spec: JournalSpec) -> str:
-        """The postfix by the current spec. Raises: ValidationError: it is not a valid path."""
+        """The postfix that the current spec gives. Raises: ValidationError: it is no valid path."""
         try:
             postfix = _template(spec.fragment.path_postfix_template).evaluate(
                 spool.fragment, spool.first_append_time, spool.registers, spec
@@ -292,19 +298,19 @@ class Persister:
         except ValidationError as err:
             if not self._is_exiting:
                 raise
-            # Better in the wrong directory than lost: its name still says what it holds.
+            # Better in the wrong directory than lost. The name still tells what it holds.
             _log.warning("%s persists without postfix: %s", spool.fragment.content_path, err)
             return ""
         return postfix
 
     async def _is_covered(self, spec: JournalSpec, fragment: Fragment) -> bool:
-        """Whether stores hold these bytes, maybe under another postfix or in other cuts."""
+        """Whether stores hold these bytes, maybe under another postfix, or divided in other fragments."""
         try:
             remote = await self._lister.list(spec)
         except StoreError:
             if not self._is_exiting:
                 raise
-            return False  # this may be the last copy: rather twice than never
+            return False  # this may be the last copy: better stored twice than never
         return remote.covers(fragment.begin, fragment.end)
 
     async def _put(self, store: ActiveStore, spool: CompletedSpool, fragment: Fragment) -> None:
@@ -324,11 +330,11 @@ class Persister:
     async def _stored_form(
         self, store: ActiveStore, spool: CompletedSpool, path: str
     ) -> AsyncGenerator[tuple[int, int]]:
-        """Gives: descriptor and length of the bytes to store; compresses once, and keeps the result.
+        """Gives: descriptor and length of the bytes to store. They are compressed once, and kept.
 
-        It lies with the spools, unless their disk has no room for it: then with the store's objects,
-        if those are in the file system, else in memory, and is not kept. A full disk of spools gets
-        room by nothing but this.
+        The compressed form lies beside the spools. If their disk has no room, it lies beside the
+        store's objects, if these are files, or else in memory, where it is not kept. Storing must work
+        even then: nothing else makes room on a disk full of spools.
         """
         if spool.fragment.codec is CompressionCodec.NONE:
             yield spool.content.fd, spool.fragment.content_length
@@ -356,12 +362,15 @@ class Persister:
     async def _compressed(
         self, spool: CompletedSpool, directory: Path | None, *, needs_room: bool
     ) -> CompressedForm:
-        """The whole compressed form; a batch at a time, so that journals take turns.
+        """The whole compressed form, made a batch at a time, so that journals take turns.
 
-        Args: directory: of a form to begin, or below where it lies; None: in memory.
-            needs_room: for all of the rest.
-        Raises: OSError: there is no room, and what was made is dropped.
-        Cancellation: what is made is kept.
+        Args:
+            directory: where to begin a form, or in the nearest folder above that exists; None: in
+                memory.
+            needs_room: whether the disk must have room for all that is still to be compressed.
+
+        Raises: OSError: there is no room; what was made is dropped.
+        Cancellation: what was made is kept.
         """
         content, length = spool.content, spool.fragment.content_length
         try:
@@ -383,7 +392,7 @@ class Persister:
 
 
 def _check_segments(postfix: str) -> None:
-    """Refuse a postfix under which no store, or no listing, would have the fragment."""
+    """Refuse a postfix under which stores would not take the fragment, or listings not find it."""
     for segment in postfix.split("/"):
         if segment.startswith("."):
             raise ValidationError(f"PathPostfix: listings hide names with a dot ({segment})")
@@ -423,7 +432,10 @@ def _check_memory(length: int) -> None:
 
 
 def _begin(codec: CompressionCodec, directory: Path | None) -> CompressedForm:
-    """A form in a directory, or the nearest one above that exists; or in memory. Raises: OSError."""
+    """Begin a form in a directory, or in the nearest one above it that exists; None: in memory.
+
+    Raises: OSError.
+    """
     while directory is not None and not directory.is_dir():
         directory = directory.parent
     return CompressedForm(codec, directory)

@@ -25,13 +25,13 @@ _log = logging.getLogger(__name__)
 
 _NS_PER_S: Final = 1_000_000_000
 
-# Files that are no fragments are named once in the log. Past this many, a store is plainly used
-# for something else, too, and naming more of them helps nobody.
+# The log names each file that is no fragment once, and at most so many. A store with more of them is
+# plainly used for something else, too, and naming the rest helps nobody.
 _WARNINGS_MAX: Final = 1000
 
 _LIST_TIMEOUT_S: Final = 300.0
 
-# Seconds for which the first listing may fail; checks of a store's health may for about as long.
+# Seconds for which the first listing may fail. Checks of a store's health may fail about as long.
 _FAILING_S: Final = 12.0
 
 
@@ -42,7 +42,12 @@ class FragmentLister:
     def __init__(
         self, registry: StoreRegistry, *, check: Callable[[JournalSpec], None] | None = None
     ) -> None:
-        """Args: check: raises a `StoreError` if the stores of a journal must not be used."""
+        """Keep what is needed to list.
+
+        Args:
+            registry: opens stores by their URLs.
+            check: raises a `StoreError` if the stores of a journal must not be used.
+        """
         self._registry = registry
         self._check = check
         self._warned: set[str] = set()
@@ -53,9 +58,9 @@ class FragmentLister:
             self._check(spec)
 
     async def list(self, spec: JournalSpec) -> CoverSet[Fragment]:
-        """The fragments of a journal that its stores hold; of equal ones, the last store's.
+        """The fragments of a journal in all of its stores; of equal ones, that of the last store.
 
-        Objects that are not fragments are skipped, and named in the log once.
+        Objects that are no fragments are skipped. The log names each of them once.
 
         Raises: GazetteError: a store could not be opened or listed.
         Cancellation: safe.
@@ -79,14 +84,15 @@ class FragmentLister:
 
     def _parse(self, journal: str, url: str, item: StoredObject) -> Fragment | None:
         if item.path.endswith("/"):
-            return None  # what consoles of object stores make of a "folder"
+            return None  # a "folder", as consoles of object stores make it
         try:
             fragment = parse_fragment_path(journal, item.path)
         except ValidationError as err:
             self._warn(f"{url} {journal}/{item.path}", str(err))
             return None
         if fragment.content_path != f"{journal}/{item.path}":
-            # Readable names of other widths exist on paper only, and nothing could fetch them.
+            # The name can be read, but is not the one that such a fragment gets (its numbers have
+            # another width, say), so nothing could fetch it.
             self._warn(f"{url} {journal}/{item.path}", f"expected {fragment.content_path}")
             return None
         return replace(fragment, backing_store=url, mod_time=item.mod_time)
@@ -111,7 +117,7 @@ class Refresher:
         self._problem = ""
 
     async def refresh(self, spec: JournalSpec) -> bool:
-        """List all stores once. A failure keeps what is known, and is logged ever more rarely.
+        """List all stores once. If that fails, the index keeps what it knows.
 
         Returns: whether it succeeded.
         Cancellation: safe.
@@ -144,12 +150,13 @@ class Refresher:
         self._failures += 1
         self._problem = problem
         if not self._index.first_refresh.is_set():
-            self._index.wake()  # who waits for it looks for how long it fails
+            self._index.wake()  # `wait_first` looks how long it has been failing
 
     async def wait_first(self) -> str:
-        """Wait until the stores were listed; one that takes its time may, but not one that fails.
+        """Wait until the stores were listed. A slow listing is waited for, but not one that fails.
 
-        Returns: "", or what fails for long, and the next step. Cancellation: safe.
+        Returns: "", or what has been failing for too long, and what to do about it.
+        Cancellation: safe.
         """
         index = self._index
         while not index.first_refresh.is_set():
