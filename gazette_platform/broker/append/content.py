@@ -178,9 +178,9 @@ class Stock:
 class Judge:
     """Ends appends whose clients owe content for too long; one timer looks at all of them.
 
-    Args: min_rate: bytes per second that a client must sustain; 0: nobody is judged.
-
-    Attributes: clock: tells for how long a client was waited for.
+    Args:
+        min_rate: bytes per second that a client must sustain; 0: nobody is judged.
+        clock: tells for how long a client was waited for.
     """
 
     __slots__ = ("_due_at", "_is_set", "_waiting", "clock", "min_rate")
@@ -210,11 +210,11 @@ class Judge:
 
     def look(self) -> None:
         """Judge all who are waited for, and look again while there are any."""
+        self._is_set = False
         now = self.clock.monotonic()
         is_late = asyncio.get_running_loop().time() - self._due_at > _TIMER_LATE_S
         for body in tuple(self._waiting):
             body.judge(now, is_late=is_late)
-        self._is_set = False
         if self._waiting:
             self._set()
 
