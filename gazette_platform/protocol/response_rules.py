@@ -15,7 +15,6 @@ from gazette_platform.protocol.field_context import check_field
 from gazette_platform.protocol.fragments import Fragment
 from gazette_platform.protocol.labels import LabelSet
 from gazette_platform.protocol.routing import Route, validate_header
-from gazette_platform.protocol.specs import JournalSpec
 
 if TYPE_CHECKING:
     from gazette_platform.protocol.pb import protocol_pb2 as pb
@@ -166,7 +165,8 @@ def validate_list_response(response: pb.ListResponse, *, continuation: bool = Fa
 
 
 def _validate_listed_journal(journal: pb.ListResponse.Journal) -> None:
-    check_field("Spec", JournalSpec.from_pb(journal.spec).validate)
+    # The spec is not held against its rules: those of the brokers may be others (Gazette's, or those
+    # of a later version), and one journal must not hide all others from who could mend it.
     if journal.mod_revision <= 0:
         raise ValidationError(f"invalid ModRevision ({journal.mod_revision}; expected > 0)")
     if journal.create_revision < 0:
