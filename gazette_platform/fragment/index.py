@@ -197,8 +197,8 @@ class Index:
     def listing_began(self) -> int:
         """Note that a listing of the stores begins now.
 
-        Returns: a token for `replace_remote`. By it that keeps fragments which were persisted too
-            late for the listing to see them, and ignores a listing older than the one in use.
+        Returns: a token for `replace_remote`. It tells which fragments were persisted too late for
+            the listing to see them, and which of two listings is the newer one.
         """
         self._events += 1
         return self._events

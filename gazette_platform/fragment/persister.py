@@ -102,7 +102,7 @@ class Persister:
         self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(_CONCURRENT_MAX)
         )
-        # Each store has its own, held while a fragment for it is in memory: one at a time.
+        # Each store has its own, held while a fragment for it is in memory: there is one at a time.
         self._in_memory: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._is_exiting = False
         # Waiting spools by the ticks that they still wait: queues[0] is due at the next one.

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["AdminApi"]
 
 _NAME_LENGTH_MAX = 256
-# Etcd takes 1.5 MiB a request; what is near that is a list, not a name for a few offsets.
+# Etcd takes requests of up to 1.5 MiB. A savepoint near that is too large to be a few offsets' name.
 _SAVEPOINT_BYTES_MAX = 1 << 20
 # Savepoints that are read at a time: all of them together may not fit into memory.
 _PAGE_KEYS = 8
@@ -155,7 +155,7 @@ class AdminApi:
         request = admin_pb.PutSavepointRequest.FromString(raw)
         savepoint = request.savepoint
         size = len(raw)
-        if size > _SAVEPOINT_BYTES_MAX:  # asked first: checking its names takes long
+        if size > _SAVEPOINT_BYTES_MAX:  # before its names are checked, which takes long
             raise RpcFailed(
                 Code.UNKNOWN,
                 f"a savepoint has {len(savepoint.offsets)} offsets, too many to keep in etcd "
@@ -255,8 +255,8 @@ class AdminApi:
     ) -> tuple[Status, bytes]:
         """Serve one DeleteSavepoint.
 
-        Raises: RpcFailed: the request is malformed, or NOT_FOUND: also if the claims cover none of
-            its journals. Forbidden: they cover only some of them.
+        Raises: RpcFailed: the request is malformed, or NOT_FOUND: there is none, or the claims cover
+            none of its journals. Forbidden: they cover only some of them.
         """
         request = admin_pb.DeleteSavepointRequest.FromString(raw)
         async with self._savepoints:

@@ -325,7 +325,7 @@ class _Asked:
     message: pb.AppendRequest
     request: events.AppendRequest
     found_as: tuple[str, bool, bool] | None
-    """Its key in what the resolver found; None: it asks for more than that tells."""
+    """Its key in `Resolver.found`; None: it sets conditions that need resolving anew."""
     claims: Claims
     resolution: Resolution = field(init=False)
     unreached_at: float | None = None
@@ -402,7 +402,7 @@ class _CommitResponse:
         self._registers: LabelSet | None = None
 
     def encode(self, outcome: Outcome, body: Body) -> bytes:
-        """What `_response` encodes, but for the header, at a third of its price."""
+        """Encode what `_response` would, without the header, at a third of the cost."""
         fragment, registers = outcome.commit, outcome.registers
         assert fragment is not None
         assert registers is not None

@@ -111,7 +111,7 @@ class BrokerService:
                 )
             except RpcFailed:
                 self._count_error(name)
-                raise  # as it is: made its own cause, it would keep all that its frames hold
+                raise  # as it is: an error that is its own cause keeps all that its frames hold
             except Exception as err:
                 raise self._failed(name, err) from err
             end(status)
@@ -139,7 +139,7 @@ class BrokerService:
                     self._check_fence()
             except RpcFailed:
                 self._count_error(name)
-                raise  # as it is: made its own cause, it would keep all that its frames hold
+                raise  # as it is: an error that is its own cause keeps all that its frames hold
             except Exception as err:
                 raise self._failed(name, err) from err
             end(status)
@@ -162,7 +162,7 @@ class BrokerService:
                 await self._before_expiry(self._limit(claims), method(stream, claims))
             except RpcFailed:
                 self._count_error(name)
-                raise  # as it is: made its own cause, it would keep all that its frames hold
+                raise  # as it is: an error that is its own cause keeps all that its frames hold
             except Exception as err:
                 raise self._failed(name, err) from err
             end(Status.OK)

@@ -43,7 +43,7 @@ in one revision. An append needs the acknowledgement of every other broker of th
 evicted broker's replication streams when that revision reaches them; the new primary then takes their
 spools, which hold everything that was acknowledged before. A journal with one replica has no others to
 ask. There the process itself refuses (`Fence`): it closes its port only once etcd knows that it leaves,
-or once it has stopped to acknowledge. From the moment at which its mirror of etcd lacks its member
+or once it has stopped acknowledging. From the moment at which its mirror of etcd lacks its member
 key, or its lease has run out by its own clock, the outcome of every append is told as unknown. It
 learns that its lease is gone when it next renews it, at the latest (`LeaseLost`), and stops.
 """
@@ -411,7 +411,7 @@ class CrashWatch:
             track.first_revision = 0
         track.refusals += 1
         is_long = now_s - track.refused_since >= self._after_s
-        # This stays true while the peer refuses, so that once accused it is testified against again.
+        # This stays true while the peer refuses, so that an accusation is repeated.
         if is_long and track.refusals >= _REFUSALS_MIN:
             track.state, track.is_busy = _State.ACCUSED, True
             return [Accuse(track.peer)]

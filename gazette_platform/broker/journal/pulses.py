@@ -1,7 +1,8 @@
 """Pulses: barriers that a journal appends by itself, to publish its route, close fragments or suspend.
 
-Gazette's primaries do the same once a minute. Nothing else would tell the allocator that the replicas
-of an idle journal are in step, or close a fragment of it when its flush interval is over.
+Nothing else would tell the allocator that the replicas of an idle journal are in step, or close its
+fragment when the flush interval is over. Gazette's primaries append such a barrier once a minute; ours
+do when there is a reason to.
 """
 
 from __future__ import annotations
