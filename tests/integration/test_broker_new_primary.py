@@ -26,7 +26,9 @@ pytestmark = pytest.mark.etcd
 async def make_new_primary(cluster, etcd, etcd_prefix, monkeypatch, *, offset=0):
     """Put a broker that has nothing of a journal in place of its primary; all stores are away.
 
-    Args: offset: where the journal goes on with what that one has acknowledged.
+    Args:
+        offset: where the journal goes on with what that one has acknowledged.
+
     Returns: the broker, and an event that lets it hear from the replica that stays.
     """
     first, second = [await cluster.start(zone=zone) for zone in ZONES[:2]]

@@ -366,7 +366,9 @@ async def test_fragments_that_close_under_load_are_nothing_that_others_might_hav
 async def moved_on(cluster, etcd, etcd_prefix, journal_leaves):
     """A journal that another broker has, and stores from 7 on.
 
-    Args: journal_leaves: called with its first broker before the journal goes to the other one.
+    Args:
+        journal_leaves: called with its first broker before the journal goes to the other one.
+
     Returns: both brokers, and what moves it from one to the other.
     """
     first = await cluster.start(append_wait_s=1.0)
