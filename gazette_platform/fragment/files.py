@@ -1,4 +1,4 @@
-"""The files of spools: without a name, shared by holders, and compressed a batch at a time."""
+"""The files of spools: shared by holders, and compressed a batch at a time."""
 
 from __future__ import annotations
 
@@ -14,9 +14,17 @@ from gazette_platform.codecs import compressor
 from gazette_platform.protocol import CompressionCodec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["COMPRESS_BATCH_BYTES", "CompressedForm", "SpoolFile", "read_block"]
+__all__ = [
+    "COMPRESS_BATCH_BYTES",
+    "CompressedForm",
+    "SpoolFile",
+    "finish_closing",
+    "read_block",
+    "write_all",
+]
 
 # Each batch becomes one gzip member or zstd frame; a MiB compresses nearly as well as a stream.
 COMPRESS_BATCH_BYTES = 1 << 20
@@ -28,18 +36,45 @@ _local = threading.local()
 
 @final
 class SpoolFile:
-    """An anonymous file, closed when its last holder releases it.
+    """An open file, closed when its last holder releases it; one with names loses them then.
 
     Readers hold it while they stream, the spool while it is open, and the completed spool until it
     is persisted; none of them need to know of the others.
+
+    Attributes:
+        fd: its descriptor.
+        begin: journal offset of its first byte.
+        ordinal: its number, if it has a name; else 0.
     """
 
-    __slots__ = ("_holders", "begin", "fd")
+    __slots__ = ("_forget", "_holders", "begin", "fd", "ordinal")
 
-    def __init__(self, directory: Path | None, begin: int) -> None:
-        """Begin one in `directory`; None: in memory. Raises: OSError."""
-        self.fd = _open_unnamed(directory) if directory else os.memfd_create("gazette-spool")
+    def __init__(
+        self,
+        directory: Path | None,
+        begin: int,
+        *,
+        fd: int = -1,
+        ordinal: int = 0,
+        forget: Callable[[SpoolFile], None] | None = None,
+    ) -> None:
+        """Begin one without a name, or take one that has.
+
+        Args:
+            directory: of one without a name; None: in memory.
+            begin: journal offset of its first byte.
+            fd: of one that has a name, which this owns from now on.
+            ordinal: its number.
+            forget: takes the names away, in a thread, once nobody holds it.
+
+        Raises: OSError.
+        """
+        if fd < 0:
+            fd = _open_unnamed(directory) if directory else os.memfd_create("gazette-spool")
+        self.fd = fd
         self.begin = begin
+        self.ordinal = ordinal
+        self._forget = forget
         self._holders = 1
 
     def hold(self) -> SpoolFile:
@@ -49,14 +84,30 @@ class SpoolFile:
         self._holders += 1
         return self
 
+    def keep_names(self) -> None:
+        """Leave the names to whoever looks for them after this process."""
+        self._forget = None
+
     def release(self) -> None:
         """Give up one hold; the last one closes the file."""
         self._holders -= 1
         if self._holders == 0:
-            if os.fstat(self.fd).st_size > _CLOSE_INLINE_BYTES_MAX:
-                _closer().submit(os.close, self.fd)
+            if self._forget is not None or os.fstat(self.fd).st_size > _CLOSE_INLINE_BYTES_MAX:
+                _closer().submit(self._close)
             else:
                 os.close(self.fd)
+
+    def _close(self) -> None:
+        try:
+            if self._forget is not None:
+                self._forget(self)
+        finally:
+            os.close(self.fd)
+
+
+def finish_closing() -> None:
+    """Wait until all files that nobody holds are closed, and their names are gone. For a thread."""
+    _closer().submit(lambda: None).result()
 
 
 def _open_unnamed(directory: Path) -> int:
@@ -140,6 +191,7 @@ def read_block(fd: int, at: int, limit: int) -> memoryview:
 
 
 def write_all(fd: int, data: bytes, at: int) -> None:
+    """Write all of `data` at a position. Raises: OSError: maybe only a part is written."""
     view = memoryview(data)
     while view:
         n = os.pwrite(fd, view, at)

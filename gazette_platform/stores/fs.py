@@ -44,6 +44,7 @@ _T = TypeVar("_T")
 
 _DIRECTORY_MODE = 0o750
 _FILE_MODE = 0o640
+_MAY_WRITE: Final = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 _PARTIAL_PREFIX: Final = ".partial-"
 _COPY_BYTES_MAX = 8 * 1024 * 1024
 _LIST_BATCH = 512
@@ -204,12 +205,16 @@ def _put(
 
 
 def _link(source_fd: int, length: int, target: Path) -> Path | None:
-    """Give an unnamed file a name beside the target.
+    """Give a file a name beside the target, if nobody may write to it any more.
 
-    Returns: None if that cannot be: it has a name, holds more, or lies on another file system.
+    Either it has no name, or one, and no mode by which anybody might open it to write: so its owner
+    says that it is done with it.
+
+    Returns: None if that cannot be: it may change, holds more, or lies on another file system.
     """
     info = os.fstat(source_fd)
-    if info.st_nlink or info.st_size != length:
+    is_done = info.st_nlink == 0 or (info.st_nlink == 1 and not info.st_mode & _MAY_WRITE)
+    if not is_done or info.st_size != length:
         return None
     partial = target.with_name(f"{_PARTIAL_PREFIX}{target.name}.{secrets.token_hex(4)}")
     try:

@@ -1,0 +1,219 @@
+"""How a broker notes beside its spools what is committed to them. Pure: bytes in, bytes out.
+
+A *block* belongs to one tenure: one broker's holding of one journal. It begins with a header, which
+says whose it is, and goes on with two *slots*, which are written in turn. Each slot holds a whole
+record, so that a record which is torn leaves the one before it. Header and records end with a CRC.
+
+    0      header: length, CRC-32, JSON
+    2,048  slot of records with an even number
+    3,072  slot of records with an odd number
+    4,096  the next block
+
+Registers that are too long for a slot lie in a file of their own, whose CRC the record has in their
+place.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from gazette_platform.protocol import CompressionCodec, LabelSet
+
+__all__ = [
+    "BLOCK_BYTES",
+    "SLOT_BYTES",
+    "Record",
+    "SpoolState",
+    "TenureHeader",
+    "decode_header",
+    "decode_record",
+    "decode_registers",
+    "encode_header",
+    "encode_record",
+    "encode_registers",
+    "fits",
+    "slot_at",
+]
+
+BLOCK_BYTES: Final = 4096
+_HEADER_BYTES: Final = 2048
+SLOT_BYTES: Final = 1024
+
+_VERSION: Final = 1
+_HAS_OVERFLOW: Final = 1
+_IS_DURABLE: Final = 2
+
+_HEADER = struct.Struct("<II")
+_RECORD = struct.Struct("<HHQQqqqqqB20sI")
+_CRC = struct.Struct("<I")
+_pack, _crc32 = _RECORD.pack, zlib.crc32
+_REGISTERS_BYTES_MAX: Final = SLOT_BYTES - _RECORD.size - _CRC.size
+
+
+@dataclass(frozen=True, slots=True)
+class TenureHeader:
+    """Whose block it is."""
+
+    tenure: str
+    """Random, of this holding alone."""
+    journal: str
+    create_revision: int
+    """Of the journal's spec in etcd."""
+
+
+class SpoolState(NamedTuple):
+    """What is committed to a spool: content up to `end`, and these registers."""
+
+    begin: int
+    end: int
+    registers: LabelSet
+    codec: CompressionCodec
+    first_append_us: int
+    """Microseconds since 1970 of the first append; 0: none yet."""
+    synced_to: int
+    """Offset below which the content is on disk, whatever becomes of the machine."""
+    digested_to: int
+    digest: bytes
+    """SHA-1 of the content below `digested_to`."""
+    is_durable: bool
+    """Whether each commit is on disk before it is acknowledged, so that no power failure takes it."""
+
+
+class Record(NamedTuple):
+    """A record as it was found; of two that are whole the one with the greater number counts."""
+
+    number: int
+    ordinal: int
+    """Of the content's file; 0: there is none, since the fragment is empty."""
+    state: SpoolState
+    """Its registers are empty: they are to be decoded."""
+    registers: bytes
+    """As `encode_registers` gives them; with `has_overflow`, the CRC of what has them."""
+    has_overflow: bool
+    raw: bytes
+    """All of it."""
+
+
+def slot_at(number: int) -> int:
+    """Where the record of this number begins in its block."""
+    return _HEADER_BYTES + (SLOT_BYTES if number & 1 else 0)
+
+
+def fits(registers: bytes) -> bool:
+    """Whether registers have room in a slot."""
+    return len(registers) <= _REGISTERS_BYTES_MAX
+
+
+def encode_registers(registers: LabelSet) -> bytes:
+    """The registers of a journal, as bytes."""
+    pairs = [(label.name, label.value) for label in registers.labels]
+    return json.dumps(pairs, ensure_ascii=False, separators=(",", ":")).encode() if pairs else b""
+
+
+def decode_registers(raw: bytes) -> LabelSet:
+    """What `encode_registers` made the bytes of. Raises: ValueError."""
+    return LabelSet.of(*((name, value) for name, value in json.loads(raw))) if raw else LabelSet()
+
+
+def encode_header(header: TenureHeader) -> bytes:
+    """The header as it begins a block."""
+    said = {
+        "version": _VERSION,
+        "tenure": header.tenure,
+        "journal": header.journal,
+        "create_revision": header.create_revision,
+    }
+    text = json.dumps(said, ensure_ascii=False).encode()
+    raw = _HEADER.pack(len(text), zlib.crc32(text)) + text
+    if len(raw) > _HEADER_BYTES:
+        raise ValueError(f"{header.journal}: its name is too long to be noted")
+    return raw
+
+
+def decode_header(block: bytes) -> TenureHeader | None:
+    """Whose block it is; None: nobody's, or it is torn."""
+    length, crc = _HEADER.unpack_from(block)
+    text = block[_HEADER.size : _HEADER.size + length]
+    if not 0 < length <= _HEADER_BYTES - _HEADER.size or zlib.crc32(text) != crc:
+        return None
+    said = json.loads(text)
+    if said["version"] != _VERSION:
+        return None
+    return TenureHeader(said["tenure"], said["journal"], said["create_revision"])
+
+
+def encode_record(
+    number: int, ordinal: int, state: SpoolState, registers: bytes, *, has_overflow: bool
+) -> bytes:
+    """A record, for every append: see `Record`.
+
+    Args:
+        number: of the record.
+        ordinal: of the content's file.
+        state: what is committed.
+        registers: encoded; with `has_overflow`, their CRC.
+        has_overflow: whether the registers are elsewhere.
+    """
+    begin, end, _, codec, first_append_us, synced_to, digested_to, digest, is_durable = state
+    flags = (_HAS_OVERFLOW if has_overflow else 0) | (_IS_DURABLE if is_durable else 0)
+    raw = (
+        _pack(
+            _VERSION,
+            flags,
+            number,
+            ordinal,
+            begin,
+            end,
+            synced_to,
+            first_append_us,
+            digested_to,
+            codec,
+            digest,
+            len(registers),
+        )
+        + registers
+    )
+    return raw + _crc32(raw).to_bytes(4, "little")
+
+
+def decode_record(raw: bytes) -> Record | None:
+    """The record that bytes begin with; None: there is none, or it is torn."""
+    if len(raw) < _RECORD.size + _CRC.size:
+        return None
+    (
+        version,
+        flags,
+        number,
+        ordinal,
+        begin,
+        end,
+        synced_to,
+        at_us,
+        digested_to,
+        codec,
+        digest,
+        n,
+    ) = _RECORD.unpack_from(raw)
+    size = _RECORD.size + n
+    if version != _VERSION or size + _CRC.size > len(raw):
+        return None
+    if _crc32(raw[:size]) != _CRC.unpack_from(raw, size)[0]:
+        return None
+    state = SpoolState(
+        begin,
+        end,
+        LabelSet(),
+        CompressionCodec(codec),
+        at_us,
+        synced_to,
+        digested_to,
+        digest,
+        bool(flags & _IS_DURABLE),
+    )
+    registers = raw[_RECORD.size : size]
+    has_overflow = bool(flags & _HAS_OVERFLOW)
+    return Record(number, ordinal, state, registers, has_overflow, raw[: size + _CRC.size])

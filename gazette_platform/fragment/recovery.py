@@ -1,0 +1,322 @@
+"""Finds what a process that ended left of its spools, and says how much of it is to be believed.
+
+While the machine runs, what a process wrote is there, whatever became of the process. After a power
+failure only what was synced is, or what a digest proves. A record that is torn is none, and what lies
+behind the end of a record was never committed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import zlib
+from collections import defaultdict
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final, final
+
+from gazette_platform.fragment import head_records
+from gazette_platform.fragment.files import COMPRESS_BATCH_BYTES, SpoolFile, read_block
+from gazette_platform.fragment.spool_home import make_private
+from gazette_platform.fragment.tenure import Tenure
+from gazette_platform.protocol import ZERO_SUM, Fragment, LabelSet
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gazette_platform.fragment.head_records import Record, SpoolState, TenureHeader
+    from gazette_platform.fragment.spool import Digest
+    from gazette_platform.fragment.spool_home import SpoolHome
+
+__all__ = ["SET_ASIDE", "RecoveredFragment", "RecoveredTenure", "Torn", "recover", "set_aside"]
+
+_log = logging.getLogger(__name__)
+
+SET_ASIDE: Final = "set-aside"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_DAMAGE: Final = (OSError, ValueError, TypeError, KeyError)
+
+
+@dataclass(slots=True, eq=False)
+class RecoveredFragment:
+    """Content that was committed, and is as it was."""
+
+    file: SpoolFile
+    """Held once, by whoever has this."""
+    state: SpoolState
+    sha: Digest
+    """Of all of the content."""
+
+    @property
+    def first_append_at(self) -> datetime:
+        """When its first append came."""
+        return _EPOCH + timedelta(microseconds=self.state.first_append_us)
+
+    def fragment(self, journal: str) -> Fragment:
+        """Its span and sum."""
+        state = self.state
+        total = self.sha.digest() if state.end > state.begin else ZERO_SUM
+        return Fragment(journal, state.begin, state.end, total, state.codec)
+
+
+@dataclass(frozen=True, slots=True)
+class Torn:
+    """A file of which more was recorded than can be believed."""
+
+    path: Path
+    begin: int
+    end: int
+    """As recorded; 0: nothing is known."""
+    why: str
+
+
+@final
+@dataclass(slots=True, eq=False)
+class RecoveredTenure:
+    """What is left of a tenure whose process ended, or whose journal left its broker."""
+
+    tenure: Tenure
+    process: str
+    """The broker whose it was."""
+    end: int
+    """Of the journal, as recorded."""
+    registers: LabelSet
+    """As of `end`."""
+    is_whole: bool
+    """Whether `end` and `registers` cover all that was acknowledged, and no content is torn."""
+    fragments: list[RecoveredFragment] = field(default_factory=list)
+    """In the order of their begins."""
+    torn: list[Torn] = field(default_factory=list)
+
+    def release(self) -> None:
+        """Let go of all content; its names go, too."""
+        for fragment in self.fragments:
+            fragment.file.release()
+        self.fragments = []
+
+
+def recover(home: SpoolHome) -> list[RecoveredTenure]:
+    """What is in a home that was taken over. For a thread: it reads all content.
+
+    Blocks that nothing was recorded in are given back, and drafts that were never committed removed.
+
+    Raises: OSError: the home cannot be read.
+    """
+    by_tenure: defaultdict[str, list[Path]] = defaultdict(list)
+    for path in home.folder.iterdir():
+        tenure, _, rest = path.name.partition(".")
+        if rest.endswith((".content", ".sealed")):
+            by_tenure[tenure].append(path)
+    found = []
+    for block, header in list(home.blocks()):
+        one = _recover(home, block, header, by_tenure.pop(header.tenure, []))
+        if one is not None:
+            found.append(one)
+    for paths in by_tenure.values():
+        for path in paths:
+            _log.error("%s stays: nothing says of which journal it is", path)
+    return found
+
+
+def _recover(
+    home: SpoolHome, block: int, header: TenureHeader, paths: list[Path]
+) -> RecoveredTenure | None:
+    assert home.former is not None
+    records = [head_records.decode_record(slot) for slot in home.slots(block)]
+    latest = max((r for r in records if r is not None), key=lambda r: r.number, default=None)
+    ordinals = sorted({int(path.name.split(".")[1]) for path in paths})
+    tenure = Tenure.recovered(home, header, block, latest, ordinal=max(ordinals, default=0))
+    if latest is None and not paths:
+        tenure.leave()  # nobody was told of it
+        return None
+    is_kept = home.former.is_of_this_boot
+    found = RecoveredTenure(tenure, home.former.process, 0, LabelSet(), is_whole=False)
+    states = _sealed_states(found, ordinals)
+    if latest is not None:
+        _take_head(found, latest, states, is_kept=is_kept)
+    # A file that no record speaks of is a draft which was never committed. After a power failure it may
+    # be one whose record is lost.
+    is_draft = latest is not None and is_kept
+    named = {torn.path for torn in found.torn}
+    for ordinal in sorted({*ordinals, *states}):
+        path = tenure.path(ordinal, "content")
+        if ordinal in states:
+            _take_content(found, path, states[ordinal], ordinal, is_kept=is_kept)
+        elif path in named:
+            continue
+        elif is_draft or not _has_content(path):
+            _remove(path)
+        else:
+            found.torn.append(Torn(path, 0, 0, "no record of it is left"))
+    found.fragments.sort(key=lambda one: one.state.begin)
+    found.is_whole = found.is_whole and not found.torn
+    return found
+
+
+def _sealed_states(found: RecoveredTenure, ordinals: list[int]) -> dict[int, SpoolState]:
+    """What is recorded beside closed fragments, by their numbers."""
+    states = {}
+    for ordinal in ordinals:
+        try:
+            sealed = _sealed(found.tenure.path(ordinal, "sealed").read_bytes())
+        except FileNotFoundError:
+            continue
+        except _DAMAGE as err:
+            path = found.tenure.path(ordinal, "content")
+            found.torn.append(Torn(path, 0, 0, f"its record cannot be read: {err}"))
+        else:
+            if sealed is not None:
+                states[ordinal] = sealed
+    return states
+
+
+def _has_content(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
+
+
+def _take_head(
+    found: RecoveredTenure, latest: Record, states: dict[int, SpoolState], *, is_kept: bool
+) -> None:
+    """Believe the latest record, as far as it can be; it speaks of the open fragment."""
+    state = latest.state
+    found.end = state.end
+    found.is_whole = state.is_durable or is_kept
+    try:
+        raw = latest.registers
+        if latest.has_overflow:
+            tenure = found.tenure
+            path = tenure.folder / f"{tenure.id}.registers.{latest.number & 1}"
+            raw = _checked(path.read_bytes(), latest.registers)
+        found.registers = head_records.decode_registers(raw)
+        found.tenure.knows(found.registers)
+    except _DAMAGE as err:
+        _log.error("%s: its registers are lost: %s", found.tenure.journal, err)
+        found.is_whole = False
+    if latest.ordinal:
+        states.setdefault(latest.ordinal, state._replace(registers=found.registers))
+
+
+def _sealed(raw: bytes) -> SpoolState | None:
+    """What is recorded of a closed fragment; None: it is open. Raises: ValueError: it is torn."""
+    if not any(raw):
+        return None
+    record = head_records.decode_record(raw)
+    if record is None:
+        raise ValueError("torn")
+    registers = record.registers
+    if record.has_overflow:
+        registers = _checked(raw[len(record.raw) :], registers)
+    return record.state._replace(registers=head_records.decode_registers(registers))
+
+
+def _checked(raw: bytes, crc: bytes) -> bytes:
+    if zlib.crc32(raw).to_bytes(4, "little") != crc:
+        raise ValueError("torn registers")
+    return raw
+
+
+def _take_content(
+    found: RecoveredTenure, path: Path, state: SpoolState, ordinal: int, *, is_kept: bool
+) -> None:
+    """Believe the content of a fragment, as far as it can be."""
+    begin, end = state.begin, state.end
+    if end <= begin:
+        _remove(path)
+        return
+    try:
+        fd = _open(path)
+    except OSError as err:
+        found.torn.append(Torn(path, begin, end, f"its content is lost: {err}"))
+        return
+    try:
+        sha: Digest = hashlib.sha1(usedforsecurity=False)
+        proved = _hash(fd, sha, 0, state.digested_to - begin)
+        is_as_proved = proved and (state.digested_to == begin or sha.digest() == state.digest)
+        believed_to = (
+            end if is_kept or state.is_durable else max(state.synced_to, state.digested_to)
+        )
+        is_there = is_as_proved and _hash(fd, sha, state.digested_to - begin, believed_to - begin)
+    except OSError as err:
+        os.close(fd)
+        found.torn.append(Torn(path, begin, end, f"its content cannot be read: {err}"))
+        return
+    if not is_there:
+        os.close(fd)
+        why = "it is shorter than recorded" if is_as_proved else "its digest differs"
+        found.torn.append(Torn(path, begin, end, why))
+        return
+    if believed_to < end:
+        why = (
+            f"nothing proves its content from {believed_to} on, since the machine was started anew"
+        )
+        found.torn.append(Torn(path, begin, end, why))
+    if believed_to == begin:
+        os.close(fd)
+        return
+    tenure = found.tenure
+    file = tenure.keep(SpoolFile(None, begin, fd=fd, ordinal=ordinal, forget=tenure.forget))
+    state = state._replace(end=believed_to)
+    found.fragments.append(RecoveredFragment(file, state, sha))
+
+
+def _remove(path: Path) -> None:
+    """Remove a file of content, and its record. Raises: OSError."""
+    path.with_suffix(".sealed").unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+
+
+def _open(path: Path) -> int:
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(path, os.O_RDWR | flags)
+    except PermissionError:  # it is sealed
+        return os.open(path, os.O_RDONLY | flags)
+
+
+def _hash(fd: int, sha: Digest, at: int, to: int) -> bool:
+    """Hash the bytes [at, to) of a file. Returns: whether they are there. Raises: OSError."""
+    if os.fstat(fd).st_size < to:
+        return False
+    while at < to:
+        block = read_block(fd, at, min(to - at, COMPRESS_BATCH_BYTES))
+        sha.update(block)
+        at += len(block)
+    return True
+
+
+def set_aside(
+    spool_dir: Path, found: RecoveredTenure, path: Path, *, begin: int, end: int, why: str
+) -> Path:
+    """Give a file of content another name, where nothing is deleted, with a description beside it.
+
+    Args:
+        spool_dir: below which that is.
+        found: whose it is.
+        path: of the content.
+        begin: journal offset of its first byte.
+        end: as recorded; 0: not known.
+        why: for whoever finds it.
+
+    Returns: where the description is. Raises: OSError.
+    """
+    folder = spool_dir / SET_ASIDE
+    folder.mkdir(mode=0o700, exist_ok=True)
+    make_private(folder)
+    target = folder / path.name
+    if path.exists() and not target.exists():
+        os.link(path, target)
+    told = target.with_suffix(".json")
+    said = {
+        "journal": found.tenure.journal,
+        "create_revision": found.tenure.create_revision,
+        "begin": begin,
+        "end": end,
+        "registers": [[label.name, label.value] for label in found.registers.labels],
+        "broker": found.process,
+        "tenure": found.tenure.id,
+        "why": why,
+    }
+    told.write_text(json.dumps(said, indent=2) + "\n")
+    return told

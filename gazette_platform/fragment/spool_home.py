@@ -1,0 +1,373 @@
+"""Where spools live on disk, so that they survive the process: homes, and the tenures in them.
+
+A *home* is a folder that one process holds, by a lock on the folder itself. When the process ends,
+however it does, the lock is free, and the next process takes the home over with all that is in it.
+
+    <spool-dir>/spools/<random>/home.json       whose it is
+                                heads           a block for each tenure, see `head_records`
+                                <tenure>.<number>.content    bytes of a fragment, from its begin
+                                <tenure>.<number>.sealed     its last record, once it is closed
+                                <tenure>.registers.<0|1>     registers too long for a record
+
+A *tenure* is one broker's holding of one journal. It ends when others hold what it held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import secrets
+import stat
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self, final
+
+from gazette_platform.errors import SetupError
+from gazette_platform.fragment import head_records
+from gazette_platform.fragment.files import finish_closing, write_all
+from gazette_platform.fragment.head_records import BLOCK_BYTES, SLOT_BYTES, TenureHeader
+from gazette_platform.fragment.tenure import Tenure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+__all__ = ["SPOOLS", "Owner", "SpoolHome", "boot_id", "free_homes", "make_private"]
+
+_log = logging.getLogger(__name__)
+
+SPOOLS: Final = "spools"
+_HOME: Final = "home.json"
+_HEADS: Final = "heads"
+_VERSION: Final = 1
+_FOLDER_MODE: Final = 0o700
+_FILE_MODE: Final = 0o600
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+def boot_id() -> str:
+    """Names the time since the machine was started: what was written since is in its memory."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""  # unknown, and equal to none
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who holds a home."""
+
+    cluster: str
+    """Of etcd, with the prefix of the brokers' keys."""
+    process: str
+    """The broker's zone and suffix."""
+    boot: str
+    """As `boot_id`."""
+    lease: int = 0
+    """Of its member key in etcd; 0: it has none yet."""
+
+    @property
+    def is_of_this_boot(self) -> bool:
+        """Whether the machine has run ever since."""
+        return self.boot != "" and self.boot == boot_id()
+
+
+@final
+class SpoolHome:
+    """A folder of spools that this process holds. Safe in threads.
+
+    Attributes:
+        folder: where it is.
+        former: who held it before this process; None: nobody.
+        tenures: those in it, by their ids.
+        syncs_names: whether files are brought to the disk itself before a record speaks of them; for
+            whoever brings their content there. It may be set at any time.
+    """
+
+    def __init__(
+        self, folder: Path, owner: Owner, *, former: Owner | None = None, lock_fd: int = -1
+    ) -> None:
+        """Use `make` or `free_homes`. Raises: OSError."""
+        self.folder = folder
+        self.syncs_names = False
+        self.former = former
+        self.tenures: dict[str, Tenure] = {}
+        self._owner = owner
+        self._lock_fd = -1
+        self._heads_fd = -1
+        self._mutex = threading.Lock()
+        self._syncing = threading.Lock()
+        self._is_dirty = False
+        self._blocks = 0
+        self._free: list[int] = []
+        if lock_fd >= 0:
+            self._open(lock_fd)
+
+    def _open(self, lock_fd: int) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._heads_fd = os.open(self.folder / _HEADS, flags, _FILE_MODE)
+        self._blocks = -(-os.fstat(self._heads_fd).st_size // BLOCK_BYTES)
+        self._free = [at for at in range(self._blocks) if self.header(at) is None]
+        self._lock_fd = lock_fd
+
+    @classmethod
+    def make(cls, spool_dir: Path, owner: Owner) -> Self:
+        """Make a home that nobody held before.
+
+        On a full disk that is left to the first tenure: a broker without room serves what it can.
+
+        Args:
+            spool_dir: may be shared with other brokers of this machine.
+            owner: this process.
+
+        Raises: SetupError: that cannot be.
+        """
+        base = spool_dir / SPOOLS
+        home = cls(base / secrets.token_hex(8), owner)
+        try:
+            home._make()
+        except OSError as err:
+            if err.errno not in _FULL:
+                raise SetupError(
+                    f"cannot keep spools in {base}: {err} (give --broker.spool-dir a folder of its "
+                    "own, on a local disk)"
+                ) from err
+            _log.error("%s: %s; appends are refused until there is room", spool_dir, err)
+        return home
+
+    def _make(self) -> None:
+        """Make the folder, unless it is there. Raises: OSError: call again."""
+        if self._lock_fd >= 0:
+            return
+        base = self.folder.parent
+        base.mkdir(mode=_FOLDER_MODE, exist_ok=True)
+        make_private(base)
+        lock_fd = None
+        while lock_fd is None:
+            self.folder = base / secrets.token_hex(8)
+            self.folder.mkdir(mode=_FOLDER_MODE)
+            # Another broker that looks for free homes may be faster, and remove it.
+            lock_fd = _lock(self.folder)
+        try:
+            self._open(lock_fd)
+            self.own(self._owner)
+        except BaseException:
+            self._lock_fd = -1
+            os.close(lock_fd)  # what is there of it is no home, and is removed by whoever looks
+            raise
+
+    def own(self, owner: Owner) -> None:
+        """Say whose it is. Raises: OSError."""
+        self._owner = owner
+        if self._lock_fd < 0:
+            return  # it is said when it is made
+        said = json.dumps({"version": _VERSION, **asdict(owner)}).encode()
+        _write_new(self.folder / _HOME, said)
+        os.fsync(self._lock_fd)
+
+    @property
+    def owner(self) -> Owner:
+        """Who holds it: this process."""
+        return self._owner
+
+    @property
+    def process(self) -> str:
+        """The broker that holds it: zone and suffix."""
+        return self._owner.process
+
+    # -------------------------------------------------------------------------------- blocks
+    def header(self, block: int) -> TenureHeader | None:
+        """Whose block it is; None: nobody's, or it is torn. Raises: OSError."""
+        raw = os.pread(self._heads_fd, BLOCK_BYTES, block * BLOCK_BYTES)
+        return head_records.decode_header(raw.ljust(BLOCK_BYTES, b"\0"))
+
+    def blocks(self) -> Iterator[tuple[int, TenureHeader]]:
+        """The blocks that belong to somebody. Raises: OSError."""
+        for block in range(self._blocks):
+            header = self.header(block)
+            if header is not None:
+                yield block, header
+
+    def slots(self, block: int) -> tuple[bytes, bytes]:
+        """What is in the slots of a block. Raises: OSError."""
+        begin = block * BLOCK_BYTES
+        even, odd = (
+            os.pread(self._heads_fd, SLOT_BYTES, begin + head_records.slot_at(n)) for n in (0, 1)
+        )
+        return even, odd
+
+    def allot(self, header: TenureHeader) -> int:
+        """Give a tenure a block, with empty slots. Returns: its number. Raises: OSError."""
+        raw = head_records.encode_header(header)
+        with self._mutex:
+            self._make()
+            if self._free:
+                block = self._free[-1]
+            else:
+                block = self._blocks
+                # Its place on disk is had from now on: a full disk hinders no record.
+                os.posix_fallocate(self._heads_fd, block * BLOCK_BYTES, BLOCK_BYTES)
+            begin = block * BLOCK_BYTES
+            # The header comes last: before, the block is nobody's.
+            write_all(self._heads_fd, bytes(BLOCK_BYTES), begin)
+            write_all(self._heads_fd, raw, begin)
+            if self._free:
+                self._free.pop()
+            else:
+                self._blocks += 1
+            return block
+
+    def give_back(self, block: int) -> None:
+        """Take a block back from its tenure. Raises: OSError."""
+        with self._mutex:
+            write_all(self._heads_fd, bytes(BLOCK_BYTES), block * BLOCK_BYTES)
+            self._free.append(block)
+
+    def write(self, block: int, number: int, record: bytes) -> None:
+        """Write the record of this number into a block. Raises: OSError."""
+        at = block * BLOCK_BYTES + head_records.slot_at(number)
+        if os.pwrite(self._heads_fd, record, at) != len(record):
+            raise OSError(f"{self.folder / _HEADS}: a record was written in part")
+        self._is_dirty = True
+
+    def write_new(self, path: Path, data: bytes) -> None:
+        """Write a file whole or not at all. Raises: OSError."""
+        _write_new(path, data, is_synced=self.syncs_names)
+        self.sync_names()
+
+    def sync_names(self) -> None:
+        """Have the names of files survive a power failure, if that is asked for. Raises: OSError."""
+        if self.syncs_names:
+            os.fsync(self._lock_fd)
+
+    def sync(self) -> None:
+        """Bring all records to the disk itself. For a thread. Raises: OSError."""
+        with self._syncing:  # what another thread is syncing is not on disk yet
+            if not self._is_dirty:
+                return
+            self._is_dirty = False
+            try:
+                os.fdatasync(self._heads_fd)
+            except BaseException:
+                self._is_dirty = True
+                raise
+
+    # ---------------------------------------------------------------------------------- life
+    def tenure(self, journal: str, create_revision: int) -> Tenure:
+        """Begin to hold a journal; touches no disk.
+
+        Args:
+            journal: its name.
+            create_revision: of its spec in etcd.
+        """
+        return Tenure(self, TenureHeader(secrets.token_hex(8), journal, create_revision))
+
+    def close(self) -> None:
+        """Give up the home, and remove it if nothing is left in it. Idempotent."""
+        if self._lock_fd < 0:
+            return
+        finish_closing()
+        os.close(self._heads_fd)
+        if not self.tenures:
+            with contextlib.suppress(OSError):  # there is something in it: it stays
+                if {path.name for path in self.folder.iterdir()} <= {_HOME, _HEADS}:
+                    (self.folder / _HOME).unlink(missing_ok=True)
+                    (self.folder / _HEADS).unlink(missing_ok=True)
+                    self.folder.rmdir()
+        os.close(self._lock_fd)
+        self._lock_fd = -1
+
+
+def free_homes(spool_dir: Path, owner: Owner) -> list[SpoolHome]:
+    """Take all homes of a cluster whose processes have ended.
+
+    Homes that cannot be read, of other clusters, or of processes that live, are left alone.
+
+    Args:
+        spool_dir: where to look.
+        owner: this process; homes of its cluster are taken.
+    """
+    taken: list[SpoolHome] = []
+    with contextlib.suppress(FileNotFoundError):
+        for folder in sorted((spool_dir / SPOOLS).iterdir()):
+            try:
+                home = _take(folder, owner)
+            except (OSError, ValueError, KeyError, TypeError) as err:
+                _log.error("%s is left alone, since it cannot be read: %s", folder, err)
+            else:
+                if home is not None:
+                    taken.append(home)
+    return taken
+
+
+def _take(folder: Path, owner: Owner) -> SpoolHome | None:
+    lock_fd = _lock(folder)
+    if lock_fd is None:
+        return None
+    try:
+        try:
+            said = json.loads((folder / _HOME).read_bytes())
+        except FileNotFoundError:
+            with contextlib.suppress(OSError):  # of a process that ended while it made it
+                (folder / _HEADS).unlink(missing_ok=True)
+                folder.rmdir()
+            os.close(lock_fd)
+            return None
+        version = said.pop("version")
+        former = Owner(**said) if version == _VERSION else None
+        if former is None or former.cluster != owner.cluster:
+            os.close(lock_fd)
+            return None
+        return SpoolHome(folder, owner, former=former, lock_fd=lock_fd)
+    except BaseException:
+        os.close(lock_fd)
+        raise
+
+
+def _lock(folder: Path) -> int | None:
+    """Lock a folder. Returns: what holds the lock; None: another process does. Raises: OSError."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(folder, flags)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Whoever had it before may have removed it meanwhile: then it locks nothing.
+        if os.path.samestat(os.fstat(fd), folder.stat()):
+            return fd
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except BaseException:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return None
+
+
+def make_private(folder: Path) -> None:
+    """See that nobody else can put there what we would take for ours. Raises: OSError."""
+    info = folder.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
+        raise PermissionError(f"{folder} is not a folder of this user")
+    if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        folder.chmod(_FOLDER_MODE)  # such as of a volume that Kubernetes opens to a group
+
+
+def _write_new(path: Path, data: bytes, *, is_synced: bool = True) -> None:
+    """Write a file whole or not at all. Raises: OSError."""
+    new = path.with_name(f"{path.name}.new")
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _FILE_MODE)
+    try:
+        write_all(fd, data, 0)
+        if is_synced:
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+    new.rename(path)

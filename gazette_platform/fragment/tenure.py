@@ -1,0 +1,321 @@
+"""One broker's holding of one journal, as it is on disk; see `spool_home`."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import zlib
+from typing import TYPE_CHECKING, Final, Protocol, Self, final
+
+from gazette_platform.fragment import head_records
+from gazette_platform.fragment.files import SpoolFile, finish_closing, write_all
+from gazette_platform.fragment.head_records import SLOT_BYTES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gazette_platform.fragment.head_records import Record, SpoolState, TenureHeader
+    from gazette_platform.protocol import LabelSet
+
+__all__ = ["Tenure"]
+
+_log = logging.getLogger(__name__)
+
+_FILE_MODE: Final = 0o600
+_SEALED_MODE: Final = 0o400
+
+
+class Home(Protocol):
+    """What a tenure needs of the home that it is in."""
+
+    folder: Path
+    syncs_names: bool
+    tenures: dict[str, Tenure]
+
+    @property
+    def process(self) -> str:
+        """The broker that holds it."""
+        ...
+
+    def allot(self, header: TenureHeader) -> int:
+        """Give a tenure a block, with empty slots. Returns: its number. Raises: OSError."""
+        ...
+
+    def give_back(self, block: int) -> None:
+        """Take a block back. Raises: OSError."""
+        ...
+
+    def write(self, block: int, number: int, record: bytes) -> None:
+        """Write the record of this number into a block. Raises: OSError."""
+        ...
+
+    def write_new(self, path: Path, data: bytes) -> None:
+        """Write a file whole or not at all. Raises: OSError."""
+        ...
+
+    def sync_names(self) -> None:
+        """Have the names of files survive a power failure, if that is asked for. Raises: OSError."""
+        ...
+
+    def sync(self) -> None:
+        """Bring all records to the disk itself. Raises: OSError."""
+        ...
+
+
+@final
+class Tenure:
+    """This broker's holding of a journal: the files of its fragments, and the record of its head.
+
+    One thread at a time records; files may be made and let go in others.
+    """
+
+    __slots__ = (
+        "_block",
+        "_encoded",
+        "_files",
+        "_header",
+        "_home",
+        "_last",
+        "_mutex",
+        "_number",
+        "_ordinal",
+        "_overflow",
+        "_owed",
+        "_registers",
+        "_slot_ordinal",
+    )
+
+    def __init__(self, home: Home, header: TenureHeader) -> None:
+        """Use `SpoolHome.tenure` or `recovered`."""
+        self._home = home
+        self._header = header
+        self._block = -1  # until something is recorded: idle journals are many
+        self._number = 0
+        self._ordinal = 0
+        self._mutex = threading.Lock()
+        self._files: set[SpoolFile] = set()
+        self._registers: LabelSet | None = None
+        self._encoded = b""
+        self._overflow = [b"", b""]
+        self._last = b""  # the record that counts
+        self._slot_ordinal = 0  # of its content
+        self._owed = 0  # of the file that nobody holds any more, but the record speaks of
+
+    @classmethod
+    def recovered(
+        cls,
+        home: Home,
+        header: TenureHeader,
+        block: int,
+        latest: Record | None,
+        *,
+        ordinal: int,
+    ) -> Self:
+        """One that another process had begun.
+
+        Args:
+            home: where it was found.
+            header: whose it is.
+            block: its number.
+            latest: the record that counts; None: there is none.
+            ordinal: no smaller than the numbers of its content files.
+        """
+        tenure = cls(home, header)
+        tenure._block, tenure._ordinal = block, ordinal
+        if latest is not None:
+            tenure._number, tenure._slot_ordinal = latest.number, latest.ordinal
+            tenure._last = latest.raw
+        home.tenures[header.tenure] = tenure
+        return tenure
+
+    def knows(self, registers: LabelSet) -> None:
+        """The registers of the latest record, which was recovered."""
+        self._registers, self._encoded = registers, head_records.encode_registers(registers)
+
+    @property
+    def id(self) -> str:
+        """Random, of this holding alone."""
+        return self._header.tenure
+
+    @property
+    def journal(self) -> str:
+        """What is held."""
+        return self._header.journal
+
+    @property
+    def create_revision(self) -> int:
+        """Of the journal's spec in etcd."""
+        return self._header.create_revision
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether anything was recorded."""
+        return self._block >= 0
+
+    @property
+    def folder(self) -> Path:
+        """Where its files are."""
+        return self._home.folder
+
+    @property
+    def process(self) -> str:
+        """The broker whose holding it is."""
+        return self._home.process
+
+    @property
+    def files(self) -> int:
+        """How many files of content are left."""
+        return len(self._files)
+
+    def path(self, ordinal: int, suffix: str) -> Path:
+        """Of a file of the fragment of this number."""
+        return self._home.folder / f"{self.id}.{ordinal}.{suffix}"
+
+    def content_file(self, begin: int) -> SpoolFile:
+        """Make the files of a fragment that begins at an offset.
+
+        Raises: OSError: nothing of them is left.
+        """
+        with self._mutex:
+            self._ordinal += 1
+            ordinal = self._ordinal
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            # There has to be room to say what it holds once it is closed, when the disk is full.
+            fd = os.open(self.path(ordinal, "sealed"), flags, _FILE_MODE)
+            try:
+                os.posix_fallocate(fd, 0, SLOT_BYTES)
+            finally:
+                os.close(fd)
+            fd = os.open(self.path(ordinal, "content"), flags, _FILE_MODE)
+            try:
+                self._home.sync_names()
+            except BaseException:
+                os.close(fd)
+                raise
+        except BaseException:
+            self._unlink(ordinal)
+            raise
+        return self.keep(SpoolFile(None, begin, fd=fd, ordinal=ordinal, forget=self.forget))
+
+    def keep(self, file: SpoolFile) -> SpoolFile:
+        """Count a file as one of ours, until it is forgotten."""
+        with self._mutex:
+            self._files.add(file)
+        return file
+
+    def record(self, ordinal: int, state: SpoolState) -> None:
+        """Record what is committed, before anybody is told.
+
+        Args:
+            ordinal: number of the open fragment's file; 0: nothing is in it.
+            state: of the spool.
+
+        Raises: OSError: the record before still counts; call again.
+        """
+        if self._block < 0:
+            self._block = self._home.allot(self._header)
+            self._home.tenures[self.id] = self
+        if ordinal != self._slot_ordinal:
+            self._seal_last()
+        number = self._number + 1
+        if state[2] is not self._registers:
+            self._registers = state[2]
+            self._encoded = head_records.encode_registers(state[2])
+        encoded = self._encoded
+        has_overflow = not head_records.fits(encoded)
+        if has_overflow:
+            encoded = self._write_overflow(number)
+        raw = head_records.encode_record(number, ordinal, state, encoded, has_overflow=has_overflow)
+        self._home.write(self._block, number, raw)
+        self._number, self._last = number, raw
+        if ordinal != self._slot_ordinal:
+            self._slot_ordinal = ordinal
+            self._pay()
+
+    def seal(self, file: SpoolFile, state: SpoolState) -> None:
+        """Keep a record beside a closed fragment, which says less than the latest did of it.
+
+        Raises: OSError.
+        """
+        encoded = head_records.encode_registers(state[2])
+        has_overflow = not head_records.fits(encoded)
+        short = zlib.crc32(encoded).to_bytes(4, "little") if has_overflow else encoded
+        raw = head_records.encode_record(0, file.ordinal, state, short, has_overflow=has_overflow)
+        self._seal(file, raw + encoded if has_overflow else raw)
+
+    def _write_overflow(self, number: int) -> bytes:
+        """Write registers to the file that goes with the slot. Returns: what the record has of them."""
+        parity, encoded = number & 1, self._encoded
+        if self._overflow[parity] is not encoded:
+            self._overflow[parity] = b""
+            self._home.write_new(self._home.folder / f"{self.id}.registers.{parity}", encoded)
+            self._overflow[parity] = encoded
+        return zlib.crc32(encoded).to_bytes(4, "little")
+
+    def _seal_last(self) -> None:
+        """Keep the record of a closed fragment beside it: the slots go on with another.
+
+        Raises: OSError.
+        """
+        ordinal, record = self._slot_ordinal, self._last
+        with self._mutex:
+            file = next((one for one in self._files if one.ordinal == ordinal), None)
+        if ordinal and file is not None:
+            # Of registers that had no room the record has the CRC only: they follow it.
+            is_short = head_records.fits(self._encoded)
+            self._seal(file, record if is_short else record + self._encoded)
+
+    def _seal(self, file: SpoolFile, record: bytes) -> None:
+        fd = os.open(self.path(file.ordinal, "sealed"), os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            write_all(fd, record, 0)
+            if self._home.syncs_names:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        with contextlib.suppress(OSError):
+            os.fchmod(file.fd, _SEALED_MODE)
+
+    def sync(self) -> None:
+        """Bring what is recorded to the disk itself. For a thread. Raises: OSError."""
+        self._home.sync()
+
+    def forget(self, file: SpoolFile) -> None:
+        """Take the names of a file away that nobody holds any more. For a thread."""
+        with self._mutex:
+            self._files.discard(file)
+            if file.ordinal == self._slot_ordinal:
+                self._owed = file.ordinal
+                return
+        self._unlink(file.ordinal)
+
+    def _pay(self) -> None:
+        """Take the names away that were left for the sake of the record before."""
+        with self._mutex:
+            owed, self._owed = self._owed, 0
+        if owed:
+            self._unlink(owed)
+
+    def _unlink(self, ordinal: int) -> None:
+        # Content that nothing speaks of is a draft which was never committed: so it goes last.
+        for suffix in ("sealed", "content"):
+            path = self.path(ordinal, suffix)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as err:
+                _log.warning("%s: %s stays: %s", self.journal, path, err)
+
+    def leave(self) -> None:
+        """Give up the holding: others have what it held. Files that are held stay. Raises: OSError."""
+        if self._block < 0:
+            return
+        finish_closing()
+        for parity in (0, 1):
+            (self._home.folder / f"{self.id}.registers.{parity}").unlink(missing_ok=True)
+        self._home.give_back(self._block)
+        self._block, self._slot_ordinal = -1, 0
+        self._pay()
+        self._home.tenures.pop(self.id, None)
