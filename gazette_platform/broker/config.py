@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from socket import gethostname
 from typing import TYPE_CHECKING
@@ -20,7 +21,22 @@ from gazette_platform.protocol.auth import KeyRing
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["BrokerConfig"]
+__all__ = ["BrokerConfig", "FsyncMode"]
+
+
+class FsyncMode(Enum):
+    """When spools are brought to the disk itself, by the value of --broker.fsync.
+
+    What was acknowledged survives the end of the process in any mode.
+    """
+
+    COMMIT = "commit"
+    """Before it is acknowledged: it survives a power failure."""
+    INTERVAL = "interval"
+    """Each second: a power failure takes no more than that."""
+    NEVER = "never"
+    """When the kernel does, some thirty seconds later."""
+
 
 _ETCD_SCHEMES = ("http", "https", "unix")
 
@@ -157,7 +173,10 @@ class BrokerConfig:
     """
 
     spool_dir: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
-    """Directory of the spools: scratch, on a local disk."""
+    """Directory of the spools, on a local disk that outlives the process."""
+
+    fsync: FsyncMode = FsyncMode.NEVER
+    """When content that is appended is brought to the disk itself."""
 
     def __post_init__(self) -> None:
         _check("broker.zone", validate_token, self.zone, 1, 32)

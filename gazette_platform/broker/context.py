@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from gazette_platform.broker.auth import Authenticator
     from gazette_platform.broker.config import BrokerConfig
     from gazette_platform.broker.fence import Fence
+    from gazette_platform.broker.leftovers import Leftovers
     from gazette_platform.broker.metrics import BrokerMetrics
     from gazette_platform.broker.store_guard import StoreGuard
     from gazette_platform.broker.wire.peers import Peers
     from gazette_platform.etcd import EtcdClient
     from gazette_platform.fragment.persister import Persister
     from gazette_platform.fragment.refresh import FragmentLister
+    from gazette_platform.fragment.spool_home import SpoolHome
     from gazette_platform.keyspace import BrokerState, KeySpace
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.faults import Faults
@@ -53,6 +55,10 @@ class BrokerContext:
     """Keeps the fragments of journals apart."""
     lister: FragmentLister
     persister: Persister
+    spools: SpoolHome
+    """Of the spools that are begun by this process."""
+    leftovers: Leftovers
+    """Looks after spools that no replica goes on with."""
     executor: Executor
     """Threads for what appends wait for: writing and hashing."""
     readers: Executor

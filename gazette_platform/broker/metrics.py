@@ -172,6 +172,10 @@ class BrokerMetrics:
         self.spool_persisted = self._counter(
             "gazette_spool_persisted", "Fragments that were written to a store."
         )
+        self.spools_set_aside = self._counter(
+            "gazette_platform_spools_set_aside",
+            "Files of former processes' spools whose content was set aside: others went on without it.",
+        )
 
         self.unforeseen = Counter(
             "gazette_platform_unforeseen_errors",

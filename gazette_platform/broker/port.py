@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from gazette_platform.broker.epochs import GoOn, Holder
     from gazette_platform.broker.wire.peer_stream import PeerStream
     from gazette_platform.fragment.completed import CompletedSpool
     from gazette_platform.fragment.index import Index
@@ -71,8 +72,19 @@ class JournalPort(Protocol):
         """Wait for the key space to reach `revision`."""
         ...
 
-    async def update_assignments(self) -> int:
-        """Write the route into the assignments. Returns: the revision to look at."""
+    async def claim(
+        self, holders: frozenset[Holder] | None, *, end: int, is_reset: bool
+    ) -> GoOn | int:
+        """Write into etcd the route, and who holds what is acknowledged from now on; see `epochs`.
+
+        Args:
+            holders: the tenures of all brokers of the route; None: some of them have none.
+            end: journal offset at which all of them are.
+            is_reset: whether an operator gives up what only others hold.
+
+        Returns: the revision to look at; or where to begin first.
+        Raises: RpcFailed: UNAVAILABLE: only others hold what was acknowledged, and are not here.
+        """
         ...
 
     async def write_suspend(self, suspend: SuspendSpec) -> int:
@@ -101,6 +113,10 @@ class JournalPort(Protocol):
     # ---------------------------------------------------------------------------- it is told
     def on_commit(self, spool: Spool, *, appends: int, length: int) -> None:
         """The spool holds `length` more bytes, of so many appends: publish it to readers."""
+        ...
+
+    def on_recovered(self, spool: Spool) -> None:
+        """The spool holds a fragment that a former process left: publish it to readers."""
         ...
 
     def on_rollback(self) -> None:

@@ -9,15 +9,18 @@ import os
 import random
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.allocator import Allocator, announce
 from gazette_platform.broker.api.service import BrokerService
 from gazette_platform.broker.auth import Authenticator
+from gazette_platform.broker.config import FsyncMode
 from gazette_platform.broker.context import BrokerContext
 from gazette_platform.broker.crash.evictor import Evictor
 from gazette_platform.broker.crash.former import await_former
+from gazette_platform.broker.crash.former_spools import recover_spools, take_homes
 from gazette_platform.broker.crash.hand_over import deadline, say_leaving, wait_handed_over
 from gazette_platform.broker.crash.noted_heads import held_alone, note_heads
 from gazette_platform.broker.fence import Fence
@@ -26,11 +29,13 @@ from gazette_platform.broker.http.server import HttpServer
 from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.broker.journal.resolver import Resolver
 from gazette_platform.broker.journal.storing import still_storing
+from gazette_platform.broker.leftovers import Leftovers
 from gazette_platform.broker.metrics import BrokerMetrics
 from gazette_platform.broker.process.names import random_id
 from gazette_platform.broker.side_keys import own_member_key
 from gazette_platform.broker.store_guard import StoreGuard
 from gazette_platform.broker.wire.grpc_server import GrpcServer
+from gazette_platform.broker.wire.interface import RpcFailed
 from gazette_platform.broker.wire.peers import Peers
 from gazette_platform.errors import EtcdError, LeaseLost
 from gazette_platform.etcd import EtcdClient
@@ -43,6 +48,7 @@ from gazette_platform.ops.host_guard import HostGuard
 from gazette_platform.ops.memory import give_back_when_idle
 from gazette_platform.ops.retry import insist
 from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.ops.threads import run_in
 from gazette_platform.protocol import BrokerSpec, ProcessId
 from gazette_platform.stores import StoreRegistry, health_check, open_store
 from gazette_platform.stores.metrics import MeasuredStore
@@ -79,6 +85,9 @@ _STORING_S = 2.0
 # How often quiet journals are looked at, and how many of them before other tasks may run.
 _TICK_S = 60.0
 _TICK_SLICE = 500
+
+# How often spools are brought to the disk itself, where that is asked for.
+_SYNC_S = 1.0
 
 # Without a drain timeout a store that is down holds the process: its spools are the only copy.
 _PERSIST_TIMEOUT_S = 24 * 3600.0
@@ -143,6 +152,10 @@ class Broker:
         etcd = EtcdClient(config.etcd_endpoints, tls=config.etcd_tls)
         self._stack.push_async_callback(etcd.close)
         await etcd.connect()
+        homes = self._homes = await take_homes(etcd, config, process_id)
+        for home in homes:
+            home.syncs_names = config.fsync is not FsyncMode.NEVER
+            self._stack.callback(home.close)
         space = KeySpace(
             etcd,
             config.etcd_prefix,
@@ -161,6 +174,7 @@ class Broker:
         )
         self._stack.callback(self._stop_replicas)
         self.service = BrokerService(self._context, self._resolver)
+        await recover_spools(homes, self._leftovers, self._context.executor)
         await self._await_former(etcd, process_id)
         self._server = GrpcServer(
             self.service.rpcs.values(),
@@ -176,6 +190,8 @@ class Broker:
         await self._start_http()
         self._lease = await etcd.grant_lease(max(1, round(config.etcd_lease_s)))
         try:
+            for home in homes:  # whoever takes it over once we have ended may end our lease, too
+                home.own(replace(home.owner, lease=self._lease.id))
             await self._join(process_id, space)
             await self._server.start()
         except BaseException:  # our peers never saw our port, and would wait for our lease to end
@@ -284,6 +300,17 @@ class Broker:
             executor=compressors,
             directory=config.spool_dir,
         )
+        executor = self._threads(_APPEND_THREADS, "spool")
+        self._leftovers = Leftovers(
+            etcd=etcd,
+            space=space,
+            prefix=config.etcd_prefix,
+            persister=self._persister,
+            spool_dir=config.spool_dir,
+            executor=executor,
+            faults=self.faults,
+            count=metrics.spools_set_aside.inc,
+        )
         return BrokerContext(
             config=config,
             clock=clock,
@@ -295,7 +322,9 @@ class Broker:
             guard=guard,
             lister=lister,
             persister=self._persister,
-            executor=self._threads(_APPEND_THREADS, "spool"),
+            spools=self._homes[0],
+            leftovers=self._leftovers,
+            executor=executor,
             readers=self._threads(_READ_THREADS, "read"),
             compressors=compressors,
             tasks=self.tasks,
@@ -335,6 +364,9 @@ class Broker:
         if self.config.auto_suspend:
             self.tasks.keep(self._tick, name="tick")
         self.tasks.keep(self._persister.run, name="persister")
+        self.tasks.keep(self._leftovers.run, name="leftovers")
+        if self.config.fsync is FsyncMode.INTERVAL:
+            self.tasks.keep(self._sync_spools, name="fsync")
         if self.config.evict_after_s > 0:
             evictor = Evictor(
                 etcd,
@@ -365,6 +397,20 @@ class Broker:
             context=self._context,
             resolver=self._resolver,
         )
+
+    async def _sync_spools(self) -> None:
+        """Bring what was appended to the disk itself, each second."""
+        executor = self._context.executor
+        while True:
+            await asyncio.sleep(_SYNC_S)
+            for replica in self._held():
+                try:
+                    await replica.spool.sync()
+                except RpcFailed as err:
+                    _log.error("%s", err)
+            for home in self._homes:
+                with self.faults.contained("spool", f"bringing {home.folder} to disk"):
+                    await run_in(executor, home.sync)
 
     async def _tick(self) -> None:
         """Have journals check whether they should be suspended, some of them at a time."""
@@ -413,6 +459,7 @@ class Broker:
             self._context.fence.give_up("this broker leaves")  # nobody waits for the rest
             left = await self._persist()
             await self._note_heads(self._held())
+            await self._within(_GRACE_S, "tidying up spools", self._tidy_up())
             await self._within(_GRACE_S, "giving back the lease", self._release())
         await self.abandon()
         return left
@@ -428,7 +475,7 @@ class Broker:
     def leaves_within_s(self) -> float | None:
         """Seconds that `drain` and `fail` take at most; None: as long as others, and stores, take."""
         timeout_s = self.config.drain_timeout_s
-        return None if timeout_s is None else 2 * timeout_s + 2 * self._limit_s + 9 * _GRACE_S
+        return None if timeout_s is None else 2 * timeout_s + 2 * self._limit_s + 10 * _GRACE_S
 
     @property
     def _limit_s(self) -> float:
@@ -504,6 +551,13 @@ class Broker:
         except EtcdError as err:
             _log.warning("our keys in etcd end with the lease: %s", err)
 
+    async def _tidy_up(self) -> None:
+        """Let go of what is stored, so that nobody waits for us to come back."""
+        try:
+            await self._leftovers.settle_all(is_leaving=True)
+        except EtcdError as err:
+            _log.warning("what this broker held waits for it to come back: %s", err)
+
     async def abandon(self) -> None:
         """Stop everything at once; keys in etcd end with the lease."""
         self._is_ready = False
@@ -537,5 +591,6 @@ class Broker:
                 await self._note_heads(held, alone)
             await self._within(_GRACE_S, "giving back the lease", self._release())
             left = await self._persist()
+            await self._within(_GRACE_S, "tidying up spools", self._tidy_up())
         await self.abandon()
         return left

@@ -12,6 +12,8 @@ of keys that are neither items, members nor assignments. ``<prefix>`` begins wit
     journals, which the value names; under a lease of its own, which ends with that.
 ``/.gazette-platform/savepoints<prefix>/<name>``
     A savepoint: offsets of journals under a name; under no lease.
+``/.gazette-platform/epochs<prefix>/<journal>``
+    Who holds all that was acknowledged of the journal, see `epochs`; under no lease.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from __future__ import annotations
 from gazette_platform.protocol import ProcessId
 
 __all__ = [
+    "epoch_key",
+    "epochs_prefix",
     "own_member_key",
     "own_members_prefix",
     "savepoint_key",
@@ -82,3 +86,13 @@ def savepoints_prefix(prefix: str) -> str:
 def savepoint_key(prefix: str, name: str) -> str:
     """The key of a savepoint."""
     return f"{savepoints_prefix(prefix)}{name}"
+
+
+def epochs_prefix(prefix: str) -> str:
+    """What the keys of all epoch records of a cluster begin with."""
+    return f"{_ROOT}/epochs{prefix}/"
+
+
+def epoch_key(prefix: str, journal: str) -> str:
+    """Where it says who holds what was acknowledged of a journal."""
+    return f"{epochs_prefix(prefix)}{journal}"

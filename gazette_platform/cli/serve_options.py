@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import MISSING, dataclass, fields
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gazette_platform.broker.config import BrokerConfig
+from gazette_platform.broker.config import BrokerConfig, FsyncMode
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol import format_duration, parse_duration
 
@@ -140,7 +141,13 @@ SERVE_OPTIONS = (
         "URL of a store that specs may name, or that theirs may lie below, as file:///tenants/. "
         "Repeatable. Default: any store.",
     ),
-    _broker("spool-dir", Path, "Folder of the spools: scratch, on a local disk."),
+    _broker("spool-dir", Path, "Folder of the spools, on a local disk that outlives the process."),
+    _broker(
+        "fsync",
+        FsyncMode,
+        "When what is appended is brought to the disk itself: at each commit, before it is acknowledged; "
+        "at an interval of a second; or never by the broker. It survives the process in any case.",
+    ),
     _broker("limit", int, "Most journals that this broker takes on.", "journal_limit"),
     _broker("max-append-rate", int, "Bytes per second and journal; 0 for no cap."),
     _broker("min-append-rate", int, "Bytes per second that an appending client must sustain."),
@@ -311,5 +318,6 @@ def option_values(values: Mapping[str, Any]) -> dict[str, str]:
         if option.kind is list:
             value = " ".join(value or ()) or None
         if value is not None:
-            found[option.name] = str(value).lower() if option.kind is bool else str(value)
+            text = str(value.value if isinstance(value, Enum) else value)
+            found[option.name] = text.lower() if option.kind is bool else text
     return found

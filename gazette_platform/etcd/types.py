@@ -95,16 +95,24 @@ class Compare:
     """A condition of a transaction: `target` of `key` equals `value`.
 
     A key that does not exist has version, create and mod revision 0.
+
+    With `is_below_all`, `target` of all keys that start with `key` is smaller than `value`.
     """
 
     key: str
     target: CompareTarget
     value: int
+    is_below_all: bool = False
 
     @classmethod
     def mod(cls, key: str, revision: int) -> Compare:
         """The key was last changed at `revision`; 0: it does not exist."""
         return cls(key, CompareTarget.MOD, revision)
+
+    @classmethod
+    def none_since(cls, prefix: str, revision: int) -> Compare:
+        """No key that starts with `prefix` was written after `revision`."""
+        return cls(prefix, CompareTarget.MOD, revision + 1, is_below_all=True)
 
     @classmethod
     def create(cls, key: str, revision: int) -> Compare:

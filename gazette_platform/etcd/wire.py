@@ -139,9 +139,10 @@ def range_result(msg: Any) -> RangeResult:
 def compare_to_pb(compare: Compare) -> Any:
     """The wire form of a condition."""
     return rpc_pb2.Compare(
-        result=rpc_pb2.Compare.EQUAL,
+        result=rpc_pb2.Compare.LESS if compare.is_below_all else rpc_pb2.Compare.EQUAL,
         target=_TARGETS[compare.target],
         key=encode_key(compare.key),
+        range_end=prefix_end(compare.key) if compare.is_below_all else b"",
         **{compare.target.value: compare.value},
     )
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import TYPE_CHECKING, Protocol, final
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Protocol, Self, final
 
 from gazette_platform.fragment.completed import CompletedSpool
 from gazette_platform.fragment.files import (
@@ -24,18 +25,23 @@ from gazette_platform.fragment.files import (
     SpoolFile,
     read_block,
 )
+from gazette_platform.fragment.head_records import SpoolState
 from gazette_platform.protocol import ZERO_SUM, CompressionCodec, Fragment, LabelSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from datetime import datetime
     from pathlib import Path
+
+    from gazette_platform.fragment.tenure import Tenure
 
 __all__ = ["LAG_BYTES_MAX", "Digest", "Spool", "SpoolFile"]
 
 # How far the digest may trail the commits before appends wait for it: a bound on the work left at
 # roll time (about 10 ms), not on memory, since content is on disk.
 LAG_BYTES_MAX = 16 << 20
+
+# How far what is recorded of the digest trails it, where the digest is made with each commit.
+_PROVE_BYTES = 256 << 10
 
 
 class Digest(Protocol):
@@ -65,6 +71,7 @@ class Spool:
         registers: the journal's registers as of `end`.
         first_append_at: instant of the first commit; None while empty.
         is_primary: whether this broker compresses as it goes and persists first.
+        synced_to: offset below which the content is on disk, whatever becomes of the machine.
     """
 
     __slots__ = (
@@ -72,8 +79,12 @@ class Spool:
         "_digested_to",
         "_directory",
         "_file",
+        "_first_append_us",
         "_may_compress",
+        "_proved",
         "_sha",
+        "_syncs",
+        "_tenure",
         "begin",
         "codec",
         "end",
@@ -81,6 +92,7 @@ class Spool:
         "is_primary",
         "journal",
         "registers",
+        "synced_to",
     )
 
     def __init__(
@@ -92,7 +104,21 @@ class Spool:
         codec: CompressionCodec = CompressionCodec.NONE,
         registers: LabelSet | None = None,
         is_primary: bool = False,
+        tenure: Tenure | None = None,
+        syncs: bool = False,
     ) -> None:
+        """Begin with nothing.
+
+        Args:
+            journal: its name.
+            directory: of files without a name.
+            begin: journal offset.
+            codec: of the fragment once it is stored.
+            registers: as of `begin`.
+            is_primary: as the attribute.
+            tenure: gives the content's file a name, so that it survives the process; None: it has none.
+            syncs: whether the content is brought to the disk itself once it is closed.
+        """
         self.journal = journal
         self.begin = begin
         self.end = begin
@@ -107,6 +133,31 @@ class Spool:
         self._may_compress = True
         self._sha: Digest = hashlib.sha1(usedforsecurity=False)
         self._digested_to = begin
+        # An offset, and the digest below it: threads move the digest while others look at it.
+        self._proved = (begin, ZERO_SUM)
+        self._tenure = tenure
+        self._syncs = syncs
+        self._first_append_us = 0
+        self.synced_to = begin
+
+    @classmethod
+    def recovered(
+        cls, journal: str, file: SpoolFile, state: SpoolState, sha: Digest, *, directory: Path
+    ) -> Self:
+        """A fragment that another process left; nothing is to be added.
+
+        Args:
+            journal: its name.
+            file: its content, which this takes over.
+            state: what was committed to it.
+            sha: of all of the content.
+            directory: of files without a name.
+        """
+        spool = cls(journal, directory=directory, begin=state.begin, codec=state.codec)
+        now = datetime.fromtimestamp(state.first_append_us / 1e6, UTC)
+        spool.commit(state.end, registers=state.registers, now=now, digest=sha)
+        spool._file, spool._may_compress = file, False
+        return spool
 
     @property
     def content_length(self) -> int:
@@ -172,7 +223,7 @@ class Spool:
         """
         file = self._file
         if file is None:
-            file = self._file = SpoolFile(self._directory, self.begin)
+            file = self._file = self._begin_file()
         fd, base = file.fd, self.begin
         for chunk in chunks:
             view = memoryview(chunk)
@@ -181,6 +232,60 @@ class Spool:
                 at += written
                 view = view[written:]
         return at
+
+    def _begin_file(self) -> SpoolFile:
+        if self._tenure is not None:
+            return self._tenure.content_file(self.begin)
+        return SpoolFile(self._directory, self.begin)
+
+    def note(
+        self, tenure: Tenure, end: int, registers: LabelSet, now: datetime, *, is_durable: bool
+    ) -> None:
+        """Record that what was written up to `end` counts, before it is committed.
+
+        Args:
+            tenure: that of the spool.
+            end: journal offset.
+            registers: as of `end`.
+            now: becomes the instant of the first append, if this is the first.
+            is_durable: whether the content is on disk, as all that was committed before.
+
+        Raises: OSError: what was recorded before still counts.
+        """
+        begin, file = self.begin, self._file
+        at_us = 0
+        if end > begin:
+            at_us = self._first_append_us
+            if not at_us:
+                at_us = self._first_append_us = int(now.timestamp() * 1e6)
+        state = SpoolState(
+            begin,
+            end,
+            registers,
+            self.codec,
+            at_us,
+            end if is_durable else min(self.synced_to, end),
+            *(self._proved if self._proved[0] <= end else (begin, ZERO_SUM)),
+            is_durable,
+        )
+        tenure.record(file.ordinal if file is not None else 0, state)
+
+    def note_less(self, tenure: Tenure) -> None:
+        """Record of a closed fragment that not all of it counts which was recorded. Raises: OSError."""
+        if self._file is None or not self.content_length:
+            return
+        begin, end, at_us = self.begin, self.end, self._first_append_us
+        proved = self._proved if self._proved[0] <= end else (begin, ZERO_SUM)
+        state = SpoolState(
+            begin, end, self.registers, self.codec, at_us, min(self.synced_to, end), *proved, False
+        )
+        tenure.seal(self._file, state)
+
+    def sync(self, to: int) -> None:
+        """Bring the content below an offset to the disk itself. For a thread. Raises: OSError."""
+        if self._file is not None and self.synced_to < to:
+            os.fdatasync(self._file.fd)
+            self.synced_to = to
 
     def commit(
         self, end: int, *, registers: LabelSet, now: datetime, digest: Digest | None = None
@@ -196,6 +301,8 @@ class Spool:
         self.registers = registers
         if digest is not None:
             self._sha, self._digested_to = digest, end
+            if end - self._proved[0] >= _PROVE_BYTES:
+                self._proved = (end, digest.digest())
 
     def digest_copy(self) -> Digest:
         """A digest of the committed content, to be carried on with what is written behind it.
@@ -216,6 +323,8 @@ class Spool:
             block = read_block(file.fd, self._digested_to - self.begin, to - self._digested_to)
             self._sha.update(block)
             self._digested_to += len(block)
+        if self._digested_to > self._proved[0]:
+            self._proved = (self._digested_to, self._sha.digest())
 
     def compress_step(self, to: int) -> None:
         """Compress the next whole batch of what is committed before offset `to`, if there is one.
@@ -250,8 +359,12 @@ class Spool:
             self.discard()
             return None
         self.digest_step(self.end)
+        if self._tenure is not None and self._syncs and self.synced_to < self.end:
+            self.sync(self.end)
+            self.note_less(self._tenure)  # the record that was sealed knows nothing of it
         # What was rolled back behind the end is not part of the file that a store may take over.
-        os.ftruncate(self._file.fd, self.content_length)
+        if os.fstat(self._file.fd).st_size != self.content_length and not self._is_set_aside:
+            os.ftruncate(self._file.fd, self.content_length)
         compressed = self._compressed
         file, self._file, self._compressed = self._file, None, None
         return CompletedSpool(
@@ -262,6 +375,17 @@ class Spool:
             content=file,
             compressed=compressed,
         )
+
+    @property
+    def _is_set_aside(self) -> bool:
+        """Whether the file has a name elsewhere, too, and is not ours to change."""
+        return self._file is not None and os.fstat(self._file.fd).st_nlink > 1
+
+    def leave_behind(self) -> None:
+        """Drop the spool, and leave its content to whoever looks for it after this process."""
+        if self._file is not None:
+            self._file.keep_names()
+        self.discard()
 
     def discard(self) -> None:
         """Drop the files of a spool whose content nobody needs."""

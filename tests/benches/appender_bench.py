@@ -80,7 +80,7 @@ class FakeJournal:
     def replica_counts(self):
         return self.replicas
 
-    async def update_assignments(self):
+    async def claim(self, holders, *, end, is_reset):
         self.log.append("update")
         if not self.gate.is_set():
             raise EtcdError("etcd is away")
@@ -99,6 +99,9 @@ class FakeJournal:
 
     def on_commit(self, spool, *, appends, length):
         self.commits.append((spool.begin, spool.end, appends, length))
+        self.index.spool_commit(spool.fragment(), spool.file)
+
+    def on_recovered(self, spool):
         self.index.spool_commit(spool.fragment(), spool.file)
 
     def on_rollback(self):

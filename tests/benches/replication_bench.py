@@ -57,6 +57,9 @@ class Link:
             raise answer
         return answer
 
+    async def tenure(self):
+        return None
+
     async def done_writing(self):
         self.up.put_nowait(None)
 

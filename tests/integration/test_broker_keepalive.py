@@ -70,7 +70,7 @@ async def test_a_peer_that_is_cut_off(brokers, tmp_path, direction):
     peers = Peers(config, SystemClock())
     async with FaultProxy("127.0.0.1", broker.port) as proxy, asyncio.timeout(DEADLINE_S):
         # The other side waits for our first message.
-        stream = open_replicate(peers, NAME, ProcessId("a", "peer"), proxy.address)
+        stream = open_replicate(peers, NAME, ProcessId("a", "peer"), proxy.address, "")
         await eventually(lambda: proxy.connections)
         proxy.black_hole(direction)
         with pytest.raises(RpcFailed) as caught:
@@ -228,8 +228,12 @@ async def test_a_broker_ends_the_calls_of_callers_that_are_cut_off(brokers, monk
         tail = protocol_pb2_grpc.JournalStub(channel).Read(pb.ReadRequest(journal=NAME, block=True))
         await tail.read()
         proxy.black_hole()
-        cancelled = broker.metrics.calls.handled.labels(
-            "server_stream", "protocol.Journal", "Read", "Canceled"
-        )
-        await eventually(lambda: cancelled._value.get() == 1)
+        labels = {
+            "grpc_service": "protocol.Journal",
+            "grpc_method": "Read",
+            "grpc_code": "Canceled",
+        }
+        labels["grpc_type"] = "server_stream"
+        counted = broker.metrics.registry.get_sample_value
+        await eventually(lambda: counted("grpc_server_handled_total", labels) == 1)
         tail.cancel()

@@ -12,6 +12,7 @@ from grpc import StatusCode, aio
 from gazette_platform.broker import serve
 from gazette_platform.broker.crash import noted_heads
 from gazette_platform.broker.crash.noted_heads import note_heads
+from gazette_platform.broker.epoch_store import read_record
 from gazette_platform.broker.journal.spec_writes import write_head, write_suspend
 from gazette_platform.broker.side_keys import own_member_key, own_members_prefix
 from gazette_platform.broker.spool.journal_spool import Draft
@@ -188,10 +189,10 @@ def before_noting(change, monkeypatch):
     """Change etcd right before a broker writes its head there."""
     written = noted_heads.write_head
 
-    async def write_later(*arguments):
+    async def write_later(*arguments, **options):
         monkeypatch.setattr(noted_heads, "write_head", written)
         await change()
-        return await written(*arguments)
+        return await written(*arguments, **options)
 
     monkeypatch.setattr(noted_heads, "write_head", write_later)
 
@@ -489,7 +490,8 @@ async def test_nothing_is_noted_by_a_broker_whose_mirror_is_late(
     before = await etcd.get(key)
     suspend = SuspendSpec(SuspendLevel.NONE, 7)
     if write == "head":
-        assert not await write_head(context, own, suspend)
+        _, at = await read_record(etcd, context.config.etcd_prefix, JOURNAL)
+        assert not await write_head(context, own, suspend, record=None, mod_revision=at)
     else:
         await write_suspend(context, JOURNAL, suspend)
     assert await etcd.get(key) == before

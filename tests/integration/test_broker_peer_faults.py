@@ -169,7 +169,7 @@ async def stalled(tmp_path):
     await server.start()
     peers = Peers(BrokerConfig(id="own-broker", file_root=tmp_path), SystemClock())
     async with FaultProxy("127.0.0.1", port) as proxy:
-        stream = open_replicate(peers, NAME, ProcessId("a", "other"), proxy.address)
+        stream = open_replicate(peers, NAME, ProcessId("a", "other"), proxy.address, "")
         await stream.write(b"first")
         proxy.black_hole()
         yield stream, proxy

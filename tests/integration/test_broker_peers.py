@@ -66,7 +66,7 @@ async def peers(tmp_path, monkeypatch):
 
 async def begin(peers, endpoint):
     """A stream that had a message each way, and waits for the next."""
-    stream = open_replicate(peers, "a/journal", PEER, endpoint)
+    stream = open_replicate(peers, "a/journal", PEER, endpoint, "")
     await stream.write(b"one")
     assert await stream.read() == b"one"
     return stream

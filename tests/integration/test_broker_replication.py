@@ -393,7 +393,7 @@ async def test_r2_the_primary_tells_its_route_in_all_assignments(cluster):
     assert [value for value, _ in values.values()] == [expected] * 3
     await append(cluster.primary(), NAME, b"x")
     primary = cluster.replica(route.primary_id)
-    await primary.update_assignments()
+    await primary.claim(primary.replicator.holders, end=1, is_reset=False)
     again = {a.key: (a.value, a.mod_revision) for a in state.assignments_of(NAME)}
     assert again == values, "what is told is not told again"
 
@@ -418,7 +418,8 @@ async def test_r2_a_stale_view_tells_nothing(cluster, monkeypatch, changed):
         there = await context.etcd.get(first.key)
         item = context.space.state.items[NAME]
         object.__setattr__(first, "route", Route((), -1))
-        await cluster.replica(route.primary_id).update_assignments()
+        replica = cluster.replica(route.primary_id)
+        await replica.claim(replica.replicator.holders, end=0, is_reset=False)
         assert await context.etcd.get(first.key) == there, "its comparison failed"
         assert item is context.space.state.items[NAME]
     context.space.apply_batches(held)

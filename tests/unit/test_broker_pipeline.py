@@ -64,6 +64,9 @@ class Peer:
             raise answer
         return answer
 
+    async def tenure(self):
+        return None
+
     async def done_writing(self):
         self.is_done = True
         self.answers.put_nowait(None)

@@ -16,6 +16,7 @@ import pytest
 
 from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.append.batch import Pending, content_sum
+from gazette_platform.broker.config import FsyncMode
 from gazette_platform.broker.journal import pulses as pulses_module
 from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.broker.journal.timers import FLUSH_RETRY_S
@@ -23,6 +24,7 @@ from gazette_platform.broker.metrics import BrokerMetrics
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import StoreUnavailable
 from gazette_platform.fragment.cover_set import CoverSet
+from gazette_platform.fragment.spool_home import Owner, SpoolHome, boot_id
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.tasks import TaskGroup
@@ -87,7 +89,11 @@ class Bench:
         space = SimpleNamespace(state=self.state, revision=1)
         self.context = SimpleNamespace(
             config=SimpleNamespace(
-                max_append_rate=0, max_replication=9, spool_dir=directory, append_wait_s=0.0
+                max_append_rate=0,
+                max_replication=9,
+                spool_dir=directory,
+                append_wait_s=0.0,
+                fsync=FsyncMode.NEVER,
             ),
             clock=self.clock,
             rng=random.Random(1),
@@ -96,6 +102,8 @@ class Bench:
             guard=SimpleNamespace(check=lambda _: None),
             lister=SimpleNamespace(list=self.list),
             persister=SimpleNamespace(add=self.persisted.append),
+            spools=SpoolHome.make(directory, Owner("c", "a#broker", boot_id())),
+            leftovers=SimpleNamespace(has=lambda _: False, add=lambda _: None),
             executor=executor,
             readers=executor,
             compressors=executor,
@@ -457,12 +465,12 @@ async def test_replicas_close_nothing_by_themselves(bench, monkeypatch):
 async def test_a_route_that_is_not_published_is_pulsed_until_it_is(bench, monkeypatch):
     updates = []
 
-    async def update():
+    async def update(holders, *, end, is_reset):
         updates.append(bench.clock.monotonic())
         raise RpcFailed(Code.UNAVAILABLE, "etcd is away")
 
     monkeypatch.setattr(pulses_module, "_RETRIES_S", (0.0, 0.0, 60.0))
-    monkeypatch.setattr(bench.replica, "update_assignments", update)
+    monkeypatch.setattr(bench.replica, "claim", update)
     bench.state.is_consistent = lambda _: False
     bench.replica.on_change(is_primary=True)
     for _ in range(20):

@@ -14,7 +14,7 @@ import pytest
 from replication_bench import NAME, OWN, THREE, A, B, Bench, Held, Link, Stream, settle
 
 from gazette_platform.broker.api import replicate as replicate_api
-from gazette_platform.broker.api.replicate import ReplicateApi, _Session, _Tenure
+from gazette_platform.broker.api.replicate import ReplicateApi, _Reign, _Session
 from gazette_platform.broker.replicate import replicator as module, synced
 from gazette_platform.broker.replicate.messages import (
     ContentMessage,
@@ -652,7 +652,7 @@ async def test_who_waits_for_a_spool_displaces_only_its_own_older_stream(
     """That of another primary ends by itself, and says why."""
     monkeypatch.setattr(replicate_api, "_DISPLACE_AFTER_S", 0.0)
     spool, api = bench.primary.spool, ReplicateApi(None)
-    holder = api._tenures[spool] = _Tenure(None, None, A)
+    holder = api._reigns[spool] = _Reign(None, None, A)
     await spool.lock.acquire()
     waiting = asyncio.ensure_future(api._acquire(spool, sender))  # noqa: TID251
     await settle()

@@ -34,8 +34,8 @@ CONTRACTS = {
     ("core-is-light", "source_modules"): _CORE,
     ("pure", "source_modules"): (
         "allocator.flow_network broker.append.events broker.append.fsm "
-        "broker.crash.eviction broker.replicate.pipeline_fsm broker.replicate.replica_fsm "
-        "broker.replicate.synced consumer.recoverylog.fsm fragment.cover_set message.sequencer"
+        "broker.crash.eviction broker.epochs broker.replicate.pipeline_fsm broker.replicate.replica_fsm "
+        "broker.replicate.synced consumer.recoverylog.fsm fragment.cover_set fragment.head_records message.sequencer"
     ),
     ("pb-edges", "allowed_importers"): "protocol client broker consumer testing",
 }

@@ -94,6 +94,7 @@ class AdminApi:
             replica = self._resolver.replicas.get(journal)
             if replica is not None:
                 await replica.spool.completed()
+            await self._context.leftovers.settle(journal)
             await self._context.persister.flush(journal)
         response = admin_pb.FlushResponse(status=status.value, end=end)  # type: ignore[arg-type]
         resolution.header.into_pb(response.header)
@@ -113,6 +114,7 @@ class AdminApi:
         else:
             return outcome.status, 0
         await self._resolver.closed(replica.name)  # a former replica of ours may still be closing
+        await self._context.leftovers.settle(replica.name)
         await self._context.persister.flush(replica.name)
         await self._flush_others(replica, end)
         replica.refresh()  # what others have stored may cover the copies that we hold

@@ -32,7 +32,7 @@ from gazette_platform.broker.replicate.replica_fsm import (
     SpoolState,
     Write,
 )
-from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.broker.wire.interface import TENURE, Code, RpcFailed
 from gazette_platform.ops.interrupt import Interrupt, Interrupted
 from gazette_platform.protocol import Status
 from gazette_platform.protocol.auth import ALL_CLAIMS
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from gazette_platform.broker.journal.resolver import Resolver
     from gazette_platform.broker.replicate.replica_fsm import Effect
     from gazette_platform.broker.spool.journal_spool import Draft, JournalSpool
-    from gazette_platform.broker.wire.interface import MessageStream
+    from gazette_platform.broker.wire.interface import MessageStream, Metadata
     from gazette_platform.protocol import Header, ProcessId
     from gazette_platform.protocol.auth import Claims
 
@@ -60,9 +60,11 @@ class ReplicateApi:
     def __init__(self, resolver: Resolver[Replica]) -> None:
         self._resolver = resolver
         # Of each spool that a stream owns: that stream's.
-        self._tenures: dict[JournalSpool, _Tenure] = {}
+        self._reigns: dict[JournalSpool, _Reign] = {}
 
-    async def replicate(self, stream: MessageStream, claims: Claims = ALL_CLAIMS) -> None:
+    async def replicate(
+        self, stream: MessageStream, metadata: Metadata, claims: Claims = ALL_CLAIMS
+    ) -> None:
         """Serve one Replicate stream, to its end.
 
         Raises: RpcFailed: it was malformed, or its sender is not the primary any more. What was
@@ -91,25 +93,26 @@ class ReplicateApi:
                 await stream.send(encode_answer(Answer(status), header))
                 return
             sender = first.header.route.primary_id
-            with _Tenure(self._resolver, replica, sender) as tenure:
+            with _Reign(self._resolver, replica, sender) as reign:
                 try:
-                    await tenure.interrupt.wait(self._acquire(replica.spool, sender))
+                    await reign.interrupt.wait(self._acquire(replica.spool, sender))
                 except Interrupted:
                     continue  # it resolves to something else now
-                self._tenures[replica.spool] = tenure
+                self._reigns[replica.spool] = reign
                 try:
                     if not self._is_equivalent(first.header, replica.name):
                         continue
-                    session = _Session(stream, replica.spool, tenure.interrupt, header)
+                    await self._greet(stream, metadata, replica)
+                    session = _Session(stream, replica.spool, reign.interrupt, header)
                     await session.run(first)
                 except Interrupted:
                     raise RpcFailed(
-                        Code.UNAVAILABLE, f"{replica.name}: {sender}{tenure.end}"
+                        Code.UNAVAILABLE, f"{replica.name}: {sender}{reign.end}"
                     ) from None
                 else:
                     return
                 finally:
-                    del self._tenures[replica.spool]
+                    del self._reigns[replica.spool]
                     replica.spool.lock.release()
 
     async def _acquire(self, spool: JournalSpool, sender: ProcessId | None) -> None:
@@ -118,10 +121,21 @@ class ReplicateApi:
             async with asyncio.timeout(_DISPLACE_AFTER_S):
                 await spool.lock.acquire()
                 return
-        holder = self._tenures.get(spool)
+        holder = self._reigns.get(spool)
         if holder is not None and holder.primary == sender:
             holder.displace()
         await spool.lock.acquire()
+
+    @staticmethod
+    async def _greet(stream: MessageStream, metadata: Metadata, replica: Replica) -> None:
+        """Tell a primary of this project what we hold, and that it survives us.
+
+        Raises: RpcFailed: our disk is full or broken, or the stream broke.
+        """
+        if TENURE in metadata:
+            await stream.greet({TENURE: replica.spool.begin_tenure()})
+        else:
+            replica.renounce()
 
     def _is_equivalent(self, header: Header, journal: str) -> bool:
         """Whether the route is what the sender believes, as of now."""
@@ -130,7 +144,7 @@ class ReplicateApi:
 
 
 @final
-class _Tenure:
+class _Reign:
     """The time for which a broker is primary of a journal that we replicate, and its stream the last."""
 
     def __init__(
@@ -170,11 +184,11 @@ class _Session:
     """One stream while it owns the spool."""
 
     def __init__(
-        self, stream: MessageStream, spool: JournalSpool, tenure: Interrupt, header: Header
+        self, stream: MessageStream, spool: JournalSpool, reign: Interrupt, header: Header
     ) -> None:
         self._stream = stream
         self._spool = spool
-        self._tenure = tenure
+        self._reign = reign
         self._header: Header | None = header
         self._draft: Draft | None = None
 
@@ -185,7 +199,7 @@ class _Session:
         machine = ReplicateFSM(SpoolState(spool.proposal(), spool.registers))
         message: ContentMessage | ProposalMessage = first
         while True:
-            if self._tenure.is_fired:
+            if self._reign.is_fired:
                 raise Interrupted("not the primary any more")
             if isinstance(message, ContentMessage):
                 content = message.content
@@ -201,7 +215,7 @@ class _Session:
                 following = draft.fragment() if draft is not None else machine.state.fragment
                 for effect in machine.on_proposal(message.proposal, following.sum):
                     await self._carry_out(effect)
-            raw = await self._tenure.wait(self._stream.next())
+            raw = await self._reign.wait(self._stream.next())
             if raw is None:
                 return
             message = decode_request(raw)
@@ -213,13 +227,14 @@ class _Session:
                 self._spool.roll(to, registers=registers, codec=codec, is_urgent=is_urgent)
             case Commit(registers):
                 assert self._draft is not None
+                await self._spool.keep(self._draft, registers)
                 self._spool.commit(self._draft, registers)
                 self._draft = None
             case Discard():
                 self._draft = None
             case Answer():
                 header, self._header = self._header, None
-                await self._tenure.wait(self._stream.send(encode_answer(effect, header)))
+                await self._reign.wait(self._stream.send(encode_answer(effect, header)))
             case Abort(text):
                 raise RpcFailed(Code.UNKNOWN, text)
             case _:

@@ -151,7 +151,7 @@ class BrokerService:
         self,
         name: str,
         capability: Capability,
-        method: Callable[[MessageStream, Claims], Awaitable[None]],
+        method: Callable[[MessageStream, Metadata, Claims], Awaitable[None]],
     ) -> BidiStream:
         begun, end = self._counted(name)
 
@@ -159,7 +159,7 @@ class BrokerService:
             begun.count += 1
             try:
                 claims = self._auth.authorize(metadata, capability)
-                await self._before_expiry(self._limit(claims), method(stream, claims))
+                await self._before_expiry(self._limit(claims), method(stream, metadata, claims))
             except RpcFailed:
                 self._count_error(name)
                 raise  # as it is: an error that is its own cause keeps all that its frames hold

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from gazette_platform.broker.port import JournalPort
     from gazette_platform.broker.replicate.replicator import Replicator
     from gazette_platform.broker.spool.journal_spool import Draft, JournalSpool
+    from gazette_platform.fragment.recovery import RecoveredTenure
     from gazette_platform.fragment.spool import Digest, Spool
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.tasks import TaskGroup
@@ -106,11 +107,13 @@ class Appender:
             self._running = True
             pending.done.get_loop().call_soon(self._start)
 
-    async def close(self) -> None:
+    async def close(self) -> RecoveredTenure | None:
         """Close the open fragment and hand it to the persister, after queued appends.
 
         Those that are ready, or stream already, are written. Those that wait for etcd or a store,
         and those that come later, are not ours any more.
+
+        Returns: where the spool's tenure ended; None: there was none.
         """
         self._closed = True
         self._planner.forget()
@@ -121,7 +124,7 @@ class Appender:
             await self._idle.wait()
         with self._faults.contained("journal", f"{self._journal.name}: leaving its replicas"):
             await self._replicator.close()
-        await self._spool.close()
+        return await self._spool.close()
 
     def roll_if_due(self) -> bool:
         """Close the open fragment if its window ended.
@@ -284,13 +287,15 @@ class Appender:
                 appends += 1
                 chunks += pending.chunks
         spool = self._spool
-        if not spool.takes_at_once(length):
+        if spool.is_durable or not spool.takes_at_once(length):
             return False
         draft = spool.draft(with_digest=False)
-        if length and not draft.write_at_once(chunks, length):
-            return False
         registers = batch[-1].registers
         assert registers is not None
+        if length:
+            if not draft.write_at_once(chunks, length):
+                return False
+            spool.keep_at_once(draft, registers)
         answer = Answers(self._journal.name, batch, sums, spool.digester.spool.codec)
         self._settle(draft, registers, answer, appends=appends)
         return True
@@ -319,6 +324,12 @@ class Appender:
                 if isinstance(err, DiskFull):
                     self._make_room(has_peers=has_peers)
                 return
+            try:
+                await spool.keep(draft, registers)
+            except RpcFailed as err:
+                self._refuse(batch, err)
+                replicator.is_synced = False
+                return
         sums = [p.sum if isinstance(p.sum, bytes) else await p.sum for p in batch]
         answer = Answers(self._journal.name, batch, sums, spool.spool.codec)
         appends = sum(1 for pending in batch if pending.length)
@@ -333,10 +344,12 @@ class Appender:
         if refusal is None:
             self._spool.commit(draft, registers, appends=appends)
         else:
+            self._spool.forget_drafts()
             self._start_over()
         answer(refusal)
 
     def _refuse(self, batch: list[Pending], failure: RpcFailed) -> None:
+        self._spool.forget_drafts()
         self._start_over()
         refuse(batch, failure)
 
@@ -358,12 +371,14 @@ class Appender:
         refusal = self._refusal()
         if refusal is not None:
             self._forget()  # replicas that do not know yet would agree
+            self._spool.forget_drafts()
             self._start_over()
             answer(refusal)
             return
         try:
             self._replicator.propose(draft, registers, answer, appends=appends)
         except RpcFailed as err:
+            self._spool.forget_drafts()
             self._start_over()
             answer(err)
 
@@ -383,9 +398,12 @@ class Appender:
         digest = hashlib.sha1(usedforsecurity=False)
         try:
             effect = await self._receive(pending, draft, digest, has_peers=has_peers)
+            if isinstance(effect, events.Commit) and draft.length:
+                await spool.keep(draft, effect.registers)
         except RpcFailed as err:
             effect = None
             pending.fail(err)
+            spool.forget_drafts()
             if isinstance(err, DiskFull):
                 self._make_room(has_peers=has_peers)
                 self._journal.on_rollback()

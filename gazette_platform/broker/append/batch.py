@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, assert_never, final
 
 from gazette_platform.broker.append import events, fsm
+from gazette_platform.broker.epochs import GoOn
 from gazette_platform.broker.replicate import synced
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.protocol import ZERO_SUM, Fragment, LabelSet, Status, SuspendLevel
@@ -271,9 +272,9 @@ class Planner:
                 # Even if it is only to wait for who had the spool before.
                 return Wait(lambda: self._sync(pending, roll_to, registers))
             case events.CheckAssignments():
-                return (
-                    events.AssignmentsFresh() if journal.is_consistent else Wait(self._write_route)
-                )
+                if journal.is_consistent:
+                    return events.AssignmentsFresh()
+                return Wait(lambda: self._claim(pending))
             case events.CountReplicas():
                 current, desired = journal.replica_counts
                 if current < desired:
@@ -389,10 +390,7 @@ class Planner:
         try:
             return await self._replicator.sync(roll_to, registers, must_roll=lambda: self.is_due)
         except RpcFailed as err:
-            left_s = pending.wait_until - self._clock.monotonic()
-            if err.code is not Code.UNAVAILABLE or left_s <= 0 or pending.done.done():
-                raise
-            await asyncio.sleep(min(left_s, _SYNC_RETRY_S))
+            await self._wait_unless_late(pending, err)
             return synced.Invalidated()
 
     async def _settled(self, pending: Pending) -> None:
@@ -401,8 +399,28 @@ class Planner:
         if not self._replicator.is_synced:
             pending.next_effect = pending.machine.start_over()
 
-    async def _write_route(self) -> events.Event:
-        return events.Written(await self._journal.update_assignments())
+    async def _claim(self, pending: Pending) -> events.Event:
+        """Have etcd say whose the journal is; holders that are away come back within some time."""
+        request, spool = pending.machine.request, self._spool
+        is_reset = fsm.is_resetting(request)
+        end = max(spool.end, request.offset) if is_reset else spool.end
+        if not self._replicator.is_synced:
+            return synced.Invalidated()
+        try:
+            found = await self._journal.claim(self._replicator.holders, end=end, is_reset=is_reset)
+        except RpcFailed as err:
+            await self._wait_unless_late(pending, err)
+            return synced.Invalidated()
+        if isinstance(found, GoOn):
+            return synced.SyncMismatch(found.head, found.registers)
+        return events.Written(found)
+
+    async def _wait_unless_late(self, pending: Pending, err: RpcFailed) -> None:
+        """Wait a moment for what may pass. Raises: RpcFailed: `err`: the append has waited enough."""
+        left_s = pending.wait_until - self._clock.monotonic()
+        if err.code is not Code.UNAVAILABLE or left_s <= 0 or pending.done.done():
+            raise err
+        await asyncio.sleep(min(left_s, _SYNC_RETRY_S))
 
     async def _wait_ready(self) -> events.Event:
         problem = await self._journal.wait_ready()

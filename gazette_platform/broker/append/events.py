@@ -52,6 +52,8 @@ class AppendRequest:
     subtract_registers: LabelSet | None = None
     suspend: AppendSuspend = AppendSuspend.SUSPEND_RESUME
     min_revision: int = 0
+    resets_head: bool = False
+    """Go on without what only brokers hold that are not there. Brokers' own; not on the wire."""
     closes_fragment: bool = False
     """Close the open fragment first, though nothing else asks for it. Brokers' own; not on the wire."""
 

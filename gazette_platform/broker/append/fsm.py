@@ -13,6 +13,7 @@ The shell feeds events to `AppendFSM.step` and carries out the one effect that c
                    WrongRoute(revision)            Resolve(revision)
     ASSIGNMENTS    AssignmentsFresh                CountReplicas
                    Written(revision)               Resolve(revision)
+                   SyncMismatch(offset)            Sync(roll to where holders let go, their registers)
     REPLICAS       Replicas(as many as wanted)     AwaitReady
                    Replicas(too many)              Resolve(revision + 1)
                    Replicas(too few, may wait)     Resolve(revision + 1)
@@ -88,6 +89,7 @@ __all__ = [
     "NS_PER_S",
     "AppendFSM",
     "State",
+    "is_resetting",
     "is_suspending",
     "must_roll",
     "preconditions",
@@ -204,7 +206,8 @@ class AppendFSM:
                 if current > desired or may_wait:  # the allocator is about to change that
                     return self._resolve(revision + 1)
                 return self._fail(Status.INSUFFICIENT_JOURNAL_BROKERS)
-            case State.SYNC, SyncMismatch(roll_to, registers):
+            case ((State.SYNC | State.ASSIGNMENTS), SyncMismatch(roll_to, registers)):
+                self.state = State.SYNC
                 return Sync(roll_to, registers)
             case State.SYNC, WrongRoute(revision):
                 return self._resolve(revision)
@@ -352,6 +355,15 @@ def _suspension(request: AppendRequest, view: ReplicaView, *, has_content: bool)
         case _:
             pass
     return None
+
+
+def is_resetting(request: AppendRequest) -> bool:
+    """Whether the append is an operator's word that the journal goes on at its offset.
+
+    Gazette's `gazctl journals reset-head` says so by these options, which nobody else has a use for.
+    """
+    keeps = request.suspend is AppendSuspend.SUSPEND_KEEP
+    return request.resets_head or (keeps and request.offset != 0)
 
 
 def is_suspending(request: AppendRequest) -> bool:

@@ -9,6 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gazette_platform.broker.crash.hand_over import deadline
+from gazette_platform.broker.epoch_store import read_record
+from gazette_platform.broker.epochs import release
 from gazette_platform.broker.journal.spec_writes import write_head
 from gazette_platform.broker.side_keys import own_member_key, own_members_prefix
 from gazette_platform.errors import EtcdError, ValidationError
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from gazette_platform.broker.context import BrokerContext
+    from gazette_platform.broker.epochs import EpochRecord
     from gazette_platform.broker.journal.replica import Replica
     from gazette_platform.etcd import KeyValue, Lease
     from gazette_platform.keyspace import Assignment
@@ -199,14 +202,35 @@ async def _try_note_head(context: BrokerContext, replica: Replica, *, is_alone: 
     Raises: EtcdError. Cancellation: leaves open whether it was written.
     """
     state, head = context.space.state, replica.spool.spool.end
+    etcd, prefix = context.etcd, context.config.etcd_prefix
     while (spec := replica.spec) is not None:
         suspend = spec.suspend or SuspendSpec(SuspendLevel.NONE, 0)
-        if head <= suspend.offset:
+        found, mod_revision = await read_record(etcd, prefix, replica.name)
+        record = _released(replica, found, head)
+        if head <= suspend.offset and record is None:
             return True
         own = state.assignment_of(replica.name, context.process_id)
         if own is None or not _is_in_step(own):
-            found = state.assignments_of(replica.name)
-            return not is_alone and any(_is_in_step(one) for one in found)
-        if await write_head(context, own, replace(suspend, offset=head)):
+            others = state.assignments_of(replica.name)
+            return not is_alone and any(_is_in_step(one) for one in others)
+        if await write_head(
+            context,
+            own,
+            replace(suspend, offset=max(head, suspend.offset)),
+            record=record.encode() if record is not None else None,
+            mod_revision=mod_revision,
+        ):
             return True
     return True  # it is deleted
+
+
+def _released(replica: Replica, found: EpochRecord | None, head: int) -> EpochRecord | None:
+    """The journal's epoch record once we let go of it; None: it stays as it is."""
+    spool = replica.spool
+    return release(
+        found,
+        spool.tenure,
+        create_revision=replica.create_revision,
+        head=head,
+        registers=spool.registers,
+    )

@@ -79,9 +79,8 @@ def check_fence(replica: Replica) -> None:
 
 
 def _is_to_sync(replica: Replica) -> bool:
-    # A lone replica has no others to hear from, so it need not wait until its route is published.
-    is_new = not replica.is_synced and len(replica.route.members) > 1
-    return replica.is_primary and is_new and not replica.is_closed
+    # A lone one, too: content may be in a spool of a broker that is away, or be about to be found here.
+    return replica.is_primary and not replica.is_synced and not replica.is_closed
 
 
 async def _wait_synced(replica: Replica) -> None:

@@ -12,9 +12,11 @@ from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.append.appender import Appender
 from gazette_platform.broker.append.batch import Outcome, Pending, view_of
 from gazette_platform.broker.append.content import RateBalance
+from gazette_platform.broker.epoch_store import delete_record
+from gazette_platform.broker.journal.claims import claim_journal
 from gazette_platform.broker.journal.gaps import KNOWN_WAIT_S, Gaps
 from gazette_platform.broker.journal.pulses import Pulses
-from gazette_platform.broker.journal.spec_writes import write_route, write_suspend
+from gazette_platform.broker.journal.spec_writes import write_suspend
 from gazette_platform.broker.journal.timers import FlushTimer, RefreshTimer
 from gazette_platform.broker.journal.unstored import ask_others
 from gazette_platform.broker.replicate.replicator import Replicator
@@ -38,9 +40,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gazette_platform.broker.context import BrokerContext
+    from gazette_platform.broker.epochs import GoOn, Holder
     from gazette_platform.broker.journal.resolver import Resolver
     from gazette_platform.broker.wire.peer_stream import PeerStream
     from gazette_platform.fragment.completed import CompletedSpool
+    from gazette_platform.fragment.recovery import RecoveredTenure
     from gazette_platform.fragment.spool import Spool
     from gazette_platform.protocol import EtcdHeader, ProcessId, Route
     from gazette_platform.stores import ActiveStore
@@ -124,8 +128,13 @@ class Replica:
             tasks=context.tasks,
             clock=context.clock,
             directory=context.config.spool_dir,
+            tenure=context.spools.tenure(name, create_revision),
+            fsync=context.config.fsync,
             faults=context.faults,
         )
+        if context.leftovers.has(name):
+            # Nothing that is begun later has the spool's lock before this has.
+            context.tasks.spawn(self._adopt(), name=f"adopt {name}")
         self.replicator = Replicator(self, self.spool, tasks=context.tasks, clock=context.clock)
         self.appender = Appender(
             self,
@@ -184,7 +193,7 @@ class Replica:
 
     def open_stream(self, peer: ProcessId, endpoint: str) -> PeerStream:
         """Begin a Replicate stream to a peer. Raises: RpcFailed: it has no endpoint."""
-        return open_replicate(self._context.peers, self.name, peer, endpoint)
+        return open_replicate(self._context.peers, self.name, peer, endpoint, self.spool.tenure)
 
     @property
     def revision(self) -> int:
@@ -211,12 +220,16 @@ class Replica:
         desired = spec.desired_replication(self._context.config.max_replication) if spec else 0
         return len(self._state.assignments_of(self.name)), desired
 
-    async def update_assignments(self) -> int:
-        """Write the route into the assignments. Returns: the revision to look at.
+    async def claim(
+        self, holders: frozenset[Holder] | None, *, end: int, is_reset: bool
+    ) -> GoOn | int:
+        """Write into etcd the route, and who holds what is acknowledged; see `claim_journal`.
 
         A consistent route tells the allocator that every broker of it is in step.
         """
-        return await write_route(self._context, self.name)
+        return await claim_journal(
+            self._context, self.name, self.create_revision, holders, end=end, is_reset=is_reset
+        )
 
     @property
     def noted_head(self) -> int:
@@ -290,6 +303,10 @@ class Replica:
         timer = self._flush_timer
         if not timer.is_set and timer.interval_ns > 0 and not self.is_closed:
             timer.set(spool.first_append_at)
+
+    def on_recovered(self, spool: Spool) -> None:
+        """The spool holds a fragment that a former process left: publish it to readers."""
+        self.index.spool_commit(spool.fragment(), spool.file)
 
     def on_rollback(self) -> None:
         """An append ended without a commit after its content had come."""
@@ -415,6 +432,7 @@ class Replica:
         try:
             async with asyncio.timeout(_FORMER_TIMEOUT_S):
                 await self._resolver.closed(self.name)
+                await self._context.leftovers.settle(self.name)
                 await self._context.persister.flush(self.name)
         except TimeoutError:
             return False
@@ -498,6 +516,53 @@ class Replica:
         if view is not None and isinstance(fsm.preconditions(request, view), events.WriteSuspend):
             self._pulses.start(AppendSuspend.SUSPEND_IF_FLUSHED)
 
+    async def _adopt(self) -> None:
+        """Go on where a former process ended, if the journal did not go on without it.
+
+        Until that is known nobody may write to the spool.
+        """
+        leftovers = self._context.leftovers
+        async with self.spool.lock:
+            for found in await leftovers.take(self.name, self.create_revision):
+                if not self.is_closed and not self.spool.tenure and await self._is_heir(found):
+                    _log.info("%s: goes on at %d, where it ended", self.name, found.end)
+                    self.spool.adopt(found)
+                else:
+                    leftovers.add(found)
+
+    async def _is_heir(self, found: RecoveredTenure) -> bool:
+        """Whether the journal may go on with it; asks for as long as we have the journal."""
+        failures = 0
+        while not self.is_closed:
+            try:
+                return await self._context.leftovers.is_heir(found)
+            except GazetteError as err:
+                _log.warning("%s: what was left of its spool waits: %s", self.name, err)
+            await asyncio.sleep(backoff_s(failures))
+            failures += 1
+        return False
+
+    def renounce(self) -> None:
+        """A broker of Gazette leads the journal: it tells nobody who holds what it acknowledges."""
+        if not self.spool.tenure:
+            return
+        self.spool.renounce()
+        self._context.tasks.spawn(self._forget_holders(), name=f"renounce {self.name}")
+
+    async def _forget_holders(self) -> None:
+        context = self._context
+        try:
+            await delete_record(
+                context.etcd, context.config.etcd_prefix, self.name, self.create_revision
+            )
+        except GazetteError as err:
+            _log.warning(
+                "%s: who held it stays in etcd (run `gazctl journals reset-head` if appends are "
+                "refused): %s",
+                self.name,
+                err,
+            )
+
     def stop(self) -> None:
         """Start nothing any more by itself. Idempotent."""
         self.is_closed = self.spool.is_leaving = True
@@ -512,7 +577,9 @@ class Replica:
         """Finish appends under way, hand the open fragment to the persister, end reads."""
         self.stop()
         try:
-            await self.appender.close()
+            left = await self.appender.close()
+            if left is not None:
+                self._context.leftovers.add(left)
         finally:
             self.index.close()
             if self._resolver.replicas.get(self.name, self) is self:

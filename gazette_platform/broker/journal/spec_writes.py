@@ -1,4 +1,4 @@
-"""What brokers themselves write into etcd about a journal: its route, and its suspension."""
+"""What brokers themselves write into the spec of a journal: its suspension."""
 
 from __future__ import annotations
 
@@ -6,40 +6,22 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gazette_platform.broker.side_keys import epoch_key
 from gazette_platform.etcd import Compare, Put
-from gazette_platform.keyspace import encode_journal_spec, encode_route, item_key
+from gazette_platform.keyspace import encode_journal_spec, item_key
 from gazette_platform.protocol import SuspendLevel, SuspendSpec
 
 if TYPE_CHECKING:
     from gazette_platform.broker.context import BrokerContext
+    from gazette_platform.etcd import TxnResult
     from gazette_platform.keyspace import Assignment
 
-__all__ = ["write_head", "write_route", "write_suspend"]
+__all__ = ["revision_after", "write_head", "write_suspend"]
 
 # A transaction that failed means that the key space moved; give the watch time to bring it.
 _TXN_RETRY_S = 0.05
 
 _NOT_SUSPENDED = SuspendSpec(SuspendLevel.NONE, 0)
-
-
-async def write_route(context: BrokerContext, journal: str) -> int:
-    """Write a journal's route into those of its assignments that carry another.
-
-    Returns: the revision to look at, whether or not somebody else was faster.
-    Raises: EtcdError. Cancellation: leaves open whether it was written.
-    """
-    state = context.space.state
-    route = state.route_of(journal)
-    assignments = state.assignments_of(journal)
-    stale = [a for a in assignments if not a.route.equivalent(route)]
-    if not stale:
-        return context.space.revision
-    value = encode_route(route)
-    result = await context.etcd.txn(
-        [Compare.mod(a.key, a.mod_revision) for a in assignments],
-        [Put(a.key, value, ignore_lease=True) for a in stale],
-    )
-    return await _revision(context, succeeded=result.succeeded, revision=result.header.revision)
 
 
 async def write_suspend(context: BrokerContext, journal: str, suspend: SuspendSpec) -> int:
@@ -63,29 +45,51 @@ async def write_suspend(context: BrokerContext, journal: str, suspend: SuspendSp
         ],
         [Put(key, encode_journal_spec(spec))],
     )
-    revision = await _revision(context, succeeded=result.succeeded, revision=result.header.revision)
+    revision = await revision_after(context, result)
     await context.space.wait_for_revision(revision)
     return revision
 
 
-async def write_head(context: BrokerContext, own: Assignment, suspend: SuspendSpec) -> bool:
+async def write_head(
+    context: BrokerContext,
+    own: Assignment,
+    suspend: SuspendSpec,
+    *,
+    record: bytes | None,
+    mod_revision: int,
+) -> bool:
     """Store a journal's spec with `suspend`, if neither it nor our assignment changed meanwhile.
+
+    Args:
+        own: our assignment.
+        suspend: for the spec.
+        record: for the journal's epoch; None: it stays as it is.
+        mod_revision: of the epoch record that this is made from.
 
     Returns: False: one of them did; the key space may show it by now.
     Raises: EtcdError. Cancellation: leaves open whether it was written.
     """
     item = context.space.state.items[own.journal]
     key = item_key(context.config.etcd_prefix, own.journal)
+    epoch = epoch_key(context.config.etcd_prefix, own.journal)
     result = await context.etcd.txn(
-        [Compare.mod(key, item.mod_revision), Compare.mod(own.key, own.mod_revision)],
-        [Put(key, encode_journal_spec(replace(item.spec, suspend=suspend)))],
+        [
+            Compare.mod(key, item.mod_revision),
+            Compare.mod(own.key, own.mod_revision),
+            Compare.mod(epoch, mod_revision),
+        ],
+        [
+            Put(key, encode_journal_spec(replace(item.spec, suspend=suspend))),
+            *([Put(epoch, record)] if record is not None else []),
+        ],
     )
-    await _revision(context, succeeded=result.succeeded, revision=result.header.revision)
+    await revision_after(context, result)
     return result.succeeded
 
 
-async def _revision(context: BrokerContext, *, succeeded: bool, revision: int) -> int:
-    if succeeded:
-        return revision
+async def revision_after(context: BrokerContext, result: TxnResult) -> int:
+    """The revision to look at after a transaction, whether or not somebody else was faster."""
+    if result.succeeded:
+        return result.header.revision
     await asyncio.sleep(_TXN_RETRY_S)
     return context.space.revision

@@ -73,8 +73,8 @@ class Pipeline:
         self._etcd = etcd
         self._on_settled = on_settled
         self._on_broken = on_broken
-        self._peers = tuple(member for member in route.members if member != own)
-        self._fsm = PipelineFSM(self._peers, route=route, revision=etcd.revision)
+        self.peers = tuple(member for member in route.members if member != own)
+        self._fsm = PipelineFSM(self.peers, route=route, revision=etcd.revision)
         self._outcome: asyncio.Future[SyncOutcome] | None = None
         self._room = asyncio.Event()
         self._stall_s = stall_s
@@ -83,7 +83,7 @@ class Pipeline:
         self.failure: RpcFailed | None = None
         self._links: list[_Link] = []
         try:
-            for n, peer in enumerate(self._peers):
+            for n, peer in enumerate(self.peers):
                 stream = open_stream(peer, route.endpoint_of(peer))
                 self._links.append(_Link(n, peer, stream, self))
         except Exception:
@@ -96,6 +96,11 @@ class Pipeline:
     def is_usable(self) -> bool:
         """Whether it is neither broken nor closed."""
         return self.failure is None and not self._is_closed
+
+    @property
+    def tenures(self) -> list[str | None]:
+        """Of each peer its holding of the journal, once all have answered; None: it has none."""
+        return [link.tenure for link in self._links]
 
     @property
     def unsettled(self) -> int:
@@ -219,7 +224,7 @@ class Pipeline:
         """A stream broke while `doing` something: ``send to`` or ``recv from``."""
         if self._is_closed:
             return
-        effect = self._fsm.step(Failed(number, f"{doing} {self._peers[number]}: {err.text}"))
+        effect = self._fsm.step(Failed(number, f"{doing} {self.peers[number]}: {err.text}"))
         if isinstance(effect, Broke):
             self._break(RpcFailed(err.code, effect.text))
 
@@ -252,10 +257,12 @@ class _Link:
         "_waiting",
         "ended",
         "peer",
+        "tenure",
     )
 
     def __init__(self, number: int, peer: ProcessId, stream: PeerStream, owner: Pipeline) -> None:
         self.peer = peer
+        self.tenure: str | None = None
         self.ended = asyncio.Event()
         self._number = number
         self._stream = stream
@@ -319,11 +326,14 @@ class _Link:
 
     async def _receive(self) -> None:
         try:
+            raw = await self._stream.read()
+            if raw is not None:
+                self.tenure = await self._stream.tenure()
             while True:
-                raw = await self._stream.read()
                 self._owner.on_reply(self._number, raw)
                 if raw is None:
                     return
+                raw = await self._stream.read()
         except RpcFailed as err:
             self._owner.on_failure(self._number, err, "recv from")
         except Exception as err:

@@ -16,6 +16,7 @@ import contextlib
 from collections import deque
 from typing import TYPE_CHECKING, final
 
+from gazette_platform.broker.epochs import Holder
 from gazette_platform.broker.replicate import synced
 from gazette_platform.broker.replicate.messages import encode_proposal
 from gazette_platform.broker.replicate.pipeline import Pipeline
@@ -115,6 +116,18 @@ class Replicator:
         return count >= _UNSETTLED_MAX or (count > 0 and length < _SMALL_BYTES_MAX)
 
     @property
+    def holders(self) -> frozenset[Holder] | None:
+        """Who has all that is acknowledged, once replicas are synced; None: not all of it is kept.
+
+        That is so with brokers of Gazette, whose spools end with their processes.
+        """
+        pipeline = self._pipeline
+        peers = [] if pipeline is None else zip(pipeline.peers, pipeline.tenures, strict=True)
+        found = [(self._journal.process_id, self._spool.tenure), *peers]
+        held = frozenset(Holder(tenure, process) for process, tenure in found if tenure)
+        return held if len(held) == len(found) else None
+
+    @property
     def owns_spool(self) -> bool:
         """Whether the spool is ours to write to: once it is, it stays so."""
         return self._owns_spool
@@ -163,6 +176,7 @@ class Replicator:
             await spool.lock.acquire()
             self._owns_spool = True
             spool.serve_as_primary()
+        spool.begin_tenure()
         if roll_to or must_roll():
             spool.roll(roll_to or spool.end, registers=registers)
         if len(route.members) > 1:

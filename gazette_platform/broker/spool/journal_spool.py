@@ -10,19 +10,26 @@ then knows which of it counts.
 A fragment closes ("rolls") at the staged end. It is completed once all of it is settled.
 
 With one replica nothing is ever staged, and commits do not pass through here twice.
+
+Before content is settled or proposed it is *kept*: a record beside the spool says that it counts, so
+that it survives this process. What is kept and then neither settled nor staged is taken back.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
+from gazette_platform.broker.config import FsyncMode
+from gazette_platform.broker.spool.closing import Closing
 from gazette_platform.broker.spool.digester import DISK_RETRY_S, Digester
 from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.fragment.recovery import RecoveredTenure
 from gazette_platform.fragment.spool import LAG_BYTES_MAX, Spool
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.threads import run_in
@@ -33,8 +40,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gazette_platform.broker.port import JournalPort
-    from gazette_platform.fragment.completed import CompletedSpool
     from gazette_platform.fragment.spool import Digest
+    from gazette_platform.fragment.tenure import Tenure
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.tasks import TaskGroup
 
@@ -46,9 +53,6 @@ _log = logging.getLogger(__name__)
 _INLINE_BYTES_MAX = 64 << 10
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-
-# Attempts at reading back a closed fragment, once the journal leaves this broker.
-_LEAVING_ATTEMPTS = 3
 
 
 @final
@@ -177,7 +181,7 @@ class JournalSpool:
         digester: of the open fragment.
         end: offset behind what is staged, or settled if nothing is.
         registers: as of `end`.
-        is_leaving: set when the journal leaves this broker: writes that fail are given up.
+        is_durable: whether content is on disk before it counts: then it takes `keep` to count.
     """
 
     def __init__(
@@ -189,11 +193,18 @@ class JournalSpool:
         tasks: TaskGroup,
         clock: Clock,
         directory: Path,
+        tenure: Tenure | None = None,
+        fsync: FsyncMode = FsyncMode.NEVER,
         faults: Faults | None = None,
     ) -> None:
         """Begin at offset 0.
 
-        Args: executor: threads for writing and hashing. compressors: those for compression.
+        Args:
+            executor: threads for writing and hashing.
+            compressors: those for compression.
+            directory: of files that end with the process.
+            tenure: gives content files that do not; None: nothing survives the process.
+            fsync: when content is brought to the disk itself.
         """
         self._journal = journal
         self._executor = executor
@@ -201,14 +212,16 @@ class JournalSpool:
         self._tasks = tasks
         self._clock = clock
         self._directory = directory
+        self._tenure = tenure
+        self.is_durable = fsync is FsyncMode.COMMIT
+        self._syncs = fsync is not FsyncMode.NEVER
+        # What is recorded: where the journal ends, with which registers.
+        self._kept, self._kept_registers = 0, LabelSet()
         self._faults = faults or Faults()
         self.lock = asyncio.Lock()
-        self.is_leaving = False
         self._is_primary = False
         self._staged: deque[_Staged] = deque()
-        # Closed, not yet completed; the value: whether to persist at once.
-        self._closing: dict[Digester, bool] = {}
-        self._completing: set[asyncio.Task[None]] = set()
+        self._closing = Closing(journal, tasks, self._faults)
         self.end = 0
         self.registers = LabelSet()
         self.digester = self._open(0, self.registers, None)
@@ -227,6 +240,15 @@ class JournalSpool:
     def settled_end(self) -> int:
         """Offset behind all that is settled."""
         return self._staged[0].end - self._staged[0].length if self._staged else self.spool.end
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the journal leaves this broker: what fails is given up."""
+        return self._closing.is_leaving
+
+    @is_leaving.setter
+    def is_leaving(self, value: bool) -> None:
+        self._closing.is_leaving = value
 
     @property
     def name(self) -> str:
@@ -285,8 +307,122 @@ class JournalSpool:
         total = spool.digest_copy().digest() if spool.content_length else ZERO_SUM
         return Fragment(spool.journal, spool.begin, spool.end, total, spool.codec)
 
+    # ------------------------------------------------------------------------------- keeping
+    @property
+    def tenure(self) -> str:
+        """Id of this broker's holding of the journal; empty: what it holds ends with the process."""
+        return self._tenure.id if self._tenure is not None and self._tenure.is_begun else ""
+
+    def begin_tenure(self) -> str:
+        """Have what is held from now on survive the process. Idempotent.
+
+        Returns: as `tenure`.
+        Raises: RpcFailed: the disk is full or broken.
+        """
+        if self._tenure is not None and not self._tenure.is_begun and not self.content_length:
+            self._note(self._tenure, self.spool, self.end, self.registers)
+        return self.tenure
+
+    def renounce(self) -> None:
+        """From now on nothing survives the process: brokers hold the journal that know nothing of it."""
+        tenure, self._tenure = self._tenure, None
+        if tenure is None or not tenure.is_begun:
+            return
+        self.roll(self.end)
+        with contextlib.suppress(OSError):  # then it is found after the process, and not adopted
+            tenure.leave()
+
+    def keep_at_once(self, draft: Draft, registers: LabelSet) -> None:
+        """Have a draft survive the process, from now on.
+
+        Raises: RpcFailed: the disk is full or broken; it does not.
+        """
+        if self._tenure is not None:
+            self._note(self._tenure, draft.digester.spool, draft.at, registers)
+
+    async def keep(self, draft: Draft, registers: LabelSet) -> None:
+        """As `keep_at_once`; if spools are durable, also have it survive a power failure.
+
+        Cancellation: safe; no thread works on it any more.
+        """
+        if not self.is_durable or self._tenure is None:
+            self.keep_at_once(draft, registers)
+            return
+        spool = draft.digester.spool
+        try:
+            # The content first: a record of it is believed.
+            await run_in(self._executor, spool.sync, draft.at)
+            self._note(self._tenure, spool, draft.at, registers)
+            await run_in(self._executor, self._tenure.sync)
+        except OSError as err:
+            raise self._not_kept(err) from err
+
+    async def sync(self) -> None:
+        """Bring what is kept to the disk itself, and say so; `Tenure.sync` has to follow.
+
+        Raises: RpcFailed: the disk is broken. Cancellation: safe; no thread works on it any more.
+        """
+        tenure, spool, end = self._tenure, self.spool, self._kept
+        if tenure is None or not spool.begin < end > spool.synced_to:
+            return
+        try:
+            await run_in(self._executor, spool.sync, end)
+        except OSError as err:
+            raise self._not_kept(err) from err
+        if self.spool is spool and self._tenure is tenure:
+            # What is being written meanwhile may be kept by now, or not.
+            self._note(tenure, spool, self._kept, self._kept_registers)
+
+    def _note(self, tenure: Tenure, spool: Spool, end: int, registers: LabelSet) -> None:
+        """Record where the journal ends. Raises: RpcFailed: what was recorded before still counts."""
+        now = spool.first_append_at or self._clock.now()  # who has one needs no other
+        try:
+            spool.note(tenure, end, registers, now, is_durable=self.is_durable)
+        except OSError as err:
+            raise self._not_kept(err) from err
+        self._kept, self._kept_registers = end, registers
+
+    def _not_kept(self, err: OSError) -> RpcFailed:
+        return RpcFailed(
+            Code.UNAVAILABLE,
+            f"{self._journal.name}: spool: what is appended cannot be recorded: {err} (check the disk "
+            "of --broker.spool-dir)",
+        )
+
+    def _take_back(self) -> None:
+        """Record the end as it is, if more was recorded than counts by now."""
+        tenure = self._tenure
+        if tenure is None or self._kept <= self.end:
+            return
+        try:
+            self._note(tenure, self.spool, self.end, self.registers)
+        except RpcFailed as err:
+            # Nothing can be appended either. After a crash it would count, as it may: whoever
+            # appended it was told that its outcome is unknown.
+            _log.error("%s", err)
+
+    def adopt(self, found: RecoveredTenure) -> None:
+        """Go on where a tenure of ours ended with its process. The spool is new, and locked by the caller.
+
+        What it held is closed, and persisted at once.
+        """
+        self._tenure = found.tenure
+        self.end, self.registers = found.end, found.registers
+        self.digester = self._open(self.end, self.registers, None)
+        for fragment in found.fragments:
+            spool = Spool.recovered(
+                self.name, fragment.file, fragment.state, fragment.sha, directory=self._directory
+            )
+            self._closing.add(self._digester(spool), is_urgent=True)
+            self._journal.on_recovered(spool)
+        with contextlib.suppress(RpcFailed):  # then the record stays as it is, and says the same
+            self._note(self._tenure, self.spool, self.end, self.registers)
+        self._finish_settled()
+        self._journal.on_roll(is_elsewhere=True)
+
+    # ------------------------------------------------------------------------------ settling
     def commit(self, draft: Draft, registers: LabelSet, *, appends: int = 1) -> None:
-        """Settle a draft at once; nothing is staged before it."""
+        """Settle a draft at once, which is kept; nothing is staged before it."""
         digester, length = draft.digester, draft.length
         if self._staged or digester is not self.digester or draft.at != self.end + length:
             raise RuntimeError(f"{self._journal.name}: a draft of another place")
@@ -300,7 +436,7 @@ class JournalSpool:
                 digester.kick()
 
     def stage(self, draft: Draft, registers: LabelSet, *, appends: int = 1) -> None:
-        """Count a draft as content once `settle` is called for it."""
+        """Count a draft, which is kept, as content once `settle` is called for it."""
         if draft.digester is not self.digester or draft.at != self.end + draft.length:
             raise RuntimeError(f"{self._journal.name}: a draft of another place")
         staged = _Staged(self.digester, draft.at, registers, draft.digest, appends, draft.length)
@@ -330,6 +466,7 @@ class JournalSpool:
         """Go back to what is settled or staged, whatever became of a draft behind it."""
         if not self._staged:
             self.end, self.registers = self.spool.end, self.spool.registers
+        self._take_back()
 
     def drop_staged(self) -> None:
         """Forget staged content: this broker does not say any more what counts."""
@@ -339,10 +476,14 @@ class JournalSpool:
         self._staged.clear()
         self.end, self.registers = self.spool.end, self.spool.registers
         if oldest is self.digester:
+            self._take_back()
             self._finish_settled()
         else:
             # It crossed a roll: what is settled ends in a closed fragment, and so does the journal,
             # as far as we can say.
+            if self._tenure is not None:
+                with self._faults.contained("journal", f"{self.name}: recording what counts"):
+                    oldest.spool.note_less(self._tenure)
             self.end = oldest.spool.end
             self.roll(self.end, registers=oldest.spool.registers)
 
@@ -360,13 +501,18 @@ class JournalSpool:
         Args: registers: of the new one; None: as they are.
               codec: of the new one; None: the spec's.
               is_urgent: persist the closed one at once, even if we are no primary.
+
+        Raises: RpcFailed: the disk is full or broken; nothing has changed.
         """
         old, is_elsewhere = self.digester, to != self.end
-        self.end = to
-        if registers is not None:
-            self.registers = registers
-        self.digester = self._open(to, self.registers, codec)
-        self._closing[old] = is_urgent
+        registers = self.registers if registers is None else registers
+        fresh = self._open(to, registers, codec)
+        tenure = self._tenure
+        if tenure is not None and tenure.is_begun:
+            self._note(tenure, fresh.spool, to, registers)
+        self.end, self.registers = to, registers
+        self.digester = fresh
+        self._closing.add(old, is_urgent=is_urgent)
         self._finish_settled()
         self._journal.on_roll(is_elsewhere=is_elsewhere)
 
@@ -381,61 +527,21 @@ class JournalSpool:
             codec=codec,
             registers=registers,
             is_primary=self._is_primary,
+            tenure=self._tenure,
+            syncs=self._syncs,
         )
+        return self._digester(spool)
+
+    def _digester(self, spool: Spool) -> Digester:
         return Digester(spool, self._tasks, executor=self._executor, compressors=self._compressors)
 
     def _finish_settled(self) -> None:
         """Complete closed fragments of which nothing is staged."""
-        waiting = {staged.digester for staged in self._staged}
-        for old in [one for one in self._closing if one not in waiting]:
-            if old.spool.content_length:
-                task = self._tasks.spawn(self._complete(old), name=f"roll {self._journal.name}")
-                self._completing.add(task)
-                task.add_done_callback(self._completing.discard)
-            else:
-                old.spool.discard()
-                del self._closing[old]
-
-    async def _complete(self, old: Digester) -> None:
-        try:
-            completed = await self._read_back(old)
-        finally:
-            is_urgent = self._closing.pop(old, False)
-        if completed is not None:
-            completed.is_primary = completed.is_primary or is_urgent
-            self._journal.on_complete(completed)
-
-    async def _read_back(self, old: Digester) -> CompletedSpool | None:
-        """Complete a closed fragment, however long its disk needs.
-
-        When the journal leaves this broker it is given up after some attempts, since a disk that
-        cannot be read must not hold the process, and another broker may have the content.
-        """
-        attempts_left = _LEAVING_ATTEMPTS
-        while True:
-            try:
-                return await old.complete()
-            except Exception as err:  # noqa: BLE001  reported; what is acknowledged is not let go
-                attempts_left -= self.is_leaving
-                name = old.spool.fragment().content_path
-                if not isinstance(err, OSError):
-                    self._faults.report("journal", f"closing fragment {name}", err)
-                if attempts_left == 0:
-                    _log.error("fragment %s is not persisted by this broker: %s", name, err)
-                    old.spool.discard()
-                    return None
-                _log.error(
-                    "fragment %s: %s; retrying in %s s (check the disk of --broker.spool-dir)",
-                    name,
-                    err,
-                    DISK_RETRY_S,
-                )
-                await asyncio.sleep(DISK_RETRY_S)
+        self._closing.finish(but={staged.digester for staged in self._staged})
 
     async def completed(self) -> None:
         """Wait until closed fragments whose content is settled were handed over."""
-        while self._completing:
-            await asyncio.wait(set(self._completing))
+        await self._closing.completed()
 
     async def digested(self, begin: int) -> Fragment | None:
         """The fragment at `begin` with its sum, if it is the open one, or one that is closing.
@@ -444,18 +550,30 @@ class JournalSpool:
             host was told of its sum already.
         Cancellation: safe.
         """
-        for digester in (self.digester, *self._closing):
+        for digester in (self.digester, *self._closing.digesters):
             if digester.spool.begin == begin:
                 return await digester.digested()
         return None
 
     def unfinished(self) -> list[Fragment]:
         """Settled content that was not handed over to be persisted yet; sums are not known."""
-        digesters = (*self._closing, self.digester)
+        digesters = (*self._closing.digesters, self.digester)
         return [d.spool.fragment() for d in digesters if d.spool.content_length]
 
-    async def close(self) -> None:
-        """Close the open fragment and hand over what is settled. The owner holds the lock."""
+    async def close(self) -> RecoveredTenure | None:
+        """Close the open fragment and hand over what is settled. The owner holds the lock.
+
+        Returns: where the tenure ended; None: there was none.
+        """
         self.drop_staged()
-        self.roll(self.end)
+        try:
+            self.roll(self.end)
+        except RpcFailed as err:
+            _log.error("%s", err)
+            self._tenure = None  # its record stays as it is
+            self.roll(self.end)
         await self.completed()
+        tenure = self._tenure
+        if tenure is None or not tenure.is_begun:
+            return None
+        return RecoveredTenure(tenure, tenure.process, self.end, self.registers, is_whole=True)

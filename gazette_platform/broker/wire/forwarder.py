@@ -109,14 +109,14 @@ class PeerCall:
         finally:
             messages.cancel()
 
-    def bidi_stream(self) -> Any:
-        """Make the call. Returns: gRPC's object of it."""
-        return self._begin("stream_stream")
+    def bidi_stream(self, *told: tuple[str, str]) -> Any:
+        """Make the call, with this metadata beside the usual. Returns: gRPC's object of it."""
+        return self._begin("stream_stream", told=told)
 
-    def _begin(self, kind: str, *request: bytes) -> Any:
+    def _begin(self, kind: str, *request: bytes, told: tuple[tuple[str, str], ...] = ()) -> Any:
         method = getattr(self.peers.channel(self.endpoint), kind)(self.method)
         metadata = self.peers.metadata(self.capability, self.journal)
-        return method(*request, metadata=metadata)
+        return method(*request, metadata=(*(metadata or ()), *told) or None)
 
     def failed(self, err: RpcFailed, *, is_begun: bool = True) -> PeerFailed:
         """The error of a call that failed by `err`. Tells the observer of failures, too."""

@@ -91,6 +91,12 @@ class _Stream:
             raise NotTaken(failure.code, failure.text) from err
         self._metrics.sent.count += 1
 
+    async def greet(self, metadata: Mapping[str, str]) -> None:
+        try:
+            await self._context.send_initial_metadata(tuple(metadata.items()))
+        except aio.BaseError as err:
+            raise caller_left(err) from err
+
 
 class _OneLine(logging.Filter):
     """Drops the tracebacks that gRPC logs of paths and metadata which are not UTF-8.

@@ -12,6 +12,7 @@ from gazette_platform.errors import GazetteError
 
 __all__ = [
     "READ_AHEAD_BYTES",
+    "TENURE",
     "BidiStream",
     "ClientStream",
     "Code",
@@ -29,6 +30,10 @@ __all__ = [
     "Service",
     "Unary",
 ]
+
+TENURE: Final = "gazette-platform-tenure"
+"""Metadata of Replicate by which brokers of this project tell each other their holding of the journal,
+if that survives their process; else it is empty. Those of Gazette neither send it nor look at it."""
 
 READ_AHEAD_BYTES = 4 << 20
 """Bytes that a transport may hold of a stream that nobody reads. One message of the largest size
@@ -116,6 +121,10 @@ class MessageStream(Protocol):
 
     async def send(self, raw: bytes) -> None:
         """Send a message to the caller. Raises: RpcFailed: the stream broke."""
+        ...
+
+    async def greet(self, metadata: Metadata) -> None:
+        """Tell the caller this ahead of all messages. Raises: RpcFailed: the stream broke."""
         ...
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol, final
 
 from gazette_platform.broker.wire.forwarder import PeerCall
 from gazette_platform.broker.wire.grpc_calls import GO_CODES, message_of, of_call
-from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.broker.wire.interface import TENURE, Code, RpcFailed
 from gazette_platform.protocol.auth import Capability
 
 if TYPE_CHECKING:
@@ -29,6 +29,13 @@ class PeerStream(Protocol):
         """The next message; None at the end. Raises: RpcFailed: the stream broke."""
         ...
 
+    async def tenure(self) -> str | None:
+        """The peer's holding of the journal, once a message came; None: it keeps none after a crash.
+
+        Raises: RpcFailed: the stream broke.
+        """
+        ...
+
     async def done_writing(self) -> None:
         """Tell the peer that nothing more comes. Raises: RpcFailed: the stream broke."""
         ...
@@ -38,14 +45,20 @@ class PeerStream(Protocol):
         ...
 
 
-def open_replicate(peers: Peers, journal: str, peer: ProcessId, endpoint: str) -> PeerStream:
+def open_replicate(
+    peers: Peers, journal: str, peer: ProcessId, endpoint: str, tenure: str
+) -> PeerStream:
     """Begin a Replicate stream about `journal`; connects by itself.
+
+    Args:
+        tenure: our holding of the journal.
 
     Raises: RpcFailed: nobody knows where the peer is.
     """
     if not endpoint:
         raise RpcFailed(Code.UNAVAILABLE, f"broker {str(peer).strip()} has no endpoint in etcd")
-    return _GrpcStream(PeerCall(peers, endpoint, _REPLICATE, Capability.REPLICATE, journal))
+    peer_call = PeerCall(peers, endpoint, _REPLICATE, Capability.REPLICATE, journal)
+    return _GrpcStream(peer_call, tenure)
 
 
 @final
@@ -54,9 +67,9 @@ class _GrpcStream:
 
     __slots__ = ("_call", "_peer_call")
 
-    def __init__(self, peer_call: PeerCall) -> None:
+    def __init__(self, peer_call: PeerCall, tenure: str) -> None:
         self._peer_call = peer_call
-        self._call = peer_call.bidi_stream()
+        self._call = peer_call.bidi_stream((TENURE, tenure))
 
     async def write(self, raw: bytes) -> None:
         try:
@@ -69,6 +82,14 @@ class _GrpcStream:
             return await message_of(self._call)
         except RpcFailed as err:
             raise self._failed(err) from err
+
+    async def tenure(self) -> str | None:
+        try:
+            told = await of_call(self._call, self._call.initial_metadata())
+        except RpcFailed as err:
+            raise self._failed(err) from err
+        found = dict(told or ()).get(TENURE)
+        return str(found) if found else None
 
     async def done_writing(self) -> None:
         try:

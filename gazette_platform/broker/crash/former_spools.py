@@ -1,0 +1,68 @@
+"""Finds, when a broker starts, the spools that processes left here which have ended."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from gazette_platform.broker.side_keys import own_member_key
+from gazette_platform.errors import SetupError
+from gazette_platform.fragment.recovery import recover
+from gazette_platform.fragment.spool_home import Owner, SpoolHome, boot_id, free_homes
+from gazette_platform.ops.threads import run_in
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from gazette_platform.broker.config import BrokerConfig
+    from gazette_platform.broker.leftovers import Leftovers
+    from gazette_platform.etcd import EtcdClient
+    from gazette_platform.protocol import ProcessId
+
+__all__ = ["recover_spools", "take_homes"]
+
+_log = logging.getLogger(__name__)
+
+
+async def take_homes(
+    etcd: EtcdClient, config: BrokerConfig, process_id: ProcessId
+) -> list[SpoolHome]:
+    """Take over the homes of spools whose processes have ended; else begin with an empty one.
+
+    Those processes are members of the cluster still, until their leases end. Since we know that they
+    have ended, we end the leases: so nobody waits for them.
+
+    Returns: at least one; new spools are begun in the first.
+    Raises: SetupError, EtcdError. Cancellation: leaves homes to the end of this process.
+    """
+    found = await etcd.range(own_member_key(config.etcd_prefix, process_id))
+    cluster = f"{found.header.cluster_id:x}{config.etcd_prefix}"
+    owner = Owner(cluster, f"{process_id.zone}#{process_id.suffix}", boot_id())
+    homes = free_homes(config.spool_dir, owner)
+    if not homes:
+        homes.append(SpoolHome.make(config.spool_dir, owner))
+    formers = [home.former for home in homes if home.former is not None]
+    for lease in {former.lease for former in formers if former.is_of_this_boot} - {0}:
+        if await etcd.revoke_lease(lease):
+            _log.info("ended the lease of a broker that has crashed here")
+    return homes
+
+
+async def recover_spools(homes: list[SpoolHome], leftovers: Leftovers, executor: Executor) -> None:
+    """Read what is in homes that were taken over. Raises: SetupError: that cannot be.
+
+    Cancellation: safe; no thread reads any more.
+    """
+    for home in homes:
+        if home.former is None:
+            continue
+        try:
+            for found in await run_in(executor, recover, home):
+                leftovers.add(found)
+        except OSError as err:
+            raise SetupError(
+                f"cannot read the spools in {home.folder}: {err} (mend the disk, or move that folder away; "
+                "what only it holds is not served meanwhile)"
+            ) from err
+    if len(leftovers):
+        _log.info("found spools of %d journals that former processes left", len(leftovers))

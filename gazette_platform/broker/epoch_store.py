@@ -1,0 +1,84 @@
+"""Reads and writes the epoch records of journals in etcd; see `epochs`."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from gazette_platform.broker.epochs import EpochRecord
+from gazette_platform.broker.side_keys import epoch_key, epochs_prefix, own_members_prefix
+from gazette_platform.errors import ValidationError
+from gazette_platform.etcd import Compare, Delete, Put
+from gazette_platform.keyspace import members_prefix
+
+if TYPE_CHECKING:
+    from gazette_platform.etcd import EtcdClient
+
+__all__ = [
+    "delete_record",
+    "has_foreign_members",
+    "held_journals",
+    "read_record",
+    "write_record",
+]
+
+
+async def read_record(
+    etcd: EtcdClient, prefix: str, journal: str
+) -> tuple[EpochRecord | None, int]:
+    """The epoch record of a journal, and the revision at which it was written; 0: there is none.
+
+    Raises: EtcdError. ValidationError: it cannot be understood. Cancellation: safe.
+    """
+    key = epoch_key(prefix, journal)
+    found = await etcd.get(key)
+    if found is None:
+        return None, 0
+    try:
+        return EpochRecord.decode(found.value), found.mod_revision
+    except ValueError as err:
+        raise ValidationError(
+            f"{journal}: key {key} of etcd is not understood: {err} (was it written by a newer version?)"
+        ) from err
+
+
+async def write_record(
+    etcd: EtcdClient, prefix: str, journal: str, record: EpochRecord, mod_revision: int
+) -> bool:
+    """Write a record, if it is still the one of that revision. Returns: whether. Raises: EtcdError."""
+    key = epoch_key(prefix, journal)
+    result = await etcd.txn([Compare.mod(key, mod_revision)], [Put(key, record.encode())])
+    return result.succeeded
+
+
+async def delete_record(etcd: EtcdClient, prefix: str, journal: str, create_revision: int) -> None:
+    """Forget who holds a journal that was created at this revision. Raises: as `read_record`."""
+    record, mod_revision = await read_record(etcd, prefix, journal)
+    if record is not None and record.create_revision == create_revision:
+        key = epoch_key(prefix, journal)
+        await etcd.txn([Compare.mod(key, mod_revision)], [Delete(key)])
+
+
+async def has_foreign_members(etcd: EtcdClient, prefix: str) -> bool:
+    """Whether brokers of Gazette are members. Raises: EtcdError. Cancellation: safe."""
+    own_prefix, their_prefix = own_members_prefix(prefix), members_prefix(prefix)
+    ours = await etcd.range(own_prefix)
+    present = await etcd.range(their_prefix, revision=ours.header.revision)
+    leases = {kv.key.removeprefix(own_prefix): kv.lease for kv in ours.kvs}
+    return any(leases.get(kv.key.removeprefix(their_prefix)) != kv.lease for kv in present.kvs)
+
+
+async def held_journals(etcd: EtcdClient, prefix: str) -> dict[str, set[str]]:
+    """The tenures that hold each journal, and of which none is wanted; one that is, is left out.
+
+    Raises: EtcdError. Cancellation: safe.
+    """
+    keys = epochs_prefix(prefix)
+    held: dict[str, set[str]] = {}
+    for kv in (await etcd.range(keys)).kvs:
+        with contextlib.suppress(ValueError):  # whoever reads it by itself complains
+            record = EpochRecord.decode(kv.value)
+            if not record.is_wanted:
+                journal = kv.key.removeprefix(keys)
+                held[journal] = {one.tenure for one in record.holders}
+    return held

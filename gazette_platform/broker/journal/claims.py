@@ -1,0 +1,127 @@
+"""Has etcd say whose a journal is: its route, and who holds what was acknowledged; see `epochs`."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from gazette_platform.broker import epochs
+from gazette_platform.broker.epoch_store import read_record, write_record
+from gazette_platform.broker.epochs import Await, Claim, GoOn
+from gazette_platform.broker.journal.spec_writes import revision_after
+from gazette_platform.broker.side_keys import epoch_key
+from gazette_platform.broker.wire.interface import NotNow, RpcFailed
+from gazette_platform.etcd import Compare, Delete, Put
+from gazette_platform.keyspace import assignments_prefix, encode_route, item_key
+from gazette_platform.protocol import SuspendLevel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gazette_platform.broker.context import BrokerContext
+    from gazette_platform.broker.epochs import EpochRecord, Holder
+    from gazette_platform.etcd import Operation
+
+__all__ = ["claim_journal"]
+
+_log = logging.getLogger(__name__)
+
+
+async def claim_journal(
+    context: BrokerContext,
+    journal: str,
+    create_revision: int,
+    holders: frozenset[Holder] | None,
+    *,
+    end: int,
+    is_reset: bool,
+) -> GoOn | int:
+    """Write a journal's route into its assignments, and who holds it, in one transaction.
+
+    It fails if anything of the journal changed meanwhile, or if a broker is assigned of which we do not
+    know yet: whoever is assigned, and finds in etcd that it is a holder, stays one until we have synced
+    with it.
+
+    Args:
+        create_revision: of the spec that we serve.
+        holders, end, is_reset: see `epochs.claim`.
+
+    Returns: the revision to look at, whether or not somebody else was faster; or where to begin first.
+    Raises: EtcdError. RpcFailed: UNAVAILABLE: only others hold what was acknowledged.
+    Cancellation: leaves open whether it was written.
+    """
+    state, prefix = context.space.state, context.config.etcd_prefix
+    item = state.items.get(journal)
+    if item is None or item.create_revision != create_revision:
+        return context.space.revision
+    record, mod_revision = await read_record(context.etcd, prefix, journal)
+    suspend = item.spec.suspend
+    has_noted_head = suspend is not None and (
+        suspend.level is not SuspendLevel.NONE or suspend.offset > 0
+    )
+    if suspend is not None and not is_reset:
+        end = max(end, suspend.offset)  # which is where we begin, once this is written
+    decision = epochs.claim(
+        record,
+        create_revision=create_revision,
+        holders=holders,
+        end=end,
+        has_noted_head=has_noted_head,
+        is_reset=is_reset,
+    )
+    if isinstance(decision, GoOn):
+        return decision
+    if isinstance(decision, Await):
+        if decision.record is not None:
+            await write_record(context.etcd, prefix, journal, decision.record, mod_revision)
+        raise _awaiting(journal, decision.holders)
+    if is_reset and record is not None and holders is not None:
+        _tell_given_up(journal, record, holders, end)
+    key = epoch_key(prefix, journal)
+    assignments, route = state.assignments_of(journal), state.route_of(journal)
+    value = encode_route(route)
+    writes: list[Operation] = [
+        Put(a.key, value, ignore_lease=True) for a in assignments if not a.route.equivalent(route)
+    ]
+    if isinstance(decision, Claim):
+        new = decision.record
+        writes.append(Put(key, new.encode()) if new is not None else Delete(key))
+    if not writes:
+        return context.space.revision
+    result = await context.etcd.txn(
+        [
+            Compare.create(item_key(prefix, journal), create_revision),
+            Compare.mod(key, mod_revision),
+            Compare.none_since(assignments_prefix(prefix, journal), context.space.revision),
+            *(Compare.mod(a.key, a.mod_revision) for a in assignments),
+        ],
+        writes,
+    )
+    return await revision_after(context, result)
+
+
+def _awaiting(journal: str, holders: tuple[Holder, ...]) -> RpcFailed:
+    who = _names(holders)
+    return NotNow(
+        f"{journal}: only spools of {who} hold all that was acknowledged, and none of them serves it now "
+        "(start one of them again with its --broker.spool-dir; if all of these are lost, "
+        "`gazctl journals reset-head` goes on behind what is stored)"
+    )
+
+
+def _tell_given_up(journal: str, record: EpochRecord, holders: frozenset[Holder], end: int) -> None:
+    lost = [one for one in record.holders if one not in holders]
+    if len(lost) == len(record.holders) and lost:
+        who = _names(lost)
+        _log.warning(
+            "%s: reset by an operator: it goes on at %d; what only spools of %s hold behind that is "
+            "given up, and set aside if they come back",
+            journal,
+            end,
+            who,
+        )
+
+
+def _names(holders: Iterable[Holder]) -> str:
+    """The brokers, as operators know them."""
+    return ", ".join(sorted({f"{one.process.zone}#{one.process.suffix}" for one in holders}))

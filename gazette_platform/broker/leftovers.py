@@ -1,0 +1,291 @@
+"""Looks after tenures that no replica of this broker goes on with.
+
+They are of processes that ended here before, or of replicas that closed. What becomes of one is what
+its journal says of it, see `epochs.standing`: a holder is kept for as long as the journal may need it,
+and lets go of it once it is wanted elsewhere. Of any other, what is the journal's is stored, and what
+is not is set aside, where an operator finds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, final
+
+from gazette_platform.broker.epoch_store import (
+    delete_record,
+    has_foreign_members,
+    held_journals,
+    read_record,
+    write_record,
+)
+from gazette_platform.broker.epochs import release, standing
+from gazette_platform.errors import GazetteError
+from gazette_platform.fragment.completed import CompletedSpool
+from gazette_platform.fragment.recovery import set_aside
+from gazette_platform.ops.threads import run_in
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+    from concurrent.futures import Executor
+    from pathlib import Path
+
+    from gazette_platform.broker.epochs import Standing
+    from gazette_platform.etcd import EtcdClient
+    from gazette_platform.fragment.persister import Persister
+    from gazette_platform.fragment.recovery import RecoveredFragment, RecoveredTenure
+    from gazette_platform.keyspace import BrokerState, KeySpace
+    from gazette_platform.ops.faults import Faults
+
+__all__ = ["Leftovers"]
+
+_log = logging.getLogger(__name__)
+
+# How often it is asked what became of them: at first, and once nobody has wanted them for a while.
+_LOOK_S = 0.5
+_LOOK_S_MAX = 5.0
+
+# Journals that etcd is asked about one by one; of more it is asked at once.
+_ONE_BY_ONE_MAX = 16
+
+_NOT_THE_JOURNALS = "others went on without it, or its journal was deleted"
+
+
+@final
+class Leftovers:
+    """Tenures without a replica.
+
+    Args:
+        prefix: of the brokers' keys in etcd.
+        spool_dir: below which content is set aside.
+        executor: threads for files.
+        count: told of how many fragments were set aside.
+    """
+
+    def __init__(
+        self,
+        *,
+        etcd: EtcdClient,
+        space: KeySpace[BrokerState],
+        prefix: str,
+        persister: Persister,
+        spool_dir: Path,
+        executor: Executor,
+        faults: Faults,
+        count: Callable[[int], None],
+    ) -> None:
+        self._etcd = etcd
+        self._space = space
+        self._prefix = prefix
+        self._persister = persister
+        self._spool_dir = spool_dir
+        self._executor = executor
+        self._faults = faults
+        self._count = count
+        self._found: dict[str, list[RecoveredTenure]] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._added = asyncio.Event()
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return sum(map(len, self._found.values()))
+
+    def add(self, found: RecoveredTenure) -> None:
+        """Look after a tenure from now on."""
+        self._found.setdefault(found.tenure.journal, []).append(found)
+        self._added.set()
+
+    def has(self, journal: str) -> bool:
+        """Whether there is any of a journal."""
+        return journal in self._found
+
+    async def take(self, journal: str, create_revision: int) -> list[RecoveredTenure]:
+        """Hand over those of a journal that is assigned to us now. Cancellation: safe."""
+        async with self._lock_of(journal):
+            mine = self._found.pop(journal, [])
+        taken = [one for one in mine if one.tenure.create_revision == create_revision]
+        for other in mine:
+            if other not in taken:
+                self.add(other)
+        return taken
+
+    @contextlib.asynccontextmanager
+    async def _lock_of(self, journal: str) -> AsyncGenerator[None]:
+        """Held by whoever decides on those of a journal."""
+        lock = self._locks.setdefault(journal, asyncio.Lock())
+        async with lock:
+            yield
+        if not lock.locked() and self._locks.get(journal) is lock:
+            del self._locks[journal]
+
+    async def run(self) -> None:
+        """Look after them, for ever. Cancellation: safe."""
+        pause_s = _LOOK_S
+        while True:
+            if not self._found:
+                self._added.clear()
+                await self._added.wait()
+                pause_s = _LOOK_S
+            with self._faults.contained("spool", "looking after spools of former processes"):
+                await self.settle_all()
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 1.2, _LOOK_S_MAX)
+
+    async def settle_all(self, *, is_leaving: bool = False) -> None:
+        """Look once what has become of each.
+
+        Args:
+            is_leaving: let go of journals that nobody else holds: we may not come back.
+
+        Raises: EtcdError. Cancellation: safe.
+        """
+        names = list(self._found)
+        if len(names) > _ONE_BY_ONE_MAX:
+            # What a record says may be old by then, but no tenure that is no holder becomes one.
+            held = await held_journals(self._etcd, self._prefix)
+            kept = {one.tenure.id for found in self._found.values() for one in found}
+            names = [name for name in names if is_leaving or not held.get(name, set()) & kept]
+        for journal in names:
+            await self.settle(journal, is_leaving=is_leaving)
+
+    async def settle(self, journal: str, *, is_leaving: bool = False) -> None:
+        """Look what has become of those of one journal, and do what follows.
+
+        Args:
+            is_leaving: as of `settle_all`.
+
+        Cancellation: safe.
+        """
+        if journal not in self._found:
+            return
+        async with self._lock_of(journal):
+            for found in list(self._found.get(journal, [])):
+                try:
+                    is_settled = await self._settle(found, is_leaving=is_leaving)
+                except (GazetteError, OSError) as err:
+                    _log.warning("%s: what was left of its spool stays: %s", journal, err)
+                    continue
+                if is_settled:
+                    self._remove(journal, found)
+
+    def _remove(self, journal: str, found: RecoveredTenure) -> None:
+        left = [one for one in self._found.get(journal, []) if one is not found]
+        if left:
+            self._found[journal] = left
+        else:
+            self._found.pop(journal, None)
+
+    async def _settle(self, found: RecoveredTenure, *, is_leaving: bool) -> bool:
+        """Returns: whether nothing is left of it. Raises: GazetteError, OSError: it stays."""
+        tenure = found.tenure
+        stands = await self._standing(found)
+        if stands.is_holder:
+            is_let_go = stands.is_wanted or (is_leaving and stands.is_alone)
+            if not (is_let_go and found.is_whole):
+                return False
+            await self._store(found, found.end)
+            if not await self._release(found):
+                return False
+        else:
+            await run_in(self._executor, self._set_torn_aside, found)
+            await self._store(found, stands.valid_to)
+            await run_in(self._executor, self._set_rest_aside, found)
+        if tenure.files:
+            return False  # replicas, or the persister, have them still
+        await run_in(self._executor, tenure.leave)
+        return True
+
+    async def _standing(self, found: RecoveredTenure) -> Standing:
+        """What a tenure is to its journal now. Raises: GazetteError."""
+        tenure = found.tenure
+        record, _ = await read_record(self._etcd, self._prefix, tenure.journal)
+        item = self._space.state.items.get(tenure.journal)
+        stands = standing(
+            record,
+            tenure.id,
+            create_revision=tenure.create_revision,
+            journal_revision=item.create_revision if item is not None else None,
+        )
+        if item is None and record is not None:
+            await delete_record(self._etcd, self._prefix, tenure.journal, tenure.create_revision)
+        return stands
+
+    async def is_heir(self, found: RecoveredTenure) -> bool:
+        """Whether its journal may go on with what it holds. Raises: GazetteError."""
+        stands = await self._standing(found)
+        if not (stands.is_holder and found.is_whole):
+            return False
+        # Gazette's brokers take appends, and say to nobody who holds them.
+        return not await has_foreign_members(self._etcd, self._prefix)
+
+    async def _store(self, found: RecoveredTenure, valid_to: int) -> None:
+        """Persist what is the journal's; then nothing of that is left."""
+        mine = [one for one in found.fragments if one.state.end <= valid_to]
+        if not mine:
+            return
+        found.fragments = [one for one in found.fragments if one not in mine]
+        for one in mine:
+            self._persister.add(_completed(found, one))
+        await self._persister.flush(found.tenure.journal)
+
+    async def _release(self, found: RecoveredTenure) -> bool:
+        """Let others go on where we ended. Returns: False: somebody else was faster."""
+        tenure = found.tenure
+        record, mod_revision = await read_record(self._etcd, self._prefix, tenure.journal)
+        released = release(
+            record,
+            tenure.id,
+            create_revision=tenure.create_revision,
+            head=found.end,
+            registers=found.registers,
+        )
+        if released is None:
+            return False
+        _log.info("%s: others go on at %d, where this broker ended", tenure.journal, found.end)
+        return await write_record(self._etcd, self._prefix, tenure.journal, released, mod_revision)
+
+    # ----------------------------------------------------------------------------- set aside
+    def _set_torn_aside(self, found: RecoveredTenure) -> None:
+        """Keep files that are not as they were recorded. Raises: OSError: they stay."""
+        tenure, torn = found.tenure, found.torn
+        believed = {tenure.path(one.file.ordinal, "content") for one in found.fragments}
+        for one in torn:
+            self._tell(found, one.path, one.begin, one.end, one.why)
+        for one in torn:
+            if one.path not in believed:
+                one.path.unlink(missing_ok=True)
+                one.path.with_suffix(".sealed").unlink(missing_ok=True)
+        found.torn = []
+        self._count(len(torn))
+
+    def _set_rest_aside(self, found: RecoveredTenure) -> None:
+        """Keep content that is not the journal's. Raises: OSError: it stays."""
+        for one in found.fragments:
+            path = found.tenure.path(one.file.ordinal, "content")
+            self._tell(found, path, one.state.begin, one.state.end, _NOT_THE_JOURNALS)
+        self._count(len(found.fragments))
+        found.release()
+
+    def _tell(self, found: RecoveredTenure, path: Path, begin: int, end: int, why: str) -> None:
+        told = set_aside(self._spool_dir, found, path, begin=begin, end=end, why=why)
+        _log.warning(
+            "%s: content [%d, %d) of a spool of broker %s is set aside, since %s: see %s",
+            found.tenure.journal,
+            begin,
+            end,
+            found.process,
+            why,
+            told,
+        )
+
+
+def _completed(found: RecoveredTenure, one: RecoveredFragment) -> CompletedSpool:
+    return CompletedSpool(
+        fragment=one.fragment(found.tenure.journal),
+        first_append_time=one.first_append_at,
+        registers=one.state.registers,
+        is_primary=False,
+        content=one.file,
+        create_revision=found.tenure.create_revision,
+    )
