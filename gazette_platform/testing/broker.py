@@ -171,6 +171,11 @@ class BrokerServer:
         """Whether the process that was started is gone without being asked to, or never was."""
         return self._process is None or self._process.poll() is not None
 
+    def strike(self) -> None:
+        """Send SIGKILL, and do not wait; `kill` does. Nothing if it does not run."""
+        if self._process is not None:
+            self._process.kill()
+
     def kill(self) -> None:
         """Send SIGKILL; nothing if it does not run."""
         if self._process is not None:

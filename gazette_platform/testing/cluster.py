@@ -157,12 +157,18 @@ class BrokerCluster:
         await asyncio.to_thread(self.brokers[name].start, timeout_s=timeout_s)
         self._is_fit(name)
 
-    def kill(self, name: str) -> None:
-        """SIGKILL. Its address refuses connections from then on, as that of a dead process does."""
-        self._is_unfit(name)
-        self.brokers[name].kill()
-        if self._is_proxied:
-            self.proxies[name].refuse()
+    def kill(self, *names: str) -> None:
+        """SIGKILL to all of them at the same instant.
+
+        Their addresses refuse connections from then on, as those of dead processes do.
+        """
+        for name in names:
+            self.brokers[name].strike()
+        for name in names:
+            self._is_unfit(name)
+            self.brokers[name].kill()
+            if self._is_proxied:
+                self.proxies[name].refuse()
 
     def pause(self, name: str) -> None:
         """SIGSTOP."""

@@ -69,14 +69,14 @@ async def test_another_leader_of_etcd_goes_unnoticed(sturdy_etcd_binary, tmp_pat
 
 @pytest.mark.timeout(300)
 async def test_loss_is_found_and_explained(sturdy_etcd_binary, tmp_path):
-    """The control: journals of one replica do lose what a killed broker had not persisted."""
+    """The control: journals of one replica do lose what was not persisted with their only spool."""
     config = ChaosConfig(
         etcd_binary=sturdy_etcd_binary,
         seed=1,
         duration_s=20,
         zones="ab",
         lease_s=2.0,
-        kinds=[FaultKind.KILL],
+        kinds=[FaultKind.SPOOL_LOST],
         workload=WorkloadConfig(replication=1, journals=6, writers=4, readers=2, has_upkeep=False),
         folder=tmp_path / "chaos",
     )

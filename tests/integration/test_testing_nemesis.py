@@ -28,7 +28,9 @@ PIDS = itertools.count(1)
 class FakeBroker:
     """It ends as one does that has lost its lease, unless its log is another."""
 
-    def __init__(self):
+    def __init__(self, spool):
+        self.spool = spool
+        spool.mkdir(exist_ok=True)
         self.has_ended = False
         self.pid = next(PIDS)
         self.log = LEASE_LOST
@@ -68,7 +70,8 @@ class FakeCluster:
         self.fragments.mkdir()
         (self.fragments / "kept").touch()
         self.names = ("broker-1", "broker-2", "broker-3")
-        self.brokers = {name: FakeBroker() for name in self.names}
+        self._folder = folder
+        self.brokers = {name: FakeBroker(folder / name) for name in self.names}
         self.proxies = {
             name: FakeProxy(lambda what, name=name: self._note(what, name)) for name in self.names
         }
@@ -83,9 +86,10 @@ class FakeCluster:
         self.brokers[name].has_ended = True
         self.brokers[name].pid = 0
 
-    def kill(self, name):
-        self._note("kill", name)
-        self._forget(name)
+    def kill(self, *names):
+        self._note("kill", *names)
+        for name in names:
+            self._forget(name)
 
     def pause(self, name):
         self._note("pause", name)
@@ -111,7 +115,7 @@ class FakeCluster:
     async def start_again(self, names, *, timeout_s):
         self._note("start", *names)
         for name in names:
-            self.brokers[name] = FakeBroker()
+            self.brokers[name] = FakeBroker(self._folder / name)
 
     async def revive(self, *, timeout_s):
         ended = [name for name, broker in self.brokers.items() if broker.has_ended]
@@ -214,14 +218,59 @@ async def test_fault_is_inflicted_and_undone(
     assert said[0].startswith("fault: ")
     assert f"undone: {kind}" in said
     assert said[-1] == "the cluster is whole again"
-    # Before brokers fail again, what only one of them has left is stored.
-    takes = (
-        *(FaultKind.KILL, FaultKind.PAUSE, FaultKind.PARTITION),
-        *(FaultKind.ETCD_AWAY, FaultKind.STALE_PRIMARY),
-    )
-    lost = ("broker-1",) if kind in (FaultKind.KILL, FaultKind.PAUSE) else ()
-    assert settled == [(kind in takes, lost)]
+    assert settled == [(False, [])]
     assert nemesis.ended == []
+
+
+async def test_all_are_killed_at_once_and_started_in_any_order(nemesis, cluster, settled):
+    await nemesis.run([Fault(0.0, FaultKind.KILL_ALL, (), 0.3)])
+    killed, *started = cluster.done
+    assert killed == "kill broker-1 broker-2 broker-3"
+    assert sorted(started) == [f"start {name}" for name in cluster.names]
+    orders = [started]
+    for number in range(5):
+        cluster.done.clear()
+        await nemesis.run([Fault(number / 10, FaultKind.KILL_ALL, (), 0.1)])
+        orders.append(cluster.done[1:])
+    assert len({*map(tuple, orders)}) > 1
+    assert settled == [(False, [])] * 6
+
+
+async def test_spools_are_lost_while_all_are_down(nemesis, cluster, settled):
+    kept, lost = ((cluster.brokers[name].spool / "spools") for name in ("broker-1", "broker-2"))
+    for spools in (kept, lost):
+        spools.mkdir()
+        (spools / "content").touch()
+    (lost.parent / "temporary").touch()
+    there_at_start = []
+
+    async def start_again(names, *, timeout_s):
+        there_at_start.append((*kept.parent.rglob("*"), *lost.parent.rglob("*")))
+        await FakeCluster.start_again(cluster, names, timeout_s=timeout_s)
+
+    cluster.start_again = start_again
+    await nemesis.run([Fault(0.0, FaultKind.SPOOL_LOST, ("broker-2",), 0.1)])
+    assert there_at_start == [(kept, kept / "content")] * 3
+    # What only the lost ones had was stored before. Of whom it is that spools are lost is told.
+    assert settled == [(True, []), (False, ["broker-2"])]
+    await nemesis.run([Fault(0.0, FaultKind.KILL, ("broker-2",), 0.02)])
+    assert settled[2:] == [(False, [])]
+
+
+async def test_spools_are_torn_while_all_are_down(nemesis, cluster, settled, monkeypatch):
+    torn = []
+
+    def tear_spools(spool_dir, rng, *, is_deep):
+        torn.append((spool_dir.name, is_deep, [b.has_ended for b in cluster.brokers.values()]))
+        return []
+
+    monkeypatch.setattr("gazette_platform.testing.chaos.inflict.tear_spools", tear_spools)
+    down = [True] * 3
+    await nemesis.run([Fault(0.0, FaultKind.SPOOL_TORN, ("broker-2",), 0.1)])
+    assert torn == [("broker-1", False, down), ("broker-2", True, down), ("broker-3", False, down)]
+    assert settled == [(True, []), (False, [])]
+    await nemesis.run([Fault(0.0, FaultKind.SPOOL_TORN, (), 0.1)])
+    assert settled[2:] == [(False, [])], "nothing that is recorded was torn"
 
 
 async def test_one_way_is_silent_in_one_direction(nemesis, cluster):
@@ -241,14 +290,33 @@ async def test_resets_come_at_ten_a_second(nemesis, cluster):
 
 async def test_last_replica_gets_nothing_before_the_others_are_killed(nemesis, cluster):
     await nemesis.run([Fault(0.0, FaultKind.LAST_REPLICA, ("a/journal",), 0.05)])
-    hole, *killed, reset, heal, start = cluster.done
-    (last,) = {"broker-1", "broker-3"} - {what.removeprefix("kill ") for what in killed}
+    hole, killed, reset, heal, start = cluster.done
+    (last,) = {"broker-1", "broker-3"} - set(killed.split())
     assert hole == f"black hole to upstream {last}"
-    assert len(killed) == 2
-    assert "kill broker-2" in killed  # the primary
+    assert killed.startswith("kill broker-2 ")  # the primary
+    assert len(killed.split()) == 3
     # What was under way to it went with those that sent it.
     assert (reset, heal) == (f"reset {last}", f"heal {last}")
     assert start.startswith("start ")
+
+
+async def test_last_replica_is_left_with_the_spools_of_the_others_or_without(
+    nemesis, cluster, settled
+):
+    """What is on their disks must make no difference to what was acknowledged."""
+    for number in range(10):
+        for broker in cluster.brokers.values():
+            (broker.spool / "content").touch()
+        fault = Fault(0.0, FaultKind.LAST_REPLICA, (f"a/journal-{number}",), 0.02)
+        await nemesis.run([fault])
+        left = {
+            name for name in cluster.names if (cluster.brokers[name].spool / "content").exists()
+        }
+        assert len(left) in (1, 3)
+        stored, after = settled[-2:]
+        assert stored == (True, [])
+        assert after == (False, sorted({*cluster.names} - left))
+    assert {len(lost) for _, lost in settled} == {0, 2}
 
 
 async def test_faults_of_an_episode_overlap(nemesis, cluster, settled):

@@ -10,6 +10,7 @@ import pytest
 from gazette_platform.protocol import LabelSet
 from gazette_platform.testing.chaos.allowed import allow, check_but_allow
 from gazette_platform.testing.chaos.availability import unavailable_s_max
+from gazette_platform.testing.chaos.plan import FaultKind
 from gazette_platform.testing.chaos.readers import ReaderKind, _session_s
 from gazette_platform.testing.checker import Anomaly, Report
 from gazette_platform.testing.history import (
@@ -51,13 +52,13 @@ def append(invoked_at, registers=None, outcome="ok", **fields):
     )
 
 
-def left(anomaly, *spans, appends=(), polls=()):
+def left(anomaly, *spans, appends=(), polls=(), replication=3):
     """How many anomalies are left of this one."""
     report = Report(anomalies=[anomaly])
     ops = [op for op in anomaly.operations if isinstance(op, Append)]
     history = History(appends=[*ops, *appends], polls=list(polls))
     history.finals["a"] = FinalContent("a", 0, b"x" * 100)
-    allowed = allow(report, history, spans)
+    allowed = allow(report, history, spans, replication=replication)
     assert sum(allowed.values()) + len(report.anomalies) == 1
     return report.anomaly_count
 
@@ -66,9 +67,12 @@ def test_read_of_what_only_killed_brokers_had_is_allowed_while_they_are_killed()
     lost = append(9, outcome="unknown")
     seen = Anomaly("precommitted-read", "a", "r read x", (lost, poll(10)))
     assert left(seen, KILLED) == 0
+    for kind in ("kill", "kill-all", "spool-lost", "spool-torn"):
+        assert left(seen, (9.5, 12, kind)) == 0
     assert left(seen, (9.5, 12, "reset")) == 1
     assert left(seen, (20, 22, "last-replica")) == 1
     assert left(seen) == 1
+    assert left(seen, KILLED, replication=1) == 1, "it is recorded before anybody sees it"
 
 
 def test_read_of_an_earlier_attempt_is_allowed_while_its_brokers_are_killed():
@@ -133,6 +137,7 @@ def test_head_goes_back_by_what_was_under_way_as_all_ended_and_is_stored_later(h
     assert left(back, (8, 12, "etcd-away"), appends=[lost]) == count
     assert left(back, (8, 12, "kill"), appends=[lost]) == 1
     assert left(back, (8, 12, "etcd-away")) == 1
+    assert left(back, (8, 12, "etcd-away"), appends=[lost], replication=1) == 1
     late = replace(back, operations=(poll(80, write_head=head), poll(81, write_head=100)))
     assert left(late, (8, 12, "etcd-away"), appends=[lost]) == 1
 
@@ -140,34 +145,32 @@ def test_head_goes_back_by_what_was_under_way_as_all_ended_and_is_stored_later(h
 @pytest.mark.parametrize("name", ["lost-write", "inconsistent-offsets", "G1a", "stale-head"])
 def test_what_was_acknowledged_is_never_excused(name):
     anomaly = Anomaly(name, "a", "text", (append(9), poll(10)))
-    assert left(anomaly, KILLED, (9.5, 12, "etcd-away")) == 1
+    every = [(9.5, 12, kind) for kind in FaultKind]
+    assert left(anomaly, *every) == left(anomaly, *every, replication=1) == 1
 
 
-def test_registers_are_empty_after_all_brokers_ended():
+def test_registers_outlive_all_brokers():
     held, none = LabelSet.of({"a": "b"}), LabelSet()
     gone = Anomaly("nonlinearizable", "a", "was told {}", (append(5, held), append(20, none)))
-    assert left(gone, (9.5, 12, "restart-all")) == 0
-    late_first = Anomaly("nonlinearizable", "a", "was told", (append(20, held), append(5, none)))
-    assert left(late_first, (9.5, 12, "restart-all")) == 0
-    assert left(gone, (9.5, 12, "kill")) == 1
-    assert left(gone, (30, 32, "restart-all")) == 1
-    wrong = Anomaly("nonlinearizable", "a", "told c", (append(15, held), append(20, held)))
-    assert left(wrong, (9.5, 12, "restart-all")) == 1
+    for kind in FaultKind:
+        assert left(gone, (9.5, 12, kind)) == 1
 
 
-def test_registers_are_empty_and_nothing_else_after_all_brokers_ended():
+def test_registers_are_empty_and_nothing_else_after_a_journal_was_suspended():
     held, set_by = LabelSet.of({"a": "b"}), LabelSet.of({"c": "d"})
     both = LabelSet.of({"a": "b", "c": "d"})
-    for told, count in ((set_by, 0), (both, 1), (LabelSet.of({"a": "z"}), 1)):
-        op = append(20, told, union=set_by)
-        anomaly = Anomaly("nonlinearizable", "a", "was told", (append(5, held), op))
-        assert left(anomaly, (9.5, 12, "etcd-away")) == count
-    refused = append(20, outcome="fail", error="RegisterMismatch")
-    anomaly = Anomaly("nonlinearizable", "a", "was refused", (append(5, held), refused))
-    assert left(anomaly, (9.5, 12, "etcd-away")) == 1, "empty registers match whatever is asked"
-    applied = append(20, outcome="unknown")
-    anomaly = Anomaly("nonlinearizable", "a", "was to be applied if", (append(5, held), applied))
-    assert left(anomaly, (9.5, 12, "etcd-away")) == 0
+    for second, count in [
+        (append(20, set_by, union=set_by), 0),
+        (append(20, both, union=set_by), 1),
+        (append(20, LabelSet.of({"a": "z"}), union=set_by), 1),
+        # Empty registers match whatever is asked.
+        (append(20, outcome="fail", error="RegisterMismatch"), 1),
+        (append(20, outcome="unknown"), 0),
+    ]:
+        anomaly = Anomaly("nonlinearizable", "a", "was told", (append(5, held), second))
+        report = Report(anomalies=[anomaly])
+        allow(report, History(), [], [(6, 7, "a")], replication=3)
+        assert len(report.anomalies) == count, second
 
 
 def test_registers_are_empty_after_a_journal_was_suspended():
@@ -182,7 +185,7 @@ def test_registers_are_empty_after_a_journal_was_suspended():
         (other, (6, 7, "a"), 1),
     ]:
         report = Report(anomalies=[anomaly])
-        allow(report, History(), [], [suspension])
+        allow(report, History(), [], [suspension], replication=3)
         assert len(report.anomalies) == count, suspension
 
 
@@ -207,7 +210,7 @@ def test_heads_are_old_for_few_readers(met, streams, count):
     old = [Anomaly("stale-head", "a", "told", (append(5), one)) for one in polls[:met]]
     old.append(replace(old[0], text="a stream may tell it often"))
     report = Report(anomalies=list(old))
-    allow(report, History(polls=polls[:streams]), [(8, 9, "pause")])
+    allow(report, History(polls=polls[:streams]), [(8, 9, "pause")], replication=3)
     assert len(report.anomalies) == (count and count + 1)
 
 
@@ -217,7 +220,8 @@ def test_those_that_were_only_counted_go_with_their_like():
     report = Report(anomalies=[seen])
     report.suppressed["precommitted-read"] = 3
     report.suppressed["lost-write"] = 2
-    assert allow(report, History(appends=[lost]), [KILLED]) == {"precommitted-read": 4}
+    history = History(appends=[lost])
+    assert allow(report, history, [KILLED], replication=3) == {"precommitted-read": 4}
     assert report.anomaly_count == 2
 
 
@@ -228,7 +232,7 @@ def test_many_that_are_allowed_hide_none_that_is_not():
     ends = replace(late[0], id=99, stream=99, pieces=())
     history = History(appends=ops, polls=[*late, ends])
     history.finals["a"] = FinalContent("a", 0, b"xx")
-    report, allowed = check_but_allow(history, [(9.0, 9.2, "pause")])
+    report, allowed = check_but_allow(history, [(9.0, 9.2, "pause")], replication=3)
     assert allowed == {"stale-head": len(late)}
     assert [anomaly.operations for anomaly in report.anomalies] == [(ops[1], ends)]
     assert report.anomaly_count == 1
@@ -242,7 +246,7 @@ def test_readers_may_wait_for_as_long_as_appends_are_refused(waited_s, names):
     stuck = replace(poll(9 + waited_s), outcome=Outcome.FAIL, error="CancelledError")
     history = History(appends=[op], polls=[stuck])
     history.finals["a"] = FinalContent("a", 0, b"x")
-    report, _ = check_but_allow(history, [KILLED], lag_s_max=limit_s)
+    report, _ = check_but_allow(history, [KILLED], replication=3, lag_s_max=limit_s)
     assert [anomaly.name for anomaly in report.anomalies] == names
 
 

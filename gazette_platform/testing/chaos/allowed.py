@@ -1,12 +1,18 @@
 """What the protocol allows while brokers fail, although a history should not show it.
 
-A replica shows content as soon as it is told to commit it, before all others have it. If all that
-had it are killed at once, and the one left did not get it, readers have seen what never was: nobody
-was told that it is there, and the append ends with an unknown outcome. So there is such an append,
-it was under way as they were killed, and heads go too far by its length at most.
+Spools outlive their brokers, with registers and all. So nothing here excuses what was acknowledged,
+whoever was killed, and in journals of one replica nothing that was read: there content is shown once
+it is recorded where it will be found.
 
-Registers live in the brokers of a journal only: when all of them end, they are empty, and nothing
-else; a suspended journal has one broker, or none.
+With more of them, a replica shows content as soon as it is told to commit it, before all others have
+it. If all that had it are killed at once, and one that did not get it goes on without them, as it
+may, since it has all that was acknowledged, readers have seen what never was: nobody was told that
+it is there, and the append ends with an unknown outcome. So there is such an append, it was under
+way as they were killed, and heads go too far by its length at most. What they have on disk when they
+come back is set aside.
+
+A journal that is suspended has one broker, or none, and its spec notes its head alone: its registers
+are empty then, and nothing else.
 
 And a head that comes along with content is one that its replica knew of: one that has just been made
 a replica knows of less. It knows of the content, though, and few readers meet one. Only where a read
@@ -38,8 +44,15 @@ Span = tuple[float, float, str]
 Suspension = tuple[float, float, str]
 """When a journal was asked to be suspended, when that was answered, and which."""
 
-_LEAVES_NO_BROKER = (FaultKind.RESTART_ALL, FaultKind.ETCD_AWAY)
-_KILLS_ALL_BUT_ONE = (FaultKind.LAST_REPLICA, FaultKind.KILL)
+_ENDS_ALL = (FaultKind.RESTART_ALL, FaultKind.ETCD_AWAY)
+_KILLS_SEVERAL = (
+    FaultKind.LAST_REPLICA,
+    FaultKind.KILL,
+    # All of them: those that come back first may be the ones that did not get it.
+    FaultKind.KILL_ALL,
+    FaultKind.SPOOL_LOST,
+    FaultKind.SPOOL_TORN,
+)
 _HEADS = ("stale-head", "nonmonotonic-head")
 _UNCOMMITTED = ("precommitted-read", "G1c-realtime", "nonmonotonic-head")
 # What was under way when brokers were killed had been sent to some before, and arrives a bit later.
@@ -58,16 +71,18 @@ def check_but_allow(
     spans: Sequence[Span],
     suspensions: Sequence[Suspension] = (),
     *,
+    replication: int,
     lag_s_max: float = 120.0,
 ) -> tuple[Report, Counter[str]]:
     """Check a history, and take out of the report what may be; see `allow`.
 
     Args:
+        replication: of the journals.
         lag_s_max: seconds that a read may wait for what was acknowledged.
     """
     # Of a few only, all may happen to be such that are allowed, and hide one that is not.
     report = check_history(history, kept_max=_KEPT_MAX, lag_s_max=lag_s_max)
-    return report, allow(report, history, spans, suspensions)
+    return report, allow(report, history, spans, suspensions, replication=replication)
 
 
 def allow(
@@ -75,9 +90,11 @@ def allow(
     history: History,
     spans: Sequence[Span],
     suspensions: Sequence[Suspension] = (),
+    *,
+    replication: int,
 ) -> Counter[str]:
     """Take out of a report what may be. Returns: how many there were of each name."""
-    rules = _Rules(history, spans, suspensions)
+    rules = _Rules(history, spans, suspensions, replication)
     allowed: Counter[str] = Counter()
     kept: list[Anomaly] = []
     old_heads: list[Anomaly] = []
@@ -103,11 +120,17 @@ def allow(
 @final
 class _Rules:
     def __init__(
-        self, history: History, spans: Sequence[Span], suspensions: Sequence[Suspension]
+        self,
+        history: History,
+        spans: Sequence[Span],
+        suspensions: Sequence[Suspension],
+        replication: int,
     ) -> None:
         self._history = history
         self._spans = spans
         self._suspensions = suspensions
+        # Of those that were ended only: with one replica nobody shows what is not recorded.
+        self._endings = spans if replication > 1 else ()
         self._appends: defaultdict[str, list[Append]] = defaultdict(list)
         for op in history.appends:
             self._appends[op.journal].append(op)
@@ -129,17 +152,16 @@ class _Rules:
         return len(met) <= max(_OLD_HEADS_MIN, _OLD_HEADS_SHARE * len(streams))
 
     def is_allowed(self, anomaly: Anomaly) -> bool:
-        """Whether it is what brokers that ended, or left a journal, have taken along."""
+        """Whether brokers that ended had it and others not, or a journal was left by its brokers."""
         return any(
-            (kind in _LEAVES_NO_BROKER and _may_be_emptied(anomaly, begin, end))
-            or (kind in _KILLS_ALL_BUT_ONE and self._was_uncommitted(anomaly, begin, end))
+            (kind in _KILLS_SEVERAL and self._was_uncommitted(anomaly, begin, end))
             # One of those that ended together stored what was on its way, and some hear of it first.
             or (
-                kind in _LEAVES_NO_BROKER
+                kind in _ENDS_ALL
                 and anomaly.name == "nonmonotonic-head"
                 and self._was_uncommitted(anomaly, begin, end + _MOVES_S)
             )
-            for begin, end, kind in self._spans
+            for begin, end, kind in self._endings
         ) or any(
             journal == anomaly.journal and _may_be_emptied(anomaly, begin, end)
             for begin, end, journal in self._suspensions
@@ -161,7 +183,7 @@ class _Rules:
         return bool(lost) and too_far <= sum(len(op.content) * op.attempts for op in lost)
 
     def _lost(self, journal: str, poll: Poll, begin: float, end: float) -> Iterator[Append]:
-        """Appends that brokers may have had when they were killed, and taken along."""
+        """Appends that brokers may have had when they were killed, and others not."""
         for op in self._appends[journal]:
             is_open = op.outcome is Outcome.UNKNOWN or (
                 op.outcome is Outcome.OK and op.attempts > 1

@@ -7,6 +7,7 @@ import random
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.testing.chaos.plan import Fault, FaultKind
+from gazette_platform.testing.chaos.spools import lose_spools, tear_spools
 from gazette_platform.testing.etcd import EtcdTrio
 from gazette_platform.testing.fault_proxy import Direction
 from gazette_platform.testing.slow_disk import SlowDisk
@@ -28,6 +29,8 @@ _RUN_S, _STALL_S = 0.1, 0.2
 _DISK_DATA_S = (0.02, 0.1)
 _DISK_SYNC_S = 0.2
 _DELAY_S = 0.15
+# Of those that are killed as a replica is left alone.
+_LOST_TOO = 0.5
 _BYTES_PER_S = 100_000.0
 
 
@@ -36,6 +39,9 @@ class Inflictor:
     """Inflicts single faults.
 
     Args: as of `Nemesis`.
+
+    Attributes:
+        spools_lost: the brokers whose spools were lost, of all faults; may be cleared.
     """
 
     def __init__(
@@ -57,10 +63,14 @@ class Inflictor:
         self._problems = problems
         self._replicas_of = replicas_of
         self._say = say
+        self.spools_lost: set[str] = set()
         self._store_is_there = asyncio.Event()
         self._store_is_there.set()
         self._ways: dict[FaultKind, Callable[[Fault, random.Random], Awaitable[None]]] = {
             FaultKind.KILL: self._kill,
+            FaultKind.KILL_ALL: self._kill_all,
+            FaultKind.SPOOL_LOST: self._kill_all,
+            FaultKind.SPOOL_TORN: self._kill_all,
             FaultKind.PAUSE: self._pause,
             FaultKind.PARTITION: self._partition,
             FaultKind.LAST_REPLICA: self._last_replica,
@@ -118,10 +128,48 @@ class Inflictor:
     # ruff: noqa: ARG002  all ways are called alike
 
     async def _kill(self, fault: Fault, rng: random.Random) -> None:
-        for name in fault.targets:
-            self._cluster.kill(name)
+        self._cluster.kill(*fault.targets)
         await asyncio.sleep(fault.duration_s)
         await self._start(fault.targets)
+
+    async def _kill_all(self, fault: Fault, rng: random.Random) -> None:
+        names = self._cluster.names
+        self._cluster.kill(*names)
+        if fault.kind is FaultKind.SPOOL_LOST:
+            await self._lose_spools(fault.targets)
+        if fault.kind is FaultKind.SPOOL_TORN:
+            await self._tear_spools(fault.targets, rng)
+        order = rng.sample(names, len(names))
+        # Whoever comes first, and however late the others are: nobody may go on without those
+        # that have what was acknowledged.
+        instants = sorted(rng.uniform(0, fault.duration_s) for _ in names)
+        self._say(
+            "started again: "
+            + ", ".join(
+                f"{name} after {at:.1f} s" for name, at in zip(order, instants, strict=True)
+            )
+        )
+
+        async def start(name: str, at_s: float) -> None:
+            await asyncio.sleep(at_s)
+            await self._start([name])
+
+        starts = [start(name, at_s) for name, at_s in zip(order, instants, strict=True)]
+        outcomes = await asyncio.gather(*starts, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def _lose_spools(self, names: Sequence[str]) -> None:
+        for name in names:
+            await asyncio.to_thread(lose_spools, self._cluster.brokers[name].spool)
+            self.spools_lost.add(name)
+
+    async def _tear_spools(self, deep: Sequence[str], rng: random.Random) -> None:
+        for name in self._cluster.names:
+            spool_dir = self._cluster.brokers[name].spool
+            for text in await asyncio.to_thread(tear_spools, spool_dir, rng, is_deep=name in deep):
+                self._say(f"torn of {name}: {text}")
 
     async def _pause(self, fault: Fault, rng: random.Random) -> None:
         for name in fault.targets:
@@ -176,7 +224,8 @@ class Inflictor:
     async def _last_replica(self, fault: Fault, rng: random.Random) -> None:
         """Kill all replicas of a journal but one that got nothing for a while before.
 
-        What a primary acknowledged meanwhile, it must not have acknowledged: nobody has it now.
+        What a primary acknowledged meanwhile, it must not have acknowledged: with their spools
+        nobody has it now, and if they are left, the one that was not killed goes on without it.
         """
         (journal,) = fault.targets
         replicas = await self._replicas_of(journal)
@@ -186,8 +235,10 @@ class Inflictor:
         proxy = self._cluster.proxies[last]
         proxy.black_hole(Direction.TO_UPSTREAM)
         await asyncio.sleep(fault.duration_s)
-        for name in killed:
-            self._cluster.kill(name)
+        self._cluster.kill(*killed)
+        if rng.random() < _LOST_TOO:
+            self._say("with their spools")
+            await self._lose_spools(killed)
         # With the machines that sent it, goes what they sent.
         proxy.reset()
         await self._heal([last])

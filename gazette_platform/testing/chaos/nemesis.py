@@ -30,17 +30,9 @@ _TAKES_LEASES = (
     FaultKind.ETCD_AWAY,
     FaultKind.STALE_PRIMARY,
 )
-# After these some content may be in the spool of one broker only, until it is stored.
-_TAKES_REPLICAS = frozenset(
-    {
-        FaultKind.KILL,
-        FaultKind.PAUSE,
-        FaultKind.PARTITION,
-        FaultKind.LAST_REPLICA,
-        FaultKind.STALE_PRIMARY,
-        FaultKind.ETCD_AWAY,
-    }
-)
+# These take what is on disk of R - 1 brokers. A replica that was made since holds only what came
+# after it, so that what came before has to be stored first. Of all others the disks are left.
+_TAKES_SPOOLS = frozenset({FaultKind.LAST_REPLICA, FaultKind.SPOOL_LOST, FaultKind.SPOOL_TORN})
 # How long after its fault a broker may take to find that its lease is gone, persist, and end.
 _EXCUSED_LEASES = 3.0
 # And how long it may take until we look again, while others are started.
@@ -56,8 +48,8 @@ class Nemesis:
         lease_s: of the brokers.
         replicas_of: tells the brokers that serve a journal, the primary first.
         stale_primary: inflicts that kind, until the broker that it is about has ended.
-        settle: waits until the cluster is whole; told whether also until all is stored, and which
-            brokers have ended without a note of where journals end.
+        settle: waits until the cluster is whole; told whether also until all is stored, and whose
+            spools were lost since it was whole.
         problems: why kinds cannot be inflicted here, as far as that is known before.
         is_starved: whether the machine itself was so late lately that leases run out by it.
         say: is told what happens, a line each.
@@ -99,8 +91,6 @@ class Nemesis:
         # Of a process, not of who is started in its place.
         self._excused: dict[tuple[str, int], float] = {}
         self._noted: set[tuple[str, int]] = set()
-        # That ended since the cluster was whole, and could not note anything.
-        self._lost: set[str] = set()
         self._inflictor = Inflictor(
             cluster,
             etcd,
@@ -143,6 +133,8 @@ class Nemesis:
         await self._cluster.revive(timeout_s=_REVIVE_TIMEOUT_S)
 
     async def _episode(self, faults: Sequence[Fault]) -> None:
+        if any(fault.kind in _TAKES_SPOOLS and fault.targets for fault in faults):
+            await self._settled(is_stored=True)
         try:
             async with asyncio.TaskGroup() as tasks:
                 for fault in faults:
@@ -152,9 +144,8 @@ class Nemesis:
         if any(fault.kind in _TAKES_LEASES for fault in faults):
             await self._let_end(faults)
         await self._revive()
-        kinds = {fault.kind for fault in faults}
-        await self._settled(is_stored=bool(kinds & _TAKES_REPLICAS))
-        self._lost.clear()
+        await self._settled(is_stored=False)
+        self._inflictor.spools_lost.clear()
         await self._revive()
         self._say("the cluster is whole again")
 
@@ -163,7 +154,8 @@ class Nemesis:
         tasks = TaskGroup("settle")
         try:
             while True:
-                settling = tasks.spawn(self._settle(is_stored, tuple(self._lost)), name="settle")
+                lost = sorted(self._inflictor.spools_lost)
+                settling = tasks.spawn(self._settle(is_stored, lost), name="settle")
                 while not settling.done() and not self._has_ended():
                     await asyncio.wait({settling}, timeout=_POLL_S)
                 if settling.done():
@@ -192,8 +184,6 @@ class Nemesis:
         self._note_ended()
         if takes_lease:
             self._excuse(fault)
-        if fault.kind is FaultKind.KILL:
-            self._lost.update(fault.targets)
         began = self._clock.monotonic()
         await self._inflictor.inflict(fault)
         ended = self._clock.monotonic()
@@ -245,10 +235,8 @@ class Nemesis:
             self._noted.add(process)
             lost_lease = lost_its_lease(broker.log_of_run())
             if lost_lease and self._excused.get(process, 0.0) > now:
-                self._lost.add(name)
                 self._say(f"{name} ended, as its lease was taken")
             elif lost_lease and self._is_starved():
-                self._lost.add(name)
                 self._say(f"{name} ended while the machine was starved")
             else:
                 text = f"{name} ended by itself; its log ends:\n{broker.log_tail()[-2000:]}"

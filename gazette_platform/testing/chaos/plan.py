@@ -1,8 +1,9 @@
 """What will go wrong, and when: a pure function of the seed.
 
 A plan is a sequence of *episodes*. The faults of one episode overlap, or hit a cluster that has not
-recovered from the one before; between episodes everything is mended. What an episode may cost is
-bounded: it takes the process of no more than R - 1 brokers, or of those of one zone.
+recovered from the one before; between episodes everything is mended. Processes may all be taken at
+once, as their spools outlive them. What else an episode may cost is bounded: it takes what is on
+disk of no more than R - 1 brokers.
 """
 
 from __future__ import annotations
@@ -24,13 +25,22 @@ class FaultKind(StrEnum):
     """What goes wrong."""
 
     KILL = "kill"
-    """SIGKILL of as many brokers as replicas may fail, or of a zone; they are started again."""
+    """SIGKILL of as many brokers as replicas may fail, one at least, or of a zone; they are started
+    again."""
+    KILL_ALL = "kill-all"
+    """SIGKILL of all brokers at the same instant; they are started again in any order, with pauses."""
+    SPOOL_LOST = "spool-lost"
+    """The same, and of as many as replicas may fail, what was in their spool directory is gone."""
+    SPOOL_TORN = "spool-torn"
+    """The same, and behind what spools record there is garbage; of as many as replicas may fail,
+    what they record is torn, too."""
     PAUSE = "pause"
     """SIGSTOP of as many past their lease, then SIGCONT; started again if they end."""
     PARTITION = "partition"
     """As many reach neither etcd nor anybody else, shorter or longer than their lease."""
     LAST_REPLICA = "last-replica"
-    """A replica of a journal gets nothing for a while, and then all others of it are killed."""
+    """A replica of a journal gets nothing for a while, and then all others of it are killed; one time
+    in two their spools are gone, too."""
     STALE_PRIMARY = "stale-primary"
     """SIGSTOP past its lease of the primary of a journal of one replica, which others take over;
     appends wait for it when it wakes up."""
@@ -67,22 +77,28 @@ class FaultKind(StrEnum):
 
 
 ALL_KINDS = tuple(FaultKind)
-_NEED_REPLICAS = (
+_KILL_ALL = (FaultKind.KILL_ALL, FaultKind.SPOOL_LOST, FaultKind.SPOOL_TORN)
+_TAKE_PROCESSES = (
+    *_KILL_ALL,
     FaultKind.KILL,
     FaultKind.PAUSE,
     FaultKind.PARTITION,
     FaultKind.LAST_REPLICA,
     FaultKind.STALE_PRIMARY,
 )
-KINDS_WITHOUT_REPLICAS = tuple(kind for kind in ALL_KINDS if kind not in _NEED_REPLICAS)
-"""What a journal with one replica survives without loss."""
+KINDS_WITHOUT_REPLICAS = tuple(
+    kind for kind in ALL_KINDS if kind not in (FaultKind.SPOOL_LOST, FaultKind.LAST_REPLICA)
+)
+"""What a journal with one replica survives without loss: whatever leaves its spool on disk."""
+
+_TAKEN_BY_OTHERS = (FaultKind.DRAIN, FaultKind.SPOOL_FULL)
 
 # Each takes the cluster to its limit, or nothing but itself, and begins when all is well.
 _ALONE = (FaultKind.ETCD_AWAY, FaultKind.RESTART_ALL, FaultKind.STALE_PRIMARY)
 _STORE = (FaultKind.STORE_CUT, FaultKind.STORE_FULL)
 # Of these no two are in one episode: the first undone would undo the other.
 _EXCLUSIVE = (
-    _NEED_REPLICAS,
+    _TAKE_PROCESSES,
     # Together they last longer than what is left of a lease before it is renewed.
     (
         *(FaultKind.ETCD_RESTART, FaultKind.ETCD_LEADER),
@@ -93,8 +109,11 @@ _EXCLUSIVE = (
     # A partition is a fault of the network too.
     (FaultKind.PARTITION, FaultKind.ONE_WAY, FaultKind.SLOW_NETWORK),
     # Brokers that leave need others that take their journals.
-    (*_NEED_REPLICAS, FaultKind.DRAIN_ZONE),
+    (*_TAKE_PROCESSES, FaultKind.DRAIN_ZONE),
     (FaultKind.DRAIN, FaultKind.DRAIN_ZONE),
+    # These take brokers that others of the episode may have taken: one that leaves by itself, or
+    # cannot be started as its disk is full.
+    *((kind, other) for kind in (*_KILL_ALL, FaultKind.LAST_REPLICA) for other in _TAKEN_BY_OTHERS),
 )
 
 # Seconds that the cluster may take between the end of one episode and the begin of the next.
@@ -114,7 +133,8 @@ class Fault:
     """Seconds after the begin of the run; later if the episode before takes long to mend."""
     kind: FaultKind
     targets: tuple[str, ...]
-    """Brokers; the journal of a last replica; none for etcd, the store and the whole cluster."""
+    """Brokers; the journal of a last replica; none for etcd, the store and the whole cluster. Of
+    spools that are lost or torn: whose."""
     duration_s: float
     """Until it is undone; 0 of drains, which take as long as they take."""
     episode: int = 0
@@ -253,8 +273,11 @@ class _Planner:
                     return zone
                 most = max(1, min(self._replication - 1, len(candidates) - 1))
                 return tuple(sorted(rng.sample(candidates, rng.randint(1, most))))
-            case FaultKind.LAST_REPLICA:
-                return (rng.choice(self._journals),)
+            case FaultKind.SPOOL_LOST | FaultKind.SPOOL_TORN:
+                # Others have what they had. Of one replica nothing is torn, and what is lost is lost.
+                is_lost = kind is FaultKind.SPOOL_LOST
+                most = max(int(is_lost), self._replication - 1)
+                return tuple(sorted(rng.sample(self._names, rng.randint(min(1, most), most))))
             case FaultKind.DRAIN_ZONE:
                 return self._zones[rng.choice(sorted(self._zones))]
             case (
@@ -265,8 +288,10 @@ class _Planner:
                 | FaultKind.SLOW_NETWORK
                 | FaultKind.SPOOL_FULL
                 | FaultKind.DRAIN
+                | FaultKind.LAST_REPLICA
             ):
-                return (rng.choice(candidates),)
+                is_of_journal = kind is FaultKind.LAST_REPLICA
+                return (rng.choice(self._journals if is_of_journal else candidates),)
             case _:
                 return ()
 
@@ -274,6 +299,9 @@ class _Planner:
         lease_s = self._lease_s
         low, high = {
             FaultKind.KILL: (0.5, 1.5 * lease_s),
+            FaultKind.KILL_ALL: (0.5, 1.5 * lease_s),
+            FaultKind.SPOOL_LOST: (0.5, 1.5 * lease_s),
+            FaultKind.SPOOL_TORN: (0.5, 1.5 * lease_s),
             FaultKind.PAUSE: (1.2 * lease_s, 2.0 * lease_s),
             FaultKind.PARTITION: (0.3 * lease_s, 2.0 * lease_s),
             # Appends fail only once the silence is longer than the way of a healthy one.

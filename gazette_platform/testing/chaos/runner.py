@@ -213,7 +213,9 @@ class _Run:
             settle=lambda is_stored, lost: workload.settle(
                 _RECOVERY_S,
                 is_stored=is_stored,
-                # Of some journal nobody is left that would know where it ends.
+                # Of some journal nobody is left that would know where it ends: that is a loss, which
+                # the history shows, and it takes an operator to go on. After all others nobody is
+                # needed, and journals that wait for one are a fault.
                 may_reset=len(lost) >= config.workload.replication,
             ),
             is_starved=self._is_starved,
@@ -289,6 +291,7 @@ class _Run:
             history,
             spans,
             suspensions,
+            replication=config.workload.replication,
             lag_s_max=unavailable_s_max(config.lease_s) + starved_s(stalls, 0.0, math.inf),
         )
         if trouble:

@@ -57,7 +57,8 @@ class StalePrimary:
             recording = RecordingClient(client, self._scene.recorder, "fence")
             await client.apply([JournalChange(self._spec(name), "", 0)])
             await recording.append(name, self._payload("before"))
-            # What only the sleeper has would be out of reach, which is no fault of the fence.
+            # The sleeper is the only one that holds the journal: whoever goes on without it gives up
+            # what it alone has. That is nothing, since all is stored.
             await client.flush(f"name={name}", timeout_s=_PATIENCE_S)
             old = await self._primary(client, name, instead_of="")
             address = self._cluster.brokers[old].address.removeprefix("http://")

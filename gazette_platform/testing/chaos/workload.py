@@ -6,7 +6,12 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.errors import GazetteError, IndexHasGreaterOffset, SetupError
+from gazette_platform.errors import (
+    GazetteError,
+    IndexHasGreaterOffset,
+    SetupError,
+    WrongAppendOffset,
+)
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import FragmentSpec, JournalChange, JournalSpec, SuspendLevel
 from gazette_platform.testing.chaos.readers import run_reader
@@ -22,6 +27,7 @@ __all__ = ["Workload"]
 _NS = 1_000_000_000
 _POLL_S = 0.2
 _FLUSH_S = 30.0
+_RESETS = "head resets"
 # One that a fault broke may be under way still, and one more may be given up.
 _STREAMS_WAITED = 3.5
 
@@ -120,8 +126,8 @@ class Workload:
         Args:
             is_stored: wait also until the store holds all of them: what only one replica has left,
                 as others were killed, is then safe from whatever comes next.
-            may_reset: all brokers may have ended without a note of where journals end: then their
-                heads are reset, as the operating guide says.
+            may_reset: of some journal all spools may be lost: then its head is reset, as the
+                operating guide says.
 
         Raises: SetupError: that takes too long.
         """
@@ -137,6 +143,8 @@ class Workload:
                 if is_stored:
                     # Journals of long appends have theirs last.
                     await client.flush("name:prefix=chaos/", timeout_s=timeout_s)
+                if self._scene.config.has_upkeep:
+                    await self._reset_a_head(client)
         except (TimeoutError, GazetteError) as err:
             names = " ".join(sorted(waiting)) or "all"
             what = "are not flushed" if not waiting else "do not take appends by all replicas"
@@ -163,6 +171,17 @@ class Workload:
                 await client.reset_head(name)
                 self._scene.took_part["heads reset by need"] += 1
         return set()
+
+    async def _reset_a_head(self, client: AsyncClient) -> None:
+        """Reset the head of some journal that works, while others append to it: that changes nothing.
+
+        Only now: while a fault takes brokers, it would give up what those have that are awaited.
+        """
+        names = self._scene.config.journal_names
+        name = names[self._scene.took_part[_RESETS] % len(names)]
+        with contextlib.suppress(IndexHasGreaterOffset, WrongAppendOffset):
+            await client.reset_head(name)  # unless appends come too fast
+            self._scene.took_part[_RESETS] += 1
 
 
 def _is_suspended(spec: JournalSpec) -> bool:

@@ -1,0 +1,119 @@
+"""What may happen to the spools of a broker while it is down: files are lost, or torn."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gazette_platform.fragment.head_records import (
+    BLOCK_BYTES,
+    SLOT_BYTES,
+    decode_header,
+    decode_record,
+    slot_at,
+)
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["lose_spools", "tear_spools"]
+
+_GARBAGE_BYTES = 5000
+
+
+def lose_spools(spool_dir: Path) -> None:
+    """Delete all that is in a spool directory. Blocks. Raises: OSError."""
+    for path in spool_dir.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+@dataclass(frozen=True, slots=True)
+class _Tenure:
+    """One journal of a broker, as its spools tell."""
+
+    journal: str
+    heads: Path
+    block: int
+    """Where its block begins in that file."""
+    newest: int
+    """The slot that counts: 0 or 1."""
+    content: Path
+    """Of the fragment that is not closed; there need be none."""
+    begin: int
+    end: int
+
+
+def tear_spools(spool_dir: Path, rng: random.Random, *, is_deep: bool) -> list[str]:
+    """Tear the spools of a broker that does not run. Blocks.
+
+    Behind what is recorded of open fragments comes garbage, as after a write that was under way.
+
+    Args:
+        spool_dir: the broker's.
+        rng: says what happens to which journal.
+        is_deep: of about three journals in four, tear also what is recorded: cut content off, or
+            overwrite a record.
+
+    Returns: what was torn deep, a line each. Raises: OSError.
+    """
+    done = []
+    for tenure in _tenures(spool_dir):
+        if tenure.content.exists():
+            with tenure.content.open("ab") as file:
+                file.write(rng.randbytes(rng.randint(1, _GARBAGE_BYTES)))
+        if is_deep and (text := _tear(tenure, rng)):
+            done.append(f"{tenure.journal}: {text}")
+    return done
+
+
+def _tear(tenure: _Tenure, rng: random.Random) -> str:
+    """Returns: what was done; empty: nothing."""
+    match rng.choice(("content", "newer", "older", "nothing")):
+        case "content" if tenure.end > tenure.begin and tenure.content.exists():
+            kept = rng.randrange(tenure.end - tenure.begin)
+            with tenure.content.open("r+b") as file:
+                file.truncate(kept)
+            return f"{kept} bytes are left of [{tenure.begin}, {tenure.end})"
+        case "newer":
+            _overwrite(tenure, tenure.newest, rng)
+            return f"the record of its end {tenure.end} is torn"
+        case "older":
+            _overwrite(tenure, 1 - tenure.newest, rng)
+            return "the record before the last is torn"
+        case _:
+            return ""
+
+
+def _overwrite(tenure: _Tenure, slot: int, rng: random.Random) -> None:
+    with tenure.heads.open("r+b") as file:
+        file.seek(tenure.block + slot_at(slot))
+        file.write(rng.randbytes(SLOT_BYTES))
+
+
+def _tenures(spool_dir: Path) -> Iterator[_Tenure]:
+    """What is recorded, by home and place."""
+    for heads in sorted(spool_dir.glob("spools/*/heads")):
+        raw = heads.read_bytes()
+        for block in range(0, len(raw) - BLOCK_BYTES + 1, BLOCK_BYTES):
+            header = decode_header(raw[block : block + BLOCK_BYTES])
+            slots = (block + slot_at(number) for number in (0, 1))
+            found = [decode_record(raw[at : at + SLOT_BYTES]) for at in slots]
+            record = max((one for one in found if one), key=lambda one: one.number, default=None)
+            if header is None or record is None:
+                continue
+            state = record.state
+            yield _Tenure(
+                journal=header.journal,
+                heads=heads,
+                block=block,
+                newest=found.index(record),
+                content=heads.with_name(f"{header.tenure}.{record.ordinal}.content"),
+                begin=state.begin,
+                end=state.end,
+            )
