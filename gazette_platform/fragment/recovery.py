@@ -124,7 +124,8 @@ def _recover(
     home: SpoolHome, block: int, header: TenureHeader, paths: list[Path]
 ) -> RecoveredTenure | None:
     assert home.former is not None
-    records = [head_records.decode_record(slot) for slot in home.slots(block)]
+    slots = home.slots(block)
+    records = [head_records.decode_record(slot) for slot in slots]
     latest = max((r for r in records if r is not None), key=lambda r: r.number, default=None)
     ordinals = sorted({int(path.name.split(".")[1]) for path in paths})
     tenure = Tenure.recovered(home, header, block, latest, ordinal=max(ordinals, default=0))
@@ -136,6 +137,12 @@ def _recover(
     states = _sealed_states(found, ordinals)
     if latest is not None:
         _take_head(found, latest, states, is_kept=is_kept)
+        is_torn = any(one is None and any(slot) for one, slot in zip(records, slots, strict=True))
+        if is_torn and is_kept:
+            # Not by the end of the process: while the machine runs, a write within a slot is there or
+            # not. So it is damage, and maybe of the later record, which somebody was told of.
+            _log.error("%s: a record of its end is torn, maybe the last one", header.journal)
+            is_kept = found.is_whole = False
     # A file that no record speaks of is a draft which was never committed. After a power failure it may
     # be one whose record is lost.
     is_draft = latest is not None and is_kept
