@@ -182,6 +182,7 @@ def claim(  # noqa: PLR0911  one per condition
     create_revision: int,
     holders: frozenset[Holder] | None,
     end: int,
+    registers: LabelSet | None = None,
     has_noted_head: bool = False,
     is_reset: bool = False,
 ) -> Decision:
@@ -193,6 +194,7 @@ def claim(  # noqa: PLR0911  one per condition
         holders: the tenures of all brokers of the route; None: some of them keep nothing that
             survives their processes, such as those of Gazette.
         end: journal offset at which all of them are.
+        registers: as all of them have them there; None: those that there should be.
         has_noted_head: whether the spec says where the journal goes on, as of one that was suspended.
         is_reset: whether an operator gives up what only others hold.
     """
@@ -204,8 +206,11 @@ def claim(  # noqa: PLR0911  one per condition
     if record is None:
         return Claim(EpochRecord(create_revision, 1, ours))
     released = record.released
-    if released is not None and end < released.head and not is_reset:
-        return GoOn(released.head, released.registers)
+    if released is not None and not is_reset and end <= released.head:
+        # Who begins where the spec says that the journal goes on is at its head without its registers.
+        is_there = end == released.head and registers in (None, released.registers)
+        if not is_there:
+            return GoOn(released.head, released.registers)
     tenures = {one.tenure for one in holders}
     if tenures == {one.tenure for one in record.holders}:
         # A tenure may have gone on in a broker of another name, on the same disk.

@@ -136,9 +136,23 @@ async def test_an_idle_journal_keeps_its_end_and_registers(server):
         async with client_of(server) as client:
             done = await client.append(JOURNAL, b"", check_registers=HELD)
             assert done.end == 3
+            assert HELD.matches(done.registers), "none match whatever is asked"
     async with client_of(server) as client:
         assert (await client.append(JOURNAL, b"def")).begin == 3
         assert await read_all(client) == b"abcdef"
+
+
+async def test_registers_outlive_an_orderly_stop(server):
+    held = LabelSet.of(held="x")
+    async with client_of(server) as client:
+        await client.apply([Change(spec())])
+        await client.append(JOURNAL, b"abc", union_registers=held)
+    for _ in range(2):
+        server.stop()
+        server.start()
+        async with client_of(server) as client:
+            done = await client.append(JOURNAL, b"")
+            assert (done.end, done.registers) == (3, held)
 
 
 async def test_nothing_is_left_behind_in_the_end(server):

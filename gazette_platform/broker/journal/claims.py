@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.epochs import EpochRecord, Holder
     from gazette_platform.etcd import Operation
+    from gazette_platform.protocol import LabelSet
 
 __all__ = ["claim_journal"]
 
@@ -34,6 +35,7 @@ async def claim_journal(
     holders: frozenset[Holder] | None,
     *,
     end: int,
+    registers: LabelSet,
     is_reset: bool,
 ) -> GoOn | int:
     """Write a journal's route into its assignments, and who holds it, in one transaction.
@@ -44,7 +46,7 @@ async def claim_journal(
 
     Args:
         create_revision: of the spec that we serve.
-        holders, end, is_reset: see `epochs.claim`.
+        holders, end, registers, is_reset: see `epochs.claim`.
 
     Returns: the revision to look at, whether or not somebody else was faster; or where to begin first.
     Raises: EtcdError. RpcFailed: UNAVAILABLE: only others hold what was acknowledged.
@@ -66,6 +68,7 @@ async def claim_journal(
         create_revision=create_revision,
         holders=holders,
         end=end,
+        registers=registers,
         has_noted_head=has_noted_head,
         is_reset=is_reset,
     )

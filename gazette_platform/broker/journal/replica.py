@@ -228,7 +228,13 @@ class Replica:
         A consistent route tells the allocator that every broker of it is in step.
         """
         return await claim_journal(
-            self._context, self.name, self.create_revision, holders, end=end, is_reset=is_reset
+            self._context,
+            self.name,
+            self.create_revision,
+            holders,
+            end=end,
+            registers=self.spool.registers,
+            is_reset=is_reset,
         )
 
     @property
