@@ -332,6 +332,25 @@ async def test_faults_of_an_episode_overlap(nemesis, cluster, settled):
     assert len(settled) == 2
 
 
+async def test_store_is_not_cut_while_a_broker_starts(nemesis, cluster):
+    starts = []
+
+    async def start_again(names, *, timeout_s):
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+            starts.append((cluster.fragments / "kept").exists())
+        await FakeCluster.start_again(cluster, names, timeout_s=timeout_s)
+
+    cluster.start_again = start_again
+    faults = [
+        Fault(0.0, FaultKind.KILL, ("broker-1",), 0.05),
+        Fault(0.1, FaultKind.STORE_CUT, (), 0.1),
+    ]
+    await nemesis.run(faults)
+    assert starts == [True] * 20
+    assert [kind for _, kind in nemesis.begins] == ["kill", "store-cut"]
+
+
 async def test_who_ends_while_the_cluster_settles_is_started(
     nemesis, cluster, settled, monkeypatch
 ):

@@ -66,6 +66,9 @@ class Inflictor:
         self.spools_lost: set[str] = set()
         self._store_is_there = asyncio.Event()
         self._store_is_there.set()
+        self._starting = 0
+        self._nobody_starts = asyncio.Event()
+        self._nobody_starts.set()
         self._ways: dict[FaultKind, Callable[[Fault, random.Random], Awaitable[None]]] = {
             FaultKind.KILL: self._kill,
             FaultKind.KILL_ALL: self._kill_all,
@@ -209,8 +212,15 @@ class Inflictor:
     async def _start(self, names: Sequence[str]) -> None:
         # Without the folder of its store a broker does not start.
         await self._store_is_there.wait()
-        ended = [name for name in names if self._cluster.brokers[name].has_ended]
-        await self._cluster.start_again(ended, timeout_s=_START_TIMEOUT_S)
+        self._starting += 1
+        self._nobody_starts.clear()
+        try:
+            ended = [name for name in names if self._cluster.brokers[name].has_ended]
+            await self._cluster.start_again(ended, timeout_s=_START_TIMEOUT_S)
+        finally:
+            self._starting -= 1
+            if not self._starting:
+                self._nobody_starts.set()
 
     def _resume(self, names: Sequence[str]) -> None:
         for name in names:
@@ -289,6 +299,7 @@ class Inflictor:
         await asyncio.to_thread(self._etcd.start)
 
     async def _cut(self, fault: Fault, rng: random.Random) -> None:
+        await self._nobody_starts.wait()
         self._cut_store()
         await asyncio.sleep(fault.duration_s)
         self._restore_store()
