@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from gazette_platform.broker.auth import Authenticator
     from gazette_platform.broker.config import BrokerConfig
-    from gazette_platform.broker.fence import Fence
     from gazette_platform.broker.leftovers import Leftovers
+    from gazette_platform.broker.membership import Membership
     from gazette_platform.broker.metrics import BrokerMetrics
     from gazette_platform.broker.store_guard import StoreGuard
     from gazette_platform.broker.wire.peers import Peers
@@ -71,8 +71,8 @@ class BrokerContext:
     metrics: BrokerMetrics
     auth: Authenticator
     """Verifies the tokens of calls."""
-    fence: Fence
-    """Says whether appends may still be committed, and acknowledged."""
+    membership: Membership
+    """Our place in the cluster; says whether appends may still be committed, and acknowledged."""
     peers: Peers
     """Channels and tokens for calls to other brokers."""
     pulse_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_PULSES_MAX))

@@ -23,13 +23,13 @@ from gazette_platform.broker.crash.former import await_former
 from gazette_platform.broker.crash.former_spools import recover_spools, take_homes
 from gazette_platform.broker.crash.hand_over import deadline, say_leaving, wait_handed_over
 from gazette_platform.broker.crash.noted_heads import held_alone, note_heads
-from gazette_platform.broker.fence import Fence
 from gazette_platform.broker.http.gateway import Gateway
 from gazette_platform.broker.http.server import HttpServer
 from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.broker.journal.resolver import Resolver
 from gazette_platform.broker.journal.storing import still_storing
 from gazette_platform.broker.leftovers import Leftovers
+from gazette_platform.broker.membership import Membership
 from gazette_platform.broker.metrics import BrokerMetrics
 from gazette_platform.broker.process.names import random_id
 from gazette_platform.broker.side_keys import own_member_key
@@ -163,11 +163,12 @@ class Broker:
             watch_delay_s=config.watch_delay_s,
             faults=self.faults,
         )
+        self._membership = Membership(space.state, process_id)
         self._context = self._build(etcd, space, process_id, clock, rng)
         self._stack.push_async_callback(self.tasks.close)
         self._resolver = Resolver(
             space,
-            process_id,
+            self._membership,
             make_replica=self._make_replica,
             tasks=self.tasks,
             faults=self.faults,
@@ -195,7 +196,7 @@ class Broker:
             await self._join(process_id, space)
             await self._server.start()
         except BaseException:  # our peers never saw our port, and would wait for our lease to end
-            self._context.fence.give_up("this broker does not start")
+            self._context.membership.give_up("this broker does not start")
             await self._within(_GRACE_S, "giving back the lease", self._revoke())
             raise
         self._allocating = self.tasks.keep(
@@ -331,7 +332,7 @@ class Broker:
             faults=self.faults,
             metrics=metrics,
             auth=Authenticator(config.auth_keys, clock),
-            fence=Fence(space.state, process_id),
+            membership=self._membership,
             peers=peers,
         )
 
@@ -350,7 +351,7 @@ class Broker:
         self._announcement: Announcement = await announce(
             etcd, prefix, spec, self._lease, beside=own_member_key(prefix, process_id)
         )
-        self._context.fence.hold(self._lease)
+        self._context.membership.hold(self._lease)
         await space.load(self._announcement.revision)
         self._allocator = Allocator(
             etcd,
@@ -456,7 +457,7 @@ class Broker:
             stopping = self.tasks.spawn(self._server.stop(grace_s=_GRACE_S), name="stop serving")
             await self._within(self._limit_s, "closing journals", self._resolver.close())
             await self._within(2 * _GRACE_S, "finishing calls", stopping)
-            self._context.fence.give_up("this broker leaves")  # nobody waits for the rest
+            self._context.membership.give_up("this broker leaves")  # nobody waits for the rest
             left = await self._persist()
             await self._note_heads(self._held())
             await self._within(_GRACE_S, "tidying up spools", self._tidy_up())
@@ -507,7 +508,7 @@ class Broker:
             await say_leaving(context, self._announcement, self._lease, timeout_s=timeout_s)
         except EtcdError as err:
             _log.warning("others are not asked to take over, since etcd fails: %s", err)
-            context.fence.give_up("this broker leaves")
+            context.membership.give_up("this broker leaves")
         else:
             allocator, allocating = self._allocator, self._allocating
             await wait_handed_over(context, allocator, allocating, self._lease, timeout_s=timeout_s)
@@ -576,7 +577,7 @@ class Broker:
         has_lease = not isinstance(self.failure, LeaseLost)
         if has_lease:
             _log.error("broker stops: %s", self.failure)
-        self._context.fence.give_up("this broker has failed")
+        self._context.membership.give_up("this broker has failed")
         held = (
             self._held()
         )  # if we are evicted all the same, none of them is assigned to us any more

@@ -197,7 +197,7 @@ async def test_who_gave_up_commits_nothing_that_others_could_read(cluster):
     stub = cluster.stub(broker)
     await cluster.apply(stub, spec(refresh_s=1))
     await append(stub, JOURNAL, b"before")
-    broker._context.fence.give_up("this broker has failed")
+    broker._context.membership.give_up("this broker has failed")
     with pytest.raises(aio.AioRpcError, match="this broker has failed"):
         await append(stub, JOURNAL, b"never")
     assert broker._resolver.replicas[JOURNAL].spool.spool.end == 6
@@ -209,7 +209,7 @@ async def test_who_gave_up_tells_no_end(cluster):
     stub = cluster.stub(broker)
     await cluster.apply(stub, spec(refresh_s=1))
     await append(stub, JOURNAL, b"before")
-    broker._context.fence.give_up("this broker has failed")
+    broker._context.membership.give_up("this broker has failed")
     responses = aiter(read(stub, JOURNAL))
     assert (await anext(responses)).fragment.end == 6
     assert (await anext(responses)).content == b"before"
@@ -227,7 +227,7 @@ async def test_who_is_evicted_between_commit_and_answer_acknowledges_nothing(clu
         if b"evicted" in request:
             assert index.summary.end == 12, "it was committed"
             await broker._lease.revoke()
-            await eventually(lambda: broker._context.fence.problem)
+            await eventually(lambda: broker._context.membership.problem)
         return answer
 
     monkeypatch.setattr(AppendApi, "append", evicted)
@@ -248,7 +248,7 @@ def give_up_when_asking(broker):
     ask = replica.gaps._ask
 
     async def ask_and_give_up():
-        broker._context.fence.give_up("this broker has failed")
+        broker._context.membership.give_up("this broker has failed")
         return await ask()
 
     replica.gaps._ask = ask_and_give_up
@@ -281,7 +281,7 @@ async def test_who_gives_up_while_it_waits_for_what_precedes_a_noted_head_tells_
     assert replica.is_filling
     waiting = tasks.spawn(anext(aiter(read(stub, JOURNAL, -1))), name="read")
     await eventually(lambda: replica.index._waiters)
-    broker._context.fence.give_up("this broker has failed")
+    broker._context.membership.give_up("this broker has failed")
     with pytest.raises(aio.AioRpcError, match="this broker has failed; ask another one"):
         await waiting
 

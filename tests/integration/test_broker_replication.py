@@ -706,7 +706,7 @@ async def test_a_primary_without_its_lease_acknowledges_nothing(cluster):
     for name in (NAME, "replicated/by-three"):
         await append(cluster.primary(name), name, b"before")
         primary = cluster.route(name).primary_id
-        fence = cluster.brokers[primary]._context.fence
+        fence = cluster.brokers[primary]._context.membership
         lease, fence._lease = fence._lease, dataclasses.make_dataclass("L", ["remaining_s"])(0)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await append(cluster.primary(name), name, b"after")

@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from gazette_platform.broker.journal.resolver import Resolver
+from gazette_platform.broker.membership import Membership
 from gazette_platform.errors import LeaseLost, SetupError, TransportError
 from gazette_platform.protocol import (
     CompressionCodec,
@@ -187,7 +188,7 @@ async def test_rs9_a_broker_that_etcd_does_not_know_says_so(cluster, broker, stu
     await cluster.apply(stub, SPEC)
     unknown = Resolver(
         broker._context.space,
-        ProcessId("local", "unheard-of"),
+        Membership(broker._context.space.state, ProcessId("local", "unheard-of")),
         make_replica=lambda *_: None,
         tasks=broker.tasks,
         faults=broker.faults,

@@ -20,6 +20,7 @@ from gazette_platform.broker.api.proxy import Proxy
 from gazette_platform.broker.api.read import ReadApi
 from gazette_platform.broker.config import BrokerConfig
 from gazette_platform.broker.journal.resolver import Resolver
+from gazette_platform.broker.membership import Membership
 from gazette_platform.broker.wire.interface import Code, NotTaken, RpcFailed
 from gazette_platform.broker.wire.peers import Peers
 from gazette_platform.etcd import Delete, Put
@@ -152,8 +153,9 @@ class Stage:
             tasks=tasks,
             process_id=OURS,
         )
+        own = Membership(self.space.state, OURS)
         self.resolver = Resolver(
-            self.space, OURS, make_replica=Replica, tasks=tasks, faults=Faults()
+            self.space, own, make_replica=Replica, tasks=tasks, faults=Faults()
         )
         self.proxy = Proxy(self.context, self.resolver)
         self.append_api = AppendApi(self.context, self.resolver, self.proxy)

@@ -112,7 +112,7 @@ class Bench:
             metrics=BrokerMetrics(),
             refresh_slots=defaultdict(lambda: asyncio.Semaphore(1)),
             pulse_slots=asyncio.Semaphore(1),
-            fence=SimpleNamespace(problem=""),
+            membership=SimpleNamespace(problem=""),
             process_id=self.route.members[0],
             peers=None,
         )

@@ -65,7 +65,7 @@ class BrokerService:
         self._metrics = context.metrics
         self._faults = context.faults
         self._auth = context.auth
-        self._fence = context.fence
+        self._membership = context.membership
         self._proxy = proxy = Proxy(context, resolver)
         self._list = listing = ListApi(context, resolver)
         self._append = AppendApi(context, resolver, proxy)
@@ -214,7 +214,7 @@ class BrokerService:
 
     def _check_fence(self) -> None:
         """Raises: RpcFailed: other brokers may have taken over without knowing of the append."""
-        problem = self._fence.problem
+        problem = self._membership.problem
         if problem:
             text = f"{problem}: whether it was appended is unknown"
             raise RpcFailed(Code.UNAVAILABLE, text)

@@ -42,7 +42,7 @@ brokers advertise the address of a proxy that may refuse while they live, switch
 in one revision. An append needs the acknowledgement of every other broker of the route. These end the
 evicted broker's replication streams when that revision reaches them; the new primary then takes their
 spools, which hold everything that was acknowledged before. A journal with one replica has no others to
-ask. There the process itself refuses (`Fence`): it closes its port only once etcd knows that it leaves,
+ask. There the process itself refuses (`Membership`): it closes its port only once etcd knows that it leaves,
 or once it has stopped acknowledging. From the moment at which its mirror of etcd lacks its member
 key, or its lease has run out by its own clock, the outcome of every append is told as unknown. It
 learns that its lease is gone when it next renews it, at the latest (`LeaseLost`), and stops.

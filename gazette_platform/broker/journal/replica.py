@@ -173,7 +173,7 @@ class Replica:
     @property
     def refusal(self) -> str:
         """Why we may not speak for the journal: others may have taken over. Else empty."""
-        return self._context.fence.problem
+        return self._context.membership.problem
 
     # ------------------------------------------------------------ what the replicator asks for
     @property

@@ -32,6 +32,7 @@ from gazette_platform.protocol.pb import protocol_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gazette_platform.broker.membership import Membership
     from gazette_platform.keyspace import BrokerState, KeySpace
     from gazette_platform.ops.faults import Faults
     from gazette_platform.ops.tasks import TaskGroup
@@ -40,10 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["LocalReplica", "Resolution", "Resolver", "Stopped"]
 
 _log = logging.getLogger(__name__)
-
-# Stands in for our identity while etcd does not have our member key. As in Gazette, we then serve no
-# journal, but still forward calls to brokers that do.
-_MISSING_ID = ProcessId("local-BrokerSpec", "missing-from-Etcd")
 
 
 class Stopped(RpcFailed):
@@ -110,7 +107,7 @@ class Resolver(Generic[R]):
     def __init__(
         self,
         space: KeySpace[BrokerState],
-        process_id: ProcessId,
+        membership: Membership,
         *,
         make_replica: Callable[[str, int, bool], R],
         tasks: TaskGroup,
@@ -118,7 +115,7 @@ class Resolver(Generic[R]):
     ) -> None:
         self._space = space
         self._state = space.state
-        self._id = process_id
+        self._membership = membership
         self._make_replica = make_replica
         self._tasks = tasks
         self._faults = faults
@@ -132,7 +129,7 @@ class Resolver(Generic[R]):
     @property
     def process_id(self) -> ProcessId:
         """Our identity, or its stand-in while etcd does not know us."""
-        return self._id if self._id in self._state.members else _MISSING_ID
+        return self._membership.known_id
 
     def on_change(self) -> None:
         """Observe an update of the key space."""
@@ -159,7 +156,7 @@ class Resolver(Generic[R]):
 
     def _update(self, journal: str) -> None:
         item = self._state.items.get(journal)
-        assignment = self._state.assignment_of(journal, self._id)
+        assignment = self._state.assignment_of(journal, self._membership.id)
         replica = self.replicas.get(journal)
         if item is None or assignment is None:
             if replica is not None:

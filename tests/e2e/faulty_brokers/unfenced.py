@@ -5,10 +5,10 @@ Run as `gazette`: it patches the fence that tells it.
 
 from __future__ import annotations
 
-from gazette_platform.broker.fence import Fence
+from gazette_platform.broker.membership import Membership
 from gazette_platform.cli.gazette import main
 
-Fence.problem = property(lambda self: "")
+Membership.problem = property(lambda self: "")
 
 if __name__ == "__main__":
     main()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_platform.broker.fence import Fence
+from gazette_platform.broker.membership import Membership
 from gazette_platform.etcd import KeyValue
 from gazette_platform.keyspace import BrokerState, encode_broker_spec, member_key
 from gazette_platform.protocol import BrokerSpec, ProcessId
@@ -31,39 +31,39 @@ def put(state, *, lease):
 
 
 @pytest.fixture
-def fence(state):
-    fence = Fence(state, OWN)
-    fence.hold(FakeLease())
-    return fence
+def membership(state):
+    membership = Membership(state, OWN)
+    membership.hold(FakeLease())
+    return membership
 
 
-def test_a_member_with_a_lease_may_speak(fence):
-    assert fence.problem == ""
+def test_a_member_with_a_lease_may_speak(membership):
+    assert membership.problem == ""
 
 
 def test_nobody_speaks_before_the_lease_is_there(state):
-    assert "run out" in Fence(state, OWN).problem
+    assert "run out" in Membership(state, OWN).problem
 
 
-def test_a_process_that_slept_past_its_lease_knows_by_its_own_clock(fence, monkeypatch):
+def test_a_process_that_slept_past_its_lease_knows_by_its_own_clock(membership, monkeypatch):
     monkeypatch.setattr(FakeLease, "remaining_s", 0.01)
-    assert fence.problem == ""
+    assert membership.problem == ""
     monkeypatch.setattr(FakeLease, "remaining_s", 0.0)
-    assert "run out" in fence.problem
+    assert "run out" in membership.problem
 
 
-def test_an_evicted_broker_knows_by_its_mirror(fence, state):
+def test_an_evicted_broker_knows_by_its_mirror(membership, state):
     state.remove(KEY)
-    assert "no member" in fence.problem
+    assert "no member" in membership.problem
 
 
-def test_a_successor_of_the_same_name_is_not_us(fence, state):
+def test_a_successor_of_the_same_name_is_not_us(membership, state):
     state.remove(KEY)
     put(state, lease=78)
-    assert "no member" in fence.problem
+    assert "no member" in membership.problem
 
 
-def test_the_first_reason_to_give_up_stays(fence):
-    fence.give_up("this broker leaves")
-    fence.give_up("another")
-    assert fence.problem == "this broker leaves"
+def test_the_first_reason_to_give_up_stays(membership):
+    membership.give_up("this broker leaves")
+    membership.give_up("another")
+    assert membership.problem == "this broker leaves"
