@@ -1,15 +1,15 @@
 """Appends of one journal, in order, many in one step.
 
-Each append brings its own `AppendFSM`. The planner walks the queue's head through its machine; an
-append whose content is here joins a batch, and the next one is walked on top of the state that the
-batch will leave behind. The batch ends at the first append that needs something slow (a roll, etcd,
-a store, content still to come). It is then written by one call, committed and answered, before the
-slow thing is done. So concurrent small appends cost one write and one index update together, while
-every one of them passed the same checks as if it had come alone.
+Each append brings its own `AppendFSM`. The planner takes the append at the head of the queue through
+its machine. If all content of the append is here, it joins a batch, and the next append is checked on
+top of the state that the batch will leave behind. The batch ends at the first append that needs
+something slow (a roll, etcd, a store, content that has not come yet). The batch is then written by
+one call, committed and answered, before the slow thing is done. So concurrent small appends share the
+cost of one write and one index update, and yet each has passed the same checks as if it had come alone.
 
-With replicas a batch is also one message of content, one proposal and one answer of each. It is
-answered, and shown to readers, when all replicas have it; the next batch is planned, written and sent
-meanwhile, on top of what was proposed.
+If there are other replicas, a batch is also one message of content, one proposal, and one answer from
+each replica. It is answered, and shown to readers, when all replicas have it. Meanwhile the next batch
+is planned on top of what was proposed, written and sent.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Appender"]
 
-# Appends waiting at one journal; more are refused, since their clients would time out anyway.
+# Appends that may wait at one journal. More are refused: their clients would time out anyway.
 _QUEUE_MAX = 10_000
 
 
@@ -78,8 +78,8 @@ class Appender:
         self._running = False
         self._closed = False
         self._patience: asyncio.Timeout | None = None
-        self._idle = asyncio.Event()  # once closed
-        # Appends that left the queue, or are about to, and are not answered yet.
+        self._idle = asyncio.Event()  # set once closed and idle
+        # Appends that have left the queue, or are about to, and are not answered yet.
         self._in_hand: list[Pending] = []
         self._planner = Planner(
             journal, spool=spool, replicator=replicator, clock=clock, stream=self._stream
@@ -91,7 +91,7 @@ class Appender:
         return self._spool.spool
 
     def submit(self, pending: Pending) -> None:
-        """Queue an append. Its `done` is resolved later; at once if the replica was closed.
+        """Queue an append. Its `done` is resolved later, or at once if the replica was closed.
 
         Raises: RpcFailed: too many appends wait already.
         """
@@ -108,10 +108,10 @@ class Appender:
             pending.done.get_loop().call_soon(self._start)
 
     async def close(self) -> RecoveredTenure | None:
-        """Close the open fragment and hand it to the persister, after queued appends.
+        """Close the open fragment and hand it to the persister, after the appends in the queue.
 
-        Those that are ready, or stream already, are written. Those that wait for etcd or a store,
-        and those that come later, are not ours any more.
+        Appends that are ready, or stream already, are written. Those that wait for etcd or a store,
+        and those that come later, are told to ask another broker.
 
         Returns: where the spool's tenure ended; None: there was none.
         """
@@ -127,9 +127,9 @@ class Appender:
         return await self._spool.close()
 
     def roll_if_due(self) -> bool:
-        """Close the open fragment if its window ended.
+        """Close the open fragment if its flush window has ended.
 
-        Returns: whether that is settled; False: appends are under way, ask again shortly.
+        Returns: whether no more is to be done; False: appends are under way, ask again shortly.
         """
         if not self.is_idle:
             return False
@@ -145,9 +145,9 @@ class Appender:
 
     # ------------------------------------------------------------------------------ the loop
     def _start(self) -> None:
-        """Take one step at once if it has to wait for nothing, and all others by a task.
+        """Take one step at once if nothing has to be waited for, and start a task for the rest.
 
-        So small appends to a journal without replicas pay for no task.
+        So small appends to a journal without other replicas do not pay for a task.
         """
         batch: list[Pending] = []
         try:
@@ -177,7 +177,7 @@ class Appender:
             self._idle.set()
 
     async def _run(self, batch: list[Pending]) -> None:
-        """Commit a batch that was planned, then take steps until nothing waits any more."""
+        """Commit a batch that was planned already, then take steps until the queue is empty."""
         failures = 0
         try:
             while batch or self._queue:
@@ -195,7 +195,7 @@ class Appender:
             self._rest()
 
     async def _step(self, batch: list[Pending]) -> None:
-        """Commit a batch, or take what is ready of the queue, or do what its head waits for."""
+        """Commit a batch, or plan one from the queue, or do what the queue's head waits for."""
         if not batch:
             if self._replicator.has_peers:
                 await self._hold_back()
@@ -206,9 +206,9 @@ class Appender:
             await self._advance(self._queue[0])
 
     def _fail_step(self, error: Exception, pause_s: float) -> None:
-        """Nobody foresaw `error`: end the appends that met it, and go on with the next ones.
+        """Fail the appends that met an unforeseen `error`, and go on with the next ones.
 
-        Replicas forget what they were sent, and are synced anew.
+        Replicas drop what they were sent, and are synced anew.
         """
         journal = self._journal.name
         if self._queue and self._queue[0] not in self._in_hand:
@@ -225,16 +225,16 @@ class Appender:
         self._spool.forget_drafts()
 
     async def _hold_back(self) -> None:
-        """Let appends wait, to go together, while replicas have enough to do."""
+        """Let appends wait for each other while replicas have enough to do: they go together then."""
         if self._replicator.is_old:
             await self._replicator.renew()
         while self._replicator.holds_back(self._waiting_bytes()):
             await self._replicator.answered()
-        with contextlib.suppress(RpcFailed):  # then the next append finds out, and syncs
+        with contextlib.suppress(RpcFailed):  # the next append meets the failure, and syncs
             await self._replicator.room()
 
     def _waiting_bytes(self) -> int:
-        """Of appends that would go together."""
+        """Bytes of the waiting appends that would go together."""
         length = 0
         for pending in itertools.islice(self._queue, BATCH_APPENDS_MAX):
             length += BATCH_BYTES_MAX if pending.stream is not None else pending.length
@@ -248,7 +248,7 @@ class Appender:
         return self._in_hand
 
     async def _advance(self, pending: Pending) -> None:
-        """Wait for what the queue's head waits for, unless we are to close."""
+        """Wait for what the queue's head waits for, unless this appender is closing."""
         wait = pending.wait
         assert wait is not None
         if wait.is_content:
@@ -259,8 +259,7 @@ class Appender:
             pending.finish(not_ours())
         else:
             try:
-                # Timeout without a deadline: `close` sets one, since what is waited for may never
-                # come.
+                # The time-out has no deadline yet. `close` sets one, since the event may never come.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(None) as self._patience:
                         event = await wait.work()
@@ -274,7 +273,7 @@ class Appender:
 
     # ------------------------------------------------------------------------------- content
     def _commit_at_once(self, batch: list[Pending]) -> bool:
-        """Commit a batch if nothing of that has to be waited for, nor takes long. Returns: whether."""
+        """Commit a batch if that is quick and waits for nothing. Returns: whether it was done."""
         length = appends = 0
         chunks: list[bytes | memoryview] = []
         sums: list[bytes] = []
@@ -319,7 +318,8 @@ class Appender:
             try:
                 await draft.write(chunks, length)
             except RpcFailed as err:
-                self._refuse(batch, err)  # replicas forget it when their streams end, which is next
+                # Replicas drop the content when their streams end, which happens at the next sync.
+                self._refuse(batch, err)
                 replicator.is_synced = False
                 if isinstance(err, DiskFull):
                     self._make_room(has_peers=has_peers)
@@ -339,7 +339,7 @@ class Appender:
             self._settle(draft, registers, answer, appends=appends)
 
     def _settle(self, draft: Draft, registers: LabelSet, answer: Answers, *, appends: int) -> None:
-        """Commit a draft that nobody else has to have."""
+        """Commit a draft that no other replica has to have."""
         refusal = self._refusal()
         if refusal is None:
             self._spool.commit(draft, registers, appends=appends)
@@ -354,13 +354,13 @@ class Appender:
         refuse(batch, failure)
 
     def _start_over(self) -> None:
-        """Have the queue's head begin again: a batch that it was judged on top of does not count."""
+        """Have the queue's head begin again: the batch that it was checked on top of does not count."""
         head = self._queue[0] if self._queue else None
         if head is not None and head.next_effect is not None:
             head.next_effect = head.machine.start_over()
 
     def _refusal(self) -> RpcFailed | None:
-        """Why nothing may count that is not committed yet: others may have taken over."""
+        """Why nothing uncommitted may count now: another broker may have taken over. None: it may."""
         problem = self._journal.refusal
         if not problem:
             return None
@@ -370,7 +370,7 @@ class Appender:
         """Propose a draft; its appends are answered once all replicas have it."""
         refusal = self._refusal()
         if refusal is not None:
-            self._forget()  # replicas that do not know yet would agree
+            self._forget()  # or replicas that have not heard of the change would agree
             self._spool.forget_drafts()
             self._start_over()
             answer(refusal)
@@ -383,17 +383,18 @@ class Appender:
             answer(err)
 
     def _forget(self) -> None:
-        """Have replicas forget content that they were sent and nobody will propose."""
+        """Have replicas drop content that they were sent and that will not be proposed."""
         spool = self._spool
         empty = spool.draft(with_digest=True)
-        with contextlib.suppress(RpcFailed):  # they have forgotten it, then
+        with contextlib.suppress(RpcFailed):  # their streams broke, so they have dropped it
             self._replicator.propose(empty, spool.registers, lambda _: None, appends=0)
 
     async def _stream(self, pending: Pending) -> None:
-        """Take an append whose content still comes, alone: it owns the journal meanwhile."""
+        """Take an append whose content is still coming. It has the journal to itself meanwhile."""
         spool, replicator = self._spool, self._replicator
         draft = spool.draft(with_digest=replicator.has_peers)
-        # Content was sent to these replicas, and they wait for what becomes of it.
+        # The replicas that content is sent to wait to be told what becomes of it, even if the
+        # pipeline breaks meanwhile.
         has_peers = replicator.has_peers
         digest = hashlib.sha1(usedforsecurity=False)
         try:
@@ -425,15 +426,15 @@ class Appender:
             self._planner.refuse(pending, effect)
 
     def _make_room(self, *, has_peers: bool) -> None:
-        """Close the open fragment, so that it is persisted: our disk is full.
+        """Close the open fragment so that it is persisted, because our disk is full.
 
-        Appends that come later are refused until that is done, rather than to hold the fragment
-        open that takes up the room.
+        Later appends are refused until it is persisted. If they were not, they would hold open the
+        very fragment that takes up the room.
         """
         if has_peers:
             self._forget()
         self._planner.roll(self._spool.end)
-        # What was planned on top of the appends that failed starts over.
+        # What was planned on top of the failed appends starts over.
         self._replicator.is_synced = False
 
     async def _receive(
@@ -442,7 +443,7 @@ class Appender:
         """Write content as it comes.
 
         Returns: how the append goes on; None: its caller has gone, or failed.
-        Raises: RpcFailed: the client's stream broke, or that to a replica.
+        Raises: RpcFailed: the client's stream broke, or a stream to a replica did.
         """
         machine, stream = pending.machine, pending.stream
         assert stream is not None

@@ -1,7 +1,7 @@
 """Batches of appends of one journal: what waits, what is planned together, and what is answered.
 
-Appends are walked through their machines for as long as nothing has to be waited for. Those whose
-content is here join a batch, each judged on top of the state that those before it leave behind.
+Each append is taken through its machine for as long as it need not wait. If all of its content is
+here it joins a batch, and is checked on top of the state that the appends before it leave behind.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _REPLICATED_BATCH_BYTES_MAX = 4 << 20
 
 BATCH_APPENDS_MAX = 512
 
-# A broker that restarts, or whose place another one takes, is tried again at this pace.
+# A broker that restarts, or is about to be replaced by another, is tried again at this pace.
 _SYNC_RETRY_S = 0.1
 
 _ACKNOWLEDGED = events.Acknowledged()
@@ -58,7 +58,7 @@ _CONTENT_END = events.ContentEnd()
 
 
 class ContentStream(Protocol):
-    """Content that is still to come."""
+    """Content of an append that has not come yet."""
 
     async def next(self) -> bytes | memoryview:
         """The next chunk; empty to commit. Raises: RpcFailed: the caller has gone or failed."""
@@ -74,30 +74,30 @@ class Outcome:
     registers: LabelSet | None = None
     store_health_error: str = ""
     is_remote: bool = False
-    """This replica does not serve the journal any more, and nothing was written: look it up again."""
+    """This replica no longer serves the journal, and nothing was written: look the journal up again."""
 
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """An append that waits for its turn."""
+    """An append in the queue of its journal."""
 
     machine: fsm.AppendFSM
     done: asyncio.Future[Outcome]
     chunks: list[bytes | memoryview] = field(default_factory=list)
     length: int = 0
     sum: asyncio.Future[bytes] | bytes = b""
-    """SHA-1 of the content, or where it will be."""
+    """SHA-1 of the content, or a future of it."""
     stream: ContentStream | None = None
-    """Where content beyond `chunks` comes from; None: all of it is here."""
+    """Where content after `chunks` comes from; None: all of it is here."""
     next_effect: events.Effect | None = None
     wait: Wait | None = None
-    """What `next_effect` waits for."""
+    """What must be waited for before `next_effect` can go on."""
     begin: int = 0
     registers: LabelSet | None = None
     wait_until: float = 0.0
-    """Monotonic seconds until which replicas that are missing, or away, are waited for."""
+    """Monotonic seconds until which the append waits for replicas that are missing or away."""
     is_short: bool = False
-    """Whether it waits for more replicas now."""
+    """Whether it waits for more replicas to be assigned."""
 
     def finish(self, outcome: Outcome) -> None:
         """Answer, unless the caller has gone."""
@@ -135,21 +135,30 @@ def content_sum(chunks: list[bytes | memoryview]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """An effect takes time. Args: work: gives its event; None: see to `next_effect` again."""
+    """Something that an effect has to wait for.
+
+    Args:
+        work: waits, and returns the effect's event; None: look at `next_effect` again.
+    """
 
     work: Callable[[], Awaitable[events.Event | None]]
     is_content: bool = False
-    """Whether it takes content that streams in, which goes on when the journal leaves."""
+    """Whether it takes content of a stream. That is finished even if the journal leaves this broker."""
 
 
 @final
 class Planner:
     """Plans batches of one journal: appends that are to be written by one call.
 
-    Each is checked on top of the state that those before it will leave behind. A batch ends at the
-    first append that needs something slow: a roll, etcd, a store, content still to come.
+    Each append is checked on top of the state that those before it will leave behind. A batch ends at
+    the first append that needs something slow: a roll, etcd, a store, content that has not come yet.
 
-    Args: stream: takes the content of an append as it comes, and commits it.
+    Args:
+        journal: what the appends need of the journal's replica.
+        spool: takes their content.
+        replicator: keeps the other replicas in step.
+        clock: for windows and time-outs.
+        stream: takes the content of an append as it comes, and commits it.
     """
 
     def __init__(
@@ -166,20 +175,20 @@ class Planner:
         self._replicator = replicator
         self._clock = clock
         self._stream = stream
-        # State that the batch being planned will leave behind.
+        # The batch being planned, and the state that it will leave behind.
         self._batch: list[Pending] = []
         self._planned = 0  # bytes
         self._end = 0
         self._registers = LabelSet()
-        # Revision of etcd at which an append went the whole way from looking the journal up to
-        # finding it ready. For as long as etcd says no more, those after it need not look again.
+        # Revision of etcd at which an append went all the way from looking the journal up to finding
+        # it ready. As long as etcd is at that revision, the appends after it need not look again.
         self._known_at = -1
-        self._resolved_at = -1  # by this plan
-        # The journal as this plan found it; None: not yet, or it changed meanwhile.
+        self._resolved_at = -1  # the revision at which this plan looked the journal up
+        # The journal as this plan found it; None: it was not looked at yet, or has changed since.
         self._found: events.ReplicaView | None = None
 
     def plan(self, queue: deque[Pending], batch: list[Pending]) -> None:
-        """Walk appends from the head of `queue`; those that are ready to be written join `batch`."""
+        """Take appends from the head of `queue`; those that are ready to be written join `batch`."""
         self._end, self._registers = self._spool.end, self._spool.registers
         self._found = None
         self._resolved_at = -1
@@ -188,13 +197,13 @@ class Planner:
         bytes_max = _REPLICATED_BATCH_BYTES_MAX if self._replicator.has_peers else BATCH_BYTES_MAX
         while queue and len(batch) < BATCH_APPENDS_MAX and self._planned < bytes_max:
             pending = queue[0]
-            # Unless the caller has gone before its turn.
+            # A caller may have gone before its turn.
             if not pending.done.done() and not self._walk(pending):
                 break
             queue.popleft()
 
     def forget(self) -> None:
-        """Look at everything again: the journal is about to leave this broker."""
+        """Look at everything anew: the journal is about to leave this broker."""
         self._known_at = -1
         self._found = None
 
@@ -215,7 +224,7 @@ class Planner:
         return view_of(self._journal, begin, self._end, self._registers, now_s)
 
     def _on_top(self, found: events.ReplicaView) -> events.ReplicaView:
-        """The journal as it was found, with what is planned by now."""
+        """The journal as it was found, with what is planned so far."""
         return events.ReplicaView(
             found.spec,
             found.spool_begin,
@@ -230,7 +239,7 @@ class Planner:
     def _walk(self, pending: Pending) -> bool:
         """Perform effects until the append joins the batch, is answered, or has to wait.
 
-        Returns: whether it has left the queue; False: it waits, for `pending.wait`.
+        Returns: whether it has left the queue; False: it waits for `pending.wait`.
         """
         step = pending.machine.step
         effect = pending.next_effect or self._first_effect(pending)
@@ -269,7 +278,7 @@ class Planner:
             case events.Sync(roll_to, registers):
                 if roll_to == 0 and replicator.is_synced:
                     return synced.Synced()
-                # Even if it is only to wait for who had the spool before.
+                # Also if the only wait is for whoever had the spool before.
                 return Wait(lambda: self._sync(pending, roll_to, registers))
             case events.CheckAssignments():
                 if journal.is_consistent:
@@ -301,7 +310,8 @@ class Planner:
     def refuse(self, pending: Pending, effect: events.Fail | events.Rollback) -> None:
         """Answer an append of which nothing is appended.
 
-        What it was judged on top of counts by then: who is told registers may act on them.
+        The appends that it was checked on top of are committed by then, because a client may act on
+        the registers that it is told.
         """
         registers = self._registers
         match effect:
@@ -318,13 +328,13 @@ class Planner:
         view = self._view()
         if self._resolved_at == self._journal.revision:
             self._known_at, self._found = self._resolved_at, view
-        # It may have been deleted while those before it were written.
+        # The journal may have been deleted while the appends before it were written.
         return events.Ready(view) if view is not None else synced.Invalidated()
 
     def _begin_stream(self, pending: Pending, roll_to: int) -> events.Event | Wait:
         if not self._replicator.is_synced:
-            # While those before it were written, replicas failed or changed. Nothing may go on as
-            # if they had not, least of all as if there were none.
+            # Replicas failed or changed while the appends before it were written. To go on would
+            # be wrong, most of all if the journal seems to have no other replicas now.
             return synced.Invalidated()
         view = self._found or self._view()
         if view is not None and self._must_roll(
@@ -342,24 +352,24 @@ class Planner:
 
     @property
     def is_due(self) -> bool:
-        """Whether the open fragment is to close now, whatever is appended next."""
+        """Whether the open fragment is to close before the next append, whatever that brings."""
         return self._must_roll(self._journal.spec, self._spool.end, now_s=self._clock.unix_s())
 
     def _must_roll(
         self, spec: JournalSpec | None, end: int, *, now_s: float, roll_to: int = 0
     ) -> bool:
-        """Whether it closes before an append at `end`, which may ask for `roll_to`."""
+        """Whether the open fragment closes before an append at `end`, which may ask for `roll_to`."""
         opened = self._spool.digester.spool
         if spec is None:
             return False
         if opened.begin == end:
-            # An empty spool takes on the spec's codec; anything else of it is as it would be anew.
+            # Rolling an empty spool serves to take up the spec's codec; nothing else would change.
             return opened.codec is not spec.fragment.codec
         return fsm.must_roll(
             spec,
             begin=opened.begin,
             end=end,
-            first_append_at=opened.first_append_at,  # none while all of it is under way
+            first_append_at=opened.first_append_at,  # None while all of the content is under way
             now_s=now_s,
             roll_to=roll_to,
         )
@@ -372,7 +382,7 @@ class Planner:
 
     # --------------------------------------------------------------------- what takes time
     async def _wait_revision(self, pending: Pending, revision: int) -> None:
-        """Wait for etcd to say more; a bounded time, if it is for more brokers to be assigned."""
+        """Wait for a newer revision of etcd; for a bounded time if more brokers must be assigned."""
         if not pending.is_short:
             await self._journal.wait_revision(revision)
             return
@@ -386,7 +396,7 @@ class Planner:
     async def _sync(
         self, pending: Pending, roll_to: int, registers: LabelSet | None
     ) -> events.Event:
-        """Sync replicas; those that are away come back, or are replaced, within some time."""
+        """Sync replicas. Those that are away have some time to come back or to be replaced."""
         try:
             return await self._replicator.sync(roll_to, registers, must_roll=lambda: self.is_due)
         except RpcFailed as err:
@@ -394,13 +404,13 @@ class Planner:
             return synced.Invalidated()
 
     async def _settled(self, pending: Pending) -> None:
-        """Wait for what a refusal was judged on top of; it is judged anew if that is in doubt."""
+        """Wait until the appends that a refusal rests on are settled; check anew if they failed."""
         await self._replicator.settled()
         if not self._replicator.is_synced:
             pending.next_effect = pending.machine.start_over()
 
     async def _claim(self, pending: Pending) -> events.Event:
-        """Have etcd say whose the journal is; holders that are away come back within some time."""
+        """Record in etcd who holds the journal. Holders that are away have some time to come back."""
         request, spool = pending.machine.request, self._spool
         is_reset = fsm.is_resetting(request)
         end = max(spool.end, request.offset) if is_reset else spool.end
@@ -424,12 +434,12 @@ class Planner:
 
     async def _wait_ready(self) -> events.Event:
         problem = await self._journal.wait_ready()
-        # Much may have changed while it waited: it starts over, and finds it ready.
+        # Much may have changed during the wait: the append starts over, and finds the journal ready.
         return events.Unhealthy(problem) if problem else synced.Invalidated()
 
     async def _suspend(self, pending: Pending, suspend: SuspendSpec) -> events.Event | None:
         await self._replicator.settled()
-        is_own = suspend.level is not SuspendLevel.NONE  # at the end of the spool, that is
+        is_own = suspend.level is not SuspendLevel.NONE  # suspended at the end of our spool
         if is_own and suspend.offset > self._spool.settled_end:
             pending.next_effect = pending.machine.start_over()
             return None
@@ -437,7 +447,7 @@ class Planner:
 
 
 async def _nothing() -> None:
-    """Of an append that goes on once the batch before it is written."""
+    """Wait for nothing: the append goes on once the batch before it is written."""
 
 
 _AFTER_BATCH = Wait(_nothing)
@@ -447,7 +457,11 @@ _AFTER_BATCH = Wait(_nothing)
 class Answers:
     """Answers a batch when it is called.
 
-    Args: journal: its name. sums: SHA-1 of each append. codec: of the fragment that they are in.
+    Args:
+        journal: its name.
+        batch: the appends.
+        sums: SHA-1 of each append.
+        codec: of the fragment that they are in.
     """
 
     __slots__ = ("_batch", "_codec", "_journal", "_sums")
@@ -461,7 +475,7 @@ class Answers:
         self._codec = codec
 
     def __call__(self, failure: RpcFailed | None) -> None:
-        """All replicas have the batch; or nobody knows, and `failure` says why."""
+        """All replicas have the batch; or its outcome is unknown, and `failure` says why."""
         if failure is not None:
             refuse(self._batch, failure)
             return
@@ -475,11 +489,11 @@ class Answers:
 
 
 def refuse(batch: list[Pending], failure: RpcFailed) -> None:
-    """End every append of a batch without an answer."""
+    """Fail every append of a batch."""
     for pending in batch:
         pending.fail(failure)
 
 
 def not_ours() -> Outcome:
-    """Of an append to a journal that this broker is not, or not any more, the primary of."""
+    """The outcome of an append to a journal whose primary this broker is not, or no longer."""
     return Outcome(Status.NOT_JOURNAL_PRIMARY_BROKER, is_remote=True)

@@ -1,11 +1,11 @@
 """The content of an append on its way from the client, and on to another broker if need be.
 
-And what it costs: the least rate that its client must sustain, the most that its journal takes, how
-much of all appends together is held in memory.
+Here are the limits too: the rate that a client must sustain at least, the rate that a journal takes
+at most, and how much of all appends together is held in memory.
 
 Source: the rates are Gazette's (append_flow_control.go). As there, a client has one second of credit
-before it is judged, the journal's balance starts with one second's worth and banks at most ten, and
-it carries from one append of a journal to the next.
+before it is judged. A journal's balance begins with the bytes of one second, banks those of ten
+seconds at most, and is carried over from each append of the journal to the next.
 """
 
 from __future__ import annotations
@@ -47,31 +47,31 @@ __all__ = [
     "pump",
 ]
 
-# Seconds of credit that a client has while its append is gathered. It then holds up nobody, and many
-# that share a connection may starve each other; what streams gets the one second of Gazette's.
+# Seconds of credit that a client has while its append is gathered. Meanwhile it holds up nobody, and
+# many clients of one connection may slow each other down. While it streams it has Gazette's one second.
 _GATHER_CREDIT_S = 10.0
 
-# A timer that fires later than this tells of a busy broker, which is no fault of the client's.
+# A timer that fires later than this shows that the broker is busy, which is not the client's fault.
 _TIMER_LATE_S = 0.1
 
-# Of a streamed append that wait for the disk; the client is held back beyond. Two messages of the
-# usual size keep the disk busy while the next one comes.
+# Bytes of a streamed append that may wait for the disk before the client is held back. Two messages of
+# the usual size keep the disk busy while the next one comes.
 _STREAM_BYTES_MAX = 1 << 20
 
-# How often clients that owe content are judged, be they one or thousands.
+# How often clients that owe content are judged, whether they are one or thousands.
 _TICK_S = 0.1
 
 _BANKED_S_MAX = 10.0
 
-# Of a chunk beside its content: two objects and their place in a queue. A client that sends single
-# bytes makes us hold this for each of them.
+# What a chunk costs beside its content: two objects and their place in a queue. If a client sends
+# single bytes, we hold this much for each of them.
 _CHUNK_COST_BYTES = 256
 
 
 @final
 @dataclass(slots=True)
 class RateBalance:
-    """Bytes that a journal may take now; shared by its appends, one after the other."""
+    """Bytes that a journal may take now. Its appends share the balance, one after the other."""
 
     rate: float
     """Bytes per second; 0: unlimited."""
@@ -79,7 +79,7 @@ class RateBalance:
     updated_at: float = 0.0
     """Monotonic seconds."""
     released: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once the appends that began with it are held back no more."""
+    """Set once the appends that began with this event are no longer held back."""
 
     @classmethod
     def start(cls, rate: float, now: float) -> RateBalance:
@@ -87,12 +87,12 @@ class RateBalance:
         return cls(rate, rate, now)
 
     def release(self) -> None:
-        """Let the appends under way finish at any rate: a hand-over waits for them."""
+        """Let the appends under way finish as fast as they can: a hand-over waits for them."""
         self.released.set()
         self.released = asyncio.Event()
 
     def refill(self, now: float) -> None:
-        """Add what the rate gave since the last call."""
+        """Add what has accrued since the last call."""
         if self.rate > 0:
             gained = (now - self.updated_at) * self.rate
             # A charge (negative balance) is paid in full before anything is banked.
@@ -114,7 +114,7 @@ class RateBalance:
 @final
 @dataclass(slots=True)
 class Flow:
-    """What one client still has in hand before it is too slow."""
+    """How long one client may still send nothing before it is too slow."""
 
     min_rate: float
     """Bytes per second that it must sustain; 0: never judged."""
@@ -129,12 +129,12 @@ class Flow:
         return cls(min_rate, min_rate, now)
 
     def on_content(self, length: int) -> None:
-        """Content arrived. More than a second's worth is not banked."""
+        """Content arrived. No more than one second's worth is banked."""
         if self.credit < self.min_rate:
             self.credit = min(self.credit + length, self.min_rate)
 
     def on_held(self, now: float) -> None:
-        """We, not the client, caused the time until `now` to pass."""
+        """The time until `now` passed because of us, not of the client, and is not charged."""
         self.updated_at = now
 
     def underflows(self, now: float) -> bool:
@@ -146,18 +146,20 @@ class Flow:
 
 @final
 class Stock:
-    """Bytes that a broker holds of its appends: content in Python, and what gRPC has of those that wait.
+    """Bytes that a broker holds for its appends.
 
-    What an append that has its turn has received goes to disk at once, and is bounded by a stream's
-    own limit.
+    Counted are content in Python, and what gRPC has received of appends that wait for their turn.
+    An append that has its turn is bounded by the limit of its stream: what it has received goes to
+    disk at once.
     """
 
-    # Up to here whatever comes is gathered, so that many appends are written together and a slow
-    # client holds nobody up: 64 of 1 MiB are. Beyond, an append waits for its turn with what it has.
+    # Below this, whatever comes is gathered (64 appends of 1 MiB are), so that many appends are
+    # written together and a slow client holds nobody up. Above it, an append waits for its turn with
+    # what it has.
     _FULL_BYTES = 80 << 20
 
-    # Beyond, appends that are not small are refused. A message of the usual 512 KiB and the window
-    # of 4 MiB of about fifty appends that wait for their turn fit.
+    # Above this, all but small appends are refused. There is room for about fifty appends that wait
+    # for their turn, each with a message of the usual 512 KiB and a window of 4 MiB.
     _OVERFULL_BYTES = 256 << 20
 
     def __init__(self) -> None:
@@ -165,22 +167,22 @@ class Stock:
 
     @property
     def is_full(self) -> bool:
-        """Whether appends should take no more than they have to."""
+        """Whether appends should receive no more than they have to."""
         return self.held_bytes >= self._FULL_BYTES
 
     @property
     def is_overfull(self) -> bool:
-        """Whether there is no room even for that."""
+        """Whether there is not even room for what appends have to receive."""
         return self.held_bytes >= self._OVERFULL_BYTES
 
 
 @final
 class Judge:
-    """Ends appends whose clients owe content for too long; one timer looks at all of them.
+    """Ends appends whose clients owe content for too long. One timer serves all of them.
 
     Args:
         min_rate: bytes per second that a client must sustain; 0: nobody is judged.
-        clock: tells for how long a client was waited for.
+        clock: measures how long a client was waited for.
     """
 
     __slots__ = ("_due_at", "_is_set", "_waiting", "clock", "min_rate")
@@ -193,13 +195,13 @@ class Judge:
         self._due_at = 0.0
 
     def begin(self, body: Body) -> None:
-        """Its client is waited for."""
+        """Somebody waits for the client of `body` from now on."""
         self._waiting.add(body)
         if not self._is_set and self.min_rate > 0:
             self._set()
 
     def end(self, body: Body) -> None:
-        """It is waited for no more."""
+        """Nobody waits for the client of `body` any more."""
         self._waiting.discard(body)
 
     def _set(self) -> None:
@@ -209,7 +211,7 @@ class Judge:
         loop.call_at(self._due_at, self.look)
 
     def look(self) -> None:
-        """Judge all who are waited for, and look again while there are any."""
+        """Judge all clients that are waited for, and look again later while there are any."""
         self._is_set = False
         now = self.clock.monotonic()
         is_late = asyncio.get_running_loop().time() - self._due_at > _TIMER_LATE_S
@@ -223,8 +225,8 @@ class Judge:
 class Body:
     """The content of an append, at the pace that its client and its journal owe each other.
 
-    What is awaited of it in a ``with`` statement of it is waiting for the client, who is judged
-    meanwhile: leaving the statement raises RpcFailed if it was too slow.
+    Whoever waits for content does so inside ``with body:``. The client is judged meanwhile, and
+    leaving the statement raises RpcFailed if it was too slow.
     """
 
     __slots__ = (
@@ -252,7 +254,7 @@ class Body:
         self.delayed_chunks = 0
 
     def __enter__(self) -> None:
-        """Begin to wait for the client: time until now was ours."""
+        """Begin to wait for the client: the time until now was ours."""
         self._stall.__enter__()
         self._flow.on_held(self._judge.clock.monotonic())
         self._judge.begin(self)
@@ -263,7 +265,7 @@ class Body:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End it. Raises: RpcFailed: the client was too slow."""
+        """End the wait. Raises: RpcFailed: the client was too slow."""
         self._judge.end(self)
         try:
             self._stall.__exit__(kind, error, trace)
@@ -274,14 +276,14 @@ class Body:
             ) from None
 
     def judge(self, now: float, *, is_late: bool) -> None:
-        """End the wait for a client that is too slow; not if we were late to look, or hold it."""
+        """End the wait for a client that is too slow, unless we looked late or hold the client back."""
         if is_late or self._is_held:
             self._flow.on_held(now)
         elif self._flow.underflows(now):
             self._stall.fire()
 
     def stream(self) -> None:
-        """From now on the client holds up others, or will: one second of credit is left."""
+        """From now on the client holds up others, or soon will, so it keeps one second of credit."""
         self._flow.credit = min(self._flow.credit, self._flow.min_rate)
 
     async def next(self) -> bytes | memoryview:
@@ -303,7 +305,7 @@ class Body:
         return chunk
 
     async def _hold(self, delay_s: float) -> None:
-        """Wait until the journal has paid for a chunk, or its assignments change."""
+        """Wait until the journal's balance covers a chunk, or its assignments change."""
         self.delayed_chunks += 1
         self._is_held = True
         with contextlib.suppress(TimeoutError):
@@ -313,17 +315,17 @@ class Body:
         self._flow.on_held(self._judge.clock.monotonic())
 
     async def expect_end(self) -> None:
-        """The client must half-close after its commit marker. Raises: RpcFailed: it does not."""
+        """Check that the client half-closes after its commit marker. Raises: RpcFailed: it does not."""
         if await self._content.next() is not None:
             raise RpcFailed(Code.UNKNOWN, "append stream: expected EOF after empty Content chunk")
 
 
 @final
 class ContentQueue:
-    """Chunks between the task that receives them and the appender's: a few, then the client waits.
+    """Chunks between the task that receives them and the appender; the client waits if there are many.
 
-    Args: pending: the append, whose chunks are taken over. Once it is over for whatever reason,
-            nothing moves any more.
+    Args:
+        pending: the append, whose chunks are taken over. Once it has ended, no chunk moves any more.
         stock: counts what is held.
     """
 
@@ -333,13 +335,13 @@ class ContentQueue:
         self._stock = stock
         self._count(READ_AHEAD_BYTES + sum(map(cost_of, pending.chunks)))
         pending.chunks = []
-        self._is_taken = False  # until its turn comes, the transport fills up
+        self._is_taken = False  # nobody takes chunks before its turn, and the transport fills up
         self._error: RpcFailed | None = None
         self._changed = asyncio.Event()
         self.reopen(pending)
 
     def reopen(self, pending: Pending) -> None:
-        """Go on with another attempt: what was received and not taken is still here."""
+        """Go on with another attempt, which begins with what was received and not taken."""
         self._pending = pending
         self._is_over = False
         pending.done.add_done_callback(self._end)
@@ -347,23 +349,23 @@ class ContentQueue:
             pending.fail(self._error)
 
     def drop(self) -> None:
-        """Forget what was not taken: nothing comes any more, nor another attempt."""
+        """Forget what was not taken: neither more content nor another attempt follows."""
         self._is_over = True
         self._chunks.clear()
         self._count(-self._bytes)
 
     def _end(self, done: asyncio.Future[Outcome]) -> None:
-        if done is self._pending.done:  # and not that of an earlier attempt
+        if done is self._pending.done:  # an earlier attempt's future must not end this one
             self._is_over = True
             self._changed.set()
 
     def fail(self, error: RpcFailed) -> None:
-        """The client's stream broke: its append ends."""
+        """The client's stream broke, so the append ends."""
         self._error = error
         self._pending.fail(error)
 
     async def room(self) -> None:
-        """Wait until another chunk may be received: for the turn to come, then for the disk."""
+        """Wait until another chunk may be received: first for the append's turn, then for the disk."""
         while self._bytes >= _STREAM_BYTES_MAX:
             await self._change()
 
@@ -393,13 +395,15 @@ class ContentQueue:
         self._stock.held_bytes += length
 
     async def _change(self) -> None:
-        self._changed.clear()  # never both sides at once: one waits for room, one for chunks
+        # The two sides never clear it under each other: one waits for room only while the queue is
+        # full, the other for chunks only while it is empty.
+        self._changed.clear()
         await self._changed.wait()
 
 
 @final
 class Replay:
-    """The content of an append that is to be forwarded after all, as messages."""
+    """The content of an append that turns out to belong to another broker, as messages to forward."""
 
     def __init__(self, pending: Pending) -> None:
         self._gathered = iter(pending.chunks)
@@ -420,7 +424,7 @@ class Replay:
 
 
 async def pump(body: Body, stream: ContentQueue) -> None:
-    """Move the rest of the content to the appender, which takes it when its turn comes."""
+    """Move the rest of the content to the appender, which takes it once the append has its turn."""
     try:
         while True:
             await stream.room()
@@ -435,7 +439,7 @@ async def pump(body: Body, stream: ContentQueue) -> None:
         stream.fail(err)
     except Exception as err:
         stream.fail(RpcFailed(Code.INTERNAL, f"append stream: {type(err).__name__}: {err}"))
-        raise  # to whoever owns the task, as a fault of ours
+        raise  # to the owner of the task, as a fault of ours
 
 
 def cost_of(chunk: bytes | memoryview) -> int:
@@ -444,7 +448,7 @@ def cost_of(chunk: bytes | memoryview) -> int:
 
 
 def _decode_chunk(raw: bytes) -> bytes:
-    """A chunk that is not plain content: wrong, or strangely encoded."""
+    """Decode a chunk that is not plain content: it is invalid, or oddly encoded."""
     try:
         message = pb.AppendRequest.FromString(raw)
         validate_append_chunk(message)

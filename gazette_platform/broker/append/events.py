@@ -1,4 +1,4 @@
-"""What the append state machine is told, and what it asks for: plain values."""
+"""The events that the append state machine is told, and the effects that it asks for: plain values."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class AppendRequest:
-    """What the client asked for, ahead of its content."""
+    """What the client asked for in the first message, before its content."""
 
     journal: str
     offset: int = 0
@@ -53,9 +53,9 @@ class AppendRequest:
     suspend: AppendSuspend = AppendSuspend.SUSPEND_RESUME
     min_revision: int = 0
     resets_head: bool = False
-    """Go on without what only brokers hold that are not there. Brokers' own; not on the wire."""
+    """Go on without content that only absent brokers hold. For brokers only; not on the wire."""
     closes_fragment: bool = False
-    """Close the open fragment first, though nothing else asks for it. Brokers' own; not on the wire."""
+    """Close the open fragment first, even if no rule asks for it. For brokers only; not on the wire."""
 
 
 class ReplicaView(NamedTuple):
@@ -67,7 +67,7 @@ class ReplicaView(NamedTuple):
     index_begin: int
     index_end: int
     index_mod_time: int
-    """Unix seconds of the last fragment; 0: it is local."""
+    """Unix seconds at which the last fragment was stored; 0: it is not in the store yet."""
     registers: LabelSet
     now_s: float
     """Unix seconds."""
@@ -90,7 +90,7 @@ class AssignmentsFresh:
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """How many brokers serve the journal, and how many should, at `revision`."""
+    """How many brokers serve the journal at `revision`, and how many should."""
 
     current: int
     desired: int
@@ -101,7 +101,7 @@ class Replicas:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """An etcd transaction ran; whatever its outcome, look again at `revision`."""
+    """An etcd transaction ran. Whether it succeeded or not, look again at `revision`."""
 
     revision: int
 
@@ -122,7 +122,7 @@ class Unhealthy:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Content arrived: `length` bytes, more than none."""
+    """`length` bytes of content arrived, at least one."""
 
     length: int
 
@@ -134,7 +134,7 @@ class ContentEnd:
 
 @dataclass(frozen=True, slots=True)
 class ContentBroken:
-    """The client's stream ended otherwise; `text` is what the RPC fails with."""
+    """The client's stream ended without a commit; the RPC fails with `text`."""
 
     text: str
 
@@ -172,7 +172,7 @@ class Resolve:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Another broker is primary: forward the append."""
+    """Another broker is primary: pass the append on to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,17 +185,17 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class CheckAssignments:
-    """Write the current route into the journal's assignments where it is not there yet."""
+    """Write the current route into those of the journal's assignments that do not have it yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class CountReplicas:
-    """Compare the route with the replication that the journal should have."""
+    """Compare the number of brokers in the route with the replication that the journal should have."""
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitReady:
-    """Wait for the first listing and a healthy store."""
+    """Wait until the store was listed for the first time, and is healthy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class WriteSuspend:
 
 @dataclass(frozen=True, slots=True)
 class TakeContent:
-    """Take content, after rolling the spool if due (see `must_roll`, with this `roll_to`)."""
+    """Take content. The spool is rolled first if that is due (see `must_roll`, with this `roll_to`)."""
 
     roll_to: int
 
@@ -221,7 +221,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """Forget the content; then fail the RPC with `text`, or answer `status` if there is none."""
+    """Drop the content. Then fail the RPC with `text`, or answer `status` if there is no text."""
 
     text: str = ""
     status: Status = Status.OK

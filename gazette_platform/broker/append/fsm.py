@@ -29,10 +29,10 @@ The shell feeds events to `AppendFSM.step` and carries out the one effect that c
                    ContentBroken(text)             Rollback(text)
     COMMIT         Acknowledged                    Finish(status)
 
-An append that comes right behind one that was found READY may begin there (`join`).
+An append that comes right behind one that was found READY may begin there itself (`join`).
 
-With one replica the shell answers `Synced` at once. Steps are taken per append and never per byte; the shell batches
-the appends that reach STREAM together into one write.
+Where a journal has one replica, the shell answers `Synced` at once. Steps are taken per append and
+never per byte. The shell writes all appends that have reached STREAM together.
 
 Source: the states and the order of checks are Gazette's (append_fsm.go).
 """
@@ -99,10 +99,10 @@ __all__ = [
 ]
 
 NS_PER_S = 1_000_000_000
-# Registers go to each replica with every append, and back to its client.
+# Every append sends the registers to each replica, and back to its client.
 _REGISTER_BYTES_MAX = 256 << 10
-_LABEL_BYTES = 8  # of its encoding, about
-_FLUSHED_AFTER_S = 24 * 3600  # age that counts as flushed where no flush interval is set
+_LABEL_BYTES = 8  # what the encoding of one adds, about
+_FLUSHED_AFTER_S = 24 * 3600  # age that counts as flushed if the spec has no flush interval
 
 
 class State(Enum):
@@ -134,22 +134,22 @@ class AppendFSM:
 
     request: AppendRequest
     has_content: bool = False
-    """Whether content is known to follow, before any of it was told."""
+    """Whether the append is known to bring content, before any of it was taken."""
     state: State = State.RESOLVE
     view: ReplicaView | None = None
     content_length: int = 0
     final_status: Status = Status.OK
     story: list[str] = field(default_factory=list)
-    """Off-path transitions, to be read when a test fails."""
+    """Events off the usual path, for whoever reads why a test failed."""
 
     def start(self) -> Effect:
         """The first effect."""
         return Resolve(self.request.min_revision)
 
     def start_over(self) -> Effect:
-        """The first effect again: what the append was judged by has not come about.
+        """The first effect again, because the state that the append was checked against never came.
 
-        None of its content was taken, and if it was refused, nobody was told yet.
+        Allowed while none of its content is taken, and while nobody was told of a refusal.
         """
         if self.state is State.COMMIT or (self.content_length and self.state is not State.DONE):
             raise RuntimeError(f"append of {self.request.journal}: it cannot start over")
@@ -158,9 +158,9 @@ class AppendFSM:
         return self.start()
 
     def join(self, view: ReplicaView) -> Effect:
-        """The first effect of an append right behind another, which found the journal ready.
+        """The first effect of an append that comes right behind another one in the same instant.
 
-        What that one found in the same instant holds for this one: it begins at READY.
+        That one found the journal ready, so this one need not look again and begins at READY.
         """
         self.state = State.READY
         return self._on_ready(view)
@@ -169,7 +169,7 @@ class AppendFSM:
         """Take one event.
 
         Returns: the effect to carry out, or None while streaming goes on.
-        Raises: RuntimeError: the event does not belong to the state; a fault of the shell.
+        Raises: RuntimeError: the event does not belong to the state, which is a fault of the shell.
         """
         match self.state, event:
             case State.STREAM, Content(length):
@@ -203,7 +203,7 @@ class AppendFSM:
             case State.STREAM, Invalidated() if self.content_length == 0:
                 return self._resolve(0)
             case State.REPLICAS, Replicas(current, desired, revision, may_wait):
-                if current > desired or may_wait:  # the allocator is about to change that
+                if current > desired or may_wait:  # the allocator is about to change the number
                     return self._resolve(revision + 1)
                 return self._fail(Status.INSUFFICIENT_JOURNAL_BROKERS)
             case ((State.SYNC | State.ASSIGNMENTS), SyncMismatch(roll_to, registers)):
@@ -301,9 +301,20 @@ _WITHOUT_CONTENT = frozenset(
 def preconditions(  # noqa: PLR0911  one per check
     request: AppendRequest, view: ReplicaView, *, has_content: bool = False
 ) -> Effect:
-    """Decide whether an append may stream, in the order of checks that clients rely on.
+    """Decide whether an append may stream.
 
-    Args: has_content: whether the append is known to bring content.
+    Clients rely on the order of the checks. An answer has one status, and where several checks fail
+    it is the first that tells the client what to do: a writer whose registers do not match has been
+    fenced off and must give up, whatever its offset; a journal whose store is ahead needs an
+    operator, or an append that names its offset; only then is an offset merely wrong, so that the
+    client may look up the end and try again. Suspension comes last, so that an append which would
+    be refused anyway changes no spec.
+
+    Args:
+        request: what the client asked for.
+        view: the journal with all that was planned before this append.
+        has_content: whether the append is known to bring content.
+
     Returns: TakeContent with the offset to roll to (0: none), or Fail, Rollback, Sync or WriteSuspend.
     """
     selector = request.check_registers
@@ -311,7 +322,7 @@ def preconditions(  # noqa: PLR0911  one per check
         return Fail(Status.REGISTER_MISMATCH)
     suspend = view.spec.suspend
     if max(view.spool_end, suspend.offset if suspend is not None else 0) > OFFSET_MAX:
-        # Of a spec that got into etcd unchecked. A fragment there could not even be named.
+        # Such a spec got into etcd unchecked. The name of a fragment has no room for the offset.
         offset = suspend.offset if suspend is not None else view.spool_end
         return Rollback(
             f"{request.journal}: it is said to go on at offset {offset}, beyond {OFFSET_MAX} "
@@ -322,13 +333,16 @@ def preconditions(  # noqa: PLR0911  one per check
     head = max(view.spool_end, view.index_end)
     is_behind = view.spool_end != head
     if is_behind and request.offset == 0 and view.spec.flags.may_write:
-        # Content is in the store that no replica remembers. Read-only journals are exempt: they
-        # mirror a store that somebody else writes.
+        # The store has content that no replica knows of, and an append at our end would overlap
+        # it. Read-only journals are exempt: they mirror a store that somebody else writes.
         return Fail(Status.INDEX_HAS_GREATER_OFFSET)
     if request.offset not in (0, head):
         return Fail(Status.WRONG_APPEND_OFFSET)
     if request.offset != 0 and is_behind:
         return Sync(roll_to=head)
+    # The first fragment of a journal closes as soon as a second append begins, however short it is:
+    # its object is how the store shows that the journal is in use. Until then a broker that lists
+    # the store finds nothing, and takes the journal for a new one.
     closes = request.closes_fragment or view.spool_begin == view.index_begin
     roll_to = view.spool_end if closes else 0
     streams = TakeContent(roll_to) if roll_to else _STREAM
@@ -338,8 +352,8 @@ def preconditions(  # noqa: PLR0911  one per check
 def _suspension(request: AppendRequest, view: ReplicaView, *, has_content: bool) -> Effect | None:
     level, suspend = suspend_level(view.spec), view.spec.suspend
     if has_content and level is SuspendLevel.NONE and suspend is not None and suspend.offset:
-        # Where to go on was said for whoever begins with an empty spool. Once there is content
-        # behind, it would have others go on at an offset that is taken.
+        # The offset told whoever begins with an empty spool where to go on. Once content follows
+        # it, the offset would send them to where bytes already are.
         return WriteSuspend(SuspendSpec(SuspendLevel.NONE, 0))
     match request.suspend:
         case AppendSuspend.SUSPEND_RESUME if level is not SuspendLevel.NONE:
@@ -358,9 +372,9 @@ def _suspension(request: AppendRequest, view: ReplicaView, *, has_content: bool)
 
 
 def is_resetting(request: AppendRequest) -> bool:
-    """Whether the append is an operator's word that the journal goes on at its offset.
+    """Whether an operator says by this append that the journal goes on at its offset.
 
-    Gazette's `gazctl journals reset-head` says so by these options, which nobody else has a use for.
+    Gazette's `gazctl journals reset-head` uses these options, for which nobody else has a use.
     """
     keeps = request.suspend is AppendSuspend.SUSPEND_KEEP
     return request.resets_head or (keeps and request.offset != 0)
@@ -372,7 +386,7 @@ def is_suspending(request: AppendRequest) -> bool:
 
 
 def _is_clean(view: ReplicaView) -> bool:
-    """Whether the last fragment is in the store for longer than a flush interval."""
+    """Whether the last fragment has been in the store for longer than a flush interval."""
     quiet_s = view.spec.fragment.flush_interval_ns / NS_PER_S or _FLUSHED_AFTER_S
     return view.index_mod_time != 0 and view.now_s - view.index_mod_time > quiet_s
 
@@ -413,9 +427,18 @@ def must_roll(
 ) -> bool:
     """Whether the spool [begin, end) closes before the next append.
 
-    An empty spool always "rolls", which is how a changed codec takes effect.
+    An empty spool always "rolls". A fragment has one codec from its first byte to its last, and a
+    changed codec is no reason to close one that has content, or every edit of a spec would leave a
+    short fragment behind. So the codec of the spec is taken up where nothing is written yet.
 
-    Args: now_s: unix seconds. roll_to: journal offset at which to start anew; 0: none asked for.
+    Args:
+        spec: of the journal.
+        begin: of the spool; journal offset.
+        end: of the spool, with all that was planned; journal offset.
+        first_append_at: when its first content came; None: none has come yet.
+        now_s: unix seconds.
+        roll_to: journal offset at which to start anew; 0: none asked for.
+
     Source: fragments close by length (exceeded by at most one append), by a passed UTC-aligned
     flush window, or because another offset is asked for.
     """
