@@ -1,11 +1,11 @@
 """A primary's streams to the replicas of one journal.
 
-Messages go to all peers, each at the pace that it takes them; answers come back through
-`PipelineFSM`. Nothing here waits for an answer except `sync`, so that the next append is on its way
-while the one before waits to be acknowledged.
+Messages go to all peers, to each at the pace that it takes them. Answers come back through
+`PipelineFSM`. Nothing here waits for an answer except `sync`, so the next append is on its way
+while the one before it waits to be acknowledged.
 
 Guarantee: `on_settled` is called in order, and never after `on_broken`, which is called at most once.
-Cost: two tasks a peer, while the pipeline is open.
+Cost: two tasks per peer while the pipeline is open.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Pipeline"]
 
-# Content that waits for one slow peer; beyond, appends wait with it.
+# Content that may wait for one slow peer; if there is more, appends wait too.
 _OUTBOX_BYTES_MAX = 16 << 20
 
-# A peer that was told the end of its stream hands back its spool and ends it; then the next
-# pipeline finds the spool free.
+# Seconds that a peer has, once its stream was half-closed, to hand back its spool and end the stream.
+# The next pipeline then finds the spool free.
 _CLOSE_TIMEOUT_S = 2.0
 
 
@@ -50,11 +50,15 @@ _CLOSE_TIMEOUT_S = 2.0
 class Pipeline:
     """Streams to the members of `route` other than `own`, opened at once.
 
-    Args: etcd: what the route is from.
-          open_stream: begins a stream to a peer at an endpoint; may raise RpcFailed.
-          stall_s: seconds that peers may take nothing while there is no room for more.
-          on_settled: told how many asked proposals all peers have.
-          on_broken: told why the pipeline is of no use any more.
+    Args:
+        route: members of the journal.
+        own: our own id.
+        etcd: the state of etcd that the route comes from.
+        open_stream: begins a stream to a peer at an endpoint; may raise RpcFailed.
+        tasks: group of the links' tasks.
+        stall_s: seconds that peers may take nothing while there is no room for more.
+        on_settled: told how many asked proposals all peers have.
+        on_broken: told why the pipeline is of no use any more.
     """
 
     def __init__(
@@ -99,21 +103,21 @@ class Pipeline:
 
     @property
     def tenures(self) -> list[str | None]:
-        """Of each peer its holding of the journal, once all have answered; None: it has none."""
+        """Each peer's tenure of the journal, once all have answered; None: that peer has none."""
         return [link.tenure for link in self._links]
 
     @property
     def unsettled(self) -> int:
-        """Asked proposals that some peer has not answered."""
+        """Number of asked proposals that some peer has not answered yet."""
         return 0 if self._fsm.is_broken else self._fsm.unsettled
 
     def send(self, raw: bytes) -> None:
-        """Send a message that nobody answers."""
+        """Send a message that peers do not answer."""
         for link in self._links:
             link.put(raw)
 
     def ask(self, raw: bytes) -> int:
-        """Send a proposal that everybody answers. Returns: its number, from 1.
+        """Send a proposal that every peer answers. Returns: its number, from 1.
 
         Raises: RpcFailed: the pipeline is broken or closed.
         """
@@ -123,10 +127,11 @@ class Pipeline:
         return number
 
     async def room(self) -> None:
-        """Wait while a peer has too much content before it.
+        """Wait while too much content waits for one of the peers.
 
         Raises: RpcFailed: the pipeline is broken or closed, or peers took nothing for so long that it
-            is broken now. Cancellation: safe.
+            is broken now.
+        Cancellation: safe.
         """
         while self.is_usable and (full := [link.peer for link in self._links if link.is_full]):
             self._room.clear()
@@ -140,9 +145,13 @@ class Pipeline:
         self._check_usable()
 
     def hurry(self, stall_s: float) -> None:
-        """Have less patience with peers that take nothing, from now on. Args: stall_s: seconds."""
+        """Have less patience from now on with peers that take nothing.
+
+        Args:
+            stall_s: seconds, in place of those before.
+        """
         self._stall_s = min(self._stall_s, stall_s)
-        self._room.set()  # whoever waits begins to wait anew
+        self._room.set()  # whoever waits begins anew, with the new time
 
     def _check_usable(self) -> None:
         if self.failure is not None:
@@ -153,10 +162,10 @@ class Pipeline:
     async def sync(
         self, proposal: Fragment, registers: LabelSet, *, timeout_s: float
     ) -> SyncOutcome:
-        """Propose to all peers, and put their answers together. Nothing may be unsettled.
+        """Propose to all peers, and combine their answers. No proposal may be unsettled.
 
-        Raises: RpcFailed: a peer failed, or answered nothing in time; the pipeline is of no use.
-        Cancellation: leaves an answer under way: close the pipeline.
+        Raises: RpcFailed: a peer failed, or did not answer in time; the pipeline is of no use any more.
+        Cancellation: an answer may still come, so the pipeline must be closed.
         """
         self._check_usable()
         self._fsm.sync(proposal.end)
@@ -178,7 +187,7 @@ class Pipeline:
     async def close(self) -> None:
         """End the streams, and wait a bounded time until the peers have given back their spools.
 
-        Cancellation: gives the streams up.
+        Cancellation: the streams are cancelled.
         """
         self._is_closed = True
         try:
@@ -193,7 +202,7 @@ class Pipeline:
             self.abandon()
 
     def abandon(self) -> None:
-        """Give the streams up at once. Idempotent."""
+        """Cancel the streams at once. Idempotent."""
         self._is_closed = True
         for link in self._links:
             link.cancel()
@@ -221,7 +230,7 @@ class Pipeline:
             self._break(RpcFailed(Code.UNKNOWN, effect.text))
 
     def on_failure(self, number: int, err: RpcFailed, doing: str) -> None:
-        """A stream broke while `doing` something: ``send to`` or ``recv from``."""
+        """A stream broke while `doing` something, which is ``send to`` or ``recv from``."""
         if self._is_closed:
             return
         effect = self._fsm.step(Failed(number, f"{doing} {self.peers[number]}: {err.text}"))
@@ -317,12 +326,12 @@ class _Link:
                 self._waiting = loop.create_future()
                 await self._waiting
         except RpcFailed as err:
-            # The peer's side of the story is the better one, and comes if there is one.
+            # If the peer says why it ended the stream, that tells more than our own error does.
             await asyncio.wait([self._tasks[1]], timeout=_CLOSE_TIMEOUT_S)
             self._owner.on_failure(self._number, err, "send to")
         except Exception as err:
             self._owner.on_failure(self._number, _unforeseen(err), "send to")
-            raise  # to whoever owns the task, as a fault of ours
+            raise  # to the owner of the task, as a fault of ours
 
     async def _receive(self) -> None:
         try:
@@ -338,7 +347,7 @@ class _Link:
             self._owner.on_failure(self._number, err, "recv from")
         except Exception as err:
             self._owner.on_failure(self._number, _unforeseen(err), "recv from")
-            raise  # to whoever owns the task, as a fault of ours
+            raise  # to the owner of the task, as a fault of ours
         finally:
             self.ended.set()
 

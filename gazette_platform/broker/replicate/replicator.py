@@ -1,12 +1,12 @@
 """Keeps the replicas of one journal at the end of its primary's spool.
 
 The appender asks for a `sync` before an append, sends content and proposals, and is told of each
-proposal that all replicas have. A pipeline to the replicas is built by the first sync, serves all
-appends under the same route, and is closed when it was idle for a while: ten thousand idle journals
-hold no streams. A journal of one replica has no pipeline, and each of its syncs is a look at a flag.
+proposal that all replicas have. The first sync builds a pipeline to the replicas. It serves all
+appends under the same route, and is closed after some idle time, so that ten thousand idle journals
+hold no streams. A journal of one replica has no pipeline, and its syncs only look at a flag.
 
-Outcome of what was proposed when a replica fails: unknown. It stays staged in the spool, for some
-replicas may have it; the next sync that succeeds makes it the journal's.
+If a replica fails, the outcome of what was proposed is unknown. The content stays staged in the
+spool, since some replicas may have it. The next sync that succeeds makes it part of the journal.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ if TYPE_CHECKING:
 
 __all__ = ["Replicator"]
 
-# Proposals under way. While one is, small appends wait and go together with the next: that costs
-# less than it takes. Larger ones keep all replicas busy.
+# Proposals that may be under way at once. While there is one, small appends wait and go together with
+# the next, which costs less than it takes. Larger appends do not wait, and keep all replicas busy.
 _UNSETTLED_MAX = 3
 _SMALL_BYTES_MAX = 256 << 10
 
 # Seconds without an append after which the streams to replicas are closed.
 _IDLE_S = 30.0
 
-# Seconds that a peer is given to answer a sync. It may wait for a stream of a former primary to end,
-# or for its disk.
+# Seconds that a peer has to answer a sync. It may have to wait for its disk, or until the stream of
+# a former primary ends.
 _SYNC_TIMEOUT_S = 20.0
 
-# Seconds that proposals under way, and replicas that take nothing, are given once a broker that they
-# wait for left the route: it was either drained in order, and answers at once, or it is dead.
+# Seconds that proposals under way, and replicas that take nothing, still have once a broker that they
+# wait for has left the route. If it was drained in order it answers at once; otherwise it is dead.
 _LEFT_S = 1.0
 
-# Seconds after which replicas are given up that answer nothing, or take nothing while there is no room
-# for more: their disks may be full, and the one that is to blame is not known.
+# Seconds after which replicas are given up that do not answer, or take nothing while there is no room
+# for more. Their disks may be full, and nobody can tell which replica is to blame.
 _STALL_S = 60.0
 
-# Seconds after which streams are opened anew, between two batches: well before the tokens expire that
-# they were opened with.
+# Age in seconds at which streams are opened anew, between two batches. It is far below the time after
+# which the tokens expire that they were opened with.
 _AGE_S_MAX = 600.0
 
-# Pieces of content that go into one message; a receiver takes no more than 4 MiB.
+# Content that goes into one message; a receiver takes no more than 4 MiB.
 _MESSAGE_BYTES_MAX = 1 << 20
 
 
@@ -69,7 +69,8 @@ _MESSAGE_BYTES_MAX = 1 << 20
 class Replicator:
     """The primary's view of its replicas.
 
-    Attributes: is_synced: whether every replica of the present route is where our spool is.
+    Attributes:
+        is_synced: whether every replica of the present route is where our spool is.
         has_peers: whether there is a pipeline, so that content must be proposed.
     """
 
@@ -84,13 +85,13 @@ class Replicator:
         self.has_peers = False
         self._owns_spool = False
         self._pipeline: Pipeline | None = None
-        self._failure: RpcFailed | None = None  # of the last pipeline, until there is another
+        self._failure: RpcFailed | None = None  # of the last pipeline, if there is none now
         self._settled = 0
-        # Of what is staged, while its outcome is unknown: who was proposed it.
+        # Who was proposed the staged content, while its outcome is unknown.
         self._doubtful: frozenset[ProcessId] = frozenset()
-        # Replicas were sent content of which they do not know yet what becomes of it.
+        # Whether replicas were sent content and not told yet what becomes of it.
         self._is_open = False
-        # Of each proposal under way: who is told how it ended.
+        # For each proposal under way, who is told how it ended.
         self._under_way: deque[Callable[[RpcFailed | None], None]] = deque()
         self._moved = asyncio.Event()
         self._interrupt: Interrupt | None = None
@@ -117,9 +118,10 @@ class Replicator:
 
     @property
     def holders(self) -> frozenset[Holder] | None:
-        """Who has all that is acknowledged, once replicas are synced; None: not all of it is kept.
+        """Who has all that is acknowledged, once replicas are synced.
 
-        That is so with brokers of Gazette, whose spools end with their processes.
+        Returns: None if somebody among them does not keep it beyond its process, as brokers of
+            Gazette do not.
         """
         pipeline = self._pipeline
         peers = [] if pipeline is None else zip(pipeline.peers, pipeline.tenures, strict=True)
@@ -129,7 +131,7 @@ class Replicator:
 
     @property
     def owns_spool(self) -> bool:
-        """Whether the spool is ours to write to: once it is, it stays so."""
+        """Whether we may write to the spool. Once we may, that does not change."""
         return self._owns_spool
 
     # ------------------------------------------------------------------------------------ sync
@@ -138,9 +140,11 @@ class Replicator:
     ) -> synced.SyncResult:
         """Bring all replicas to the same fragment.
 
-        Args: roll_to: journal offset to begin a fragment at; 0: where the spool ends.
-              registers: to adopt with `roll_to`; None: keep ours.
-              must_roll: whether the open fragment is due to close.
+        Args:
+            roll_to: journal offset to begin a fragment at; 0: where the spool ends.
+            registers: to adopt with `roll_to`; None: keep ours.
+            must_roll: whether the open fragment is due to close.
+
         Returns: Synced, SyncMismatch, WrongRoute or Invalidated.
         Raises: RpcFailed: a replica failed.
         Cancellation: safe; the pipeline is closed.
@@ -191,7 +195,7 @@ class Replicator:
         return synced.Synced()
 
     async def _propose_to_all(self, route: Route) -> synced.SyncResult | None:
-        """Propose the open fragment to all. Returns: what is wrong with it, if anything is."""
+        """Propose the open fragment to all. Returns: what is wrong with it; None: all have it."""
         spool, pipeline = self._spool, self._pipeline
         if pipeline is None:
             pipeline = self._pipeline = self._open(route)
@@ -210,13 +214,14 @@ class Replicator:
     async def _forget_if_nobody_has_it(
         self, pipeline: Pipeline, route: Route
     ) -> SyncOutcome | None:
-        """Forget staged content whose outcome is unknown, if no replica turns out to have it.
+        """Forget staged content whose outcome is unknown, if it turns out that no replica has it.
 
-        Proposed as it is, it would move replicas that lack it to its end. If we then left, it would
-        be nowhere, and they would go on behind it. What one of them has, or may have that is not
-        there to be asked, keeps its offsets: its readers may have seen it.
+        If it were proposed as it is, replicas that lack it would move to its end. If we then left,
+        nobody would have the content, and appends would go on behind it. Where a replica has it, or
+        is not there to be asked and may have it, the content keeps its offsets: readers of that
+        replica may have seen it.
 
-        Returns: what they answered; None: they were not asked.
+        Returns: what the replicas answered; None: they were not asked.
         """
         spool = self._spool
         if spool.is_settled or not self._doubtful <= set(route.members):
@@ -238,7 +243,7 @@ class Replicator:
             open_stream=self._journal.open_stream,
             tasks=self._tasks,
             stall_s=_STALL_S,
-            # One that is being closed must not be taken for its successor.
+            # A pipeline that is being closed may still call, and is not its successor.
             on_settled=lambda count: self._on_settled(pipeline, count),
             on_broken=lambda failure: self._on_broken(pipeline, failure),
         )
@@ -256,20 +261,25 @@ class Replicator:
         await self._moved.wait()
 
     async def room(self) -> None:
-        """Wait while a replica has much content before it, for as long as it takes any of that.
+        """Wait while much content waits for one of the replicas, which is taking some of it.
 
         Raises: RpcFailed: the pipeline broke, now or before. Cancellation: safe.
         """
         if self._pipeline is not None:
             await self._pipeline.room()
         elif self._failure is not None:
-            raise self._failure  # at once: a stream may have no end
+            raise self._failure  # at once: the content of a stream may never end
 
     def send(self, chunks: Sequence[bytes | memoryview], delta: int) -> None:
-        """Send content to all replicas. Args: delta: bytes that precede it since the last commit."""
+        """Send content to all replicas.
+
+        Args:
+            chunks: the content.
+            delta: bytes sent before it since the last commit.
+        """
         pipeline = self._pipeline
         if pipeline is None:
-            return  # it broke, and the proposal will find out
+            return  # the pipeline broke, and the proposal will meet the failure
         self._is_open = True
         pieces: list[bytes | memoryview] = []
         length = 0
@@ -297,7 +307,12 @@ class Replicator:
     ) -> None:
         """Propose a draft whose content was sent; it is staged until all replicas have it.
 
-        Args: done: told once it is settled, or that its outcome is unknown.
+        Args:
+            draft: the content, written to our spool.
+            registers: of the journal with it.
+            done: told that it is settled (None), or why its outcome is unknown.
+            appends: number of appends in it.
+
         Raises: RpcFailed: the pipeline is broken; nothing was proposed.
         """
         pipeline = self._pipeline
@@ -402,7 +417,7 @@ class Replicator:
             self.rest()
 
     def rest(self) -> None:
-        """Close the streams to replicas, if nothing is under way; the next append syncs again."""
+        """Close the streams to replicas unless something is under way; the next append syncs again."""
         pipeline = self._pipeline
         if pipeline is None or self._under_way or self._syncing is not None:
             return
@@ -411,7 +426,7 @@ class Replicator:
         self._tasks.spawn(pipeline.close(), name=f"close pipeline {self._journal.name}")
 
     async def renew(self) -> None:
-        """Let the next append sync over new streams. Cancellation: safe."""
+        """Close the streams, so that the next append syncs over new ones. Cancellation: safe."""
         await self.settled()
         self.rest()
 
@@ -433,13 +448,13 @@ class Replicator:
         self._drop_pipeline(why)
 
     def retire(self) -> None:
-        """What is under way is given a bounded time from now on, for this replica is to close."""
+        """Bound the time that what is under way still has, because this replica is to close."""
         if self._pipeline is not None:
             self._pipeline.hurry(_LEFT_S)
             asyncio.get_running_loop().call_later(_LEFT_S, self._give_up, self._pipeline)
 
     async def close(self) -> None:
-        """End all streams, once what is under way is settled or known to be lost."""
+        """End all streams, once what is under way is settled or has failed."""
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         with contextlib.suppress(TimeoutError):

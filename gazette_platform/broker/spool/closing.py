@@ -1,4 +1,4 @@
-"""Fragments of a journal that are closed, and not handed over to be persisted yet."""
+"""Fragments of a journal that are closed, and not yet handed over to be persisted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Closing"]
 
 _log = logging.getLogger(__name__)
 
-# Attempts at reading back a closed fragment, once the journal leaves this broker.
+# How often a closed fragment that cannot be read back is tried, once the journal leaves this broker.
 _LEAVING_ATTEMPTS = 3
 
 
@@ -30,7 +30,7 @@ class Closing:
     """The closed fragments of one journal, until each is complete.
 
     Attributes:
-        is_leaving: whether the journal leaves this broker: then what fails is given up.
+        is_leaving: whether the journal leaves this broker; fragments that fail are given up then.
     """
 
     def __init__(self, journal: JournalPort, tasks: TaskGroup, faults: Faults) -> None:
@@ -38,13 +38,13 @@ class Closing:
         self._journal = journal
         self._tasks = tasks
         self._faults = faults
-        # Whether to persist each at once.
+        # Whether to persist a fragment at once, by its digester.
         self._urgent: dict[Digester, bool] = {}
         self._completing: set[asyncio.Task[None]] = set()
 
     @property
     def digesters(self) -> tuple[Digester, ...]:
-        """Of the fragments, oldest first."""
+        """The digesters of the fragments, oldest first."""
         return tuple(self._urgent)
 
     def add(self, old: Digester, *, is_urgent: bool) -> None:
@@ -57,10 +57,10 @@ class Closing:
         self._urgent[old] = is_urgent
 
     def finish(self, *, but: Collection[Digester]) -> None:
-        """Complete those of which all content counts, and drop those that have none.
+        """Complete the fragments whose content is all settled, and drop those that are empty.
 
         Args:
-            but: content of these is not settled yet.
+            but: fragments with content that is not settled yet.
         """
         for old in [one for one in self._urgent if one not in but]:
             if old.spool.content_length:
@@ -72,7 +72,7 @@ class Closing:
                 del self._urgent[old]
 
     async def completed(self) -> None:
-        """Wait until those that are being completed were handed over. Cancellation: safe."""
+        """Wait until the fragments being completed are handed over. Cancellation: safe."""
         while self._completing:
             await asyncio.wait(set(self._completing))
 
@@ -88,15 +88,15 @@ class Closing:
     async def _read_back(self, old: Digester) -> CompletedSpool | None:
         """Complete a closed fragment, however long its disk needs.
 
-        When the journal leaves this broker it is given up after some attempts, since a disk that
-        cannot be read must not hold the process. Its file stays, and another broker may have the
-        content.
+        When the journal leaves this broker the fragment is given up after some attempts, because a
+        disk that cannot be read must not keep the process from ending. Its file stays, and another
+        broker may have the content.
         """
         attempts_left = _LEAVING_ATTEMPTS
         while True:
             try:
                 return await old.complete()
-            except Exception as err:  # noqa: BLE001  reported; what is acknowledged is not let go
+            except Exception as err:  # noqa: BLE001  reported; acknowledged content is not let go
                 attempts_left -= self.is_leaving
                 name = old.spool.fragment().content_path
                 if not isinstance(err, OSError):

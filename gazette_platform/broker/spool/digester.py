@@ -1,8 +1,8 @@
 """Drives a spool's digest and compression in worker threads, behind its commits.
 
-Both work in slices of a few milliseconds, each in a pool of its own: a digest is what proposals and
-readers wait for, and compression is what nobody waits for. So a slice of the one never queues behind
-the other, journals take turns, and no lock is held for longer than a slice takes.
+Both work in slices of a few milliseconds, and each has a pool of threads of its own: proposals and
+readers wait for a digest, and nobody waits for compression. So a slice of a digest never queues
+behind compression, journals take turns, and no lock is held for longer than a slice takes.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ __all__ = ["DISK_RETRY_S", "Digester"]
 
 _log = logging.getLogger(__name__)
 
-# Less than this is hashed on the event loop: a hop to a thread costs more.
+# Less than this is hashed on the event loop, because a hop to a thread would cost more.
 _INLINE_BYTES_MAX = 64 << 10
 
-# Hashed in one go, in about 2 ms.
+# Bytes that are hashed in one go, in about 2 ms.
 _SLICE_BYTES = 4 << 20
 
-# A full or broken disk is retried for ever: the content is acknowledged and must not be dropped.
+# Seconds between attempts at a full or broken disk. They go on for ever: the content is acknowledged
+# and must not be dropped.
 DISK_RETRY_S = 5.0
 
 
@@ -42,7 +43,7 @@ DISK_RETRY_S = 5.0
 class Digester:
     """Keeps one spool's digest and compressed form near its end.
 
-    `kick` after each commit; `below` to hold back appends while the digest cannot keep up.
+    Call `kick` after each commit, and `below` to hold back appends while the digest cannot keep up.
     """
 
     __slots__ = (
@@ -64,14 +65,18 @@ class Digester:
     ) -> None:
         """Start with nothing to do.
 
-        Args: executor: threads for the digest. compressors: those for compression.
+        Args:
+            spool: whose digest and compressed form are made.
+            tasks: group of the background rounds.
+            executor: threads for the digest.
+            compressors: threads for compression.
         """
         self.spool = spool
         self._tasks = tasks
         self._executor = executor
         self._compressors = compressors
         self._is_digesting = False
-        self._is_failing = False  # the latest slice of the digest
+        self._is_failing = False  # whether the latest slice of the digest failed
         self._compressing: asyncio.Task[None] | None = None
         self._is_short_of_disk = False
         self._is_closing = False
@@ -79,7 +84,7 @@ class Digester:
         self._moved = asyncio.Event()
 
     def kick(self) -> None:
-        """Start rounds in the background for what is a whole batch and not under way."""
+        """Start background rounds for slices that are full and not being worked on."""
         spool = self.spool
         if not self._is_digesting and spool.digest_lag >= COMPRESS_BATCH_BYTES:
             self._is_digesting = True
@@ -126,14 +131,14 @@ class Digester:
     async def below(self, lag_bytes: int = LAG_BYTES_MAX) -> None:
         """Wait until the digest trails by less than `lag_bytes`. Cancellation: safe.
 
-        A disk that cannot be read holds nobody back: it is not what gets better by waiting.
+        While the disk cannot be read nobody is held back, since waiting would not help.
         """
         while self.spool.digest_lag >= lag_bytes and not self._is_failing:
             self.kick()
             await self._moved.wait()
 
     async def digested(self) -> Fragment:
-        """The spool's content with its sum, as of now or a little later.
+        """The spool's content with its sum, as of this call or a little later.
 
         Raises: RpcFailed: the content cannot be read back; ask again.
         Cancellation: safe.
@@ -162,9 +167,10 @@ class Digester:
                 spool.stop_compressing()
 
     async def spare_disk(self) -> bool:
-        """Give up the compressed form: content goes first, and it can be made again.
+        """Give up the compressed form to make room for content; it can be made again.
 
-        Returns: whether there was one. Cancellation: safe; it is given up.
+        Returns: whether there was one.
+        Cancellation: safe; the form is given up.
         """
         had_one = self.spool.is_compressing
         self._is_short_of_disk = True
@@ -175,7 +181,7 @@ class Digester:
 
     # ------------------------------------------------------------------------------- the end
     async def complete(self) -> CompletedSpool | None:
-        """Close the fragment once slices under way are done; the spool is not used after.
+        """Close the fragment once slices under way are done. The spool is not used afterwards.
 
         Returns: None if it is empty.
         Raises: OSError: its content cannot be read back; call again.

@@ -1,18 +1,19 @@
 """The spool of a journal at one broker: who writes to it, and what of it is settled.
 
-A primary proposes content to its replicas before it is the journal's. So a spool has two ends: that
-of what is *settled* (on every replica; readers see it, stores may have it) and that of what is
-*staged* behind it (written here, proposed, not yet acknowledged by all). Staged content is settled in
-order. If replicas fail it stays staged until they agree again, since some of them may have shown it
-to their readers; if the journal leaves this broker before, it is dropped, since whoever is primary
-then knows which of it counts.
+A primary proposes content to its replicas before the content belongs to the journal. So a spool has
+two ends. Up to the first, content is *settled*: every replica has it, readers see it, and stores may
+have it. From there to the second it is *staged*: written here and proposed, but not yet acknowledged
+by all. Staged content is settled in order. If replicas fail, it stays staged until they agree again,
+because some of them may have shown it to their readers. If the journal leaves this broker before
+that, it is dropped, because the next primary then knows which of it counts.
 
-A fragment closes ("rolls") at the staged end. It is completed once all of it is settled.
+A fragment closes ("rolls") at the staged end, and is completed once all of it is settled.
 
-With one replica nothing is ever staged, and commits do not pass through here twice.
+With one replica nothing is ever staged, and each commit passes through here only once.
 
 Before content is settled or proposed it is *kept*: a record beside the spool says that it counts, so
-that it survives this process. What is kept and then neither settled nor staged is taken back.
+that it survives this process. Content that was kept, and then neither settled nor staged, is taken
+back: the record is corrected.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ __all__ = ["DiskFull", "Draft", "JournalSpool"]
 
 _log = logging.getLogger(__name__)
 
-# Written and hashed on the event loop up to this size: a hop to a thread costs more.
+# Up to this size content is written and hashed on the event loop: a hop to a thread would cost more.
 _INLINE_BYTES_MAX = 64 << 10
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -57,7 +58,7 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 @final
 class DiskFull(RpcFailed):
-    """The disk of spools is full, and holds a fragment that can be persisted."""
+    """The disk of spools is full, and a fragment that can be persisted takes up room on it."""
 
     def __init__(self, journal: str, err: OSError) -> None:
         super().__init__(
@@ -71,7 +72,7 @@ class DiskFull(RpcFailed):
 class Draft:
     """Content that is being written behind a spool's staged end.
 
-    Nothing of it counts until it is committed or staged; dropping it is how it is rolled back.
+    It does not count until it is committed or staged. To roll it back is to drop the draft.
     """
 
     __slots__ = ("_digest", "_executor", "_owner", "at", "digester", "length")
@@ -93,21 +94,23 @@ class Draft:
 
     @property
     def digest(self) -> Digest | None:
-        """SHA-1 of the fragment with this content; None if nobody asked for it."""
+        """SHA-1 of the fragment with this content; None if it was not asked for."""
         return self._digest
 
     def fragment(self) -> Fragment:
-        """The fragment with this content; its sum is zero if nobody asked for it."""
+        """The fragment with this content; its sum is zero if it was not asked for."""
         spool, digest = self.digester.spool, self._digest
         total = digest.digest() if digest is not None and self.at > spool.begin else ZERO_SUM
         return Fragment(spool.journal, spool.begin, self.at, total, spool.codec)
 
     async def write(self, chunks: list[bytes | memoryview], length: int) -> None:
-        """Write chunks of `length` bytes together, for as long as it takes.
+        """Write chunks of `length` bytes together, however long the disk needs.
 
-        Raises: DiskFull: what the open fragment holds should be persisted, to make room.
-            RpcFailed: the disk is full or broken, and the journal leaves this broker: what waits
-            for the disk must not hold up what was acknowledged.
+        Raises:
+            DiskFull: what the open fragment holds should be persisted, to make room.
+            RpcFailed: the disk is full or broken, and the journal leaves this broker. An append that
+                waits for the disk must not hold up what was acknowledged.
+
         Cancellation: safe; when it returns, no thread writes any more.
         """
         while True:
@@ -143,7 +146,7 @@ class Draft:
                 return
 
     def write_at_once(self, chunks: list[bytes | memoryview], length: int) -> bool:
-        """Write chunks without waiting. Returns: whether that went well; else `write` them."""
+        """Write chunks without waiting. Returns: whether that went well; if not, call `write`."""
         try:
             self._write(chunks)
         except OSError:
@@ -177,11 +180,11 @@ class JournalSpool:
     """The open fragment of one journal, those that are closing, and who owns them.
 
     Attributes:
-        lock: held by whoever writes: the appender, or the stream of another broker's.
+        lock: held by whoever writes, which is our appender or another broker's stream.
         digester: of the open fragment.
-        end: offset behind what is staged, or settled if nothing is.
+        end: offset behind what is staged; the settled end if nothing is.
         registers: as of `end`.
-        is_durable: whether content is on disk before it counts: then it takes `keep` to count.
+        is_durable: whether content is brought to the disk itself before it counts; only `keep` does so.
     """
 
     def __init__(
@@ -201,9 +204,9 @@ class JournalSpool:
 
         Args:
             executor: threads for writing and hashing.
-            compressors: those for compression.
-            directory: of files that end with the process.
-            tenure: gives content files that do not; None: nothing survives the process.
+            compressors: threads for compression.
+            directory: for files that end with the process.
+            tenure: names files that survive the process; None: nothing survives it.
             fsync: when content is brought to the disk itself.
         """
         self._journal = journal
@@ -215,7 +218,7 @@ class JournalSpool:
         self._tenure = tenure
         self.is_durable = fsync is FsyncMode.COMMIT
         self._syncs = fsync is not FsyncMode.NEVER
-        # What is recorded: where the journal ends, with which registers.
+        # The last record: where the journal ends, and with which registers.
         self._kept, self._kept_registers = 0, LabelSet()
         self._faults = faults or Faults()
         self.lock = asyncio.Lock()
@@ -228,7 +231,7 @@ class JournalSpool:
 
     @property
     def spool(self) -> Spool:
-        """The open fragment; its `end` is the settled one."""
+        """The open fragment. Its `end` is the settled one."""
         return self.digester.spool
 
     @property
@@ -243,7 +246,7 @@ class JournalSpool:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether the journal leaves this broker: what fails is given up."""
+        """Whether the journal leaves this broker, so that fragments which fail are given up."""
         return self._closing.is_leaving
 
     @is_leaving.setter
@@ -252,21 +255,24 @@ class JournalSpool:
 
     @property
     def name(self) -> str:
-        """Of the journal."""
+        """The journal's."""
         return self._journal.name
 
     @property
     def may_make_room(self) -> bool:
-        """Whether the open fragment has content, and is ours to close; replicas follow primaries."""
+        """Whether we may close the open fragment to free its disk: it has content, and is our own.
+
+        Replicas close fragments only when their primary does.
+        """
         return self._is_primary and self.content_length > 0 and not self.is_leaving
 
     @property
     def content_length(self) -> int:
-        """Bytes of the open fragment, staged ones included."""
+        """Bytes of the open fragment, with staged ones."""
         return self.end - self.digester.spool.begin
 
     def serve_as_primary(self) -> None:
-        """From now on fragments are persisted at once, and compressed as they grow."""
+        """From now on persist fragments at once, and compress them as they grow."""
         self._is_primary = self.spool.is_primary = True
 
     # ------------------------------------------------------------------------------- writing
@@ -276,13 +282,14 @@ class JournalSpool:
             await self.digester.digested()
 
     def takes_at_once(self, length: int) -> bool:
-        """Whether so many bytes may be written, and committed, without waiting for a thread."""
+        """Whether so many bytes may be written and committed without waiting for a thread."""
         return length <= _INLINE_BYTES_MAX and self.digester.spool.digest_lag < LAG_BYTES_MAX
 
     def draft(self, *, with_digest: bool) -> Draft:
         """Begin to write behind the staged end.
 
-        Args: with_digest: for a proposal; needs `catch_up` before.
+        Args:
+            with_digest: whether it is to be proposed, which needs `catch_up` before.
         """
         digest = self._digest_copy() if with_digest else None
         return Draft(self, self.digester, self.end, digest, self._executor)
@@ -300,7 +307,7 @@ class JournalSpool:
         return Fragment(spool.journal, spool.begin, self.end, total, spool.codec)
 
     def settled_proposal(self) -> Fragment | None:
-        """As `proposal`, without what is staged; None: that crossed a roll."""
+        """As `proposal`, without what is staged; None: staged content begins in an earlier fragment."""
         if self._staged and self._staged[0].digester is not self.digester:
             return None
         spool = self.spool
@@ -310,11 +317,11 @@ class JournalSpool:
     # ------------------------------------------------------------------------------- keeping
     @property
     def tenure(self) -> str:
-        """Id of this broker's holding of the journal; empty: what it holds ends with the process."""
+        """Id of this broker's tenure of the journal; empty: what it holds ends with the process."""
         return self._tenure.id if self._tenure is not None and self._tenure.is_begun else ""
 
     def begin_tenure(self) -> str:
-        """Have what is held from now on survive the process. Idempotent.
+        """Make what is held from now on survive the process. Idempotent.
 
         Returns: as `tenure`.
         Raises: RpcFailed: the disk is full or broken.
@@ -324,24 +331,27 @@ class JournalSpool:
         return self.tenure
 
     def renounce(self) -> None:
-        """From now on nothing survives the process: brokers hold the journal that know nothing of it."""
+        """From now on let nothing survive the process.
+
+        For journals that are also held by brokers that know nothing of tenures.
+        """
         tenure, self._tenure = self._tenure, None
         if tenure is None or not tenure.is_begun:
             return
         self.roll(self.end)
-        with contextlib.suppress(OSError):  # then it is found after the process, and not adopted
+        with contextlib.suppress(OSError):  # a later process finds it then, and does not adopt it
             tenure.leave()
 
     def keep_at_once(self, draft: Draft, registers: LabelSet) -> None:
-        """Have a draft survive the process, from now on.
+        """Record that a draft counts, so that it survives the process from now on.
 
-        Raises: RpcFailed: the disk is full or broken; it does not.
+        Raises: RpcFailed: the disk is full or broken; it would not survive.
         """
         if self._tenure is not None:
             self._note(self._tenure, draft.digester.spool, draft.at, registers)
 
     async def keep(self, draft: Draft, registers: LabelSet) -> None:
-        """As `keep_at_once`; if spools are durable, also have it survive a power failure.
+        """As `keep_at_once`; if spools are durable, the draft survives a power failure too.
 
         Cancellation: safe; no thread works on it any more.
         """
@@ -350,7 +360,7 @@ class JournalSpool:
             return
         spool = draft.digester.spool
         try:
-            # The content first: a record of it is believed.
+            # The content goes to disk first, because whoever recovers believes the record.
             await run_in(self._executor, spool.sync, draft.at)
             self._note(self._tenure, spool, draft.at, registers)
             await run_in(self._executor, self._tenure.sync)
@@ -358,9 +368,10 @@ class JournalSpool:
             raise self._not_kept(err) from err
 
     async def sync(self) -> None:
-        """Bring what is kept to the disk itself, and say so; `Tenure.sync` has to follow.
+        """Bring what is kept to the disk itself, and record that. Call `Tenure.sync` afterwards.
 
-        Raises: RpcFailed: the disk is broken. Cancellation: safe; no thread works on it any more.
+        Raises: RpcFailed: the disk is broken.
+        Cancellation: safe; no thread works on it any more.
         """
         tenure, spool, end = self._tenure, self.spool, self._kept
         if tenure is None or not spool.begin < end > spool.synced_to:
@@ -370,12 +381,12 @@ class JournalSpool:
         except OSError as err:
             raise self._not_kept(err) from err
         if self.spool is spool and self._tenure is tenure:
-            # What is being written meanwhile may be kept by now, or not.
+            # More may have been kept during the sync: record that end, not the one of before.
             self._note(tenure, spool, self._kept, self._kept_registers)
 
     def _note(self, tenure: Tenure, spool: Spool, end: int, registers: LabelSet) -> None:
-        """Record where the journal ends. Raises: RpcFailed: what was recorded before still counts."""
-        now = spool.first_append_at or self._clock.now()  # who has one needs no other
+        """Record where the journal ends. Raises: RpcFailed: the record before this one still holds."""
+        now = spool.first_append_at or self._clock.now()  # the clock is read for the first only
         try:
             spool.note(tenure, end, registers, now, is_durable=self.is_durable)
         except OSError as err:
@@ -390,21 +401,22 @@ class JournalSpool:
         )
 
     def _take_back(self) -> None:
-        """Record the end as it is, if more was recorded than counts by now."""
+        """Correct the record, if it says that more counts than does by now."""
         tenure = self._tenure
         if tenure is None or self._kept <= self.end:
             return
         try:
             self._note(tenure, self.spool, self.end, self.registers)
         except RpcFailed as err:
-            # Nothing can be appended either. After a crash it would count, as it may: whoever
-            # appended it was told that its outcome is unknown.
+            # Nothing can be appended either while the disk fails. After a crash the content would
+            # count, which is allowed: whoever appended it was told that its outcome is unknown.
             _log.error("%s", err)
 
     def adopt(self, found: RecoveredTenure) -> None:
-        """Go on where a tenure of ours ended with its process. The spool is new, and locked by the caller.
+        """Go on where an earlier process ended with a tenure of ours.
 
-        What it held is closed, and persisted at once.
+        The spool must be new, and the caller holds its lock. The content that was found is closed as
+        fragments, which are persisted at once.
         """
         self._tenure = found.tenure
         self.end, self.registers = found.end, found.registers
@@ -422,13 +434,13 @@ class JournalSpool:
 
     # ------------------------------------------------------------------------------ settling
     def commit(self, draft: Draft, registers: LabelSet, *, appends: int = 1) -> None:
-        """Settle a draft at once, which is kept; nothing is staged before it."""
+        """Settle a draft at once. It must be kept, and nothing may be staged before it."""
         digester, length = draft.digester, draft.length
         if self._staged or digester is not self.digester or draft.at != self.end + length:
             raise RuntimeError(f"{self._journal.name}: a draft of another place")
         spool = digester.spool
         self.end, self.registers = draft.at, registers
-        now = spool.first_append_at or self._clock.now()  # who has one needs no other
+        now = spool.first_append_at or self._clock.now()  # the clock is read for the first only
         spool.commit(draft.at, registers=registers, now=now, digest=draft.digest)
         if length:
             self._journal.on_commit(spool, appends=appends, length=length)
@@ -436,7 +448,7 @@ class JournalSpool:
                 digester.kick()
 
     def stage(self, draft: Draft, registers: LabelSet, *, appends: int = 1) -> None:
-        """Count a draft, which is kept, as content once `settle` is called for it."""
+        """Take a draft that is kept as content that counts once `settle` is called for it."""
         if draft.digester is not self.digester or draft.at != self.end + draft.length:
             raise RuntimeError(f"{self._journal.name}: a draft of another place")
         staged = _Staged(self.digester, draft.at, registers, draft.digest, appends, draft.length)
@@ -444,7 +456,7 @@ class JournalSpool:
         self.end, self.registers = draft.at, registers
 
     def settle(self) -> None:
-        """Publish the staged content that is the oldest."""
+        """Publish the oldest staged content."""
         staged = self._staged.popleft()
         spool = staged.digester.spool
         spool.commit(
@@ -458,18 +470,18 @@ class JournalSpool:
             self._finish_settled()
 
     def settle_all(self) -> None:
-        """Publish all staged content: every replica agrees with our end."""
+        """Publish all staged content, because every replica agrees with our end."""
         while self._staged:
             self.settle()
 
     def forget_drafts(self) -> None:
-        """Go back to what is settled or staged, whatever became of a draft behind it."""
+        """Go back to what is settled or staged, dropping any draft behind it."""
         if not self._staged:
             self.end, self.registers = self.spool.end, self.spool.registers
         self._take_back()
 
     def drop_staged(self) -> None:
-        """Forget staged content: this broker does not say any more what counts."""
+        """Forget staged content, because it is no longer for this broker to say what counts."""
         if not self._staged:
             return
         oldest = self._staged[0].digester
@@ -479,8 +491,8 @@ class JournalSpool:
             self._take_back()
             self._finish_settled()
         else:
-            # It crossed a roll: what is settled ends in a closed fragment, and so does the journal,
-            # as far as we can say.
+            # The staged content began in a fragment that has closed since. What is settled ends in
+            # that fragment, and so does the journal as far as we know.
             if self._tenure is not None:
                 with self._faults.contained("journal", f"{self.name}: recording what counts"):
                     oldest.spool.note_less(self._tenure)
@@ -498,9 +510,11 @@ class JournalSpool:
     ) -> None:
         """Close the open fragment, and begin another at journal offset `to`.
 
-        Args: registers: of the new one; None: as they are.
-              codec: of the new one; None: the spec's.
-              is_urgent: persist the closed one at once, even if we are no primary.
+        Args:
+            to: journal offset, the staged end or beyond.
+            registers: of the new one; None: as they are.
+            codec: of the new one; None: the spec's.
+            is_urgent: persist the closed one at once, even if we are not the primary.
 
         Raises: RpcFailed: the disk is full or broken; nothing has changed.
         """
@@ -536,18 +550,18 @@ class JournalSpool:
         return Digester(spool, self._tasks, executor=self._executor, compressors=self._compressors)
 
     def _finish_settled(self) -> None:
-        """Complete closed fragments of which nothing is staged."""
+        """Complete closed fragments that have no staged content."""
         self._closing.finish(but={staged.digester for staged in self._staged})
 
     async def completed(self) -> None:
-        """Wait until closed fragments whose content is settled were handed over."""
+        """Wait until the closed fragments that are settled were handed over."""
         await self._closing.completed()
 
     async def digested(self, begin: int) -> Fragment | None:
-        """The fragment at `begin` with its sum, if it is the open one, or one that is closing.
+        """The fragment that begins at `begin`, with its sum, if it is open or closing.
 
-        Returns: at least what was settled when asked; None: there is no such fragment, or the
-            host was told of its sum already.
+        Returns: at least what was settled at the call; None: there is no such fragment, or its sum
+            was reported when it was completed.
         Cancellation: safe.
         """
         for digester in (self.digester, *self._closing.digesters):
@@ -556,12 +570,12 @@ class JournalSpool:
         return None
 
     def unfinished(self) -> list[Fragment]:
-        """Settled content that was not handed over to be persisted yet; sums are not known."""
+        """Settled content that is not handed over to be persisted yet; the sums are not known."""
         digesters = (*self._closing.digesters, self.digester)
         return [d.spool.fragment() for d in digesters if d.spool.content_length]
 
     async def close(self) -> RecoveredTenure | None:
-        """Close the open fragment and hand over what is settled. The owner holds the lock.
+        """Close the open fragment and hand over what is settled. The caller holds the lock.
 
         Returns: where the tenure ended; None: there was none.
         """
