@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 __all__ = ["BrokerContext"]
 
-# Listings of the same stores under way at a time: thousands of journals may fall due together.
+# How many store listings may be under way at a time: thousands of journals may fall due together.
 _REFRESHES_MAX = 16
 
 
-# Barriers under way that journals send by themselves. Few, so that appends come first when thousands
-# of journals have to be synced.
+# How many barriers may be under way that journals send by themselves. They are few, so that appends
+# come first when thousands of journals have to be synced.
 _PULSES_MAX = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BrokerContext:
-    """Built once when the process starts."""
+    """What the parts of one broker share, built once when the process starts."""
 
     config: BrokerConfig
     clock: Clock
@@ -56,7 +56,7 @@ class BrokerContext:
     lister: FragmentLister
     persister: Persister
     spools: SpoolHome
-    """Of the spools that are begun by this process."""
+    """Names the files of the spools that this process begins."""
     leftovers: Leftovers
     """Looks after spools that no replica goes on with."""
     executor: Executor
@@ -64,10 +64,10 @@ class BrokerContext:
     readers: Executor
     """Threads for what readers wait for: reading spools and decompressing."""
     compressors: Executor
-    """Threads for compression, for which nobody waits."""
+    """Threads for compression, which nobody waits for."""
     tasks: TaskGroup
     faults: Faults
-    """Where unforeseen errors are reported by the code that contained them."""
+    """Told of unforeseen errors by the code that contained them."""
     metrics: BrokerMetrics
     auth: Authenticator
     """Verifies the tokens of calls."""
@@ -79,4 +79,4 @@ class BrokerContext:
     refresh_slots: defaultdict[tuple[str, ...], asyncio.Semaphore] = field(
         default_factory=lambda: defaultdict(lambda: asyncio.Semaphore(_REFRESHES_MAX))
     )
-    """By stores, so that a store that hangs holds up its own journals only."""
+    """One for each store, so that a store that hangs holds up its own journals only."""

@@ -28,7 +28,8 @@ async def read_record(
 ) -> tuple[EpochRecord | None, int]:
     """The epoch record of a journal, and the revision at which it was written; 0: there is none.
 
-    Raises: EtcdError. ValidationError: it cannot be understood. Cancellation: safe.
+    Raises: EtcdError; ValidationError: the record cannot be understood.
+    Cancellation: safe.
     """
     key = epoch_key(prefix, journal)
     found = await etcd.get(key)
@@ -45,14 +46,14 @@ async def read_record(
 async def write_record(
     etcd: EtcdClient, prefix: str, journal: str, record: EpochRecord, mod_revision: int
 ) -> bool:
-    """Write a record, if it is still the one of that revision. Returns: whether. Raises: EtcdError."""
+    """Write a record, unless the one of that revision was replaced. Returns: whether it was written."""
     key = epoch_key(prefix, journal)
     result = await etcd.txn([Compare.mod(key, mod_revision)], [Put(key, record.encode())])
     return result.succeeded
 
 
 async def delete_record(etcd: EtcdClient, prefix: str, journal: str, create_revision: int) -> None:
-    """Forget who holds a journal that was created at this revision. Raises: as `read_record`."""
+    """Delete the record of a journal that was created at this revision. Raises: as `read_record`."""
     record, mod_revision = await read_record(etcd, prefix, journal)
     if record is not None and record.create_revision == create_revision:
         key = epoch_key(prefix, journal)
@@ -69,14 +70,16 @@ async def has_foreign_members(etcd: EtcdClient, prefix: str) -> bool:
 
 
 async def held_journals(etcd: EtcdClient, prefix: str) -> dict[str, set[str]]:
-    """The tenures that hold each journal, and of which none is wanted; one that is, is left out.
+    """The holders of each journal, without the journals that wait for one of their holders.
 
-    Raises: EtcdError. Cancellation: safe.
+    Returns: ids of tenures by journal.
+    Raises: EtcdError.
+    Cancellation: safe.
     """
     keys = epochs_prefix(prefix)
     held: dict[str, set[str]] = {}
     for kv in (await etcd.range(keys)).kvs:
-        with contextlib.suppress(ValueError):  # whoever reads it by itself complains
+        with contextlib.suppress(ValueError):  # reported by whoever reads this record alone
             record = EpochRecord.decode(kv.value)
             if not record.is_wanted:
                 journal = kv.key.removeprefix(keys)

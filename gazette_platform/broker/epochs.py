@@ -1,21 +1,21 @@
 """Who holds all that was acknowledged of a journal, and what follows from that. Pure: no I/O.
 
-Spools outlive their processes, and come back: at once, after weeks, or never. So etcd has a record for
-each journal, under no lease, of the *holders*: those tenures (see `spool_home`) of which each has all
-that was acknowledged. Nothing is acknowledged unless all holders have it.
+Spools outlive their processes. They come back at once, after weeks, or never. So etcd has a record of
+each journal, under no lease, that names its *holders*: tenures (see `spool_home`) that each have all
+that was acknowledged. Nothing is acknowledged unless every holder has it.
 
 A primary that has brought the brokers of its route into step may take appends
 
-    if one of them is a holder         all of them have its content: they are the holders from then on
-    if there is no record              of a new journal, or one that others than we have served
-    if the former holders let go       behind the head that they noted
-    if an operator says so             `gazctl journals reset-head`: what only others hold is given up
+    if one of them is a holder         all of them have its content, and are the holders from then on
+    if there is no record              the journal is new, or was served by Gazette's brokers
+    if the former holders let go       appends go on behind the head that they noted
+    if an operator says so             `gazctl journals reset-head` gives up what only others hold
 
-and else has to wait for one of the holders to come back. Each change begins an *epoch*.
+and otherwise waits until one of the holders comes back. Each change of holders begins an *epoch*.
 
-A tenure whose process ended goes on where it was if it is a holder. If it is not, others have gone on
-without it: what it has below the end of its own last epoch is the journal's, as theirs is. What it has
-behind that end is not: other content has those offsets.
+A tenure whose process has ended goes on where it was if it is a holder. If it is not, others have gone
+on without it. Its content up to the end of the last epoch in which it was a holder belongs to the
+journal, and the others have it too. The rest does not: other content has those offsets.
 """
 
 from __future__ import annotations
@@ -43,12 +43,13 @@ __all__ = [
 ]
 
 _VERSION: Final = 1
-# A tenure that was no holder for as many epochs is not told where its own ended.
+# How many epochs back the record remembers. A tenure that was a holder before that is not told up to
+# which offset its content is the journal's.
 _PAST_MAX: Final = 8
 
 
 class Holder(NamedTuple):
-    """A tenure, and the broker whose it is."""
+    """A tenure, and the broker that it belongs to."""
 
     tenure: str
     process: ProcessId
@@ -65,7 +66,7 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Where a journal goes on that nobody holds: all before is stored, or about to be."""
+    """Where a journal goes on that has no holders. All content before is stored, or about to be."""
 
     head: int
     registers: LabelSet
@@ -73,10 +74,10 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class EpochRecord:
-    """What etcd has of a journal."""
+    """What etcd records of a journal."""
 
     create_revision: int
-    """Of the journal's spec: one that was made anew has nothing to do with the former."""
+    """Of the journal's spec. A journal that was deleted and created again shares nothing with it."""
     epoch: int
     holders: tuple[Holder, ...]
     past: tuple[Past, ...] = ()
@@ -105,7 +106,7 @@ class EpochRecord:
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
-        """What a value says. Raises: ValueError: it is none of ours."""
+        """Read a value of etcd. Raises: ValueError: it is not an epoch record."""
         try:
             said = json.loads(value)
             if said["version"] != _VERSION:
@@ -166,11 +167,11 @@ class GoOn:
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """Take no appends: one of these has to come back."""
+    """Take no appends: one of these holders has to come back."""
 
     holders: tuple[Holder, ...]
     record: EpochRecord | None
-    """To be written, so that they know of us; None: it says so already."""
+    """To be written, so that the holders know that they are wanted; None: it says so already."""
 
 
 Decision = Held | Claim | GoOn | Await
@@ -191,11 +192,12 @@ def claim(  # noqa: PLR0911  one per condition
     Args:
         record: what etcd has; None: nothing.
         create_revision: of the journal's spec.
-        holders: the tenures of all brokers of the route; None: some of them keep nothing that
-            survives their processes, such as those of Gazette.
+        holders: the tenures of all brokers of the route; None: some of them keep nothing beyond
+            their processes, as brokers of Gazette do not.
         end: journal offset at which all of them are.
-        registers: as all of them have them there; None: those that there should be.
-        has_noted_head: whether the spec says where the journal goes on, as of one that was suspended.
+        registers: the registers that all of them have there; None: not checked.
+        has_noted_head: whether the spec says where the journal goes on, as that of a journal that
+            was suspended does.
         is_reset: whether an operator gives up what only others hold.
     """
     if record is not None and record.create_revision != create_revision:
@@ -207,17 +209,17 @@ def claim(  # noqa: PLR0911  one per condition
         return Claim(EpochRecord(create_revision, 1, ours))
     released = record.released
     if released is not None and not is_reset and end <= released.head:
-        # Who begins where the spec says that the journal goes on is at its head without its registers.
+        # Replicas that began at the offset in the spec are at the head, but lack the registers.
         is_there = end == released.head and registers in (None, released.registers)
         if not is_there:
             return GoOn(released.head, released.registers)
     tenures = {one.tenure for one in holders}
     if tenures == {one.tenure for one in record.holders}:
-        # A tenure may have gone on in a broker of another name, on the same disk.
+        # A tenure may have gone on in a broker with another name, on the same disk.
         same = replace(record, holders=ours, is_wanted=False)
         return Claim(same) if same != record else Held()
     if is_reset:
-        # What lies behind is given up by all who ever held it: other content takes its place.
+        # An operator gives up what lies behind `end`, whoever held it: other content takes its place.
         past = tuple(replace(one, end=min(one.end, end)) for one in record.past)
         return Claim(replace(record, past=past)._next(ours, end))  # noqa: SLF001
     has_heir = any(one.tenure in tenures for one in record.holders)
@@ -230,27 +232,27 @@ def claim(  # noqa: PLR0911  one per condition
 # ---------------------------------------------------------------- of a tenure whose process ended
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a tenure is to its journal now."""
+    """What a tenure means to its journal now."""
 
     is_holder: bool
     is_alone: bool = False
-    """Whether nobody else is."""
+    """Whether it is the only holder."""
     is_wanted: bool = False
     """Whether the journal waits for its content."""
     valid_to: int = 0
-    """Journal offset up to which its content is the journal's, if it is no holder any more."""
+    """Journal offset up to which its content is the journal's, if it is not a holder any more."""
 
 
 def standing(
     record: EpochRecord | None, tenure: str, *, create_revision: int, journal_revision: int | None
 ) -> Standing:
-    """What a tenure is to its journal now.
+    """What a tenure means to its journal now.
 
     Args:
         record: what etcd has; None: nothing.
         tenure: its id.
         create_revision: of the journal's spec when the tenure began.
-        journal_revision: of the spec that there is now; None: there is none.
+        journal_revision: create revision of the journal's present spec; None: it is deleted.
     """
     if record is None or not record.create_revision == create_revision == journal_revision:
         return Standing(is_holder=False)
@@ -266,18 +268,18 @@ def standing(
 def release(
     record: EpochRecord | None, tenure: str, *, create_revision: int, head: int, registers: LabelSet
 ) -> EpochRecord | None:
-    """The record once a holder lets go of a journal, whose content it has stored.
+    """The record once a holder, which has stored its content, lets go of the journal.
 
-    Of several holders that let go the one that has most counts.
+    If several holders let go, the one with the most content says where the journal goes on.
 
     Args:
         record: what etcd has; None: nothing.
-        tenure: which lets go.
-        create_revision: of the journal's spec when it began.
+        tenure: of the holder that lets go.
+        create_revision: of the journal's spec when the tenure began.
         head: where its content ends.
         registers: as of `head`.
 
-    Returns: None: there is nothing to be said.
+    Returns: None: the record stays as it is.
     """
     if record is None or record.create_revision != create_revision:
         return None

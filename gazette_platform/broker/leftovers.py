@@ -1,9 +1,9 @@
 """Looks after tenures that no replica of this broker goes on with.
 
-They are of processes that ended here before, or of replicas that closed. What becomes of one is what
-its journal says of it, see `epochs.standing`: a holder is kept for as long as the journal may need it,
-and lets go of it once it is wanted elsewhere. Of any other, what is the journal's is stored, and what
-is not is set aside, where an operator finds it.
+They come from processes that ended here before, or from replicas that closed. What becomes of a tenure
+depends on what it means to its journal (see `epochs.standing`). A holder is kept as long as the journal
+may need it, and lets go of the journal once that waits for it elsewhere. Of any other tenure, content
+that belongs to the journal is stored, and the rest is set aside where an operator finds it.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ __all__ = ["Leftovers"]
 
 _log = logging.getLogger(__name__)
 
-# How often it is asked what became of them: at first, and once nobody has wanted them for a while.
+# Seconds between looks at them: few at first, and more when nothing happens for a while.
 _LOOK_S = 0.5
 _LOOK_S_MAX = 5.0
 
-# Journals that etcd is asked about one by one; of more it is asked at once.
+# Up to so many journals etcd is asked about each; if there are more, for all records at once.
 _ONE_BY_ONE_MAX = 16
 
 _NOT_THE_JOURNALS = "others went on without it, or its journal was deleted"
@@ -57,10 +57,14 @@ class Leftovers:
     """Tenures without a replica.
 
     Args:
+        etcd: has the epoch records.
+        space: has the journals.
         prefix: of the brokers' keys in etcd.
+        persister: stores what belongs to journals.
         spool_dir: below which content is set aside.
         executor: threads for files.
-        count: told of how many fragments were set aside.
+        faults: told of what nobody foresaw.
+        count: told how many fragments were set aside.
     """
 
     def __init__(
@@ -88,7 +92,7 @@ class Leftovers:
         self._added = asyncio.Event()
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Number of journals with such tenures."""
         return sum(map(len, self._found.values()))
 
     def add(self, found: RecoveredTenure) -> None:
@@ -97,11 +101,11 @@ class Leftovers:
         self._added.set()
 
     def has(self, journal: str) -> bool:
-        """Whether there is any of a journal."""
+        """Whether there is such a tenure of a journal."""
         return journal in self._found
 
     async def take(self, journal: str, create_revision: int) -> list[RecoveredTenure]:
-        """Hand over those of a journal that is assigned to us now. Cancellation: safe."""
+        """Hand over the tenures of a journal that is now assigned to us. Cancellation: safe."""
         async with self._lock_of(journal):
             mine = self._found.pop(journal, [])
         taken = [one for one in mine if one.tenure.create_revision == create_revision]
@@ -112,7 +116,7 @@ class Leftovers:
 
     @contextlib.asynccontextmanager
     async def _lock_of(self, journal: str) -> AsyncGenerator[None]:
-        """Held by whoever decides on those of a journal."""
+        """Hold the lock of whoever decides on a journal's tenures."""
         lock = self._locks.setdefault(journal, asyncio.Lock())
         async with lock:
             yield
@@ -120,7 +124,7 @@ class Leftovers:
             del self._locks[journal]
 
     async def run(self) -> None:
-        """Look after them, for ever. Cancellation: safe."""
+        """Look after the tenures for ever. Cancellation: safe."""
         pause_s = _LOOK_S
         while True:
             if not self._found:
@@ -133,16 +137,19 @@ class Leftovers:
             pause_s = min(pause_s * 1.2, _LOOK_S_MAX)
 
     async def settle_all(self, *, is_leaving: bool = False) -> None:
-        """Look once what has become of each.
+        """Look once at each tenure, and do what follows.
 
         Args:
-            is_leaving: let go of journals that nobody else holds: we may not come back.
+            is_leaving: whether to let go of journals that nobody else holds, since this broker may
+                not come back.
 
-        Raises: EtcdError. Cancellation: safe.
+        Raises: EtcdError.
+        Cancellation: safe.
         """
         names = list(self._found)
         if len(names) > _ONE_BY_ONE_MAX:
-            # What a record says may be old by then, but no tenure that is no holder becomes one.
+            # The records may have changed by the time that we act. That does no harm: a tenure that
+            # is not a holder never becomes one, and `settle` reads the record again.
             held = await held_journals(self._etcd, self._prefix)
             kept = {one.tenure.id for found in self._found.values() for one in found}
             names = [name for name in names if is_leaving or not held.get(name, set()) & kept]
@@ -150,7 +157,7 @@ class Leftovers:
             await self.settle(journal, is_leaving=is_leaving)
 
     async def settle(self, journal: str, *, is_leaving: bool = False) -> None:
-        """Look what has become of those of one journal, and do what follows.
+        """Look at the tenures of one journal, and do what follows.
 
         Args:
             is_leaving: as of `settle_all`.
@@ -177,7 +184,7 @@ class Leftovers:
             self._found.pop(journal, None)
 
     async def _settle(self, found: RecoveredTenure, *, is_leaving: bool) -> bool:
-        """Returns: whether nothing is left of it. Raises: GazetteError, OSError: it stays."""
+        """Returns: whether nothing is left of the tenure. Raises: GazetteError, OSError: it stays."""
         tenure = found.tenure
         stands = await self._standing(found)
         if stands.is_holder:
@@ -192,12 +199,12 @@ class Leftovers:
             await self._store(found, stands.valid_to)
             await run_in(self._executor, self._set_rest_aside, found)
         if tenure.files:
-            return False  # replicas, or the persister, have them still
+            return False  # replicas or the persister still use them
         await run_in(self._executor, tenure.leave)
         return True
 
     async def _standing(self, found: RecoveredTenure) -> Standing:
-        """What a tenure is to its journal now. Raises: GazetteError."""
+        """What a tenure means to its journal now. Raises: GazetteError."""
         tenure = found.tenure
         record, _ = await read_record(self._etcd, self._prefix, tenure.journal)
         item = self._space.state.items.get(tenure.journal)
@@ -212,15 +219,15 @@ class Leftovers:
         return stands
 
     async def is_heir(self, found: RecoveredTenure) -> bool:
-        """Whether its journal may go on with what it holds. Raises: GazetteError."""
+        """Whether its journal may go on with what the tenure holds. Raises: GazetteError."""
         stands = await self._standing(found)
         if not (stands.is_holder and found.is_whole):
             return False
-        # Gazette's brokers take appends, and say to nobody who holds them.
+        # Gazette's brokers take appends without recording who holds them.
         return not await has_foreign_members(self._etcd, self._prefix)
 
     async def _store(self, found: RecoveredTenure, valid_to: int) -> None:
-        """Persist what is the journal's; then nothing of that is left."""
+        """Persist the content that belongs to the journal, so that nothing of it is left here."""
         mine = [one for one in found.fragments if one.state.end <= valid_to]
         if not mine:
             return
@@ -230,7 +237,7 @@ class Leftovers:
         await self._persister.flush(found.tenure.journal)
 
     async def _release(self, found: RecoveredTenure) -> bool:
-        """Let others go on where we ended. Returns: False: somebody else was faster."""
+        """Let others go on where we ended. Returns: False: the record changed first, look again."""
         tenure = found.tenure
         record, mod_revision = await read_record(self._etcd, self._prefix, tenure.journal)
         released = release(
@@ -247,7 +254,7 @@ class Leftovers:
 
     # ----------------------------------------------------------------------------- set aside
     def _set_torn_aside(self, found: RecoveredTenure) -> None:
-        """Keep files that are not as they were recorded. Raises: OSError: they stay."""
+        """Move away files that differ from their records. Raises: OSError: they stay."""
         tenure, torn = found.tenure, found.torn
         believed = {tenure.path(one.file.ordinal, "content") for one in found.fragments}
         for one in torn:
@@ -260,7 +267,7 @@ class Leftovers:
         self._count(len(torn))
 
     def _set_rest_aside(self, found: RecoveredTenure) -> None:
-        """Keep content that is not the journal's. Raises: OSError: it stays."""
+        """Move away content that does not belong to the journal. Raises: OSError: it stays."""
         for one in found.fragments:
             path = found.tenure.path(one.file.ordinal, "content")
             self._tell(found, path, one.state.begin, one.state.end, _NOT_THE_JOURNALS)

@@ -45,7 +45,7 @@ class Membership:
         self._lease = lease
 
     def give_up(self, reason: str) -> None:
-        """Stop acknowledging: the port is about to close, and etcd may not know that we leave."""
+        """Stop acknowledging: our port is about to close, and etcd may not know yet that we leave."""
         self._reason = self._reason or reason
 
     @property

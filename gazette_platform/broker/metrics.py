@@ -22,11 +22,12 @@ __all__ = ["BrokerMetrics", "CallMetrics", "MethodMetrics", "Tally"]
 
 @final
 class Tally:
-    """What a counter is to be told once somebody reads it.
+    """A count that a counter learns only when somebody reads the counter.
 
     The library's counters take a lock for each increment, which is most of what counting costs.
 
-    Attributes: count: so many in all; the event loop's thread adds to it.
+    Attributes:
+        count: the total so far; only the event loop's thread adds to it.
     """
 
     __slots__ = ("_counter", "_told", "count")
@@ -45,7 +46,7 @@ class Tally:
 
 @final
 class Tallies(Collector):
-    """Brings counters up to date when a registry is read that it was registered with before them."""
+    """Brings counters up to date when their registry is read. Registered before the counters are."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._all: list[Tally] = []
@@ -59,7 +60,7 @@ class Tallies(Collector):
 
     @override
     def collect(self) -> Iterable[Metric]:
-        """Has no metrics of its own."""
+        """Bring all counters up to date; there are no metrics of our own."""
         for tally in self._all:
             tally.tell()
         return ()
@@ -104,7 +105,7 @@ class CallMetrics:
 
 @final
 class MethodMetrics:
-    """The metrics of one method, found once: a call costs some microseconds."""
+    """The metrics of one method. They are looked up once, because each call costs some microseconds."""
 
     def __init__(self, calls: CallMetrics, labels: tuple[str, str, str]) -> None:
         self._handled = calls.handled
@@ -117,12 +118,12 @@ class MethodMetrics:
         self.sent = tallies.of(calls.sent.labels(*labels))
 
     def begin(self) -> float:
-        """A call begins. Returns: what `end` is to be told."""
+        """A call begins. Returns: what to pass to `end`."""
         self._started.count += 1
         return time.perf_counter()
 
     def end(self, began: float, code: str) -> None:
-        """It ended with a gRPC code, by its name in Go, such as ``DeadlineExceeded``."""
+        """The call ended with a gRPC code, by its name in Go, such as ``DeadlineExceeded``."""
         ended = self._ended.get(code)
         if ended is None:
             counter = self._handled.labels(*self._labels, code)

@@ -1,4 +1,4 @@
-"""What the parts of a journal ask of the replica that they belong to, and tell it."""
+"""What the parts of a journal ask and tell the replica that they belong to."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["JournalPort"]
 
 
 class JournalPort(Protocol):
-    """A journal at this broker, as its spool, its replicator and its appender know it."""
+    """A journal at this broker, as its spool, its replicator and its appender see it."""
 
     name: str
     index: Index
@@ -31,7 +31,7 @@ class JournalPort(Protocol):
     # ------------------------------------------------------------------------ as etcd has it
     @property
     def revision(self) -> int:
-        """Of etcd, that the rest is as of; healths and fragments of stores change without it."""
+        """Of etcd, as of which all else here is; the health and fragments of stores need no new one."""
         ...
 
     @property
@@ -46,7 +46,7 @@ class JournalPort(Protocol):
 
     @property
     def etcd_header(self) -> EtcdHeader:
-        """What `route` is from."""
+        """The state of etcd that `route` comes from."""
         ...
 
     @property
@@ -65,7 +65,7 @@ class JournalPort(Protocol):
         ...
 
     def locate(self) -> tuple[Status, bool]:
-        """Look the journal up. Returns: OK if somebody serves it, and whether we are its primary."""
+        """Look the journal up. Returns: OK if it is served, and whether we are its primary."""
         ...
 
     async def wait_revision(self, revision: int) -> None:
@@ -75,15 +75,15 @@ class JournalPort(Protocol):
     async def claim(
         self, holders: frozenset[Holder] | None, *, end: int, is_reset: bool
     ) -> GoOn | int:
-        """Write into etcd the route, and who holds what is acknowledged from now on; see `epochs`.
+        """Write the route into etcd, and who holds what is acknowledged from now on; see `epochs`.
 
         Args:
             holders: the tenures of all brokers of the route; None: some of them have none.
             end: journal offset at which all of them are.
             is_reset: whether an operator gives up what only others hold.
 
-        Returns: the revision to look at; or where to begin first.
-        Raises: RpcFailed: UNAVAILABLE: only others hold what was acknowledged, and are not here.
+        Returns: the revision to look at, or where the journal has to begin first.
+        Raises: RpcFailed: UNAVAILABLE: what was acknowledged is held only by others, who are away.
         """
         ...
 
@@ -98,7 +98,7 @@ class JournalPort(Protocol):
         ...
 
     async def wait_ready(self) -> str:
-        """Wait until `is_ready`. Returns: "", or why a store stays unhealthy, or unlisted."""
+        """Wait until `is_ready`. Returns: "", or why a store stays unhealthy, or is not listed."""
         ...
 
     @property
@@ -112,21 +112,21 @@ class JournalPort(Protocol):
 
     # ---------------------------------------------------------------------------- it is told
     def on_commit(self, spool: Spool, *, appends: int, length: int) -> None:
-        """The spool holds `length` more bytes, of so many appends: publish it to readers."""
+        """The spool has `length` more bytes, of so many appends: publish them to readers."""
         ...
 
     def on_recovered(self, spool: Spool) -> None:
-        """The spool holds a fragment that a former process left: publish it to readers."""
+        """The spool has a fragment that an earlier process left: publish it to readers."""
         ...
 
     def on_rollback(self) -> None:
-        """An append ended without a commit after its content had come."""
+        """An append whose content had come ended without a commit."""
         ...
 
     def on_roll(self, *, is_elsewhere: bool) -> None:
-        """A fragment was begun; where `is_elsewhere`, not at the end of the one before."""
+        """A fragment was begun. If `is_elsewhere`, it does not begin where the one before it ended."""
         ...
 
     def on_complete(self, completed: CompletedSpool) -> None:
-        """A fragment closed: publish its sum, and persist it."""
+        """A fragment has closed: publish its sum, and persist it."""
         ...

@@ -1,15 +1,15 @@
 """Keys in etcd that Gazette does not know, beside the key space of a cluster.
 
-They lie outside its prefix, because brokers watch everything that begins with that and complain
-of keys that are neither items, members nor assignments. ``<prefix>`` begins with ``/``:
+They lie outside its prefix, because brokers watch everything that begins with the prefix, and complain
+about keys that are neither items, members nor assignments. ``<prefix>`` begins with ``/``:
 
 ``/.gazette-platform/refused<prefix>/<zone>#<suffix>#<create revision>/<zone>#<suffix>``
     The second broker sees that the first refuses connections; under the second one's lease.
 ``/.gazette-platform/members<prefix>/<zone>#<suffix>``
     The member is a broker of this project, and not Gazette's; under its lease, as its member key is.
 ``/.gazette-platform/storing<prefix>/<zone>#<suffix>#<lease>``
-    The broker leaves, or has failed and is no member any more, and still stores what it holds of
-    journals, which the value names; under a lease of its own, which ends with that.
+    The broker is leaving, or has failed and is not a member any more, and still stores content of the
+    journals that the value names; under a lease of its own, which ends when it has stored them.
 ``/.gazette-platform/savepoints<prefix>/<name>``
     A savepoint: offsets of journals under a name; under no lease.
 ``/.gazette-platform/epochs<prefix>/<journal>``
@@ -38,18 +38,18 @@ _ROOT = "/.gazette-platform"
 
 
 def testimonies_prefix(prefix: str, suspect: ProcessId, create_revision: int) -> str:
-    """What the keys of all testimonies against one instance of a broker begin with."""
+    """Prefix of all testimonies against one instance of a broker."""
     return f"{_ROOT}/refused{prefix}/{suspect.zone}#{suspect.suffix}#{create_revision}/"
 
 
 def testimony_key(prefix: str, suspect: ProcessId, create_revision: int, witness: ProcessId) -> str:
-    """Where `witness` says that this instance of `suspect` refuses connections."""
+    """Key by which `witness` says that this instance of `suspect` refuses connections."""
     base = testimonies_prefix(prefix, suspect, create_revision)
     return f"{base}{witness.zone}#{witness.suffix}"
 
 
 def witness_of(key: str) -> ProcessId:
-    """Who a testimony is of.
+    """The broker that wrote a testimony.
 
     >>> witness_of("/.gazette-platform/refused/p/a#left#7/b#right")
     ProcessId(zone='b', suffix='right')
@@ -59,27 +59,27 @@ def witness_of(key: str) -> ProcessId:
 
 
 def own_members_prefix(prefix: str) -> str:
-    """What the keys of all members begin with that are brokers of this project."""
+    """Prefix of the keys of all members that are brokers of this project."""
     return f"{_ROOT}/members{prefix}/"
 
 
 def own_member_key(prefix: str, member: ProcessId) -> str:
-    """Where a member says that it is a broker of this project."""
+    """Key by which a member says that it is a broker of this project."""
     return f"{own_members_prefix(prefix)}{member.zone}#{member.suffix}"
 
 
 def storing_prefix(prefix: str) -> str:
-    """What the keys of all brokers begin with that leave and still store what they hold."""
+    """Prefix of the keys of all brokers that are leaving and still store what they hold."""
     return f"{_ROOT}/storing{prefix}/"
 
 
 def storing_key(prefix: str, broker: ProcessId, lease: int) -> str:
-    """Where a broker that leaves says, under this lease, that it still stores what it holds."""
+    """Key by which a leaving broker says, under this lease, that it still stores what it holds."""
     return f"{storing_prefix(prefix)}{broker.zone}#{broker.suffix}#{lease:x}"
 
 
 def savepoints_prefix(prefix: str) -> str:
-    """What the keys of all savepoints of a cluster begin with."""
+    """Prefix of all savepoints of a cluster."""
     return f"{_ROOT}/savepoints{prefix}/"
 
 
@@ -89,10 +89,10 @@ def savepoint_key(prefix: str, name: str) -> str:
 
 
 def epochs_prefix(prefix: str) -> str:
-    """What the keys of all epoch records of a cluster begin with."""
+    """Prefix of all epoch records of a cluster."""
     return f"{_ROOT}/epochs{prefix}/"
 
 
 def epoch_key(prefix: str, journal: str) -> str:
-    """Where it says who holds what was acknowledged of a journal."""
+    """Key of a journal's epoch record."""
     return f"{epochs_prefix(prefix)}{journal}"

@@ -1,8 +1,8 @@
 """Keeps the fragments of journals apart: which stores a spec may name, and which are served.
 
-What a journal holds is known from a listing of its store. So somebody who may point a journal at the
-folder of another one can read the other's content, and write into it. Apply refuses such specs; and
-since specs can also get into etcd by other means, brokers check again before they use a store.
+A broker learns what a journal holds by listing its store. So whoever can point a journal at the folder
+of another one can read that one's content, and write into it. Apply refuses such specs. Specs can also
+get into etcd by other means, so brokers check again before they use a store.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A journal's stores, and the folders they put it in: none for stores that could not be used anyway."""
+    """A journal's stores and the folders it has there; no folders if the stores cannot be used anyway."""
 
     stores: tuple[str, ...]
     postfix: str
@@ -47,7 +47,7 @@ class _Known:
     problem: str
 
     def is_of(self, item: Item) -> bool:
-        """Whether it is still what the journal's spec says."""
+        """Whether the journal's spec still says the same."""
         fragment = item.spec.fragment
         return (self.stores, self.postfix, self.create_revision) == (
             fragment.stores,
@@ -57,7 +57,7 @@ class _Known:
 
 
 class _Places:
-    """Places of journals, sorted: those above and below one are found without looking at all."""
+    """Places of journals, sorted, so that those above and below one are found without a full search."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[str, str]] = []
@@ -89,14 +89,15 @@ class _Places:
 
 @final
 class StoreGuard:
-    """What the stores of all journals are, as of the key space.
+    """The stores of all journals, as of the key space.
 
     Args:
-        allowed: URLs of which stores must be one, or lie below one; empty: any.
+        state: of the key space.
+        allowed: URLs; a store must be one of them or lie below one; empty: any store.
         file_only: whether every URL means the file root.
-        faults: told of errors that nobody foresaw, each of which is one journal's.
+        faults: told of unforeseen errors, each of which concerns one journal.
 
-    Raises: ValidationError: of `allowed`.
+    Raises: ValidationError: an URL of `allowed` is not one of a store.
     """
 
     def __init__(
@@ -114,11 +115,11 @@ class StoreGuard:
         self._known: dict[str, _Known] = {}
         self._places = _Places()
         self._naming: dict[str, set[str]] = {}
-        # Of journals that overlap others, as asked for since the last change.
+        # What is wrong with journals that overlap others, as far as asked since the last change.
         self._problems: dict[str, str] = {}
 
     def on_change(self) -> None:
-        """Observe an update of the key space."""
+        """The key space has changed."""
         for journal in self._state.changes.journals:
             item, known = self._state.items.get(journal), self._known.get(journal)
             if known is not None and (item is None or not known.is_of(item)):
@@ -159,7 +160,7 @@ class StoreGuard:
 
     # ------------------------------------------------------------------------------- at take-on
     def check(self, spec: JournalSpec) -> None:
-        """Refuse the stores of a journal that would mix its fragments with those of an older one.
+        """Refuse the stores of a journal if they would mix its fragments with an older journal's.
 
         Raises: StoreError.
         """
@@ -177,7 +178,7 @@ class StoreGuard:
         for place in known.places:
             for other in self._places.overlapping(place):
                 if (self._known[other].create_revision, other) < own:
-                    # Not for the caller, who may not know of that one.
+                    # The caller may not know of the other journal, so only the log names it.
                     _log.error("%s would be stored at %s, as is %s", journal, place, other)
                     return f"{place} overlaps the folder of an older journal (the log tells which)"
         return ""
@@ -186,15 +187,16 @@ class StoreGuard:
     async def check_apply(
         self, specs: Collection[JournalSpec], deleted: Collection[str], claims: Claims
     ) -> None:
-        """Refuse specs whose fragments, or names, would mix with those of other journals.
+        """Refuse specs that would mix their fragments, or names, with those of other journals.
 
-        Specs that leave the stores of a journal as they are pass: they mend something else.
+        A spec that leaves the journal's stores as they are passes: it changes something else.
 
         Args:
             specs: all that a request sets, within `claims`.
             deleted: names that it deletes.
+            claims: of the caller.
 
-        Raises: ValidationError. Forbidden: a store rewrites a name to one beyond the claims.
+        Raises: ValidationError; Forbidden: a store rewrites a name to one beyond the claims.
         Cancellation: safe.
         """
         leaving = {spec.name for spec in specs}.union(deleted)
@@ -230,7 +232,7 @@ class StoreGuard:
         return journal_place(url, spec.name, postfix=postfix, file_only=self._file_only)
 
     def check_allowed(self, url: str) -> None:
-        """Refuse a store that the operator's list does not have.
+        """Refuse a store that is not in the operator's list.
 
         Raises: ValidationError.
         """
@@ -261,7 +263,7 @@ class StoreGuard:
             )
 
     def _refuse_nested(self, journal: str, leaving: Collection[str], claims: Claims) -> None:
-        """Refuse a journal whose name is a folder of another's, or lies in one that is."""
+        """Refuse a journal whose name is a folder of another's, or lies in such a folder."""
         items, names = self._state.items, self._state.journals
         slash = journal.find("/")
         while slash != -1:
@@ -277,7 +279,7 @@ class StoreGuard:
                 raise _nested(f"journal {journal}", self._shown(inner, claims))
 
     def _shown(self, journal: str, claims: Claims) -> str:
-        """A journal's name for a caller who may know it."""
+        """A journal's name, if the caller may know it."""
         item = self._state.items.get(journal)
         labels = item.spec.label_set_with_name() if item else LabelSet.of(name=journal)
         return f"journal {journal}" if claims.match(labels) else "another journal"
