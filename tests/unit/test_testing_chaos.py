@@ -116,6 +116,13 @@ def test_spools_are_lost_or_torn_of_no_more_than_replicas_may_fail(seed, duratio
     assert {len(f.targets) for f in lost} == {1}
 
 
+def test_all_are_killed_in_the_middle_of_other_faults():
+    found = [faults for seed in range(20) for faults in episodes(plan(seed, 60.0))]
+    kinds = [[fault.kind for fault in faults] for faults in found]
+    assert sum(len(faults) > 1 and faults[-1] in KILLS_ALL for faults in kinds) > 20
+    assert not any(kind in KILLS_ALL for faults in kinds for kind in faults[:-1])
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_who_is_killed_with_all_others_is_not_taken_by_another_fault(seed):
     others = {FaultKind.DRAIN, FaultKind.DRAIN_ZONE, FaultKind.SPOOL_FULL}
