@@ -64,21 +64,21 @@ __all__ = ["Broker"]
 
 _log = logging.getLogger(__name__)
 
-# Writing, hashing, decompressing and compressing release the GIL: a few threads fill the cores that
-# a broker should use. They are apart so that none of them queues behind another: appends not behind
-# readers of a slow disk, and neither behind compression.
+# Writing, hashing, decompressing and compressing release the GIL, so a few threads fill the cores that
+# a broker should use. Each kind of work has threads of its own: appends never queue behind readers of a
+# slow disk, and neither of them behind compression.
 _APPEND_THREADS = 2
 _READ_THREADS = 3
-# One for each two cores: enough for several times what a broker takes in; the rest is for appends.
+# One for every two cores keeps up with several times what a broker takes in, and leaves the rest to appends.
 _COMPRESS_THREADS = min(2, max(1, (os.cpu_count() or 1) // 2))
 
-# Seconds that others need to agree on a crash, in addition to those for which they see a port refused.
+# Seconds that others need to agree on a crash, beside those for which they must see its port refused.
 _NOTICED_S = 3.0
 
-# RPCs that are under way when the process leaves.
+# Seconds for RPCs that are under way when the process leaves.
 _GRACE_S = 15.0
 
-# For telling etcd that this process leaves, before others could find its port closed.
+# Seconds for telling etcd that this process leaves, before others could find its port closed.
 _SAY_S = 5.0
 _STORING_S = 2.0
 
@@ -86,10 +86,11 @@ _STORING_S = 2.0
 _TICK_S = 60.0
 _TICK_SLICE = 500
 
-# How often spools are brought to the disk itself, where that is asked for.
+# How often spools are brought to the disk itself, with --broker.fsync=interval.
 _SYNC_S = 1.0
 
-# Without a drain timeout a store that is down holds the process: its spools are the only copy.
+# Without a drain timeout the process waits this long for a store that is down, since it may hold the
+# only copy.
 _PERSIST_TIMEOUT_S = 24 * 3600.0
 
 # Seconds for each step of leaving once the process was told to leave twice.
@@ -102,8 +103,8 @@ class Broker:
 
     Attributes:
         failed: set when it can no longer serve, with the reason in `failure`.
-        service: its RPCs, as a transport calls them; once it has started.
-        faults: what went wrong that nobody foresaw, and did not end it.
+        service: its RPCs, as a transport calls them, once it has started.
+        faults: unforeseen errors that it survived.
     """
 
     def __init__(self, config: BrokerConfig) -> None:
@@ -191,11 +192,12 @@ class Broker:
         await self._start_http()
         self._lease = await etcd.grant_lease(max(1, round(config.etcd_lease_s)))
         try:
-            for home in homes:  # whoever takes it over once we have ended may end our lease, too
+            # Whoever takes a home over after our process has ended may end our lease as well.
+            for home in homes:
                 home.own(replace(home.owner, lease=self._lease.id))
             await self._join(process_id, space)
             await self._server.start()
-        except BaseException:  # our peers never saw our port, and would wait for our lease to end
+        except BaseException:  # peers never saw our port, so they would wait until our lease ends
             self._context.membership.give_up("this broker does not start")
             await self._within(_GRACE_S, "giving back the lease", self._revoke())
             raise

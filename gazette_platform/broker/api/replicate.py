@@ -1,10 +1,10 @@
 """Serves Replicate: a journal's primary writes to our spool.
 
-A stream owns the spool for as long as it lasts, and it lasts for as long as its sender is primary of
-the journal's route as *we* know it: a primary that froze, and was replaced, must not keep its
-successor waiting, nor have anything acknowledged once that one has begun. Nor does it outlast a newer
-stream of the same primary, which opens none before it has closed or lost the one before: we may have
-been cut off, and never hear of that.
+A stream owns the spool for as long as it lasts. It ends when its sender is not the primary of the
+journal's route as *we* know it: a primary that froze and was replaced must not keep its successor
+waiting, nor have anything acknowledged once the successor has begun. It also ends when the same primary
+opens a newer stream. The primary has closed or lost the older one by then, which we may never hear of
+if we were cut off.
 
 Source: Gazette broker/replicate_api.go. Departs: Go's stream ends only when its sender ends it.
 """
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ReplicateApi"]
 
-# Seconds that a stream is given to end by itself once its sender has opened a newer one: what it sent
-# before it closed the older may be on its way still.
+# Seconds that a stream has to end by itself once its sender has opened a newer one: content that was
+# sent before the older one was closed may still be on its way.
 _DISPLACE_AFTER_S = 1.0
 
 
@@ -59,7 +59,7 @@ class ReplicateApi:
 
     def __init__(self, resolver: Resolver[Replica]) -> None:
         self._resolver = resolver
-        # Of each spool that a stream owns: that stream's.
+        # The stream that owns a spool, for each spool that is owned.
         self._reigns: dict[JournalSpool, _Reign] = {}
 
     async def replicate(
@@ -67,9 +67,9 @@ class ReplicateApi:
     ) -> None:
         """Serve one Replicate stream, to its end.
 
-        Raises: RpcFailed: it was malformed, or its sender is not the primary any more. What was
-            not committed is forgotten.
-        Cancellation: likewise.
+        Raises: RpcFailed: the stream was malformed, or its sender is not the primary any more. What
+            was not committed is forgotten.
+        Cancellation: what was not committed is forgotten.
         """
         raw = await stream.next()
         if raw is None:
@@ -97,7 +97,7 @@ class ReplicateApi:
                 try:
                     await reign.interrupt.wait(self._acquire(replica.spool, sender))
                 except Interrupted:
-                    continue  # it resolves to something else now
+                    continue  # the journal resolves to something else now
                 self._reigns[replica.spool] = reign
                 try:
                     if not self._is_equivalent(first.header, replica.name):
@@ -128,7 +128,7 @@ class ReplicateApi:
 
     @staticmethod
     async def _greet(stream: MessageStream, metadata: Metadata, replica: Replica) -> None:
-        """Tell a primary of this project what we hold, and that it survives us.
+        """Tell a primary of this project what we hold, which it knows then to survive our process.
 
         Raises: RpcFailed: our disk is full or broken, or the stream broke.
         """
@@ -138,14 +138,14 @@ class ReplicateApi:
             replica.renounce()
 
     def _is_equivalent(self, header: Header, journal: str) -> bool:
-        """Whether the route is what the sender believes, as of now."""
+        """Whether the sender's route is the journal's, as of now."""
         found = self._resolver.resolve_now(journal, may_proxy=False, require_primary=False)
         return found.header.route.equivalent(header.route)
 
 
 @final
 class _Reign:
-    """The time for which a broker is primary of a journal that we replicate, and its stream the last."""
+    """The time in which a broker is primary of a journal that we replicate, and its stream the newest."""
 
     def __init__(
         self, resolver: Resolver[Replica], replica: Replica, primary: ProcessId | None
@@ -154,9 +154,9 @@ class _Reign:
         self._replica = replica
         self.primary = primary
         self.interrupt = Interrupt()
-        """Fires when it ends."""
+        """Fires when the reign ends."""
         self.end = "is not its primary any more"
-        """What a stream is told that it ends."""
+        """Why it ended, as the stream is told."""
 
     def __enter__(self) -> Self:
         self._replica.watchers.add(self.on_change)
@@ -164,7 +164,7 @@ class _Reign:
         return self
 
     def displace(self) -> None:
-        """End the stream, for the same primary has a newer one."""
+        """End the stream, because the same primary has a newer one."""
         self.end = "has opened another stream"
         self.interrupt.fire()
 

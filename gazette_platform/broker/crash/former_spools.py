@@ -1,4 +1,4 @@
-"""Finds, when a broker starts, the spools that processes left here which have ended."""
+"""Finds, when a broker starts, the spools that processes which ended here have left."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ _log = logging.getLogger(__name__)
 async def take_homes(
     etcd: EtcdClient, config: BrokerConfig, process_id: ProcessId
 ) -> list[SpoolHome]:
-    """Take over the homes of spools whose processes have ended; else begin with an empty one.
+    """Take over the homes of spools whose processes have ended; make an empty one if there are none.
 
-    Those processes are members of the cluster still, until their leases end. Since we know that they
-    have ended, we end the leases: so nobody waits for them.
+    In etcd those processes are members until their leases end. We know that they have ended, so we
+    revoke the leases, and nobody has to wait.
 
     Returns: at least one; new spools are begun in the first.
-    Raises: SetupError, EtcdError. Cancellation: leaves homes to the end of this process.
+    Raises: SetupError, EtcdError.
+    Cancellation: the homes stay ours until this process ends.
     """
     found = await etcd.range(own_member_key(config.etcd_prefix, process_id))
     cluster = f"{found.header.cluster_id:x}{config.etcd_prefix}"
@@ -49,8 +50,9 @@ async def take_homes(
 
 
 async def recover_spools(homes: list[SpoolHome], leftovers: Leftovers, executor: Executor) -> None:
-    """Read what is in homes that were taken over. Raises: SetupError: that cannot be.
+    """Read what is in homes that were taken over.
 
+    Raises: SetupError: a home cannot be read.
     Cancellation: safe; no thread reads any more.
     """
     for home in homes:

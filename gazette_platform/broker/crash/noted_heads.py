@@ -1,4 +1,4 @@
-"""Notes write heads in etcd for those who go on once this broker has left."""
+"""Notes write heads in etcd, for the brokers that go on once this one has left."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ __all__ = ["held_alone", "note_heads"]
 
 _log = logging.getLogger(__name__)
 
-# Transactions under way at a time.
+# How many transactions may be under way at once.
 _WRITES_MAX = 64
 
 
 def held_alone(context: BrokerContext, replicas: Iterable[Replica]) -> frozenset[str]:
-    """Those journals of replicas that no other broker has in full now."""
+    """The journals of which no other broker has all content now."""
     own, state = context.process_id, context.space.state
     return frozenset(
         replica.name
@@ -58,22 +58,25 @@ async def note_heads(
     timeout_s: float,
     alone: Collection[str] = (),
 ) -> None:
-    """Note write heads in the specs of those journals that no staying broker has in full.
+    """Note write heads in the specs of the journals that no staying broker has in full.
 
-    Otherwise the next broker would start at offset 0 and refuse appends. A head is noted even if
-    content could not be persisted: readers have seen those bytes, and other bytes must not take their
-    offsets. If there are several replicas, each notes its own head, which covers all that was
-    acknowledged; the greatest one stands.
+    Otherwise the next broker, which does not have our spools, would begin at offset 0 and refuse
+    appends. A head is noted even if content could not be persisted: readers have seen those bytes, and
+    other bytes must not take their offsets. If there are several replicas, each notes its own head,
+    which covers all that was acknowledged, and the greatest one stands.
 
     When several brokers leave at once, at least one of them notes the head: each first says in etcd
     that it leaves, and only then looks there whether the others do.
 
     Args:
-        timeout_s: seconds for each journal, and for asking etcd who is a member before.
+        context: of this broker.
+        replicas: of the journals that it held.
+        lease: of its member key.
+        timeout_s: seconds for each journal, and before that for asking etcd who is a member.
         alone: journals that nobody else had in full when we began to leave. If we were evicted since,
-            whoever has them now went on from a head that is not ours.
+            the brokers that have them now went on from a head that is not ours.
 
-    Cancellation: leaves open which were noted.
+    Cancellation: leaves open which heads were noted.
     """
     is_over = deadline(context.clock, lease, timeout_s)
     try:
@@ -82,7 +85,7 @@ async def note_heads(
         _log.warning("write heads are not noted, since etcd fails: %s", err)
         return
     if context.process_id in members:
-        alone = ()  # others had to ask us, and have ours
+        alone = ()  # brokers that took over had to ask us first, and have our head
     ours = [
         replica
         for replica in replicas
@@ -102,15 +105,15 @@ async def note_heads(
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A broker as etcd has it now; our mirror may be late, or not followed any more."""
+    """A broker as etcd has it now. Our mirror may be late, or not followed any more."""
 
     is_foreign: bool
-    """Whether it is one of Gazette."""
+    """Whether it is a broker of Gazette."""
     is_leaving: bool
 
 
 async def _members(context: BrokerContext) -> dict[ProcessId, _Member]:
-    """Those members of our mirror that etcd still has. Raises: EtcdError."""
+    """The members of our mirror that etcd still has. Raises: EtcdError."""
     prefix = context.config.etcd_prefix
     found = await context.etcd.range(own_members_prefix(prefix))
     present = await context.etcd.range(members_prefix(prefix), revision=found.header.revision)
@@ -129,13 +132,14 @@ def _says_that_it_leaves(kv: KeyValue, member: ProcessId) -> bool:
     try:
         return decode_broker_spec(kv.value, process_id=member).exiting
     except ValidationError:
-        return True  # nobody takes it for a member
+        return True  # a spec that cannot be read makes nobody a member
 
 
 def _has_foreign(members: Mapping[ProcessId, _Member]) -> bool:
-    """Whether brokers of Gazette are members: they heed a noted head, and never take it back.
+    """Whether brokers of Gazette are members.
 
-    Once they had appended behind it, others would begin at an offset that is already taken.
+    They follow a noted head, but never take it back. Once they had appended behind it, other brokers
+    would begin at an offset that is taken.
     """
     foreign = [member for member, known in members.items() if known.is_foreign]
     if foreign:
@@ -161,7 +165,7 @@ def _is_kept(
 
 
 def _is_in_step(assignment: Assignment) -> bool:
-    """Whether the primary has written a route to it: then its broker has been in step with the primary.
+    """Whether the primary has written a route into it, which shows that its broker was in step.
 
     A new assignment has no value. One that moves to another slot, which is another key, keeps its value.
     """
@@ -173,7 +177,7 @@ async def _note_head(
 ) -> None:
     is_over = deadline(context.clock, lease, timeout_s)
     try:
-        # The mirror, which shows what is noted and assigned, may not be followed any more.
+        # The mirror shows what is noted and assigned, but we may no longer be following it.
         async with asyncio.timeout(timeout_s):
             is_noted = await insist(
                 partial(_try_note_head, context, replica, is_alone=is_alone), is_over=is_over
@@ -194,12 +198,13 @@ async def _try_note_head(context: BrokerContext, replica: Replica, *, is_alone: 
     """Note the write head in the spec, for a broker that will not have our spool.
 
     The next broker goes on at the resumption offset, which exists for suspended journals. We set it
-    only while we hold an assignment in which we were in step (a closed replica never gets in step
-    again). As long as we hold it, nobody else has gone on from our head, because nothing is
-    acknowledged without us. The transaction compares the assignment's key, which also ends with our lease.
+    only while we hold an assignment in which we were in step. A closed replica never gets in step
+    again, and nothing is acknowledged without us while we hold the assignment, so nobody else has gone
+    on from our head. The transaction compares the assignment's key, which also ends with our lease.
 
-    Returns: False: it is not ours to note any more, and no other broker is known to have it.
-    Raises: EtcdError. Cancellation: leaves open whether it was written.
+    Returns: False: we may not note it any more, and no other broker is known to have it.
+    Raises: EtcdError.
+    Cancellation: leaves open whether it was written.
     """
     state, head = context.space.state, replica.spool.spool.end
     etcd, prefix = context.etcd, context.config.etcd_prefix
@@ -221,7 +226,7 @@ async def _try_note_head(context: BrokerContext, replica: Replica, *, is_alone: 
             mod_revision=mod_revision,
         ):
             return True
-    return True  # it is deleted
+    return True  # the journal is deleted
 
 
 def _released(replica: Replica, found: EpochRecord | None, head: int) -> EpochRecord | None:

@@ -1,4 +1,4 @@
-"""Has etcd say whose a journal is: its route, and who holds what was acknowledged; see `epochs`."""
+"""Records in etcd whose a journal is: its route, and who holds what was acknowledged; see `epochs`."""
 
 from __future__ import annotations
 
@@ -38,18 +38,23 @@ async def claim_journal(
     registers: LabelSet,
     is_reset: bool,
 ) -> GoOn | int:
-    """Write a journal's route into its assignments, and who holds it, in one transaction.
+    """Write a journal's route into its assignments, and who holds the journal, in one transaction.
 
-    It fails if anything of the journal changed meanwhile, or if a broker is assigned of which we do not
-    know yet: whoever is assigned, and finds in etcd that it is a holder, stays one until we have synced
-    with it.
+    The transaction fails if anything of the journal has changed meanwhile, or if a broker is assigned
+    that we do not know of yet. So a broker that is assigned, and finds in etcd that it is a holder,
+    stays a holder until we have synced with it.
 
     Args:
+        context: of this broker.
+        journal: its name.
         create_revision: of the spec that we serve.
-        holders, end, registers, is_reset: see `epochs.claim`.
+        holders: as of `epochs.claim`.
+        end: as of `epochs.claim`.
+        registers: as of `epochs.claim`.
+        is_reset: as of `epochs.claim`.
 
-    Returns: the revision to look at, whether or not somebody else was faster; or where to begin first.
-    Raises: EtcdError. RpcFailed: UNAVAILABLE: only others hold what was acknowledged.
+    Returns: the revision to look at, whether or not the transaction succeeded; or where to begin first.
+    Raises: EtcdError; RpcFailed: UNAVAILABLE: only others hold what was acknowledged.
     Cancellation: leaves open whether it was written.
     """
     state, prefix = context.space.state, context.config.etcd_prefix
@@ -62,7 +67,7 @@ async def claim_journal(
         suspend.level is not SuspendLevel.NONE or suspend.offset > 0
     )
     if suspend is not None and not is_reset:
-        end = max(end, suspend.offset)  # which is where we begin, once this is written
+        end = max(end, suspend.offset)  # the appends that follow begin there
     decision = epochs.claim(
         record,
         create_revision=create_revision,

@@ -53,19 +53,19 @@ __all__ = ["Replica"]
 
 _log = logging.getLogger(__name__)
 
-# A replica that begins behind content which other brokers are about to persist looks for it soon:
-# so many seconds after it began.
+# A replica may begin behind content that other brokers are about to persist. It looks for that in the
+# stores so many seconds after it began.
 _HOLE_REFRESHES_S = tuple(accumulate((0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 30, 60)))
 
-# What we had of a journal before, and cannot store for longer, is asked for again.
+# Seconds for storing what we had of a journal before. If it takes longer, the caller asks again.
 _FORMER_TIMEOUT_S = 10.0
 
-# Failed health checks that an append waits out before it is refused.
+# How many failed health checks an append waits for before it is refused.
 _HEALTH_CHECKS_MAX = 5
 
 _REFRESH_JITTER = 0.1
 
-# Quiet seconds after which --broker.auto-suspend looks whether a journal can be suspended.
+# Seconds without appends after which --broker.auto-suspend considers suspending a journal.
 _SUSPEND_S = 15 * 60.0
 
 
@@ -90,10 +90,10 @@ class Replica:
         self._state = context.space.state
         self.is_closed = False
         self.watchers: set[Callable[[], None]] = set()
-        """Told of each change of the journal's spec or assignments, and when this replica closes."""
+        """Called at each change of the journal's spec or assignments, and when this replica closes."""
         self._pulses = Pulses(self, context)
         self.hole_end = 0
-        """Where our spool began behind content that is elsewhere."""
+        """Where our spool began, if content before it is elsewhere."""
         self._hole_at = -math.inf
         self._flush_timer = FlushTimer(
             self._flush,
@@ -103,7 +103,7 @@ class Replica:
         )
         self._refresh_timer = RefreshTimer(name, self._refresh, tasks=context.tasks)
         self._stores = self.spec.fragment.stores if self.spec else ()
-        # The first of them, as it was found at a revision of etcd.
+        # The first store, as it was looked up at a revision of etcd.
         self._store: ActiveStore | None = None
         self._store_at = -1
         self.index = Index(context.clock)
@@ -133,7 +133,7 @@ class Replica:
             faults=context.faults,
         )
         if context.leftovers.has(name):
-            # Nothing that is begun later has the spool's lock before this has.
+            # Adoption takes the spool's lock before anything that is begun later can.
             context.tasks.spawn(self._adopt(), name=f"adopt {name}")
         self.replicator = Replicator(self, self.spool, tasks=context.tasks, clock=context.clock)
         self.appender = Appender(
@@ -148,7 +148,7 @@ class Replica:
         self._created_at = context.clock.monotonic()
         self.last_append_at = -math.inf
         self.flushed_end = 0
-        """Below it no other broker holds content that is in no store, as a flush found."""
+        """A flush found that content below this offset is in a store, wherever it was held."""
         self._refresh_timer.soon()
         self._pulses.look()
 
@@ -166,13 +166,13 @@ class Replica:
 
     @property
     def is_synced(self) -> bool:
-        """Whether a primary has synced with us: then all that is acknowledged comes here, too."""
+        """Whether a primary has synced with us, so that all that is acknowledged comes here, too."""
         own = self._state.assignment_of(self.name, self._context.process_id)
-        return own is not None and own.route.members != ()  # it tells none until then
+        return own is not None and own.route.members != ()  # an assignment has no route before
 
     @property
     def refusal(self) -> str:
-        """Why we may not speak for the journal: others may have taken over. Else empty."""
+        """Why we may not speak for the journal, as others may have taken over; empty while we may."""
         return self._context.membership.problem
 
     # ------------------------------------------------------------ what the replicator asks for
@@ -183,7 +183,7 @@ class Replica:
 
     @property
     def etcd_header(self) -> EtcdHeader:
-        """What `route` is from."""
+        """The state of etcd that `route` comes from."""
         return self._context.space.header
 
     @property
@@ -203,8 +203,8 @@ class Replica:
     def locate(self) -> tuple[Status, bool]:
         """Look the journal up. Returns: OK if somebody serves it, and whether we are its primary."""
         if self._resolver.replicas.get(self.name) is not self:
-            # Unassigned, demoted or created anew, even if we are primary again by now: this spool
-            # is not the journal's any more.
+            # Unassigned, demoted or created anew. Even if we are primary again by now, this spool no
+            # longer belongs to the journal.
             return Status.OK, False
         found = self._resolver.resolve_now(self.name, may_proxy=True, require_primary=True)
         return found.status, found.is_local
@@ -225,7 +225,7 @@ class Replica:
     ) -> GoOn | int:
         """Write into etcd the route, and who holds what is acknowledged; see `claim_journal`.
 
-        A consistent route tells the allocator that every broker of it is in step.
+        A consistent route tells the allocator that every broker in it is in step.
         """
         return await claim_journal(
             self._context,
@@ -264,7 +264,7 @@ class Replica:
         return store is None or store.health.error is None
 
     async def wait_ready(self) -> str:
-        """Wait until `is_ready`. Returns: "", or why a store stays unhealthy, or unlisted."""
+        """Wait until `is_ready`. Returns: "", or why a store stays unhealthy, or is not listed."""
         url = ""
         try:
             store = self._first_store()
@@ -273,7 +273,7 @@ class Replica:
                 problem = await self._wait_healthy(store)
                 if problem:
                     return problem
-        except GazetteError as err:  # it cannot even be opened
+        except GazetteError as err:  # the store cannot even be opened
             url = self._stores[0] if self._stores else url
             return f"fragment store {url} unhealthy: {err}"
         return await self._refresher.wait_first()
@@ -298,7 +298,7 @@ class Replica:
         return self._context.stores.get(spec.fragment.stores[0])
 
     def on_commit(self, spool: Spool, *, appends: int, length: int) -> None:
-        """The spool holds more: publish it to readers, and see that its window ends."""
+        """The spool has more content: publish it to readers, and set the timer of its window."""
         metrics = self._context.metrics
         metrics.spool_commits.count += appends
         metrics.spool_commit_bytes.count += length
@@ -311,29 +311,29 @@ class Replica:
             timer.set(spool.first_append_at)
 
     def on_recovered(self, spool: Spool) -> None:
-        """The spool holds a fragment that a former process left: publish it to readers."""
+        """The spool has a fragment that an earlier process left: publish it to readers."""
         self.index.spool_commit(spool.fragment(), spool.file)
 
     def on_rollback(self) -> None:
-        """An append ended without a commit after its content had come."""
+        """An append whose content had come ended without a commit."""
         self._context.metrics.spool_rollbacks.inc()
 
     def on_complete(self, completed: CompletedSpool) -> None:
-        """A fragment closed: publish its sum, and persist it."""
+        """A fragment has closed: publish its sum, and persist it."""
         self._context.metrics.spool_completed.inc()
         completed.create_revision = self.create_revision
         self.index.spool_commit(completed.fragment, completed.content)
         self._context.persister.add(completed)
 
     def on_persisted(self, fragment: Fragment) -> None:
-        """A fragment of ours is in its store: readers and lists see it at once."""
+        """A fragment of ours is in its store: show that to readers and lists at once."""
         self.index.add_remote(fragment)
 
     async def summed(self, fragment: Fragment) -> Fragment | None:
-        """A fragment of the index, with its sum, which open and closing ones do not have.
+        """A fragment of the index, with its sum, which open and closing fragments lack.
 
-        Returns: the same one, maybe with content that was added since; None if this replica closed
-            meanwhile.
+        Returns: the same fragment, maybe with content that was added since; None if this replica
+            closed meanwhile.
         Cancellation: safe.
         """
         if fragment.sum != ZERO_SUM:
@@ -341,20 +341,20 @@ class Replica:
         digested = await self.spool.digested(fragment.begin)
         if digested is not None:
             return digested
-        # It closed since it was looked up, and the index knows its sum by now.
+        # It has closed since it was looked up, and the index knows its sum by now.
         return self.index.lookup(fragment.begin).fragment
 
     # ---------------------------------------------------------------------------------- timers
     def _flush(self) -> bool:
-        """The window of the open fragment has ended. Returns: whether that is settled."""
+        """The window of the open fragment has ended. Returns: whether nothing more is to be done."""
         if self.is_closed or not self.is_primary:
             return True  # a replica's fragments close with its primary's
         if not self.replicator.owns_spool or len(self.route.members) > 1:
-            # Replicas close theirs with ours; a barrier syncs them first if it must.
+            # Replicas close their fragments with ours. The barrier syncs them first if it has to.
             self._pulses.start()
         elif not self.appender.roll_if_due():
             return False
-        if self.spool.content_length:  # an append rolled it first: a new window runs
+        if self.spool.content_length:  # an append rolled it first, and a new window has begun
             self._flush_timer.set(self.spool.spool.first_append_at)
         return True
 
@@ -363,7 +363,7 @@ class Replica:
         self._refresh_timer.soon()
 
     async def _refresh(self) -> float | None:
-        """List the stores. Returns: seconds until they are to be listed again; None: not by us."""
+        """List the stores. Returns: seconds until the next listing; None: we do none any more."""
         spec = self.spec
         if spec is None:
             return None
@@ -383,56 +383,57 @@ class Replica:
 
     @property
     def is_filling(self) -> bool:
-        """Whether content of before our spool is neither here nor known to be in a store yet.
+        """Whether content before our spool is neither here nor known to be in a store yet.
 
-        It is at other replicas, which persist it: they had it when our spool began. If they do not
-        within minutes, nobody waits for it any more whom none of them tells that it has it.
+        Other replicas had it when our spool began, and persist it. If that takes minutes, nobody waits
+        any longer for content that no replica says it has.
         """
         if self._hole_refresh_s() == math.inf or not self._stores:
             return False
-        # The last byte before tells: what precedes it may have been pruned.
+        # Its last byte is enough to tell: content before that may have been pruned.
         end = self.hole_end
         return end > 0 and not self.index.covers(end - 1, end)
 
     @property
     def missing_at(self) -> int:
-        """The last offset before our spool, where that is neither here nor listed; else -1."""
+        """The last offset before our spool, if content there is neither here nor listed; else -1."""
         end = self.hole_end
         is_missing = end > self.noted_head and not self.index.covers(end - 1, end)
         return end - 1 if is_missing and self._stores else -1
 
     def _hole_refresh_s(self) -> float:
-        """Seconds until the stores are listed for what precedes our spool; infinity: not any more."""
+        """Seconds until the stores are listed for content before our spool; infinity: never again."""
         age_s = self._context.clock.monotonic() - self._hole_at
         return next((at_s - age_s for at_s in _HOLE_REFRESHES_S if at_s > age_s), math.inf)
 
     def _may_come(self, offset: int) -> bool:
-        # Behind a head that was noted a journal goes on, and all before it is stored, or was pruned.
+        # Content before a noted head is stored, or was pruned: none of it is still to come.
         end = self.hole_end
         return offset < end > self.noted_head and self.is_filling
 
     @property
     def head(self) -> int:
-        """The write head: it lies behind all that was acknowledged, even if others store it still."""
+        """The write head: the end of all that was acknowledged, even if others still have to store it."""
         return max(self.index.summary.end, self.spool.settled_end, self.noted_head)
 
     async def wait_gap(self, offset: int) -> bool:
-        """As `Gaps.wait`, for as long as appends wait; of a journal without stores nothing comes."""
+        """As `Gaps.wait`, for as long as appends wait; False at once if the journal has no stores."""
         return bool(self._stores) and await self.gaps.wait(offset)
 
     async def wait_filled(self) -> None:
         """Wait until nothing is `missing_at`, or no other broker has it.
 
-        Raises: RpcFailed: UNAVAILABLE: one has it still: ask again. Cancellation: safe.
+        Raises: RpcFailed: UNAVAILABLE: another broker still has it: ask again.
+        Cancellation: safe.
         """
         at = self.missing_at
         if at >= 0:
             await self.gaps.wait_listed(at, lost_at=-math.inf)
 
     async def _settle_others(self) -> bool:
-        """Have others store what they hold of the journal, and list it. Returns: whether it is so.
+        """Have others store what they hold of the journal, then list it. Returns: whether that is done.
 
-        So do we, where we had it before: that is in no index of ours.
+        We store what we hold from before, too, as it is in no index of ours.
         """
         spec = self.spec
         try:
@@ -448,12 +449,12 @@ class Replica:
             return await self._refresher.refresh(spec)
 
     def on_roll(self, *, is_elsewhere: bool) -> None:
-        """The spool began anew, maybe at another offset."""
+        """The spool was begun anew, maybe at another offset."""
         begin = self.spool.spool.begin
         if is_elsewhere:
             self.gaps.on_leap(begin)
         if not self.spool.is_settled or begin <= self.index.summary.end:
-            return  # all of before is here, or under way
+            return  # all content before it is here, or being persisted
         self.hole_end = begin
         self._hole_at = self._context.clock.monotonic()
         if self.is_filling and not self.is_closed:
@@ -466,7 +467,7 @@ class Replica:
         if spec is None or self.is_closed:
             return
         if is_primary and not self.is_primary:
-            self._refresh_timer.soon()  # our predecessor persisted what it had
+            self._refresh_timer.soon()  # the former primary has persisted what it had
             self._flush_timer.set(self.spool.spool.first_append_at)
         self.is_primary = is_primary
         self.balance.rate = self._max_rate()
@@ -485,7 +486,7 @@ class Replica:
         self._pulses.look()
 
     def _max_rate(self) -> float:
-        """Bytes per second; 0: unlimited. A journal without a rate is not capped by the flag."""
+        """Bytes per second; 0: unlimited. The flag caps only journals that have a rate."""
         spec = self.spec
         rate = spec.max_append_rate if spec is not None else 0
         cap = self._context.config.max_append_rate
@@ -495,7 +496,8 @@ class Replica:
         """Close the open fragment behind the appends under way, and hand it to the persister.
 
         Returns: with the write head as its `commit`, or the status that says why not.
-        Raises: RpcFailed: as an append. Cancellation: it is closed all the same, or will be.
+        Raises: RpcFailed: as an append.
+        Cancellation: the fragment is closed all the same, now or later.
         """
         request = events.AppendRequest(
             self.name, suspend=AppendSuspend.SUSPEND_NO_RESUME, closes_fragment=True
@@ -507,7 +509,7 @@ class Replica:
     def on_tick(self) -> None:
         """A minute has passed: see whether the journal should be suspended.
 
-        All else that Gazette does each minute has timers of its own, which idle journals lack.
+        What else Gazette does each minute has timers of its own here, which idle journals do without.
         """
         spec = self.spec
         quiet_s = self._context.clock.monotonic() - max(self._created_at, self.last_append_at)
@@ -515,7 +517,7 @@ class Replica:
             return
         if not self.index.first_refresh.is_set():
             return
-        # One that is suspended partly goes on to fully once all its fragments were pruned.
+        # A journal that is suspended partly is suspended fully once all its fragments were pruned.
         request = events.AppendRequest(self.name, suspend=AppendSuspend.SUSPEND_IF_FLUSHED)
         spool, now_s = self.spool, self._context.clock.now().timestamp()
         view = view_of(self, spool.spool.begin, spool.end, spool.registers, now_s)
@@ -523,9 +525,9 @@ class Replica:
             self._pulses.start(AppendSuspend.SUSPEND_IF_FLUSHED)
 
     async def _adopt(self) -> None:
-        """Go on where a former process ended, if the journal did not go on without it.
+        """Go on where an earlier process ended, unless the journal went on without it.
 
-        Until that is known nobody may write to the spool.
+        Nobody may write to the spool until that is known.
         """
         leftovers = self._context.leftovers
         async with self.spool.lock:
@@ -537,7 +539,7 @@ class Replica:
                     leftovers.add(found)
 
     async def _is_heir(self, found: RecoveredTenure) -> bool:
-        """Whether the journal may go on with it; asks for as long as we have the journal."""
+        """Whether the journal may go on with it. Asks etcd for as long as we have the journal."""
         failures = 0
         while not self.is_closed:
             try:
@@ -549,7 +551,7 @@ class Replica:
         return False
 
     def renounce(self) -> None:
-        """A broker of Gazette leads the journal: it tells nobody who holds what it acknowledges."""
+        """A broker of Gazette leads the journal, and does not record who holds what it acknowledges."""
         if not self.spool.tenure:
             return
         self.spool.renounce()
@@ -570,7 +572,7 @@ class Replica:
             )
 
     def stop(self) -> None:
-        """Start nothing any more by itself. Idempotent."""
+        """Start nothing more of our own accord. Idempotent."""
         self.is_closed = self.spool.is_leaving = True
         self.balance.release()
         self._pulses.stop()

@@ -1,4 +1,4 @@
-"""What brokers themselves write into the spec of a journal: its suspension."""
+"""What brokers themselves write into the spec of a journal: that it is suspended, and where it goes on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["revision_after", "write_head", "write_suspend"]
 
-# A transaction that failed means that the key space moved; give the watch time to bring it.
+# A transaction that failed shows that the key space has changed. This gives the watch time to see it.
 _TXN_RETRY_S = 0.05
 
 _NOT_SUSPENDED = SuspendSpec(SuspendLevel.NONE, 0)
@@ -27,10 +27,11 @@ _NOT_SUSPENDED = SuspendSpec(SuspendLevel.NONE, 0)
 async def write_suspend(context: BrokerContext, journal: str, suspend: SuspendSpec) -> int:
     """Store a journal's spec with `suspend`, if nothing of the journal changed meanwhile.
 
-    A suspension that says nothing is left out.
+    A suspension without level and offset is left out of the spec.
 
-    Returns: the revision to look at, whether or not somebody else was faster.
-    Raises: EtcdError. Cancellation: leaves open whether it was written.
+    Returns: the revision to look at, whether or not the transaction succeeded.
+    Raises: EtcdError.
+    Cancellation: leaves open whether it was written.
     """
     state = context.space.state
     item = state.items.get(journal)
@@ -61,13 +62,15 @@ async def write_head(
     """Store a journal's spec with `suspend`, if neither it nor our assignment changed meanwhile.
 
     Args:
+        context: of this broker.
         own: our assignment.
         suspend: for the spec.
         record: for the journal's epoch; None: it stays as it is.
-        mod_revision: of the epoch record that this is made from.
+        mod_revision: of the epoch record that this one is made from.
 
-    Returns: False: one of them did; the key space may show it by now.
-    Raises: EtcdError. Cancellation: leaves open whether it was written.
+    Returns: False: one of them has changed; the key space may show it by now.
+    Raises: EtcdError.
+    Cancellation: leaves open whether it was written.
     """
     item = context.space.state.items[own.journal]
     key = item_key(context.config.etcd_prefix, own.journal)
@@ -88,7 +91,7 @@ async def write_head(
 
 
 async def revision_after(context: BrokerContext, result: TxnResult) -> int:
-    """The revision to look at after a transaction, whether or not somebody else was faster."""
+    """The revision to look at after a transaction, whether or not it succeeded."""
     if result.succeeded:
         return result.header.revision
     await asyncio.sleep(_TXN_RETRY_S)
