@@ -25,17 +25,17 @@ __all__ = ["BrokerConfig", "FsyncMode"]
 
 
 class FsyncMode(Enum):
-    """When spools are brought to the disk itself, by the value of --broker.fsync.
+    """When spools are brought to the disk itself; the values are those of --broker.fsync.
 
-    What was acknowledged survives the end of the process in any mode.
+    In any mode, what was acknowledged survives the end of the process.
     """
 
     COMMIT = "commit"
-    """Before it is acknowledged: it survives a power failure."""
+    """Before appends are acknowledged, so that they survive a power failure."""
     INTERVAL = "interval"
     """Each second: a power failure takes no more than that."""
     NEVER = "never"
-    """When the kernel does, some thirty seconds later."""
+    """When the kernel does it by itself, about thirty seconds later."""
 
 
 _ETCD_SCHEMES = ("http", "https", "unix")
@@ -58,7 +58,7 @@ class BrokerConfig:
     """Host that is bound, and advertised to clients and peers unless `advertise` is given."""
 
     advertise: str = ""
-    """URL under which clients and peers reach it, if another than what is bound."""
+    """URL under which clients and peers reach it, if it is not the bound address."""
 
     port: int = 0
     """TCP port of the gRPC service; 0: any free one."""
@@ -91,7 +91,7 @@ class BrokerConfig:
     """Origins whose pages may use the HTTP gateway; ``*`` for all."""
 
     allow_host: tuple[str, ...] = ()
-    """Names by which the HTTP port may be asked for beside those that are known; ``*`` for any."""
+    """More names under which the HTTP port may be asked for; ``*`` for any name."""
 
     debug_port: int | None = None
     """TCP port of one more plain listener, with diagnostics only; None: no such listener."""
@@ -136,7 +136,10 @@ class BrokerConfig:
     """URLs of which a journal's stores must be one, or lie below one; empty: any store."""
 
     max_append_rate: int = 0
-    """Most bytes per second that any journal takes, whatever rate its spec allows; 0: no cap."""
+    """Cap on the rates that specs set for appends, in bytes per second; 0: no cap.
+
+    A journal whose spec sets no rate is not capped.
+    """
 
     min_append_rate: int = 65536
     """Bytes per second that an appending client must sustain."""
@@ -268,10 +271,11 @@ class BrokerConfig:
 
     @property
     def host_names(self) -> tuple[str, ...]:
-        """Names by which the HTTP port may be asked for; ``*``: any, since no foreign page gets in.
+        """Names by which the HTTP port may be asked for; ``*``: any.
 
-        Either calls need tokens, which such a page does not have, or the port has TLS: then a browser
-        ends the connection if the certificate is not for the name that the page asked for.
+        Any name may be used if no foreign web page can get in. That is so if calls need tokens, which
+        such a page does not have, or if the port has TLS: a browser ends the connection unless the
+        certificate is for the name that the page asked for.
         """
         if self.server_cert_file is not None or self._needs_token:
             return ("*",)

@@ -254,7 +254,7 @@ class Leftovers:
 
     # ----------------------------------------------------------------------------- set aside
     def _set_torn_aside(self, found: RecoveredTenure) -> None:
-        """Move away files that differ from their records. Raises: OSError: they stay."""
+        """Set files aside that differ from their records. Raises: OSError: they stay."""
         tenure, torn = found.tenure, found.torn
         believed = {tenure.path(one.file.ordinal, "content") for one in found.fragments}
         for one in torn:
@@ -267,7 +267,7 @@ class Leftovers:
         self._count(len(torn))
 
     def _set_rest_aside(self, found: RecoveredTenure) -> None:
-        """Move away content that does not belong to the journal. Raises: OSError: it stays."""
+        """Set content aside that does not belong to the journal. Raises: OSError: it stays."""
         for one in found.fragments:
             path = found.tenure.path(one.file.ordinal, "content")
             self._tell(found, path, one.state.begin, one.state.end, _NOT_THE_JOURNALS)

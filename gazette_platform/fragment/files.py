@@ -1,4 +1,4 @@
-"""The files of spools: shared by holders, and compressed a batch at a time."""
+"""The files of spools, shared by all who hold them, and their compression in batches."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ __all__ = [
     "write_all",
 ]
 
-# Each batch becomes one gzip member or zstd frame; a MiB compresses nearly as well as a stream.
+# Each batch becomes one gzip member or zstd frame. A MiB compresses nearly as well as the whole would.
 COMPRESS_BATCH_BYTES = 1 << 20
 
-# Each worker thread reads back through a buffer of its own, since allocating one costs as much as
+# Each worker thread reads back through a buffer of its own, because allocating one costs as much as
 # hashing a tenth of it.
 _local = threading.local()
 
 
 @final
 class SpoolFile:
-    """An open file, closed when its last holder releases it; one with names loses them then.
+    """An open file, closed when its last holder releases it. If it has names, they are removed then.
 
     Readers hold it while they stream, the spool while it is open, and the completed spool until it
-    is persisted; none of them need to know of the others.
+    is persisted. None of them needs to know of the others.
 
     Attributes:
         fd: its descriptor.
         begin: journal offset of its first byte.
-        ordinal: its number, if it has a name; else 0.
+        ordinal: its number if it has a name, otherwise 0.
     """
 
     __slots__ = ("_forget", "_holders", "begin", "fd", "ordinal")
@@ -58,16 +58,16 @@ class SpoolFile:
         ordinal: int = 0,
         forget: Callable[[SpoolFile], None] | None = None,
     ) -> None:
-        """Begin one without a name, or take one that has.
+        """Make a file without a name, or take over one that has names.
 
         Args:
-            directory: of one without a name; None: in memory.
+            directory: of a file without a name; None: in memory.
             begin: journal offset of its first byte.
-            fd: of one that has a name, which this owns from now on.
+            fd: of a file that has a name, which this object owns from now on.
             ordinal: its number.
-            forget: takes the names away, in a thread, once nobody holds it.
+            forget: removes the names once nobody holds the file; called in a thread.
 
-        Raises: OSError.
+        Raises: OSError: the file cannot be made.
         """
         if fd < 0:
             fd = _open_unnamed(directory) if directory else os.memfd_create("gazette-spool")
@@ -85,7 +85,7 @@ class SpoolFile:
         return self
 
     def keep_names(self) -> None:
-        """Leave the names to whoever looks for them after this process."""
+        """Leave the names to whoever looks for the file after this process."""
         self._forget = None
 
     def release(self) -> None:
@@ -106,12 +106,12 @@ class SpoolFile:
 
 
 def finish_closing() -> None:
-    """Wait until all files that nobody holds are closed, and their names are gone. For a thread."""
+    """Wait until all files without holders are closed, and their names removed. For a thread."""
     _closer().submit(lambda: None).result()
 
 
 def _open_unnamed(directory: Path) -> int:
-    """A file without a name, so that a crash leaves no litter. A store may give it one later."""
+    """A file without a name, so that a crash leaves no litter. A store may give it a name later."""
     try:
         return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as err:
@@ -122,10 +122,11 @@ def _open_unnamed(directory: Path) -> int:
     return descriptor
 
 
-# What file systems answer that have no unnamed files.
+# The answers of file systems that have no unnamed files.
 _NO_UNNAMED_FILES = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL})
 
-# Freeing the pages of a large unlinked file takes 10 ms per 256 MiB, which readers would notice.
+# Up to this size a file is closed on the event loop. To free the pages of a larger one that has no name
+# takes 10 ms per 256 MiB, which readers would notice.
 _CLOSE_INLINE_BYTES_MAX = 1 << 20
 
 
@@ -136,13 +137,13 @@ def _closer() -> ThreadPoolExecutor:
 
 @final
 class CompressedForm:
-    """The compressed form of a file's first bytes, which grows by a batch at a time.
+    """The compressed form of a file's first bytes, which grows by one batch at a time.
 
     Attributes:
-        file: from position 0. The form holds it once.
+        file: the form, from position 0. It is held once, by this object.
         length: bytes of the file that are valid.
-        content_length: bytes of content that they hold.
-        is_whole: whether it is a complete file of its codec, of all the content.
+        content_length: bytes of content that they stand for.
+        is_whole: whether it is a complete file of its codec, with all the content.
     """
 
     __slots__ = ("_stream", "codec", "content_length", "file", "is_whole", "length")
@@ -154,14 +155,18 @@ class CompressedForm:
         self.length = 0
         self.content_length = 0
         self.is_whole = False
-        # Others make something whole of each batch, and no state of theirs is kept in between.
+        # With other codecs each batch is complete by itself, and no state is kept between batches.
         is_stream = codec is CompressionCodec.GZIP_OFFLOAD_DECOMPRESSION
         self._stream = compressor(codec) if is_stream else None
 
     def step(self, content_fd: int, to: int, *, is_last: bool = False) -> None:
-        """Compress the next batch of content, of what lies before position `to`. Safe in a thread.
+        """Compress the next batch of the content before position `to`. Safe in a thread.
 
-        Args: is_last: the content ends at `to`.
+        Args:
+            content_fd: of the content.
+            to: position in it.
+            is_last: whether the content ends at `to`.
+
         Raises: OSError: reading or writing failed, and the form is of no use any more.
         """
         make = self._stream or compressor(self.codec)
@@ -180,7 +185,7 @@ class CompressedForm:
 
 
 def read_block(fd: int, at: int, limit: int) -> memoryview:
-    """Up to a batch of the file's bytes, in this thread's buffer: valid until its next call."""
+    """Up to a batch of the file's bytes, in this thread's buffer: valid until the thread's next call."""
     buffer: memoryview | None = getattr(_local, "buffer", None)
     if buffer is None:
         buffer = _local.buffer = memoryview(bytearray(COMPRESS_BATCH_BYTES))
@@ -191,7 +196,7 @@ def read_block(fd: int, at: int, limit: int) -> memoryview:
 
 
 def write_all(fd: int, data: bytes, at: int) -> None:
-    """Write all of `data` at a position. Raises: OSError: maybe only a part is written."""
+    """Write all of `data` at a position. Raises: OSError: some of it may be written."""
     view = memoryview(data)
     while view:
         n = os.pwrite(fd, view, at)

@@ -1,16 +1,16 @@
 """How a broker notes beside its spools what is committed to them. Pure: bytes in, bytes out.
 
-A *block* belongs to one tenure: one broker's holding of one journal. It begins with a header, which
-says whose it is, and goes on with two *slots*, which are written in turn. Each slot holds a whole
-record, so that a record which is torn leaves the one before it. Header and records end with a CRC.
+A *block* belongs to one tenure, which is one broker's holding of one journal. It begins with a header
+that says whose it is. Two *slots* follow, which are written in turn. Each slot holds a whole record, so
+that if one is torn, the one before it is still there. Header and records end with a CRC.
 
     0      header: length, CRC-32, JSON
     2,048  slot of records with an even number
     3,072  slot of records with an odd number
     4,096  the next block
 
-Registers that are too long for a slot lie in a file of their own, whose CRC the record has in their
-place.
+Registers that are too long for a slot are in a file of their own. The record then has their CRC in
+their place.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _REGISTERS_BYTES_MAX: Final = SLOT_BYTES - _RECORD.size - _CRC.size
 
 @dataclass(frozen=True, slots=True)
 class TenureHeader:
-    """Whose block it is."""
+    """Says whose a block is."""
 
     tenure: str
-    """Random, of this holding alone."""
+    """Random, and different for each tenure."""
     journal: str
     create_revision: int
     """Of the journal's spec in etcd."""
@@ -75,27 +75,27 @@ class SpoolState(NamedTuple):
     first_append_us: int
     """Microseconds since 1970 of the first append; 0: none yet."""
     synced_to: int
-    """Offset below which the content is on disk, whatever becomes of the machine."""
+    """Offset below which the content is on disk, and survives a power failure."""
     digested_to: int
     digest: bytes
     """SHA-1 of the content below `digested_to`."""
     is_durable: bool
-    """Whether each commit is on disk before it is acknowledged, so that no power failure takes it."""
+    """Whether each commit is on disk before it is acknowledged, and so survives a power failure."""
 
 
 class Record(NamedTuple):
-    """A record as it was found; of two that are whole the one with the greater number counts."""
+    """A record as it was found. If both are whole, the one with the greater number counts."""
 
     number: int
     ordinal: int
-    """Of the content's file; 0: there is none, since the fragment is empty."""
+    """Number of the content's file; 0: there is none, since the fragment is empty."""
     state: SpoolState
-    """Its registers are empty: they are to be decoded."""
+    """With empty registers; the real ones are in `registers`."""
     registers: bytes
-    """As `encode_registers` gives them; with `has_overflow`, the CRC of what has them."""
+    """As of `encode_registers`; with `has_overflow`, the CRC of the file that has them."""
     has_overflow: bool
     raw: bytes
-    """All of it."""
+    """The whole record."""
 
 
 def slot_at(number: int) -> int:
@@ -115,12 +115,12 @@ def encode_registers(registers: LabelSet) -> bytes:
 
 
 def decode_registers(raw: bytes) -> LabelSet:
-    """What `encode_registers` made the bytes of. Raises: ValueError."""
+    """Decode what `encode_registers` returned. Raises: ValueError: it is something else."""
     return LabelSet.of(*((name, value) for name, value in json.loads(raw))) if raw else LabelSet()
 
 
 def encode_header(header: TenureHeader) -> bytes:
-    """The header as it begins a block."""
+    """The bytes that a block begins with."""
     said = {
         "version": _VERSION,
         "tenure": header.tenure,
@@ -135,7 +135,7 @@ def encode_header(header: TenureHeader) -> bytes:
 
 
 def decode_header(block: bytes) -> TenureHeader | None:
-    """Whose block it is; None: nobody's, or it is torn."""
+    """The header of a block; None: the block is nobody's, or its header is torn."""
     length, crc = _HEADER.unpack_from(block)
     text = block[_HEADER.size : _HEADER.size + length]
     if not 0 < length <= _HEADER_BYTES - _HEADER.size or zlib.crc32(text) != crc:
@@ -149,7 +149,7 @@ def decode_header(block: bytes) -> TenureHeader | None:
 def encode_record(
     number: int, ordinal: int, state: SpoolState, registers: bytes, *, has_overflow: bool
 ) -> bytes:
-    """A record, for every append: see `Record`.
+    """Encode a record, as is done for every append; see `Record`.
 
     Args:
         number: of the record.
@@ -181,7 +181,7 @@ def encode_record(
 
 
 def decode_record(raw: bytes) -> Record | None:
-    """The record that bytes begin with; None: there is none, or it is torn."""
+    """The record at the beginning of some bytes; None: there is none, or it is torn."""
     if len(raw) < _RECORD.size + _CRC.size:
         return None
     (

@@ -1,8 +1,8 @@
-"""Finds what a process that ended left of its spools, and says how much of it is to be believed.
+"""Finds the spools that a process which has ended left, and says how much of them can be believed.
 
-While the machine runs, what a process wrote is there, whatever became of the process. After a power
-failure only what was synced is, or what a digest proves. A record that is torn is none, and what lies
-behind the end of a record was never committed.
+As long as the machine runs, all that a process wrote is there, however the process ended. After a power
+failure only content counts that was synced, or that a digest proves. A torn record does not count, and
+content behind the end of a record was never committed.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _DAMAGE: Final = (OSError, ValueError, TypeError, KeyError)
 
 @dataclass(slots=True, eq=False)
 class RecoveredFragment:
-    """Content that was committed, and is as it was."""
+    """Content that was committed, and is intact."""
 
     file: SpoolFile
-    """Held once, by whoever has this."""
+    """Held once, by this object."""
     state: SpoolState
     sha: Digest
     """Of all of the content."""
@@ -68,39 +68,39 @@ class Torn:
     path: Path
     begin: int
     end: int
-    """As recorded; 0: nothing is known."""
+    """Journal offset, as recorded; 0: nothing is known."""
     why: str
 
 
 @final
 @dataclass(slots=True, eq=False)
 class RecoveredTenure:
-    """What is left of a tenure whose process ended, or whose journal left its broker."""
+    """What is left of a tenure whose process has ended, or whose journal has left its broker."""
 
     tenure: Tenure
     process: str
-    """The broker whose it was."""
+    """The broker that it belonged to."""
     end: int
-    """Of the journal, as recorded."""
+    """End of the journal, as recorded."""
     registers: LabelSet
     """As of `end`."""
     is_whole: bool
     """Whether `end` and `registers` cover all that was acknowledged, and no content is torn."""
     fragments: list[RecoveredFragment] = field(default_factory=list)
-    """In the order of their begins."""
+    """In the order in which they begin."""
     torn: list[Torn] = field(default_factory=list)
 
     def release(self) -> None:
-        """Let go of all content; its names go, too."""
+        """Let go of all content, which removes its files."""
         for fragment in self.fragments:
             fragment.file.release()
         self.fragments = []
 
 
 def recover(home: SpoolHome) -> list[RecoveredTenure]:
-    """What is in a home that was taken over. For a thread: it reads all content.
+    """Read a home that was taken over. For a thread: it reads all content.
 
-    Blocks that nothing was recorded in are given back, and drafts that were never committed removed.
+    Blocks without a record are given back, and drafts that were never committed are removed.
 
     Raises: OSError: the home cannot be read.
     """
@@ -139,12 +139,13 @@ def _recover(
         _take_head(found, latest, states, is_kept=is_kept)
         is_torn = any(one is None and any(slot) for one, slot in zip(records, slots, strict=True))
         if is_torn and is_kept:
-            # Not by the end of the process: while the machine runs, a write within a slot is there or
-            # not. So it is damage, and maybe of the later record, which somebody was told of.
+            # The end of a process tears no record: as long as the machine runs, a write within a slot
+            # is either there or not. So the disk is damaged, and maybe the newer record is lost, of
+            # which somebody was told.
             _log.error("%s: a record of its end is torn, maybe the last one", header.journal)
             is_kept = found.is_whole = False
-    # A file that no record speaks of is a draft which was never committed. After a power failure it may
-    # be one whose record is lost.
+    # A file without a record is a draft that was never committed. After a power failure it may also
+    # be a file whose record is lost.
     is_draft = latest is not None and is_kept
     named = {torn.path for torn in found.torn}
     for ordinal in sorted({*ordinals, *states}):
@@ -163,7 +164,7 @@ def _recover(
 
 
 def _sealed_states(found: RecoveredTenure, ordinals: list[int]) -> dict[int, SpoolState]:
-    """What is recorded beside closed fragments, by their numbers."""
+    """What is recorded beside closed fragments, by the numbers of their files."""
     states = {}
     for ordinal in ordinals:
         try:
@@ -186,7 +187,7 @@ def _has_content(path: Path) -> bool:
 def _take_head(
     found: RecoveredTenure, latest: Record, states: dict[int, SpoolState], *, is_kept: bool
 ) -> None:
-    """Believe the latest record, as far as it can be; it speaks of the open fragment."""
+    """Take the latest record as far as it can be believed; it is of the open fragment."""
     state = latest.state
     found.end = state.end
     found.is_whole = state.is_durable or is_kept
@@ -206,7 +207,7 @@ def _take_head(
 
 
 def _sealed(raw: bytes) -> SpoolState | None:
-    """What is recorded of a closed fragment; None: it is open. Raises: ValueError: it is torn."""
+    """What is recorded of a closed fragment; None: it is open. Raises: ValueError: the record is torn."""
     if not any(raw):
         return None
     record = head_records.decode_record(raw)
@@ -227,7 +228,7 @@ def _checked(raw: bytes, crc: bytes) -> bytes:
 def _take_content(
     found: RecoveredTenure, path: Path, state: SpoolState, ordinal: int, *, is_kept: bool
 ) -> None:
-    """Believe the content of a fragment, as far as it can be."""
+    """Take the content of a fragment as far as it can be believed."""
     begin, end = state.begin, state.end
     if end <= begin:
         _remove(path)
@@ -278,12 +279,12 @@ def _open(path: Path) -> int:
     flags = os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         return os.open(path, os.O_RDWR | flags)
-    except PermissionError:  # it is sealed
+    except PermissionError:  # the fragment is closed, and its file read-only
         return os.open(path, os.O_RDONLY | flags)
 
 
 def _hash(fd: int, sha: Digest, at: int, to: int) -> bool:
-    """Hash the bytes [at, to) of a file. Returns: whether they are there. Raises: OSError."""
+    """Hash the bytes [at, to) of a file. Returns: whether the file has them all. Raises: OSError."""
     if os.fstat(fd).st_size < to:
         return False
     while at < to:
@@ -296,17 +297,18 @@ def _hash(fd: int, sha: Digest, at: int, to: int) -> bool:
 def set_aside(
     spool_dir: Path, found: RecoveredTenure, path: Path, *, begin: int, end: int, why: str
 ) -> Path:
-    """Give a file of content another name, where nothing is deleted, with a description beside it.
+    """Give a file of content a second name, where nothing is deleted, with a description beside it.
 
     Args:
-        spool_dir: below which that is.
-        found: whose it is.
+        spool_dir: below which files are set aside.
+        found: the tenure that it belongs to.
         path: of the content.
         begin: journal offset of its first byte.
         end: as recorded; 0: not known.
         why: for whoever finds it.
 
-    Returns: where the description is. Raises: OSError.
+    Returns: where the description is.
+    Raises: OSError.
     """
     folder = spool_dir / SET_ASIDE
     folder.mkdir(mode=0o700, exist_ok=True)

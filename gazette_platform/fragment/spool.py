@@ -1,11 +1,11 @@
 """The spool: one journal's open fragment, on local disk.
 
-Content is written behind the committed end first and published by moving the end, so a rollback
-is nothing but forgetting where the uncommitted bytes ended. Neither the fragment's SHA-1 nor its
-compressed form is needed to acknowledge an append, so both trail the commits: `digest_step` and
-`compress_step` read committed bytes back (from the page cache) and bring them up to date, each in
-a worker thread. The owner calls the first often enough that it trails by less than `LAG_BYTES_MAX`,
-and `complete` runs the rest of it. What is not compressed by then is left to whoever persists.
+Content is written behind the committed end first, and published by moving that end. To roll back,
+nothing has to be done but to forget where the uncommitted bytes ended. An append can be acknowledged
+without the fragment's SHA-1 and without its compressed form, so both trail the commits: `digest_step`
+and `compress_step` read committed bytes back (from the page cache) and bring them up to date, each in a
+worker thread. The owner calls the first often enough that it trails by less than `LAG_BYTES_MAX`, and
+`complete` does the rest of it. What is not compressed by then is left to whoever persists.
 
 Not thread-safe, except that one `write`, one `digest_step` and one `compress_step` may run in
 threads at the same time: they touch disjoint state.
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 __all__ = ["LAG_BYTES_MAX", "Digest", "Spool", "SpoolFile"]
 
-# How far the digest may trail the commits before appends wait for it: a bound on the work left at
-# roll time (about 10 ms), not on memory, since content is on disk.
+# How far the digest may trail the commits before appends wait for it. This bounds the work that is left
+# when the fragment closes (about 10 ms), not memory: the content is on disk.
 LAG_BYTES_MAX = 16 << 20
 
-# How far what is recorded of the digest trails it, where the digest is made with each commit.
+# How far the digest in the record may trail the real one, if the digest is made with each commit.
 _PROVE_BYTES = 256 << 10
 
 
@@ -48,7 +48,7 @@ class Digest(Protocol):
     """A SHA-1 under way, as hashlib makes them."""
 
     def update(self, data: bytes | memoryview, /) -> None:
-        """Add bytes; without the GIL if they are many."""
+        """Add bytes; the GIL is released if they are many."""
         ...
 
     def digest(self) -> bytes:
@@ -56,7 +56,7 @@ class Digest(Protocol):
         ...
 
     def copy(self) -> Digest:
-        """Another one of the same bytes."""
+        """Another digest of the same bytes."""
         ...
 
 
@@ -66,12 +66,13 @@ class Spool:
 
     Attributes:
         journal: its name.
-        begin, end: journal offsets of the committed content, half-open.
+        begin: journal offset of the first byte.
+        end: journal offset behind the committed content.
         codec: how the fragment is compressed once it is complete.
         registers: the journal's registers as of `end`.
         first_append_at: instant of the first commit; None while empty.
         is_primary: whether this broker compresses as it goes and persists first.
-        synced_to: offset below which the content is on disk, whatever becomes of the machine.
+        synced_to: offset below which the content is on disk, and survives a power failure.
     """
 
     __slots__ = (
@@ -127,13 +128,13 @@ class Spool:
         self.first_append_at: datetime | None = None
         self.is_primary = is_primary
         self._directory = directory
-        # Idle journals are many: an empty spool holds neither files nor a compressor.
+        # There are many idle journals, so an empty spool holds neither files nor a compressor.
         self._file: SpoolFile | None = None
         self._compressed: CompressedForm | None = None
         self._may_compress = True
         self._sha: Digest = hashlib.sha1(usedforsecurity=False)
         self._digested_to = begin
-        # An offset, and the digest below it: threads move the digest while others look at it.
+        # An offset and the digest below it, in one value: a thread moves the digest while others look.
         self._proved = (begin, ZERO_SUM)
         self._tenure = tenure
         self._syncs = syncs
@@ -144,7 +145,7 @@ class Spool:
     def recovered(
         cls, journal: str, file: SpoolFile, state: SpoolState, sha: Digest, *, directory: Path
     ) -> Self:
-        """A fragment that another process left; nothing is to be added.
+        """A fragment that another process left; nothing may be added to it.
 
         Args:
             journal: its name.
@@ -166,7 +167,7 @@ class Spool:
 
     @property
     def _compresses(self) -> bool:
-        # Offloaded gzip is a stream, whose state would be held for as long as the spool is open.
+        # Offloaded gzip is one stream, whose state would take memory as long as the spool is open.
         return (
             self.is_primary
             and self._may_compress
@@ -190,14 +191,14 @@ class Spool:
 
     @property
     def is_behind(self) -> bool:
-        """Whether a whole batch waits for the SHA-1, or for compression."""
+        """Whether the SHA-1 or the compression lags behind by a whole batch."""
         if self.end - self.begin < COMPRESS_BATCH_BYTES:
             return False
         return self.digest_lag >= COMPRESS_BATCH_BYTES or self.compress_lag > 0
 
     @property
     def is_compressing(self) -> bool:
-        """Whether there is a compressed form of some of the content, on the same disk."""
+        """Whether there is a compressed form of some of the content, which takes room on the disk."""
         return self._compressed is not None
 
     @property
@@ -206,7 +207,7 @@ class Spool:
         return self._file
 
     def fragment(self) -> Fragment:
-        """The committed content as a fragment, without its sum: see `digested_fragment`."""
+        """The committed content as a fragment, without its sum; see `digested_fragment`."""
         return Fragment(self.journal, self.begin, self.end, ZERO_SUM, self.codec)
 
     def digested_fragment(self) -> Fragment:
@@ -219,7 +220,7 @@ class Spool:
         """Write chunks at journal offset `at`, behind what is committed.
 
         Returns: the offset behind the last byte, ready to be committed.
-        Raises: OSError: the disk is full or broken; nothing is committed, write again.
+        Raises: OSError: the disk is full or broken; nothing is committed, and the write may be repeated.
         """
         file = self._file
         if file is None:
@@ -227,7 +228,7 @@ class Spool:
         fd, base = file.fd, self.begin
         for chunk in chunks:
             view = memoryview(chunk)
-            while view:  # the kernel may take less than asked, near a full disk
+            while view:  # the kernel may take less than it was given, near a full disk
                 written = os.pwrite(fd, view, at - base)
                 at += written
                 view = view[written:]
@@ -241,16 +242,16 @@ class Spool:
     def note(
         self, tenure: Tenure, end: int, registers: LabelSet, now: datetime, *, is_durable: bool
     ) -> None:
-        """Record that what was written up to `end` counts, before it is committed.
+        """Record that content written up to `end` counts, before it is committed.
 
         Args:
             tenure: that of the spool.
             end: journal offset.
             registers: as of `end`.
             now: becomes the instant of the first append, if this is the first.
-            is_durable: whether the content is on disk, as all that was committed before.
+            is_durable: whether the content is on disk, with all that was committed before.
 
-        Raises: OSError: what was recorded before still counts.
+        Raises: OSError: the record before this one still holds.
         """
         begin, file = self.begin, self._file
         at_us = 0
@@ -271,7 +272,7 @@ class Spool:
         tenure.record(file.ordinal if file is not None else 0, state)
 
     def note_less(self, tenure: Tenure) -> None:
-        """Record of a closed fragment that not all of it counts which was recorded. Raises: OSError."""
+        """Record that less of a closed fragment counts than was recorded before. Raises: OSError."""
         if self._file is None or not self.content_length:
             return
         begin, end, at_us = self.begin, self.end, self._first_append_us
@@ -292,8 +293,11 @@ class Spool:
     ) -> None:
         """Publish what was written up to `end`.
 
-        Args: digest: SHA-1 of all content up to `end`, if it was made on the way; from
-            `digest_copy`.
+        Args:
+            end: journal offset.
+            registers: as of `end`.
+            now: becomes the instant of the first append, if this is the first.
+            digest: SHA-1 of all content up to `end`, made from a `digest_copy`; None: it was not made.
         """
         if end > self.end and self.first_append_at is None:
             self.first_append_at = now
@@ -305,7 +309,7 @@ class Spool:
                 self._proved = (end, digest.digest())
 
     def digest_copy(self) -> Digest:
-        """A digest of the committed content, to be carried on with what is written behind it.
+        """A digest of the committed content, to which content that follows can be added.
 
         Raises: ValueError: the digest trails; call `digest_step` before.
         """
@@ -327,7 +331,7 @@ class Spool:
             self._proved = (self._digested_to, self._sha.digest())
 
     def compress_step(self, to: int) -> None:
-        """Compress the next whole batch of what is committed before offset `to`, if there is one.
+        """Compress the next whole batch of the content committed before offset `to`, if there is one.
 
         Does nothing for replicas, which compress only if they have to persist. Safe in a thread.
 
@@ -361,8 +365,8 @@ class Spool:
         self.digest_step(self.end)
         if self._tenure is not None and self._syncs and self.synced_to < self.end:
             self.sync(self.end)
-            self.note_less(self._tenure)  # the record that was sealed knows nothing of it
-        # What was rolled back behind the end is not part of the file that a store may take over.
+            self.note_less(self._tenure)  # the sealed record was written before
+        # A store may take over the file, so bytes that were rolled back behind the end are cut off.
         if os.fstat(self._file.fd).st_size != self.content_length and not self._is_set_aside:
             os.ftruncate(self._file.fd, self.content_length)
         compressed = self._compressed
@@ -378,11 +382,11 @@ class Spool:
 
     @property
     def _is_set_aside(self) -> bool:
-        """Whether the file has a name elsewhere, too, and is not ours to change."""
+        """Whether the file was set aside under another name, so that it must not be changed."""
         return self._file is not None and os.fstat(self._file.fd).st_nlink > 1
 
     def leave_behind(self) -> None:
-        """Drop the spool, and leave its content to whoever looks for it after this process."""
+        """Drop the spool, but leave its content to whoever looks for it after this process."""
         if self._file is not None:
             self._file.keep_names()
         self.discard()

@@ -1,7 +1,7 @@
 """Where spools live on disk, so that they survive the process: homes, and the tenures in them.
 
-A *home* is a folder that one process holds, by a lock on the folder itself. When the process ends,
-however it does, the lock is free, and the next process takes the home over with all that is in it.
+A *home* is a folder that one process holds, by a lock on the folder itself. However the process ends,
+the lock is free then, and the next process takes over the home with all that is in it.
 
     <spool-dir>/spools/<random>/home.json       whose it is
                                 heads           a block for each tenure, see `head_records`
@@ -52,11 +52,11 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_id() -> str:
-    """Names the time since the machine was started: what was written since is in its memory."""
+    """Id of this run of the machine. What was written during the run is at least in the machine's memory."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
-        return ""  # unknown, and equal to none
+        return ""  # unknown; treated as different from every other
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +64,17 @@ class Owner:
     """Who holds a home."""
 
     cluster: str
-    """Of etcd, with the prefix of the brokers' keys."""
+    """Id of the etcd cluster, with the prefix of the brokers' keys."""
     process: str
     """The broker's zone and suffix."""
     boot: str
-    """As `boot_id`."""
+    """As of `boot_id`."""
     lease: int = 0
-    """Of its member key in etcd; 0: it has none yet."""
+    """Lease of its member key in etcd; 0: it has none yet."""
 
     @property
     def is_of_this_boot(self) -> bool:
-        """Whether the machine has run ever since."""
+        """Whether the machine has been running ever since."""
         return self.boot != "" and self.boot == boot_id()
 
 
@@ -85,9 +85,9 @@ class SpoolHome:
     Attributes:
         folder: where it is.
         former: who held it before this process; None: nobody.
-        tenures: those in it, by their ids.
-        syncs_names: whether files are brought to the disk itself before a record speaks of them; for
-            whoever brings their content there. It may be set at any time.
+        tenures: the tenures in it, by their ids.
+        syncs_names: whether files are brought to the disk itself before a record names them, as is
+            needed if their content is brought there. It may be set at any time.
     """
 
     def __init__(
@@ -120,13 +120,13 @@ class SpoolHome:
     def make(cls, spool_dir: Path, owner: Owner) -> Self:
         """Make a home that nobody held before.
 
-        On a full disk that is left to the first tenure: a broker without room serves what it can.
+        On a full disk the folder is made by the first tenure: a broker without room serves what it can.
 
         Args:
             spool_dir: may be shared with other brokers of this machine.
             owner: this process.
 
-        Raises: SetupError: that cannot be.
+        Raises: SetupError: the home cannot be made.
         """
         base = spool_dir / SPOOLS
         home = cls(base / secrets.token_hex(8), owner)
@@ -152,28 +152,28 @@ class SpoolHome:
         while lock_fd is None:
             self.folder = base / secrets.token_hex(8)
             self.folder.mkdir(mode=_FOLDER_MODE)
-            # Another broker that looks for free homes may be faster, and remove it.
+            # Another broker that looks for free homes may lock it first, and remove it.
             lock_fd = _lock(self.folder)
         try:
             self._open(lock_fd)
             self.own(self._owner)
         except BaseException:
             self._lock_fd = -1
-            os.close(lock_fd)  # what is there of it is no home, and is removed by whoever looks
+            os.close(lock_fd)  # the unfinished folder is removed by whoever next looks for homes
             raise
 
     def own(self, owner: Owner) -> None:
-        """Say whose it is. Raises: OSError."""
+        """Record the owner. Raises: OSError."""
         self._owner = owner
         if self._lock_fd < 0:
-            return  # it is said when it is made
+            return  # `_make` will record it
         said = json.dumps({"version": _VERSION, **asdict(owner)}).encode()
         _write_new(self.folder / _HOME, said)
         os.fsync(self._lock_fd)
 
     @property
     def owner(self) -> Owner:
-        """Who holds it: this process."""
+        """Who holds it, which is this process."""
         return self._owner
 
     @property
@@ -183,12 +183,12 @@ class SpoolHome:
 
     # -------------------------------------------------------------------------------- blocks
     def header(self, block: int) -> TenureHeader | None:
-        """Whose block it is; None: nobody's, or it is torn. Raises: OSError."""
+        """The header of a block; None: the block is nobody's, or its header is torn. Raises: OSError."""
         raw = os.pread(self._heads_fd, BLOCK_BYTES, block * BLOCK_BYTES)
         return head_records.decode_header(raw.ljust(BLOCK_BYTES, b"\0"))
 
     def blocks(self) -> Iterator[tuple[int, TenureHeader]]:
-        """The blocks that belong to somebody. Raises: OSError."""
+        """The blocks that belong to a tenure. Raises: OSError."""
         for block in range(self._blocks):
             header = self.header(block)
             if header is not None:
@@ -203,7 +203,7 @@ class SpoolHome:
         return even, odd
 
     def allot(self, header: TenureHeader) -> int:
-        """Give a tenure a block, with empty slots. Returns: its number. Raises: OSError."""
+        """Give a tenure a block with empty slots. Returns: its number. Raises: OSError."""
         raw = head_records.encode_header(header)
         with self._mutex:
             self._make()
@@ -211,10 +211,10 @@ class SpoolHome:
                 block = self._free[-1]
             else:
                 block = self._blocks
-                # Its place on disk is had from now on: a full disk hinders no record.
+                # The block's room on disk is taken now, so that a full disk hinders no record.
                 os.posix_fallocate(self._heads_fd, block * BLOCK_BYTES, BLOCK_BYTES)
             begin = block * BLOCK_BYTES
-            # The header comes last: before, the block is nobody's.
+            # The header is written last: without it the block is nobody's.
             write_all(self._heads_fd, bytes(BLOCK_BYTES), begin)
             write_all(self._heads_fd, raw, begin)
             if self._free:
@@ -237,18 +237,18 @@ class SpoolHome:
         self._is_dirty = True
 
     def write_new(self, path: Path, data: bytes) -> None:
-        """Write a file whole or not at all. Raises: OSError."""
+        """Write a file in full or not at all. Raises: OSError."""
         _write_new(path, data, is_synced=self.syncs_names)
         self.sync_names()
 
     def sync_names(self) -> None:
-        """Have the names of files survive a power failure, if that is asked for. Raises: OSError."""
+        """Make the names of files survive a power failure, if `syncs_names`. Raises: OSError."""
         if self.syncs_names:
             os.fsync(self._lock_fd)
 
     def sync(self) -> None:
         """Bring all records to the disk itself. For a thread. Raises: OSError."""
-        with self._syncing:  # what another thread is syncing is not on disk yet
+        with self._syncing:  # what another thread is still syncing is not on disk yet
             if not self._is_dirty:
                 return
             self._is_dirty = False
@@ -260,7 +260,7 @@ class SpoolHome:
 
     # ---------------------------------------------------------------------------------- life
     def tenure(self, journal: str, create_revision: int) -> Tenure:
-        """Begin to hold a journal; touches no disk.
+        """Begin to hold a journal. Nothing is written to disk yet.
 
         Args:
             journal: its name.
@@ -275,7 +275,7 @@ class SpoolHome:
         finish_closing()
         os.close(self._heads_fd)
         if not self.tenures:
-            with contextlib.suppress(OSError):  # there is something in it: it stays
+            with contextlib.suppress(OSError):  # something is in it, so it stays
                 if {path.name for path in self.folder.iterdir()} <= {_HOME, _HEADS}:
                     (self.folder / _HOME).unlink(missing_ok=True)
                     (self.folder / _HEADS).unlink(missing_ok=True)
@@ -287,7 +287,7 @@ class SpoolHome:
 def free_homes(spool_dir: Path, owner: Owner) -> list[SpoolHome]:
     """Take all homes of a cluster whose processes have ended.
 
-    Homes that cannot be read, of other clusters, or of processes that live, are left alone.
+    Homes that cannot be read, or belong to other clusters or to living processes, are left alone.
 
     Args:
         spool_dir: where to look.
@@ -314,7 +314,7 @@ def _take(folder: Path, owner: Owner) -> SpoolHome | None:
         try:
             said = json.loads((folder / _HOME).read_bytes())
         except FileNotFoundError:
-            with contextlib.suppress(OSError):  # of a process that ended while it made it
+            with contextlib.suppress(OSError):  # its process ended while it made the home
                 (folder / _HEADS).unlink(missing_ok=True)
                 folder.rmdir()
             os.close(lock_fd)
@@ -331,7 +331,7 @@ def _take(folder: Path, owner: Owner) -> SpoolHome | None:
 
 
 def _lock(folder: Path) -> int | None:
-    """Lock a folder. Returns: what holds the lock; None: another process does. Raises: OSError."""
+    """Lock a folder. Returns: the descriptor of the lock; None: another process has it. Raises: OSError."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         fd = os.open(folder, flags)
@@ -339,7 +339,7 @@ def _lock(folder: Path) -> int | None:
         return None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Whoever had it before may have removed it meanwhile: then it locks nothing.
+        # The former holder may have removed the folder meanwhile: then the lock is of no use.
         if os.path.samestat(os.fstat(fd), folder.stat()):
             return fd
     except (BlockingIOError, FileNotFoundError):
@@ -352,16 +352,16 @@ def _lock(folder: Path) -> int | None:
 
 
 def make_private(folder: Path) -> None:
-    """See that nobody else can put there what we would take for ours. Raises: OSError."""
+    """Make sure that nobody else can put files there that we would take for ours. Raises: OSError."""
     info = folder.lstat()
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
         raise PermissionError(f"{folder} is not a folder of this user")
     if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        folder.chmod(_FOLDER_MODE)  # such as of a volume that Kubernetes opens to a group
+        folder.chmod(_FOLDER_MODE)  # for example a volume that Kubernetes opens to a group
 
 
 def _write_new(path: Path, data: bytes, *, is_synced: bool = True) -> None:
-    """Write a file whole or not at all. Raises: OSError."""
+    """Write a file in full or not at all. Raises: OSError."""
     new = path.with_name(f"{path.name}.new")
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _FILE_MODE)
     try:

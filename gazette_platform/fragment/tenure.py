@@ -40,7 +40,7 @@ class Home(Protocol):
         ...
 
     def allot(self, header: TenureHeader) -> int:
-        """Give a tenure a block, with empty slots. Returns: its number. Raises: OSError."""
+        """Give a tenure a block with empty slots. Returns: its number. Raises: OSError."""
         ...
 
     def give_back(self, block: int) -> None:
@@ -52,11 +52,11 @@ class Home(Protocol):
         ...
 
     def write_new(self, path: Path, data: bytes) -> None:
-        """Write a file whole or not at all. Raises: OSError."""
+        """Write a file in full or not at all. Raises: OSError."""
         ...
 
     def sync_names(self) -> None:
-        """Have the names of files survive a power failure, if that is asked for. Raises: OSError."""
+        """Make the names of files survive a power failure, if that is asked for. Raises: OSError."""
         ...
 
     def sync(self) -> None:
@@ -68,7 +68,7 @@ class Home(Protocol):
 class Tenure:
     """This broker's holding of a journal: the files of its fragments, and the record of its head.
 
-    One thread at a time records; files may be made and let go in others.
+    Only one thread at a time may record. Other threads may make and let go of files meanwhile.
     """
 
     __slots__ = (
@@ -91,7 +91,7 @@ class Tenure:
         """Use `SpoolHome.tenure` or `recovered`."""
         self._home = home
         self._header = header
-        self._block = -1  # until something is recorded: idle journals are many
+        self._block = -1  # none before something is recorded: there are many idle journals
         self._number = 0
         self._ordinal = 0
         self._mutex = threading.Lock()
@@ -99,9 +99,9 @@ class Tenure:
         self._registers: LabelSet | None = None
         self._encoded = b""
         self._overflow = [b"", b""]
-        self._last = b""  # the record that counts
-        self._slot_ordinal = 0  # of its content
-        self._owed = 0  # of the file that nobody holds any more, but the record speaks of
+        self._last = b""  # the latest record
+        self._slot_ordinal = 0  # number of the file that the latest record is of
+        self._owed = 0  # number of that file once nobody holds it; 0: it is held, or none
 
     @classmethod
     def recovered(
@@ -113,14 +113,14 @@ class Tenure:
         *,
         ordinal: int,
     ) -> Self:
-        """One that another process had begun.
+        """A tenure that another process had begun.
 
         Args:
             home: where it was found.
-            header: whose it is.
-            block: its number.
+            header: of its block.
+            block: number of its block.
             latest: the record that counts; None: there is none.
-            ordinal: no smaller than the numbers of its content files.
+            ordinal: the greatest number of its content files, or more.
         """
         tenure = cls(home, header)
         tenure._block, tenure._ordinal = block, ordinal
@@ -131,17 +131,17 @@ class Tenure:
         return tenure
 
     def knows(self, registers: LabelSet) -> None:
-        """The registers of the latest record, which was recovered."""
+        """Learn the registers of the latest record, which was recovered."""
         self._registers, self._encoded = registers, head_records.encode_registers(registers)
 
     @property
     def id(self) -> str:
-        """Random, of this holding alone."""
+        """Random, and different for each tenure."""
         return self._header.tenure
 
     @property
     def journal(self) -> str:
-        """What is held."""
+        """The journal that is held."""
         return self._header.journal
 
     @property
@@ -161,29 +161,29 @@ class Tenure:
 
     @property
     def process(self) -> str:
-        """The broker whose holding it is."""
+        """The broker that holds the journal."""
         return self._home.process
 
     @property
     def files(self) -> int:
-        """How many files of content are left."""
+        """Number of content files that are left."""
         return len(self._files)
 
     def path(self, ordinal: int, suffix: str) -> Path:
-        """Of a file of the fragment of this number."""
+        """Path of a file that belongs to the fragment of this number."""
         return self._home.folder / f"{self.id}.{ordinal}.{suffix}"
 
     def content_file(self, begin: int) -> SpoolFile:
         """Make the files of a fragment that begins at an offset.
 
-        Raises: OSError: nothing of them is left.
+        Raises: OSError: none of the files is left.
         """
         with self._mutex:
             self._ordinal += 1
             ordinal = self._ordinal
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
-            # There has to be room to say what it holds once it is closed, when the disk is full.
+            # The record of the closed fragment needs room, and the disk may be full by then.
             fd = os.open(self.path(ordinal, "sealed"), flags, _FILE_MODE)
             try:
                 os.posix_fallocate(fd, 0, SLOT_BYTES)
@@ -207,13 +207,13 @@ class Tenure:
         return file
 
     def record(self, ordinal: int, state: SpoolState) -> None:
-        """Record what is committed, before anybody is told.
+        """Record what is committed, before anybody is told of it.
 
         Args:
-            ordinal: number of the open fragment's file; 0: nothing is in it.
+            ordinal: number of the open fragment's file; 0: the fragment is empty.
             state: of the spool.
 
-        Raises: OSError: the record before still counts; call again.
+        Raises: OSError: the record before this one still holds; call again.
         """
         if self._block < 0:
             self._block = self._home.allot(self._header)
@@ -236,7 +236,7 @@ class Tenure:
             self._pay()
 
     def seal(self, file: SpoolFile, state: SpoolState) -> None:
-        """Keep a record beside a closed fragment, which says less than the latest did of it.
+        """Write a record beside a closed fragment that says less than the record before did.
 
         Raises: OSError.
         """
@@ -247,7 +247,7 @@ class Tenure:
         self._seal(file, raw + encoded if has_overflow else raw)
 
     def _write_overflow(self, number: int) -> bytes:
-        """Write registers to the file that goes with the slot. Returns: what the record has of them."""
+        """Write registers to the file of their slot. Returns: what the record has in their place."""
         parity, encoded = number & 1, self._encoded
         if self._overflow[parity] is not encoded:
             self._overflow[parity] = b""
@@ -256,7 +256,7 @@ class Tenure:
         return zlib.crc32(encoded).to_bytes(4, "little")
 
     def _seal_last(self) -> None:
-        """Keep the record of a closed fragment beside it: the slots go on with another.
+        """Keep the record of a closed fragment beside it, since the slots go on with another fragment.
 
         Raises: OSError.
         """
@@ -264,7 +264,7 @@ class Tenure:
         with self._mutex:
             file = next((one for one in self._files if one.ordinal == ordinal), None)
         if ordinal and file is not None:
-            # Of registers that had no room the record has the CRC only: they follow it.
+            # If the registers had no room, the record has only their CRC, and they follow it here.
             is_short = head_records.fits(self._encoded)
             self._seal(file, record if is_short else record + self._encoded)
 
@@ -284,7 +284,7 @@ class Tenure:
         self._home.sync()
 
     def forget(self, file: SpoolFile) -> None:
-        """Take the names of a file away that nobody holds any more. For a thread."""
+        """Remove the names of a file that nobody holds any more. For a thread."""
         with self._mutex:
             self._files.discard(file)
             if file.ordinal == self._slot_ordinal:
@@ -293,14 +293,15 @@ class Tenure:
         self._unlink(file.ordinal)
 
     def _pay(self) -> None:
-        """Take the names away that were left for the sake of the record before."""
+        """Remove the names that were left because the record before this one was of that file."""
         with self._mutex:
             owed, self._owed = self._owed, 0
         if owed:
             self._unlink(owed)
 
     def _unlink(self, ordinal: int) -> None:
-        # Content that nothing speaks of is a draft which was never committed: so it goes last.
+        # The content goes last. If we end in between, content without a record is taken for a draft that
+        # was never committed, and removed.
         for suffix in ("sealed", "content"):
             path = self.path(ordinal, suffix)
             try:
@@ -309,7 +310,7 @@ class Tenure:
                 _log.warning("%s: %s stays: %s", self.journal, path, err)
 
     def leave(self) -> None:
-        """Give up the holding: others have what it held. Files that are held stay. Raises: OSError."""
+        """Give up the journal: others have what we held. Files with holders stay. Raises: OSError."""
         if self._block < 0:
             return
         finish_closing()
