@@ -10,6 +10,7 @@ from gazette_platform.client.auth import Authorizer
 from gazette_platform.client.route_cache import RouteCache, pick_endpoint
 from gazette_platform.client.wire import (
     CallUnanswered,
+    NotYet,
     PeerUnreached,
     Wire,
     WirePool,
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 __all__ = ["Patience", "Transport"]
 
 _HEADERS_MAX = 1024
+
+# Seconds before each retry, as of Gazette's clients, but that it is asked each second for some ten
+# seconds: so long it takes a broker that was killed to be started again, and to be where it was.
+_RETRIES_S = (0.05, 0.05, 0.1, 0.1, *([1.0] * 12), 5.0)
 
 # A stream that told nothing counts as a success all the same if it lived for so many seconds.
 _STEADY_S = 5.0
@@ -116,7 +121,7 @@ class Transport:
         error = call_error(err, wire.endpoint, what)
         if minds_pings(err):
             self._pool.spare(wire)
-        if isinstance(error, PeerUnreached):
+        if isinstance(error, PeerUnreached | NotYet):
             self.was_connected = True
         # One that does not answer may be stopped, and others may have taken its journals over.
         if error.retriable or isinstance(error, CallUnanswered):
@@ -176,7 +181,7 @@ class Patience:
         self._waiting_since = None
         if self._failing_since is None:
             self._failing_since = now
-        delay_s = backoff_s(self.attempt) * self._transport.random.uniform(0.75, 1.0)
+        delay_s = backoff_s(self.attempt, _RETRIES_S) * self._transport.random.uniform(0.75, 1.0)
         self.attempt += 1
         limit_s = self._timeout_s
         if isinstance(error, TransportError) and not self._transport.was_connected:

@@ -39,6 +39,7 @@ __all__ = [
     "WRITE_FAILED",
     "CallFailed",
     "CallUnanswered",
+    "NotYet",
     "PeerUnreached",
     "Wire",
     "WirePool",
@@ -105,6 +106,10 @@ class PeerUnreached(TransportError):
     """The broker that was asked cannot reach the one that is to answer, as after a crash."""
 
 
+class NotYet(TransportError):
+    """The broker cannot answer now, and asks to be asked again."""
+
+
 def call_error(err: Exception, endpoint: str, what: str) -> TransportError:
     """The error of a failed call.
 
@@ -133,11 +138,12 @@ def call_error(err: Exception, endpoint: str, what: str) -> TransportError:
     details = brief_details(details)
     if code in _UNREACHED:
         said = f"is not reachable: {details} ({_advice(details, endpoint)})"
+        kind = TransportError
         if code is grpc.StatusCode.CANCELLED:
             said = DROPPED
         elif details.endswith(_ASKED_AGAIN):
-            said = f"cannot answer now: {details}"
-        return TransportError(f"{what}: broker {endpoint} {said}")
+            kind, said = NotYet, f"cannot answer now: {details}"
+        return kind(f"{what}: broker {endpoint} {said}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return CallUnanswered(f"{what}: broker {endpoint} did not answer in time")
     if code is grpc.StatusCode.UNAUTHENTICATED:
@@ -379,7 +385,7 @@ def _channel_options(config: ClientConfig, *, is_spared: bool = False) -> list[t
         # Our own back-off decides when to try again; gRPC's must not be the slower one.
         ("grpc.initial_reconnect_backoff_ms", 50),
         ("grpc.min_reconnect_backoff_ms", int(config.connect_timeout_s * 1000)),
-        ("grpc.max_reconnect_backoff_ms", 2000),
+        ("grpc.max_reconnect_backoff_ms", 1000),
         # Clients with different options must not share a connection.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_retries", 0),

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.client.wire import CANNOT_REACH, call_error
+from gazette_platform.client.wire import ASK_AGAIN, CANNOT_REACH, call_error
 from gazette_platform.errors import TransportError
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.protocol import JournalChange, JournalSpec, ProcessId, Route
@@ -126,6 +126,14 @@ async def test_a_broker_that_cannot_reach_another_is_told_apart():
             pass  # gRPC may lose the status of a call that ends while it is sent
         assert said == f"append to {JOURNAL}: broker {broker.address} {text}"
         assert client._transport.was_connected, "so that it is worth to go on trying"
+
+
+async def test_a_broker_that_says_to_ask_again_is_there():
+    """So a client that was never served is as patient as any other."""
+    async with started(1) as (broker,), client_of(broker, connect_timeout_s=0.001) as client:
+        fault = Fault(code=grpc.StatusCode.UNAVAILABLE, details=f"{JOURNAL}: not yet{ASK_AGAIN}")
+        broker.fail("List", *[fault] * 3)
+        assert [journal.name for journal in await client.list()] == [JOURNAL]
 
 
 async def test_calls_ask_for_what_was_applied():
