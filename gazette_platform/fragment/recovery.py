@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import zlib
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ _log = logging.getLogger(__name__)
 
 SET_ASIDE: Final = "set-aside"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+# Whatever else lies there is somebody else's.
+_OURS: Final = re.compile(r"[0-9a-f]+\.[0-9]+\.(content|sealed)", re.ASCII)
 _DAMAGE: Final = (OSError, ValueError, TypeError, KeyError)
 
 
@@ -106,9 +109,8 @@ def recover(home: SpoolHome) -> list[RecoveredTenure]:
     """
     by_tenure: defaultdict[str, list[Path]] = defaultdict(list)
     for path in home.folder.iterdir():
-        tenure, _, rest = path.name.partition(".")
-        if rest.endswith((".content", ".sealed")):
-            by_tenure[tenure].append(path)
+        if _OURS.fullmatch(path.name):
+            by_tenure[path.name.partition(".")[0]].append(path)
     found = []
     for block, header in list(home.blocks()):
         one = _recover(home, block, header, by_tenure.pop(header.tenure, []))

@@ -168,7 +168,13 @@ class SpoolHome:
         if self._lock_fd < 0:
             return  # `_make` will record it
         said = json.dumps({"version": _VERSION, **asdict(owner)}).encode()
-        _write_new(self.folder / _HOME, said)
+        path = self.folder / _HOME
+        try:
+            _write_new(path, said)
+        except OSError as err:
+            if err.errno not in _FULL or not path.exists():
+                raise
+            _write_over(path, said)
         os.fsync(self._lock_fd)
 
     @property
@@ -294,7 +300,8 @@ def free_homes(spool_dir: Path, owner: Owner) -> list[SpoolHome]:
         owner: this process; homes of its cluster are taken.
     """
     taken: list[SpoolHome] = []
-    with contextlib.suppress(FileNotFoundError):
+    # One that is no folder is complained of when a home is made there.
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for folder in sorted((spool_dir / SPOOLS).iterdir()):
             try:
                 home = _take(folder, owner)
@@ -371,3 +378,14 @@ def _write_new(path: Path, data: bytes, *, is_synced: bool = True) -> None:
     finally:
         os.close(fd)
     new.rename(path)
+
+
+def _write_over(path: Path, data: bytes) -> None:
+    """Write into a file that is there, on a disk without room for another. Raises: OSError."""
+    path.with_name(f"{path.name}.new").unlink(missing_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        write_all(fd, data.ljust(os.fstat(fd).st_size), 0)
+        os.fsync(fd)
+    finally:
+        os.close(fd)

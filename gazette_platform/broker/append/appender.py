@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import hashlib
 import itertools
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, final
 
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from gazette_platform.protocol import LabelSet
 
 __all__ = ["Appender"]
+
+_log = logging.getLogger(__name__)
 
 # Appends that may wait at one journal. More are refused: their clients would time out anyway.
 _QUEUE_MAX = 10_000
@@ -206,18 +209,24 @@ class Appender:
             await self._advance(self._queue[0])
 
     def _fail_step(self, error: Exception, pause_s: float) -> None:
-        """Fail the appends that met an unforeseen `error`, and go on with the next ones.
+        """Fail the appends that met `error`, and go on with the next ones.
 
+        A disk that takes no record of what is appended was foreseen, any other error was not.
         Replicas drop what they were sent, and are synced anew.
         """
         journal = self._journal.name
         if self._queue and self._queue[0] not in self._in_hand:
             self._in_hand.append(self._queue[0])
-        self._faults.report("journal", f"{journal}: appends go on in {pause_s:g} s", error)
-        kind = type(error).__name__
-        text = f"{journal}: unforeseen {kind}: {error}; whether it was appended is unknown"
+        if isinstance(error, RpcFailed):
+            failure = error
+            _log.error("%s", error)
+        else:
+            self._faults.report("journal", f"{journal}: appends go on in {pause_s:g} s", error)
+            kind = type(error).__name__
+            text = f"{journal}: unforeseen {kind}: {error}; whether it was appended is unknown"
+            failure = RpcFailed(Code.INTERNAL, text)
         for pending in self._in_hand:
-            pending.fail(RpcFailed(Code.INTERNAL, text))
+            pending.fail(failure)
         self._in_hand = []
         while self._queue and self._queue[0].done.done():
             self._queue.popleft()

@@ -68,6 +68,14 @@ class DiskFull(RpcFailed):
         )
 
 
+def _not_kept(journal: str, err: OSError) -> RpcFailed:
+    return RpcFailed(
+        Code.UNAVAILABLE,
+        f"{journal}: spool: what is appended cannot be recorded: {err} (check --broker.spool-dir and "
+        "its disk; if that folder was removed, start the broker again)",
+    )
+
+
 @final
 class Draft:
     """Content that is being written behind a spool's staged end.
@@ -109,7 +117,7 @@ class Draft:
         Raises:
             DiskFull: what the open fragment holds should be persisted, to make room.
             RpcFailed: the disk is full or broken, and the journal leaves this broker. An append that
-                waits for the disk must not hold up what was acknowledged.
+                waits for the disk must not hold up what was acknowledged. Or the folder of spools is gone.
 
         Cancellation: safe; when it returns, no thread writes any more.
         """
@@ -127,6 +135,8 @@ class Draft:
                         full = DiskFull(self._owner.name, err)
                         _log.error("%s", full)
                         raise full from err
+                if err.errno == errno.ENOENT:  # the folder is gone
+                    raise _not_kept(self.digester.spool.journal, err) from err
                 if self._owner.is_leaving:
                     raise RpcFailed(
                         Code.UNAVAILABLE,
@@ -365,7 +375,7 @@ class JournalSpool:
             self._note(self._tenure, spool, draft.at, registers)
             await run_in(self._executor, self._tenure.sync)
         except OSError as err:
-            raise self._not_kept(err) from err
+            raise _not_kept(self.name, err) from err
 
     async def sync(self) -> None:
         """Bring what is kept to the disk itself, and record that. Call `Tenure.sync` afterwards.
@@ -379,7 +389,7 @@ class JournalSpool:
         try:
             await run_in(self._executor, spool.sync, end)
         except OSError as err:
-            raise self._not_kept(err) from err
+            raise _not_kept(self.name, err) from err
         if self.spool is spool and self._tenure is tenure:
             # More may have been kept during the sync: record that end, not the one of before.
             self._note(tenure, spool, self._kept, self._kept_registers)
@@ -390,15 +400,8 @@ class JournalSpool:
         try:
             spool.note(tenure, end, registers, now, is_durable=self.is_durable)
         except OSError as err:
-            raise self._not_kept(err) from err
+            raise _not_kept(self.name, err) from err
         self._kept, self._kept_registers = end, registers
-
-    def _not_kept(self, err: OSError) -> RpcFailed:
-        return RpcFailed(
-            Code.UNAVAILABLE,
-            f"{self._journal.name}: spool: what is appended cannot be recorded: {err} (check the disk "
-            "of --broker.spool-dir)",
-        )
 
     def _take_back(self) -> None:
         """Correct the record, if it says that more counts than does by now."""
@@ -521,9 +524,13 @@ class JournalSpool:
         old, is_elsewhere = self.digester, to != self.end
         registers = self.registers if registers is None else registers
         fresh = self._open(to, registers, codec)
-        tenure = self._tenure
-        if tenure is not None and tenure.is_begun:
-            self._note(tenure, fresh.spool, to, registers)
+        if (tenure := self._tenure) is not None and tenure.is_begun:
+            try:
+                self._note(tenure, fresh.spool, to, registers)
+            except RpcFailed as err:
+                if is_elsewhere or registers != self.registers or self._staged:
+                    raise
+                _log.error("%s", err)  # what was recorded before says the same of the journal
         self.end, self.registers = to, registers
         self.digester = fresh
         self._closing.add(old, is_urgent=is_urgent)
