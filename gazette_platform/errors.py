@@ -11,6 +11,7 @@ to a gRPC status or to an exit code lives at the edges (``broker.*_api``, ``cli`
     ├── EtcdError             ├── LeaseLost  └── TransactionFailed
     ├── StoreError            ├── ObjectNotFound ├── AccessDenied └── StoreUnavailable
     ├── DataError             ├── ChecksumMismatch ├── OffsetJump └── Desynchronized
+    ├── SpoolsAwaited         only brokers that are away hold all that a journal acknowledged
     ├── SavepointError        ├── SavepointExists └── SavepointNotFound
     ├── LakeError             ├── PartitionConflict └── SchemaMismatch
     └── SetupError            a tool, port or server that the platform needs is missing
@@ -50,6 +51,7 @@ __all__ = [
     "SavepointNotFound",
     "SchemaMismatch",
     "SetupError",
+    "SpoolsAwaited",
     "StatusError",
     "StoreError",
     "StoreUnavailable",
@@ -330,6 +332,10 @@ class OffsetJump(DataError):
 
 class Desynchronized(DataError):
     """A framing's magic or delimiter is missing: the reader lost its place."""
+
+
+class SpoolsAwaited(GazetteError):
+    """Only brokers that are away hold all that a journal acknowledged, and nobody said to give it up."""
 
 
 class SavepointError(GazetteError):

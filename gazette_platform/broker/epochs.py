@@ -208,7 +208,7 @@ def claim(  # noqa: PLR0911  one per condition
     if record is None:
         return Claim(EpochRecord(create_revision, 1, ours))
     released = record.released
-    if released is not None and not is_reset and end <= released.head:
+    if released is not None and end <= released.head:
         # Replicas that began at the offset in the spec are at the head, but lack the registers.
         is_there = end == released.head and registers in (None, released.registers)
         if not is_there:

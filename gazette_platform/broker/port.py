@@ -83,7 +83,7 @@ class JournalPort(Protocol):
             is_reset: whether an operator gives up what only others hold.
 
         Returns: the revision to look at, or where the journal has to begin first.
-        Raises: RpcFailed: UNAVAILABLE: what was acknowledged is held only by others, who are away.
+        Raises: HoldersAway: what was acknowledged is held only by others, who are away.
         """
         ...
 

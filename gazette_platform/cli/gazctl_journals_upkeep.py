@@ -1,13 +1,14 @@
 """`gazctl journals reset-head`, `flush`, `suspend` and `store-health`."""
 
+import sys
 from typing import Annotated
 
 import typer
 
 from gazette_platform.cli.connection import Selector, connected, matching
 from gazette_platform.cli.output import note, print_text
-from gazette_platform.client import AsyncClient, JournalListing
-from gazette_platform.errors import StoreUnavailable, ValidationError
+from gazette_platform.client import AsyncClient, HeadState, JournalListing
+from gazette_platform.errors import SpoolsAwaited, StoreUnavailable, ValidationError
 from gazette_platform.protocol import SuspendLevel, parse_duration
 
 __all__ = ["flush", "is_fully_suspended", "reset_head", "store_health", "suspend"]
@@ -19,27 +20,83 @@ def is_fully_suspended(journal: JournalListing) -> bool:
     return suspend is not None and suspend.level is SuspendLevel.FULL
 
 
-def reset_head(ctx: typer.Context, *, selector: Selector) -> None:
+def reset_head(
+    ctx: typer.Context,
+    *,
+    selector: Selector,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done and lost, and do nothing.")
+    ] = False,
+    yes: Annotated[
+        bool,
+        typer.Option("-y", "--yes", help="Give up what is said to be lost, without a question."),
+    ] = False,
+) -> None:
     """Let appends continue behind everything that the fragment stores hold.
 
-    Needed after all brokers of a journal lost their disks at once: appends then fail with
-    INDEX_HAS_GREATER_OFFSET. Run it when former brokers have persisted what they hold, or are
-    known to be gone; content that they persist later, at offsets below the new head, would
-    contradict what is appended there.
+    Needed after all brokers of a journal lost their disks. A broker that comes back with its spool
+    has all that it acknowledged, and needs no reset. So appends wait for one of those that held the
+    journal, and this command says for each journal which ones, and the offset behind which only
+    their spools hold content. Resetting the head gives that up: other content gets these offsets, and
+    a broker that comes back nevertheless sets aside what it has there.
+
+    Nothing is done to journals that take appends. Where nothing would be given up, nothing is asked.
 
     **Example**
 
-    gazctl journals reset-head -l name=a/journal
+    gazctl journals reset-head -l name=a/journal --dry-run
     """
 
-    async def work(client: AsyncClient) -> None:
+    async def check(client: AsyncClient) -> dict[str, HeadState]:
+        found = {}
         for journal in await matching(client, selector):
             if is_fully_suspended(journal):
                 note(f"{journal.name}: skipped, it is fully suspended")
                 continue
-            print_text(f"{journal.name}: head is {await client.reset_head(journal.name)}")
+            found[journal.name] = await client.check_head(journal.name)
+        return found
+
+    states = connected(ctx, check)
+    lossy = [name for name, state in states.items() if state.awaited]
+    for name in lossy:
+        note(_loss(name, states[name]))
+    if dry_run:
+        for name, state in states.items():
+            would = "would be" if state.is_refused else "is"
+            print_text(f"{name}: head {would} {state.head}")
+        return
+    may_give_up = bool(lossy) and (yes or _is_confirmed(lossy))
+
+    async def work(client: AsyncClient) -> None:
+        for name, state in states.items():
+            if may_give_up or not state.awaited:
+                head = await client.reset_head(name, give_up=bool(state.awaited))
+                print_text(f"{name}: head is {head}")
 
     connected(ctx, work)
+    if lossy and not may_give_up:
+        raise SpoolsAwaited(
+            f"content would be given up, nothing was done to {', '.join(lossy)} (start one of the "
+            "brokers that hold it with its spool; or, if they are lost, repeat with --yes)"
+        )
+
+
+def _loss(name: str, state: HeadState) -> str:
+    who = ", ".join(one.name for one in state.awaited)
+    running = ", ".join(one.name for one in state.awaited if one.is_running)
+    text = f"{name}: content behind {state.head} that only the spools of {who} hold is given up"
+    if not running:
+        return text
+    return f"{text} ({running} runs, and stores what it has, or came back without its spool)"
+
+
+def _is_confirmed(lossy: list[str]) -> bool:
+    """Whether the person at the terminal, if there is any, gives up content."""
+    if not sys.stdin.isatty():
+        return False
+    # Not typer's question, which writes to stdout, too.
+    note(f"Give that up? [y/N] ({len(lossy)} journals)")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def flush(

@@ -23,8 +23,10 @@ from gazette_platform.client.records import (
 )
 from gazette_platform.client.results import (
     AppendResult,
+    AwaitedBroker,
     FragmentListing,
     FragmentPage,
+    HeadState,
     JournalListing,
     ListSnapshot,
     Savepoint,
@@ -44,6 +46,7 @@ __all__ = [
     "AppendTicket",
     "AppendWriter",
     "AsyncClient",
+    "AwaitedBroker",
     "CallFailed",
     "CallUnanswered",
     "Change",
@@ -51,6 +54,7 @@ __all__ = [
     "ClientConfig",
     "FragmentListing",
     "FragmentPage",
+    "HeadState",
     "JournalListing",
     "JsonReader",
     "LineReader",

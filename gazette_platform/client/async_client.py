@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Literal, Self, TypeVar, final
 
-from gazette_platform.client import admin, listing
+from gazette_platform.client import admin, heads, listing
 from gazette_platform.client.append_writer import AppendWriter
 from gazette_platform.client.appender import AppendOptions, Content, ContentSource, append
 from gazette_platform.client.config import ClientConfig
@@ -14,12 +14,14 @@ from gazette_platform.client.results import (
     AppendResult,
     FragmentListing,
     FragmentPage,
+    HeadState,
     JournalListing,
     ListSnapshot,
     Savepoint,
     StoreHealth,
 )
 from gazette_platform.client.transport import Transport
+from gazette_platform.client.wire import CallFailed
 from gazette_platform.errors import (
     IndexHasGreaterOffset,
     JournalNotFound,
@@ -374,12 +376,36 @@ class AsyncClient:
         )
         return [fragment async for page in pages for fragment in page.fragments]
 
-    async def reset_head(self, journal: str) -> int:
-        """Let appends continue behind all that the store holds, after brokers lost their spools.
+    async def reset_head(self, journal: str, *, give_up: bool = False) -> int:
+        """Let appends go on behind all that the store holds, after brokers lost their spools.
 
-        Returns: the write head. Raises: StatusError, TransportError.
-        Cancellation: safe; an empty append moves no content.
+        Args: give_up: what only brokers hold that are away, and that may come back.
+        Returns: the write head.
+        Raises: SpoolsAwaited: there are such brokers; `check_head` names them. StatusError,
+            TransportError.
+        Cancellation: leaves open whether it was done.
         """
+        try:
+            state = await heads.reset_head(self._transport, journal, give_up=give_up)
+        except CallFailed as err:
+            if err.code != "UNIMPLEMENTED":
+                raise
+            return await self._reset_head_by_append(journal)
+        if state.awaited and not give_up:
+            raise heads.awaiting(journal, state)
+        return state.head
+
+    async def check_head(self, journal: str) -> HeadState:
+        """What `reset_head` would do. Raises: StatusError, TransportError. Cancellation: safe."""
+        try:
+            return await heads.reset_head(self._transport, journal, dry_run=True)
+        except CallFailed as err:
+            if err.code != "UNIMPLEMENTED":
+                raise
+            return HeadState(await self.write_head(journal), is_refused=False)
+
+    async def _reset_head_by_append(self, journal: str) -> int:
+        """Reset the head of a journal of Gazette's own brokers, which have no call for it."""
         attempt = 1
         while True:
             head = await self.write_head(journal)

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AppendResult",
+    "AwaitedBroker",
     "FragmentListing",
     "FragmentPage",
+    "HeadState",
     "JournalListing",
     "ListSnapshot",
     "Savepoint",
@@ -98,6 +100,29 @@ class StoreHealth:
     store: str
     is_healthy: bool
     error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitedBroker:
+    """A broker whose spool a journal waits for."""
+
+    name: str
+    """Its zone and id, as in ``zone-a#broker-1``."""
+    is_running: bool
+    """Whether one of this name runs now. It stores what it has, or it came back without its spool."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadState:
+    """Whether a journal takes appends, and where they go on once its head is reset."""
+
+    head: int
+    """Byte offset."""
+    is_refused: bool
+    """Whether appends are refused. Gazette's brokers do not tell: then it is False."""
+    awaited: tuple[AwaitedBroker, ...] = ()
+    """Each of them holds all that was acknowledged, which may be more than is stored. What only they
+    hold behind `head` is lost to the journal if its head is reset before one of them is back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gazette_platform.client.results import (
         AppendResult,
         FragmentPage,
+        HeadState,
         JournalListing,
         ListSnapshot,
         Savepoint,
@@ -273,9 +274,13 @@ class Client:
             )
         )
 
-    def reset_head(self, journal: str) -> int:
+    def reset_head(self, journal: str, *, give_up: bool = False) -> int:
         """As `AsyncClient.reset_head`."""
-        return self._loop.run(self._client.reset_head(journal))
+        return self._loop.run(self._client.reset_head(journal, give_up=give_up))
+
+    def check_head(self, journal: str) -> HeadState:
+        """As `AsyncClient.check_head`."""
+        return self._loop.run(self._client.check_head(journal))
 
     def suspend(self, journal: str, *, force: bool = False) -> bool:
         """As `AsyncClient.suspend`."""

@@ -609,6 +609,7 @@ def _orders() -> Iterator[Case]:
             rpc("ListFragments", pb.FragmentsRequest(journal="fuzz/a"), header=header),
         ]
         asks += [rpc(_A + "Flush", admin_pb.FlushRequest(journal="fuzz/a"), header=header)]
+        asks += [rpc(_A + "ResetHead", admin_pb.ResetHeadRequest(journal="fuzz/a"), header=header)]
         yield Case(f"header-{name}", asks)
     revision = (1 << 63) - 1
     yield Case("revisions-that-never-come", [rpc("Read", pb.ReadRequest(journal="fuzz/a", min_etcd_revision=revision), end="cancel", times=300)])  # fmt: skip
@@ -705,7 +706,7 @@ def _twins() -> Iterator[Case]:
     me, hidden = {"token": "mine"}, HIDDEN
     steps = {
         "read": _read(hidden, **me), "append": append(hidden, b"x", **me), "fragments": _list_fragments(hidden, "mine"),
-        "flush": _flush(hidden, "mine"), "apply": apply(spec(hidden), **me), "delete": _delete(hidden, **me), "nested": apply(spec(hidden + "/x"), **me),
+        "flush": _flush(hidden, "mine"), "reset": _reset_head(hidden, "mine"), "apply": apply(spec(hidden), **me), "delete": _delete(hidden, **me), "nested": apply(spec(hidden + "/x"), **me),
         "savepoint": rpc(_A + "PutSavepoint", admin_pb.PutSavepointRequest(savepoint=admin_pb.Savepoint(name="mine", offsets={hidden: 1})), **me),
         "registers": append(hidden, b"", fields={"check_registers": pb.LabelSelector(include=labels(("kk", "x")))}, **me),
         "store": rpc("FragmentStoreHealth", pb.FragmentStoreHealthRequest(fragment_store=f"file:///{hidden}/"), **me),
@@ -722,6 +723,11 @@ def _read(journal: str, *, offset: int = 0, **arguments: Any) -> Step:
 
 def _list_fragments(journal: str, token: str) -> Step:
     return rpc("ListFragments", pb.FragmentsRequest(journal=journal), token=token)
+
+
+def _reset_head(journal: str, token: str) -> Step:
+    request = admin_pb.ResetHeadRequest(journal=journal, give_up=True)
+    return rpc(_A + "ResetHead", request, token=token)
 
 
 def _flush(journal: str, token: str = "fuzz") -> Step:

@@ -81,6 +81,7 @@ METHODS: dict[str, Method] = {
     _ADMIN + "DeleteSavepoint": Method(
         admin_pb.DeleteSavepointRequest, admin_pb.DeleteSavepointResponse
     ),
+    _ADMIN + "ResetHead": Method(admin_pb.ResetHeadRequest, admin_pb.ResetHeadResponse),
 }
 
 

@@ -24,7 +24,10 @@ METHODS = [
     *(f"/protocol.Journal/{name}" for name in ("Append", "Replicate", "Read", "List", "Apply")),
     *(f"/protocol.Journal/{name}" for name in ("ListFragments", "FragmentStoreHealth")),
     *(f"/gazette_platform.Admin/{name}" for name in ("Flush", "PutSavepoint", "GetSavepoint")),
-    *(f"/gazette_platform.Admin/{name}" for name in ("ListSavepoints", "DeleteSavepoint")),
+    *(
+        f"/gazette_platform.Admin/{name}"
+        for name in ("ListSavepoints", "DeleteSavepoint", "ResetHead")
+    ),
 ]
 
 

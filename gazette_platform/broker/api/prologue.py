@@ -23,7 +23,13 @@ if TYPE_CHECKING:
     from gazette_platform.protocol.auth import Claims
     from gazette_platform.protocol.pb import admin_pb2 as admin_pb, protocol_pb2 as pb
 
-    Routed = pb.AppendRequest | pb.ReadRequest | pb.FragmentsRequest | admin_pb.FlushRequest
+    Routed = (
+        pb.AppendRequest
+        | pb.ReadRequest
+        | pb.FragmentsRequest
+        | admin_pb.FlushRequest
+        | admin_pb.ResetHeadRequest
+    )
 
 __all__ = ["Found", "decode", "find", "find_readable", "found_of", "rules"]
 

@@ -15,6 +15,7 @@ from gazette_platform.broker.api.listing import ListApi
 from gazette_platform.broker.api.proxy import Proxy
 from gazette_platform.broker.api.read import ReadApi
 from gazette_platform.broker.api.replicate import ReplicateApi
+from gazette_platform.broker.api.reset_head import ResetHeadApi
 from gazette_platform.broker.wire.interface import Code, Denied, Kind, NotTaken, Rpc, RpcFailed
 from gazette_platform.errors import EtcdError, GazetteError
 from gazette_platform.protocol import Status
@@ -71,7 +72,7 @@ class BrokerService:
         self._append = AppendApi(context, resolver, proxy)
         self._read = ReadApi(context, resolver, proxy)
         fragments, admin = FragmentsApi(context, resolver, proxy), AdminApi(context, resolver)
-        replicate = ReplicateApi(resolver)
+        replicate, heads = ReplicateApi(resolver), ResetHeadApi(context, resolver)
         can = Capability
 
         self.append = self._client_stream("Append", can.APPEND, self._append.append)
@@ -87,6 +88,7 @@ class BrokerService:
             self._unary(_JOURNAL, "ListFragments", can.READ, fragments.list_fragments),
             self._unary(_JOURNAL, "FragmentStoreHealth", can.READ, fragments.fragment_store_health),
             self._unary(_ADMIN, "Flush", can.APPEND, admin.flush),
+            self._unary(_ADMIN, "ResetHead", can.APPEND, heads.reset_head),
             self._unary(_ADMIN, "PutSavepoint", can.APPLY, admin.put_savepoint),
             self._unary(_ADMIN, "GetSavepoint", can.LIST, admin.get_savepoint),
             self._unary(_ADMIN, "ListSavepoints", can.LIST, admin.list_savepoints),

@@ -411,19 +411,33 @@ class Planner:
 
     async def _claim(self, pending: Pending) -> events.Event:
         """Record in etcd who holds the journal. Holders that are away have some time to come back."""
-        request, spool = pending.machine.request, self._spool
-        is_reset = fsm.is_resetting(request)
-        end = max(spool.end, request.offset) if is_reset else spool.end
+        is_reset, spool = pending.machine.request.resets_head, self._spool
+        if is_reset:
+            problem = await self._journal.wait_ready()
+            if problem:
+                return events.Unhealthy(problem)
+            head = self._known_head()
+            if spool.end < head:
+                # First, so that what is given up never counts for the journal's beyond that.
+                return synced.SyncMismatch(head, None)
         if not self._replicator.is_synced:
             return synced.Invalidated()
         try:
-            found = await self._journal.claim(self._replicator.holders, end=end, is_reset=is_reset)
+            found = await self._journal.claim(
+                self._replicator.holders, end=spool.end, is_reset=is_reset
+            )
         except RpcFailed as err:
             await self._wait_unless_late(pending, err)
             return synced.Invalidated()
         if isinstance(found, GoOn):
             return synced.SyncMismatch(found.head, found.registers)
         return events.Written(found)
+
+    def _known_head(self) -> int:
+        """Where what is stored, or said in the spec to be, ends."""
+        spec = self._journal.spec
+        noted = spec.suspend.offset if spec is not None and spec.suspend is not None else 0
+        return max(self._journal.index.summary.end, noted)
 
     async def _wait_unless_late(self, pending: Pending, err: RpcFailed) -> None:
         """Wait a moment for what may pass. Raises: RpcFailed: `err`: the append has waited enough."""

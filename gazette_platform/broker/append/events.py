@@ -53,7 +53,8 @@ class AppendRequest:
     suspend: AppendSuspend = AppendSuspend.SUSPEND_RESUME
     min_revision: int = 0
     resets_head: bool = False
-    """Go on without content that only absent brokers hold. For brokers only; not on the wire."""
+    """Go on behind all that is stored, without content that only absent brokers hold. For brokers
+    only; not on the wire."""
     closes_fragment: bool = False
     """Close the open fragment first, even if no rule asks for it. For brokers only; not on the wire."""
 

@@ -13,7 +13,8 @@ The shell feeds events to `AppendFSM.step` and carries out the one effect that c
                    WrongRoute(revision)            Resolve(revision)
     ASSIGNMENTS    AssignmentsFresh                CountReplicas
                    Written(revision)               Resolve(revision)
-                   SyncMismatch(offset)            Sync(roll to where holders let go, their registers)
+                   SyncMismatch(offset)            Sync(roll to where the journal goes on, its registers)
+                   Unhealthy(text)                 Fail(FRAGMENT_STORE_UNHEALTHY)
     REPLICAS       Replicas(as many as wanted)     AwaitReady
                    Replicas(too many)              Resolve(revision + 1)
                    Replicas(too few, may wait)     Resolve(revision + 1)
@@ -89,7 +90,6 @@ __all__ = [
     "NS_PER_S",
     "AppendFSM",
     "State",
-    "is_resetting",
     "is_suspending",
     "must_roll",
     "preconditions",
@@ -213,7 +213,7 @@ class AppendFSM:
                 return self._resolve(revision)
             case ((State.ASSIGNMENTS | State.SUSPEND), Written(revision)):
                 return self._resolve(revision)
-            case State.READY, Unhealthy(text):
+            case ((State.ASSIGNMENTS | State.READY), Unhealthy(text)):
                 return self._fail(Status.FRAGMENT_STORE_UNHEALTHY, text)
             case State.STREAM, ContentBroken(text):
                 self.state = State.DONE
@@ -332,6 +332,8 @@ def preconditions(  # noqa: PLR0911  one per check
         return Sync(roll_to=suspend.offset)
     head = max(view.spool_end, view.index_end)
     is_behind = view.spool_end != head
+    if is_behind and request.resets_head:
+        return Sync(roll_to=head)
     if is_behind and request.offset == 0 and view.spec.flags.may_write:
         # The store has content that no replica knows of, and an append at our end would overlap
         # it. Read-only journals are exempt: they mirror a store that somebody else writes.
@@ -369,15 +371,6 @@ def _suspension(request: AppendRequest, view: ReplicaView, *, has_content: bool)
         case _:
             pass
     return None
-
-
-def is_resetting(request: AppendRequest) -> bool:
-    """Whether an operator says by this append that the journal goes on at its offset.
-
-    Gazette's `gazctl journals reset-head` uses these options, for which nobody else has a use.
-    """
-    keeps = request.suspend is AppendSuspend.SUSPEND_KEEP
-    return request.resets_head or (keeps and request.offset != 0)
 
 
 def is_suspending(request: AppendRequest) -> bool:

@@ -10,7 +10,7 @@ from gazette_platform.broker.epoch_store import read_record, write_record
 from gazette_platform.broker.epochs import Await, Claim, GoOn
 from gazette_platform.broker.journal.spec_writes import revision_after
 from gazette_platform.broker.side_keys import epoch_key
-from gazette_platform.broker.wire.interface import NotNow, RpcFailed
+from gazette_platform.broker.wire.interface import NotNow
 from gazette_platform.etcd import Compare, Delete, Put
 from gazette_platform.keyspace import assignments_prefix, encode_route, item_key
 from gazette_platform.protocol import SuspendLevel
@@ -23,9 +23,27 @@ if TYPE_CHECKING:
     from gazette_platform.etcd import Operation
     from gazette_platform.protocol import LabelSet
 
-__all__ = ["claim_journal"]
+__all__ = ["HoldersAway", "claim_journal"]
 
 _log = logging.getLogger(__name__)
+
+
+class HoldersAway(NotNow):
+    """Only brokers that do not serve a journal now hold all of it that was acknowledged.
+
+    Attributes:
+        holders: any one of them is enough.
+        why: the text, without the name of the journal.
+    """
+
+    def __init__(self, journal: str, holders: tuple[Holder, ...]) -> None:
+        self.holders = holders
+        self.why = (
+            f"only spools of {_names(holders)} hold all that was acknowledged, and none of them serves it now "
+            "(start one of them again with its --broker.spool-dir; if all of these are lost, "
+            "`gazctl journals reset-head` goes on behind what is stored)"
+        )
+        super().__init__(f"{journal}: {self.why}")
 
 
 async def claim_journal(
@@ -54,7 +72,7 @@ async def claim_journal(
         is_reset: as of `epochs.claim`.
 
     Returns: the revision to look at, whether or not the transaction succeeded; or where to begin first.
-    Raises: EtcdError; RpcFailed: UNAVAILABLE: only others hold what was acknowledged.
+    Raises: EtcdError; HoldersAway: only others hold what was acknowledged.
     Cancellation: leaves open whether it was written.
     """
     state, prefix = context.space.state, context.config.etcd_prefix
@@ -82,7 +100,7 @@ async def claim_journal(
     if isinstance(decision, Await):
         if decision.record is not None:
             await write_record(context.etcd, prefix, journal, decision.record, mod_revision)
-        raise _awaiting(journal, decision.holders)
+        raise HoldersAway(journal, decision.holders)
     if is_reset and record is not None and holders is not None:
         _tell_given_up(journal, record, holders, end)
     key = epoch_key(prefix, journal)
@@ -106,15 +124,6 @@ async def claim_journal(
         writes,
     )
     return await revision_after(context, result)
-
-
-def _awaiting(journal: str, holders: tuple[Holder, ...]) -> RpcFailed:
-    who = _names(holders)
-    return NotNow(
-        f"{journal}: only spools of {who} hold all that was acknowledged, and none of them serves it now "
-        "(start one of them again with its --broker.spool-dir; if all of these are lost, "
-        "`gazctl journals reset-head` goes on behind what is stored)"
-    )
 
 
 def _tell_given_up(journal: str, record: EpochRecord, holders: frozenset[Holder], end: int) -> None:

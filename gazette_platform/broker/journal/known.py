@@ -55,7 +55,7 @@ async def wait_known(replica: Replica, *, timeout_s: float) -> None:
                     return
     except TimeoutError as err:
         if _is_to_sync(replica):
-            what = "its primary is new, and has not heard from all replicas yet"
+            what = replica.awaiting or "its primary is new, and has not heard from all replicas yet"
         elif not index.first_refresh.is_set():
             what = "its stores are not listed yet (`gazctl journals store-health` tells why)"
         elif replica.hole_end > replica.noted_head:

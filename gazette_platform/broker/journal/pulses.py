@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gazette_platform.broker.context import BrokerContext
     from gazette_platform.broker.replicate.replicator import Replicator
 
-__all__ = ["PulsedJournal", "Pulses"]
+__all__ = ["PulsedJournal", "Pulses", "barrier"]
 
 _log = logging.getLogger(__name__)
 
@@ -135,3 +135,13 @@ class Pulses:
             await asyncio.wait((done, held_up), return_when=asyncio.FIRST_COMPLETED)
         finally:
             replica.watchers.discard(look)
+
+
+async def barrier(appender: Appender, request: events.AppendRequest) -> Outcome:
+    """Append nothing, for the sake of what that does, or finds.
+
+    Raises: RpcFailed. Cancellation: it may be done all the same.
+    """
+    done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+    appender.submit(Pending(machine=fsm.AppendFSM(request), done=done))
+    return await done

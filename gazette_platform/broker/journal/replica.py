@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.append.appender import Appender
-from gazette_platform.broker.append.batch import Outcome, Pending, view_of
+from gazette_platform.broker.append.batch import Outcome, view_of
 from gazette_platform.broker.append.content import RateBalance
 from gazette_platform.broker.epoch_store import delete_record
-from gazette_platform.broker.journal.claims import claim_journal
+from gazette_platform.broker.journal.claims import HoldersAway, claim_journal
 from gazette_platform.broker.journal.gaps import KNOWN_WAIT_S, Gaps
-from gazette_platform.broker.journal.pulses import Pulses
+from gazette_platform.broker.journal.pulses import Pulses, barrier
 from gazette_platform.broker.journal.spec_writes import write_suspend
 from gazette_platform.broker.journal.timers import FlushTimer, RefreshTimer
 from gazette_platform.broker.journal.unstored import ask_others
@@ -73,6 +73,9 @@ _SUSPEND_S = 15 * 60.0
 class Replica:
     """The local state of one journal."""
 
+    awaiting = ""
+    """Why nobody may append until a broker comes back, as it was last found; else empty."""
+
     def __init__(
         self,
         name: str,
@@ -115,7 +118,7 @@ class Replica:
             tasks=context.tasks,
             refresh=self.refresh,
             may_come=self._may_come,
-            ask=self._settle_others,
+            ask=self.settle_others,
         )
         self._refresher = Refresher(self.index, context.lister, context.clock)
         self._refresh_failures = 0
@@ -227,15 +230,20 @@ class Replica:
 
         A consistent route tells the allocator that every broker in it is in step.
         """
-        return await claim_journal(
-            self._context,
-            self.name,
-            self.create_revision,
-            holders,
-            end=end,
-            registers=self.spool.registers,
-            is_reset=is_reset,
-        )
+        self.awaiting = ""
+        try:
+            return await claim_journal(
+                self._context,
+                self.name,
+                self.create_revision,
+                holders,
+                end=end,
+                registers=self.spool.registers,
+                is_reset=is_reset,
+            )
+        except HoldersAway as err:
+            self.awaiting = err.why
+            raise
 
     @property
     def noted_head(self) -> int:
@@ -430,10 +438,10 @@ class Replica:
         if at >= 0:
             await self.gaps.wait_listed(at, lost_at=-math.inf)
 
-    async def _settle_others(self) -> bool:
+    async def settle_others(self) -> bool:
         """Have others store what they hold of the journal, then list it. Returns: whether that is done.
 
-        We store what we hold from before, too, as it is in no index of ours.
+        We store what we hold from before, too, as it is in no index of ours. Cancellation: safe.
         """
         spec = self.spec
         try:
@@ -499,12 +507,9 @@ class Replica:
         Raises: RpcFailed: as an append.
         Cancellation: the fragment is closed all the same, now or later.
         """
-        request = events.AppendRequest(
-            self.name, suspend=AppendSuspend.SUSPEND_NO_RESUME, closes_fragment=True
-        )
-        done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self.appender.submit(Pending(machine=fsm.AppendFSM(request), done=done))
-        return await done
+        mode = AppendSuspend.SUSPEND_NO_RESUME
+        request = events.AppendRequest(self.name, suspend=mode, closes_fragment=True)
+        return await barrier(self.appender, request)
 
     def on_tick(self) -> None:
         """A minute has passed: see whether the journal should be suspended.

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from gazette_platform.protocol.pb import protocol_pb2 as gazette__platform_dot_protocol_dot_pb_dot_protocol__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(gazette_platform/protocol/pb/admin.proto\x12\x10gazette_platform\x1a+gazette_platform/protocol/pb/protocol.proto\"\\\n\x0c\x46lushRequest\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12\x0f\n\x07journal\x18\x02 \x01(\t\x12\x19\n\x11min_etcd_revision\x18\x03 \x01(\x03\"`\n\rFlushResponse\x12 \n\x06status\x18\x01 \x01(\x0e\x32\x10.protocol.Status\x12 \n\x06header\x18\x02 \x01(\x0b\x32\x10.protocol.Header\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x03\"\xaa\x01\n\tSavepoint\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x39\n\x07offsets\x18\x02 \x03(\x0b\x32(.gazette_platform.Savepoint.OffsetsEntry\x12\x12\n\ncreated_at\x18\x03 \x01(\x03\x12\x10\n\x08journals\x18\x04 \x01(\x03\x1a.\n\x0cOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"V\n\x13PutSavepointRequest\x12.\n\tsavepoint\x18\x01 \x01(\x0b\x32\x1b.gazette_platform.Savepoint\x12\x0f\n\x07replace\x18\x02 \x01(\x08\"h\n\x14PutSavepointResponse\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12.\n\tsavepoint\x18\x02 \x01(\x0b\x32\x1b.gazette_platform.Savepoint\"#\n\x13GetSavepointRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"h\n\x14GetSavepointResponse\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12.\n\tsavepoint\x18\x02 \x01(\x0b\x32\x1b.gazette_platform.Savepoint\"\'\n\x15ListSavepointsRequest\x12\x0e\n\x06prefix\x18\x01 \x01(\t\"k\n\x16ListSavepointsResponse\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12/\n\nsavepoints\x18\x02 \x03(\x0b\x32\x1b.gazette_platform.Savepoint\"&\n\x16\x44\x65leteSavepointRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\";\n\x17\x44\x65leteSavepointResponse\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header2\xdc\x03\n\x05\x41\x64min\x12H\n\x05\x46lush\x12\x1e.gazette_platform.FlushRequest\x1a\x1f.gazette_platform.FlushResponse\x12]\n\x0cPutSavepoint\x12%.gazette_platform.PutSavepointRequest\x1a&.gazette_platform.PutSavepointResponse\x12]\n\x0cGetSavepoint\x12%.gazette_platform.GetSavepointRequest\x1a&.gazette_platform.GetSavepointResponse\x12\x63\n\x0eListSavepoints\x12\'.gazette_platform.ListSavepointsRequest\x1a(.gazette_platform.ListSavepointsResponse\x12\x66\n\x0f\x44\x65leteSavepoint\x12(.gazette_platform.DeleteSavepointRequest\x1a).gazette_platform.DeleteSavepointResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(gazette_platform/protocol/pb/admin.proto\x12\x10gazette_platform\x1a+gazette_platform/protocol/pb/protocol.proto\"\\\n\x0c\x46lushRequest\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12\x0f\n\x07journal\x18\x02 \x01(\t\x12\x19\n\x11min_etcd_revision\x18\x03 \x01(\x03\"`\n\rFlushResponse\x12 \n\x06status\x18\x01 \x01(\x0e\x32\x10.protocol.Status\x12 \n\x06header\x18\x02 \x01(\x0b\x32\x10.protocol.Header\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x03\"\x82\x01\n\x10ResetHeadRequest\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12\x0f\n\x07journal\x18\x02 \x01(\t\x12\x19\n\x11min_etcd_revision\x18\x03 \x01(\x03\x12\x0f\n\x07\x64ry_run\x18\x04 \x01(\x08\x12\x0f\n\x07give_up\x18\x05 \x01(\x08\"\xc8\x01\n\x11ResetHeadResponse\x12 \n\x06status\x18\x01 \x01(\x0e\x32\x10.protocol.Status\x12 \n\x06header\x18\x02 \x01(\x0b\x32\x10.protocol.Header\x12\x0c\n\x04head\x18\x03 \x01(\x03\x12\x13\n\x0bwas_refused\x18\x04 \x01(\x08\x12\x30\n\x07\x61waited\x18\x05 \x03(\x0b\x32\x1f.gazette_platform.AwaitedBroker\x12\x1a\n\x12store_health_error\x18\x06 \x01(\t\"I\n\rAwaitedBroker\x12$\n\x02id\x18\x01 \x01(\x0b\x32\x18.protocol.ProcessSpec.ID\x12\x12\n\nis_running\x18\x02 \x01(\x08\"\xaa\x01\n\tSavepoint\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x39\n\x07offsets\x18\x02 \x03(\x0b\x32(.gazette_platform.Savepoint.OffsetsEntry\x12\x12\n\ncreated_at\x18\x03 \x01(\x03\x12\x10\n\x08journals\x18\x04 \x01(\x03\x1a.\n\x0cOffsetsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"V\n\x13PutSavepointRequest\x12.\n\tsavepoint\x18\x01 \x01(\x0b\x32\x1b.gazette_platform.Savepoint\x12\x0f\n\x07replace\x18\x02 \x01(\x08\"h\n\x14PutSavepointResponse\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12.\n\tsavepoint\x18\x02 \x01(\x0b\x32\x1b.gazette_platform.Savepoint\"#\n\x13GetSavepointRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"h\n\x14GetSavepointResponse\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12.\n\tsavepoint\x18\x02 \x01(\x0b\x32\x1b.gazette_platform.Savepoint\"\'\n\x15ListSavepointsRequest\x12\x0e\n\x06prefix\x18\x01 \x01(\t\"k\n\x16ListSavepointsResponse\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header\x12/\n\nsavepoints\x18\x02 \x03(\x0b\x32\x1b.gazette_platform.Savepoint\"&\n\x16\x44\x65leteSavepointRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\";\n\x17\x44\x65leteSavepointResponse\x12 \n\x06header\x18\x01 \x01(\x0b\x32\x10.protocol.Header2\xb2\x04\n\x05\x41\x64min\x12H\n\x05\x46lush\x12\x1e.gazette_platform.FlushRequest\x1a\x1f.gazette_platform.FlushResponse\x12T\n\tResetHead\x12\".gazette_platform.ResetHeadRequest\x1a#.gazette_platform.ResetHeadResponse\x12]\n\x0cPutSavepoint\x12%.gazette_platform.PutSavepointRequest\x1a&.gazette_platform.PutSavepointResponse\x12]\n\x0cGetSavepoint\x12%.gazette_platform.GetSavepointRequest\x1a&.gazette_platform.GetSavepointResponse\x12\x63\n\x0eListSavepoints\x12\'.gazette_platform.ListSavepointsRequest\x1a(.gazette_platform.ListSavepointsResponse\x12\x66\n\x0f\x44\x65leteSavepoint\x12(.gazette_platform.DeleteSavepointRequest\x1a).gazette_platform.DeleteSavepointResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,26 +38,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FLUSHREQUEST']._serialized_end=199
   _globals['_FLUSHRESPONSE']._serialized_start=201
   _globals['_FLUSHRESPONSE']._serialized_end=297
-  _globals['_SAVEPOINT']._serialized_start=300
-  _globals['_SAVEPOINT']._serialized_end=470
-  _globals['_SAVEPOINT_OFFSETSENTRY']._serialized_start=424
-  _globals['_SAVEPOINT_OFFSETSENTRY']._serialized_end=470
-  _globals['_PUTSAVEPOINTREQUEST']._serialized_start=472
-  _globals['_PUTSAVEPOINTREQUEST']._serialized_end=558
-  _globals['_PUTSAVEPOINTRESPONSE']._serialized_start=560
-  _globals['_PUTSAVEPOINTRESPONSE']._serialized_end=664
-  _globals['_GETSAVEPOINTREQUEST']._serialized_start=666
-  _globals['_GETSAVEPOINTREQUEST']._serialized_end=701
-  _globals['_GETSAVEPOINTRESPONSE']._serialized_start=703
-  _globals['_GETSAVEPOINTRESPONSE']._serialized_end=807
-  _globals['_LISTSAVEPOINTSREQUEST']._serialized_start=809
-  _globals['_LISTSAVEPOINTSREQUEST']._serialized_end=848
-  _globals['_LISTSAVEPOINTSRESPONSE']._serialized_start=850
-  _globals['_LISTSAVEPOINTSRESPONSE']._serialized_end=957
-  _globals['_DELETESAVEPOINTREQUEST']._serialized_start=959
-  _globals['_DELETESAVEPOINTREQUEST']._serialized_end=997
-  _globals['_DELETESAVEPOINTRESPONSE']._serialized_start=999
-  _globals['_DELETESAVEPOINTRESPONSE']._serialized_end=1058
-  _globals['_ADMIN']._serialized_start=1061
-  _globals['_ADMIN']._serialized_end=1537
+  _globals['_RESETHEADREQUEST']._serialized_start=300
+  _globals['_RESETHEADREQUEST']._serialized_end=430
+  _globals['_RESETHEADRESPONSE']._serialized_start=433
+  _globals['_RESETHEADRESPONSE']._serialized_end=633
+  _globals['_AWAITEDBROKER']._serialized_start=635
+  _globals['_AWAITEDBROKER']._serialized_end=708
+  _globals['_SAVEPOINT']._serialized_start=711
+  _globals['_SAVEPOINT']._serialized_end=881
+  _globals['_SAVEPOINT_OFFSETSENTRY']._serialized_start=835
+  _globals['_SAVEPOINT_OFFSETSENTRY']._serialized_end=881
+  _globals['_PUTSAVEPOINTREQUEST']._serialized_start=883
+  _globals['_PUTSAVEPOINTREQUEST']._serialized_end=969
+  _globals['_PUTSAVEPOINTRESPONSE']._serialized_start=971
+  _globals['_PUTSAVEPOINTRESPONSE']._serialized_end=1075
+  _globals['_GETSAVEPOINTREQUEST']._serialized_start=1077
+  _globals['_GETSAVEPOINTREQUEST']._serialized_end=1112
+  _globals['_GETSAVEPOINTRESPONSE']._serialized_start=1114
+  _globals['_GETSAVEPOINTRESPONSE']._serialized_end=1218
+  _globals['_LISTSAVEPOINTSREQUEST']._serialized_start=1220
+  _globals['_LISTSAVEPOINTSREQUEST']._serialized_end=1259
+  _globals['_LISTSAVEPOINTSRESPONSE']._serialized_start=1261
+  _globals['_LISTSAVEPOINTSRESPONSE']._serialized_end=1368
+  _globals['_DELETESAVEPOINTREQUEST']._serialized_start=1370
+  _globals['_DELETESAVEPOINTREQUEST']._serialized_end=1408
+  _globals['_DELETESAVEPOINTRESPONSE']._serialized_start=1410
+  _globals['_DELETESAVEPOINTRESPONSE']._serialized_end=1469
+  _globals['_ADMIN']._serialized_start=1472
+  _globals['_ADMIN']._serialized_end=2034
 # @@protoc_insertion_point(module_scope)

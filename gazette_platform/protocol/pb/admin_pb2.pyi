@@ -27,6 +27,44 @@ class FlushResponse(_message.Message):
     end: int
     def __init__(self, status: _Optional[_Union[_protocol_pb2.Status, str]] = ..., header: _Optional[_Union[_protocol_pb2.Header, _Mapping]] = ..., end: _Optional[int] = ...) -> None: ...
 
+class ResetHeadRequest(_message.Message):
+    __slots__ = ("header", "journal", "min_etcd_revision", "dry_run", "give_up")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_FIELD_NUMBER: _ClassVar[int]
+    MIN_ETCD_REVISION_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    GIVE_UP_FIELD_NUMBER: _ClassVar[int]
+    header: _protocol_pb2.Header
+    journal: str
+    min_etcd_revision: int
+    dry_run: bool
+    give_up: bool
+    def __init__(self, header: _Optional[_Union[_protocol_pb2.Header, _Mapping]] = ..., journal: _Optional[str] = ..., min_etcd_revision: _Optional[int] = ..., dry_run: bool = ..., give_up: bool = ...) -> None: ...
+
+class ResetHeadResponse(_message.Message):
+    __slots__ = ("status", "header", "head", "was_refused", "awaited", "store_health_error")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    WAS_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    AWAITED_FIELD_NUMBER: _ClassVar[int]
+    STORE_HEALTH_ERROR_FIELD_NUMBER: _ClassVar[int]
+    status: _protocol_pb2.Status
+    header: _protocol_pb2.Header
+    head: int
+    was_refused: bool
+    awaited: _containers.RepeatedCompositeFieldContainer[AwaitedBroker]
+    store_health_error: str
+    def __init__(self, status: _Optional[_Union[_protocol_pb2.Status, str]] = ..., header: _Optional[_Union[_protocol_pb2.Header, _Mapping]] = ..., head: _Optional[int] = ..., was_refused: bool = ..., awaited: _Optional[_Iterable[_Union[AwaitedBroker, _Mapping]]] = ..., store_health_error: _Optional[str] = ...) -> None: ...
+
+class AwaitedBroker(_message.Message):
+    __slots__ = ("id", "is_running")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    IS_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    id: _protocol_pb2.ProcessSpec.ID
+    is_running: bool
+    def __init__(self, id: _Optional[_Union[_protocol_pb2.ProcessSpec.ID, _Mapping]] = ..., is_running: bool = ...) -> None: ...
+
 class Savepoint(_message.Message):
     __slots__ = ("name", "offsets", "created_at", "journals")
     class OffsetsEntry(_message.Message):

@@ -39,6 +39,11 @@ class AdminStub(object):
                 request_serializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.FlushRequest.SerializeToString,
                 response_deserializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.FlushResponse.FromString,
                 _registered_method=True)
+        self.ResetHead = channel.unary_unary(
+                '/gazette_platform.Admin/ResetHead',
+                request_serializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.ResetHeadRequest.SerializeToString,
+                response_deserializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.ResetHeadResponse.FromString,
+                _registered_method=True)
         self.PutSavepoint = channel.unary_unary(
                 '/gazette_platform.Admin/PutSavepoint',
                 request_serializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.PutSavepointRequest.SerializeToString,
@@ -68,6 +73,15 @@ class AdminServicer(object):
         """Close the open fragment of a journal, and answer once all of the journal is in its store.
         Needs the capability APPEND. Any broker forwards it to the primary, which has others persist what
         they hold of the journal: asked by it, they answer NOT_JOURNAL_PRIMARY_BROKER once they have.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResetHead(self, request, context):
+        """Let appends to a journal go on that its brokers refuse, since what they miss is lost: behind all
+        that is stored. Needs APPEND. Any broker forwards it to the primary. Where nothing is refused,
+        nothing is done. UNAVAILABLE: it cannot be told yet, or another broker still stores content of it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -109,6 +123,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Flush,
                     request_deserializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.FlushRequest.FromString,
                     response_serializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.FlushResponse.SerializeToString,
+            ),
+            'ResetHead': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResetHead,
+                    request_deserializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.ResetHeadRequest.FromString,
+                    response_serializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.ResetHeadResponse.SerializeToString,
             ),
             'PutSavepoint': grpc.unary_unary_rpc_method_handler(
                     servicer.PutSavepoint,
@@ -158,6 +177,33 @@ class Admin(object):
             '/gazette_platform.Admin/Flush',
             gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.FlushRequest.SerializeToString,
             gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.FlushResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResetHead(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gazette_platform.Admin/ResetHead',
+            gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.ResetHeadRequest.SerializeToString,
+            gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.ResetHeadResponse.FromString,
             options,
             channel_credentials,
             insecure,

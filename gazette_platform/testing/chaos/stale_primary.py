@@ -77,7 +77,7 @@ class StalePrimary:
         self._cluster.pause(old)
         try:
             await self._primary(client, name, instead_of=old)
-            await client.reset_head(name)
+            await client.reset_head(name, give_up=True)
             await recording.append(name, self._payload("after"))
             calls = [AppendCall(stub, name) for _ in range(_STALE_APPENDS)]
             sent = [await self._send(call, number) for number, call in enumerate(calls)]

@@ -10,6 +10,7 @@ from gazette_platform.errors import (
     GazetteError,
     IndexHasGreaterOffset,
     SetupError,
+    Suspended,
     WrongAppendOffset,
 )
 from gazette_platform.ops.tasks import TaskGroup
@@ -163,13 +164,10 @@ class Workload:
         if lacking:
             return lacking
         for name in config.all_names if may_reset else config.journal_names:
-            try:
-                await client.append(name, b"")
-            except IndexHasGreaterOffset:
-                if not may_reset:
-                    raise
-                await client.reset_head(name)
+            if may_reset and await _is_refused(client, name):
+                await client.reset_head(name, give_up=True)
                 self._scene.took_part["heads reset by need"] += 1
+            await client.append(name, b"")
         return set()
 
     async def _reset_a_head(self, client: AsyncClient) -> None:
@@ -182,6 +180,14 @@ class Workload:
         with contextlib.suppress(IndexHasGreaterOffset, WrongAppendOffset):
             await client.reset_head(name)  # unless appends come too fast
             self._scene.took_part[_RESETS] += 1
+
+
+async def _is_refused(client: AsyncClient, name: str) -> bool:
+    """Whether a journal refuses appends for what is lost."""
+    try:
+        return (await client.check_head(name)).is_refused
+    except Suspended:
+        return False
 
 
 def _is_suspended(spec: JournalSpec) -> bool:

@@ -1,0 +1,87 @@
+"""Where appends to a journal go on that its brokers refuse, since what they miss may be lost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gazette_platform.client.auth import Capability
+from gazette_platform.client.results import AwaitedBroker, HeadState
+from gazette_platform.client.wire import CALL_ERRORS, decoded
+from gazette_platform.errors import GazetteError, SpoolsAwaited, status_error
+from gazette_platform.protocol import Status
+from gazette_platform.protocol.pb import admin_pb2 as pb
+
+if TYPE_CHECKING:
+    from gazette_platform.client.transport import Transport
+
+__all__ = ["awaiting", "reset_head"]
+
+_RESET_HEAD = "/gazette_platform.Admin/ResetHead"
+
+
+async def reset_head(
+    transport: Transport, journal: str, *, dry_run: bool = False, give_up: bool = False
+) -> HeadState:
+    """Let appends go on, unless brokers are awaited; see `AsyncClient.reset_head`.
+
+    Args:
+        dry_run: only tell how it is.
+        give_up: do it even if brokers are awaited.
+
+    Returns: how it was before, and the head of now.
+    Raises: CallFailed: UNIMPLEMENTED: a broker of Gazette's own. StatusError, TransportError.
+    Cancellation: leaves open whether it was done.
+    """
+    patience = transport.patience()
+    while True:
+        try:
+            return await _ask(transport, journal, dry_run=dry_run, give_up=give_up)
+        except GazetteError as err:
+            if not err.retriable:
+                raise
+            await patience.wait(err)
+
+
+async def _ask(transport: Transport, journal: str, *, dry_run: bool, give_up: bool) -> HeadState:
+    wire = transport.wire(journal, primary=True)
+    call = wire.channel.unary_unary(
+        _RESET_HEAD, request_serializer=pb.ResetHeadRequest.SerializeToString
+    )
+    request = pb.ResetHeadRequest(
+        journal=journal,
+        min_etcd_revision=transport.min_revision(),
+        dry_run=dry_run,
+        give_up=give_up,
+    )
+    try:
+        with wire:
+            raw = await call(
+                request,
+                timeout=transport.config.call_timeout_s,
+                metadata=transport.auth.metadata(Capability.APPEND, journal),
+            )
+    except CALL_ERRORS as err:
+        raise transport.failed(err, wire, journal, f"reset of the head of {journal}") from err
+    response = decoded(pb.ResetHeadResponse, raw)
+    transport.learn(journal, response.header)
+    status = Status.from_wire(response.status)
+    if status is not Status.OK:
+        raise status_error(status.name, response.store_health_error, journal=journal)
+    return HeadState(
+        response.head,
+        response.was_refused,
+        tuple(
+            AwaitedBroker(f"{one.id.zone}#{one.id.suffix}", one.is_running)
+            for one in response.awaited
+        ),
+    )
+
+
+def awaiting(journal: str, state: HeadState) -> SpoolsAwaited:
+    """The error of a reset that would give up content."""
+    who = ", ".join(one.name for one in state.awaited)
+    return SpoolsAwaited(
+        f"{journal}: content behind {state.head} that only spools of {who} hold would be given up "
+        "(start one of these with its spool; or, if they are lost, give it up: with give_up, or "
+        "`gazctl journals reset-head --yes`)"
+    )
