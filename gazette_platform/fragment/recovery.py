@@ -128,6 +128,9 @@ def _recover(
     assert home.former is not None
     slots = home.slots(block)
     records = [head_records.decode_record(slot) for slot in slots]
+    is_torn = home.former.is_of_this_boot and any(
+        record is None and any(slot) for record, slot in zip(records, slots, strict=True)
+    )
     latest = max((r for r in records if r is not None), key=lambda r: r.number, default=None)
     ordinals = sorted({int(path.name.split(".")[1]) for path in paths})
     tenure = Tenure.recovered(home, header, block, latest, ordinal=max(ordinals, default=0))
@@ -139,16 +142,15 @@ def _recover(
     states = _sealed_states(found, ordinals)
     if latest is not None:
         _take_head(found, latest, states, is_kept=is_kept)
-        is_torn = any(one is None and any(slot) for one, slot in zip(records, slots, strict=True))
-        if is_torn and is_kept:
+        if is_torn:
             # The end of a process tears no record: as long as the machine runs, a write within a slot
             # is either there or not. So the disk is damaged, and maybe the newer record is lost, of
             # which somebody was told.
             _log.error("%s: a record of its end is torn, maybe the last one", header.journal)
-            is_kept = found.is_whole = False
+            found.is_whole = False
     # A file without a record is a draft that was never committed. After a power failure it may also
     # be a file whose record is lost.
-    is_draft = latest is not None and is_kept
+    is_draft = latest is not None and is_kept and not is_torn
     named = {torn.path for torn in found.torn}
     for ordinal in sorted({*ordinals, *states}):
         path = tenure.path(ordinal, "content")

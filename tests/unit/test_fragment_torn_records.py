@@ -69,7 +69,9 @@ def test_a_torn_record_may_be_the_last_one(tmp_path, number):
     damage(left_by(OWNER, tmp_path, 5, len(CONTENT)), number)
     home, found = recovered(tmp_path)
     assert not found.is_whole
-    assert found.end == (len(CONTENT) if number == 1 else 5), "what it has is the journal's"
+    end = len(CONTENT) if number == 1 else 5
+    assert found.end == end
+    assert [one.state.end for one in found.fragments] == [end], "what it has is the journal's"
     found.release()
     home.close()
 
