@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import grpc  # type: ignore[import-untyped]
@@ -26,6 +27,8 @@ __all__ = ["check_replicas", "check_store", "read_finals"]
 _POLL_S = 0.05
 _CALL_S = 20.0
 _REPLICAS_S = 30.0
+# How often a replica may move while it is read.
+_MOVES_MAX = 2
 
 Contents = dict[str, tuple[int, bytes]]
 """By journal: the offset of the first byte, and all bytes."""
@@ -103,21 +106,43 @@ async def check_replicas(
     Returns: what is wrong.
     """
     wrong: list[str] = []
-    async with scene.client(retry_timeout_s=_REPLICAS_S) as client:
-        routes = {item.name: item.route for item in await client.list()}
-    for broker, endpoint in endpoints.items():
-        async with grpc.aio.insecure_channel(endpoint.removeprefix("http://")) as channel:
-            stub = protocol_pb2_grpc.JournalStub(channel)  # type: ignore[no-untyped-call]
-            for name, (begin, content) in contents.items():
-                if any(member.suffix == broker for member in routes[name].members):
-                    text = await _check_replica(stub, name, begin, content)
-                    if text:
-                        wrong.append(f"{broker}, asked by itself: {text}")
-    for name in contents:
-        count = len(routes[name].members)
-        if count < replication:
-            wrong.append(f"{name} has {count} replicas of {replication} at the end")
+    async with contextlib.AsyncExitStack() as stack:
+        client = await stack.enter_async_context(scene.client(retry_timeout_s=_REPLICAS_S))
+        stubs = {}
+        for broker, endpoint in endpoints.items():
+            target = endpoint.removeprefix("http://")
+            channel = await stack.enter_async_context(grpc.aio.insecure_channel(target))
+            stubs[broker] = protocol_pb2_grpc.JournalStub(channel)  # type: ignore[no-untyped-call]
+        for name in contents:
+            wrong += await _check_replicas(client, stubs, name, contents[name], replication)
     return wrong
+
+
+async def _check_replicas(
+    client: AsyncClient,
+    stubs: Mapping[str, Any],
+    name: str,
+    content: tuple[int, bytes],
+    replication: int,
+) -> list[str]:
+    """Returns: what is wrong with the replicas of one journal, which may move meanwhile."""
+    moves = 0
+    while True:
+        route = (await client.get(name)).route
+        brokers = sorted(member.suffix for member in route.members)
+        texts = [await _check_replica(stubs[broker], name, *content) for broker in brokers]
+        wrong = [
+            f"{broker}, asked by itself: {text}"
+            for broker, text in zip(brokers, texts, strict=True)
+            if text
+        ]
+        if len(brokers) < replication:
+            wrong.append(f"{name} has {len(brokers)} replicas of {replication} at the end")
+        # Another broker may have taken the place of one, since all journals were resumed just now.
+        is_moved = (await client.get(name)).route.members != route.members
+        if not wrong or not is_moved or moves == _MOVES_MAX:
+            return wrong
+        moves += 1
 
 
 async def _check_replica(stub: Any, name: str, begin: int, content: bytes) -> str:
