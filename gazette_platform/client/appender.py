@@ -1,4 +1,4 @@
-"""One append: one RPC, retried while nothing says that it cannot succeed."""
+"""One append: one RPC, which is retried unless it is clear that it cannot succeed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AppendOptions", "Content", "ContentSource", "append"]
 
-# What may be appended: all at once, or in pieces of any size.
+# What may be appended: bytes all at once, or in pieces of any size.
 ContentSource = (
     bytes
     | bytearray
@@ -52,7 +52,7 @@ ContentSource = (
 # Seconds for which small pieces of content are collected before they are sent as one message.
 _JOIN_S = 0.1
 
-# gRPC codes that another attempt cannot cure.
+# gRPC codes of errors that another attempt does not cure.
 _TERMINAL_CODES = frozenset(
     {"UNAUTHENTICATED", "PERMISSION_DENIED", "INVALID_ARGUMENT", "UNIMPLEMENTED"}
 )
@@ -63,19 +63,24 @@ class AppendOptions:
     """Conditions and effects of an append beyond its content."""
 
     offset: int = 0
-    """Offset that the append must begin at; 0 does not check."""
+    """Offset that the append must begin at; 0: any."""
     check_registers: LabelSelector | None = None
-    """Selector that the journal's registers must match, unless there are none."""
+    """Selector that the journal's registers must match, unless the journal has none."""
     union_registers: LabelSet | None = None
     """Labels that replace all registers of the same names."""
     subtract_registers: LabelSet | None = None
-    """Labels that are removed from the registers where all values of a name are the same."""
+    """Labels to remove from the registers; a name is removed where all of its values are the same."""
     suspend: AppendSuspend = AppendSuspend.SUSPEND_RESUME
     min_revision: int = 0
-    """Revision of etcd that the broker must know first, as `apply` returned it; 0: any."""
+    """Revision of etcd that the broker must have seen, as `apply` returned it; 0: any."""
 
     def request(self, journal: str, *, min_revision: int = 0) -> bytes:
-        """The first message of the RPC. Args: min_revision: in place of the option."""
+        """The first message of the RPC.
+
+        Args:
+            journal: its name.
+            min_revision: used in place of the option, if it is not 0.
+        """
         message = pb.AppendRequest(
             journal=journal,
             offset=self.offset,
@@ -93,11 +98,11 @@ class AppendOptions:
 
 @final
 class Content:
-    """Content of an append as encoded messages, again for each attempt where possible.
+    """Content of an append as encoded messages, made again for each attempt if that is possible.
 
     Attributes:
-        is_spent: a one-shot iterator has begun, so that there can be no other attempt.
-        attempts: how often it was sent whole and not refused: the most times that it is committed.
+        is_spent: whether a one-shot iterator has begun, so that there can be no other attempt.
+        attempts: how often all of it was sent and not refused; it was committed no more often.
     """
 
     def __init__(self, source: ContentSource) -> None:
@@ -112,7 +117,7 @@ class Content:
             self._is_replayable = iter_is_fresh(source)
 
     def whole(self) -> memoryview | None:
-        """The content, if it is there at once."""
+        """The content, if all of it is in memory."""
         return self._view
 
     @property
@@ -133,7 +138,7 @@ class Content:
     async def messages(self) -> AsyncIterator[bytes]:
         """Encoded content messages of up to `CONTENT_CHUNK_BYTES`.
 
-        Small pieces are joined, but not for long: brokers end an append when no content comes.
+        Small pieces are joined, but soon sent: brokers end an append if no content comes.
         """
         if self._view is not None:
             for message in encoded_messages(self._view):
@@ -159,7 +164,7 @@ class Content:
 
 
 def iter_is_fresh(source: object) -> bool:
-    """Whether iterating `source` twice gives everything twice: true of lists, not of generators."""
+    """Whether each iteration of `source` gives everything: true of lists, not of generators."""
     if isinstance(source, AsyncIterable):
         return not isinstance(source, AsyncIterator)
     return not isinstance(source, Iterator)
@@ -190,16 +195,22 @@ async def append(
 ) -> AppendResult:
     """Append `content` to `journal` as one atomic span.
 
-    At-least-once: an attempt whose answer was lost is made again and may then be there twice.
-    With an `offset` it is there once, or not at all.
+    At-least-once: if the answer of an attempt is lost, another one is made, and the content may then
+    be there twice. With an `offset` it is there once or not at all.
 
     Args:
+        transport: reaches the brokers.
+        journal: its name.
+        content: what to append.
+        options: conditions and effects.
         retry_failed: also retry gRPC errors that brokers answered, as background writers do.
 
-    Raises: StatusError: the broker refused; nothing was appended.
-        OutcomeUnknown: it refused, but may have appended an attempt before.
+    Raises:
+        StatusError: the broker refused; nothing was appended.
+        OutcomeUnknown: it refused, but an attempt before may have been appended.
         TransportError: no broker answered; see its `may_be_applied`.
-    Cancellation: the RPC is cancelled; whether it was committed is unknown.
+
+    Cancellation: the RPC is cancelled; whether the append was committed is unknown.
     """
     request = options.request(journal, min_revision=transport.min_revision(options.min_revision))
     patience = transport.patience()
@@ -245,12 +256,12 @@ def _may_retry(err: GazetteError, content: Content, *, retry_failed: bool) -> bo
 
 
 class _CallOver(Exception):
-    """No message can be sent any more: the caller reads the broker's answer or error next."""
+    """No more messages can be sent: the caller reads the broker's answer or error next."""
 
 
 @final
 class _Attempt:
-    """One RPC. A broken send means that the broker has answered already, so its answer decides."""
+    """One RPC. If sending fails, the broker has answered already, and its answer decides."""
 
     def __init__(self, transport: Transport, journal: str, content: Content) -> None:
         self._transport = transport
@@ -259,9 +270,9 @@ class _Attempt:
         self._is_sent = False
 
     def may_be_applied(self, err: GazetteError) -> bool:
-        """Whether the content may have been committed though the RPC failed.
+        """Whether the content may have been committed although the RPC failed.
 
-        Without a commit marker brokers roll back, and what they refuse they have not committed.
+        Without a commit marker brokers roll back, and what they refused they have not committed.
         """
         is_refusal = isinstance(err, StatusError) or (
             isinstance(err, CallFailed) and err.code in _TERMINAL_CODES
@@ -269,12 +280,12 @@ class _Attempt:
         return self._is_sent and not is_refusal
 
     def was_refused(self) -> None:
-        """The broker has not committed it, and will not."""
+        """The broker has not committed the content, and will not."""
         if self._is_sent:
             self._content.attempts -= 1
 
     async def run(self, wire: Wire, request: bytes) -> pb.AppendResponse:
-        """Raises: TransportError; DataError: the answer is none; what the content raises."""
+        """Raises: TransportError; DataError: the answer is malformed; what the content raises."""
         transport, journal = self._transport, self._journal
         what = f"append to {journal}"
         call = wire.append(metadata=transport.auth.metadata(Capability.APPEND, journal))
@@ -292,7 +303,7 @@ class _Attempt:
                     raise transport.failed(err, wire, journal, what) from err
         except TimeoutError as err:
             if not stall.expired():
-                raise  # the caller's own, out of its iterator
+                raise  # an error of the caller's iterator
             transport.forget(journal)
             raise CallUnanswered(
                 f"{what}: broker {wire.endpoint} took or answered nothing for {stall_s} s; "
@@ -316,7 +327,7 @@ class _Attempt:
                 if len(view) > CONTENT_CHUNK_BYTES:
                     stall.reschedule(loop.time() + stall_s)
         else:
-            # The caller's iterator may wait as long as it likes; only the broker may not.
+            # The caller's iterator may take as long as it likes; only the broker may not.
             stall.reschedule(None)
             async with _until_over(call):
                 async for message in self._content.messages():
@@ -335,7 +346,7 @@ class _Attempt:
 
 @contextlib.asynccontextmanager
 async def _until_over(call: Any) -> AsyncIterator[None]:
-    """Leave the block when the call ends: a broker may refuse while a caller's iterator waits.
+    """Leave the block when the call ends, as a broker may refuse while a caller's iterator waits.
 
     Raises: _CallOver: the call ended first.
     """
@@ -361,7 +372,7 @@ async def _until_over(call: Any) -> AsyncIterator[None]:
 
 
 async def _write(call: Any, message: bytes) -> None:
-    # A function of its own, so that errors of the caller's iterator are not taken for those of the call.
+    # A function by itself, so that errors of the caller's iterator are not taken for the call's.
     try:
         await call.write(message)
     except CALL_ERRORS as err:

@@ -48,15 +48,15 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncClient"]
 
-# Each attempt fails only if the head moved meanwhile.
+# An attempt fails only if the head has moved meanwhile.
 _RESET_ATTEMPTS = 5
 
-# Journals that are flushed, or asked for their write heads, at a time.
+# How many journals are flushed, or asked for their write heads, at the same time.
 _JOURNALS_AT_A_TIME = 32
 
 T = TypeVar("T")
 
-# Aliases, because within the class `list` is a method.
+# Aliases, because inside the class `list` is a method.
 JournalListings = list[JournalListing]
 FragmentListings = list[FragmentListing]
 Savepoints = list[Savepoint]
@@ -66,9 +66,9 @@ Savepoints = list[Savepoint]
 class AsyncClient:
     """Lists, applies, appends to and reads journals of a cluster of brokers.
 
-    Opens no connection before the first call. Belongs to the event loop it is first used on.
-    Every call retries what is likely to pass, for as long as `ClientConfig` says, and raises a
-    `StatusError` for what brokers refuse and a `TransportError` for what they did not answer.
+    Opens no connection before the first call, and belongs to the event loop that makes it. Every call
+    retries what is likely to pass, for as long as `ClientConfig` says. It raises a `StatusError` for
+    what brokers refuse, and a `TransportError` if they did not answer.
     """
 
     def __init__(self, config: ClientConfig | None = None, *, clock: Clock | None = None) -> None:
@@ -92,7 +92,7 @@ class AsyncClient:
     async def close(self) -> None:
         """End background appends and calls, and close all connections. May be called again.
 
-        What append writers have not committed is lost: close them first.
+        What append writers have not committed is lost, so close them first.
         """
         if self._is_closed:
             return
@@ -112,7 +112,7 @@ class AsyncClient:
         Args:
             selector: as ``name:prefix=a/,region=eu``; empty matches all.
 
-        Raises: ValidationError: the selector does not parse. TransportError.
+        Raises: ValidationError: the selector does not parse; TransportError.
         Cancellation: safe.
         """
         return [*await self.list_snapshot(selector)]
@@ -127,7 +127,7 @@ class AsyncClient:
     async def watch(
         self, selector: LabelSelector | str = ""
     ) -> AsyncGenerator[JournalListings, None]:
-        """As `list`, at once and again after each change of specs; routes alone do not count.
+        """As `list`, at once and again after each change of specs; changes of routes alone do not count.
 
         Cancellation: safe; ends the watch, as leaving the iteration does.
         """
@@ -137,7 +137,8 @@ class AsyncClient:
     async def get(self, journal: str) -> JournalListing:
         """The listing of one journal.
 
-        Raises: JournalNotFound. Cancellation: safe.
+        Raises: JournalNotFound.
+        Cancellation: safe.
         """
         name = _journal(journal)
         selector = LabelSelector(include=LabelSet.of(name=strip_meta(name)))
@@ -150,11 +151,15 @@ class AsyncClient:
 
         Args:
             changes: each with the revision it expects: 0 to create, -1 not to check.
-            batch_size: changes a transaction; 0 is all. Batches before a failed one stay applied.
+            batch_size: changes per transaction; 0: all. Batches before a failed one stay applied.
 
         Returns: revision of etcd after the last transaction.
-        Raises: EtcdTransactionFailed: somebody changed a journal since; ValidationError;
+
+        Raises:
+            EtcdTransactionFailed: somebody has changed a journal since.
+            ValidationError: a change is invalid.
             TransportError: whether it was applied is unknown.
+
         Cancellation: whether it was applied is unknown.
         """
         if batch_size < 0:
@@ -178,19 +183,23 @@ class AsyncClient:
     ) -> AppendResult:
         """Append all of `data` as one span: readers see all of it or nothing.
 
-        At-least-once: an append whose answer was lost is made again. Content that comes out of a
-        one-shot iterator cannot be, and then the error surfaces. Content must keep coming, too:
-        brokers roll back a stream slower than their minimum rate (64 KiB/s unless configured).
+        At-least-once: if the answer to an append is lost, the append is made again. Content of a
+        one-shot iterator cannot be sent again; then the error is raised. Content must also keep
+        coming: brokers roll back a stream that is slower than their minimum rate (64 KiB/s unless
+        configured).
 
         Args:
+            journal: its name.
             data: bytes, or an iterable of them, plain or async.
-            offset: where it must begin; 0 does not check.
+            offset: where it must begin; 0: anywhere.
             check_registers: must match the journal's registers, if it has any.
-            union_registers, subtract_registers: changes to them; need content.
-            min_revision: what `apply` returned elsewhere: the broker waits until it knows of it.
+            union_registers: labels to set in the registers; needs content.
+            subtract_registers: labels to remove from the registers; needs content.
+            suspend: what to do about a suspended journal, or whether to suspend it.
+            min_revision: what `apply` returned elsewhere; the broker waits until it has seen it.
 
         Returns: where it was committed.
-        Raises: StatusError: refused, nothing was appended. TransportError: outcome unknown.
+        Raises: StatusError: refused, nothing was appended; TransportError: the outcome is unknown.
         Cancellation: rolls back, unless all content was sent: then the outcome is unknown.
         """
         if offset < 0:
@@ -218,8 +227,12 @@ class AsyncClient:
         """A writer that turns many small writes into few appends; see `AppendWriter`.
 
         Args:
-            batch_bytes_max: a batch that reaches it takes no more writes.
-            buffer_bytes_max: bytes not yet committed from which on `write` waits.
+            journal: its name.
+            check_registers: as of `append`, for each batch.
+            union_registers: as of `append`, for each batch.
+            subtract_registers: as of `append`, for each batch.
+            batch_bytes_max: a batch of this size takes no more writes.
+            buffer_bytes_max: `write` waits while so many bytes are not committed yet.
         """
         options = AppendOptions(
             check_registers=check_registers,
@@ -252,15 +265,16 @@ class AsyncClient:
         """Content of a journal from `offset` on; see `Reader`.
 
         Args:
-            offset: first byte; -1 is the write head.
-            block: wait there for more, for ever.
-            end_offset: where to end; 0 is none.
-            metadata_only: no content, only `Reader`'s attributes.
-            begin_mod_time: Unix seconds; skip fragments persisted before.
-            direct: fetch persisted fragments from their store where it can be reached.
+            journal: its name.
+            offset: first byte; -1: the write head.
+            block: whether to wait for more at the write head, for ever.
+            end_offset: where to end; 0: nowhere.
+            metadata_only: whether to fetch no content, only `Reader`'s attributes.
+            begin_mod_time: Unix seconds; fragments persisted before are skipped.
+            direct: whether to fetch persisted fragments from their store, if it can be reached.
             on_jump: what to do about content that is gone.
-            min_revision: as for `append`; what this client itself applied is known to whoever
-                answers it.
+            min_revision: as for `append`. What this client itself has applied is known to every
+                broker that answers it.
         """
         options = ReadOptions(
             block=block,
@@ -306,8 +320,12 @@ class AsyncClient:
         """One page of `fragments`, for callers that bound their work.
 
         Args:
+            journal: its name.
+            begin_mod_time: as of `fragments`.
+            end_mod_time: as of `fragments`.
             next_page_token: begin offset to list from.
-            page_limit: fragments; 0 is 1000.
+            page_limit: fragments per page; 0: 1000.
+            ttl_s: as of `fragments`.
         """
         return await listing.fragment_page(
             self._transport,
@@ -355,14 +373,16 @@ class AsyncClient:
         page_limit: int = 0,
         ttl_s: float = 0,
     ) -> FragmentListings:
-        """All fragments of a journal, by offset; those only in brokers have no backing store.
+        """All fragments of a journal, by offset. Those that only brokers hold have no backing store.
 
         Args:
-            begin_mod_time, end_mod_time: Unix seconds, inclusive; 0 is no bound. An end leaves out
-                what is not persisted.
+            journal: its name.
+            begin_mod_time: Unix seconds, inclusive; 0: no bound.
+            end_mod_time: Unix seconds, inclusive; 0: no bound. A bound leaves out what is not
+                persisted.
             next_page_token: begin offset to list from.
-            page_limit: fragments a request; 0 is 1000.
-            ttl_s: seconds that signed URLs are good for; 0 asks for none.
+            page_limit: fragments per request; 0: 1000.
+            ttl_s: seconds that signed URLs are good for; 0: no signed URLs.
 
         Raises: JournalNotFound, Suspended, NotAllowed, TransportError. Cancellation: safe.
         """
@@ -377,12 +397,20 @@ class AsyncClient:
         return [fragment async for page in pages for fragment in page.fragments]
 
     async def reset_head(self, journal: str, *, give_up: bool = False) -> int:
-        """Let appends go on behind all that the store holds, after brokers lost their spools.
+        """Let appends go on behind all that is stored, when brokers that held more do not come back.
 
-        Args: give_up: what only brokers hold that are away, and that may come back.
+        What only those brokers hold is given up. If they come back, they set it aside.
+
+        Args:
+            journal: its name.
+            give_up: whether to go on even if such brokers may come back.
+
         Returns: the write head.
-        Raises: SpoolsAwaited: there are such brokers; `check_head` names them. StatusError,
-            TransportError.
+        Raises:
+            SpoolsAwaited: there are such brokers; `check_head` names them.
+            StatusError: the broker refused.
+            TransportError: no broker answered.
+
         Cancellation: leaves open whether it was done.
         """
         try:
@@ -412,7 +440,7 @@ class AsyncClient:
             try:
                 await self.append(journal, b"", offset=head, suspend=AppendSuspend.SUSPEND_KEEP)
             except (IndexHasGreaterOffset, WrongAppendOffset):
-                # Somebody appended in between, or the broker told the head before it had listed
+                # Somebody has appended meanwhile, or the broker gave its head before it had listed
                 # the store, which it has done by now.
                 if attempt == _RESET_ATTEMPTS:
                     raise
@@ -423,7 +451,8 @@ class AsyncClient:
     async def suspend(self, journal: str, *, force: bool = False) -> bool:
         """Suspend a journal that is idle and flushed; `force` flushes it now.
 
-        Returns: whether the journal is suspended now. Raises: StatusError, TransportError.
+        Returns: whether the journal is suspended now.
+        Raises: StatusError, TransportError.
         """
         mode = AppendSuspend.SUSPEND_NOW if force else AppendSuspend.SUSPEND_IF_FLUSHED
         try:
@@ -438,8 +467,8 @@ class AsyncClient:
         """Whether brokers can use a fragment store.
 
         Args:
-            check_delete_prefix: also probe deletion under this prefix, which may be empty; None
-                does not.
+            store: its URL.
+            check_delete_prefix: also probe deletion under this prefix, which may be empty; None: not.
         """
         return await listing.check_store(
             self._transport, store, check_delete_prefix=check_delete_prefix
@@ -460,9 +489,11 @@ class AsyncClient:
             timeout_s: seconds.
 
         Returns: for each journal that matches, the offset below which all is in the store.
-        Raises: StatusError: a journal cannot be flushed, such as one without stores.
+        Raises:
+            StatusError: a journal cannot be flushed, for example because it has no stores.
             TransportError: a store did not take the content in time; brokers go on trying.
-        Cancellation: fragments may be closed.
+
+        Cancellation: some fragments may be closed.
         """
         names = [journal.name for journal in await self.list_snapshot(selector)]
         ends = await _each(
@@ -482,12 +513,12 @@ class AsyncClient:
 
         Args:
             name: letters, numbers and ``-_+/.``.
-            selector: whose write heads are kept, as of about now: each is asked for by itself.
+            selector: journals whose write heads are kept, as of about now: they are asked one by one.
             offsets: keep these instead, by journal.
-            replace: whether a savepoint of that name may exist.
+            replace: whether a savepoint of that name may exist already.
 
-        Raises: SavepointExists; ValidationError: no journal matches. StatusError, TransportError.
-        Cancellation: it may be stored or not.
+        Raises: SavepointExists; ValidationError: no journal matches; StatusError, TransportError.
+        Cancellation: leaves open whether it was stored.
         """
         if offsets is None:
             journals = (await self.list_snapshot(selector)).journals
@@ -508,7 +539,11 @@ class AsyncClient:
         return await admin.get_savepoint(self._transport, name)
 
     async def list_savepoints(self, prefix: str = "") -> Savepoints:
-        """Savepoints by name, without their offsets. Args: prefix: of their names."""
+        """Savepoints by name, without their offsets.
+
+        Args:
+            prefix: of their names.
+        """
         return await admin.list_savepoints(self._transport, prefix)
 
     async def delete_savepoint(self, name: str) -> None:
@@ -538,7 +573,7 @@ def _selector(selector: LabelSelector | str) -> LabelSelector:
 
 
 def _journal(name: str) -> str:
-    """`name`, if it is valid: the broker would refuse a request with a bad one."""
+    """`name`, if it is valid; brokers refuse requests with one that is not."""
     try:
         validate_journal_name(name, meta=True)
     except ValidationError as err:

@@ -1,7 +1,7 @@
 """What a Hive partition holds so far, kept in its own parameters in the metastore.
 
-This makes registration idempotent by content: if the ranges cover the bytes of a fragment, it was
-counted before, whatever a cursor says, and a crash between any two steps repeats no row.
+This makes registration idempotent by content. If the ranges cover the bytes of a fragment, it was
+counted before, whatever a cursor says, so that a crash between any two steps repeats no row.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ __all__ = ["PartitionState"]
 
 _STATE = "gazette.state"
 _VERSION = 1
-# A parameter holds 4,000 characters in the oldest metastores: 60 ranges fit in any case.
+# A parameter has 4,000 characters in the oldest metastores, which is room for 60 ranges in any case.
 _RANGES_MAX = 60
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionState:
-    """Totals of a Hive partition. ``journal`` is empty while nothing is in it."""
+    """Totals of a Hive partition. ``journal`` is empty while the partition holds nothing."""
 
     journal: str = ""
     ranges: tuple[tuple[int, int], ...] = ()
     """Covered bytes [begin, end) of the journal, merged, ascending."""
     fragments: int = 0
     rows: int | None = 0
-    """Lines; None once a fragment could not be read."""
+    """Lines; None if some fragment could not be read."""
     content_bytes: int = 0
-    """Decompressed bytes of all fragments; more than the ranges hold if fragments overlap."""
+    """Decompressed bytes of all fragments. If fragments overlap, the ranges cover fewer."""
     stored_bytes: int | None = 0
-    """Size of the files; None if they do not lie on this machine."""
+    """Size of the files; None if they are not on this machine."""
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> PartitionState:
         """The state kept in `parameters`; empty if there is none.
 
-        Raises: LakeError: it is there and cannot be read.
+        Raises: LakeError: there is one, but it cannot be read.
         """
         text = parameters.get(_STATE)
         if text is None:
@@ -80,7 +80,7 @@ class PartitionState:
             "content_bytes": self.content_bytes,
             "stored_bytes": self.stored_bytes,
         }
-        # Otherwise the metastore would list the directory at every change, to count its files.
+        # Without these the metastore would list the directory at every change, to count its files.
         parameters = {
             _STATE: json.dumps(state, separators=(",", ":")),
             "DO_NOT_UPDATE_STATS": "true",
@@ -122,7 +122,15 @@ class PartitionState:
         stored_bytes: int,
         left: Iterable[tuple[int, int]],
     ) -> PartitionState:
-        """The state without one fragment that was counted. Args: left: bytes of those that stay."""
+        """The state without one fragment that was counted.
+
+        Args:
+            begin: of the fragment; journal offset.
+            end: of the fragment; journal offset.
+            rows: in it.
+            stored_bytes: size of its file.
+            left: spans of the fragments that stay.
+        """
         kept = [
             (max(b, low), min(e, high))
             for b, e in self.ranges
@@ -164,9 +172,9 @@ def _merged(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
         else:
             merged.append((begin, end))
     if len(merged) > _RANGES_MAX:
-        # Sixty holes in one hour of one journal: the smallest one is taken as covered, so that the
-        # state stays small. Engines still see all files; a fragment that later fills just this
-        # hole is not counted.
+        # There are more than sixty holes in one hour of one journal. The smallest one is taken as
+        # covered, so that the state stays small. Engines still see all files, but a fragment that
+        # later fills just this hole is not counted.
         gaps = [merged[i + 1][0] - merged[i][1] for i in range(len(merged) - 1)]
         at = gaps.index(min(gaps))
         merged[at : at + 2] = [(merged[at][0], merged[at + 1][1])]

@@ -1,11 +1,11 @@
 """Tokens: what their bearer may do, and the keys that sign and verify them.
 
-A token is a JWT whose claims are a mask of capabilities and a label selector: it lets its bearer
+A token is a JWT whose claims are a mask of capabilities and a label selector. It lets its bearer
 do these things to the journals that the selector matches, until it expires. Keys are symmetric and
-shared by all brokers and by the clients that sign for themselves; the first one of a list signs,
-any one verifies, so that keys are rotated by putting a new one first, process after process.
+shared by all brokers and by the clients that sign for themselves. The first key of a list signs, and
+any of them verifies, so keys are rotated by putting a new one first, one process after the other.
 
-No module of this file reads a clock or a file: callers pass the time.
+Nothing here reads a clock or a file: callers pass the time.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ __all__ = [
 ]
 
 LEEWAY_S = 5.0
-"""Seconds by which the clocks of who signs and who verifies may differ."""
+"""Seconds by which the clocks of signers and verifiers may differ."""
 
-# `AA==`, a single zero byte, is no key: it says that calls without a token are admitted, for as
-# long as clients are given theirs.
+# `AA==`, a single zero byte, is not a key. It says that calls without a token are admitted, as long as
+# not all clients have theirs.
 _ADMIT_ALL = b"\0"
 
-# Claims that are looked at; tokens may hold others.
+# The claims that are looked at; tokens may have others.
 _CLAIMS = ("cap", "sel", "exp", "iat", "nbf")
 
-# Whoever has seen one token can try keys against it without asking anybody: 2^128 of them are out
-# of reach, and what a person can remember is not.
+# Whoever has seen one token can try keys against it without asking anybody. 2^128 keys are too many to
+# try, but what a person can remember is not.
 _KEY_BYTES_MIN = 16
 
 _SIGNING_ALGORITHM = "HS256"
@@ -60,11 +60,11 @@ _ALGORITHMS = ["HS256", "HS384"]
 
 
 class _AnyLength(HMACAlgorithm):
-    """HMAC with keys as short as operators made them for Gazette, which takes any."""
+    """HMAC with keys of any length, because Gazette takes short ones too."""
 
     @override
     def check_key_length(self, key: Any) -> None:
-        """Say nothing."""
+        """Accept any length."""
 
 
 def _signatures() -> jwt.PyJWS:
@@ -74,7 +74,7 @@ def _signatures() -> jwt.PyJWS:
     return signatures
 
 
-# The claims are looked at here, with the caller's clock: PyJWT has one of its own.
+# The times among the claims are checked here, because PyJWT would use a clock of its own.
 _JWS = _signatures()
 
 
@@ -93,11 +93,11 @@ class Capability(enum.IntFlag):
 
 
 class Unauthenticated(GazetteError):
-    """A call has no token, or one that does not verify. The text is Gazette's."""
+    """A call has no token, or one that does not verify. The text of the error is Gazette's."""
 
 
 class Forbidden(Unauthenticated):
-    """A token is valid, but does not allow this. As in Gazette, its code on the wire is UNAUTHENTICATED."""
+    """A token is valid, but does not allow this call. As in Gazette, its wire code is UNAUTHENTICATED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Claims:
     """Unix seconds; None: never."""
 
     def require(self, capability: Capability) -> None:
-        """Raises: Forbidden: it is not among the capabilities."""
+        """Raises: Forbidden: the capability is not among the claims."""
         if self.capability & capability != capability:
             raise Forbidden(f"authorization is missing required {capability.name} capability")
 
@@ -134,8 +134,8 @@ class Claims:
     def from_payload(cls, payload: Mapping[str, Any]) -> Self:
         """The claims of a verified token.
 
-        Raises: Unauthenticated: they are malformed, or their selector says what is not understood:
-            as if it were not there, the token would be good for more journals than was meant.
+        Raises: Unauthenticated: they are malformed, or their selector has something unknown in it. If
+            that were ignored, the token would be good for more journals than was meant.
         """
         payload = _fields(payload, _CLAIMS)
         capability = payload.get("cap", 0)
@@ -155,7 +155,7 @@ class Claims:
 
 
 ALL_CLAIMS = Claims()
-"""Those of every call while a broker has no keys."""
+"""The claims of every call while a broker has no keys."""
 
 
 @final
@@ -163,8 +163,8 @@ class KeyRing:
     """Keys that sign and verify tokens.
 
     Args:
-        text: base64 keys, separated by blanks or commas. ``AA==`` among them admits calls without a
-            token, and needs another key beside it.
+        text: base64 keys, separated by blanks or commas. ``AA==`` admits calls without a token, and
+            needs another key beside it.
 
     Raises: ValidationError: a key is not base64, or there is none.
     """
@@ -173,28 +173,34 @@ class KeyRing:
         keys = [_key(index, part) for index, part in enumerate(re.split(r"[,\s]+", text)) if part]
         self._keys = [key for key in keys if key != _ADMIT_ALL]
         self.admits_all = len(self._keys) < len(keys)
-        """Whether calls without a token pass."""
+        """Whether calls without a token are admitted."""
         self.short = [
             index
             for index, key in enumerate(keys)
             if key != _ADMIT_ALL and len(key) < _KEY_BYTES_MIN
         ]
-        """Indices of the keys that are short enough to be guessed. Gazette takes any, and so do we."""
+        """Indices of the keys that are short enough to be guessed. Gazette takes them, and so do we."""
         if not self._keys:
             raise ValidationError(
                 "holds no key that could sign (make one with `head -c 32 /dev/urandom | base64`)",
             )
 
     def sign(self, claims: Claims, *, now: float, lifetime_s: int) -> str:
-        """A token, signed by the first key. Args: now: Unix seconds."""
+        """A token, signed by the first key.
+
+        Args:
+            claims: of the bearer.
+            now: Unix seconds.
+            lifetime_s: seconds until it expires.
+        """
         payload = claims.payload(issued_at=int(now), lifetime_s=lifetime_s)
         return _JWS.encode(orjson.dumps(payload), self._keys[0], algorithm=_SIGNING_ALGORITHM)
 
     def verify(self, token: str) -> Mapping[str, Any]:
-        """The payload of a token that one of the keys signed; its times are not looked at.
+        """The payload of a token that one of the keys signed. Its times are not checked.
 
-        Returns: the claims known here by their names in lower case, others as they are.
-        Raises: Unauthenticated: it is malformed, or no key fits.
+        Returns: the claims; the names of those known here are in lower case, the others as they came.
+        Raises: Unauthenticated: the token is malformed, or no key fits.
         """
         if not token.isascii():
             raise _malformed("it is not ASCII")
@@ -223,6 +229,7 @@ def check_times(payload: Mapping[str, Any], now: float) -> None:
     """Refuse a token that has expired, or is not valid yet.
 
     Args:
+        payload: of the token.
         now: Unix seconds.
 
     Raises: Unauthenticated.
@@ -244,7 +251,7 @@ def check_times(payload: Mapping[str, Any], now: float) -> None:
 def _key(index: int, text: str) -> bytes:
     try:
         key = base64.b64decode(text, validate=True)
-    except ValueError as err:  # binascii.Error, or of what is not ASCII
+    except ValueError as err:  # binascii.Error, or the text is not ASCII
         raise ValidationError(f"key {index} is not base64: {err}") from err
     if not key:
         raise ValidationError(f"key {index} is empty")
@@ -254,7 +261,7 @@ def _key(index: int, text: str) -> bytes:
 def _json(raw: bytes) -> Any:
     """The value of a payload. Raises: JSONDecodeError; Unauthenticated: a key comes twice.
 
-    Readers differ in which one of two equal keys counts, and so in what the token allows.
+    If two keys are equal, readers differ in which one counts, and so in what the token allows.
     """
     value = orjson.loads(raw)  # which is strict, and bounds the depth
     json.loads(raw, object_pairs_hook=_refuse_twice, parse_int=len)
@@ -269,12 +276,14 @@ def _refuse_twice(pairs: list[tuple[str, Any]]) -> None:
 def _fields(
     holder: Mapping[str, Any], names: tuple[str, ...], *, where: str = ""
 ) -> dict[str, Any]:
-    """The fields of an object, whose keys are matched as Go matches them: in any case.
+    """The fields of an object. As in Go, upper and lower case of their keys are the same.
 
     Args:
-        where: the path of an object that may hold nothing beyond `names`; empty: any.
+        holder: the object.
+        names: of the fields.
+        where: path of the object, if it may have no other fields than `names`; empty: it may.
 
-    Raises: Unauthenticated: another key, or one twice.
+    Raises: Unauthenticated: there is another field, or one comes twice.
     """
     out: dict[str, Any] = {}
     for key, value in holder.items():

@@ -1,7 +1,7 @@
 """Protobuf put together and taken apart by hand, for tests that must not trust generated classes.
 
-Writers of other languages use freedom that ours does not: fields in any order, padded varints, zero
-fields that are written, empty messages that are present. `number` and `blob` write any of it.
+Writers in other languages use freedoms that ours does not: fields in any order, padded varints, zeros
+that are written out, empty messages that are present. `number` and `blob` can write all of these.
 
 >>> decode(blob(1, "a/journal") + number(2, 3, padded_to=4))
 {1: [b'a/journal'], 2: [3]}
@@ -15,13 +15,18 @@ from typing import Any, TypeAlias
 __all__ = ["Fields", "blob", "decode", "number", "only", "varint"]
 
 Fields: TypeAlias = "dict[int, list[Any]]"
-"""Values by field number: ints, and bytes of what has a length."""
+"""Values by field number: ints, and bytes for what has a length."""
 
 _WORD = (1 << 64) - 1
 
 
 def varint(value: int, *, padded_to: int = 0) -> bytes:
-    """A varint; of ten bytes if negative. Args: padded_to: bytes that it has at least."""
+    """A varint. A negative number takes ten bytes.
+
+    Args:
+        value: 64 bits.
+        padded_to: bytes that it has at least.
+    """
     value &= _WORD
     out = bytearray()
     while value > 0x7F or len(out) + 1 < padded_to:
@@ -32,12 +37,24 @@ def varint(value: int, *, padded_to: int = 0) -> bytes:
 
 
 def number(field: int, value: int, *, padded_to: int = 0) -> bytes:
-    """An integer, a bool or an enum. Args: padded_to: as `varint`."""
+    """An integer, a bool or an enum.
+
+    Args:
+        field: its number.
+        value: of the field.
+        padded_to: as of `varint`.
+    """
     return varint(field << 3) + varint(value, padded_to=padded_to)
 
 
 def blob(field: int, value: bytes | str, *, padded_to: int = 0) -> bytes:
-    """A string, bytes or a message. Args: padded_to: bytes that its length has at least."""
+    """A string, bytes or a message.
+
+    Args:
+        field: its number.
+        value: of the field.
+        padded_to: bytes that its length has at least.
+    """
     raw = value.encode() if isinstance(value, str) else value
     return varint(field << 3 | 2) + varint(len(raw), padded_to=padded_to) + raw
 
@@ -82,7 +99,7 @@ def _read_varint(raw: bytes, at: int) -> tuple[int, int]:
 
 
 def only(fields: Fields, field: int, default: Any = None) -> Any:
-    """The value of a field that is there once, or `default` if it is not there.
+    """The value of a field that is there once, or `default` if it is absent.
 
     Raises: ValueError: it is there more than once.
     """

@@ -1,4 +1,4 @@
-"""Entries of etcd that nobody ever wrote in earnest: each is told once, and costs itself alone."""
+"""Odd entries in etcd, which no program meant to write: each is logged once, and costs only itself."""
 
 from __future__ import annotations
 
@@ -72,7 +72,11 @@ class Mirror:
         self.space.apply_snapshot(RangeResult(header, tuple(kvs), len(kvs)))
 
     def change(self, *changes):
-        """One revision. Args: changes: pairs of key and value; None removes."""
+        """One revision.
+
+        Args:
+            changes: pairs of key and value; None removes the key.
+        """
         revision = next(self.revisions)
         events = [
             Event(KeyValue(key, value or b"", revision, revision, 1, 0), is_delete=value is None)

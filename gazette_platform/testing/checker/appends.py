@@ -33,7 +33,7 @@ __all__ = [
 
 
 def check_acknowledgements(journal: str, appends: Sequence[Append]) -> Iterator[Anomaly]:
-    """Acknowledged intervals are as long as what was sent, begin where asked, and are disjoint."""
+    """Acknowledged intervals are as long as what was sent, begin where asked, and do not overlap."""
     acknowledged = sorted(
         (op for op in appends if op.outcome is Outcome.OK),
         key=lambda op: (op.begin, op.end, op.invoked_at),
@@ -62,7 +62,7 @@ def check_acknowledgements(journal: str, appends: Sequence[Append]) -> Iterator[
 
 
 def place(final: FinalContent, appends: Sequence[Append], index: ContentIndex) -> list[Segment]:
-    """Cut the final content into appends, acknowledged ones first where they belong.
+    """Cut the final content into appends; first those acknowledged, where they were acknowledged.
 
     Returns: segments in the order of the journal, without gaps.
     """
@@ -72,7 +72,7 @@ def place(final: FinalContent, appends: Sequence[Append], index: ContentIndex) -
         (op for op in appends if op.outcome is Outcome.OK and op.content), key=lambda op: op.begin
     ):
         if op.begin < at:
-            continue  # pruned, or overlapping, which the acknowledgements tell
+            continue  # pruned, or overlapping, which `check_acknowledgements` reports
         begin = op.begin - final.begin
         if final.content[begin : begin + len(op.content)] == op.content:
             index.uses[op.id] += 1
@@ -91,7 +91,7 @@ def place(final: FinalContent, appends: Sequence[Append], index: ContentIndex) -
 def check_placement(
     final: FinalContent, appends: Sequence[Append], index: ContentIndex, segments: list[Segment]
 ) -> Iterator[Anomaly]:
-    """Nothing acknowledged is lost, nothing failed is there, nothing is there too often."""
+    """No acknowledged content is lost, no failed append is there, and nothing is there too often."""
     journal = final.journal
     found: dict[int, list[Segment]] = {}
     for segment in segments:
@@ -111,7 +111,7 @@ def check_placement(
             yield Anomaly("duplicate", journal, text, (op,))
         if op.offset and op.outcome is not Outcome.FAIL:
             for segment in places:
-                # Where it was acknowledged is looked at with the acknowledgements.
+                # Acknowledged appends are checked with the acknowledgements.
                 if segment.begin != op.offset and not segment.is_acknowledged:
                     text = f"{op.label} was to begin at {op.offset}, and is at {where}"
                     yield Anomaly("inconsistent-offsets", journal, text, (op,))
@@ -120,7 +120,13 @@ def check_placement(
 def check_pruned(
     final: FinalContent, appends: Sequence[Append], pruned_to: int
 ) -> Iterator[Anomaly]:
-    """Nothing acknowledged is gone from the begin but what was deleted. Args: pruned_to: its end."""
+    """Of the acknowledged content, only what was deleted is missing at the beginning.
+
+    Args:
+        final: what is there.
+        appends: all of them.
+        pruned_to: journal offset up to which content was deleted.
+    """
     for op in appends:
         if op.outcome is Outcome.OK and op.content and pruned_to <= op.begin < final.begin:
             text = (
@@ -154,7 +160,7 @@ def _misplaced(
 
 
 def _stray(final: FinalContent, index: ContentIndex, segment: Segment) -> Anomaly:
-    """Bytes that are no whole append."""
+    """Bytes that are not a whole append."""
     content = final.content[segment.begin - final.begin : segment.end - final.begin]
     where = f"[{segment.begin}, {segment.end})"
     parts = index.torn(content)
@@ -170,7 +176,7 @@ def _stray(final: FinalContent, index: ContentIndex, segment: Segment) -> Anomal
 def check_barriers(
     final: FinalContent, appends: Sequence[Append], segments: Sequence[Segment]
 ) -> Iterator[Anomaly]:
-    """An append without content tells of a head: a place between two appends, or the end."""
+    """An append without content is answered with a head: a place between two appends, or the end."""
     begins = [segment.begin for segment in segments]
     for op in appends:
         if op.outcome is not Outcome.OK or op.content or op.begin < final.begin:
@@ -191,10 +197,10 @@ def check_barriers(
 def check_refusals(
     final: FinalContent, appends: Sequence[Append], segments: Sequence[Segment]
 ) -> Iterator[Anomaly]:
-    """Who was refused for a wrong offset had named another than the head, at some point.
+    """An append that was refused for a wrong offset named one that was not the head at some point.
 
-    That is certain only where the head cannot have moved meanwhile: nothing lies at the offset that
-    was invoked before the refusal, and nothing was given up that may have been there for a while.
+    That can be told only if the head cannot have moved meanwhile: if nothing that was invoked before
+    the refusal lies at the offset, and no append was given up that may have been there for a while.
     """
     acknowledged = Acknowledged(appends)
     at_begin = {segment.begin: segment.op for segment in segments}
@@ -225,7 +231,7 @@ def check_refusals(
 def check_order(
     journal: str, appends: Sequence[Append], segments: Sequence[Segment]
 ) -> Iterator[Anomaly]:
-    """An append that ended before another was invoked lies before it.
+    """An append that ended before another one was invoked lies before it.
 
     An append of unknown outcome may be applied at any time after its invocation, and so may the
     earlier attempts of one that was acknowledged.
