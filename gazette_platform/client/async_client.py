@@ -489,6 +489,7 @@ class AsyncClient:
             timeout_s: seconds.
 
         Returns: for each journal that matches, the offset below which all is in the store.
+
         Raises:
             StatusError: a journal cannot be flushed, for example because it has no stores.
             TransportError: a store did not take the content in time; brokers go on trying.
