@@ -406,6 +406,7 @@ class AsyncClient:
             give_up: whether to go on even if such brokers may come back.
 
         Returns: the write head.
+
         Raises:
             SpoolsAwaited: there are such brokers; `check_head` names them.
             StatusError: the broker refused.
