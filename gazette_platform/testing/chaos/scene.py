@@ -114,10 +114,17 @@ class Scene:
         )
 
     @contextlib.asynccontextmanager
-    async def client(self, *, retry_timeout_s: float) -> AsyncIterator[AsyncClient]:
-        """A client that is patient."""
+    async def client(
+        self, *, retry_timeout_s: float, call_timeout_s: float | None = None
+    ) -> AsyncIterator[AsyncClient]:
+        """A client that is patient.
+
+        Args:
+            call_timeout_s: of one attempt; None: as of one that is not patient.
+        """
         patient = replace(
             self.single_config,
+            call_timeout_s=call_timeout_s or self.single_config.call_timeout_s,
             retry_timeout_s=retry_timeout_s,
             connect_timeout_s=max(retry_timeout_s, 1.0),
         )

@@ -73,13 +73,14 @@ async def _flush(scene: Scene, client: AsyncClient, name: str) -> None:
 
 
 async def run_upkeep(scene: Scene, seed: int) -> None:
-    """Change specs, suspend journals, and delete the oldest fragments of one."""
+    """Change specs, suspend journals, reset heads, and delete the oldest fragments of one."""
     rng = random.Random(f"upkeep/{seed}")  # noqa: S311  it must be repeatable
     async with scene.client(retry_timeout_s=_CALL_S) as client:
         upkeep = _Upkeep(scene, client, rng)
         works: list[tuple[str, Callable[[], Awaitable[object]]]] = [
             ("spec changes", upkeep.change_spec),
             ("suspensions", upkeep.suspend),
+            ("head resets", upkeep.reset_head),
             ("prunes", upkeep.prune),
         ]
         turn = 0
@@ -116,6 +117,10 @@ class _Upkeep:
             await self._client.suspend(name, force=self._rng.random() < 0.7)
         finally:
             scene.suspensions.append((asked_at, scene.clock.monotonic(), name))
+
+    async def reset_head(self) -> None:
+        # That changes nothing, whoever is away: what only others hold is not given up by that.
+        await self._client.reset_head(self._name())
 
     async def prune(self) -> None:
         """Append to the pruned journal, roll its fragment, and delete all but its newest ones."""

@@ -6,13 +6,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.errors import (
-    GazetteError,
-    IndexHasGreaterOffset,
-    SetupError,
-    Suspended,
-    WrongAppendOffset,
-)
+from gazette_platform.errors import GazetteError, SetupError, Suspended
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import FragmentSpec, JournalChange, JournalSpec, SuspendLevel
 from gazette_platform.testing.chaos.readers import run_reader
@@ -28,7 +22,6 @@ __all__ = ["Workload"]
 _NS = 1_000_000_000
 _POLL_S = 0.2
 _FLUSH_S = 30.0
-_RESETS = "head resets"
 # One that a fault broke may be under way still, and one more may be given up.
 _STREAMS_WAITED = 3.5
 
@@ -136,7 +129,8 @@ class Workload:
         try:
             async with (
                 asyncio.timeout(timeout_s),
-                self._scene.client(retry_timeout_s=timeout_s) as client,
+                # Who is asked to reset a head looks out for those that are awaited, for some seconds.
+                self._scene.client(retry_timeout_s=timeout_s, call_timeout_s=_FLUSH_S) as client,
             ):
                 while waiting:
                     waiting = await self._unsettled(client, may_reset=may_reset)
@@ -144,8 +138,6 @@ class Workload:
                 if is_stored:
                     # Journals of long appends have theirs last.
                     await client.flush("name:prefix=chaos/", timeout_s=timeout_s)
-                if self._scene.config.has_upkeep:
-                    await self._reset_a_head(client)
         except (TimeoutError, GazetteError) as err:
             names = " ".join(sorted(waiting)) or "all"
             what = "are not flushed" if not waiting else "do not take appends by all replicas"
@@ -163,31 +155,18 @@ class Workload:
         }
         if lacking:
             return lacking
-        for name in config.all_names if may_reset else config.journal_names:
-            if may_reset and await _is_refused(client, name):
-                await client.reset_head(name, give_up=True)
-                self._scene.took_part["heads reset by need"] += 1
+        if may_reset:
+            await asyncio.gather(*(self._reset_head(client, name) for name in config.all_names))
+        for name in config.journal_names:
             await client.append(name, b"")
         return set()
 
-    async def _reset_a_head(self, client: AsyncClient) -> None:
-        """Reset the head of some journal that works, while others append to it: that changes nothing.
-
-        Only now: while a fault takes brokers, it would give up what those have that are awaited.
-        """
-        names = self._scene.config.journal_names
-        name = names[self._scene.took_part[_RESETS] % len(names)]
-        with contextlib.suppress(IndexHasGreaterOffset, WrongAppendOffset):
-            await client.reset_head(name)  # unless appends come too fast
-            self._scene.took_part[_RESETS] += 1
-
-
-async def _is_refused(client: AsyncClient, name: str) -> bool:
-    """Whether a journal refuses appends for what is lost."""
-    try:
-        return (await client.check_head(name)).is_refused
-    except Suspended:
-        return False
+    async def _reset_head(self, client: AsyncClient, name: str) -> None:
+        """Give up what is lost of a journal, if it refuses appends for it."""
+        with contextlib.suppress(Suspended):
+            if (await client.check_head(name)).is_refused:
+                await client.reset_head(name, give_up=True)
+                self._scene.took_part["heads reset by need"] += 1
 
 
 def _is_suspended(spec: JournalSpec) -> bool:
