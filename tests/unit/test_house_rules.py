@@ -146,6 +146,35 @@ def test_every_package_says_what_it_is():
     assert not bare, "a package opens with its nouns, its guarantee, its cost"
 
 
+def entries_on_the_line(docstring: str) -> list[str]:
+    """Lines that name a list of arguments or attributes, and begin or end something else as well."""
+    return re.findall(
+        r"^.*\b(?:Args|Attributes): *\S.*$|^.*\S +(?:Args|Attributes): *$", docstring, re.MULTILINE
+    )
+
+
+@pytest.mark.parametrize(
+    "docstring",
+    [
+        "Sum.\n\n    Args: left: one.\n",
+        "Sum. Args: left: one.",
+        "Sum. Attributes:\n        left: one.",
+    ],
+)
+def test_entries_on_the_line_are_found(docstring):
+    assert entries_on_the_line(docstring)
+
+
+def test_arguments_are_told_one_a_line():
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    found = []
+    for path in python_files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            docstring = ast.get_docstring(node) if isinstance(node, documented) else None
+            found += [f"{name_of(path)}: {line}" for line in entries_on_the_line(docstring or "")]
+    assert not found, "`Args:` and `Attributes:` stand alone, with one entry a line below them"
+
+
 def test_no_wing_of_the_broker_is_crowded():
     broker = ROOT / "gazette_platform" / "broker"
     paths = [path for path in python_files("gazette_platform") if path.is_relative_to(broker)]
