@@ -24,7 +24,9 @@ _DIGITS = 4
 def percentile(values: Sequence[float], share: float) -> float:
     """The smallest of `values` that at least `share` of them do not exceed (nearest rank).
 
-    Args: values: in any order, at least one. share: 0 < share <= 1, as 0.99.
+    Args:
+        values: in any order, at least one.
+        share: 0 < share <= 1, for example 0.99.
 
     >>> percentile([3.0, 1.0, 2.0, 4.0], 0.5)
     2.0

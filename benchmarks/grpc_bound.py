@@ -104,7 +104,9 @@ def running() -> Iterator[int]:
 async def measure(clock: Clock, *, window_s: float) -> Figures:
     """What gRPC does on this machine with messages that nobody looks at.
 
-    Args: window_s: seconds of load for each figure.
+    Args:
+        window_s: seconds of load for each figure.
+
     Returns: ``machine_grpc_*``.
     """
     with running() as port:

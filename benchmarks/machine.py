@@ -64,8 +64,12 @@ def program_version(binary: Path) -> str:
 def measure(content: bytes, folder: Path, clock: Clock, *, window_s: float) -> Figures:
     """Speeds of one core at what a broker does with content, in MB of content a second.
 
-    Args: content: a MiB at least. folder: where files are written and removed again.
-          window_s: seconds for each figure.
+    Args:
+        content: a MiB at least.
+        folder: where files are written and removed again.
+        clock: measures the time.
+        window_s: seconds for each figure.
+
     Returns: ``machine_*_mb_per_s``.
     """
     view = memoryview(content)

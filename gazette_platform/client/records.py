@@ -107,7 +107,11 @@ class LineReader:
 
 @final
 class JsonReader:
-    """Batches of JSON values, one value a line. Attributes: offset: as of `LineReader`."""
+    """Batches of JSON values, one value a line.
+
+    Attributes:
+        offset: as of `LineReader`.
+    """
 
     def __init__(self, reader: PieceReader, *, line_bytes_max: int = LINE_BYTES_MAX) -> None:
         self._journal = reader.journal

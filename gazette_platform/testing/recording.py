@@ -129,8 +129,12 @@ class RecordingClient:
 class RecordingWriter:
     """An `AppendWriter` whose every write is recorded as an append.
 
-    Attributes: journal. written, failed: how many writes there were, and which of them failed.
-        unresolved: how many of their tickets are not resolved. acknowledged: the greatest end.
+    Attributes:
+        journal: its name.
+        written: how many writes there were.
+        failed: which of them failed.
+        unresolved: how many of their tickets are not resolved.
+        acknowledged: the greatest end.
     """
 
     def __init__(self, writer: AppendWriter, recorder: Recorder, process: str) -> None:

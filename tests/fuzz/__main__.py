@@ -1,4 +1,4 @@
-"""The command line of the fuzzer; the last line says how it went, and so does the exit code."""
+"""The command line of the fuzzer. The last line and the exit code both say how it went."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _config(options: argparse.Namespace) -> FuzzConfig:
 async def _run(
     config: FuzzConfig, say: Callable[[str], None], show: Callable[[str], None]
 ) -> FuzzResult:
-    # gRPC raises in tasks of its own what it refuses to send for us.
+    # gRPC raises errors in tasks of its own if it refuses to send something for us.
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     loop.set_exception_handler(lambda *_: None)
@@ -81,8 +81,8 @@ async def _run(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it. Returns: 0 if nothing was found, 1 if something was, 2 if it could not be started."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what breaks here is meant to
+    """Run the fuzzer. Returns: 0 if nothing was found, 1 if something was, 2 if it could not start."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # calls break here on purpose
     console = Console()
     try:
         config = _config(_parse(arguments))

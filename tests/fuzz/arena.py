@@ -50,12 +50,12 @@ PREFIX = "/gazette/fuzz"
 PROBES = ("probe/one", "probe/two")
 HIDDEN = "secret/pay-kobold"
 ABSENT = "secret/pay-gnomes"
-"""As long as `HIDDEN`, and never there: a caller without rights must not see the difference."""
+"""As long as `HIDDEN`, but never there: a caller without rights must see no difference."""
 
 JOURNALS = ["fuzz/a", "fuzz/b", "fuzz/c", "mine/spy", "mine/two"]
 
 MARKS = (b"KOBOLD-CONTENT-5f1c", b"kobold-label-5f1c", b"kobold-register-5f1c")
-"""In content, labels and registers of `HIDDEN`; no input holds them."""
+"""Found in content, labels and registers of `HIDDEN`, and in no input."""
 
 _SECRET_CONTENT = MARKS[0] * 40
 
@@ -104,7 +104,7 @@ TOKENS: dict[str, dict[str, Any]] = {
 
 
 def signed(claims: str, *, key: str = KEY) -> str:
-    """A token of claims in JSON, however odd they are; ``$EXP`` in them becomes a good time."""
+    """A token with claims in JSON, however odd; ``$EXP`` in them is replaced by a time that is valid."""
     claims = claims.replace("$EXP", str(int(time.time()) + 3600))  # noqa: TID251
     header = _b64(b'{"alg":"HS256","typ":"JWT"}')
     body = f"{header}.{_b64(claims.encode(errors='surrogatepass'))}"
@@ -118,9 +118,11 @@ def _b64(raw: bytes) -> str:
 
 @final
 class Arena:
-    """A context manager that starts all, and kills what is left.
+    """A context manager that starts everything, and kills what is left at the end.
 
-    Args: folder: for store, spools and logs; new.
+    Args:
+        folder: a new one, for store, spools and logs.
+        etcd_binary: to start.
     """
 
     def __init__(self, folder: Path, etcd_binary: Path) -> None:
@@ -174,7 +176,7 @@ class Arena:
         self._kept = await self._untouchable()
 
     def token(self, name: str) -> str:
-        """The token of an entry of `TOKENS`; of another name, one without rights."""
+        """The token of an entry of `TOKENS`; for any other name, a token without rights."""
         if name not in self._tokens or name not in TOKENS:
             claims = {"exp": "$EXP", "iat": 1} | TOKENS.get(name, {"cap": 0})
             self._tokens[name] = signed(json.dumps(claims).replace('"$EXP"', "$EXP"))
@@ -219,7 +221,7 @@ class Arena:
         return b"".join(answer.content for answer in answers)
 
     async def touched(self) -> str:
-        """What has become of what no input may touch, if anything has."""
+        """What is wrong with what no input may touch; "" if nothing is."""
         await self._calm()
         found = await self._untouchable()
         problems = [
@@ -235,7 +237,7 @@ class Arena:
         return "; ".join(problems)
 
     async def _calm(self, *, timeout_s: float = 30.0) -> None:
-        """Wait until brokers have begun all calls that came before: gRPC drops some of many."""
+        """Wait until brokers have begun all earlier calls: gRPC drops some if there are many."""
         deadline = time.monotonic() + timeout_s
         for broker in range(len(self.brokers)):
             while True:
@@ -250,7 +252,7 @@ class Arena:
                     break
 
     async def _untouchable(self) -> dict[str, object]:
-        """All that no input may touch, by what it is; the content of `PROBES` grows."""
+        """Everything that no input may touch, by name. Only the content of `PROBES` may grow."""
         found: dict[str, object] = {}
         for broker in range(len(self.brokers)):
             content: object
@@ -296,14 +298,14 @@ class Arena:
         return found
 
     async def header(self) -> pb.Header:
-        """A header as this cluster's brokers send it."""
+        """A header as the brokers of this cluster send it."""
         response = pb.ApplyResponse.FromString(
             await self.call("protocol.Journal/Apply", pb.ApplyRequest())
         )
         return response.header
 
     async def renew(self) -> None:
-        """Delete whatever inputs made, with its files, and make their journals anew."""
+        """Delete whatever inputs have made, with its files, and make their journals anew."""
         await self._calm()
         names = [n for n in await self.listed() if not n.startswith(("probe/", "secret/"))]
         for first in range(0, len(names), 50):
@@ -368,7 +370,7 @@ def _changes() -> list[pb.ApplyRequest.Change]:
 
 
 def pulse_problem(content: bytes) -> str:
-    """What a journal of the pulse holds that is not the pulse's, in its order and once; "" if nothing."""
+    """What is wrong with a journal of the pulse: foreign, disordered or repeated content; "" if nothing."""
     turn = 0
     for line in content.splitlines(keepends=True):
         if line == b"ready\n" and not turn:
@@ -385,11 +387,11 @@ def _short(value: object) -> str:
 
 
 def remove(folder: Path) -> None:
-    """Remove what is there, be it deeper than Python can recurse."""
+    """Remove a folder, even one deeper than Python can recurse."""
     if not folder.is_dir() or folder.is_symlink():
         folder.unlink()
         return
-    # Deepest first, by moving what is below up here.
+    # The deepest folders go first: what is below a folder is moved up here.
     pending = 0
     while True:
         inner = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]

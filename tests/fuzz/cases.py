@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 __all__ = ["Case", "Step", "load_cases", "save_cases"]
 
 Step = dict[str, Any]
-"""What to do, under ``do``, and its arguments: see `driver.Driver` for each."""
+"""What to do, under ``do``, with its arguments; see `driver.Driver`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """An input: named, and repeatable.
 
-    `steps` are performed in order; the next one begins when the former is answered or gave up.
+    `steps` are performed in order. Each begins when the one before was answered or has given up.
     """
 
     name: str
@@ -39,7 +39,10 @@ def _brief(step: Step) -> str:
 def save_cases(path: Path, cases: Iterable[Case], *, found: str = "") -> None:
     """Write cases into a file that `load_cases` reads.
 
-    Args: found: why they are kept, for people.
+    Args:
+        path: of the file.
+        cases: to be kept.
+        found: why they are kept, for whoever reads the file.
     """
     kept = [{"name": case.name, "steps": _plain(case.steps)} for case in cases]
     path.write_text(json.dumps({"found": found, "cases": kept}, indent=1, ensure_ascii=True))
@@ -52,7 +55,7 @@ def load_cases(path: Path) -> list[Case]:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: bytes are compressed, as they are mostly repetitions of few."""
+    """A value as JSON can have it. Bytes are compressed, since most are repetitions of a few."""
     if isinstance(value, bytes):
         if value.isascii() and len(value) < 200:
             return {"ascii": value.decode()}

@@ -1,4 +1,4 @@
-"""Inputs that once ended, hung or fooled a broker: run first, and mutated afterwards.
+"""Inputs that once ended, hung or fooled a broker. They run first, and are mutated afterwards.
 
 Long because it is a list.
 
@@ -36,7 +36,7 @@ _ACCEPT_EVENTS = b"Accept: text/event-stream\r\n"
 
 
 def rpc(method: str, *messages: Message | bytes, **arguments: Any) -> Step:
-    """One call; `method` without its service, if that is `Journal`."""
+    """One call; `method` is without its service if that is `Journal`."""
     raw = [m if isinstance(m, bytes) else m.SerializeToString() for m in messages]
     path = method if method.startswith("/") else _J + method
     return {"do": "rpc", "method": path, "messages": raw, **arguments}
@@ -48,7 +48,7 @@ def labels(*pairs: tuple[str, str]) -> pb.LabelSet:
 
 
 def spec(name: str, *stores: str, template: str = "", **fields: Any) -> pb.JournalSpec:
-    """A spec that is good but for what is given."""
+    """A spec that is valid, apart from what is given."""
     found = pb.JournalSpec(name=name, replication=1, **fields)
     found.fragment.length = found.fragment.length or 1 << 20
     found.fragment.compression_codec = pb.GZIP
@@ -59,18 +59,18 @@ def spec(name: str, *stores: str, template: str = "", **fields: Any) -> pb.Journ
 
 
 def upsert(*specs: pb.JournalSpec) -> pb.ApplyRequest:
-    """A request that creates or replaces."""
+    """A request that creates or replaces journals."""
     change = pb.ApplyRequest.Change
     return pb.ApplyRequest(changes=[change(upsert=s, expect_mod_revision=-1) for s in specs])
 
 
 def apply(*specs: pb.JournalSpec, **arguments: Any) -> Step:
-    """The same as a step."""
+    """A step that creates or replaces journals."""
     return rpc("Apply", upsert(*specs), **arguments)
 
 
 def append(journal: str, *contents: bytes, **arguments: Any) -> Step:
-    """An append in order; `fields` among the arguments are of its first message."""
+    """A well-formed append; `fields` among the arguments are those of its first message."""
     first = pb.AppendRequest(journal=journal, **arguments.pop("fields", {}))
     return rpc("Append", first, *[pb.AppendRequest(content=c) for c in contents], b"", **arguments)
 
@@ -105,12 +105,12 @@ def _wait(seconds: float) -> Step:
 def _fragment(
     journal: str, begin: int, end: int, content: bytes, *, suffix: str = ".gz"
 ) -> list[Any]:
-    """A file that looks like a fragment of a journal; its sum is of nothing."""
+    """A file that looks like a fragment of a journal; its sum is that of nothing."""
     return [f"{journal}/{begin:016x}-{end:016x}-{'0' * 39}1{suffix}", content]
 
 
 def bomb(megabytes: int) -> bytes:
-    """Gzip of that many zeros."""
+    """Gzip of so many zeros."""
     out = io.BytesIO()
     with gzip.GzipFile(fileobj=out, mode="wb", mtime=0) as file:
         for _ in range(megabytes):
@@ -123,7 +123,7 @@ def bomb(megabytes: int) -> bytes:
 
 @cache
 def corpus() -> tuple[Case, ...]:
-    """All of them. Some are large: they are made once."""
+    """All cases. Some are large, so they are made only once."""
     found: list[Case] = []
     for group in (
         _stores,
@@ -254,7 +254,7 @@ def _claims() -> Iterator[Case]:
         "labels-huge": '{"cap":31,"exp":$EXP,"sel":{"include":{"labels":[' + ",".join(f'{{"name":"name","value":"v{i}"}}' for i in range(2000)) + "]}}}",
     }.items():  # fmt: skip
         arguments = {"token": "claims", "claims": claims}
-        if name in {"key-unknown", "labels-unknown-key"}:  # failing open, they would show all
+        if name in {"key-unknown", "labels-unknown-key"}:  # if ignored, they would show all
             steps = [rpc("List", pb.ListRequest(), **arguments), _read(HIDDEN, **arguments)]
         else:
             steps = [rpc("List", pb.ListRequest(), **arguments), _read("mine/spy", **arguments)]
@@ -539,7 +539,7 @@ def _http_bodies() -> Iterator[Case]:
 
 
 def _memory() -> Iterator[Case]:
-    # A stream that never says its last word keeps what it has sent.
+    # A broker keeps what a stream has sent until the stream commits, which this one never does.
     first, piece = pb.AppendRequest(journal="mine/two"), pb.AppendRequest(content=bytes(1 << 20))
     yield Case(
         "appends-stalled",

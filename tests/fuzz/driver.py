@@ -103,7 +103,9 @@ class Answer:
 class Driver:
     """Performs cases, several at a time if asked to.
 
-    Args: header: as brokers of the arena send it; forged ones are made of it.
+    Args:
+        arena: what the steps are performed on.
+        header: as brokers of the arena send it; forged ones are made from it.
     """
 
     def __init__(self, arena: Arena, header: pb.Header) -> None:
@@ -200,7 +202,7 @@ class Driver:
                 return Answer(step, "rpc", "", elapsed_s=time.monotonic() - began)
             body += repr(err.trailing_metadata()).encode()
         except (TimeoutError, asyncio.InvalidStateError, aio.BaseError, ValueError, TypeError):
-            # Its own call broke off under it, or grpc refuses to send such a thing.
+            # The call broke off while it was written, or grpc refuses to send it.
             return Answer(step, "rpc", "", elapsed_s=time.monotonic() - began)
         return Answer(step, "rpc", code, text, bytes(body), time.monotonic() - began)
 
@@ -208,7 +210,7 @@ class Driver:
         messages = list(step.get("messages", []))
         forged = step.get("header")
         if forged is not None and messages and "header" in method.request.DESCRIPTOR.fields_by_name:
-            # Fields of one message may come in pieces: what follows is merged.
+            # A message may come in several pieces, which protobuf merges.
             header = pb.Header()
             header.CopyFrom(self._header)
             for path, value in forged.items():

@@ -1,6 +1,6 @@
-"""Makes cases of a seed: the n-th depends on the seed and on n alone, and on no clock.
+"""Makes cases from a seed: the n-th case depends only on the seed and on n, and on no clock.
 
-A third are mutations of the corpus; the others come of a grammar for each kind of input.
+A third of them are mutations of the corpus. The others come from a grammar for each kind of input.
 """
 
 from __future__ import annotations
@@ -31,7 +31,13 @@ _PARSES = 20
 
 
 def make_case(seed: int, number: int, *, kinds: tuple[str, ...] = ()) -> Case:
-    """The case of this number. Args: kinds: of `KINDS`; none: all, and mutations."""
+    """The case of this number.
+
+    Args:
+        seed: of the run.
+        number: of the case.
+        kinds: some of `KINDS`; empty: all of them, and mutations.
+    """
     rng = Random(f"{seed}/{number}")
     grammar = Grammar(rng, JOURNALS)
     if not kinds and rng.random() < 0.3:
@@ -45,7 +51,7 @@ def _mutation(grammar: Grammar, number: int) -> Case:
     """A case of the corpus with other bytes, or with its steps in another order."""
     while True:
         origin = grammar.rng.choice(corpus())
-        # The large ones are run as they are; nor may mutants of what writes to etcd become members.
+        # Large cases run only as they are. Mutants of etcd keys might become members by accident.
         if _size(origin.steps) < 1 << 16 and not any(
             s["do"] in _KEPT or s.get("times") for s in origin.steps
         ):
@@ -88,7 +94,7 @@ def _size(value: Any) -> int:
 
 
 def _calls(grammar: Grammar) -> list[Step]:
-    """RPCs that are well-formed, or nearly."""
+    """RPCs that are well-formed, or almost."""
     method = grammar.rng.choice(list(METHODS))
     step = rpc(method, *_messages(grammar, method), **_who(grammar))
     step["end"] = grammar.rng.choice(_ENDS)
@@ -154,7 +160,7 @@ def _forged(grammar: Grammar) -> dict[str, Any]:
 
 
 def _requests(grammar: Grammar) -> list[Step]:
-    """HTTP, odd in one place or several."""
+    """HTTP requests that are odd in one place or several."""
     rng = grammar.rng
     path = "/" + rng.choice((grammar.journal(), "mine/spy", "mine/two", HIDDEN, grammar.text(2)))
     if grammar.chance(0.6):
@@ -198,7 +204,7 @@ def _requests(grammar: Grammar) -> list[Step]:
 
 
 def _frames(grammar: Grammar) -> list[Step]:
-    """Broken HTTP/2 at the port of gRPC."""
+    """Broken HTTP/2 at the gRPC port."""
     path = grammar.rng.choice([*(name.encode() for name in METHODS), b"/x"])
     body = b"\0" + grammar.content()[: 1 << 14]
     raw = grammar.rng.choice((request(path, body), preface() + headers_frame(path)))
@@ -272,7 +278,7 @@ def _specs(grammar: Grammar) -> list[Step]:
 
 
 def _keys(grammar: Grammar) -> list[Step]:
-    """Keys and values that no broker wrote. None is a member's: a cluster may have those."""
+    """Keys and values that no broker wrote. None is a member's, since a cluster may have those."""
     parts = [
         grammar.text(2).encode(errors="replace").decode() for _ in range(grammar.rng.randint(1, 4))
     ]
@@ -344,7 +350,7 @@ _texts_cache: dict[str, list[bytes]] = {}
 
 
 def _texts() -> dict[str, list[bytes]]:
-    """Samples, and what the corpus has, by target."""
+    """Samples by target, with those of the corpus."""
     if not _texts_cache:
         _texts_cache.update({key: list(value) * 3 for key, value in _SAMPLES.items()})
         for case in corpus():

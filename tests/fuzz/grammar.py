@@ -1,4 +1,4 @@
-"""What all generators draw from: extreme numbers, odd texts, names, messages, and mutations of bytes.
+"""What all generators draw from: extreme numbers, odd texts, names, messages, and edits of bytes.
 
 Everything follows from the `random.Random` that is passed in.
 """
@@ -77,9 +77,11 @@ _DEPTH_MAX = 5
 
 
 class Grammar:
-    """Draws values of one seed.
+    """Draws values from one seed.
 
-    Args: journals: names that exist and that inputs may use.
+    Args:
+        rng: source of all chance.
+        journals: names that exist and that inputs may use.
     """
 
     def __init__(self, rng: Random, journals: list[str]) -> None:
@@ -91,17 +93,17 @@ class Grammar:
         return self.rng.random() < probability
 
     def number(self) -> int:
-        """Small, or at an edge."""
+        """A number that is small, or at an edge."""
         if self.chance(0.3):
             return self.rng.randint(-3, 300)
         return self.rng.choice(_EDGES) + self.rng.choice((0, 0, 0, 1, -1))
 
     def text(self, most: int = 4) -> str:
-        """Pieces of trouble, put together."""
+        """Troublesome pieces of text, put together."""
         return "".join(self.rng.choice(_PIECES) for _ in range(self.rng.randint(1, most)))
 
     def journal(self) -> str:
-        """A name: mostly of a journal that exists."""
+        """A name, mostly of a journal that exists."""
         if self.chance(0.75):
             return self.rng.choice(self.journals)
         return self.rng.choice(
@@ -109,7 +111,7 @@ class Grammar:
         )
 
     def store(self) -> str:
-        """A store's URL: usable, odd or nonsense."""
+        """The URL of a store: usable, odd or nonsense."""
         return self.rng.choice(self.rng.choice((_KNOWN_STORES, _ODD_STORES, [self.text()])))
 
     def content(self) -> bytes:
@@ -126,7 +128,7 @@ class Grammar:
     # ------------------------------------------------------------------ protobuf
 
     def fill(self, message: Message, *, density: float = 0.6, depth: int = 0) -> Message:
-        """Set fields of a message at random: well-formed, and extreme. Returns: it."""
+        """Set fields of a message at random, well-formed and extreme. Returns: the message."""
         for field in message.DESCRIPTOR.fields:
             if not self.chance(density):
                 continue
@@ -208,7 +210,7 @@ class Grammar:
     # ------------------------------------------------------------------ templates
 
     def template(self, depth: int = 0) -> str:
-        """A path postfix template; parses more often than not."""
+        """A path postfix template; more often than not it parses."""
         return "".join(self._action(depth) for _ in range(self.rng.randint(1, 4)))
 
     def _action(self, depth: int) -> str:
@@ -291,7 +293,7 @@ _OPERANDS = [
 
 
 def _text(text: str) -> str:
-    """What protobuf takes as a string."""
+    """The text, without what protobuf does not take in a string."""
     return text.encode(errors="replace").decode(errors="replace")
 
 

@@ -28,7 +28,13 @@ def headers_frame(path: bytes, *more: tuple[bytes, bytes], stream: int = 1) -> b
 
 
 def request(path: bytes, body: bytes, *more: tuple[bytes, bytes]) -> bytes:
-    """A whole call. Args: body: with the five bytes that precede each message."""
+    """A whole call.
+
+    Args:
+        path: of the method.
+        body: with the five bytes that precede each message.
+        more: headers.
+    """
     return preface() + headers_frame(path, *more) + _frame(_DATA, _END_STREAM, 1, body)
 
 

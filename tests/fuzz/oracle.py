@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["GROWTH_MB_MAX", "PEAK_MB_MAX", "LogWatch", "Memory", "judge"]
 
 GROWTH_MB_MAX = 50.0
-"""By which a broker may have grown once all is over."""
+"""By how much a broker may be larger at the end."""
 PEAK_MB_MAX = 600.0
-"""By which it may grow meanwhile: its budget of appends, what gRPC reads ahead of a hundred streams
-that stall, decompressed blocks, and what it keeps of what it freed."""
+"""By how much it may be larger meanwhile: its budget of appends, what gRPC reads ahead for a hundred
+streams that stall, decompressed blocks, and freed memory that it keeps."""
 
-# Gazette answers a request that breaks a rule with UNKNOWN and the rule's text, since a plain Go
-# error is that; its clients match the texts. So do ours, and these are all that may come so.
+# Gazette answers a request that breaks a rule with UNKNOWN and the text of the rule, because that is
+# what a plain Go error becomes. Its clients match the texts, and ours do too. No other UNKNOWN may come.
 UNKNOWN_ALLOWED: tuple[str, ...] = (
     # Validation: the path of a field, and its rule.
     (
@@ -40,7 +40,7 @@ UNKNOWN_ALLOWED: tuple[str, ...] = (
     ),
     r"(append stream: )?(un)?expected [A-Z][A-Za-z]+",
     r"DeprecatedJournal and Proposal.Journal mismatch",
-    # Specs that lead nowhere, and what a journal would keep.
+    # Specs that send a journal to impossible offsets, and registers that are too long to keep.
     r"(broker [^ ]+: )?[^ ]+: it is said to go on at offset \d+, beyond ",
     r"(append stream: )?registers of the journal would take \d+ bytes \(",
     # The order of a stream's messages.
@@ -56,12 +56,12 @@ UNKNOWN_ALLOWED: tuple[str, ...] = (
     r"journal [^ ]+ would be a directory of journal ",
     r"fragments of [^ ]+ would lie at [^ ]+, and mix with those of another journal",
     r"fragment store [^ ]+ puts [^ ]+ where file systems do not \(",
-    # A file of the store that is damaged. The object is named, and what is the matter with it.
+    # A file of the store that is damaged. The text names the object and what is wrong with it.
     r"[^ ]+: reading [^ ]+: .*\((the object is damaged|it is truncated)",
     r"[^ ]+: [^ ]+ ends \d+ bytes before its name says",
 )
 
-# grpc-go answers a message that is no protobuf with INTERNAL, and so do we.
+# grpc-go answers a message that is not protobuf with INTERNAL, and so do we.
 INTERNAL_ALLOWED: tuple[str, ...] = (r"\w+: malformed message: ",)
 
 _UNKNOWN = re.compile("|".join(f"(?:{text})" for text in UNKNOWN_ALLOWED), re.DOTALL)
@@ -113,14 +113,14 @@ def _judge_http(answer: Answer) -> str:
 def _leak_in(answer: Answer) -> str:
     step = answer.step
     if step.get("token") == "all" or b"{TOKEN:all}" in step.get("raw", b""):
-        return ""  # the operator's own
+        return ""  # the operator may see all
     said = answer.body + answer.text.encode(errors="replace")
     for mark in MARKS:
         if mark in said:
             return f"{mark.decode()} of a hidden journal is told to a token without rights to it"
     asked = b"".join(step.get("messages", [])) + step.get("raw", b"")
     if b"/debug/" in asked:
-        return ""  # says all, unless it is made private
+        return ""  # this page shows everything, unless it is made private
     if b"kobold" in said and b"kobold" not in asked and step["do"] in {"rpc", "http"}:
         return "the name of a hidden journal is told to a token without rights to it"
     return ""
@@ -152,7 +152,7 @@ class LogWatch:
 
 @final
 class Memory:
-    """The resident memory of a process, beside what it was once warm."""
+    """The resident memory of a process, compared with its size once warm."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -168,15 +168,15 @@ class Memory:
         return 0.0
 
     def warm(self) -> None:
-        """Growth counts from now on."""
+        """Count growth from now on."""
         self._warm_mb, self.is_warm = self.now_mb(), True
 
     def growth_mb(self) -> float:
-        """By how much it is larger than once warm."""
+        """How many MB larger it is than once warm."""
         return self.now_mb() - self._warm_mb
 
     def problem(self) -> str:
-        """Whether it is larger than may be, even for a moment."""
+        """What is wrong if it is larger than it may be even for a moment; "" if it is not."""
         if not self.is_warm:
             return ""
         growth = self.growth_mb()
@@ -186,7 +186,7 @@ class Memory:
         return ""
 
     def settle(self, *, timeout_s: float) -> float:
-        """Wait until it is back. Returns: MB that it did not give back."""
+        """Wait until it is small again. Returns: MB that it did not give back."""
         deadline = time.monotonic() + timeout_s
         while (growth := self.growth_mb()) > GROWTH_MB_MAX * 0.8 and time.monotonic() < deadline:
             time.sleep(0.25)

@@ -1,7 +1,7 @@
 """Parsers that take what people and programs write, run on one text each, without a server.
 
-Only errors of the family of `GazetteError` may come out, within `LIMIT_S` of CPU and `MEMORY_BYTES_MAX`.
-They run in a process of their own, which is killed when it takes much longer: a thread could not be.
+Only errors of the `GazetteError` family may come out, within `LIMIT_S` of CPU and `MEMORY_BYTES_MAX`.
+The parsers run in a process of their own, which is killed if it takes much longer. A thread could not be.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ if TYPE_CHECKING:
 __all__ = ["LIMIT_S", "PARSERS", "ParserProcess", "run_parser"]
 
 LIMIT_S = 1.0
-"""CPU seconds of one text: the event loop of a broker waits for as long."""
+"""CPU seconds for one text: the event loop of a broker would stand still for as long."""
 
 MEMORY_BYTES_MAX = 1 << 30
-"""By which the process may be larger than when it began."""
-# Wall time, for a process that is started by the first text, on a machine that has other things to do.
+"""By how much the process may grow."""
+# Wall time for a process that the first text starts, on a machine that has other things to do.
 _GIVE_UP_S = 30.0
 _HEAD = struct.Struct(">I")
 
@@ -141,14 +141,14 @@ _BYTES: dict[str, Callable[[bytes], Any]] = {
     },
 }
 PARSERS = (*_TEXT, *_BYTES)
-"""Names of targets."""
+"""Names of the targets."""
 
-# JSON is read before claims are: what is none, is refused there.
+# Whoever reads claims parses the JSON first, and refuses what is not JSON there.
 _REFUSALS = (GazetteError, orjson.JSONDecodeError)
 
 
 def run_parser(target: str, raw: bytes) -> tuple[str, str]:
-    """Run it. Returns: ``ok``, ``refused``, ``slow`` or ``broken``; and why."""
+    """Run a parser. Returns: ``ok``, ``refused``, ``slow`` or ``broken``, and why."""
     began = time.thread_time()
     try:
         if target in _BYTES:
@@ -180,7 +180,7 @@ class ParserProcess:
         self._lock = asyncio.Lock()
 
     async def run(self, target: str, raw: bytes) -> tuple[str, str]:
-        """As `run_parser`; the process is started when it is not there."""
+        """As `run_parser`. Starts the process if it is not running."""
         async with self._lock:
             if self._process is None:
                 self._process = await asyncio.create_subprocess_exec(

@@ -1,11 +1,11 @@
-"""A process of its own that uses brokers as if nothing happened, and tells when they were late.
+"""A process of its own that uses brokers as if nothing happened, and reports when they were late.
 
-It asks each broker for its readiness ten times a second, which shows an event loop that is blocked,
-and appends to journals that nobody else uses, and reads them back through another broker. Time for
-which the threads concerned were ready to run and the machine had no core for them is taken off: that
-is the machine's, not the broker's.
+It asks each broker for its readiness ten times a second, which shows whether the event loop is blocked.
+It also appends to journals that nobody else uses, and reads them back through another broker. Time in
+which the threads concerned were ready to run, and the machine had no core for them, is subtracted: the
+machine is to blame for it, not the broker.
 
-Reads one JSON object from stdin, writes one a line; needs nothing but the standard library.
+Reads one JSON object from stdin, writes one per line, and needs only the standard library.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def tell(**event: object) -> None:
 
 
 def waited_s(*threads: tuple[int, int]) -> float:
-    """Seconds that threads, each given with its process, have waited for a core so far."""
+    """Seconds that threads have waited for a core so far. Each is given with its process."""
     total = 0
     for process, thread in threads:
         with contextlib.suppress(OSError, IndexError):
@@ -51,7 +51,7 @@ class Beat:
         self._waited_s, self.began = waited_s(*self._threads), time.monotonic()
 
     def late_s(self) -> float:
-        """Seconds since then for which nobody but the brokers is to blame."""
+        """Seconds since the beginning for which only the brokers are to blame."""
         return time.monotonic() - self.began - (waited_s(*self._threads) - self._waited_s)
 
 
@@ -97,7 +97,7 @@ def use(journal: str, ports: list[int], pids: list[int], token: str) -> None:
                 problem = ""
             except (OSError, http.client.HTTPException) as err:
                 problem = f"{err!r}"
-            # A broker that thousands of calls wait for says so, and clients ask again at once.
+            # A broker for which thousands of calls wait says so, and clients ask again at once.
             if _DROPPED not in problem or beat.late_s() > PROBE_LATE_S:
                 break
         late_s = beat.late_s()
@@ -127,7 +127,7 @@ def exchange(
     expected: int,
     content: bytes = b"",
 ) -> http.client.HTTPResponse:
-    """One request. Raises: OSError: another status, or content."""
+    """One request. Raises: OSError: the status or the content is not the expected one."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_GIVE_UP_S)
     connection.response_class = _Response
     with contextlib.closing(connection):

@@ -33,14 +33,14 @@ __all__ = ["Finding", "FuzzConfig", "FuzzResult", "run_fuzz"]
 
 _ROUND_S = 8.0
 _WARM_S = 4.0
-# What happened last may be what an asynchronous fault comes of.
+# Faults may show late, so the cases of the last seconds are suspects, too.
 _SUSPECT_S = 6.0
 _SUSPECTS_MAX = 40
 _ISOLATE_S = 90.0
 _LINGER_S = 2.5
-# Brokers give freed memory back once they have little to do.
+# Seconds for brokers to give back freed memory, which they do once they have little to do.
 _SETTLE_S = 60.0
-# A step that is repeated so often is heavy: such cases run alone.
+# A case with a step that is repeated so often is heavy, and runs alone.
 _HEAVY_TIMES = 30
 
 
@@ -51,21 +51,21 @@ class FuzzConfig:
     etcd_binary: Path
     seed: int = 7
     duration_s: float = 600.0
-    """Seconds of cases: first the corpus, then generated ones, for half of it at least."""
+    """Seconds of cases: first those of the corpus, then generated ones, for half of the time at least."""
     rate_per_s: float = 200.0
-    """Most cases a second."""
+    """How many cases per second at most."""
     workers: int = 4
     kinds: tuple[str, ...] = ()
     """Of `generators.KINDS`; none: all."""
     has_corpus: bool = True
     replay: tuple[Case, ...] = ()
-    """In place of corpus and generated cases."""
+    """Cases to run in place of the corpus and generated ones."""
     folder: Path | None = None
     """Where to keep logs; None: a temporary folder, removed if all is well."""
     keeps_going: bool = False
     """Whether to go on, with new brokers, after a finding."""
     growth_mb_max: float = GROWTH_MB_MAX
-    """What a broker may keep when all is over."""
+    """How many MB more a broker may hold at the end."""
     isolates: bool = True
     """Whether to look for the one case that shows a finding."""
 
@@ -94,7 +94,7 @@ class FuzzResult:
 
     @property
     def is_ok(self) -> bool:
-        """Whether nothing was found, though something was tried."""
+        """Whether nothing was found, and something was tried."""
         return not self.findings and self.inputs > 0
 
     @property
@@ -126,9 +126,12 @@ async def run_fuzz(
     say: Callable[[str], None],
     show: Callable[[str], None] = lambda _: None,
 ) -> FuzzResult:
-    """Run it.
+    """Run the fuzzer once.
 
-    Args: say: is told what happens, a line each. show: how far it is, several times a second.
+    Args:
+        config: what to do.
+        say: told what happens, one line at a time.
+        show: told about progress, several times a second.
 
     Cancellation: stops every process; the folder stays.
     """
@@ -162,7 +165,7 @@ def _keep(result: FuzzResult, finding: Finding, folder: Path, say: Callable[[str
 
 
 def _gist(log: str) -> str:
-    """The line of a traceback that says what it was."""
+    """The line of a traceback that says what went wrong."""
     lines = [
         line
         for line in log.splitlines()
@@ -175,7 +178,7 @@ def _gist(log: str) -> str:
 
 @dataclass(slots=True)
 class _Cases:
-    """The cases of a run, which outlive brokers."""
+    """The cases of a run, which go on when brokers are replaced."""
 
     first: deque[Case]
     generated: Iterator[Case]
@@ -188,7 +191,7 @@ class _Cases:
 def _cases(config: FuzzConfig) -> _Cases:
     if config.replay:
         return _Cases(deque(config.replay), iter(()), 0.0)
-    # Heavy ones first, and again at the end: what they leave behind would add up.
+    # Heavy cases run first, and again at the end, to see whether what they leave behind adds up.
     known = sorted(corpus(), key=lambda c: not _is_heavy(c)) if config.has_corpus else ()
     generated = (make_case(config.seed, n, kinds=config.kinds) for n in itertools.count())
     return _Cases(deque(known), generated, None)
@@ -205,7 +208,7 @@ async def _isolated(
     numbers: Iterator[int],
     say: Callable[[str], None],
 ) -> Finding:
-    """The same finding by one case alone, if one does it: each gets brokers of its own."""
+    """The same finding from a single case, if one suffices. Each is tried on brokers of its own."""
     deadline = time.monotonic() + _ISOLATE_S
     for case in reversed(finding.suspects):
         if time.monotonic() > deadline:
@@ -220,7 +223,7 @@ async def _isolated(
 
 @final
 class _Run:
-    """One arena, and what is thrown at it until something is found or nothing is left."""
+    """One arena, used until something is found or no case is left."""
 
     def __init__(
         self,
@@ -302,7 +305,7 @@ class _Run:
             found = [err for err in errors.exceptions if isinstance(err, _Found)]
             if len(found) < len(errors.exceptions):
                 raise
-            # What names its case tells more than what was merely seen at the time.
+            # A finding that names its case tells more than one that was seen at the same time.
             raise min(found, key=lambda err: err.case is None) from None
 
     async def _work(self, cases: Iterator[Case], until: float) -> None:
@@ -371,7 +374,7 @@ class _Run:
             self._report(self._problems.get_nowait())
 
     def _report(self, problem: str, case: Case | None = None) -> None:
-        """Raises: _Found: unless the run is to go on, and these brokers can."""
+        """Raises: _Found, unless the run is to go on and these brokers still can."""
         if not self._config.keeps_going:
             raise _Found(problem, case)
         kind = re.sub(r"[\d.]+|'[^']*'|\"[^\"]*\"|\(.*", "", problem.partition("\n")[0])[:120]
@@ -382,7 +385,7 @@ class _Run:
             )
 
     async def _end(self, *, is_quick: bool) -> None:
-        """See that memory comes back, that the pulse was beating, and that nothing was touched that must not be."""
+        """Check that memory comes back, the pulse kept beating, and nothing forbidden was touched."""
         if self._config.has_corpus and not (is_quick or self._config.replay):
             again = iter([case for case in corpus() if _is_heavy(case)])
             await self._round(again, until=time.monotonic() + 60.0)
@@ -426,7 +429,7 @@ class _Run:
     # ------------------------------------------------------------------ beside the cases
 
     async def _warm_up(self, *, is_quick: bool) -> None:
-        """Use all of it, in order, so that growth means growth."""
+        """Use everything once, in good order, so that growth counts from there."""
         until = time.monotonic() + (0.0 if is_quick else _WARM_S)
         line = b"x" * (1 << 20)
         for turn in itertools.count():
@@ -459,7 +462,7 @@ class _Run:
 
 
 def _take(cases: _Cases) -> Iterator[Case]:
-    """What is left of the first ones, for as long as it is asked; heavy ones by themselves."""
+    """The first cases, as long as they are asked for; heavy ones come alone."""
     heavy = bool(cases.first) and _is_heavy(cases.first[0])
     while cases.first and _is_heavy(cases.first[0]) == heavy:
         yield cases.first.popleft()

@@ -1,4 +1,4 @@
-"""How each fault is done, and undone."""
+"""How each fault is inflicted, and undone."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = ["Inflictor"]
 
 _START_TIMEOUT_S = 60.0
 _RESETS_PER_S = 10.0
-# A slow broker runs for the first of these, and stands still for the second, again and again.
+# A slow broker runs for the first of these times, and stands still for the second, again and again.
 _RUN_S, _STALL_S = 0.1, 0.2
-# Of a slow disk: what a read or write of a file takes more, at least and at most; and a sync.
+# On a slow disk: how much longer a read or write of a file takes, at least and at most; and a sync.
 _DISK_DATA_S = (0.02, 0.1)
 _DISK_SYNC_S = 0.2
 _DELAY_S = 0.15
-# Of those that are killed as a replica is left alone.
+# Chance that the brokers killed around a last replica also lose their spools.
 _LOST_TOO = 0.5
 _BYTES_PER_S = 100_000.0
 
@@ -38,7 +38,15 @@ _BYTES_PER_S = 100_000.0
 class Inflictor:
     """Inflicts single faults.
 
-    Args: as of `Nemesis`.
+    Args:
+        cluster: the brokers.
+        etcd: of the cluster.
+        lease_s: of the brokers.
+        disks: as of `Nemesis`.
+        problems: as of `Nemesis`.
+        replicas_of: as of `Nemesis`.
+        stale_primary: as of `Nemesis`.
+        say: as of `Nemesis`.
 
     Attributes:
         spools_lost: the brokers whose spools were lost, of all faults; may be cleared.
@@ -106,17 +114,17 @@ class Inflictor:
         return self._problems.get(fault.kind, "")
 
     async def inflict(self, fault: Fault) -> None:
-        """Do it, wait, and undo it; brokers that it ended are started, unless by a lost lease.
+        """Do it, wait, and undo it. Brokers that it ended are started again, except after a lost lease.
 
-        Raises: SetupError: what was ended does not start, or does not end.
-        Cancellation: may leave it as it is; `mend` undoes it.
+        Raises: SetupError: a broker does not start, or does not end.
+        Cancellation: may leave things as they are; `mend` undoes the fault.
         """
-        # What the plan leaves open follows from the fault.
+        # What the plan leaves open is drawn from the fault itself.
         rng = random.Random(str(fault))  # noqa: S311  it must be repeatable
         await self._ways[fault.kind](fault, rng)
 
     async def mend(self) -> None:
-        """Undo whatever was under way, except that brokers have ended."""
+        """Undo whatever was under way, but start no brokers that have ended."""
         for disk in self._disks.values():
             disk.free()
         if not self._etcd.pid:
@@ -143,8 +151,8 @@ class Inflictor:
         if fault.kind is FaultKind.SPOOL_TORN:
             await self._tear_spools(fault.targets, rng)
         order = rng.sample(names, len(names))
-        # Whoever comes first, and however late the others are: nobody may go on without those
-        # that have what was acknowledged.
+        # They start in any order, and some very late: nobody may go on without the brokers that have
+        # what was acknowledged.
         instants = sorted(rng.uniform(0, fault.duration_s) for _ in names)
         self._say(
             "started again: "
@@ -210,7 +218,7 @@ class Inflictor:
         await self._start(names)
 
     async def _start(self, names: Sequence[str]) -> None:
-        # Without the folder of its store a broker does not start.
+        # A broker does not start without the folder of its store.
         await self._store_is_there.wait()
         self._starting += 1
         self._nobody_starts.clear()
@@ -232,10 +240,10 @@ class Inflictor:
             await self._cluster.heal_one(name)
 
     async def _last_replica(self, fault: Fault, rng: random.Random) -> None:
-        """Kill all replicas of a journal but one that got nothing for a while before.
+        """Kill all replicas of a journal but one, which got nothing for a while before.
 
-        What a primary acknowledged meanwhile, it must not have acknowledged: with their spools
-        nobody has it now, and if they are left, the one that was not killed goes on without it.
+        So what the primary acknowledged in that time was acknowledged wrongly. If the spools of the
+        others are lost, nobody has it; if they are kept, the last replica goes on without it.
         """
         (journal,) = fault.targets
         replicas = await self._replicas_of(journal)
@@ -249,7 +257,7 @@ class Inflictor:
         if rng.random() < _LOST_TOO:
             self._say("with their spools")
             await self._lose_spools(killed)
-        # With the machines that sent it, goes what they sent.
+        # What the killed machines had sent is lost together with them.
         proxy.reset()
         await self._heal([last])
         await asyncio.sleep(rng.uniform(0.2, self._lease_s))
@@ -293,7 +301,7 @@ class Inflictor:
         assert isinstance(self._etcd, EtcdTrio)
         leader = await asyncio.to_thread(self._etcd.leader)
         leader.kill()
-        # Those that were connected to it, and all others, go on with the next one.
+        # All brokers, also those that were connected to it, go on with the next leader.
         await asyncio.to_thread(self._etcd.leader)
         await asyncio.sleep(fault.duration_s)
         await asyncio.to_thread(self._etcd.start)
@@ -311,7 +319,7 @@ class Inflictor:
         disk.free()
 
     def _cut_store(self) -> None:
-        """Put a file in the place of the store's folder: then every call fails, also of root."""
+        """Put a file where the store's folder is, so that every call fails, even for root."""
         root = self._cluster.fragments
         self._store_is_there.clear()
         root.rename(root.with_name("fragments.cut"))
