@@ -48,7 +48,7 @@ _HAS_OVERFLOW: Final = 1
 _IS_DURABLE: Final = 2
 
 _HEADER = struct.Struct("<II")
-_RECORD = struct.Struct("<HHQQqqqqqB20sI")
+_RECORD = struct.Struct("<HHQQqqqqqB20s8sI")
 _CRC = struct.Struct("<I")
 _pack, _crc32 = _RECORD.pack, zlib.crc32
 _REGISTERS_BYTES_MAX: Final = SLOT_BYTES - _RECORD.size - _CRC.size
@@ -81,6 +81,8 @@ class SpoolState(NamedTuple):
     """SHA-1 of the content below `digested_to`."""
     is_durable: bool
     """Whether each commit is on disk before it is acknowledged, and so survives a power failure."""
+    boot: bytes = bytes(8)
+    """Of a state that was found: a mark of the boot in which it was recorded; zeros: unknown."""
 
 
 class Record(NamedTuple):
@@ -147,7 +149,13 @@ def decode_header(block: bytes) -> TenureHeader | None:
 
 
 def encode_record(
-    number: int, ordinal: int, state: SpoolState, registers: bytes, *, has_overflow: bool
+    number: int,
+    ordinal: int,
+    state: SpoolState,
+    registers: bytes,
+    *,
+    has_overflow: bool,
+    boot: bytes = bytes(8),
 ) -> bytes:
     """Encode a record, as is done for every append; see `Record`.
 
@@ -157,8 +165,9 @@ def encode_record(
         state: what is committed.
         registers: encoded; with `has_overflow`, their CRC.
         has_overflow: whether the registers are elsewhere.
+        boot: as `SpoolState.boot`.
     """
-    begin, end, _, codec, first_append_us, synced_to, digested_to, digest, is_durable = state
+    begin, end, _, codec, first_append_us, synced_to, digested_to, digest, is_durable, _ = state
     flags = (_HAS_OVERFLOW if has_overflow else 0) | (_IS_DURABLE if is_durable else 0)
     raw = (
         _pack(
@@ -173,6 +182,7 @@ def encode_record(
             digested_to,
             codec,
             digest,
+            boot,
             len(registers),
         )
         + registers
@@ -196,6 +206,7 @@ def decode_record(raw: bytes) -> Record | None:
         digested_to,
         codec,
         digest,
+        boot,
         n,
     ) = _RECORD.unpack_from(raw)
     size = _RECORD.size + n
@@ -213,6 +224,7 @@ def decode_record(raw: bytes) -> Record | None:
         digested_to,
         digest,
         bool(flags & _IS_DURABLE),
+        boot,
     )
     registers = raw[_RECORD.size : size]
     has_overflow = bool(flags & _HAS_OVERFLOW)

@@ -128,20 +128,18 @@ def _recover(
     assert home.former is not None
     slots = home.slots(block)
     records = [head_records.decode_record(slot) for slot in slots]
-    is_torn = home.former.is_of_this_boot and any(
-        record is None and any(slot) for record, slot in zip(records, slots, strict=True)
-    )
+    is_torn = any(record is None and any(slot) for record, slot in zip(records, slots, strict=True))
     latest = max((r for r in records if r is not None), key=lambda r: r.number, default=None)
     ordinals = sorted({int(path.name.split(".")[1]) for path in paths})
     tenure = Tenure.recovered(home, header, block, latest, ordinal=max(ordinals, default=0))
     if latest is None and not paths:
         tenure.leave()  # nobody was told of it
         return None
-    is_kept = home.former.is_of_this_boot
     found = RecoveredTenure(tenure, home.former.process, 0, LabelSet(), is_whole=False)
-    states = _sealed_states(found, ordinals)
+    states, boot = _sealed_states(found, ordinals), home.boot_mark
     if latest is not None:
-        _take_head(found, latest, states, is_kept=is_kept)
+        _take_head(found, latest, states, boot)
+        is_torn = is_torn and _is_of_boot(latest.state, boot)
         if is_torn:
             # The end of a process tears no record: as long as the machine runs, a write within a slot
             # is either there or not. So the disk is damaged, and maybe the newer record is lost, of
@@ -149,22 +147,30 @@ def _recover(
             _log.error("%s: a record of its end is torn, maybe the last one", header.journal)
             found.is_whole = False
     # A file without a record is a draft that was never committed. After a power failure it may also
-    # be a file whose record is lost.
-    is_draft = latest is not None and is_kept and not is_torn
+    # be a file whose record is lost, unless each record was on disk before the next.
+    is_draft = latest is not None and _is_of_boot(latest.state, boot) and not is_torn
+    drafts = []
     named = {torn.path for torn in found.torn}
     for ordinal in sorted({*ordinals, *states}):
         path = tenure.path(ordinal, "content")
         if ordinal in states:
-            _take_content(found, path, states[ordinal], ordinal, is_kept=is_kept)
+            _take_content(found, path, states[ordinal], ordinal, boot)
         elif path in named:
             continue
         elif is_draft or not _has_content(path):
             _remove(path)
         else:
-            found.torn.append(Torn(path, 0, 0, "no record of it is left"))
+            drafts.append(Torn(path, 0, 0, "no record of it is left"))
     found.fragments.sort(key=lambda one: one.state.begin)
-    found.is_whole = found.is_whole and not found.torn
+    is_durable = latest is not None and latest.state.is_durable
+    found.is_whole = found.is_whole and not found.torn and (is_durable or not drafts)
+    found.torn += drafts
     return found
+
+
+def _is_of_boot(state: SpoolState, boot: bytes) -> bool:
+    """Whether the machine has run ever since it was recorded, by whatever process."""
+    return state.boot == boot and any(boot)
 
 
 def _sealed_states(found: RecoveredTenure, ordinals: list[int]) -> dict[int, SpoolState]:
@@ -189,12 +195,12 @@ def _has_content(path: Path) -> bool:
 
 
 def _take_head(
-    found: RecoveredTenure, latest: Record, states: dict[int, SpoolState], *, is_kept: bool
+    found: RecoveredTenure, latest: Record, states: dict[int, SpoolState], boot: bytes
 ) -> None:
     """Take the latest record as far as it can be believed; it is of the open fragment."""
     state = latest.state
     found.end = state.end
-    found.is_whole = state.is_durable or is_kept
+    found.is_whole = state.is_durable or _is_of_boot(state, boot)
     try:
         raw = latest.registers
         if latest.has_overflow:
@@ -207,7 +213,10 @@ def _take_head(
         _log.error("%s: its registers are lost: %s", found.tenure.journal, err)
         found.is_whole = False
     if latest.ordinal:
-        states.setdefault(latest.ordinal, state._replace(registers=found.registers))
+        # It may be sealed, by who could not go on with another; then this says the same, or more.
+        path = found.tenure.path(latest.ordinal, "content")
+        found.torn = [torn for torn in found.torn if torn.path != path]
+        states[latest.ordinal] = state._replace(registers=found.registers)
 
 
 def _sealed(raw: bytes) -> SpoolState | None:
@@ -230,7 +239,7 @@ def _checked(raw: bytes, crc: bytes) -> bytes:
 
 
 def _take_content(
-    found: RecoveredTenure, path: Path, state: SpoolState, ordinal: int, *, is_kept: bool
+    found: RecoveredTenure, path: Path, state: SpoolState, ordinal: int, boot: bytes
 ) -> None:
     """Take the content of a fragment as far as it can be believed."""
     begin, end = state.begin, state.end
@@ -242,27 +251,14 @@ def _take_content(
     except OSError as err:
         found.torn.append(Torn(path, begin, end, f"its content is lost: {err}"))
         return
+    is_kept = state.is_durable or _is_of_boot(state, boot)
     try:
-        sha: Digest = hashlib.sha1(usedforsecurity=False)
-        proved = _hash(fd, sha, 0, state.digested_to - begin)
-        is_as_proved = proved and (state.digested_to == begin or sha.digest() == state.digest)
-        believed_to = (
-            end if is_kept or state.is_durable else max(state.synced_to, state.digested_to)
-        )
-        is_there = is_as_proved and _hash(fd, sha, state.digested_to - begin, believed_to - begin)
+        believed_to, sha, why = _believe(fd, state, is_kept=is_kept)
     except OSError as err:
         os.close(fd)
         found.torn.append(Torn(path, begin, end, f"its content cannot be read: {err}"))
         return
-    if not is_there:
-        os.close(fd)
-        why = "it is shorter than recorded" if is_as_proved else "its digest differs"
-        found.torn.append(Torn(path, begin, end, why))
-        return
-    if believed_to < end:
-        why = (
-            f"nothing proves its content from {believed_to} on, since the machine was started anew"
-        )
+    if why:
         found.torn.append(Torn(path, begin, end, why))
     if believed_to == begin:
         os.close(fd)
@@ -271,6 +267,32 @@ def _take_content(
     file = tenure.keep(SpoolFile(None, begin, fd=fd, ordinal=ordinal, forget=tenure.forget))
     state = state._replace(end=believed_to)
     found.fragments.append(RecoveredFragment(file, state, sha))
+
+
+def _believe(fd: int, state: SpoolState, *, is_kept: bool) -> tuple[int, Digest, str]:
+    """How much of a file's content is as it was.
+
+    Returns: up to which offset; the digest of that; and why no further. Raises: OSError.
+    """
+    begin, synced_to, proved_to = state.begin, state.synced_to, state.digested_to
+    to = state.end if is_kept else max(synced_to, proved_to)
+    sha: Digest = hashlib.sha1(usedforsecurity=False)
+    if os.fstat(fd).st_size < to - begin:
+        why = "it is shorter than recorded"
+    else:
+        _hash(fd, sha, 0, proved_to - begin)
+        if proved_to == begin or sha.digest() == state.digest:
+            _hash(fd, sha, proved_to - begin, to - begin)
+            left = f"nothing proves its content from {to} on, since the machine was started anew"
+            return to, sha, left if to < state.end else ""
+        why = "its digest differs"
+    sha = hashlib.sha1(usedforsecurity=False)
+    # A power failure takes what was not synced, though the digest of it was recorded.
+    is_there = not is_kept and synced_to < proved_to and os.fstat(fd).st_size >= synced_to - begin
+    if not is_there:
+        return begin, sha, why
+    _hash(fd, sha, 0, synced_to - begin)
+    return synced_to, sha, why
 
 
 def _remove(path: Path) -> None:
@@ -287,15 +309,12 @@ def _open(path: Path) -> int:
         return os.open(path, os.O_RDONLY | flags)
 
 
-def _hash(fd: int, sha: Digest, at: int, to: int) -> bool:
-    """Hash the bytes [at, to) of a file. Returns: whether the file has them all. Raises: OSError."""
-    if os.fstat(fd).st_size < to:
-        return False
+def _hash(fd: int, sha: Digest, at: int, to: int) -> None:
+    """Hash the bytes [at, to) of a file. Raises: OSError: they are not there."""
     while at < to:
         block = read_block(fd, at, min(to - at, COMPRESS_BATCH_BYTES))
         sha.update(block)
         at += len(block)
-    return True
 
 
 def set_aside(

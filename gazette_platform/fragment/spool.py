@@ -13,6 +13,7 @@ threads at the same time: they touch disjoint state.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from datetime import UTC, datetime
@@ -368,7 +369,8 @@ class Spool:
             self.note_less(self._tenure)  # the sealed record was written before
         # A store may take over the file, so bytes that were rolled back behind the end are cut off.
         if os.fstat(self._file.fd).st_size != self.content_length and not self._is_set_aside:
-            os.ftruncate(self._file.fd, self.content_length)
+            with contextlib.suppress(OSError):  # sealed by a former process: a store copies it
+                os.ftruncate(self._file.fd, self.content_length)
         compressed = self._compressed
         file, self._file, self._compressed = self._file, None, None
         return CompletedSpool(

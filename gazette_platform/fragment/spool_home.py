@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import logging
 import os
@@ -77,6 +78,12 @@ class Owner:
         """Whether the machine has been running ever since."""
         return self.boot != "" and self.boot == boot_id()
 
+    @property
+    def boot_mark(self) -> bytes:
+        """What records have of the boot: homes get other owners, and keep their records."""
+        digest = hashlib.sha1(self.boot.encode(), usedforsecurity=False).digest()
+        return digest[:8] if self.boot else bytes(8)
+
 
 @final
 class SpoolHome:
@@ -86,6 +93,7 @@ class SpoolHome:
         folder: where it is.
         former: who held it before this process; None: nobody.
         tenures: the tenures in it, by their ids.
+        boot_mark: that of its owner.
         syncs_names: whether files are brought to the disk itself before a record names them, as is
             needed if their content is brought there. It may be set at any time.
     """
@@ -98,7 +106,7 @@ class SpoolHome:
         self.syncs_names = False
         self.former = former
         self.tenures: dict[str, Tenure] = {}
-        self._owner = owner
+        self._owner, self.boot_mark = owner, owner.boot_mark
         self._lock_fd = -1
         self._heads_fd = -1
         self._mutex = threading.Lock()
@@ -158,13 +166,16 @@ class SpoolHome:
             self._open(lock_fd)
             self.own(self._owner)
         except BaseException:
-            self._lock_fd = -1
-            os.close(lock_fd)  # the unfinished folder is removed by whoever next looks for homes
+            if self._heads_fd >= 0:
+                os.close(self._heads_fd)
+            self._lock_fd = self._heads_fd = -1
+            _remove(self.folder)
+            os.close(lock_fd)
             raise
 
     def own(self, owner: Owner) -> None:
         """Record the owner. Raises: OSError."""
-        self._owner = owner
+        self._owner, self.boot_mark = owner, owner.boot_mark
         if self._lock_fd < 0:
             return  # `_make` will record it
         said = json.dumps({"version": _VERSION, **asdict(owner)}).encode()
@@ -280,12 +291,9 @@ class SpoolHome:
             return
         finish_closing()
         os.close(self._heads_fd)
+        self._heads_fd = -1  # whatever has that number next, nothing is recorded in it
         if not self.tenures:
-            with contextlib.suppress(OSError):  # something is in it, so it stays
-                if {path.name for path in self.folder.iterdir()} <= {_HOME, _HEADS}:
-                    (self.folder / _HOME).unlink(missing_ok=True)
-                    (self.folder / _HEADS).unlink(missing_ok=True)
-                    self.folder.rmdir()
+            _remove(self.folder)
         os.close(self._lock_fd)
         self._lock_fd = -1
 
@@ -305,7 +313,7 @@ def free_homes(spool_dir: Path, owner: Owner) -> list[SpoolHome]:
         for folder in sorted((spool_dir / SPOOLS).iterdir()):
             try:
                 home = _take(folder, owner)
-            except (OSError, ValueError, KeyError, TypeError) as err:
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
                 _log.error("%s is left alone, since it cannot be read: %s", folder, err)
             else:
                 if home is not None:
@@ -321,9 +329,7 @@ def _take(folder: Path, owner: Owner) -> SpoolHome | None:
         try:
             said = json.loads((folder / _HOME).read_bytes())
         except FileNotFoundError:
-            with contextlib.suppress(OSError):  # its process ended while it made the home
-                (folder / _HEADS).unlink(missing_ok=True)
-                folder.rmdir()
+            _remove(folder)  # its process ended while it made the home
             os.close(lock_fd)
             return None
         version = said.pop("version")
@@ -335,6 +341,16 @@ def _take(folder: Path, owner: Owner) -> SpoolHome | None:
     except BaseException:
         os.close(lock_fd)
         raise
+
+
+def _remove(folder: Path) -> None:
+    """Remove a home, unless there is something in it."""
+    own = {_HOME, f"{_HOME}.new", _HEADS}
+    with contextlib.suppress(OSError):  # then it stays
+        if {path.name for path in folder.iterdir()} <= own:
+            for name in own:
+                (folder / name).unlink(missing_ok=True)
+            folder.rmdir()
 
 
 def _lock(folder: Path) -> int | None:

@@ -31,6 +31,7 @@ class Home(Protocol):
     """What a tenure needs of the home that it is in."""
 
     folder: Path
+    boot_mark: bytes
     syncs_names: bool
     tenures: dict[str, Tenure]
 
@@ -85,6 +86,7 @@ class Tenure:
         "_owed",
         "_registers",
         "_slot_ordinal",
+        "_tail",
     )
 
     def __init__(self, home: Home, header: TenureHeader) -> None:
@@ -100,6 +102,7 @@ class Tenure:
         self._encoded = b""
         self._overflow = [b"", b""]
         self._last = b""  # the latest record
+        self._tail = b""  # its registers, if it has only their CRC
         self._slot_ordinal = 0  # number of the file that the latest record is of
         self._owed = 0  # number of that file once nobody holds it; 0: it is held, or none
 
@@ -133,6 +136,7 @@ class Tenure:
     def knows(self, registers: LabelSet) -> None:
         """Learn the registers of the latest record, which was recovered."""
         self._registers, self._encoded = registers, head_records.encode_registers(registers)
+        self._tail = b"" if head_records.fits(self._encoded) else self._encoded
 
     @property
     def id(self) -> str:
@@ -228,9 +232,13 @@ class Tenure:
         has_overflow = not head_records.fits(encoded)
         if has_overflow:
             encoded = self._write_overflow(number)
-        raw = head_records.encode_record(number, ordinal, state, encoded, has_overflow=has_overflow)
+        boot = self._home.boot_mark
+        raw = head_records.encode_record(
+            number, ordinal, state, encoded, has_overflow=has_overflow, boot=boot
+        )
         self._home.write(self._block, number, raw)
         self._number, self._last = number, raw
+        self._tail = self._encoded if has_overflow else b""
         if ordinal != self._slot_ordinal:
             self._slot_ordinal = ordinal
             self._pay()
@@ -243,7 +251,10 @@ class Tenure:
         encoded = head_records.encode_registers(state[2])
         has_overflow = not head_records.fits(encoded)
         short = zlib.crc32(encoded).to_bytes(4, "little") if has_overflow else encoded
-        raw = head_records.encode_record(0, file.ordinal, state, short, has_overflow=has_overflow)
+        boot = self._home.boot_mark
+        raw = head_records.encode_record(
+            0, file.ordinal, state, short, has_overflow=has_overflow, boot=boot
+        )
         self._seal(file, raw + encoded if has_overflow else raw)
 
     def _write_overflow(self, number: int) -> bytes:
@@ -260,18 +271,18 @@ class Tenure:
 
         Raises: OSError.
         """
-        ordinal, record = self._slot_ordinal, self._last
+        ordinal = self._slot_ordinal
         with self._mutex:
             file = next((one for one in self._files if one.ordinal == ordinal), None)
         if ordinal and file is not None:
             # If the registers had no room, the record has only their CRC, and they follow it here.
-            is_short = head_records.fits(self._encoded)
-            self._seal(file, record if is_short else record + self._encoded)
+            self._seal(file, self._last + self._tail)
 
     def _seal(self, file: SpoolFile, record: bytes) -> None:
         fd = os.open(self.path(file.ordinal, "sealed"), os.O_WRONLY | os.O_CLOEXEC)
         try:
             write_all(fd, record, 0)
+            os.ftruncate(fd, len(record))
             if self._home.syncs_names:
                 os.fsync(fd)
         finally:
