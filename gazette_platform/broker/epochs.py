@@ -38,6 +38,7 @@ __all__ = [
     "Released",
     "Standing",
     "claim",
+    "hold_alone",
     "release",
     "standing",
 ]
@@ -263,6 +264,29 @@ def standing(
         if any(one.tenure == tenure for one in past.holders):
             return Standing(is_holder=False, valid_to=past.end)
     return Standing(is_holder=False)
+
+
+def hold_alone(
+    record: EpochRecord | None, tenure: str, *, create_revision: int, head: int
+) -> EpochRecord | None:
+    """The record once a holder alone says how the journal goes on, before it stores its content.
+
+    The ends of several holders may differ by what was never acknowledged. So that none goes on at
+    another end while this one stores what it has, the others let go first; up to its end what they
+    have is valid still.
+
+    Args:
+        record: what etcd has; None: nothing.
+        tenure: of the holder.
+        create_revision: of the journal's spec when it began.
+        head: where its content ends.
+
+    Returns: None: it is the only one already, or is none.
+    """
+    if record is None or record.create_revision != create_revision or len(record.holders) == 1:
+        return None
+    own = tuple(one for one in record.holders if one.tenure == tenure)
+    return replace(record._next(own, head), is_wanted=record.is_wanted) if own else None  # noqa: SLF001
 
 
 def release(
