@@ -57,6 +57,15 @@ class RecoveredFragment:
         """When its first append came."""
         return _EPOCH + timedelta(microseconds=self.state.first_append_us)
 
+    def below(self, to: int) -> RecoveredFragment:
+        """The content below an offset within it, which holds the file once more. For a thread.
+
+        Raises: OSError.
+        """
+        sha: Digest = hashlib.sha1(usedforsecurity=False)
+        _hash(self.file.fd, sha, 0, to - self.state.begin)
+        return RecoveredFragment(self.file.hold(), self.state._replace(end=to), sha)
+
     def fragment(self, journal: str) -> Fragment:
         """Its span and sum."""
         state = self.state

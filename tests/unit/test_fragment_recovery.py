@@ -465,6 +465,25 @@ def test_closed_fragment_whose_record_was_not_synced_stays(disk):
 
 
 # ----------------------------------------------------------------------------------- set aside
+def test_content_below_an_offset_has_its_own_sum(disk):
+    tenure = disk.begin()
+    put(tenure, b"content", 5)
+    found = disk.recover_one()
+    (whole,) = found.fragments
+    part = whole.below(9)
+    fragment = part.fragment("a/journal")
+    assert (fragment.begin, fragment.end, fragment.sum) == (5, 9, sha1(b"cont"))
+    assert whole.fragment("a/journal").sum == sha1(b"content")
+    found.tenure.record(0, state_of(12, 12))
+    found.release()
+    finish_closing()
+    assert os.pread(part.file.fd, 4, 0) == b"cont"
+    assert found.tenure.files == 1
+    part.file.release()
+    finish_closing()
+    assert found.tenure.files == 0
+
+
 def test_setting_aside_changes_no_byte(disk):
     tenure = disk.begin()
     file = put(tenure, b"content", 5, registers=SHORT)
