@@ -118,8 +118,9 @@ class EpochRecord:
                 said["epoch"],
                 _holders_from_json(said["holders"]),
                 tuple(Past(_holders_from_json(p["holders"]), p["end"]) for p in said["past"]),
-                released
-                and Released(
+                None
+                if released is None
+                else Released(
                     released["head"],
                     LabelSet.of(*((name, text) for name, text in released["registers"])),
                 ),
@@ -203,17 +204,17 @@ def claim(  # noqa: PLR0911  one per condition
     """
     if record is not None and record.create_revision != create_revision:
         record = EpochRecord(create_revision, record.epoch, ())
-    if holders is None:
-        return Claim(None) if record is not None else Held()
-    ours = tuple(sorted(holders))
-    if record is None:
-        return Claim(EpochRecord(create_revision, 1, ours))
-    released = record.released
+    released = record.released if record is not None else None
     if released is not None and end <= released.head:
         # Replicas that began at the offset in the spec are at the head, but lack the registers.
         is_there = end == released.head and registers in (None, released.registers)
         if not is_there:
             return GoOn(released.head, released.registers)
+    if holders is None:
+        return Claim(None) if record is not None else Held()
+    ours = tuple(sorted(holders))
+    if record is None:
+        return Claim(EpochRecord(create_revision, 1, ours))
     tenures = {one.tenure for one in holders}
     if tenures == {one.tenure for one in record.holders}:
         # A tenure may have gone on in a broker with another name, on the same disk.
