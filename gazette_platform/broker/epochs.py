@@ -211,7 +211,10 @@ def claim(  # noqa: PLR0911  one per condition
         if not is_there:
             return GoOn(released.head, released.registers)
     if holders is None:
-        return Claim(None) if record is not None else Held()
+        # From here on nobody says who holds what. What former holders have before it is valid.
+        if record is None or not (record.holders or record.released):
+            return Held()
+        return Claim(record._next((), end))  # noqa: SLF001
     ours = tuple(sorted(holders))
     if record is None:
         return Claim(EpochRecord(create_revision, 1, ours))

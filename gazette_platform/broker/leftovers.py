@@ -20,7 +20,7 @@ from gazette_platform.broker.epoch_store import (
     read_record,
     write_record,
 )
-from gazette_platform.broker.epochs import release, standing
+from gazette_platform.broker.epochs import hold_alone, release, standing
 from gazette_platform.errors import GazetteError
 from gazette_platform.fragment.completed import CompletedSpool
 from gazette_platform.fragment.recovery import set_aside
@@ -189,7 +189,7 @@ class Leftovers:
         stands = await self._standing(found)
         if stands.is_holder:
             is_let_go = stands.is_wanted or (is_leaving and stands.is_alone)
-            if not (is_let_go and found.is_whole):
+            if not (is_let_go and found.is_whole and await self._hold_alone(found)):
                 return False
             await self._store(found, found.end)
             if not await self._release(found):
@@ -226,12 +226,31 @@ class Leftovers:
         # Gazette's brokers take appends without recording who holds them.
         return not await has_foreign_members(self._etcd, self._prefix)
 
+    async def _hold_alone(self, found: RecoveredTenure) -> bool:
+        """See that no other holder goes on at another end while we store what we have.
+
+        Returns: False: somebody else was faster.
+        """
+        tenure = found.tenure
+        record, mod_revision = await read_record(self._etcd, self._prefix, tenure.journal)
+        alone = hold_alone(
+            record, tenure.id, create_revision=tenure.create_revision, head=found.end
+        )
+        return alone is None or await write_record(
+            self._etcd, self._prefix, tenure.journal, alone, mod_revision
+        )
+
     async def _store(self, found: RecoveredTenure, valid_to: int) -> None:
-        """Persist the content that belongs to the journal, so that nothing of it is left here."""
+        """Persist the content that belongs to the journal.
+
+        Of a fragment that others went on within, what lies below that is stored, and all of it stays.
+        """
         mine = [one for one in found.fragments if one.state.end <= valid_to]
+        crossing = [one for one in found.fragments if one.state.begin < valid_to < one.state.end]
+        found.fragments = [one for one in found.fragments if one not in mine]
+        mine += [await run_in(self._executor, one.below, valid_to) for one in crossing]
         if not mine:
             return
-        found.fragments = [one for one in found.fragments if one not in mine]
         for one in mine:
             self._persister.add(_completed(found, one))
         await self._persister.flush(found.tenure.journal)

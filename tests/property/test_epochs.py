@@ -576,13 +576,17 @@ def test_holder_that_is_alone_is_the_only_one_to_go_on():
     assert hold_alone(record, "t0", create_revision=REVISION + 1, head=70) is None
 
 
-def test_brokers_that_keep_nothing_leave_no_record():
+def test_brokers_that_keep_nothing_leave_no_holder():
     def shared(record):
         return claim(record, create_revision=REVISION, holders=None, end=100)
 
     assert shared(None) == Held()
-    assert shared(record_of(A)) == Claim(None)
-    assert shared(released(record_of(A), A, 100)) == Claim(None)
+    for record in (record_of(A), released(record_of(A), A, 100)):
+        after = shared(record).record
+        assert (after.holders, after.released, after.past[-1].end) == ((), None, 100)
+        assert standing_of(after, A) == Standing(is_holder=False, valid_to=100)
+        assert shared(after) == Held()
+        assert claimed(after, B, end=0).record.holders == (B,)
     # What was let go of is stored: they go on behind it, as everybody does.
     assert shared(released(record_of(A), A, 101)) == GoOn(101, REGISTERS)
 

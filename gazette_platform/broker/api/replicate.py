@@ -232,7 +232,9 @@ class _Session:
                 self._draft = None
             case Discard():
                 self._draft = None
-            case Answer():
+            case Answer(status):
+                if status is Status.OK:
+                    self._spool.confirm()
                 header, self._header = self._header, None
                 await self._reign.wait(self._stream.send(encode_answer(effect, header)))
             case Abort(text):

@@ -189,6 +189,7 @@ class Replicator:
             if event is not None:
                 return event
         spool.settle_all()
+        spool.confirm()
         self._doubtful = frozenset()
         self.is_synced = True
         self._touch()

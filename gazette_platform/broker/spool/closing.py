@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gazette_platform.broker.port import JournalPort
     from gazette_platform.broker.spool.digester import Digester
     from gazette_platform.fragment.completed import CompletedSpool
+    from gazette_platform.fragment.recovery import RecoveredFragment
     from gazette_platform.ops.faults import Faults
     from gazette_platform.ops.tasks import TaskGroup
 
@@ -30,10 +31,12 @@ class Closing:
     """The closed fragments of one journal, until each is complete.
 
     Attributes:
+        adopted: fragments of a former process that are not known to be the journal's yet.
         is_leaving: whether the journal leaves this broker; fragments that fail are given up then.
     """
 
     def __init__(self, journal: JournalPort, tasks: TaskGroup, faults: Faults) -> None:
+        self.adopted: dict[Digester, RecoveredFragment] = {}
         self.is_leaving = False
         self._journal = journal
         self._tasks = tasks
@@ -62,7 +65,7 @@ class Closing:
         Args:
             but: fragments with content that is not settled yet.
         """
-        for old in [one for one in self._urgent if one not in but]:
+        for old in [one for one in self._urgent if one not in but and one not in self.adopted]:
             if old.spool.content_length:
                 task = self._tasks.spawn(self._complete(old), name=f"roll {self._journal.name}")
                 self._completing.add(task)
@@ -70,6 +73,24 @@ class Closing:
             else:
                 old.spool.discard()
                 del self._urgent[old]
+
+    def adopt(self, old: Digester, fragment: RecoveredFragment) -> None:
+        """Take over a fragment that a former process left, which `finish` leaves alone while `adopted`.
+
+        Args:
+            old: its digester.
+            fragment: as it was found.
+        """
+        self._urgent[old] = True
+        self.adopted[old] = fragment
+
+    def give_back(self) -> list[RecoveredFragment]:
+        """Let go of fragments that are `adopted` still. Returns: these, as they were found."""
+        fragments = list(self.adopted.values())
+        for old in self.adopted:
+            del self._urgent[old]
+        self.adopted.clear()
+        return fragments
 
     async def completed(self) -> None:
         """Wait until the fragments being completed are handed over. Cancellation: safe."""

@@ -418,22 +418,28 @@ class JournalSpool:
     def adopt(self, found: RecoveredTenure) -> None:
         """Go on where an earlier process ended with a tenure of ours.
 
-        The spool must be new, and the caller holds its lock. The content that was found is closed as
-        fragments, which are persisted at once.
+        The spool must be new, and the caller holds its lock. The content is persisted once confirmed.
         """
         self._tenure = found.tenure
         self.end, self.registers = found.end, found.registers
         self.digester = self._open(self.end, self.registers, None)
         for fragment in found.fragments:
-            spool = Spool.recovered(
-                self.name, fragment.file, fragment.state, fragment.sha, directory=self._directory
-            )
-            self._closing.add(self._digester(spool), is_urgent=True)
+            file, state, sha = fragment.file, fragment.state, fragment.sha
+            spool = Spool.recovered(self.name, file, state, sha, directory=self._directory)
+            self._closing.adopt(self._digester(spool), fragment)
             self._journal.on_recovered(spool)
         with contextlib.suppress(RpcFailed):  # then the record stays as it is, and says the same
             self._note(self._tenure, self.spool, self.end, self.registers)
-        self._finish_settled()
         self._journal.on_roll(is_elsewhere=True)
+
+    def confirm(self) -> None:
+        """What was adopted is the journal's, since all of its brokers are in step with us.
+
+        Before, others may go on without it: it is not persisted until then.
+        """
+        if self._closing.adopted:
+            self._closing.adopted.clear()
+            self._finish_settled()
 
     # ------------------------------------------------------------------------------ settling
     def commit(self, draft: Draft, registers: LabelSet, *, appends: int = 1) -> None:
@@ -597,4 +603,5 @@ class JournalSpool:
         tenure = self._tenure
         if tenure is None or not tenure.is_begun:
             return None
-        return RecoveredTenure(tenure, tenure.process, self.end, self.registers, is_whole=True)
+        left = self._closing.give_back()
+        return RecoveredTenure(tenure, tenure.process, self.end, self.registers, True, left)
