@@ -31,7 +31,7 @@ from gazette_platform.broker.append.batch import (
     not_ours,
     refuse,
 )
-from gazette_platform.broker.spool.journal_spool import DiskFull
+from gazette_platform.broker.spool.disk import DiskFull
 from gazette_platform.broker.wire.interface import Code, NotNow, RpcFailed
 from gazette_platform.client.wire import ASK_ANOTHER
 from gazette_platform.errors import GazetteError

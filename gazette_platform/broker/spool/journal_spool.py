@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, final
 from gazette_platform.broker.config import FsyncMode
 from gazette_platform.broker.spool.closing import Closing
 from gazette_platform.broker.spool.digester import DISK_RETRY_S, Digester
+from gazette_platform.broker.spool.disk import FULL, DiskFull, not_kept
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.fragment.recovery import RecoveredTenure
 from gazette_platform.fragment.spool import LAG_BYTES_MAX, Spool
@@ -46,34 +47,12 @@ if TYPE_CHECKING:
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.tasks import TaskGroup
 
-__all__ = ["DiskFull", "Draft", "JournalSpool"]
+__all__ = ["Draft", "JournalSpool"]
 
 _log = logging.getLogger(__name__)
 
 # Up to this size content is written and hashed on the event loop: a hop to a thread would cost more.
 _INLINE_BYTES_MAX = 64 << 10
-
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-
-
-@final
-class DiskFull(RpcFailed):
-    """The disk of spools is full, and a fragment that can be persisted takes up room on it."""
-
-    def __init__(self, journal: str, err: OSError) -> None:
-        super().__init__(
-            Code.UNAVAILABLE,
-            f"{journal}: spool: {err}; what it holds is persisted to make room, append again later "
-            "(and give the disk of --broker.spool-dir more room)",
-        )
-
-
-def _not_kept(journal: str, err: OSError) -> RpcFailed:
-    return RpcFailed(
-        Code.UNAVAILABLE,
-        f"{journal}: spool: what is appended cannot be recorded: {err} (check --broker.spool-dir and "
-        "its disk; if that folder was removed, start the broker again)",
-    )
 
 
 @final
@@ -128,7 +107,7 @@ class Draft:
                 else:
                     await run_in(self._executor, self._write, chunks)
             except OSError as err:
-                if err.errno in _FULL:
+                if err.errno in FULL:
                     if await self.digester.spare_disk():
                         continue
                     if self._owner.may_make_room:
@@ -136,7 +115,7 @@ class Draft:
                         _log.error("%s", full)
                         raise full from err
                 if err.errno == errno.ENOENT:  # the folder is gone
-                    raise _not_kept(self.digester.spool.journal, err) from err
+                    raise not_kept(self.digester.spool.journal, err) from err
                 if self._owner.is_leaving:
                     raise RpcFailed(
                         Code.UNAVAILABLE,
@@ -375,7 +354,7 @@ class JournalSpool:
             self._note(self._tenure, spool, draft.at, registers)
             await run_in(self._executor, self._tenure.sync)
         except OSError as err:
-            raise _not_kept(self.name, err) from err
+            raise not_kept(self.name, err) from err
 
     async def sync(self) -> None:
         """Bring what is kept to the disk itself, and record that. Call `Tenure.sync` afterwards.
@@ -389,7 +368,7 @@ class JournalSpool:
         try:
             await run_in(self._executor, spool.sync, end)
         except OSError as err:
-            raise _not_kept(self.name, err) from err
+            raise not_kept(self.name, err) from err
         if self.spool is spool and self._tenure is tenure:
             # More may have been kept during the sync: record that end, not the one of before.
             self._note(tenure, spool, self._kept, self._kept_registers)
@@ -400,7 +379,7 @@ class JournalSpool:
         try:
             spool.note(tenure, end, registers, now, is_durable=self.is_durable)
         except OSError as err:
-            raise _not_kept(self.name, err) from err
+            raise not_kept(self.name, err) from err
         self._kept, self._kept_registers = end, registers
 
     def _take_back(self) -> None:
