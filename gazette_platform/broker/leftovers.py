@@ -105,14 +105,18 @@ class Leftovers:
         return journal in self._found
 
     async def take(self, journal: str, create_revision: int) -> list[RecoveredTenure]:
-        """Hand over the tenures of a journal that is now assigned to us. Cancellation: safe."""
+        """Hand over the tenures of a journal that is now assigned to us.
+
+        Returns: that which went on longest first: a home may have been copied.
+        Cancellation: safe.
+        """
         async with self._lock_of(journal):
             mine = self._found.pop(journal, [])
         taken = [one for one in mine if one.tenure.create_revision == create_revision]
         for other in mine:
             if other not in taken:
                 self.add(other)
-        return taken
+        return sorted(taken, key=lambda one: -one.end)
 
     @contextlib.asynccontextmanager
     async def _lock_of(self, journal: str) -> AsyncGenerator[None]:

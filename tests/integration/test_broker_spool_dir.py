@@ -151,6 +151,31 @@ async def test_what_others_left_there_is_left_alone(server):
     assert list(home.glob(f"{tenure}.1.content")) == []
 
 
+@pytest.mark.parametrize("name", ["0" * 16, "f" * 16], ids=["before", "behind"])
+async def test_of_a_home_and_an_old_copy_of_it_the_one_that_went_on_counts(server, tmp_path, name):
+    server.start()
+    async with client_of(server) as client:
+        await client.apply([Change(spec())])
+        await client.append(JOURNAL, b"abc")
+    server.kill()
+    home = next((server.spool / "spools").iterdir())
+    shutil.copytree(home, tmp_path / "copy")
+    server.start()
+    async with client_of(server) as client:
+        await client.append(JOURNAL, b"def")
+    server.kill()
+    (tmp_path / "copy").rename(home.with_name(name))
+    server.start()
+    async with client_of(server) as client:
+        assert (await client.append(JOURNAL, b"ghi")).begin == 6
+        assert await read_all(client) == b"abcdefghi"
+    assert server.stop() == 0
+    server.start()
+    async with client_of(server) as client:
+        assert (await client.append(JOURNAL, b"jkl")).begin == 9
+        assert await read_all(client) == b"abcdefghijkl"
+
+
 async def test_brokers_that_share_it_take_over_from_each_other(etcd_server, etcd_prefix, tmp_path):
     """Whoever is started first has what all of them held that were killed."""
     shared = tmp_path / "shared"
