@@ -87,6 +87,13 @@ class JournalPort(Protocol):
         """
         ...
 
+    def is_claimed(self, holders: frozenset[Holder] | None) -> bool:
+        """Whether etcd says what `claim` would write: the current route, and that these hold it.
+
+        A route alone does not tell: a broker of it may have begun to hold the journal anew since.
+        """
+        ...
+
     async def write_suspend(self, suspend: SuspendSpec) -> int:
         """Store the spec with this suspension. Returns: the revision to look at."""
         ...

@@ -87,6 +87,9 @@ class FakeJournal:
         self.is_consistent = True
         return self.revision
 
+    def is_claimed(self, holders):
+        return self.is_consistent
+
     async def write_suspend(self, suspend):
         self.log.append(f"suspend {suspend.level.name} {suspend.offset}")
         raise EtcdError("etcd is away")

@@ -161,6 +161,9 @@ class Primary(Node):
         # Another one whenever etcd says something else.
         return abs(hash((self.route, self.is_consistent)))
 
+    def is_claimed(self, holders):
+        return self.is_consistent
+
     def locate(self):
         return Status.OK, True
 

@@ -278,10 +278,12 @@ class Planner:
             case events.Sync(roll_to, registers):
                 if roll_to == 0 and replicator.is_synced:
                     return synced.Synced()
+                # Others may hold the journal from then on: nobody may skip the look at that.
+                self._known_at = -1
                 # Also if the only wait is for whoever had the spool before.
                 return Wait(lambda: self._sync(pending, roll_to, registers))
             case events.CheckAssignments():
-                if journal.is_consistent:
+                if journal.is_claimed(replicator.holders):
                     return events.AssignmentsFresh()
                 return Wait(lambda: self._claim(pending))
             case events.CountReplicas():

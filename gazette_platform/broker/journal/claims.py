@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gazette_platform.broker import epochs
 from gazette_platform.broker.epoch_store import read_record, write_record
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gazette_platform.etcd import Operation
     from gazette_platform.protocol import LabelSet
 
-__all__ = ["HoldersAway", "claim_journal"]
+__all__ = ["Claimed", "HoldersAway", "claim_journal"]
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +46,15 @@ class HoldersAway(NotNow):
         super().__init__(f"{journal}: {self.why}")
 
 
+class Claimed(NamedTuple):
+    """What became of a claim."""
+
+    revision: int
+    """To look at next."""
+    is_done: bool
+    """Whether etcd says now what was claimed; False: somebody else was faster."""
+
+
 async def claim_journal(
     context: BrokerContext,
     journal: str,
@@ -55,12 +64,13 @@ async def claim_journal(
     end: int,
     registers: LabelSet,
     is_reset: bool,
-) -> GoOn | int:
+) -> GoOn | Claimed:
     """Write a journal's route into its assignments, and who holds the journal, in one transaction.
 
-    The transaction fails if anything of the journal has changed meanwhile, or if a broker is assigned
-    that we do not know of yet. So a broker that is assigned, and finds in etcd that it is a holder,
-    stays a holder until we have synced with it.
+    The route is that of the call, with whose brokers we have synced, whatever changes meanwhile. The
+    transaction fails if anything of the journal has changed, or if a broker is assigned that we did
+    not know of. So a broker that is assigned, and finds in etcd that it is a holder, stays a holder
+    until we have synced with it.
 
     Args:
         context: of this broker.
@@ -71,14 +81,17 @@ async def claim_journal(
         registers: as of `epochs.claim`.
         is_reset: as of `epochs.claim`.
 
-    Returns: the revision to look at, whether or not the transaction succeeded; or where to begin first.
+    Returns: what became of it, or where to begin first.
     Raises: EtcdError; HoldersAway: only others hold what was acknowledged.
     Cancellation: leaves open whether it was written.
     """
     state, prefix = context.space.state, context.config.etcd_prefix
     item = state.items.get(journal)
     if item is None or item.create_revision != create_revision:
-        return context.space.revision
+        return Claimed(context.space.revision, is_done=False)
+    # While etcd is asked, brokers may come and go that nobody has synced with.
+    assignments, route = state.assignments_of(journal), state.route_of(journal)
+    known_at = context.space.revision
     record, mod_revision = await read_record(context.etcd, prefix, journal)
     suspend = item.spec.suspend
     has_noted_head = suspend is not None and (
@@ -104,26 +117,28 @@ async def claim_journal(
     if is_reset and record is not None and holders is not None:
         _tell_given_up(journal, record, holders, end)
     key = epoch_key(prefix, journal)
-    assignments, route = state.assignments_of(journal), state.route_of(journal)
     value = encode_route(route)
     writes: list[Operation] = [
         Put(a.key, value, ignore_lease=True) for a in assignments if not a.route.equivalent(route)
     ]
+    is_shown = bool(writes)
     if isinstance(decision, Claim):
         new = decision.record
         writes.append(Put(key, new.encode()) if new is not None else Delete(key))
     if not writes:
-        return context.space.revision
+        return Claimed(known_at, is_done=True)
     result = await context.etcd.txn(
         [
             Compare.create(item_key(prefix, journal), create_revision),
             Compare.mod(key, mod_revision),
-            Compare.none_since(assignments_prefix(prefix, journal), context.space.revision),
+            Compare.none_since(assignments_prefix(prefix, journal), known_at),
             *(Compare.mod(a.key, a.mod_revision) for a in assignments),
         ],
         writes,
     )
-    return await revision_after(context, result)
+    revision = await revision_after(context, result)
+    # The key space does not come to a revision of which it shows nothing.
+    return Claimed(revision if is_shown else known_at, is_done=result.succeeded)
 
 
 def _tell_given_up(journal: str, record: EpochRecord, holders: frozenset[Holder], end: int) -> None:

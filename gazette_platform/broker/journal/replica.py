@@ -13,6 +13,7 @@ from gazette_platform.broker.append.appender import Appender
 from gazette_platform.broker.append.batch import Outcome, view_of
 from gazette_platform.broker.append.content import RateBalance
 from gazette_platform.broker.epoch_store import delete_record
+from gazette_platform.broker.epochs import GoOn
 from gazette_platform.broker.journal.claims import HoldersAway, claim_journal
 from gazette_platform.broker.journal.gaps import KNOWN_WAIT_S, Gaps
 from gazette_platform.broker.journal.pulses import Pulses, barrier
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gazette_platform.broker.context import BrokerContext
-    from gazette_platform.broker.epochs import GoOn, Holder
+    from gazette_platform.broker.epochs import Holder
     from gazette_platform.broker.journal.resolver import Resolver
     from gazette_platform.broker.wire.peer_stream import PeerStream
     from gazette_platform.fragment.completed import CompletedSpool
@@ -150,6 +151,8 @@ class Replica:
         context.metrics.write_head.labels(name).set_function(lambda: self.head)
         self._created_at = context.clock.monotonic()
         self.last_append_at = -math.inf
+        # The holders that etcd has by our latest claim; at first there was none.
+        self._claimed: frozenset[Holder] | None = frozenset()
         self.flushed_end = 0
         """A flush found that content below this offset is in a store, wherever it was held."""
         self._refresh_timer.soon()
@@ -232,7 +235,7 @@ class Replica:
         """
         self.awaiting = ""
         try:
-            return await claim_journal(
+            found = await claim_journal(
                 self._context,
                 self.name,
                 self.create_revision,
@@ -244,6 +247,15 @@ class Replica:
         except HoldersAway as err:
             self.awaiting = err.why
             raise
+        if isinstance(found, GoOn):
+            return found
+        if found.is_done:
+            self._claimed = holders
+        return found.revision
+
+    def is_claimed(self, holders: frozenset[Holder] | None) -> bool:
+        """Whether etcd has the current route, and these as holders, by a claim of ours."""
+        return self.is_consistent and self._claimed == holders
 
     @property
     def noted_head(self) -> int:

@@ -1,0 +1,102 @@
+"""Etcd says who holds a journal: it must be those brokers that its primary is in step with, and no others."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gazette_platform.broker.epoch_store import read_record
+from gazette_platform.broker.journal import claims
+from gazette_platform.client import AsyncClient, ClientConfig
+from gazette_platform.etcd import Delete, Put
+from gazette_platform.keyspace import encode_journal_spec, item_key
+from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
+from gazette_platform.testing.local_broker import append, eventually, read_all
+
+pytestmark = pytest.mark.etcd
+
+JOURNAL = "a/journal"
+
+
+def spec(replication):
+    fragment = FragmentSpec(
+        length=1 << 20,
+        codec=CompressionCodec.NONE,
+        stores=("file:///",),
+        refresh_interval_ns=3600 * 10**9,
+    )
+    return JournalSpec(JOURNAL, replication, fragment=fragment)
+
+
+def client(broker, **options):
+    return AsyncClient(ClientConfig(address=broker.endpoint, **options))
+
+
+def tenures(brokers):
+    return {broker._resolver.replicas[JOURNAL].spool.tenure for broker in brokers}
+
+
+async def record_of(broker):
+    context = broker._context
+    return (await read_record(context.etcd, context.config.etcd_prefix, JOURNAL))[0]
+
+
+async def crash(broker):
+    """As by SIGKILL, but for what its process shares with the test."""
+    await broker._server.stop(grace_s=0.0)
+    await broker._lease.revoke()
+    await broker.abandon()
+
+
+async def test_brokers_are_no_holders_that_came_while_etcd_was_asked(cluster, tasks, monkeypatch):
+    """Nor does one stay that left: it would be believed once it comes back, and lacks what follows."""
+    brokers = [await cluster.start(zone=zone) for zone in ("zone-a", "zone-b")]
+    is_held, may_go = asyncio.Event(), asyncio.Event()
+
+    async def read_late(*args):
+        found = await read_record(*args)
+        is_held.set()
+        await may_go.wait()
+        return found
+
+    monkeypatch.setattr(claims, "read_record", read_late)
+    tasks.spawn(cluster.apply(cluster.stub(brokers[0]), spec(2)), name="apply")
+    await is_held.wait()
+    state = brokers[0]._context.space.state
+    primary = next(
+        one for one in brokers if one._context.process_id == state.route_of(JOURNAL).primary_id
+    )
+    (left,) = set(brokers) - {primary}
+    state = primary._context.space.state
+    await crash(left)
+    other = await cluster.start(zone="zone-c")
+    await eventually(
+        lambda: (
+            set(state.route_of(JOURNAL).members)
+            == {primary._context.process_id, other._context.process_id}
+        )
+    )
+    may_go.set()
+    async with client(primary) as one:
+        await one.append(JOURNAL, b"of both")
+    record = await record_of(primary)
+    assert {one.tenure for one in record.holders} == tenures([primary, other])
+
+
+async def test_a_journal_made_anew_is_held_although_its_brokers_stay(cluster):
+    broker = await cluster.start(watch_delay_s=0.2)
+    await cluster.apply(cluster.stub(broker), spec(1))
+    former = broker._resolver.replicas[JOURNAL]
+    etcd, key = broker._context.etcd, item_key(broker.config.etcd_prefix, JOURNAL)
+    await etcd.txn((), (Delete(key),))
+    await etcd.txn((), (Put(key, encode_journal_spec(spec(1))),))
+    await eventually(lambda: broker._resolver.replicas[JOURNAL] is not former)
+    async with client(broker) as one:
+        await one.append(JOURNAL, b"acknowledged")
+    assert {one.tenure for one in (await record_of(broker)).holders} == tenures([broker])
+    await crash(broker)
+    broker = await cluster.start()
+    stub = cluster.stub(broker)
+    assert (await append(stub, JOURNAL, b" and more")).commit.begin == len(b"acknowledged")
+    assert await read_all(stub, JOURNAL) == b"acknowledged and more"
