@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 from typing import TYPE_CHECKING, final
+from weakref import WeakValueDictionary
 
 from gazette_platform.broker.epoch_store import (
     delete_record,
@@ -48,6 +49,10 @@ _LOOK_S_MAX = 5.0
 
 # Up to so many journals etcd is asked about each; if there are more, for all records at once.
 _ONE_BY_ONE_MAX = 16
+
+# How many of them are decided on side by side, and for how many seconds each waits for its store.
+_SIDE_BY_SIDE = 32
+_STORE_S = 5.0
 
 _NOT_THE_JOURNALS = "others went on without it, or its journal was deleted"
 
@@ -88,7 +93,10 @@ class Leftovers:
         self._faults = faults
         self._count = count
         self._found: dict[str, list[RecoveredTenure]] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
+        # Each for as long as somebody holds it or waits for it.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        # Of each tenure, by its id: what the persister has of it.
+        self._storing: dict[str, list[CompletedSpool]] = {}
         self._added = asyncio.Event()
 
     def __len__(self) -> int:
@@ -121,11 +129,11 @@ class Leftovers:
     @contextlib.asynccontextmanager
     async def _lock_of(self, journal: str) -> AsyncGenerator[None]:
         """Hold the lock of whoever decides on a journal's tenures."""
-        lock = self._locks.setdefault(journal, asyncio.Lock())
+        lock = self._locks.get(journal)
+        if lock is None:
+            lock = self._locks[journal] = asyncio.Lock()
         async with lock:
             yield
-        if not lock.locked() and self._locks.get(journal) is lock:
-            del self._locks[journal]
 
     async def run(self) -> None:
         """Look after the tenures for ever. Cancellation: safe."""
@@ -157,8 +165,16 @@ class Leftovers:
             held = await held_journals(self._etcd, self._prefix)
             kept = {one.tenure.id for found in self._found.values() for one in found}
             names = [name for name in names if is_leaving or not held.get(name, set()) & kept]
-        for journal in names:
-            await self.settle(journal, is_leaving=is_leaving)
+        # One whose store is away must not hold up the others.
+        side_by_side = asyncio.Semaphore(_SIDE_BY_SIDE)
+
+        async def settle(journal: str) -> None:
+            async with side_by_side:
+                await self.settle(journal, is_leaving=is_leaving)
+
+        async with asyncio.TaskGroup() as group:
+            for journal in names:
+                group.create_task(settle(journal))
 
     async def settle(self, journal: str, *, is_leaving: bool = False) -> None:
         """Look at the tenures of one journal, and do what follows.
@@ -195,12 +211,12 @@ class Leftovers:
             is_let_go = stands.is_wanted or (is_leaving and stands.is_alone)
             if not (is_let_go and found.is_whole and await self._hold_alone(found)):
                 return False
-            await self._store(found, found.end)
-            if not await self._release(found):
+            if not await self._store(found, found.end) or not await self._release(found):
                 return False
         else:
             await run_in(self._executor, self._set_torn_aside, found)
-            await self._store(found, stands.valid_to)
+            if not await self._store(found, stands.valid_to):
+                return False
             await run_in(self._executor, self._set_rest_aside, found)
         if tenure.files:
             return False  # replicas or the persister still use them
@@ -244,20 +260,33 @@ class Leftovers:
             self._etcd, self._prefix, tenure.journal, alone, mod_revision
         )
 
-    async def _store(self, found: RecoveredTenure, valid_to: int) -> None:
+    async def _store(self, found: RecoveredTenure, valid_to: int) -> bool:
         """Persist the content that belongs to the journal.
 
         Of a fragment that others went on within, what lies below that is stored, and all of it stays.
+
+        Returns: False: its store is away: call again.
         """
-        mine = [one for one in found.fragments if one.state.end <= valid_to]
-        crossing = [one for one in found.fragments if one.state.begin < valid_to < one.state.end]
-        found.fragments = [one for one in found.fragments if one not in mine]
-        mine += [await run_in(self._executor, one.below, valid_to) for one in crossing]
-        if not mine:
-            return
-        for one in mine:
-            self._persister.add(_completed(found, one))
-        await self._persister.flush(found.tenure.journal)
+        tenure = found.tenure
+        storing = self._storing.get(tenure.id)
+        if storing is None:
+            mine = [one for one in found.fragments if one.state.end <= valid_to]
+            crossing = [
+                one for one in found.fragments if one.state.begin < valid_to < one.state.end
+            ]
+            mine += [await run_in(self._executor, one.below, valid_to) for one in crossing]
+            found.fragments = [one for one in found.fragments if one not in mine]
+            storing = self._storing[tenure.id] = [_completed(found, one) for one in mine]
+            for one in storing:
+                self._persister.add(one)
+        if not all(one.is_closed for one in storing):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_STORE_S):
+                    await self._persister.flush(tenure.journal)
+        if not all(one.is_closed for one in storing):
+            return False
+        del self._storing[tenure.id]
+        return True
 
     async def _release(self, found: RecoveredTenure) -> bool:
         """Let others go on where we ended. Returns: False: the record changed first, look again."""

@@ -51,6 +51,11 @@ class CompletedSpool:
     _is_closed: bool = field(default=False, init=False, repr=False)
 
     @property
+    def is_closed(self) -> bool:
+        """Whether it is persisted, or nobody wants it."""
+        return self._is_closed
+
+    @property
     def content_fd(self) -> int:
         """Descriptor of the content's file."""
         return self.content.fd

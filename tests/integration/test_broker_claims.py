@@ -9,7 +9,9 @@ import pytest
 from gazette_platform.broker.epoch_store import read_record
 from gazette_platform.broker.journal import claims
 from gazette_platform.client import AsyncClient, ClientConfig
+from gazette_platform.errors import StoreUnavailable
 from gazette_platform.etcd import Delete, Put
+from gazette_platform.fragment.persister import Persister
 from gazette_platform.keyspace import encode_journal_spec, item_key
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.local_broker import append, eventually, read_all
@@ -19,14 +21,14 @@ pytestmark = pytest.mark.etcd
 JOURNAL = "a/journal"
 
 
-def spec(replication):
+def spec(replication, name=JOURNAL):
     fragment = FragmentSpec(
         length=1 << 20,
         codec=CompressionCodec.NONE,
         stores=("file:///",),
         refresh_interval_ns=3600 * 10**9,
     )
-    return JournalSpec(JOURNAL, replication, fragment=fragment)
+    return JournalSpec(name, replication, fragment=fragment)
 
 
 def client(broker, **options):
@@ -100,3 +102,35 @@ async def test_a_journal_made_anew_is_held_although_its_brokers_stay(cluster):
     stub = cluster.stub(broker)
     assert (await append(stub, JOURNAL, b" and more")).commit.begin == len(b"acknowledged")
     assert await read_all(stub, JOURNAL) == b"acknowledged and more"
+
+
+async def test_a_store_that_is_away_holds_up_no_journals_of_other_stores(
+    cluster, tmp_path, monkeypatch
+):
+    """Of several that wait for what a broker has found, only that of the store waits for it."""
+    names, is_away = [f"a/journal-{n}" for n in range(3)], True
+    put = Persister._put
+
+    async def put_unless_away(self, store, spool, fragment):
+        if is_away and fragment.journal == names[0]:
+            raise StoreUnavailable("the store is away")
+        await put(self, store, spool, fragment)
+
+    monkeypatch.setattr(Persister, "_put", put_unless_away)
+    former = await cluster.start(zone="zone-a", id="holder")
+    stub = cluster.stub(former)
+    await cluster.apply(stub, *(spec(1, name) for name in names))
+    for name in names:
+        await append(stub, name, b"of the holder ")
+    (tmp_path / "other").mkdir()
+    other = await cluster.start(zone="zone-b", spool_dir=tmp_path / "other")
+    await crash(former)
+    await cluster.start(zone="zone-a", id="holder", journal_limit=0)
+    async with client(other) as one:
+        async with asyncio.timeout(20):
+            for name in names[1:]:
+                assert (await one.append(name, b"x")).begin == 14
+        is_away = False
+        assert (await one.append(names[0], b"x")).begin == 14
+    for name in names:
+        assert await read_all(cluster.stub(other), name) == b"of the holder x"
