@@ -25,6 +25,7 @@ from gazette_platform.broker.epochs import hold_alone, release, standing
 from gazette_platform.errors import GazetteError
 from gazette_platform.fragment.completed import CompletedSpool
 from gazette_platform.fragment.recovery import set_aside
+from gazette_platform.keyspace import item_key
 from gazette_platform.ops.threads import run_in
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from gazette_platform.etcd import EtcdClient
     from gazette_platform.fragment.persister import Persister
     from gazette_platform.fragment.recovery import RecoveredFragment, RecoveredTenure
+    from gazette_platform.fragment.tenure import Tenure
     from gazette_platform.keyspace import BrokerState, KeySpace
     from gazette_platform.ops.faults import Faults
 
@@ -206,6 +208,8 @@ class Leftovers:
     async def _settle(self, found: RecoveredTenure, *, is_leaving: bool) -> bool:
         """Returns: whether nothing is left of the tenure. Raises: GazetteError, OSError: it stays."""
         tenure = found.tenure
+        if await self._is_unreadable(tenure):
+            return False  # nobody knows what is to become of it
         stands = await self._standing(found)
         if stands.is_holder:
             is_let_go = stands.is_wanted or (is_leaving and stands.is_alone)
@@ -222,6 +226,13 @@ class Leftovers:
             return False  # replicas or the persister still use them
         await run_in(self._executor, tenure.leave)
         return True
+
+    async def _is_unreadable(self, tenure: Tenure) -> bool:
+        """Whether there is the tenure's journal, with a spec that we cannot read. Raises: GazetteError."""
+        if tenure.journal in self._space.state.items:
+            return False
+        found = await self._etcd.get(item_key(self._prefix, tenure.journal))
+        return found is not None and found.create_revision == tenure.create_revision
 
     async def _standing(self, found: RecoveredTenure) -> Standing:
         """What a tenure means to its journal now. Raises: GazetteError."""

@@ -134,3 +134,22 @@ async def test_a_store_that_is_away_holds_up_no_journals_of_other_stores(
         assert (await one.append(names[0], b"x")).begin == 14
     for name in names:
         assert await read_all(cluster.stub(other), name) == b"of the holder x"
+
+
+async def test_a_spec_that_cannot_be_read_is_no_deleted_journal(cluster):
+    """What a broker finds of such a journal stays until the spec is mended."""
+    former = await cluster.start()
+    await cluster.apply(cluster.stub(former), spec(1))
+    await append(cluster.stub(former), JOURNAL, b"acknowledged")
+    etcd, key = former._context.etcd, item_key(former.config.etcd_prefix, JOURNAL)
+    await etcd.txn((), (Put(key, b"no spec"),))
+    await crash(former)
+    broker = await cluster.start()
+    assert JOURNAL not in broker._context.space.state.items
+    await broker._leftovers.settle_all()
+    etcd = broker._context.etcd
+    await etcd.txn((), (Put(key, encode_journal_spec(spec(1))),))
+    await eventually(lambda: JOURNAL in broker._resolver.replicas)
+    stub = cluster.stub(broker)
+    assert (await append(stub, JOURNAL, b" and more")).commit.begin == len(b"acknowledged")
+    assert await read_all(stub, JOURNAL) == b"acknowledged and more"
