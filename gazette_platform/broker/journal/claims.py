@@ -6,11 +6,12 @@ import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from gazette_platform.broker import epochs
-from gazette_platform.broker.epoch_store import read_record, write_record
+from gazette_platform.broker.epoch_store import delete_record, read_record, write_record
 from gazette_platform.broker.epochs import Await, Claim, GoOn
 from gazette_platform.broker.journal.spec_writes import revision_after
 from gazette_platform.broker.side_keys import epoch_key
 from gazette_platform.broker.wire.interface import NotNow
+from gazette_platform.errors import GazetteError
 from gazette_platform.etcd import Compare, Delete, Put
 from gazette_platform.keyspace import assignments_prefix, encode_route, item_key
 from gazette_platform.protocol import SuspendLevel
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from gazette_platform.etcd import Operation
     from gazette_platform.protocol import LabelSet
 
-__all__ = ["Claimed", "HoldersAway", "claim_journal"]
+__all__ = ["Claimed", "HoldersAway", "claim_journal", "forget_holders"]
 
 _log = logging.getLogger(__name__)
 
@@ -139,6 +140,21 @@ async def claim_journal(
     revision = await revision_after(context, result)
     # The key space does not come to a revision of which it shows nothing.
     return Claimed(revision if is_shown else known_at, is_done=result.succeeded)
+
+
+async def forget_holders(context: BrokerContext, journal: str, create_revision: int) -> None:
+    """Have etcd forget who holds a journal, which a broker of Gazette leads; that tells nobody.
+
+    Cancellation: leaves open whether it was forgotten.
+    """
+    try:
+        await delete_record(context.etcd, context.config.etcd_prefix, journal, create_revision)
+    except GazetteError as err:
+        _log.warning(
+            "%s: who held it stays in etcd (run `gazctl journals reset-head` if appends are refused): %s",
+            journal,
+            err,
+        )
 
 
 def _tell_given_up(journal: str, record: EpochRecord, holders: frozenset[Holder], end: int) -> None:

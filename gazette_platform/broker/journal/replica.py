@@ -12,9 +12,8 @@ from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.append.appender import Appender
 from gazette_platform.broker.append.batch import Outcome, view_of
 from gazette_platform.broker.append.content import RateBalance
-from gazette_platform.broker.epoch_store import delete_record
 from gazette_platform.broker.epochs import GoOn
-from gazette_platform.broker.journal.claims import HoldersAway, claim_journal
+from gazette_platform.broker.journal.claims import HoldersAway, claim_journal, forget_holders
 from gazette_platform.broker.journal.gaps import KNOWN_WAIT_S, Gaps
 from gazette_platform.broker.journal.pulses import Pulses, barrier
 from gazette_platform.broker.journal.spec_writes import write_suspend
@@ -151,8 +150,7 @@ class Replica:
         context.metrics.write_head.labels(name).set_function(lambda: self.head)
         self._created_at = context.clock.monotonic()
         self.last_append_at = -math.inf
-        # The holders that etcd has by our latest claim; at first there was none.
-        self._claimed: frozenset[Holder] | None = frozenset()
+        self._claimed: frozenset[Holder] | None = frozenset()  # whom our latest claim named
         self.flushed_end = 0
         """A flush found that content below this offset is in a store, wherever it was held."""
         self._refresh_timer.soon()
@@ -572,21 +570,8 @@ class Replica:
         if not self.spool.tenure:
             return
         self.spool.renounce()
-        self._context.tasks.spawn(self._forget_holders(), name=f"renounce {self.name}")
-
-    async def _forget_holders(self) -> None:
-        context = self._context
-        try:
-            await delete_record(
-                context.etcd, context.config.etcd_prefix, self.name, self.create_revision
-            )
-        except GazetteError as err:
-            _log.warning(
-                "%s: who held it stays in etcd (run `gazctl journals reset-head` if appends are "
-                "refused): %s",
-                self.name,
-                err,
-            )
+        forget = forget_holders(self._context, self.name, self.create_revision)
+        self._context.tasks.spawn(forget, name=f"renounce {self.name}")
 
     def stop(self) -> None:
         """Start nothing more of our own accord. Idempotent."""
