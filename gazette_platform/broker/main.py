@@ -68,7 +68,11 @@ async def _serve(broker: Broker, signals: Signals) -> None:
     signals.leave()
     left = await broker.drain() if failure is None else await broker.fail()
     if left:
-        _log.error("%d fragments were not persisted and are lost", len(left))
+        _log.error(
+            "%d fragments were not persisted, and only the spools of this broker have them (start it "
+            "again with its --broker.spool-dir; in a cluster with brokers of Gazette they are lost)",
+            len(left),
+        )
     if failure is not None:
         raise failure
 

@@ -59,7 +59,7 @@ class PlatformDir:
 
     @property
     def spool(self) -> Path:
-        """The brokers' scratch space."""
+        """The brokers' spools, from which they go on when they are started again."""
         return self.root / "spool"
 
     @property

@@ -156,10 +156,10 @@ def _gap_findings(journal: str, listed: Sequence[Fragment]) -> list[Finding]:
             end=end,
             is_error=False,
             text=f"{journal}: bytes [{begin}, {end}) are in no fragment that the brokers know, "
-            "though bytes before and after them are: they were pruned, or lost with their brokers "
-            "before `reset-head`. The table lacks no row that a reader of the journal gets. If "
-            "there is a copy of the files, put it back in its place and clear the cursor of sensor "
-            "`fragments`; else nothing is to be done",
+            "though bytes before and after them are: they were pruned, or given up by `reset-head`. "
+            "The table lacks no row that a reader of the journal gets. If there is a copy of the "
+            "files, put it back in its place and clear the cursor of sensor `fragments`; else "
+            "nothing is to be done",
         )
         for begin, end in gaps((f.begin, f.end) for f in listed if f.content_length)
     ]

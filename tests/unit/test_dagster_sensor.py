@@ -312,7 +312,7 @@ def test_gap_is_a_warning_that_says_what_to_do(platform):
     assert passed(platform) == {**ALL_GREEN, "no_gap": False}
     warning = next(e for e in platform.checks if not e.passed)
     assert warning.severity is AssetCheckSeverity.WARN
-    assert "lost with their brokers before `reset-head`" in warning.description
+    assert "given up by `reset-head`" in warning.description
     assert "else nothing is to be done" in warning.description
 
 

@@ -188,7 +188,8 @@ async def _note_head(
     if not is_noted:
         _log.warning(
             "%s: its write head %d is not noted in etcd "
-            "(run `gazctl journals reset-head` before the next append)",
+            "(appends wait for this broker to start again with its --broker.spool-dir, unless others have "
+            "all that it has; if it never does, run `gazctl journals reset-head`)",
             replica.name,
             replica.spool.spool.end,
         )

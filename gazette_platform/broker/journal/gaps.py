@@ -24,7 +24,7 @@ __all__ = ["KNOWN_WAIT_S", "Gaps"]
 KNOWN_WAIT_S: Final = 5.0
 """Seconds that readers wait for content which other brokers are about to store."""
 
-# Content that is missing for longer is lost, unless another broker has it.
+# Seconds after which missing content counts as lost, unless another broker says that it has it.
 _LOST_S = 140.0
 # Offsets of gaps that are remembered.
 _OFFSETS_MAX = 1000

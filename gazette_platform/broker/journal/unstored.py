@@ -41,7 +41,7 @@ async def ask_others(context: BrokerContext, journal: str) -> bool:
     """Ask all other brokers once to store what they hold of a journal.
 
     Returns: whether none of them holds content that is in no store. Whatever the stores lack then
-        was pruned, or is lost.
+        was pruned, or only brokers have it that are not members now.
     Cancellation: safe.
     """
     members = context.space.state.members.items()
@@ -73,7 +73,7 @@ async def ask_other(context: BrokerContext, journal: str, member: ProcessId) -> 
     state = context.space.state
     known = state.members.get(member)
     if known is None:
-        return True  # it left after it had persisted all, or it crashed and its content is lost
+        return True  # it left after it had persisted all, or it crashed and cannot be asked
     header = Header(member, state.route_of(journal), context.space.header)
     request = admin_pb.FlushRequest(journal=journal)
     try:
