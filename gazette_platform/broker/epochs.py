@@ -211,7 +211,7 @@ def claim(  # noqa: PLR0911  one per condition
         if not is_there:
             return GoOn(released.head, released.registers)
     if holders is None:
-        # From here on nobody says who holds what. What former holders have before it is valid.
+        # From `end` on nobody records who holds what. What former holders have before it stays valid.
         if record is None or not (record.holders or record.released):
             return Held()
         return Claim(record._next((), end))  # noqa: SLF001
@@ -273,11 +273,11 @@ def standing(
 def hold_alone(
     record: EpochRecord | None, tenure: str, *, create_revision: int, head: int
 ) -> EpochRecord | None:
-    """The record once a holder alone says how the journal goes on, before it stores its content.
+    """The record that makes one holder the only one, which it writes before it stores its content.
 
-    The ends of several holders may differ by what was never acknowledged. So that none goes on at
-    another end while this one stores what it has, the others let go first; up to its end what they
-    have is valid still.
+    The ends of several holders may differ by content that was never acknowledged. If the others stayed
+    holders, one of them might go on at its own end while this one stores what it has. What the others
+    have up to the end of this one stays valid.
 
     Args:
         record: what etcd has; None: nothing.

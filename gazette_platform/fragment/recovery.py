@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 SET_ASIDE: Final = "set-aside"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-# Whatever else lies there is somebody else's.
+# Names of files that are ours; all others in the folder are left alone.
 _OURS: Final = re.compile(r"[0-9a-f]+\.[0-9]+\.(content|sealed)", re.ASCII)
 _DAMAGE: Final = (OSError, ValueError, TypeError, KeyError)
 
@@ -58,7 +58,7 @@ class RecoveredFragment:
         return _EPOCH + timedelta(microseconds=self.state.first_append_us)
 
     def below(self, to: int) -> RecoveredFragment:
-        """The content below an offset within it, which holds the file once more. For a thread.
+        """The content below an offset within it, with one more hold on the file. For a thread.
 
         Raises: OSError.
         """
@@ -222,7 +222,7 @@ def _take_head(
         _log.error("%s: its registers are lost: %s", found.tenure.journal, err)
         found.is_whole = False
     if latest.ordinal:
-        # It may be sealed, by who could not go on with another; then this says the same, or more.
+        # The file may be sealed already, if no other could be begun. This record says as much, or more.
         path = found.tenure.path(latest.ordinal, "content")
         found.torn = [torn for torn in found.torn if torn.path != path]
         states[latest.ordinal] = state._replace(registers=found.registers)

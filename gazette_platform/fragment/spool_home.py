@@ -80,7 +80,7 @@ class Owner:
 
     @property
     def boot_mark(self) -> bytes:
-        """What records have of the boot: homes get other owners, and keep their records."""
+        """The boot as records have it; they outlast the owner of their home."""
         digest = hashlib.sha1(self.boot.encode(), usedforsecurity=False).digest()
         return digest[:8] if self.boot else bytes(8)
 
@@ -291,7 +291,7 @@ class SpoolHome:
             return
         finish_closing()
         os.close(self._heads_fd)
-        self._heads_fd = -1  # whatever has that number next, nothing is recorded in it
+        self._heads_fd = -1  # the number may be reused, and nothing may be recorded there
         if not self.tenures:
             _remove(self.folder)
         os.close(self._lock_fd)
@@ -308,7 +308,7 @@ def free_homes(spool_dir: Path, owner: Owner) -> list[SpoolHome]:
         owner: this process; homes of its cluster are taken.
     """
     taken: list[SpoolHome] = []
-    # One that is no folder is complained of when a home is made there.
+    # If this is not a folder, the error comes when a home is made in it.
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for folder in sorted((spool_dir / SPOOLS).iterdir()):
             try:

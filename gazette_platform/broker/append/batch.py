@@ -278,7 +278,7 @@ class Planner:
             case events.Sync(roll_to, registers):
                 if roll_to == 0 and replicator.is_synced:
                     return synced.Synced()
-                # Others may hold the journal from then on: nobody may skip the look at that.
+                # Others may hold the journal once it is synced, so no later append may skip that check.
                 self._known_at = -1
                 # Also if the only wait is for whoever had the spool before.
                 return Wait(lambda: self._sync(pending, roll_to, registers))
@@ -420,7 +420,8 @@ class Planner:
                 return events.Unhealthy(problem)
             head = self._known_head()
             if spool.end < head:
-                # First, so that what is given up never counts for the journal's beyond that.
+                # Roll there before the claim, so that no content which is given up counts as the
+                # journal's behind it.
                 return synced.SyncMismatch(head, None)
         if not self._replicator.is_synced:
             return synced.Invalidated()
@@ -436,7 +437,7 @@ class Planner:
         return events.Written(found)
 
     def _known_head(self) -> int:
-        """Where what is stored, or said in the spec to be, ends."""
+        """The end of all that is stored, or the head that the spec notes if that is greater."""
         spec = self._journal.spec
         noted = spec.suspend.offset if spec is not None and spec.suspend is not None else 0
         return max(self._journal.index.summary.end, noted)

@@ -90,7 +90,7 @@ async def claim_journal(
     item = state.items.get(journal)
     if item is None or item.create_revision != create_revision:
         return Claimed(context.space.revision, is_done=False)
-    # While etcd is asked, brokers may come and go that nobody has synced with.
+    # Read before etcd is asked: meanwhile brokers may come that nobody has synced with.
     assignments, route = state.assignments_of(journal), state.route_of(journal)
     known_at = context.space.revision
     record, mod_revision = await read_record(context.etcd, prefix, journal)
@@ -138,12 +138,12 @@ async def claim_journal(
         writes,
     )
     revision = await revision_after(context, result)
-    # The key space does not come to a revision of which it shows nothing.
+    # The key space never reaches a revision that changes nothing in it.
     return Claimed(revision if is_shown else known_at, is_done=result.succeeded)
 
 
 async def forget_holders(context: BrokerContext, journal: str, create_revision: int) -> None:
-    """Have etcd forget who holds a journal, which a broker of Gazette leads; that tells nobody.
+    """Delete the record of a journal's holders, because a broker of Gazette, which writes none, leads it.
 
     Cancellation: leaves open whether it was forgotten.
     """
