@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import threading
 import zlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol, Self, final
 
 from gazette_platform.fragment import head_records
@@ -132,6 +134,10 @@ class Tenure:
             tenure._last = latest.raw
         home.tenures[header.tenure] = tenure
         return tenure
+
+    def successor(self) -> Tenure:
+        """Another holding of the same journal, which is to begin yet."""
+        return Tenure(self._home, replace(self._header, tenure=secrets.token_hex(8)))
 
     def knows(self, registers: LabelSet) -> None:
         """Learn the registers of the latest record, which was recovered."""

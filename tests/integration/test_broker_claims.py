@@ -153,3 +153,30 @@ async def test_a_spec_that_cannot_be_read_is_no_deleted_journal(cluster):
     stub = cluster.stub(broker)
     assert (await append(stub, JOURNAL, b" and more")).commit.begin == len(b"acknowledged")
     assert await read_all(stub, JOURNAL) == b"acknowledged and more"
+
+
+async def test_a_journal_is_held_again_once_no_broker_of_gazette_leads_it(cluster):
+    """As while brokers are replaced by newer ones: the first of these are led by older ones for a time."""
+    brokers = [await cluster.start(zone=zone) for zone in ("zone-a", "zone-b")]
+    await cluster.apply(cluster.stub(brokers[0]), spec(2))
+    replicas = [broker._resolver.replicas[JOURNAL] for broker in brokers]
+    async with client(brokers[0]) as one:
+        await one.append(JOURNAL, b"before ")
+        (primary,) = [replica for replica in replicas if replica.is_primary]
+        await primary.replicator.renew()
+        (other,) = [replica for replica in replicas if replica is not primary]
+        await eventually(lambda: not other.spool.lock.locked())
+        other.renounce()
+        await eventually(lambda: is_forgotten(brokers[0]))
+        assert (await one.append(JOURNAL, b"after")).begin == 7
+    assert {one.tenure for one in (await record_of(brokers[0])).holders} == tenures(brokers)
+    for broker in brokers:
+        await crash(broker)
+    brokers = [await cluster.start(zone=zone) for zone in ("zone-a", "zone-b")]
+    async with client(brokers[0]) as one:
+        assert (await one.append(JOURNAL, b" that")).begin == 12
+    assert await read_all(cluster.stub(brokers[0]), JOURNAL) == b"before after that"
+
+
+async def is_forgotten(broker):
+    return await record_of(broker) is None

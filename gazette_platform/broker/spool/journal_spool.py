@@ -205,6 +205,7 @@ class JournalSpool:
         self._clock = clock
         self._directory = directory
         self._tenure = tenure
+        self._next_tenure: Tenure | None = None
         self.is_durable = fsync is FsyncMode.COMMIT
         self._syncs = fsync is not FsyncMode.NEVER
         # The last record: where the journal ends, and with which registers.
@@ -315,17 +316,24 @@ class JournalSpool:
         Returns: as `tenure`.
         Raises: RpcFailed: the disk is full or broken.
         """
+        if self._next_tenure is not None:
+            # What is here until now ends with the process, and is persisted.
+            self._tenure, self._next_tenure = self._next_tenure, None
+            self.roll(self.end)
         if self._tenure is not None and not self._tenure.is_begun and not self.content_length:
             self._note(self._tenure, self.spool, self.end, self.registers)
         return self.tenure
 
     def renounce(self) -> None:
-        """From now on let nothing survive the process.
+        """From now on let nothing survive the process, until `begin_tenure` is called.
 
         For journals that are also held by brokers that know nothing of tenures.
         """
         tenure, self._tenure = self._tenure, None
-        if tenure is None or not tenure.is_begun:
+        if tenure is None:
+            return
+        self._next_tenure = tenure.successor()
+        if not tenure.is_begun:
             return
         self.roll(self.end)
         with contextlib.suppress(OSError):  # a later process finds it then, and does not adopt it
