@@ -27,6 +27,7 @@ from gazette_platform.fragment.completed import CompletedSpool
 from gazette_platform.fragment.recovery import set_aside
 from gazette_platform.keyspace import item_key
 from gazette_platform.ops.threads import run_in
+from gazette_platform.protocol import SuspendLevel
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -212,7 +213,8 @@ class Leftovers:
             return False  # nobody knows what is to become of it
         stands = await self._standing(found)
         if stands.is_holder:
-            is_let_go = stands.is_wanted or (is_leaving and stands.is_alone)
+            is_last = is_leaving and stands.is_alone
+            is_let_go = stands.is_wanted or is_last or self._is_suspended(found)
             if not (is_let_go and found.is_whole and await self._hold_alone(found)):
                 return False
             if not await self._store(found, found.end) or not await self._release(found):
@@ -226,6 +228,14 @@ class Leftovers:
             return False  # replicas or the persister still use them
         await run_in(self._executor, tenure.leave)
         return True
+
+    def _is_suspended(self, found: RecoveredTenure) -> bool:
+        """Whether no broker serves the journal, and its spec says where it goes on."""
+        item = self._space.state.items.get(found.tenure.journal)
+        suspend = item.spec.suspend if item is not None else None
+        if suspend is None or suspend.level is not SuspendLevel.FULL:
+            return False
+        return suspend.offset >= found.end
 
     async def _is_unreadable(self, tenure: Tenure) -> bool:
         """Whether there is the tenure's journal, with a spec that we cannot read. Raises: GazetteError."""

@@ -8,12 +8,19 @@ import pytest
 
 from gazette_platform.broker.epoch_store import read_record
 from gazette_platform.broker.journal import claims
-from gazette_platform.client import AsyncClient, ClientConfig
+from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.errors import StoreUnavailable
 from gazette_platform.etcd import Delete, Put
 from gazette_platform.fragment.persister import Persister
 from gazette_platform.keyspace import encode_journal_spec, item_key
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
+from gazette_platform.protocol import (
+    CompressionCodec,
+    FragmentSpec,
+    JournalSpec,
+    LabelSet,
+    SuspendLevel,
+    SuspendSpec,
+)
 from gazette_platform.testing.local_broker import append, eventually, read_all
 
 pytestmark = pytest.mark.etcd
@@ -21,14 +28,14 @@ pytestmark = pytest.mark.etcd
 JOURNAL = "a/journal"
 
 
-def spec(replication, name=JOURNAL):
+def spec(replication, name=JOURNAL, **options):
     fragment = FragmentSpec(
         length=1 << 20,
         codec=CompressionCodec.NONE,
         stores=("file:///",),
         refresh_interval_ns=3600 * 10**9,
     )
-    return JournalSpec(name, replication, fragment=fragment)
+    return JournalSpec(name, replication, fragment=fragment, **options)
 
 
 def client(broker, **options):
@@ -180,3 +187,20 @@ async def test_a_journal_is_held_again_once_no_broker_of_gazette_leads_it(cluste
 
 async def is_forgotten(broker):
     return await record_of(broker) is None
+
+
+async def test_nobody_holds_a_suspended_journal_and_it_resumes_with_its_registers(cluster):
+    """Brokers would look after what they held of it for as long as it is suspended."""
+    brokers = [await cluster.start(zone=zone) for zone in ("zone-a", "zone-b")]
+    await cluster.apply(cluster.stub(brokers[0]), spec(2))
+    async with client(brokers[0]) as one:
+        await one.append(JOURNAL, b"before ", union_registers=LabelSet.of(held="there"))
+        suspended = spec(2, suspend=SuspendSpec(SuspendLevel.FULL, 7))
+        await one.apply([Change(suspended, revision=-1)])
+        await eventually(lambda: all(JOURNAL not in one._resolver.replicas for one in brokers))
+        await asyncio.gather(*(broker._resolver.closed(JOURNAL) for broker in brokers))
+        await asyncio.gather(*(broker._persister.flush(JOURNAL) for broker in brokers))
+        await eventually(lambda: not any(len(broker._leftovers) for broker in brokers))
+        done = await one.append(JOURNAL, b"after")
+    assert (done.begin, done.registers) == (7, LabelSet.of(held="there"))
+    assert {one.tenure for one in (await record_of(brokers[0])).holders} == tenures(brokers)
