@@ -37,8 +37,8 @@ __all__ = [
     "Past",
     "Released",
     "Standing",
+    "announce",
     "claim",
-    "hold_alone",
     "release",
     "standing",
 ]
@@ -67,7 +67,7 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Where a journal goes on that has no holders. All content before is stored, or about to be."""
+    """Where a journal goes on at the least. All content before is stored, or about to be."""
 
     head: int
     registers: LabelSet
@@ -221,7 +221,7 @@ def claim(  # noqa: PLR0911  one per condition
     tenures = {one.tenure for one in holders}
     if tenures == {one.tenure for one in record.holders}:
         # A tenure may have gone on in a broker with another name, on the same disk.
-        same = replace(record, holders=ours, is_wanted=False)
+        same = replace(record, holders=ours, is_wanted=False, released=None)
         return Claim(same) if same != record else Held()
     if is_reset:
         # An operator gives up what lies behind `end`, whoever held it: other content takes its place.
@@ -270,27 +270,33 @@ def standing(
     return Standing(is_holder=False)
 
 
-def hold_alone(
-    record: EpochRecord | None, tenure: str, *, create_revision: int, head: int
+def announce(
+    record: EpochRecord | None, tenure: str, *, create_revision: int, head: int, registers: LabelSet
 ) -> EpochRecord | None:
-    """The record that makes one holder the only one, which it writes before it stores its content.
+    """The record once a holder is about to store its content, and to let go of the journal then.
 
-    The ends of several holders may differ by content that was never acknowledged. If the others stayed
-    holders, one of them might go on at its own end while this one stores what it has. What the others
-    have up to the end of this one stays valid.
+    Holders have different ends if appends were never acknowledged, and an operator may give up what
+    they have. Whoever goes on from now on does so behind this holder's end: what it stores would
+    contradict other content there.
 
     Args:
         record: what etcd has; None: nothing.
         tenure: of the holder.
-        create_revision: of the journal's spec when it began.
+        create_revision: of the journal's spec when the tenure began.
         head: where its content ends.
+        registers: as of `head`.
 
-    Returns: None: it is the only one already, or is none.
+    Returns: the record as it is, if it says so already; None: the tenure is not a holder any more.
     """
-    if record is None or record.create_revision != create_revision or len(record.holders) == 1:
+    if record is None or record.create_revision != create_revision:
         return None
-    own = tuple(one for one in record.holders if one.tenure == tenure)
-    return replace(record._next(own, head), is_wanted=record.is_wanted) if own else None  # noqa: SLF001
+    if all(one.tenure != tenure for one in record.holders):
+        return None
+    return replace(record, released=_furthest(record.released, Released(head, registers)))
+
+
+def _furthest(former: Released | None, later: Released) -> Released:
+    return former if former is not None and former.head >= later.head else later
 
 
 def release(
@@ -313,7 +319,8 @@ def release(
         return None
     released = Released(head, registers)
     if any(one.tenure == tenure for one in record.holders):
-        return record._next((), head, released)  # noqa: SLF001
+        released = _furthest(record.released, released)
+        return record._next((), released.head, released)  # noqa: SLF001
     former = record.released
     if former is None or former.head >= head or not record.past:
         return None

@@ -21,7 +21,7 @@ from gazette_platform.broker.epoch_store import (
     read_record,
     write_record,
 )
-from gazette_platform.broker.epochs import hold_alone, release, standing
+from gazette_platform.broker.epochs import announce, release, standing
 from gazette_platform.errors import GazetteError
 from gazette_platform.fragment.completed import CompletedSpool
 from gazette_platform.fragment.recovery import set_aside
@@ -215,7 +215,7 @@ class Leftovers:
         if stands.is_holder:
             is_last = is_leaving and stands.is_alone
             is_let_go = stands.is_wanted or is_last or self._is_suspended(found)
-            if not (is_let_go and found.is_whole and await self._hold_alone(found)):
+            if not (is_let_go and found.is_whole and await self._announce(found)):
                 return False
             if not await self._store(found, found.end) or not await self._release(found):
                 return False
@@ -267,19 +267,20 @@ class Leftovers:
         # Gazette's brokers take appends without recording who holds them.
         return not await has_foreign_members(self._etcd, self._prefix)
 
-    async def _hold_alone(self, found: RecoveredTenure) -> bool:
-        """See that no other holder goes on at another end while we store what we have.
-
-        Returns: False: somebody else was faster.
-        """
+    async def _announce(self, found: RecoveredTenure) -> bool:
+        """Have others go on behind what is stored next. Returns: False: somebody else was faster."""
         tenure = found.tenure
         record, mod_revision = await read_record(self._etcd, self._prefix, tenure.journal)
-        alone = hold_alone(
-            record, tenure.id, create_revision=tenure.create_revision, head=found.end
+        announced = announce(
+            record,
+            tenure.id,
+            create_revision=tenure.create_revision,
+            head=found.end,
+            registers=found.registers,
         )
-        return alone is None or await write_record(
-            self._etcd, self._prefix, tenure.journal, alone, mod_revision
-        )
+        if announced is None or announced == record:
+            return announced is not None
+        return await write_record(self._etcd, self._prefix, tenure.journal, announced, mod_revision)
 
     async def _store(self, found: RecoveredTenure, valid_to: int) -> bool:
         """Persist the content that belongs to the journal.

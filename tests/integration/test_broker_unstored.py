@@ -484,22 +484,31 @@ async def test_no_read_jumps_for_some_minutes_over_what_a_broker_had_that_crashe
     assert await read_all(stub, JOURNAL) == b"before that"
 
 
-async def test_a_lone_broker_tells_the_end_though_the_pulses_of_others_wait(cluster, monkeypatch):
-    """It has nobody to hear from. Stores that are broken hold all pulses up."""
+async def test_a_lone_broker_tells_no_end_before_etcd_says_who_holds_the_journal(
+    cluster, monkeypatch
+):
+    """It has nobody to hear from, but a broker that is away may hold more."""
+    pulse, may_pulse = Pulses._append, asyncio.Event()
 
-    async def wait(_, suspend):
-        await asyncio.Event().wait()
+    async def wait(self, suspend):
+        await may_pulse.wait()
+        await pulse(self, suspend)
 
     monkeypatch.setattr(Pulses, "_append", wait)
-    broker = await cluster.start(append_wait_s=1.0)
+    broker = await cluster.start(append_wait_s=0.5)
     store_fragment(cluster.fragments, JOURNAL, 0, b"content")
     request = pb.ApplyRequest()
     request.changes.add().upsert.CopyFrom(spec().to_pb())
     stub = cluster.stub(broker)
     assert (await stub.Apply(request)).status == pb.OK
     await eventually(lambda: JOURNAL in broker._resolver.replicas)
-    assert await read_all(stub, JOURNAL) == b"content"
+    with pytest.raises(aio.AioRpcError, match="its primary is new") as caught:
+        await read_all(stub, JOURNAL)
+    assert caught.value.code() is StatusCode.UNAVAILABLE
     assert not broker._resolver.replicas[JOURNAL].is_synced
+    may_pulse.set()
+    await eventually(lambda: broker._resolver.replicas[JOURNAL].is_synced)
+    assert await read_all(stub, JOURNAL) == b"content"
 
 
 async def test_a_journal_comes_in_step_though_the_stores_of_others_are_broken(cluster, monkeypatch):

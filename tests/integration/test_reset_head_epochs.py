@@ -13,6 +13,8 @@ import sys
 
 import pytest
 
+from gazette_platform.broker.journal.replica import Replica
+from gazette_platform.broker.leftovers import Leftovers
 from gazette_platform.client import AsyncClient, AwaitedBroker, Change, ClientConfig
 from gazette_platform.errors import GazetteError, SpoolsAwaited
 from gazette_platform.protocol import AppendSuspend, CompressionCodec, FragmentSpec, JournalSpec
@@ -36,7 +38,8 @@ def spec():
 
 
 def client_of(server, **options):
-    return AsyncClient(ClientConfig(address=server.address, **options))
+    address = getattr(server, "address", None) or server.endpoint
+    return AsyncClient(ClientConfig(address=address, **options))
 
 
 async def read_all(client):
@@ -207,3 +210,37 @@ async def test_what_was_given_up_is_set_aside_when_it_comes_back(servers, stored
         await client.flush(f"name={JOURNAL}")
     found = {path.read_bytes() for path in servers[name].fragments.rglob("*.raw")}
     assert found == {one for one in (stored, b"new content") if one}
+
+
+async def test_a_reset_goes_on_behind_what_a_holder_is_about_to_store(cluster, monkeypatch):
+    """It came back at that moment: content below its end would contradict what it stores."""
+    store, is_there, may_go_on = Leftovers._store, asyncio.Event(), asyncio.Event()
+
+    async def store_later(self, found, valid_to):
+        is_there.set()
+        await may_go_on.wait()
+        return await store(self, found, valid_to)
+
+    async def others_were_asked(_):
+        return True  # before it came
+
+    monkeypatch.setattr(Leftovers, "_store", store_later)
+    monkeypatch.setattr(Replica, "settle_others", others_were_asked)
+    former = await cluster.start(zone="za")
+    await cluster.apply(cluster.stub(former), spec())
+    async with client_of(former) as client:
+        await client.append(JOURNAL, b"held")
+    other = await cluster.start(zone="zb", append_wait_s=0.5)
+    await former._server.stop(grace_s=0.0)
+    await former._lease.revoke()
+    await former.abandon()
+    await eventually(lambda: JOURNAL in other._resolver.replicas)
+    await cluster.start(zone="za")
+    async with asyncio.timeout(30):
+        await is_there.wait()
+    async with client_of(other) as client:
+        assert await client.reset_head(JOURNAL, give_up=True) == 4
+        assert (await client.append(JOURNAL, b"new")).begin == 4
+        may_go_on.set()
+        assert await read_all(client) == b"heldnew"
+    assert {path.read_bytes() for path in cluster.fragments.rglob("*.raw")} == {b"held"}

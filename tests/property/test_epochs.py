@@ -25,8 +25,8 @@ from gazette_platform.broker.epochs import (
     Past,
     Released,
     Standing,
+    announce,
     claim,
-    hold_alone,
     release,
     standing,
 )
@@ -355,11 +355,16 @@ class Journal(RuleBasedStateMachine):
             if not stands.is_wanted or one.is_torn:
                 return
             if not one.is_storing:
-                alone = hold_alone(
-                    self.record, one.holder.tenure, create_revision=REVISION, head=one.end
+                announced = announce(
+                    self.record,
+                    one.holder.tenure,
+                    create_revision=REVISION,
+                    head=one.end,
+                    registers=NOTHING,
                 )
-                if alone is not None:
-                    self.swap(alone, self.mod)
+                assert announced is not None
+                if announced != self.record:
+                    self.swap(announced, self.mod)
                 one.is_storing = True
                 return
             if not one.is_stored:
@@ -374,15 +379,17 @@ class Journal(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------------------ operators
     def can_reset(self) -> bool:
-        """An operator gives up those who do not come back, not one that is storing what it has."""
-        is_storing = any(one.is_storing for _, one in self.leftovers())
-        return self.is_routed() and not self.is_claimed and not is_storing
+        return self.is_routed() and not self.is_claimed
 
     @precondition(lambda self: self.can_reset())
     @rule()
     def reset(self):
+        """An operator gives up those who do not come back, or thinks so."""
         self.sync()
         decision = self.decide(is_reset=True)
+        if isinstance(decision, GoOn):
+            self.sync(decision.head)
+            decision = self.decide(is_reset=True)
         if isinstance(decision, Claim):
             end = self.members[0].end
             if any(offset >= end for offset in self.acked):
@@ -561,19 +568,6 @@ def test_reset_gives_up_what_was_behind_it():
     record = record_of(B, past=(Past((A, B), 100),))
     decision = claimed(record, C, end=40, is_reset=True)
     assert [standing_of(decision.record, one).valid_to for one in (A, B)] == [40, 40]
-
-
-def test_holder_that_is_alone_is_the_only_one_to_go_on():
-    record = record_of(A, B, is_wanted=True)
-    alone = hold_alone(record, "t0", create_revision=REVISION, head=70)
-    assert alone == record_of(A, epoch=4, past=(Past((A, B), 70),), is_wanted=True)
-    assert isinstance(claimed(alone, B, C, end=60), Await)
-    assert standing_of(alone, B) == Standing(is_holder=False, valid_to=70)
-    assert claimed(released(alone, A, 70), B, C, end=60) == GoOn(70, REGISTERS)
-    for other in (None, alone, released(alone, A, 70)):
-        assert hold_alone(other, "t0", create_revision=REVISION, head=70) is None
-    assert hold_alone(record, "t2", create_revision=REVISION, head=70) is None
-    assert hold_alone(record, "t0", create_revision=REVISION + 1, head=70) is None
 
 
 def test_brokers_that_keep_nothing_leave_no_holder():

@@ -1,0 +1,81 @@
+"""Nobody goes on below the end of a holder that is about to store what it has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gazette_platform.broker.epochs import (
+    Await,
+    Claim,
+    EpochRecord,
+    GoOn,
+    Holder,
+    Past,
+    Released,
+    announce,
+    claim,
+    release,
+    standing,
+)
+from gazette_platform.protocol import LabelSet, ProcessId
+
+A, B, OTHER = (Holder(f"tenure-{name}", ProcessId("zone", name)) for name in ("a", "b", "other"))
+REGISTERS = LabelSet.of(author="a")
+
+
+def announced(*holders, head=70, released=None):
+    record = EpochRecord(7, 3, holders, released=released, is_wanted=True)
+    said = announce(record, A.tenure, create_revision=7, head=head, registers=REGISTERS)
+    return EpochRecord.decode(said.encode())
+
+
+def claimed(record, *holders, end, **options):
+    return claim(record, create_revision=7, holders=frozenset(holders), end=end, **options)
+
+
+def test_whom_an_operator_lets_go_on_does_so_behind_it():
+    record = announced(A)
+    for is_reset in (False, True):
+        decision = claimed(record, OTHER, end=50, is_reset=is_reset)
+        assert decision == GoOn(70, REGISTERS)
+    assert isinstance(claimed(record, OTHER, end=70), Await)
+    decision = claimed(record, OTHER, end=70, is_reset=True)
+    assert isinstance(decision, Claim)
+    assert (decision.record.holders, decision.record.released) == ((OTHER,), None)
+    stands = standing(decision.record, A.tenure, create_revision=7, journal_revision=7)
+    assert stands.valid_to == 70
+
+
+def test_another_holder_goes_on_behind_it():
+    record = announced(A, B)
+    assert claimed(record, B, end=60) == GoOn(70, REGISTERS)
+    decision = claimed(record, B, end=70)
+    assert isinstance(decision, Claim)
+    assert decision.record.holders == (B,)
+    assert decision.record.past == (Past((A, B), 70),)
+    assert claimed(record, B, end=80).record.past == (Past((A, B), 80),)
+
+
+def test_it_goes_on_itself_if_it_is_adopted_after_all():
+    record = announced(A)
+    decision = claimed(record, A, end=70)
+    assert decision == Claim(replace(record, released=None, is_wanted=False))
+
+
+def test_of_several_the_end_of_the_furthest_counts():
+    record = announced(A, B)
+    later = announce(record, B.tenure, create_revision=7, head=60, registers=LabelSet())
+    assert later == record
+    freed = release(record, B.tenure, create_revision=7, head=60, registers=LabelSet())
+    assert (freed.holders, freed.released) == ((), Released(70, REGISTERS))
+    assert freed.past == (Past((A, B), 70),)
+    assert announced(A, released=Released(60, LabelSet())).released == Released(70, REGISTERS)
+
+
+@pytest.mark.parametrize(
+    "record", [None, EpochRecord(8, 3, (A,)), EpochRecord(7, 3, (B,)), EpochRecord(7, 3, ())]
+)
+def test_only_a_holder_announces(record):
+    assert announce(record, A.tenure, create_revision=7, head=70, registers=REGISTERS) is None
