@@ -407,10 +407,11 @@ class Broker:
         while True:
             await asyncio.sleep(_SYNC_S)
             for replica in self._held():
-                try:
-                    await replica.spool.sync()
-                except RpcFailed as err:
-                    _log.error("%s", err)
+                with self.faults.contained("spool", f"bringing {replica.name} to disk"):
+                    try:
+                        await replica.spool.sync()
+                    except RpcFailed as err:
+                        _log.error("%s", err)
             for home in self._homes:
                 with self.faults.contained("spool", f"bringing {home.folder} to disk"):
                     await run_in(executor, home.sync)

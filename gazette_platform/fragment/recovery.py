@@ -128,6 +128,8 @@ def recover(home: SpoolHome) -> list[RecoveredTenure]:
     for paths in by_tenure.values():
         for path in paths:
             _log.error("%s stays: nothing says of which journal it is", path)
+    if home.syncs_names:
+        home.sync_all()  # a former process may have left that to the kernel
     return found
 
 
@@ -140,7 +142,14 @@ def _recover(
     is_torn = any(record is None and any(slot) for record, slot in zip(records, slots, strict=True))
     latest = max((r for r in records if r is not None), key=lambda r: r.number, default=None)
     ordinals = sorted({int(path.name.split(".")[1]) for path in paths})
-    tenure = Tenure.recovered(home, header, block, latest, ordinal=max(ordinals, default=0))
+    tenure = Tenure.recovered(
+        home,
+        header,
+        block,
+        latest,
+        ordinal=max(ordinals, default=0),
+        was_durable=any(record.state.is_durable for record in records if record is not None),
+    )
     if latest is None and not paths:
         tenure.leave()  # nobody was told of it
         return None

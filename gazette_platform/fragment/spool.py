@@ -14,6 +14,7 @@ threads at the same time: they touch disjoint state.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 from datetime import UTC, datetime
@@ -74,6 +75,7 @@ class Spool:
         first_append_at: instant of the first commit; None while empty.
         is_primary: whether this broker compresses as it goes and persists first.
         synced_to: offset below which the content is on disk, and survives a power failure.
+        is_doubtful: whether an attempt to bring it to disk failed.
     """
 
     __slots__ = (
@@ -85,12 +87,14 @@ class Spool:
         "_may_compress",
         "_proved",
         "_sha",
+        "_synced_proof",
         "_syncs",
         "_tenure",
         "begin",
         "codec",
         "end",
         "first_append_at",
+        "is_doubtful",
         "is_primary",
         "journal",
         "registers",
@@ -141,6 +145,8 @@ class Spool:
         self._syncs = syncs
         self._first_append_us = 0
         self.synced_to = begin
+        self.is_doubtful = False
+        self._synced_proof = self._proved  # of what is on disk
 
     @classmethod
     def recovered(
@@ -227,6 +233,9 @@ class Spool:
         if file is None:
             file = self._file = self._begin_file()
         fd, base = file.fd, self.begin
+        if at <= self.synced_to:
+            # What was synced there is written anew, and so is all that could not be synced.
+            self.synced_to, self.is_doubtful = at, False
         for chunk in chunks:
             view = memoryview(chunk)
             while view:  # the kernel may take less than it was given, near a full disk
@@ -267,27 +276,44 @@ class Spool:
             self.codec,
             at_us,
             end if is_durable else min(self.synced_to, end),
-            *(self._proved if self._proved[0] <= end else (begin, ZERO_SUM)),
+            *self._proof(end),
             is_durable,
         )
         tenure.record(file.ordinal if file is not None else 0, state)
 
     def note_less(self, tenure: Tenure) -> None:
         """Record that less of a closed fragment counts than was recorded before. Raises: OSError."""
-        if self._file is None or not self.content_length:
+        if self._file is None:
             return
         begin, end, at_us = self.begin, self.end, self._first_append_us
-        proved = self._proved if self._proved[0] <= end else (begin, ZERO_SUM)
-        state = SpoolState(
-            begin, end, self.registers, self.codec, at_us, min(self.synced_to, end), *proved, False
-        )
+        synced_to, proof = min(self.synced_to, end), self._proof(end)
+        state = SpoolState(begin, end, self.registers, self.codec, at_us, synced_to, *proof, False)
         tenure.seal(self._file, state)
 
+    def _proof(self, end: int) -> tuple[int, bytes]:
+        """What is recorded of the digest. Where content is synced, only a digest of synced content counts:
+        after a power failure any other would not match.
+        """
+        proof = self._synced_proof if self._syncs else self._proved
+        return proof if proof[0] <= end else (self.begin, ZERO_SUM)
+
     def sync(self, to: int) -> None:
-        """Bring the content below an offset to the disk itself. For a thread. Raises: OSError."""
-        if self._file is not None and self.synced_to < to:
-            os.fdatasync(self._file.fd)
-            self.synced_to = to
+        """Bring the content below an offset to the disk itself. For a thread.
+
+        Raises: OSError: this attempt failed, or one before. The kernel reports a failure once, and takes
+            what it could not write for written. So the content has to be written anew.
+        """
+        file, proof = self._file, self._proved
+        if file is None or self.synced_to >= to:
+            return
+        if self.is_doubtful:
+            raise OSError(errno.EIO, "it could not be brought to disk before")
+        try:
+            os.fdatasync(file.fd)
+        except OSError:
+            self.is_doubtful = True
+            raise
+        self.synced_to, self._synced_proof = to, proof
 
     def commit(
         self, end: int, *, registers: LabelSet, now: datetime, digest: Digest | None = None
@@ -365,8 +391,9 @@ class Spool:
             return None
         self.digest_step(self.end)
         if self._tenure is not None and self._syncs and self.synced_to < self.end:
-            self.sync(self.end)
-            self.note_less(self._tenure)  # the sealed record was written before
+            with contextlib.suppress(OSError):  # the store gets it all the same
+                self.sync(self.end)
+                self.note_less(self._tenure)  # the sealed record was written before
         # A store may take over the file, so bytes that were rolled back behind the end are cut off.
         if os.fstat(self._file.fd).st_size != self.content_length and not self._is_set_aside:
             with contextlib.suppress(OSError):  # sealed by a former process: a store copies it

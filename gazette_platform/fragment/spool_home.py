@@ -112,6 +112,7 @@ class SpoolHome:
         self._mutex = threading.Lock()
         self._syncing = threading.Lock()
         self._is_dirty = False
+        self._failure: OSError | None = None
         self._blocks = 0
         self._free: list[int] = []
         if lock_fd >= 0:
@@ -156,6 +157,7 @@ class SpoolHome:
         base = self.folder.parent
         base.mkdir(mode=_FOLDER_MODE, exist_ok=True)
         make_private(base)
+        _sync_folder(base.parent)
         lock_fd = None
         while lock_fd is None:
             self.folder = base / secrets.token_hex(8)
@@ -163,6 +165,7 @@ class SpoolHome:
             # Another broker that looks for free homes may lock it first, and remove it.
             lock_fd = _lock(self.folder)
         try:
+            _sync_folder(base)
             self._open(lock_fd)
             self.own(self._owner)
         except BaseException:
@@ -244,6 +247,7 @@ class SpoolHome:
         """Take a block back from its tenure. Raises: OSError."""
         with self._mutex:
             write_all(self._heads_fd, bytes(BLOCK_BYTES), block * BLOCK_BYTES)
+            self._is_dirty = True
             self._free.append(block)
 
     def write(self, block: int, number: int, record: bytes) -> None:
@@ -263,16 +267,44 @@ class SpoolHome:
         if self.syncs_names:
             os.fsync(self._lock_fd)
 
+    def sync_all(self) -> None:
+        """Bring all files to the disk itself. For a thread. Raises: OSError."""
+        for path in self.folder.iterdir():
+            if not stat.S_ISREG(path.lstat().st_mode):
+                continue
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        os.fsync(self._lock_fd)
+
+    def sync_records(self) -> None:
+        """Make records survive a power failure, if that is asked for. Raises: OSError."""
+        if self.syncs_names:
+            self.sync()
+
     def sync(self) -> None:
-        """Bring all records to the disk itself. For a thread. Raises: OSError."""
+        """Bring all records to the disk itself. For a thread.
+
+        Raises: OSError: this attempt failed, or one before. The kernel reports a failure once, and takes
+            what it could not write for written. So a later attempt would prove nothing.
+        """
         with self._syncing:  # what another thread is still syncing is not on disk yet
+            if self._failure is not None:
+                raise OSError(
+                    self._failure.errno,
+                    f"records could not be brought to disk before: {self._failure.strerror}; mend the "
+                    "disk, and start the broker anew",
+                    str(self.folder / _HEADS),
+                )
             if not self._is_dirty:
                 return
             self._is_dirty = False
             try:
                 os.fdatasync(self._heads_fd)
-            except BaseException:
-                self._is_dirty = True
+            except OSError as err:
+                self._failure = err
                 raise
 
     # ---------------------------------------------------------------------------------- life
@@ -372,6 +404,15 @@ def _lock(folder: Path) -> int | None:
         raise
     os.close(fd)
     return None
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a power failure. Raises: OSError."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def make_private(folder: Path) -> None:

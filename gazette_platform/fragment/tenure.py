@@ -62,6 +62,10 @@ class Home(Protocol):
         """Make the names of files survive a power failure, if that is asked for. Raises: OSError."""
         ...
 
+    def sync_records(self) -> None:
+        """Make records survive a power failure, if that is asked for. Raises: OSError."""
+        ...
+
     def sync(self) -> None:
         """Bring all records to the disk itself. Raises: OSError."""
         ...
@@ -86,8 +90,10 @@ class Tenure:
         "_ordinal",
         "_overflow",
         "_owed",
+        "_promises",
         "_registers",
         "_slot_ordinal",
+        "_synced",
         "_tail",
     )
 
@@ -107,6 +113,8 @@ class Tenure:
         self._tail = b""  # its registers, if it has only their CRC
         self._slot_ordinal = 0  # number of the file that the latest record is of
         self._owed = 0  # number of that file once nobody holds it; 0: it is held, or none
+        self._synced = 0  # number of a record that is on disk
+        self._promises = 0  # slots in which a former process may have said that it is durable
 
     @classmethod
     def recovered(
@@ -117,6 +125,7 @@ class Tenure:
         latest: Record | None,
         *,
         ordinal: int,
+        was_durable: bool = False,
     ) -> Self:
         """A tenure that another process had begun.
 
@@ -126,12 +135,14 @@ class Tenure:
             block: number of its block.
             latest: the record that counts; None: there is none.
             ordinal: the greatest number of its content files, or more.
+            was_durable: whether a record says that a power failure loses nothing.
         """
         tenure = cls(home, header)
         tenure._block, tenure._ordinal = block, ordinal
         if latest is not None:
             tenure._number, tenure._slot_ordinal = latest.number, latest.ordinal
             tenure._last = latest.raw
+        tenure._promises = 2 if was_durable else 0
         home.tenures[header.tenure] = tenure
         return tenure
 
@@ -228,6 +239,8 @@ class Tenure:
         if self._block < 0:
             self._block = self._home.allot(self._header)
             self._home.tenures[self.id] = self
+        if state.is_durable and not self.is_synced:
+            self.sync()  # this one replaces the older of two, and the newer may not be on disk yet
         if ordinal != self._slot_ordinal:
             self._seal_last()
         number = self._number + 1
@@ -245,6 +258,10 @@ class Tenure:
         self._home.write(self._block, number, raw)
         self._number, self._last = number, raw
         self._tail = self._encoded if has_overflow else b""
+        if self._promises and not state.is_durable:
+            # After a power failure a record before would be believed that promises more.
+            self._home.sync()
+            self._promises -= 1
         if ordinal != self._slot_ordinal:
             self._slot_ordinal = ordinal
             self._pay()
@@ -296,9 +313,16 @@ class Tenure:
         with contextlib.suppress(OSError):
             os.fchmod(file.fd, _SEALED_MODE)
 
+    @property
+    def is_synced(self) -> bool:
+        """Whether what is recorded is known to be on disk."""
+        return self._synced == self._number
+
     def sync(self) -> None:
         """Bring what is recorded to the disk itself. For a thread. Raises: OSError."""
+        number = self._number
         self._home.sync()
+        self._synced = number
 
     def forget(self, file: SpoolFile) -> None:
         """Remove the names of a file that nobody holds any more. For a thread."""
@@ -317,6 +341,11 @@ class Tenure:
             self._unlink(owed)
 
     def _unlink(self, ordinal: int) -> None:
+        try:
+            self._home.sync_records()  # no record on disk may speak of them any more
+        except OSError as err:
+            _log.warning("%s: %s stays: %s", self.journal, self.path(ordinal, "content"), err)
+            return
         # The content goes last. If we end in between, content without a record is taken for a draft that
         # was never committed, and removed.
         for suffix in ("sealed", "content"):

@@ -133,7 +133,7 @@ class ReplicateApi:
         Raises: RpcFailed: our disk is full or broken, or the stream broke.
         """
         if TENURE in metadata:
-            await stream.greet({TENURE: replica.spool.begin_tenure()})
+            await stream.greet({TENURE: await replica.spool.begin_tenure()})
         else:
             replica.renounce()
 

@@ -180,7 +180,7 @@ class Replicator:
             await spool.lock.acquire()
             self._owns_spool = True
             spool.serve_as_primary()
-        spool.begin_tenure()
+        await spool.begin_tenure()
         if roll_to or must_roll():
             spool.roll(roll_to or spool.end, registers=registers)
         if len(route.members) > 1:

@@ -310,18 +310,24 @@ class JournalSpool:
         """Id of this broker's tenure of the journal; empty: what it holds ends with the process."""
         return self._tenure.id if self._tenure is not None and self._tenure.is_begun else ""
 
-    def begin_tenure(self) -> str:
+    async def begin_tenure(self) -> str:
         """Make what is held from now on survive the process. Idempotent.
 
         Returns: as `tenure`.
-        Raises: RpcFailed: the disk is full or broken.
+        Raises: RpcFailed: the disk is full or broken. Cancellation: safe.
         """
         if self._next_tenure is not None:
             # What is here until now ends with the process, and is persisted.
             self._tenure, self._next_tenure = self._next_tenure, None
             self.roll(self.end)
-        if self._tenure is not None and not self._tenure.is_begun and not self.content_length:
-            self._note(self._tenure, self.spool, self.end, self.registers)
+        tenure = self._tenure
+        if tenure is not None and not tenure.is_begun and not self.content_length:
+            self._note(tenure, self.spool, self.end, self.registers)
+        if self.is_durable and tenure is not None and not tenure.is_synced:
+            try:
+                await run_in(self._executor, tenure.sync)
+            except OSError as err:
+                raise not_kept(self.name, err) from err
         return self.tenure
 
     def renounce(self) -> None:
@@ -352,31 +358,43 @@ class JournalSpool:
 
         Cancellation: safe; no thread works on it any more.
         """
-        if not self.is_durable or self._tenure is None:
+        tenure, spool = self._tenure, draft.digester.spool
+        if not self.is_durable or tenure is None:
             self.keep_at_once(draft, registers)
             return
-        spool = draft.digester.spool
-        try:
+
+        def sync() -> None:
             # The content goes to disk first, because whoever recovers believes the record.
-            await run_in(self._executor, spool.sync, draft.at)
-            self._note(self._tenure, spool, draft.at, registers)
-            await run_in(self._executor, self._tenure.sync)
+            spool.sync(draft.at)
+            if not tenure.is_synced:
+                tenure.sync()  # else the next record would have to wait for that
+
+        try:
+            await run_in(self._executor, sync)
+            self._note(tenure, spool, draft.at, registers)
+            await run_in(self._executor, tenure.sync)
         except OSError as err:
             raise not_kept(self.name, err) from err
 
     async def sync(self) -> None:
-        """Bring what is kept to the disk itself, and record that. Call `Tenure.sync` afterwards.
+        """Bring what is settled to the disk itself, and record that. Call `Tenure.sync` afterwards.
+
+        Content that is kept and not settled is left out: it may be taken back, and written anew.
 
         Raises: RpcFailed: the disk is broken.
         Cancellation: safe; no thread works on it any more.
         """
-        tenure, spool, end = self._tenure, self.spool, self._kept
-        if tenure is None or not spool.begin < end > spool.synced_to:
+        tenure, spool = self._tenure, self.spool
+        file, end = spool.file, spool.end
+        if tenure is None or file is None or spool.synced_to >= end or spool.is_doubtful:
             return
+        file.hold()
         try:
             await run_in(self._executor, spool.sync, end)
         except OSError as err:
             raise not_kept(self.name, err) from err
+        finally:
+            file.release()
         if self.spool is spool and self._tenure is tenure:
             # More may have been kept during the sync: record that end, not the one of before.
             self._note(tenure, spool, self._kept, self._kept_registers)
@@ -397,7 +415,10 @@ class JournalSpool:
             return
         try:
             self._note(tenure, self.spool, self.end, self.registers)
-        except RpcFailed as err:
+            if self.is_durable:
+                # The record on disk speaks of content that is about to be written anew. This is rare.
+                tenure.sync()
+        except (RpcFailed, OSError) as err:
             # Nothing can be appended either while the disk fails. After a crash the content would
             # count, which is allowed: whoever appended it was told that its outcome is unknown.
             _log.error("%s", err)
@@ -481,6 +502,7 @@ class JournalSpool:
         if not self._staged:
             return
         oldest = self._staged[0].digester
+        crossed = {staged.digester: None for staged in self._staged} | {self.digester: None}
         self._staged.clear()
         self.end, self.registers = self.spool.end, self.spool.registers
         if oldest is self.digester:
@@ -491,7 +513,10 @@ class JournalSpool:
             # that fragment, and so does the journal as far as we know.
             if self._tenure is not None:
                 with self._faults.contained("journal", f"{self.name}: recording what counts"):
-                    oldest.spool.note_less(self._tenure)
+                    for digester in crossed:
+                        if digester is not self.digester:
+                            digester.spool.note_less(self._tenure)
+                    self._note(self._tenure, self.spool, self.spool.begin, oldest.spool.registers)
             self.end = oldest.spool.end
             self.roll(self.end, registers=oldest.spool.registers)
 
