@@ -100,6 +100,7 @@ class Leftovers:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         # Of each tenure, by its id: what the persister has of it.
         self._storing: dict[str, list[CompletedSpool]] = {}
+        self._saved: set[str] = set()  # tenures of which it was told
         self._added = asyncio.Event()
 
     def __len__(self) -> int:
@@ -213,6 +214,8 @@ class Leftovers:
             return False  # nobody knows what is to become of it
         stands = await self._standing(found)
         if stands.is_holder:
+            if stands.is_alone and not found.is_whole:
+                await self._save(found)
             is_last = is_leaving and stands.is_alone
             is_let_go = stands.is_wanted or is_last or self._is_suspended(found)
             if not (is_let_go and found.is_whole and await self._announce(found)):
@@ -236,6 +239,23 @@ class Leftovers:
         if suspend is None or suspend.level is not SuspendLevel.FULL:
             return False
         return suspend.offset >= found.end
+
+    async def _save(self, found: RecoveredTenure) -> None:
+        """Store what a power failure has left of content that nobody else has.
+
+        How much was acknowledged behind that is not known: appends wait for an operator.
+
+        Raises: GazetteError, OSError: call again.
+        """
+        if found.tenure.id not in self._saved:
+            self._saved.add(found.tenure.id)
+            _log.error(
+                "%s: the machine was started anew, and not all of this journal's spool is known to have "
+                "been on disk; what is known is stored, and appends wait for `gazctl journals reset-head`",
+                found.tenure.journal,
+            )
+        await run_in(self._executor, self._set_torn_aside, found)
+        await self._store(found, found.end)
 
     async def _is_unreadable(self, tenure: Tenure) -> bool:
         """Whether there is the tenure's journal, with a spec that we cannot read. Raises: GazetteError."""

@@ -355,6 +355,8 @@ def set_aside(
     folder.mkdir(mode=0o700, exist_ok=True)
     make_private(folder)
     target = folder / path.name
+    if target.exists() and not path.exists():
+        return target.with_suffix(".json")  # it was, and only its record is left
     if path.exists() and not target.exists():
         os.link(path, target)
     told = target.with_suffix(".json")

@@ -80,14 +80,14 @@ class PowerDisk:
     Attributes:
         snapshots: one before each call that changes a file or brings it to the disk, if they are kept.
         told: goes into each snapshot: what the test knows then.
-        calls: name of each call, with the name of the file.
+        calls: name of each call, with the path of the file; of one that syncs another when it is done.
     """
 
     root: object
     keeps_snapshots: bool = True
     told: object = None
     snapshots: list[Snapshot] = field(default_factory=list)
-    calls: list[tuple[str, str]] = field(default_factory=list)
+    calls: list[tuple[str, Path]] = field(default_factory=list)
 
     def __post_init__(self):
         self._lock = threading.RLock()
@@ -105,8 +105,8 @@ class PowerDisk:
     def __exit__(self, *exc_info):
         for name, real in self._real.items():
             setattr(os, name, real)
-        for fd in self._held.values():
-            os.close(fd)
+        while self._held:
+            os.close(self._held.popitem()[1])
 
     def snapshot(self, call=""):
         """What a power failure would leave now."""
@@ -119,6 +119,15 @@ class PowerDisk:
                 {node: self._read(fd) for node, fd in self._held.items()},
                 self.told,
             )
+
+    def on_disk(self, suffix):
+        """Content of the files whose names end so, as it was last synced."""
+        with self._lock:
+            return [
+                self._synced.get(node, b"")
+                for node, path in self._paths.items()
+                if path.endswith(suffix)
+            ]
 
     def _watched(self, name):
         real = self._real[name]
@@ -137,14 +146,16 @@ class PowerDisk:
                 return real(*args, **kwargs)
             with self._lock:
                 what = path if path is not None else self._paths.get(node, "")
-                self.calls.append((name, Path(what).name))
+                self.calls.append((name, Path(what)))
                 if self.keeps_snapshots:
                     self.snapshots.append(self.snapshot(f"{name} {Path(what).name}"))
                 before = self._sync_begin(node) if name in SYNCS else None
-            result = real(*args, **kwargs)
+            # What this models need not be waited for.
+            result = None if name in SYNCS else real(*args, **kwargs)
             with self._lock:
                 if name in SYNCS:
                     self._sync_end(node, before)
+                    self.calls.append((f"{name} done", Path(what)))
                 elif name in NAMES:
                     self._named(name, args)
             return result
