@@ -21,6 +21,7 @@ from benchmarks.bench import FULL, QUICK, Bench, Scale, serving
 from benchmarks.cli import measure_cli
 from benchmarks.content import Payloads, load_content
 from benchmarks.core import measure_core
+from benchmarks.fsync import measure_fsync
 from benchmarks.memory import measure_memory
 from benchmarks.persist import measure_persist
 from benchmarks.reads import measure_reads
@@ -43,7 +44,7 @@ _DISK_BYTES_MIN = 12 << 30
 _SEED = 2013
 _WIDTH = 110  # of the tables, if no terminal says otherwise
 
-_GROUPS = ("tail", "persist", "appends", "writer", "reads", "cli", "memory", "core")
+_GROUPS = ("tail", "persist", "appends", "writer", "reads", "cli", "memory", "core", "fsync")
 
 
 class Run:
@@ -83,6 +84,13 @@ class Run:
             found = await measure_core(folder / "core", etcd=etcd, scale=self._scale)
             self.figures |= found
             self._say("append of 100 B without gRPC", found)
+        if "fsync" in self._groups:
+            payloads, clock, scale = self._payloads, self._clock, self._scale
+            await self._collect(
+                measure_fsync(
+                    folder / "fsync", etcd=etcd, payloads=payloads, clock=clock, scale=scale
+                )
+            )
         await self._measure_machine(folder)
         self.figures |= results.medians(self._machine)
         elapsed_s = self._clock.monotonic() - begun

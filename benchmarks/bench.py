@@ -159,13 +159,14 @@ async def delete(bench: Bench, *names: str) -> None:
 
 @asynccontextmanager
 async def serving(
-    folder: Path, *, etcd: str, prefix: str
+    folder: Path, *, etcd: str, prefix: str, flags: tuple[str, ...] = ()
 ) -> AsyncIterator[tuple[BrokerServer, AsyncClient]]:
     """A broker process of its own folder and cluster, and a client of it.
 
     Raises: SetupError: it did not start, or did not end well.
     """
-    broker = BrokerServer(folder, etcd=etcd, prefix=prefix, flags=("--log.level=warn",))
+    flags = ("--log.level=warn", *flags)
+    broker = BrokerServer(folder, etcd=etcd, prefix=prefix, flags=flags)
     with broker:
         config = ClientConfig(address=broker.address, file_root=broker.fragments)
         async with AsyncClient(config) as client:
