@@ -291,9 +291,9 @@ class Spool:
         tenure.seal(self._file, state)
 
     def _proof(self, end: int) -> tuple[int, bytes]:
-        """What is recorded of the digest. Where content is synced, only a digest of synced content counts:
-        after a power failure any other would not match.
-        """
+        """What is recorded of the digest: an offset, and the sum of the content below it."""
+        # After a power failure the sum of content that was not on disk matches nothing, and takes the
+        # content with it that was.
         proof = self._synced_proof if self._syncs else self._proved
         return proof if proof[0] <= end else (self.begin, ZERO_SUM)
 

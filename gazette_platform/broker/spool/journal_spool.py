@@ -14,6 +14,8 @@ With one replica nothing is ever staged, and each commit passes through here onl
 Before content is settled or proposed it is *kept*: a record beside the spool says that it counts, so
 that it survives this process. Content that was kept, and then neither settled nor staged, is taken
 back: the record is corrected.
+
+Long because what is written, kept, staged and settled is one state, of which each step moves an end.
 """
 
 from __future__ import annotations
