@@ -168,7 +168,11 @@ class Leftovers:
             # is not a holder never becomes one, and `settle` reads the record again.
             held = await held_journals(self._etcd, self._prefix)
             kept = {one.tenure.id for found in self._found.values() for one in found}
-            names = [name for name in names if is_leaving or not held.get(name, set()) & kept]
+            names = [
+                name
+                for name in names
+                if is_leaving or not held.get(name, set()) & kept or self._is_in_part(name)
+            ]
         # One whose store is away must not hold up the others.
         side_by_side = asyncio.Semaphore(_SIDE_BY_SIDE)
 
@@ -239,6 +243,13 @@ class Leftovers:
         if suspend is None or suspend.level is not SuspendLevel.FULL:
             return False
         return suspend.offset >= found.end
+
+    def _is_in_part(self, journal: str) -> bool:
+        """Whether a power failure has left content of a journal, and not all of it."""
+        return any(
+            not one.is_whole and (one.fragments or one.torn or one.tenure.id in self._storing)
+            for one in self._found.get(journal, [])
+        )
 
     async def _save(self, found: RecoveredTenure) -> None:
         """Store what a power failure has left of content that nobody else has.
