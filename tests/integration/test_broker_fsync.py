@@ -79,7 +79,7 @@ class Machines:
         ]
 
     async def fail(self, target, left=None):
-        """Have the power fail, and start again with what is on disk. Args: left: that of before."""
+        """Have the power fail, and start again with `left`, or what is on disk now."""
         left = left or self.disk.snapshot()
         self.disk.__exit__()
         for broker in self.running:
