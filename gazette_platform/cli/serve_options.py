@@ -149,7 +149,11 @@ SERVE_OPTIONS = (
         "at an interval of a second; or never by the broker. It survives the process in any case.",
     ),
     _broker("limit", int, "Most journals that this broker takes on.", "journal_limit"),
-    _broker("max-append-rate", int, "Bytes per second and journal; 0 for no cap."),
+    _broker(
+        "max-append-rate",
+        int,
+        "Most bytes per second of a journal whose spec has a rate; 0 for no cap.",
+    ),
     _broker("min-append-rate", int, "Bytes per second that an appending client must sustain."),
     _broker("max-replication", int, "Cap on the replication of journals."),
     _broker("max-grpc-recv-size", int, "Largest message received, in bytes."),
