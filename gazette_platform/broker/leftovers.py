@@ -116,6 +116,12 @@ class Leftovers:
         """Whether there is such a tenure of a journal."""
         return journal in self._found
 
+    def has_content(self, journal: str) -> bool:
+        """Whether such a tenure has content of a journal that may be in no store."""
+        return any(
+            one.fragments or one.tenure.id in self._storing for one in self._found.get(journal, [])
+        )
+
     async def take(self, journal: str, create_revision: int) -> list[RecoveredTenure]:
         """Hand over the tenures of a journal that is now assigned to us.
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
 from gazette_platform.broker.epoch_store import read_record
 from gazette_platform.broker.journal import claims
+from gazette_platform.broker.journal.unstored import ask_other
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.errors import StoreUnavailable
 from gazette_platform.etcd import Delete, Put
@@ -204,3 +206,23 @@ async def test_nobody_holds_a_suspended_journal_and_it_resumes_with_its_register
         done = await one.append(JOURNAL, b"after")
     assert (done.begin, done.registers) == (7, LabelSet.of(held="there"))
     assert {one.tenure for one in (await record_of(brokers[0])).holders} == tenures(brokers)
+
+
+async def test_what_a_former_process_left_is_told_to_who_asks_for_it(cluster, monkeypatch):
+    """It may be a holder's, which keeps its content: else readers would take that for lost."""
+    brokers = [await cluster.start(zone=zone) for zone in ("zone-a", "zone-b")]
+    await cluster.apply(cluster.stub(brokers[0]), spec(1))
+    async with client(brokers[0]) as one:
+        await one.append(JOURNAL, b"content")
+    primary = next(broker for broker in brokers if JOURNAL in broker._resolver.replicas)
+    other = next(broker for broker in brokers if broker is not primary)
+    leftovers, asked = other._context.leftovers, other._context.process_id
+    assert await ask_other(primary._context, JOURNAL, asked)
+    monkeypatch.setattr(leftovers, "has_content", lambda journal: journal == JOURNAL)
+    assert not await ask_other(primary._context, JOURNAL, asked)
+    found = SimpleNamespace(fragments=[], tenure=SimpleNamespace(id="t"))
+    monkeypatch.undo()
+    monkeypatch.setitem(leftovers._found, JOURNAL, [found])
+    assert not leftovers.has_content(JOURNAL)
+    found.fragments = [object()]
+    assert leftovers.has_content(JOURNAL)

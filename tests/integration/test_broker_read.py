@@ -463,6 +463,25 @@ async def _drain_within(broker, timeout_s):
     return await broker.drain()
 
 
+async def test_a_replica_that_closes_tells_no_end_to_who_waits_for_what_is_missing(
+    cluster, broker, stub, monkeypatch
+):
+    """Another broker has what is missing, and what follows it."""
+    await cluster.apply(stub, spec())
+    await append(stub, JOURNAL, b"content")
+    replica = broker._resolver.replicas[JOURNAL]
+    replica.spool.roll(100)
+
+    async def close(*_):
+        replica.index.close()
+        return False
+
+    monkeypatch.setattr(type(replica), "is_filling", property(lambda _: False))
+    monkeypatch.setattr(type(replica), "wait_gap", close)
+    request = pb.ReadRequest(journal=JOURNAL, offset=7)
+    assert [response.status async for response in stub.Read(request)] == []
+
+
 async def test_a_read_of_local_content_outlives_its_journal(cluster, stub):
     """It holds the file, which is closed behind it."""
     await cluster.apply(stub, spec(stores=()))

@@ -96,6 +96,7 @@ class AdminApi:
                 await replica.spool.completed()
             await self._context.leftovers.settle(journal)
             await self._context.persister.flush(journal)
+            self._check_all_is_stored(journal, replica)
         response = admin_pb.FlushResponse(status=status.value, end=end)  # type: ignore[arg-type]
         resolution.header.into_pb(response.header)
         return status, response.SerializeToString()
@@ -116,11 +117,18 @@ class AdminApi:
         await self._resolver.closed(replica.name)  # a former replica of ours may still be closing
         await self._context.leftovers.settle(replica.name)
         await self._context.persister.flush(replica.name)
+        self._check_all_is_stored(replica.name, replica)
         await self._flush_others(replica, end)
         replica.refresh()  # what others have stored may cover the copies that we hold
         if not await replica.index.wait_persisted(end):
             raise _moved(replica.name)
         return Status.OK, end
+
+    def _check_all_is_stored(self, journal: str, replica: Replica | None) -> None:
+        """Raises: RpcFailed: UNAVAILABLE: what a former process left of the journal is not stored yet."""
+        is_open = replica is not None and replica.spool.is_unconfirmed
+        if is_open or self._context.leftovers.has_content(journal):
+            raise NotNow(f"{journal}: what a former process left of its spool is not stored yet")
 
     async def _flush_others(self, replica: Replica, end: int) -> None:
         """Wait until no other broker holds content below `end` that is in no store.

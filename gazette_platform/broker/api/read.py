@@ -122,7 +122,8 @@ class ReadApi:
                     continue
                 return QueryResult(Status.OFFSET_NOT_YET_AVAILABLE, offset, offset)
             if not await self._wait_content(replica, offset, block=block):
-                return None if block else result
+                # One that closed while we waited does not know where the journal ends.
+                return None if block or index.is_closed else result
 
     async def _stays_here(
         self, request: pb.ReadRequest, replica: Replica, primary: Resolution | None, offset: int

@@ -461,7 +461,9 @@ class Replica:
                 await self._context.persister.flush(self.name)
         except TimeoutError:
             return False
-        if spec is None or not await ask_others(self._context, self.name):
+        if spec is None or self._context.leftovers.has_content(self.name):
+            return False
+        if not await ask_others(self._context, self.name):
             return False
         async with self._context.refresh_slots[spec.fragment.stores]:
             return await self._refresher.refresh(spec)

@@ -442,6 +442,11 @@ class JournalSpool:
             self._note(self._tenure, self.spool, self.end, self.registers)
         self._journal.on_roll(is_elsewhere=True)
 
+    @property
+    def is_unconfirmed(self) -> bool:
+        """Whether it has content of a former process that `confirm` has not been called for."""
+        return bool(self._closing.adopted)
+
     def confirm(self) -> None:
         """What was adopted is the journal's, since all of its brokers are in step with us.
 
