@@ -83,6 +83,8 @@ _METAVARS: dict[type, str] = {float: "DURATION", ListenAddress: "PORT", list: "O
 def _text(kind: type, value: Any) -> Any:
     if kind is float:
         return format_duration(round(value * _NANOSECONDS))
+    if isinstance(value, Enum):
+        return value.value
     return str(value) if kind in {Path, ListenAddress} else value
 
 
