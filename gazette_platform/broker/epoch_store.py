@@ -52,9 +52,23 @@ async def write_record(
     return result.succeeded
 
 
-async def delete_record(etcd: EtcdClient, prefix: str, journal: str, create_revision: int) -> None:
-    """Delete the record of a journal that was created at this revision. Raises: as `read_record`."""
+async def delete_record(
+    etcd: EtcdClient, prefix: str, journal: str, create_revision: int, *, as_of: int = 0
+) -> None:
+    """Delete the record of a journal that was created at this revision.
+
+    Args:
+        etcd: where it is.
+        prefix: of the brokers' keys.
+        journal: its name.
+        create_revision: of its spec.
+        as_of: a record that was written after this revision stays; 0: none does.
+
+    Raises: as `read_record`.
+    """
     record, mod_revision = await read_record(etcd, prefix, journal)
+    if as_of and mod_revision > as_of:
+        return
     if record is not None and record.create_revision == create_revision:
         key = epoch_key(prefix, journal)
         await etcd.txn([Compare.mod(key, mod_revision)], [Delete(key)])

@@ -367,6 +367,8 @@ def _take(folder: Path, owner: Owner) -> SpoolHome | None:
         version = said.pop("version")
         former = Owner(**said) if version == _VERSION else None
         if former is None or former.cluster != owner.cluster:
+            whose = f"version {version}" if former is None else f"cluster {former.cluster}"
+            _log.warning("%s is left alone: it is of %s (ours: %s)", folder, whose, owner.cluster)
             os.close(lock_fd)
             return None
         return SpoolHome(folder, owner, former=former, lock_fd=lock_fd)

@@ -310,8 +310,8 @@ class Tenure:
                 os.fsync(fd)
         finally:
             os.close(fd)
-        with contextlib.suppress(OSError):
-            os.fchmod(file.fd, _SEALED_MODE)
+        with contextlib.suppress(OSError):  # by its name: whoever held it last may have closed it
+            self.path(file.ordinal, "content").chmod(_SEALED_MODE)
 
     @property
     def is_synced(self) -> bool:

@@ -226,3 +226,20 @@ async def test_what_a_former_process_left_is_told_to_who_asks_for_it(cluster, mo
     assert not leftovers.has_content(JOURNAL)
     found.fragments = [object()]
     assert leftovers.has_content(JOURNAL)
+
+
+async def test_holders_that_are_named_since_are_not_forgotten(cluster):
+    """A broker of Gazette led the journal for a moment; one of ours has led it since."""
+    broker = await cluster.start()
+    await cluster.apply(cluster.stub(broker), spec(1))
+    context, before = broker._context, broker._context.space.revision
+    async with client(broker) as one:
+        await one.append(JOURNAL, b"content")
+    revision = context.space.state.items[JOURNAL].create_revision
+    record = await record_of(broker)
+    _, written_at = await read_record(context.etcd, context.config.etcd_prefix, JOURNAL)
+    for as_of in (min(before, written_at - 1), written_at - 1):
+        await claims.forget_holders(context, JOURNAL, revision, as_of=as_of)
+        assert await record_of(broker) == record
+    await claims.forget_holders(context, JOURNAL, revision, as_of=written_at)
+    assert await record_of(broker) is None

@@ -142,13 +142,22 @@ async def claim_journal(
     return Claimed(revision if is_shown else known_at, is_done=result.succeeded)
 
 
-async def forget_holders(context: BrokerContext, journal: str, create_revision: int) -> None:
+async def forget_holders(
+    context: BrokerContext, journal: str, create_revision: int, *, as_of: int
+) -> None:
     """Delete the record of a journal's holders, because a broker of Gazette, which writes none, leads it.
+
+    Args:
+        context: has etcd.
+        journal: its name.
+        create_revision: of its spec.
+        as_of: revision at which that broker led it: one of ours that leads it since has a record anew.
 
     Cancellation: leaves open whether it was forgotten.
     """
     try:
-        await delete_record(context.etcd, context.config.etcd_prefix, journal, create_revision)
+        prefix = context.config.etcd_prefix
+        await delete_record(context.etcd, prefix, journal, create_revision, as_of=as_of)
     except GazetteError as err:
         _log.warning(
             "%s: who held it stays in etcd (run `gazctl journals reset-head` if appends are refused): %s",

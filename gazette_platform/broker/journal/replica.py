@@ -572,7 +572,8 @@ class Replica:
         if not self.spool.tenure:
             return
         self.spool.renounce()
-        forget = forget_holders(self._context, self.name, self.create_revision)
+        as_of = self._context.space.revision
+        forget = forget_holders(self._context, self.name, self.create_revision, as_of=as_of)
         self._context.tasks.spawn(forget, name=f"renounce {self.name}")
 
     def stop(self) -> None:
