@@ -1,7 +1,7 @@
 """Crashes of a broker process, against its promise:
 
-bytes that were acknowledged and persisted are there afterwards, unchanged and at their offsets; an
-append is there as a whole or not at all; and a broker that is told to stop loses nothing.
+bytes that were acknowledged are there afterwards, unchanged and at their offsets; an append is there as
+a whole or not at all; and a broker that is told to stop has stored everything.
 
 Appends are records with a length and a checksum, so that every byte can be judged without knowing
 which of them were acknowledged. Rounds are random; the seed is in the name of the test.
@@ -220,32 +220,30 @@ async def check_reads(client: AsyncClient, cluster: Cluster, spans) -> int:
 
 
 async def crash_rounds(cluster: Cluster, rng: random.Random, rounds: int) -> None:
-    head = checked = 0
     for number in range(rounds):
         with cluster.broker() as server:
             async with cluster.client(server) as client:
                 if number == 0:
                     await create(client, rng.choice([CompressionCodec.GZIP, CompressionCodec.NONE]))
-                head = await take_over(client)
-                spans = check_store(cluster)
-                assert head == max((end for _, end in spans), default=0)
-                checked = await check_reads(client, cluster, spans)
-                assert checked == len(cluster.history.acknowledged)
+                # No reset: it goes on where it was killed.
+                head = (await client.append(JOURNAL, b"")).end
+                check_store(cluster)
+                found = await check_reads(client, cluster, [(0, head)] if head else [])
+                assert found == len(cluster.history.acknowledged)
                 await while_appending(client, cluster.history, rng, server.kill)
-        cluster.history.forget_unless(check_store(cluster))
-    assert checked > 0, "nothing was acknowledged and persisted: the test tests nothing"
+    assert len(cluster.history.acknowledged) > 100
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", [1])
-async def test_sigkill_loses_nothing_that_was_persisted(cluster, seed):
+async def test_sigkill_loses_nothing_that_was_acknowledged(cluster, seed):
     await crash_rounds(cluster, random.Random(seed), rounds=4)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", [2, 3])
-async def test_sigkill_loses_nothing_that_was_persisted_many_times(cluster, seed):
+async def test_sigkill_loses_nothing_that_was_acknowledged_many_times(cluster, seed):
     await crash_rounds(cluster, random.Random(seed), rounds=12)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.errors import StoreUnavailable
 from gazette_platform.etcd import Delete, Put
 from gazette_platform.fragment.persister import Persister
+from gazette_platform.fragment.spool_home import SpoolHome
 from gazette_platform.keyspace import encode_journal_spec, item_key
 from gazette_platform.protocol import (
     CompressionCodec,
@@ -243,3 +245,26 @@ async def test_holders_that_are_named_since_are_not_forgotten(cluster):
         assert await record_of(broker) == record
     await claims.forget_holders(context, JOURNAL, revision, as_of=written_at)
     assert await record_of(broker) is None
+
+
+async def test_journals_are_begun_beside_the_event_loop(cluster, monkeypatch):
+    """Many are begun at once, when brokers come and go: a slow disk must not cost the lease."""
+    threads, write = [], SpoolHome.write
+
+    def told(*args):
+        if threading.current_thread() is not threading.main_thread():
+            threads.append(threading.current_thread())
+        write(*args)
+
+    broker = await cluster.start()
+    monkeypatch.setattr(SpoolHome, "write", told)
+    for n in range(5):
+        await cluster.apply(cluster.stub(broker), spec(1, f"a/journal-{n}"))
+    held = broker._resolver.replicas
+    await eventually(lambda: len(held) == 5 and all(one.spool.tenure for one in held.values()))
+    await eventually(lambda: len(threads) == 5)
+    await crash(broker)
+    again = await cluster.start()
+    held = again._resolver.replicas
+    await eventually(lambda: len(held) == 5 and all(one.spool.tenure for one in held.values()))
+    await eventually(lambda: len(threads) == 10)

@@ -551,7 +551,7 @@ class Replica:
             for found in await leftovers.take(self.name, self.create_revision):
                 if not self.is_closed and not self.spool.tenure and await self._is_heir(found):
                     _log.info("%s: goes on at %d, where it ended", self.name, found.end)
-                    self.spool.adopt(found)
+                    await self.spool.adopt(found)
                 else:
                     leftovers.add(found)
 

@@ -324,7 +324,8 @@ class JournalSpool:
             self.roll(self.end)
         tenure = self._tenure
         if tenure is not None and not tenure.is_begun and not self.content_length:
-            self._note(tenure, self.spool, self.end, self.registers)
+            # Not on the event loop: thousands of journals may be synced at once, by a slow disk.
+            await run_in(self._executor, self._note, tenure, self.spool, self.end, self.registers)
         if self.is_durable and tenure is not None and not tenure.is_synced:
             try:
                 await run_in(self._executor, tenure.sync)
@@ -425,12 +426,14 @@ class JournalSpool:
             # count, which is allowed: whoever appended it was told that its outcome is unknown.
             _log.error("%s", err)
 
-    def adopt(self, found: RecoveredTenure) -> None:
+    async def adopt(self, found: RecoveredTenure) -> None:
         """Go on where an earlier process ended with a tenure of ours.
 
         The spool must be new, and the caller holds its lock. The content is persisted once confirmed.
+
+        Cancellation: safe; no thread works on it any more.
         """
-        self._tenure = found.tenure
+        tenure = self._tenure = found.tenure
         self.end, self.registers = found.end, found.registers
         self.digester = self._open(self.end, self.registers, None)
         for fragment in found.fragments:
@@ -439,7 +442,7 @@ class JournalSpool:
             self._closing.adopt(self._digester(spool), fragment)
             self._journal.on_recovered(spool)
         with contextlib.suppress(RpcFailed):  # then the record stays as it is, and says the same
-            self._note(self._tenure, self.spool, self.end, self.registers)
+            await run_in(self._executor, self._note, tenure, self.spool, self.end, self.registers)
         self._journal.on_roll(is_elsewhere=True)
 
     @property
