@@ -192,6 +192,8 @@ class ReadApi:
                 file.hold()
             try:
                 fragment = await self._announced(replica, result)
+                # A head goes along with content, and ours may lie behind what became of the journal.
+                check_fence(replica)
                 response = self._metadata(replica, result, fragment)
                 await send(header_field + response.SerializeToString())
                 header_field = b""
