@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Protocol, final
 from weakref import WeakValueDictionary
 
 from gazette_platform.broker.epoch_store import (
@@ -34,13 +34,14 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from pathlib import Path
 
-    from gazette_platform.broker.epochs import Standing
+    from gazette_platform.broker.epochs import EpochRecord, Standing
     from gazette_platform.etcd import EtcdClient
     from gazette_platform.fragment.persister import Persister
     from gazette_platform.fragment.recovery import RecoveredFragment, RecoveredTenure
     from gazette_platform.fragment.tenure import Tenure
     from gazette_platform.keyspace import BrokerState, KeySpace
     from gazette_platform.ops.faults import Faults
+    from gazette_platform.protocol import LabelSet
 
 __all__ = ["Leftovers"]
 
@@ -58,6 +59,20 @@ _SIDE_BY_SIDE = 32
 _STORE_S = 5.0
 
 _NOT_THE_JOURNALS = "others went on without it, or its journal was deleted"
+
+
+class _Step(Protocol):
+    """`epochs.announce` or `epochs.release`."""
+
+    def __call__(
+        self,
+        record: EpochRecord | None,
+        tenure: str,
+        *,
+        create_revision: int,
+        head: int,
+        registers: LabelSet,
+    ) -> EpochRecord | None: ...
 
 
 @final
@@ -306,18 +321,7 @@ class Leftovers:
 
     async def _announce(self, found: RecoveredTenure) -> bool:
         """Have others go on behind what is stored next. Returns: False: somebody else was faster."""
-        tenure = found.tenure
-        record, mod_revision = await read_record(self._etcd, self._prefix, tenure.journal)
-        announced = announce(
-            record,
-            tenure.id,
-            create_revision=tenure.create_revision,
-            head=found.end,
-            registers=found.registers,
-        )
-        if announced is None or announced == record:
-            return announced is not None
-        return await write_record(self._etcd, self._prefix, tenure.journal, announced, mod_revision)
+        return await self._let_go(found, announce)
 
     async def _store(self, found: RecoveredTenure, valid_to: int) -> bool:
         """Persist the content that belongs to the journal.
@@ -349,19 +353,30 @@ class Leftovers:
 
     async def _release(self, found: RecoveredTenure) -> bool:
         """Let others go on where we ended. Returns: False: the record changed first, look again."""
+        is_released = await self._let_go(found, release)
+        if is_released:
+            _log.info(
+                "%s: others go on at %d, where this broker ended", found.tenure.journal, found.end
+            )
+        return is_released
+
+    async def _let_go(self, found: RecoveredTenure, step: _Step) -> bool:
+        """Take a step of letting go in the journal's epoch record.
+
+        Returns: whether the record says so now; False: it changed first, or the tenure is no holder.
+        """
         tenure = found.tenure
         record, mod_revision = await read_record(self._etcd, self._prefix, tenure.journal)
-        released = release(
+        following = step(
             record,
             tenure.id,
             create_revision=tenure.create_revision,
             head=found.end,
             registers=found.registers,
         )
-        if released is None:
-            return False
-        _log.info("%s: others go on at %d, where this broker ended", tenure.journal, found.end)
-        return await write_record(self._etcd, self._prefix, tenure.journal, released, mod_revision)
+        if following is None or following == record:
+            return following is not None
+        return await write_record(self._etcd, self._prefix, tenure.journal, following, mod_revision)
 
     # ----------------------------------------------------------------------------- set aside
     def _set_torn_aside(self, found: RecoveredTenure) -> None:

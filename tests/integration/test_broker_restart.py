@@ -39,9 +39,10 @@ async def test_its_former_instance_is_evicted_all_the_same(brokers, ids):
     others = [await brokers.start(zone=zone, etcd_lease_s=LEASE_S) for zone in "bc"]
     former = await brokers.start(zone="a", id=ids[0], port=port, etcd_lease_s=LEASE_S)
     members = others[0]._context.space.state.members
-    was = members[ProcessId("a", ids[0])].create_revision
-    # Its peers have to have seen it alive.
+    # Its peers have to have seen it alive: a mirror of etcd is a moment behind who wrote to it.
+    await eventually(lambda: ProcessId("a", ids[0]) in members)
     await eventually(lambda: all(has_seen(b, ProcessId("a", ids[0])) for b in others))
+    was = members[ProcessId("a", ids[0])].create_revision
     await former.abandon()
     async with asyncio.timeout(LEASE_S / 2):
         again = await brokers.start(zone="a", id=ids[1], port=port, etcd_lease_s=LEASE_S)

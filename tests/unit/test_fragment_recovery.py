@@ -18,13 +18,14 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from spool_files import put, state_of
 
 from gazette_platform.fragment.files import SpoolFile, finish_closing, write_all
-from gazette_platform.fragment.head_records import SpoolState, slot_at
+from gazette_platform.fragment.head_records import slot_at
 from gazette_platform.fragment.recovery import SET_ASIDE, recover, set_aside
 from gazette_platform.fragment.spool import Spool
 from gazette_platform.fragment.spool_home import SPOOLS, Owner, SpoolHome, boot_id, free_homes
-from gazette_platform.protocol import ZERO_SUM, CompressionCodec, LabelSet
+from gazette_platform.protocol import CompressionCodec, LabelSet
 
 BOOT, LATER_BOOT = "first", "second"
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -38,26 +39,6 @@ def owner(boot=BOOT):
 
 def sha1(content):
     return hashlib.sha1(content, usedforsecurity=False).digest()
-
-
-def state_of(begin, end, registers=None, **options):
-    values = {
-        "codec": CompressionCodec.NONE,
-        "first_append_us": 1_700_000_000_000_001,
-        "synced_to": begin,
-        "digested_to": begin,
-        "digest": ZERO_SUM,
-        "is_durable": False,
-    } | options
-    return SpoolState(begin, end, registers or LabelSet(), **values)
-
-
-def put(tenure, content, begin=0, registers=None, **options):
-    """Write a fragment, and record all of it. Returns: its file."""
-    file = tenure.content_file(begin)
-    write_all(file.fd, content, 0)
-    tenure.record(file.ordinal, state_of(begin, begin + len(content), registers, **options))
-    return file
 
 
 def contents(found):

@@ -11,14 +11,15 @@ import threading
 from pathlib import Path
 
 import pytest
+from spool_files import put, state_of
 
 from gazette_platform.errors import SetupError
 from gazette_platform.fragment import spool_home
 from gazette_platform.fragment.files import finish_closing, write_all
-from gazette_platform.fragment.head_records import BLOCK_BYTES, SpoolState, TenureHeader
+from gazette_platform.fragment.head_records import BLOCK_BYTES, TenureHeader
 from gazette_platform.fragment.recovery import recover
 from gazette_platform.fragment.spool_home import SPOOLS, Owner, SpoolHome, boot_id, free_homes
-from gazette_platform.protocol import ZERO_SUM, CompressionCodec, LabelSet
+from gazette_platform.protocol import LabelSet
 from gazette_platform.testing.small_disk import SmallDisk
 
 OWNER = Owner("1f/gazette", "zone#one", boot_id(), lease=3)
@@ -41,26 +42,6 @@ else:
     print(*[home.folder.name for home in free_homes(spool_dir, owner)], flush=True)
 sys.stdin.read()
 """
-
-
-def state_of(begin, end, registers=None, **options):
-    values = {
-        "codec": CompressionCodec.NONE,
-        "first_append_us": 1,
-        "synced_to": begin,
-        "digested_to": begin,
-        "digest": ZERO_SUM,
-        "is_durable": False,
-    } | options
-    return SpoolState(begin, end, registers or LabelSet(), **values)
-
-
-def put(tenure, content, begin=0, registers=None, **options):
-    """Write a fragment, and record all of it. Returns: its file."""
-    file = tenure.content_file(begin)
-    write_all(file.fd, content, 0)
-    tenure.record(file.ordinal, state_of(begin, begin + len(content), registers, **options))
-    return file
 
 
 def open_files():

@@ -1,0 +1,27 @@
+"""Fragments of a tenure, as a broker writes and records them."""
+
+from __future__ import annotations
+
+from gazette_platform.fragment.files import write_all
+from gazette_platform.fragment.head_records import SpoolState
+from gazette_platform.protocol import ZERO_SUM, CompressionCodec, LabelSet
+
+
+def state_of(begin, end, registers=None, **options):
+    values = {
+        "codec": CompressionCodec.NONE,
+        "first_append_us": 1_700_000_000_000_001,
+        "synced_to": begin,
+        "digested_to": begin,
+        "digest": ZERO_SUM,
+        "is_durable": False,
+    } | options
+    return SpoolState(begin, end, registers or LabelSet(), **values)
+
+
+def put(tenure, content, begin=0, registers=None, **options):
+    """Write a fragment, and record all of it. Returns: its file."""
+    file = tenure.content_file(begin)
+    write_all(file.fd, content, 0)
+    tenure.record(file.ordinal, state_of(begin, begin + len(content), registers, **options))
+    return file
