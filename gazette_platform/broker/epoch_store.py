@@ -10,8 +10,11 @@ from gazette_platform.broker.side_keys import epoch_key, epochs_prefix, own_memb
 from gazette_platform.errors import ValidationError
 from gazette_platform.etcd import Compare, Delete, Put
 from gazette_platform.keyspace import members_prefix
+from gazette_platform.ops.turns import Turns
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from gazette_platform.etcd import EtcdClient
 
 __all__ = [
@@ -21,6 +24,9 @@ __all__ = [
     "read_record",
     "write_record",
 ]
+
+# Records that are read at a time: some hundred kilobytes together, unless registers are long.
+_PAGE_KEYS = 200
 
 
 async def read_record(
@@ -83,8 +89,15 @@ async def has_foreign_members(etcd: EtcdClient, prefix: str) -> bool:
     return any(leases.get(kv.key.removeprefix(their_prefix)) != kv.lease for kv in present.kvs)
 
 
-async def held_journals(etcd: EtcdClient, prefix: str) -> dict[str, set[str]]:
-    """The holders of each journal, without the journals that wait for one of their holders.
+async def held_journals(
+    etcd: EtcdClient, prefix: str, journals: Collection[str]
+) -> dict[str, set[str]]:
+    """The holders of each of some journals, without the journals that wait for one of their holders.
+
+    Args:
+        etcd: where the records are.
+        prefix: of the brokers' keys.
+        journals: of which it is asked; may change meanwhile.
 
     Returns: ids of tenures by journal.
     Raises: EtcdError.
@@ -92,10 +105,18 @@ async def held_journals(etcd: EtcdClient, prefix: str) -> dict[str, set[str]]:
     """
     keys = epochs_prefix(prefix)
     held: dict[str, set[str]] = {}
-    for kv in (await etcd.range(keys)).kvs:
-        with contextlib.suppress(ValueError):  # reported by whoever reads this record alone
-            record = EpochRecord.decode(kv.value)
-            if not record.is_wanted:
-                journal = kv.key.removeprefix(keys)
-                held[journal] = {one.tenure for one in record.holders}
+    turns, after, left = Turns(), "", 1
+    while left:
+        page = await etcd.page(keys, after=after, page_keys=_PAGE_KEYS)
+        for kv in page.kvs:
+            await turns.take()
+            journal = kv.key.removeprefix(keys)
+            if journal not in journals:
+                continue
+            with contextlib.suppress(ValueError):  # reported by whoever reads this record alone
+                record = EpochRecord.decode(kv.value)
+                if not record.is_wanted:
+                    held[journal] = {one.tenure for one in record.holders}
+        left = page.count - len(page.kvs)
+        after = page.kvs[-1].key if page.kvs else ""
     return held

@@ -47,6 +47,7 @@ _VERSION: Final = 1
 # How many epochs back the record remembers. A tenure that was a holder before that is not told up to
 # which offset its content is the journal's.
 _PAST_MAX: Final = 8
+_INT64_MAX: Final = (1 << 63) - 1
 
 
 class Holder(NamedTuple):
@@ -114,19 +115,21 @@ class EpochRecord:
                 raise ValueError(f"version {said['version']} (expected {_VERSION})")
             released = said["released"]
             return cls(
-                said["create_revision"],
-                said["epoch"],
+                _number(said["create_revision"]),
+                _number(said["epoch"]),
                 _holders_from_json(said["holders"]),
-                tuple(Past(_holders_from_json(p["holders"]), p["end"]) for p in said["past"]),
+                tuple(
+                    Past(_holders_from_json(p["holders"]), _number(p["end"])) for p in said["past"]
+                ),
                 None
                 if released is None
                 else Released(
-                    released["head"],
-                    LabelSet.of(*((name, text) for name, text in released["registers"])),
+                    _number(released["head"]),
+                    LabelSet.of(*((_text(name), _text(v)) for name, v in released["registers"])),
                 ),
-                said["wanted"],
+                bool(said["wanted"]),
             )
-        except (KeyError, TypeError) as err:
+        except (KeyError, TypeError, RecursionError) as err:
             raise ValueError(f"malformed epoch record: {err!r}") from err
 
     def _next(
@@ -143,7 +146,28 @@ def _holders_to_json(holders: tuple[Holder, ...]) -> list[list[str]]:
 
 
 def _holders_from_json(said: Any) -> tuple[Holder, ...]:
-    return tuple(Holder(tenure, ProcessId(zone, suffix)) for tenure, zone, suffix in said)
+    return tuple(
+        Holder(_text(tenure), ProcessId(_text(zone), _text(suffix)))
+        for tenure, zone, suffix in said
+    )
+
+
+def _number(said: Any) -> int:
+    """A revision or an offset. Raises: TypeError, ValueError: it is none."""
+    if type(said) is not int:
+        raise TypeError(f"{type(said).__name__} in place of a number")
+    if not 0 <= said <= _INT64_MAX:
+        raise ValueError(f"{said} in place of a revision or an offset")
+    return said
+
+
+def _text(said: Any) -> str:
+    """Text that can go to logs, terminals and other brokers. Raises: TypeError, ValueError."""
+    if not isinstance(said, str):
+        raise TypeError(f"{type(said).__name__} in place of a text")
+    if not said.isprintable():
+        raise ValueError(f"{said!r} in place of a name")
+    return said
 
 
 # ------------------------------------------------------------------------- of a primary in step

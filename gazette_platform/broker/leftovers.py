@@ -187,19 +187,21 @@ class Leftovers:
         if len(names) > _ONE_BY_ONE_MAX:
             # The records may have changed by the time that we act. That does no harm: a tenure that
             # is not a holder never becomes one, and `settle` reads the record again.
-            held = await held_journals(self._etcd, self._prefix)
+            held = await held_journals(self._etcd, self._prefix, self._found)
             kept = {one.tenure.id for found in self._found.values() for one in found}
             names = [
                 name
                 for name in names
                 if is_leaving or not held.get(name, set()) & kept or self._is_in_part(name)
             ]
-        # One whose store is away must not hold up the others.
+        # One whose store is away, or whose spool nobody foresaw, must not hold up the others.
         side_by_side = asyncio.Semaphore(_SIDE_BY_SIDE)
 
         async def settle(journal: str) -> None:
+            what = f"{journal}: looking after what former processes left"
             async with side_by_side:
-                await self.settle(journal, is_leaving=is_leaving)
+                with self._faults.contained("spool", what):
+                    await self.settle(journal, is_leaving=is_leaving)
 
         async with asyncio.TaskGroup() as group:
             for journal in names:

@@ -11,18 +11,47 @@ from gazette_platform.ops.faults import Faults
 JOURNAL = "a/journal"
 
 
-async def test_one_at_a_time_decides_on_a_journal(tmp_path):
-    """Also one that comes while another is about to have its turn."""
-    leftovers = Leftovers(
+def leftovers_in(spool_dir, faults=None):
+    return Leftovers(
         etcd=None,
         space=None,
         prefix="/p",
         persister=None,
-        spool_dir=tmp_path,
+        spool_dir=spool_dir,
         executor=None,
-        faults=Faults(),
+        faults=faults or Faults(),
         count=lambda _: None,
     )
+
+
+def left_of(journal):
+    return SimpleNamespace(tenure=SimpleNamespace(journal=journal))
+
+
+async def test_one_that_nobody_foresaw_holds_up_no_other(tmp_path):
+    faults = Faults()
+    leftovers, settled = leftovers_in(tmp_path, faults), []
+
+    async def decide(found, *, is_leaving):
+        await asyncio.sleep(0)
+        if found.tenure.journal == JOURNAL:
+            raise OverflowError("days=-719163; must have magnitude <= 999999999")
+        await asyncio.sleep(0)
+        settled.append(found.tenure.journal)
+        return True
+
+    leftovers._settle = decide
+    for name in (JOURNAL, "b/journal", "c/journal"):
+        leftovers.add(left_of(name))
+    await leftovers.settle_all()
+    assert settled == ["b/journal", "c/journal"]
+    assert len(leftovers) == 1
+    assert isinstance(faults.last, OverflowError)
+
+
+async def test_one_at_a_time_decides_on_a_journal(tmp_path):
+    """Also one that comes while another is about to have its turn."""
+    leftovers = leftovers_in(tmp_path)
     deciding = most = 0
 
     async def decide(_found, *, is_leaving):
@@ -35,7 +64,7 @@ async def test_one_at_a_time_decides_on_a_journal(tmp_path):
         return False
 
     leftovers._settle = decide
-    leftovers.add(SimpleNamespace(tenure=SimpleNamespace(journal=JOURNAL)))
+    leftovers.add(left_of(JOURNAL))
     async with asyncio.TaskGroup() as group:
         for _ in range(20):
             group.create_task(leftovers.settle(JOURNAL))

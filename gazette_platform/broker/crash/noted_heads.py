@@ -13,7 +13,7 @@ from gazette_platform.broker.epoch_store import read_record
 from gazette_platform.broker.epochs import release
 from gazette_platform.broker.journal.spec_writes import write_head
 from gazette_platform.broker.side_keys import own_member_key, own_members_prefix
-from gazette_platform.errors import EtcdError, ValidationError
+from gazette_platform.errors import EtcdError, GazetteError, ValidationError
 from gazette_platform.keyspace import decode_broker_spec, member_key, members_prefix
 from gazette_platform.ops.retry import insist
 from gazette_platform.protocol import SuspendLevel, SuspendSpec
@@ -182,7 +182,7 @@ async def _note_head(
             is_noted = await insist(
                 partial(_try_note_head, context, replica, is_alone=is_alone), is_over=is_over
             )
-    except (EtcdError, TimeoutError) as err:
+    except (GazetteError, TimeoutError) as err:
         _log.warning("%s: %s", replica.name, err)
         is_noted = False
     if not is_noted:
