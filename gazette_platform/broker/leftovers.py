@@ -120,7 +120,7 @@ class Leftovers:
 
     def __len__(self) -> int:
         """Number of journals with such tenures."""
-        return sum(map(len, self._found.values()))
+        return len(self._found)
 
     def add(self, found: RecoveredTenure) -> None:
         """Look after a tenure from now on."""
@@ -418,7 +418,7 @@ class Leftovers:
 def _completed(found: RecoveredTenure, one: RecoveredFragment) -> CompletedSpool:
     return CompletedSpool(
         fragment=one.fragment(found.tenure.journal),
-        first_append_time=one.first_append_at,
+        first_append_time=one.state.first_append_at,
         registers=one.state.registers,
         is_primary=False,
         content=one.file,

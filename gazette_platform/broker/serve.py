@@ -581,9 +581,7 @@ class Broker:
         if has_lease:
             _log.error("broker stops: %s", self.failure)
         self._context.membership.give_up("this broker has failed")
-        held = (
-            self._held()
-        )  # if we are evicted all the same, none of them is assigned to us any more
+        held = self._held()  # if we are evicted all the same, none of them is assigned to us later
         alone = held_alone(self._context, held)
         if has_lease:  # so that our peers do not take the end of our port for a crash
             await self._within(_SAY_S, "saying that it leaves", self._say_leaving())

@@ -143,10 +143,6 @@ class CoverSet(Generic[T]):
             begin = self._ends[index]
         return True
 
-    def difference(self, other: CoverSet[T]) -> CoverSet[T]:
-        """The members that `other` does not cover, neither by one member nor by a run of them."""
-        return CoverSet(i for i in self._items if not other.covers(i.begin, i.end))
-
     def remove(self, item: T) -> bool:
         """Remove the member with the span of `item`. Returns: whether there was one."""
         index = bisect_left(self._begins, item.begin)

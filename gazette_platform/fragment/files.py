@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMPRESS_BATCH_BYTES",
+    "FULL",
     "CompressedForm",
     "SpoolFile",
     "finish_closing",
@@ -28,6 +29,9 @@ __all__ = [
 
 # Each batch becomes one gzip member or zstd frame. A MiB compresses nearly as well as the whole would.
 COMPRESS_BATCH_BYTES = 1 << 20
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Errors of a disk that has no room, or none for us."""
 
 # Each worker thread reads back through a buffer of its own, because allocating one costs as much as
 # hashing a tenth of it.

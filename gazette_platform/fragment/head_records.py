@@ -19,6 +19,7 @@ import json
 import struct
 import zlib
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 from gazette_platform.protocol import CompressionCodec, LabelSet
@@ -26,8 +27,8 @@ from gazette_platform.protocol import CompressionCodec, LabelSet
 __all__ = [
     "BLOCK_BYTES",
     "SLOT_BYTES",
+    "FragmentState",
     "Record",
-    "SpoolState",
     "TenureHeader",
     "decode_header",
     "decode_record",
@@ -37,6 +38,7 @@ __all__ = [
     "encode_registers",
     "fits",
     "slot_at",
+    "stand_in",
 ]
 
 BLOCK_BYTES: Final = 4096
@@ -44,6 +46,7 @@ _HEADER_BYTES: Final = 2048
 SLOT_BYTES: Final = 1024
 
 _VERSION: Final = 1
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _HAS_OVERFLOW: Final = 1
 _IS_DURABLE: Final = 2
 
@@ -65,8 +68,8 @@ class TenureHeader:
     """Of the journal's spec in etcd."""
 
 
-class SpoolState(NamedTuple):
-    """What is committed to a spool: content up to `end`, and these registers."""
+class FragmentState(NamedTuple):
+    """What is committed of a fragment: content up to `end`, and the registers as of there."""
 
     begin: int
     end: int
@@ -84,6 +87,11 @@ class SpoolState(NamedTuple):
     boot: bytes = bytes(8)
     """Of a state that was found: a mark of the boot in which it was recorded; zeros: unknown."""
 
+    @property
+    def first_append_at(self) -> datetime:
+        """When its first append came."""
+        return _EPOCH + timedelta(microseconds=self.first_append_us)
+
 
 class Record(NamedTuple):
     """A record as it was found. If both are whole, the one with the greater number counts."""
@@ -91,10 +99,10 @@ class Record(NamedTuple):
     number: int
     ordinal: int
     """Number of the content's file; 0: there is none, since the fragment is empty."""
-    state: SpoolState
+    state: FragmentState
     """With empty registers; the real ones are in `registers`."""
     registers: bytes
-    """As of `encode_registers`; with `has_overflow`, the CRC of the file that has them."""
+    """As of `encode_registers`; with `has_overflow`, their `stand_in`."""
     has_overflow: bool
     raw: bytes
     """The whole record."""
@@ -108,6 +116,11 @@ def slot_at(number: int) -> int:
 def fits(registers: bytes) -> bool:
     """Whether registers have room in a slot."""
     return len(registers) <= _REGISTERS_BYTES_MAX
+
+
+def stand_in(registers: bytes) -> bytes:
+    """What a record has in place of registers that do not fit: their CRC."""
+    return _crc32(registers).to_bytes(_CRC.size, "little")
 
 
 def encode_registers(registers: LabelSet) -> bytes:
@@ -151,7 +164,7 @@ def decode_header(block: bytes) -> TenureHeader | None:
 def encode_record(
     number: int,
     ordinal: int,
-    state: SpoolState,
+    state: FragmentState,
     registers: bytes,
     *,
     has_overflow: bool,
@@ -163,9 +176,9 @@ def encode_record(
         number: of the record.
         ordinal: of the content's file.
         state: what is committed.
-        registers: encoded; with `has_overflow`, their CRC.
+        registers: encoded; with `has_overflow`, their `stand_in`.
         has_overflow: whether the registers are elsewhere.
-        boot: as `SpoolState.boot`.
+        boot: as `FragmentState.boot`.
     """
     begin, end, _, codec, first_append_us, synced_to, digested_to, digest, is_durable, _ = state
     flags = (_HAS_OVERFLOW if has_overflow else 0) | (_IS_DURABLE if is_durable else 0)
@@ -187,7 +200,7 @@ def encode_record(
         )
         + registers
     )
-    return raw + _crc32(raw).to_bytes(4, "little")
+    return raw + _crc32(raw).to_bytes(_CRC.size, "little")
 
 
 def decode_record(raw: bytes) -> Record | None:
@@ -214,7 +227,7 @@ def decode_record(raw: bytes) -> Record | None:
         return None
     if _crc32(raw[:size]) != _CRC.unpack_from(raw, size)[0]:
         return None
-    state = SpoolState(
+    state = FragmentState(
         begin,
         end,
         LabelSet(),

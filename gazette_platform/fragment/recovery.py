@@ -12,10 +12,8 @@ import json
 import logging
 import os
 import re
-import zlib
 from collections import defaultdict
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.fragment import head_records
@@ -27,7 +25,7 @@ from gazette_platform.protocol import ZERO_SUM, Fragment, LabelSet
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gazette_platform.fragment.head_records import Record, SpoolState, TenureHeader
+    from gazette_platform.fragment.head_records import FragmentState, Record, TenureHeader
     from gazette_platform.fragment.spool import Digest
     from gazette_platform.fragment.spool_home import SpoolHome
 
@@ -36,7 +34,6 @@ __all__ = ["SET_ASIDE", "RecoveredFragment", "RecoveredTenure", "Torn", "recover
 _log = logging.getLogger(__name__)
 
 SET_ASIDE: Final = "set-aside"
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 # Names of files that are ours; all others in the folder are left alone.
 _OURS: Final = re.compile(r"[0-9a-f]+\.[0-9]+\.(content|sealed)", re.ASCII)
 _DAMAGE: Final = (OSError, ValueError, TypeError, KeyError)
@@ -48,14 +45,9 @@ class RecoveredFragment:
 
     file: SpoolFile
     """Held once, by this object."""
-    state: SpoolState
+    state: FragmentState
     sha: Digest
     """Of all of the content."""
-
-    @property
-    def first_append_at(self) -> datetime:
-        """When its first append came."""
-        return _EPOCH + timedelta(microseconds=self.state.first_append_us)
 
     def below(self, to: int) -> RecoveredFragment:
         """The content below an offset within it, with one more hold on the file. For a thread.
@@ -186,12 +178,12 @@ def _recover(
     return found
 
 
-def _is_of_boot(state: SpoolState, boot: bytes) -> bool:
+def _is_of_boot(state: FragmentState, boot: bytes) -> bool:
     """Whether the machine has run ever since it was recorded, by whatever process."""
     return state.boot == boot and any(boot)
 
 
-def _sealed_states(found: RecoveredTenure, ordinals: list[int]) -> dict[int, SpoolState]:
+def _sealed_states(found: RecoveredTenure, ordinals: list[int]) -> dict[int, FragmentState]:
     """What is recorded beside closed fragments, by the numbers of their files."""
     states = {}
     for ordinal in ordinals:
@@ -213,7 +205,7 @@ def _has_content(path: Path) -> bool:
 
 
 def _take_head(
-    found: RecoveredTenure, latest: Record, states: dict[int, SpoolState], boot: bytes
+    found: RecoveredTenure, latest: Record, states: dict[int, FragmentState], boot: bytes
 ) -> None:
     """Take the latest record as far as it can be believed; it is of the open fragment."""
     state = latest.state
@@ -237,7 +229,7 @@ def _take_head(
         states[latest.ordinal] = state._replace(registers=found.registers)
 
 
-def _sealed(raw: bytes) -> SpoolState | None:
+def _sealed(raw: bytes) -> FragmentState | None:
     """What is recorded of a closed fragment; None: it is open. Raises: ValueError: the record is torn."""
     if not any(raw):
         return None
@@ -251,13 +243,13 @@ def _sealed(raw: bytes) -> SpoolState | None:
 
 
 def _checked(raw: bytes, crc: bytes) -> bytes:
-    if zlib.crc32(raw).to_bytes(4, "little") != crc:
+    if head_records.stand_in(raw) != crc:
         raise ValueError("torn registers")
     return raw
 
 
 def _take_content(
-    found: RecoveredTenure, path: Path, state: SpoolState, ordinal: int, boot: bytes
+    found: RecoveredTenure, path: Path, state: FragmentState, ordinal: int, boot: bytes
 ) -> None:
     """Take the content of a fragment as far as it can be believed."""
     begin, end = state.begin, state.end
@@ -287,7 +279,7 @@ def _take_content(
     found.fragments.append(RecoveredFragment(file, state, sha))
 
 
-def _believe(fd: int, state: SpoolState, *, is_kept: bool) -> tuple[int, Digest, str]:
+def _believe(fd: int, state: FragmentState, *, is_kept: bool) -> tuple[int, Digest, str]:
     """How much of a file's content is as it was.
 
     Returns: up to which offset; the digest of that; and why no further. Raises: OSError.

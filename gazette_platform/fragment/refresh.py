@@ -23,7 +23,6 @@ __all__ = ["FragmentLister", "Refresher"]
 
 _log = logging.getLogger(__name__)
 
-_NS_PER_S: Final = 1_000_000_000
 
 # The log names each file that is no fragment once, and at most so many. A store with more of them is
 # plainly used for something else, too, and naming the rest helps nobody.

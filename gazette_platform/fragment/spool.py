@@ -17,7 +17,6 @@ import contextlib
 import errno
 import hashlib
 import os
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol, Self, final
 
 from gazette_platform.fragment.completed import CompletedSpool
@@ -27,16 +26,17 @@ from gazette_platform.fragment.files import (
     SpoolFile,
     read_block,
 )
-from gazette_platform.fragment.head_records import SpoolState
+from gazette_platform.fragment.head_records import FragmentState
 from gazette_platform.protocol import ZERO_SUM, CompressionCodec, Fragment, LabelSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from datetime import datetime
     from pathlib import Path
 
     from gazette_platform.fragment.tenure import Tenure
 
-__all__ = ["LAG_BYTES_MAX", "Digest", "Spool", "SpoolFile"]
+__all__ = ["LAG_BYTES_MAX", "Digest", "Spool"]
 
 # How far the digest may trail the commits before appends wait for it. This bounds the work that is left
 # when the fragment closes (about 10 ms), not memory: the content is on disk.
@@ -150,7 +150,7 @@ class Spool:
 
     @classmethod
     def recovered(
-        cls, journal: str, file: SpoolFile, state: SpoolState, sha: Digest, *, directory: Path
+        cls, journal: str, file: SpoolFile, state: FragmentState, sha: Digest, *, directory: Path
     ) -> Self:
         """A fragment that another process left; nothing may be added to it.
 
@@ -162,7 +162,7 @@ class Spool:
             directory: of files without a name.
         """
         spool = cls(journal, directory=directory, begin=state.begin, codec=state.codec)
-        now = datetime.fromtimestamp(state.first_append_us / 1e6, UTC)
+        now = state.first_append_at
         spool.commit(state.end, registers=state.registers, now=now, digest=sha)
         spool._file, spool._may_compress = file, False
         return spool
@@ -269,7 +269,7 @@ class Spool:
             at_us = self._first_append_us
             if not at_us:
                 at_us = self._first_append_us = int(now.timestamp() * 1e6)
-        state = SpoolState(
+        state = FragmentState(
             begin,
             end,
             registers,
@@ -287,7 +287,9 @@ class Spool:
             return
         begin, end, at_us = self.begin, self.end, self._first_append_us
         synced_to, proof = min(self.synced_to, end), self._proof(end)
-        state = SpoolState(begin, end, self.registers, self.codec, at_us, synced_to, *proof, False)
+        state = FragmentState(
+            begin, end, self.registers, self.codec, at_us, synced_to, *proof, False
+        )
         tenure.seal(self._file, state)
 
     def _proof(self, end: int) -> tuple[int, bytes]:

@@ -15,7 +15,6 @@ A *tenure* is one broker's holding of one journal. It ends when others hold what
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import json
@@ -30,7 +29,7 @@ from typing import TYPE_CHECKING, Final, Self, final
 
 from gazette_platform.errors import SetupError
 from gazette_platform.fragment import head_records
-from gazette_platform.fragment.files import finish_closing, write_all
+from gazette_platform.fragment.files import FULL, finish_closing, write_all
 from gazette_platform.fragment.head_records import BLOCK_BYTES, SLOT_BYTES, TenureHeader
 from gazette_platform.fragment.tenure import Tenure
 
@@ -48,7 +47,6 @@ _HEADS: Final = "heads"
 _VERSION: Final = 1
 _FOLDER_MODE: Final = 0o700
 _FILE_MODE: Final = 0o600
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -142,7 +140,7 @@ class SpoolHome:
         try:
             home._make()
         except OSError as err:
-            if err.errno not in _FULL:
+            if err.errno not in FULL:
                 raise SetupError(
                     f"cannot keep spools in {base}: {err} (give --broker.spool-dir a folder of its "
                     "own, on a local disk)"
@@ -186,7 +184,7 @@ class SpoolHome:
         try:
             _write_new(path, said)
         except OSError as err:
-            if err.errno not in _FULL or not path.exists():
+            if err.errno not in FULL or not path.exists():
                 raise
             _write_over(path, said)
         os.fsync(self._lock_fd)

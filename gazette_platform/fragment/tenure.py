@@ -7,7 +7,6 @@ import logging
 import os
 import secrets
 import threading
-import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol, Self, final
 
@@ -18,7 +17,7 @@ from gazette_platform.fragment.head_records import SLOT_BYTES
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gazette_platform.fragment.head_records import Record, SpoolState, TenureHeader
+    from gazette_platform.fragment.head_records import FragmentState, Record, TenureHeader
     from gazette_platform.protocol import LabelSet
 
 __all__ = ["Tenure"]
@@ -227,7 +226,7 @@ class Tenure:
             self._files.add(file)
         return file
 
-    def record(self, ordinal: int, state: SpoolState) -> None:
+    def record(self, ordinal: int, state: FragmentState) -> None:
         """Record what is committed, before anybody is told of it.
 
         Args:
@@ -244,9 +243,9 @@ class Tenure:
         if ordinal != self._slot_ordinal:
             self._seal_last()
         number = self._number + 1
-        if state[2] is not self._registers:
-            self._registers = state[2]
-            self._encoded = head_records.encode_registers(state[2])
+        if state.registers is not self._registers:
+            self._registers = state.registers
+            self._encoded = head_records.encode_registers(state.registers)
         encoded = self._encoded
         has_overflow = not head_records.fits(encoded)
         if has_overflow:
@@ -266,14 +265,14 @@ class Tenure:
             self._slot_ordinal = ordinal
             self._pay()
 
-    def seal(self, file: SpoolFile, state: SpoolState) -> None:
+    def seal(self, file: SpoolFile, state: FragmentState) -> None:
         """Write a record beside a closed fragment that says less than the record before did.
 
         Raises: OSError.
         """
-        encoded = head_records.encode_registers(state[2])
+        encoded = head_records.encode_registers(state.registers)
         has_overflow = not head_records.fits(encoded)
-        short = zlib.crc32(encoded).to_bytes(4, "little") if has_overflow else encoded
+        short = head_records.stand_in(encoded) if has_overflow else encoded
         boot = self._home.boot_mark
         raw = head_records.encode_record(
             0, file.ordinal, state, short, has_overflow=has_overflow, boot=boot
@@ -287,7 +286,7 @@ class Tenure:
             self._overflow[parity] = b""
             self._home.write_new(self._home.folder / f"{self.id}.registers.{parity}", encoded)
             self._overflow[parity] = encoded
-        return zlib.crc32(encoded).to_bytes(4, "little")
+        return head_records.stand_in(encoded)
 
     def _seal_last(self) -> None:
         """Keep the record of a closed fragment beside it, since the slots go on with another fragment.

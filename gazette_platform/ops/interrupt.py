@@ -36,11 +36,6 @@ class Interrupt:
         self.is_fired = False
         self._waiting: asyncio.Task[object] | None = None
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether `fire` would end a wait now."""
-        return self._waiting is not None
-
     def fire(self) -> None:
         """End the wait under way, and all later ones. Idempotent."""
         if not self.is_fired:

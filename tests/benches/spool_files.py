@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gazette_platform.fragment.files import write_all
-from gazette_platform.fragment.head_records import SpoolState
+from gazette_platform.fragment.head_records import FragmentState
 from gazette_platform.protocol import ZERO_SUM, CompressionCodec, LabelSet
 
 
@@ -16,7 +16,7 @@ def state_of(begin, end, registers=None, **options):
         "digest": ZERO_SUM,
         "is_durable": False,
     } | options
-    return SpoolState(begin, end, registers or LabelSet(), **values)
+    return FragmentState(begin, end, registers or LabelSet(), **values)
 
 
 def put(tenure, content, begin=0, registers=None, **options):

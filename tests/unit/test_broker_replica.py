@@ -26,6 +26,7 @@ from gazette_platform.errors import StoreUnavailable
 from gazette_platform.fragment.cover_set import CoverSet
 from gazette_platform.fragment.spool_home import Owner, SpoolHome, boot_id
 from gazette_platform.ops.clock import ManualClock
+from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import (
@@ -43,7 +44,6 @@ from gazette_platform.protocol import (
 )
 
 JOURNAL = "a/journal"
-NS_PER_S = 10**9
 
 
 class Health:
@@ -134,8 +134,8 @@ class Bench:
                 length=1 << 20,
                 codec=CompressionCodec.NONE,
                 stores=stores,
-                refresh_interval_ns=300 * NS_PER_S,
-                flush_interval_ns=flush_s * NS_PER_S,
+                refresh_interval_ns=300 * SECOND_NS,
+                flush_interval_ns=flush_s * SECOND_NS,
             ),
             max_append_rate=rate,
         )

@@ -7,11 +7,12 @@ import pytest
 
 from gazette_platform.cli.connection import CONNECTION_VARIABLES
 from gazette_platform.client import ClientConfig
-from gazette_platform.client.auth import Authorizer, Capability
+from gazette_platform.client.auth import Authorizer
 from gazette_platform.client.config import VARIABLES
 from gazette_platform.errors import ValidationError
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.protocol import LabelSelector
+from gazette_platform.protocol.auth import Capability
 
 
 @pytest.mark.parametrize(

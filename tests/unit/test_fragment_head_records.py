@@ -12,7 +12,7 @@ from gazette_platform.fragment import head_records
 from gazette_platform.fragment.head_records import (
     BLOCK_BYTES,
     SLOT_BYTES,
-    SpoolState,
+    FragmentState,
     TenureHeader,
     decode_header,
     decode_record,
@@ -44,7 +44,7 @@ def state_of(begin=100, end=142, **options):
         "digest": ZERO_SUM,
         "is_durable": False,
     }
-    return SpoolState(begin, end, **(values | options))
+    return FragmentState(begin, end, **(values | options))
 
 
 @given(
@@ -62,7 +62,7 @@ def test_records_say_what_was_said(
     number, ordinal, spans, codec, digest, is_durable, has_overflow, labels, behind
 ):
     begin, end, at, synced_to, digested_to = spans
-    state = SpoolState(begin, end, labels, codec, at, synced_to, digested_to, digest, is_durable)
+    state = FragmentState(begin, end, labels, codec, at, synced_to, digested_to, digest, is_durable)
     encoded = encode_registers(labels)
     raw = encode_record(number, ordinal, state, encoded, has_overflow=has_overflow)
     found = decode_record(raw + behind)

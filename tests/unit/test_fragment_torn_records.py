@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gazette_platform.fragment.files import write_all
-from gazette_platform.fragment.head_records import SLOT_BYTES, SpoolState, slot_at
+from gazette_platform.fragment.head_records import SLOT_BYTES, FragmentState, slot_at
 from gazette_platform.fragment.recovery import recover
 from gazette_platform.fragment.spool_home import Owner, SpoolHome, boot_id, free_homes
 from gazette_platform.protocol import CompressionCodec, LabelSet
@@ -17,7 +17,7 @@ OWNER = Owner("cluster", "zone/broker", boot_id())
 
 
 def state(end, *, is_durable=False):
-    return SpoolState(
+    return FragmentState(
         begin=0,
         end=end,
         registers=LabelSet(),

@@ -10,7 +10,7 @@ import pytest
 from gazette_platform.fragment.head_records import (
     BLOCK_BYTES,
     SLOT_BYTES,
-    SpoolState,
+    FragmentState,
     TenureHeader,
     decode_record,
     encode_header,
@@ -28,7 +28,7 @@ NEWEST = 1
 
 
 def record(number, end):
-    state = SpoolState(
+    state = FragmentState(
         begin=BEGIN,
         end=end,
         registers=LabelSet(),

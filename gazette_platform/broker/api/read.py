@@ -181,10 +181,8 @@ class ReadApi:
         header_field = resolution.header_field  # of the first response only
         while True:
             result = await self._query(request, replica, offset)
-            if result is None:
-                return (
-                    None  # the replica has closed: end without an error, the client looks elsewhere
-                )
+            if result is None:  # the replica has closed: no error, since the client looks elsewhere
+                return None
             if not isinstance(result, QueryResult):
                 return await self._go_on(request, offset, result, header_field, send)
             file = result.file

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 from typing import final
 
 from gazette_platform.broker.wire.interface import Code, RpcFailed
 
-__all__ = ["FULL", "DiskFull", "not_kept"]
-
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Errors of a disk that has no room, or none for us."""
+__all__ = ["DiskFull", "not_kept"]
 
 
 @final

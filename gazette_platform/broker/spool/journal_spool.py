@@ -31,8 +31,9 @@ from typing import TYPE_CHECKING, final
 from gazette_platform.broker.config import FsyncMode
 from gazette_platform.broker.spool.closing import Closing
 from gazette_platform.broker.spool.digester import DISK_RETRY_S, Digester
-from gazette_platform.broker.spool.disk import FULL, DiskFull, not_kept
+from gazette_platform.broker.spool.disk import DiskFull, not_kept
 from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.fragment.files import FULL
 from gazette_platform.fragment.recovery import RecoveredTenure
 from gazette_platform.fragment.spool import LAG_BYTES_MAX, Spool
 from gazette_platform.ops.faults import Faults
