@@ -317,7 +317,8 @@ class OffsetJump(DataError):
     """A read continues at a greater offset than asked: content between was pruned or lost.
 
     Attributes:
-        from_offset, to_offset: bytes of the journal; reading may go on at `to_offset`.
+        from_offset: journal offset that was asked for.
+        to_offset: journal offset at which reading may go on.
     """
 
     def __init__(self, journal: str, from_offset: int, to_offset: int) -> None:

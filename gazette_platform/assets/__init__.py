@@ -6,6 +6,7 @@ nothing; a schedule asks for those whose source has changed.
 """
 
 from gazette_platform.assets.checks import raw_checks
+from gazette_platform.assets.freshness import SOURCE_KEY
 from gazette_platform.assets.raw import (
     journals_key,
     journals_partitions,
@@ -13,7 +14,7 @@ from gazette_platform.assets.raw import (
     table_key,
     table_partitions,
 )
-from gazette_platform.assets.rollups import SOURCE_KEY, delays_by_month, route_by_month
+from gazette_platform.assets.rollups import delays_by_month, route_by_month
 from gazette_platform.assets.schedules import rollup_jobs, rollup_schedules
 
 __all__ = [

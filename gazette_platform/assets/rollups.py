@@ -30,7 +30,6 @@ __all__ = [
     "FRESHNESS",
     "MONTHS",
     "ORIGINS",
-    "SOURCE_KEY",
     "delays_by_month",
     "of_origin",
     "route_by_month",

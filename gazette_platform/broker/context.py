@@ -34,7 +34,6 @@ __all__ = ["BrokerContext"]
 # How many store listings may be under way at a time: thousands of journals may fall due together.
 _REFRESHES_MAX = 16
 
-
 # How many barriers may be under way that journals send by themselves. They are few, so that appends
 # come first when thousands of journals have to be synced.
 _PULSES_MAX = 64

@@ -12,14 +12,13 @@ import typer
 
 from gazette_platform.broker.config import BrokerConfig, FsyncMode
 from gazette_platform.errors import ValidationError
+from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import format_duration, parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 __all__ = ["SERVE_OPTIONS", "ServeOption", "broker_config", "option_values", "with_serve_options"]
-
-_NANOSECONDS = 1_000_000_000
 
 
 class ListenAddress(str):
@@ -72,7 +71,7 @@ class ServeOption:
         if self.kind is not float:
             return value
         try:
-            return parse_duration(value) / _NANOSECONDS
+            return parse_duration(value) / SECOND_NS
         except ValidationError as error:
             raise ValidationError(str(error), path=self.name) from error
 
@@ -82,7 +81,7 @@ _METAVARS: dict[type, str] = {float: "DURATION", ListenAddress: "PORT", list: "O
 
 def _text(kind: type, value: Any) -> Any:
     if kind is float:
-        return format_duration(round(value * _NANOSECONDS))
+        return format_duration(round(value * SECOND_NS))
     if isinstance(value, Enum):
         return value.value
     return str(value) if kind in {Path, ListenAddress} else value

@@ -32,12 +32,9 @@ from gazette_platform.client.results import (
     Savepoint,
     StoreHealth,
 )
-from gazette_platform.client.sync_client import (
-    Client,
-    SyncAppendTicket,
-    SyncAppendWriter,
-    SyncReader,
-)
+from gazette_platform.client.sync_client import Client
+from gazette_platform.client.sync_reader import SyncReader
+from gazette_platform.client.sync_writer import SyncAppendTicket, SyncAppendWriter
 from gazette_platform.client.wire import CallFailed, CallUnanswered
 from gazette_platform.protocol import JournalChange as Change
 

@@ -11,7 +11,6 @@ import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 
 from gazette_platform.client.appender import AppendOptions, Content, append
-from gazette_platform.client.auth import Capability
 from gazette_platform.client.listing import fragment_page, list_journals
 from gazette_platform.client.results import Savepoint
 from gazette_platform.client.wire import CALL_ERRORS, CallFailed, CallUnanswered, decoded
@@ -25,6 +24,7 @@ from gazette_platform.errors import (
     status_error,
 )
 from gazette_platform.protocol import AppendSuspend, LabelSelector, LabelSet, Status, SuspendLevel
+from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.pb import admin_pb2 as pb
 
 if TYPE_CHECKING:

@@ -53,7 +53,8 @@ async def settle(
         offset: that the append named; 0: none.
         refusal: of the last attempt.
         doubt: what an earlier one failed with.
-        header, registers: as the refusal told.
+        header: that of the refusal.
+        registers: as the refusal told.
 
     Returns: where the content is.
     Raises: StatusError: `refusal`; nothing was appended. OutcomeUnknown: nobody knows.

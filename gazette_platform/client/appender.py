@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 from gazette_platform.client.append_outcome import settle
-from gazette_platform.client.auth import Capability
 from gazette_platform.client.results import AppendResult
 from gazette_platform.client.wire import (
     CALL_ERRORS,
@@ -27,6 +26,7 @@ from gazette_platform.protocol import (
     Status,
     validate_append_response,
 )
+from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.content import (
     COMMIT_MARKER,
     CONTENT_CHUNK_BYTES,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gazette_platform.client.config import ClientConfig
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["Authorizer", "Capability"]
+__all__ = ["Authorizer"]
 
 Metadata = tuple[tuple[str, str], ...]
 

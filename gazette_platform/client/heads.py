@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gazette_platform.client.auth import Capability
 from gazette_platform.client.results import AwaitedBroker, HeadState
 from gazette_platform.client.wire import CALL_ERRORS, decoded
 from gazette_platform.errors import GazetteError, SpoolsAwaited, status_error
 from gazette_platform.protocol import Status
+from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.pb import admin_pb2 as pb
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gazette_platform.client.auth import Capability
 from gazette_platform.client.results import (
     FragmentListing,
     FragmentPage,
@@ -28,6 +27,7 @@ from gazette_platform.protocol import (
     validate_health_response,
     validate_list_response,
 )
+from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
 if TYPE_CHECKING:

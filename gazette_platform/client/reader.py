@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self, final
 
 import grpc.aio  # type: ignore[import-untyped]
 
-from gazette_platform.client.auth import Capability
 from gazette_platform.client.direct import read_fragment
 from gazette_platform.client.wire import (
     CALL_ERRORS,
@@ -33,6 +32,7 @@ from gazette_platform.errors import (
 )
 from gazette_platform.ops.interrupt import is_cancelled
 from gazette_platform.protocol import Fragment, Status, validate_read_response
+from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.content import decode_read_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 

@@ -23,7 +23,7 @@ from gazette_platform.client.async_client import (
 )
 from gazette_platform.client.loop_thread import LoopThread
 from gazette_platform.client.sync_reader import SyncReader
-from gazette_platform.client.sync_writer import SyncAppendTicket, SyncAppendWriter
+from gazette_platform.client.sync_writer import SyncAppendWriter
 from gazette_platform.protocol import AppendSuspend, JournalChange, LabelSelector, LabelSet
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     )
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["Client", "SyncAppendTicket", "SyncAppendWriter", "SyncReader"]
+__all__ = ["Client"]
 
 T = TypeVar("T")
 

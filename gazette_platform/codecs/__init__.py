@@ -7,14 +7,8 @@ spend their time in C or Rust with the GIL released, so they belong in worker th
 
 from __future__ import annotations
 
-from gazette_platform.codecs.codec import (
-    Compressor,
-    Decompressor,
-    compressor,
-    decompress_steps,
-    decompressor,
-    extension,
-)
+from gazette_platform.codecs.codec import compressor, decompress_steps, decompressor, extension
+from gazette_platform.codecs.interface import Compressor, Decompressor
 
 __all__ = [
     "Compressor",

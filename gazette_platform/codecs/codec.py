@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from gazette_platform.codecs.gzip import GzipCompressor, GzipDecompressor, GzipStreamCompressor
 from gazette_platform.codecs.identity import IdentityCompressor, IdentityDecompressor
-from gazette_platform.codecs.interface import Compressor, Decompressor
 from gazette_platform.codecs.snappy import SnappyCompressor, SnappyDecompressor
 from gazette_platform.codecs.zstd import ZstdCompressor, ZstdDecompressor
 from gazette_platform.errors import ValidationError
@@ -15,9 +14,9 @@ from gazette_platform.protocol import CompressionCodec
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gazette_platform.codecs.interface import Compressor, Decompressor
+
 __all__ = [
-    "Compressor",
-    "Decompressor",
     "compressor",
     "decompress_steps",
     "decompressor",

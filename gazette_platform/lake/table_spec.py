@@ -26,6 +26,7 @@ import msgspec
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake.schema import ColumnType, parse_type
+from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import LabelSelector, parse_duration
 from gazette_platform.yaml_specs.strict_yaml import check_yaml
 
@@ -49,7 +50,6 @@ _COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,126}\Z")
 # Hive partition unnoticed.
 _PARTITION_TYPES = ("string", "tinyint", "smallint", "int", "bigint", "date")
 _COLUMNS_MAX = 2000
-_SECOND_NS = 1_000_000_000
 # Dagster looks once a minute or so.
 _FRESH_MIN_S = 120
 _SPEC_BYTES_MAX = 1 << 20
@@ -119,7 +119,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     @property
     def fresh_within_s(self) -> float:
         """`fresh_within` in seconds."""
-        return parse_duration(self.fresh_within) / _SECOND_NS
+        return parse_duration(self.fresh_within) / SECOND_NS
 
     @property
     def digest(self) -> str:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from gazette_platform.message.framing import (
-    FIXED_MAGIC,
-    FRAME_BYTES_MAX,
-    frame_fixed,
-    split_fixed,
-    split_lines,
-)
+from gazette_platform.client.records import split_lines
+from gazette_platform.message.framing import FIXED_MAGIC, FRAME_BYTES_MAX, frame_fixed, split_fixed
 from gazette_platform.message.mapping import fnv1a32, modulo, rendezvous
 
 __all__ = [

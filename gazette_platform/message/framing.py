@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import struct
 
-from gazette_platform.client.records import split_lines
 from gazette_platform.errors import Desynchronized
 
-__all__ = ["FIXED_MAGIC", "FRAME_BYTES_MAX", "frame_fixed", "split_fixed", "split_lines"]
+__all__ = ["FIXED_MAGIC", "FRAME_BYTES_MAX", "frame_fixed", "split_fixed"]
 
 FIXED_MAGIC = b"\x66\x33\x93\x36"
 """What a fixed frame begins with; a little-endian uint32 length of its body follows."""

@@ -36,7 +36,8 @@ class BrokerServer:
         etcd: endpoint of a running etcd.
         prefix: key prefix of the cluster.
         flags: more flags of `gazette serve`; the last of a flag counts.
-        broker_id, zone: of the member; unique in the cluster.
+        broker_id: of the member; unique in its zone.
+        zone: of the member.
         fragments: folder of the store, where it is not ``fragments`` in `folder`: brokers of one
             cluster share it.
         lease_s: seconds after which etcd forgets it.

@@ -62,8 +62,9 @@ class EtcdServer:
         binary: the etcd executable, see `find_etcd`.
         tls: its certificate, and the authority of clients, which must then show one as well; None:
             it is plain.
-        name, peer_ports: of a cluster's member, and where each member listens for the others, by
-            name; None: it is alone.
+        name: of a cluster's member.
+        peer_ports: where each member of the cluster listens for the others, by name; None: it is
+            alone.
     """
 
     def __init__(

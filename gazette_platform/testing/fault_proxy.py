@@ -77,8 +77,9 @@ class FaultProxy:
     Belongs to one event loop. An async context manager that starts and stops it.
 
     Args:
-        host, port: of the upstream, which need not run yet. A connection is reset when the upstream
+        host: of the upstream, which need not run yet. A connection is reset when the upstream
             cannot be reached.
+        port: of the upstream.
         listen_port: 0 is any free one.
 
     Attributes:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 from gazette_platform.codecs import compressor
 from gazette_platform.hive import MetastoreSession, partition_name
 from gazette_platform.hive.thrift import ttypes
+from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import (
     CompressionCodec,
     Fragment,
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["FragmentFiles", "MemoryMetastore"]
-
-_SECOND_NS = 1_000_000_000
 
 
 @final
@@ -57,7 +56,7 @@ class FragmentFiles:
                 length=1 << 20,
                 codec=codec,
                 stores=("file:///",),
-                refresh_interval_ns=60 * _SECOND_NS,
+                refresh_interval_ns=60 * SECOND_NS,
             ),
         )
         self._fragments.setdefault(journal, [])

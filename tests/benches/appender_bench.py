@@ -16,6 +16,7 @@ from gazette_platform.broker.wire.interface import RpcFailed
 from gazette_platform.errors import EtcdError
 from gazette_platform.fragment.index import Index
 from gazette_platform.ops.clock import ManualClock
+from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import (
@@ -31,7 +32,7 @@ from gazette_platform.protocol import (
 
 
 def spec(*, length=1024, codec=CompressionCodec.NONE, flags=JournalFlag.O_RDWR, flush_s=0):
-    fragment = FragmentSpec(length=length, codec=codec, flush_interval_ns=flush_s * fsm.NS_PER_S)
+    fragment = FragmentSpec(length=length, codec=codec, flush_interval_ns=flush_s * SECOND_NS)
     return JournalSpec("a/journal", 1, fragment=fragment, flags=flags)
 
 

@@ -10,6 +10,7 @@ import pytest
 from gazette_platform.client import AsyncClient, ClientConfig
 from gazette_platform.errors import GazetteError, TransportError
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalChange, JournalSpec
 from gazette_platform.testing.checker import check_history
 from gazette_platform.testing.history import Recorder, load_history
@@ -20,7 +21,6 @@ from gazette_platform.testing.recording import RecordingClient
 pytestmark = [pytest.mark.e2e, pytest.mark.etcd]
 
 JOURNALS = [f"a/journal-{number}" for number in range(4)]
-SECOND_NS = 1_000_000_000
 
 
 def client_of(cluster, **settings):

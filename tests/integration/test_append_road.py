@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gazette_platform import broker as broker_package
+from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalFlag, JournalSpec
 from gazette_platform.protocol.content import COMMIT_MARKER, encode_append_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
@@ -19,7 +20,6 @@ ARCHITECTURE = Path(__file__).resolve().parents[2] / "ARCHITECTURE.md"
 BROKER = str(Path(broker_package.__file__).parent)
 JOURNAL = "road/journal"
 MODULES_MAX = 9
-SECOND_NS = 1_000_000_000
 TRACED = 5  # appends: what a timer does meanwhile is not in all of them
 
 

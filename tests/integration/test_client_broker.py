@@ -26,6 +26,7 @@ from gazette_platform.errors import (
     TransportError,
     WrongAppendOffset,
 )
+from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import (
     CompressionCodec,
     FragmentSpec,
@@ -39,8 +40,6 @@ from gazette_platform.testing.fault_proxy import Direction, FaultProxy
 from gazette_platform.testing.local_broker import eventually
 
 pytestmark = pytest.mark.etcd
-
-SECOND_NS = 10**9
 
 
 def spec(name, *, codec=CompressionCodec.GZIP, length=1 << 20, **fields):

@@ -40,7 +40,6 @@ from gazette_platform.broker.append.events import (
     Written,
 )
 from gazette_platform.broker.append.fsm import (
-    NS_PER_S,
     AppendFSM,
     State,
     must_roll,
@@ -48,6 +47,7 @@ from gazette_platform.broker.append.fsm import (
     updated_registers,
 )
 from gazette_platform.broker.replicate.synced import Invalidated, Synced, SyncMismatch, WrongRoute
+from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import (
     AppendSuspend,
     FragmentSpec,
@@ -77,7 +77,7 @@ def spec(*, level=None, offset=0, flags=JournalFlag.O_RDWR, flush_s=0, length=10
         SPEC,
         flags=flags,
         suspend=SuspendSpec(level, offset) if level is not None else None,
-        fragment=FragmentSpec(length=length, flush_interval_ns=flush_s * NS_PER_S),
+        fragment=FragmentSpec(length=length, flush_interval_ns=flush_s * SECOND_NS),
     )
 
 

@@ -8,7 +8,7 @@ from gazette_platform.broker.api.prologue import decode, find_readable
 from gazette_platform.broker.journal.known import check_fence, wait_known
 from gazette_platform.broker.journal.resolver import Stopped
 from gazette_platform.errors import GazetteError
-from gazette_platform.ops.durations import duration_from_pb
+from gazette_platform.ops.durations import SECOND_NS, duration_from_pb
 from gazette_platform.ops.turns import Turns
 from gazette_platform.protocol import (
     Fragment,
@@ -38,7 +38,6 @@ _PAGE_LIMIT = 1000
 
 # Clients refuse messages beyond 4 MiB.
 _PAGE_BYTES_MAX = 2 << 20
-_NS_PER_S = 1_000_000_000
 
 
 @final
@@ -90,7 +89,7 @@ class FragmentsApi:
         fragments: Iterable[Fragment],
     ) -> None:
         ttl_s = (
-            duration_from_pb(request.signatureTTL) / _NS_PER_S
+            duration_from_pb(request.signatureTTL) / SECOND_NS
             if request.HasField("signatureTTL")
             else 0.0
         )

@@ -73,6 +73,7 @@ from gazette_platform.broker.append.events import (
     Written,
 )
 from gazette_platform.broker.replicate.synced import Invalidated, Synced, SyncMismatch, WrongRoute
+from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import (
     AppendSuspend,
     JournalSpec,
@@ -87,7 +88,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 __all__ = [
-    "NS_PER_S",
     "AppendFSM",
     "State",
     "is_suspending",
@@ -98,7 +98,6 @@ __all__ = [
     "updated_registers",
 ]
 
-NS_PER_S = 1_000_000_000
 # Every append sends the registers to each replica, and back to its client.
 _REGISTER_BYTES_MAX = 256 << 10
 _LABEL_BYTES = 8  # what the encoding of one adds, about
@@ -380,7 +379,7 @@ def is_suspending(request: AppendRequest) -> bool:
 
 def _is_clean(view: ReplicaView) -> bool:
     """Whether the last fragment has been in the store for longer than a flush interval."""
-    quiet_s = view.spec.fragment.flush_interval_ns / NS_PER_S or _FLUSHED_AFTER_S
+    quiet_s = view.spec.fragment.flush_interval_ns / SECOND_NS or _FLUSHED_AFTER_S
     return view.index_mod_time != 0 and view.now_s - view.index_mod_time > quiet_s
 
 
@@ -442,5 +441,5 @@ def must_roll(
     interval_ns = spec.fragment.flush_interval_ns
     if interval_ns <= 0 or first_append_at is None:
         return False
-    interval_s = interval_ns / NS_PER_S
+    interval_s = interval_ns / SECOND_NS
     return first_append_at.timestamp() // interval_s != now_s // interval_s

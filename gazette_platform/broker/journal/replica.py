@@ -25,6 +25,7 @@ from gazette_platform.broker.wire.peer_stream import open_replicate
 from gazette_platform.errors import GazetteError
 from gazette_platform.fragment.index import Index
 from gazette_platform.fragment.refresh import Refresher
+from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.ops.retry import backoff_s
 from gazette_platform.protocol import (
     ZERO_SUM,
@@ -389,7 +390,7 @@ class Replica:
         with self._context.faults.contained("journal", f"{self.name}: listing, tried again"):
             async with self._context.refresh_slots[spec.fragment.stores]:
                 is_done = await self._refresher.refresh(spec)
-        delay_s = spec.fragment.refresh_interval_ns / fsm.NS_PER_S
+        delay_s = spec.fragment.refresh_interval_ns / SECOND_NS
         delay_s *= self._context.rng.uniform(1 - _REFRESH_JITTER, 1)
         if not is_done and not self.index.first_refresh.is_set():
             # Appends wait for the first listing, so it is tried again soon.

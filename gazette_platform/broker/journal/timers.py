@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final, final
 
+from gazette_platform.ops.durations import SECOND_NS
+
 if TYPE_CHECKING:
     import random
     from collections.abc import Awaitable, Callable
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FLUSH_RETRY_S", "FlushTimer", "RefreshTimer"]
 
-_NS_PER_S = 1_000_000_000
 
 # Flush windows end at multiples of the interval, so at the same time for all journals, as in Gazette.
 # Spreading the ends keeps thousands of fragments from being persisted at the same instant.
@@ -63,7 +64,7 @@ class FlushTimer:
         self.stop()
         if self.interval_ns <= 0 or first_append_at is None:
             return
-        interval_s = self.interval_ns / _NS_PER_S
+        interval_s = self.interval_ns / SECOND_NS
         ends_at_s = (first_append_at.timestamp() // interval_s + 1) * interval_s
         left_s = max(0.0, ends_at_s - self._clock.now().timestamp())
         self._set(left_s + self._rng.uniform(0, _FLUSH_JITTER_S))

@@ -172,7 +172,8 @@ def make_plan(
         duration_s: of the run; the last fault begins early enough to be mended within it, unless
             its kind would be left out.
         zones: of each broker by name.
-        replication, journals: of the workload.
+        replication: of the workload.
+        journals: of the workload.
 
     Returns: by episode, and by time in each; the same for the same arguments, on every machine.
     """

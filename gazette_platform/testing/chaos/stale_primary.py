@@ -10,6 +10,7 @@ import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 
 from gazette_platform.errors import SetupError
+from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalChange, JournalSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
 from gazette_platform.testing.local_broker import AppendCall
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["StalePrimary"]
 
-_NS = 1_000_000_000
 _POLL_S = 0.1
 _PATIENCE_S = 30.0
 _STALE_APPENDS = 8
@@ -130,6 +130,6 @@ class StalePrimary:
             length=self._scene.config.fragment_length,
             codec=CompressionCodec.NONE,
             stores=("file:///",),
-            refresh_interval_ns=5 * _NS,
+            refresh_interval_ns=5 * SECOND_NS,
         )
         return JournalSpec(name=name, replication=1, fragment=fragment)

@@ -7,6 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import GazetteError, SetupError, Suspended
+from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import FragmentSpec, JournalChange, JournalSpec, SuspendLevel
 from gazette_platform.testing.chaos.readers import run_reader
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Workload"]
 
-_NS = 1_000_000_000
 _POLL_S = 0.2
 _FLUSH_S = 30.0
 # One that a fault broke may be under way still, and one more may be given up.
@@ -44,8 +44,8 @@ class Workload:
                 length=config.fragment_length,
                 codec=CODECS[number % len(CODECS)],
                 stores=("file:///",),
-                refresh_interval_ns=5 * _NS,
-                flush_interval_ns=60 * _NS,
+                refresh_interval_ns=5 * SECOND_NS,
+                flush_interval_ns=60 * SECOND_NS,
             )
             spec = JournalSpec(name=name, replication=config.replication, fragment=fragment)
             changes.append(JournalChange(spec, "", 0))
