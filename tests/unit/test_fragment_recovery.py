@@ -121,7 +121,9 @@ def test_open_and_closed_fragments_are_found(disk):
     fragment = found.fragments[1].fragment("a/journal")
     assert (fragment.begin, fragment.end, fragment.sum) == (8, 13, sha1(b"three"))
     assert fragment.codec is CompressionCodec.SNAPPY
-    assert found.fragments[1].state.first_append_at == datetime(2023, 11, 14, 22, 13, 20, 1, tzinfo=UTC)
+    assert found.fragments[1].state.first_append_at == datetime(
+        2023, 11, 14, 22, 13, 20, 1, tzinfo=UTC
+    )
 
 
 def test_content_behind_the_recorded_end_is_never_believed(disk):
