@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from gazette_platform.broker.epoch_store import read_record
+from gazette_platform.broker.epoch_store import read_record, write_record
+from gazette_platform.broker.epochs import Holder
 from gazette_platform.broker.journal import claims
 from gazette_platform.broker.journal.unstored import ask_other
 from gazette_platform.client import AsyncClient, Change, ClientConfig
@@ -16,12 +18,13 @@ from gazette_platform.errors import StoreUnavailable
 from gazette_platform.etcd import Delete, Put
 from gazette_platform.fragment.persister import Persister
 from gazette_platform.fragment.spool_home import SpoolHome
-from gazette_platform.keyspace import encode_journal_spec, item_key
+from gazette_platform.keyspace import assignment_key, encode_journal_spec, item_key
 from gazette_platform.protocol import (
     CompressionCodec,
     FragmentSpec,
     JournalSpec,
     LabelSet,
+    ProcessId,
     SuspendLevel,
     SuspendSpec,
 )
@@ -95,6 +98,53 @@ async def test_brokers_are_no_holders_that_came_while_etcd_was_asked(cluster, ta
         await one.append(JOURNAL, b"of both")
     record = await record_of(primary)
     assert {one.tenure for one in record.holders} == tenures([primary, other])
+
+
+@pytest.mark.parametrize("what", ["record", "spec", "assignment", "another assignment"])
+async def test_nothing_is_claimed_if_anything_changed_since_it_was_decided_on(
+    cluster, monkeypatch, what
+):
+    """Somebody else has the journal by now, or it is another one: what they wrote stays."""
+    broker = await cluster.start()
+    await cluster.apply(cluster.stub(broker), spec(1))
+    context = broker._context
+    etcd, prefix, state = context.etcd, context.config.etcd_prefix, context.space.state
+    item, (assignment,) = state.items[JOURNAL], state.assignments_of(JOURNAL)
+    ours = Holder("claimed", context.process_id)
+
+    async def change():
+        key = item_key(prefix, JOURNAL)
+        match what:
+            case "record":
+                found, revision = await read_record(etcd, prefix, JOURNAL)
+                await write_record(etcd, prefix, JOURNAL, replace(found, epoch=9), revision)
+            case "spec":
+                await etcd.txn((), (Delete(key),))
+                await etcd.txn((), (Put(key, encode_journal_spec(spec(1))),))
+            case "assignment":
+                await etcd.txn((), (Put(assignment.key, b"", ignore_lease=True),))
+            case "another assignment":
+                other = assignment_key(prefix, JOURNAL, ProcessId("zone-z", "other"), 1)
+                await etcd.txn((), (Put(other, b""),))
+
+    async def read_before_it_changed(*args):
+        found = await read_record(*args)
+        await change()
+        return found
+
+    monkeypatch.setattr(claims, "read_record", read_before_it_changed)
+    claimed = await claims.claim_journal(
+        context,
+        JOURNAL,
+        item.create_revision,
+        frozenset([ours]),
+        end=0,
+        registers=LabelSet(),
+        is_reset=True,
+    )
+    assert not claimed.is_done
+    record = await record_of(broker)
+    assert record is None or ours not in record.holders
 
 
 async def test_a_journal_made_anew_is_held_although_its_brokers_stay(cluster):

@@ -532,6 +532,10 @@ def test_what_was_let_go_of_goes_on_at_its_head():
     assert claimed(record, C, end=50) == GoOn(70, REGISTERS)
     assert claimed(record, C, end=70) == Claim(record_of(C, epoch=5, past=(Past((A, B), 70),)))
     assert claimed(record, C, end=50, is_reset=True) == GoOn(70, REGISTERS)  # nothing is given up
+    # Whoever is there by another way, as by the spec, may lack the registers.
+    assert claimed(record, C, end=70, registers=NOTHING) == GoOn(70, REGISTERS)
+    for end, registers in ((70, REGISTERS), (71, NOTHING)):
+        assert isinstance(claimed(record, C, end=end, registers=registers), Claim)
 
 
 def test_of_those_who_let_go_the_one_with_most_counts():

@@ -341,6 +341,16 @@ def test_closed_fragment_whose_record_is_torn(disk, said):
     assert [torn.path.read_bytes() for torn in found.torn] == [b"content"]
 
 
+def test_fragment_that_was_about_to_be_closed_is_whole(disk):
+    """The record beside it is torn, but the one in its block still says all of it."""
+    tenure = disk.begin()
+    file = put(tenure, b"content", registers=SHORT)
+    tenure.path(file.ordinal, "sealed").write_bytes(b"torn")
+    found = disk.recover_one()
+    assert (found.is_whole, found.torn, found.registers) == (True, [], SHORT)
+    assert contents(found) == [(0, b"content")]
+
+
 def test_registers_that_are_lost_make_it_not_whole(disk):
     tenure = disk.begin()
     put(tenure, b"content", registers=LONG)

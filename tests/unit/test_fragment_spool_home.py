@@ -181,8 +181,10 @@ def test_content_of_a_folder_that_says_nothing_stays(tmp_path, again):
     folder = tmp_path / SPOOLS / "0123456789abcdef"
     folder.mkdir(parents=True)
     (folder / "x.1.content").write_bytes(b"content")
+    (folder / "heads").write_bytes(b"says of which journal it is")
     assert again() == []
     assert (folder / "x.1.content").read_bytes() == b"content"
+    assert (folder / "heads").read_bytes() == b"says of which journal it is"
 
 
 def test_nothing_is_free_where_nothing_is(tmp_path, again):
@@ -210,6 +212,16 @@ def test_home_with_a_tenure_stays(make, again):
     home.close()
     (found,) = again()
     assert found.folder == home.folder
+
+
+def test_home_of_a_tenure_without_content_stays(make, again):
+    """Its end and its registers may be nowhere else."""
+    home = make()
+    home.tenure("a/journal", 1).record(0, state_of(5, 5, SHORT))
+    home.close()
+    (taken,) = again()
+    (found,) = recover(taken)
+    assert (found.end, found.registers, found.is_whole) == (5, SHORT, True)
 
 
 def test_closed_home_writes_nothing_more(make, tmp_path):
@@ -321,6 +333,7 @@ def test_block_whose_header_is_torn_is_nobodys(make, again):
     home = make()
     for n in range(3):
         home.allot(TenureHeader(f"{n:016x}", "a", n))
+        home.write(n, 1, b"record")
     with (home.folder / "heads").open("r+b") as heads:
         heads.seek(BLOCK_BYTES + 11)
         heads.write(b"\xff")
@@ -328,6 +341,7 @@ def test_block_whose_header_is_torn_is_nobodys(make, again):
     (found,) = again(home)
     assert [block for block, _ in found.blocks()] == [0, 2]
     assert {found.allot(TenureHeader("f" * 16, "b", 1)) for _ in range(3)} == {1, 3, 4}
+    assert found.slots(1) == (bytes(1024), bytes(1024)), "they say nothing of the new tenure"
 
 
 def test_records_of_threads_go_to_their_own_blocks(make):

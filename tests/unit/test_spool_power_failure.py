@@ -5,6 +5,8 @@ The disk is of `power_disk`: of all that was not synced it keeps nothing, or wha
 
 from __future__ import annotations
 
+import hashlib
+import os
 import random
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +14,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 from power_disk import PowerDisk
+from spool_files import put, state_of
 
 from gazette_platform.broker.config import FsyncMode
 from gazette_platform.broker.spool.journal_spool import JournalSpool
+from gazette_platform.fragment import head_records
+from gazette_platform.fragment.files import finish_closing
 from gazette_platform.fragment.recovery import recover
 from gazette_platform.fragment.spool_home import Owner, SpoolHome, free_homes
 from gazette_platform.ops.clock import SystemClock
@@ -227,3 +232,103 @@ def check(told, tenures, mode):
     assert end >= len(told.content)
     if found.end == len(told.content):
         assert found.registers == told.registers
+
+
+# ------------------------------------------------------------------- what is on disk before what
+@pytest.fixture
+def disk(tmp_path):
+    spools = tmp_path / "disk"
+    spools.mkdir()
+    with PowerDisk(spools, keeps_snapshots=False) as found:
+        yield found
+
+
+def records_on(disk):
+    """The records that are on the disk for sure, by their numbers."""
+    [heads] = disk.on_disk("heads")
+    records = (
+        head_records.decode_record(heads[at : at + head_records.SLOT_BYTES])
+        for at in map(head_records.slot_at, (0, 1))
+    )
+    return {record.number: record.state for record in records if record is not None}
+
+
+def test_of_two_records_one_is_on_disk_while_the_other_is_written(disk):
+    """Else a power failure tears both."""
+    home = SpoolHome.make(disk.root, OWNER)
+    tenure = home.tenure(NAME, 7)
+    for number in range(1, 6):
+        tenure.record(0, state_of(number, number, is_durable=True))
+        assert number == 1 or number - 1 in records_on(disk)
+
+
+def test_names_go_once_no_record_on_disk_speaks_of_them(disk, tmp_path):
+    """Else the tenure would not be whole, and its journal unavailable, though all of it is stored."""
+    home = SpoolHome.make(disk.root, OWNER)
+    home.syncs_names = True
+    tenure = home.tenure(NAME, 7)
+    file = put(tenure, b"content", is_durable=True, synced_to=7)
+    os.fdatasync(file.fd)
+    tenure.sync()
+    tenure.record(0, state_of(7, 7, is_durable=True))
+    file.release()
+    finish_closing()
+    assert not tenure.path(1, "content").exists()
+    home.sync_names()
+    disk.snapshot().restore(tmp_path / "after")
+    [found], _ = recovered(tmp_path / "after")
+    assert (found.is_whole, found.end, found.torn) == (True, 7, [])
+
+
+def test_what_promises_more_is_gone_from_the_disk_once_less_is_promised(disk):
+    """A broker goes on without fsync where one with fsync ended: neither slot may say that all is there."""
+    home = SpoolHome.make(disk.root, OWNER)
+    tenure = home.tenure(NAME, 7)
+    for _ in range(2):
+        tenure.record(0, state_of(0, 0, is_durable=True))
+    tenure.sync()
+    assert all(state.is_durable for state in records_on(disk).values())
+    home.close()
+    [found], _ = recovered(disk.root)
+    found.tenure.record(0, state_of(1, 1))
+    records = records_on(disk)
+    assert not records[max(records)].is_durable
+    found.tenure.record(0, state_of(2, 2))
+    assert not any(state.is_durable for state in records_on(disk).values())
+
+
+def test_what_a_former_process_left_to_the_kernel_is_on_disk_once_fsync_is_asked_for(
+    disk, tmp_path
+):
+    home = SpoolHome.make(disk.root, OWNER)
+    digest = hashlib.sha1(b"content", usedforsecurity=False).digest()
+    file = put(home.tenure(NAME, 7), b"content", digested_to=7, digest=digest)
+    file.keep_names()
+    home.close()
+    [home] = free_homes(disk.root, OWNER)
+    home.syncs_names = True
+    [found] = recover(home)
+    assert found.is_whole
+    disk.snapshot().restore(tmp_path / "after")
+    [found], _ = recovered(tmp_path / "after")
+    [fragment] = found.fragments
+    path = found.tenure.path(fragment.file.ordinal, "content")
+    assert (fragment.state.end, path.read_bytes()) == (7, b"content")
+
+
+@pytest.mark.parametrize("is_staged", [False, True])
+async def test_what_is_taken_back_is_so_on_disk_before_other_content_takes_its_place(
+    disk, tmp_path, tasks, is_staged
+):
+    """Else a power failure leaves a record that takes a mix of both for content."""
+    rng = random.Random(1)
+    with ThreadPoolExecutor(2) as executor:
+        home = SpoolHome.make(disk.root, OWNER)
+        home.syncs_names = True
+        journal = Journal(disk, home, tmp_path, FsyncMode.COMMIT, executor, tasks)
+        await journal.begin()
+        await journal.append(rng)
+        await (journal.stage if is_staged else journal.refuse)(rng)
+        records = records_on(disk)
+        assert records[max(records)].end == len(journal.told.content)
+        await journal.spool.close()

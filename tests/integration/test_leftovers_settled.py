@@ -1,0 +1,429 @@
+"""What becomes of tenures that nobody goes on with: by what etcd says of them, and the store takes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+from spool_files import put, state_of
+
+from gazette_platform.broker import leftovers as leftovers_module
+from gazette_platform.broker.epoch_store import (
+    delete_record,
+    has_foreign_members,
+    held_journals,
+    read_record,
+    write_record,
+)
+from gazette_platform.broker.epochs import EpochRecord, Holder, Past, Released, Standing
+from gazette_platform.broker.leftovers import Leftovers
+from gazette_platform.broker.side_keys import own_member_key
+from gazette_platform.etcd import Put
+from gazette_platform.fragment.files import finish_closing
+from gazette_platform.fragment.persister import Persister
+from gazette_platform.fragment.recovery import SET_ASIDE, recover
+from gazette_platform.fragment.refresh import FragmentLister
+from gazette_platform.fragment.spool_home import Owner, SpoolHome, free_homes
+from gazette_platform.keyspace import member_key
+from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.faults import Faults
+from gazette_platform.protocol import (
+    FragmentSpec,
+    JournalSpec,
+    LabelSet,
+    ProcessId,
+    SuspendLevel,
+    SuspendSpec,
+)
+from gazette_platform.stores import open_store
+from gazette_platform.testing.local_broker import eventually
+
+pytestmark = pytest.mark.etcd
+
+JOURNAL, REVISION = "a/journal", 7
+BOOT, LATER_BOOT = "first", "second"
+US, OTHER = ProcessId("zone", "us"), ProcessId("zone", "other")
+ELSEWHERE = Holder("elsewhere", OTHER)
+REGISTERS = LabelSet.of(author="us")
+
+
+def spec(name=JOURNAL, **options):
+    return JournalSpec(name, 1, fragment=FragmentSpec(stores=("file:///",)), **options)
+
+
+class Bench:
+    """A broker's leftovers, with a store that may be away."""
+
+    def __init__(self, folder, etcd, prefix, tasks, executor, monkeypatch):
+        self._patch = monkeypatch
+        self.spools, self.root = folder / "spools", folder / "fragments"
+        self.spools.mkdir()
+        self.root.mkdir()
+        self.etcd, self.prefix = etcd, prefix
+        self.items, self.handed, self.aside_count = {}, [], 0
+        self._has_store = asyncio.Event()
+        self.store_comes_back()
+        self.homes, self.found = [], {}
+        store = open_store("file:///", file_root=self.root)
+        put_now = store.put
+
+        async def put_later(*args, **options):
+            await self._has_store.wait()
+            await put_now(*args, **options)
+
+        store.put = put_later
+        registry = SimpleNamespace(get=lambda _: store)
+        persister = Persister(
+            registry=registry,
+            lister=FragmentLister(registry),
+            spec_of=lambda name, revision: self.items[name].spec if revision == REVISION else None,
+            on_persisted=lambda _: None,
+            clock=SystemClock(),
+            tasks=tasks,
+            faults=Faults(),
+            executor=executor,
+            directory=folder,
+        )
+        add = persister.add
+        persister.add = lambda one: (self.handed.append(one), add(one))
+        self.leftovers = Leftovers(
+            etcd=etcd,
+            space=SimpleNamespace(state=SimpleNamespace(items=self.items)),
+            prefix=prefix,
+            persister=persister,
+            spool_dir=self.spools,
+            executor=executor,
+            faults=Faults(),
+            count=self.count,
+        )
+
+    def count(self, number):
+        self.aside_count += number
+
+    def store_goes_away(self, *, patience_s=0.1):
+        self._has_store.clear()
+        self._patch.setattr(leftovers_module, "_STORE_S", patience_s)
+
+    def store_comes_back(self):
+        self._has_store.set()
+        self._patch.setattr(leftovers_module, "_STORE_S", 30.0)
+
+    def journal(self, name=JOURNAL, revision=REVISION, **options):
+        self.items[name] = SimpleNamespace(create_revision=revision, spec=spec(name, **options))
+
+    def find(self, *contents, journal=JOURNAL, boot=BOOT, harm=None, revision=REVISION, **options):
+        """Take over the tenure of a process that wrote these fragments. Returns: what was found of it."""
+        home = SpoolHome.make(self.spools, Owner("cluster", "zone#us", BOOT))
+        tenure, at = home.tenure(journal, revision), 0
+        for content in contents:
+            file = put(tenure, content, at, REGISTERS, **options)
+            at += len(content)
+            tenure.record(0, state_of(at, at, REGISTERS))
+        if options:  # the last one is open: what is recorded of it counts
+            tenure.record(file.ordinal, state_of(at - len(content), at, REGISTERS, **options))
+        if harm is not None:
+            harm(tenure)
+        os.close(home._lock_fd)
+        os.close(home._heads_fd)
+        home._lock_fd = -1
+        (home,) = free_homes(self.spools, Owner("cluster", "zone#us", boot))
+        self.homes.append(home)
+        (found,) = recover(home)
+        self.leftovers.add(found)
+        return found
+
+    async def say(self, *holders, journal=JOURNAL, **options):
+        """Write the epoch record; a tenure that was found is a holder of ours."""
+        named = tuple(
+            one if isinstance(one, Holder) else Holder(one.tenure.id, US) for one in holders
+        )
+        record = EpochRecord(REVISION, 3, named, **options)
+        _, revision = await read_record(self.etcd, self.prefix, journal)
+        assert await write_record(self.etcd, self.prefix, journal, record, revision)
+        return record
+
+    async def said(self, journal=JOURNAL):
+        record, _ = await read_record(self.etcd, self.prefix, journal)
+        return record
+
+    async def settle(self, **options):
+        await self.leftovers.settle(JOURNAL, **options)
+        finish_closing()
+
+    @property
+    def stored(self):
+        """Begin and content of all fragments in the store."""
+        files = [path for path in self.root.rglob("*") if path.is_file()]
+        return sorted((int(path.name.split("-")[0], 16), path.read_bytes()) for path in files)
+
+    @property
+    def aside(self):
+        return sorted(path.read_bytes() for path in (self.spools / SET_ASIDE).glob("*.content"))
+
+    def close(self):
+        finish_closing()
+        for home in self.homes:
+            home.close()
+
+
+@pytest.fixture
+async def bench(tmp_path, etcd, etcd_prefix, tasks, monkeypatch):
+    with ThreadPoolExecutor(2) as executor:
+        found = Bench(tmp_path, etcd, etcd_prefix, tasks, executor, monkeypatch)
+        found.journal()
+        yield found
+        found.store_comes_back()
+        await found.leftovers._persister.drain(timeout_s=5)
+        found.close()
+
+
+# ------------------------------------------------------------------------------- of a holder
+@pytest.mark.parametrize("is_leaving", [False, True])
+async def test_a_holder_stays_while_nobody_waits_for_it(bench, is_leaving):
+    """Neither does one let go that leaves, if others hold the same."""
+    found = bench.find(b"content")
+    record = await bench.say(found, ELSEWHERE)
+    await bench.settle(is_leaving=is_leaving)
+    assert (await bench.said(), bench.stored) == (record, [])
+    assert bench.leftovers.has_content(JOURNAL)
+
+
+@pytest.mark.parametrize("why", ["it is wanted", "it leaves"])
+async def test_a_holder_lets_go_once_all_of_it_is_stored(bench, why):
+    found, end = bench.find(b"content ", b"and more"), 16
+    await bench.say(found, is_wanted=why == "it is wanted")
+    bench.store_goes_away()
+    await bench.settle(is_leaving=why == "it leaves")
+    record = await bench.said()
+    assert [one.tenure for one in record.holders] == [found.tenure.id]
+    assert record.released == Released(end, REGISTERS), "nobody goes on below what is stored next"
+    assert bench.leftovers.has_content(JOURNAL)
+    bench.store_comes_back()
+    await bench.settle(is_leaving=why == "it leaves")
+    record = await bench.said()
+    assert (record.holders, record.released) == ((), Released(end, REGISTERS))
+    assert bench.stored == [(0, b"content "), (8, b"and more")]
+    assert [one.registers for one in bench.handed] == [REGISTERS] * 2
+    await bench.settle()
+    assert (len(bench.leftovers), bench.aside, found.tenure.is_begun) == (0, [], False)
+
+
+async def test_who_takes_a_tenure_over_waits_until_it_is_decided_on(bench):
+    found = bench.find(b"content")
+    await bench.say(found, is_wanted=True)
+    bench.store_goes_away(patience_s=30.0)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        settling = group.create_task(bench.settle())
+        await eventually(lambda: bench.handed)
+        taking = group.create_task(bench.leftovers.take(JOURNAL, REVISION))
+        done, _ = await asyncio.wait({taking}, timeout=0.1)
+        assert not done
+        bench.store_comes_back()
+        await settling
+    assert (await bench.said()).holders == ()
+
+
+async def test_who_is_no_holder_any_more_stores_nothing_as_one(bench, monkeypatch):
+    """Others went on since it looked: what it has may contradict them."""
+
+    async def long_ago(_):
+        return Standing(is_holder=True, is_wanted=True)
+
+    found = bench.find(b"content")
+    record = await bench.say(ELSEWHERE)
+    monkeypatch.setattr(bench.leftovers, "_standing", long_ago)
+    await bench.settle()
+    assert (await bench.said(), bench.stored, bench.handed) == (record, [], [])
+    assert found.fragments
+
+
+async def test_files_that_somebody_reads_keep_their_tenure(bench):
+    found = bench.find(b"content")
+    (fragment,) = found.fragments
+    fragment.file.hold()
+    await bench.say(found, is_wanted=True)
+    await bench.settle()
+    assert (bench.stored, len(bench.leftovers)) == ([(0, b"content")], 1)
+    assert [header.tenure for _, header in bench.homes[0].blocks()] == [found.tenure.id]
+    fragment.file.release()
+    finish_closing()
+    await bench.settle()
+    assert (len(bench.leftovers), list(bench.homes[0].blocks())) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("suspend", "lets_go"),
+    [
+        (SuspendSpec(SuspendLevel.FULL, 7), True),
+        (SuspendSpec(SuspendLevel.FULL, 6), False),
+        (SuspendSpec(SuspendLevel.PARTIAL, 7), False),
+        (SuspendSpec(SuspendLevel.NONE, 7), False),
+    ],
+)
+async def test_a_holder_lets_go_of_a_suspended_journal(bench, suspend, lets_go):
+    """But not if the spec's head is before its end, or a broker still serves the journal."""
+    bench.journal(suspend=suspend)
+    found = bench.find(b"content")
+    await bench.say(found)
+    await bench.settle()
+    assert ((await bench.said()).holders == ()) == lets_go
+    assert bench.stored == ([(0, b"content")] if lets_go else [])
+
+
+# ------------------------------------------------------------------------ after a power failure
+@pytest.mark.parametrize("is_wanted", [False, True])
+async def test_what_a_power_failure_left_is_stored_and_nobody_goes_on_behind_it(bench, is_wanted):
+    """More was acknowledged, perhaps: only an operator may say that this was all."""
+    found = bench.find(b"content", boot=LATER_BOOT, synced_to=4)
+    record = await bench.say(found, is_wanted=is_wanted)
+    path = bench.homes[0].folder / f"{found.tenure.id}.1.content"
+    bench.store_goes_away()
+    await bench.settle(is_leaving=True)
+    assert path.read_bytes() == b"content", "it is in no store yet"
+    bench.store_comes_back()
+    await bench.settle(is_leaving=True)
+    assert (bench.stored, bench.aside) == ([(0, b"cont")], [b"content"])
+    assert await bench.said() == record
+
+
+async def test_what_a_power_failure_left_is_not_stored_while_others_hold_more(bench):
+    found = bench.find(b"content", boot=LATER_BOOT, synced_to=4)
+    record = await bench.say(found, ELSEWHERE, is_wanted=True)
+    await bench.settle(is_leaving=True)
+    assert (await bench.said(), bench.stored, bench.aside) == (record, [], [])
+    assert found.fragments
+
+
+# -------------------------------------------------------------------------- of any other tenure
+@pytest.mark.parametrize(
+    ("valid_to", "stored", "aside"),
+    [
+        (0, [], [b"later", b"one", b"three"]),
+        (2, [(0, b"on")], [b"later", b"one", b"three"]),
+        (3, [(0, b"one")], [b"later", b"three"]),
+        (5, [(0, b"one"), (3, b"th")], [b"later", b"three"]),
+        (8, [(0, b"one"), (3, b"three")], [b"later"]),
+        (99, [(0, b"one"), (3, b"three"), (8, b"later")], []),
+    ],
+)
+async def test_what_belongs_to_the_journal_is_stored_and_the_rest_set_aside(
+    bench, valid_to, stored, aside
+):
+    found = bench.find(b"one", b"three", b"later")
+    past = Past((Holder(found.tenure.id, US),), valid_to)
+    record = await bench.say(ELSEWHERE, past=(past,))
+    for _ in range(2):  # its files are closed between
+        await bench.settle()
+    assert (bench.stored, bench.aside, bench.aside_count) == (stored, aside, len(aside))
+    assert (len(bench.leftovers), await bench.said()) == (0, record)
+    assert list(bench.homes[0].folder.glob("*.content")) == []
+
+
+async def test_of_a_deleted_journal_all_is_set_aside_and_nobody_is_named_any_more(bench):
+    found = bench.find(b"content")
+    await bench.say(found)
+    bench.items.clear()
+    await bench.settle()
+    assert (bench.stored, bench.aside, await bench.said()) == ([], [b"content"], None)
+
+
+async def test_damaged_files_are_set_aside(bench):
+    def harm(tenure):
+        path = tenure.path(1, "content")
+        path.chmod(0o600)
+        path.write_bytes(b"con")
+
+    bench.find(b"content", harm=harm)
+    await bench.say(ELSEWHERE)
+    await bench.settle()
+    assert (bench.aside, bench.aside_count, len(bench.leftovers)) == ([b"con"], 1, 0)
+    assert list(bench.homes[0].folder.glob("*.content")) == []
+
+
+async def test_what_cannot_be_set_aside_stays(bench):
+    (bench.spools / SET_ASIDE).write_text("in the way")
+    found = bench.find(b"content")
+    await bench.say(ELSEWHERE)
+    await bench.settle()
+    assert found.fragments
+    assert len(bench.leftovers) == 1
+    (bench.spools / SET_ASIDE).unlink()
+    for _ in range(2):  # its files are closed between
+        await bench.settle()
+    assert (bench.aside, len(bench.leftovers)) == ([b"content"], 0)
+
+
+# ---------------------------------------------------------------------------------- many of them
+@pytest.mark.parametrize("is_leaving", [False, True])
+async def test_of_many_journals_those_are_looked_at_that_may_need_it(
+    bench, monkeypatch, is_leaving
+):
+    monkeypatch.setattr(leftovers_module, "_ONE_BY_ONE_MAX", 1)
+    names = [f"a/{what}" for what in ("held", "wanted", "others", "part")]
+    for name in names:
+        bench.journal(name)
+        options = {"boot": LATER_BOOT, "synced_to": 4} if name == "a/part" else {}
+        found = bench.find(name[2:].encode(), journal=name, **options)
+        holder = ELSEWHERE if name == "a/others" else found
+        await bench.say(holder, journal=name, is_wanted=name == "a/wanted")
+    await bench.leftovers.settle_all(is_leaving=is_leaving)
+    held = [b"held"] if is_leaving else []
+    assert sorted(content for _, content in bench.stored) == [*held, b"part", b"wanted"]
+    assert bench.aside == [b"others"]
+
+
+# ------------------------------------------------------------------------------- who goes on
+async def test_tenures_of_the_present_journal_are_taken_the_longest_first(bench):
+    short, longest, middle = (bench.find(b"x" * n) for n in (1, 3, 2))
+    former = bench.find(b"former", revision=REVISION - 1)
+    assert await bench.leftovers.take(JOURNAL, REVISION) == [longest, middle, short]
+    assert await bench.leftovers.take(JOURNAL, REVISION - 1) == [former]
+    assert not bench.leftovers.has(JOURNAL)
+
+
+async def test_heirs_are_whole_holders_in_clusters_without_brokers_of_gazette(bench, etcd):
+    whole, part = bench.find(b"content"), bench.find(b"content", boot=LATER_BOOT, synced_to=4)
+    await bench.say(whole, part)
+    assert await bench.leftovers.is_heir(whole)
+    assert not await bench.leftovers.is_heir(part)
+    key = member_key(bench.prefix, OTHER)
+    await etcd.txn((), (Put(key, b""),))
+    assert not await bench.leftovers.is_heir(whole), "who was answered by that broker, nobody knows"
+    await etcd.txn((), (Put(own_member_key(bench.prefix, OTHER), b""),))
+    assert await bench.leftovers.is_heir(whole)
+    await bench.say(ELSEWHERE)
+    assert not await bench.leftovers.is_heir(whole)
+
+
+# ------------------------------------------------------------------------------------- records
+async def test_a_broker_of_gazette_may_have_the_name_of_a_former_one_of_ours(etcd, etcd_prefix):
+    former, present = await etcd.grant_lease(60), await etcd.grant_lease(60)
+    key = member_key(etcd_prefix, OTHER)
+    await etcd.txn((), (Put(own_member_key(etcd_prefix, OTHER), b"", lease=former.id),))
+    await etcd.txn((), (Put(key, b"", lease=present.id),))
+    assert await has_foreign_members(etcd, etcd_prefix)
+    await etcd.txn((), (Put(key, b"", lease=former.id),))
+    assert not await has_foreign_members(etcd, etcd_prefix)
+
+
+async def test_a_record_that_was_replaced_meanwhile_is_not_written_over(etcd, etcd_prefix):
+    first, second = EpochRecord(REVISION, 1, (ELSEWHERE,)), EpochRecord(REVISION, 2, ())
+    assert await write_record(etcd, etcd_prefix, JOURNAL, first, 0)
+    assert not await write_record(etcd, etcd_prefix, JOURNAL, second, 0)
+    record, revision = await read_record(etcd, etcd_prefix, JOURNAL)
+    assert record == first
+    assert await write_record(etcd, etcd_prefix, JOURNAL, second, revision)
+    await delete_record(etcd, etcd_prefix, JOURNAL, REVISION + 1)
+    assert (await read_record(etcd, etcd_prefix, JOURNAL))[0] == second
+    await delete_record(etcd, etcd_prefix, JOURNAL, REVISION)
+    assert await read_record(etcd, etcd_prefix, JOURNAL) == (None, 0)
+
+
+async def test_journals_that_wait_for_a_holder_are_not_held(etcd, etcd_prefix):
+    for name, is_wanted in (("held", False), ("waits", True)):
+        record = EpochRecord(REVISION, 1, (ELSEWHERE,), is_wanted=is_wanted)
+        assert await write_record(etcd, etcd_prefix, name, record, 0)
+    assert await held_journals(etcd, etcd_prefix) == {"held": {ELSEWHERE.tenure}}
