@@ -98,10 +98,7 @@ class EpochRecord:
             "holders": _holders_to_json(self.holders),
             "past": [{"holders": _holders_to_json(p.holders), "end": p.end} for p in self.past],
             "released": released
-            and {
-                "head": released.head,
-                "registers": [[label.name, label.value] for label in released.registers.labels],
-            },
+            and {"head": released.head, "registers": released.registers.pairs()},
             "wanted": self.is_wanted,
         }
         return json.dumps(said, ensure_ascii=False).encode()

@@ -39,13 +39,13 @@ _ROOT = "/.gazette-platform"
 
 def testimonies_prefix(prefix: str, suspect: ProcessId, create_revision: int) -> str:
     """Prefix of all testimonies against one instance of a broker."""
-    return f"{_ROOT}/refused{prefix}/{suspect.zone}#{suspect.suffix}#{create_revision}/"
+    return f"{_ROOT}/refused{prefix}/{suspect.name}#{create_revision}/"
 
 
 def testimony_key(prefix: str, suspect: ProcessId, create_revision: int, witness: ProcessId) -> str:
     """Key by which `witness` says that this instance of `suspect` refuses connections."""
     base = testimonies_prefix(prefix, suspect, create_revision)
-    return f"{base}{witness.zone}#{witness.suffix}"
+    return f"{base}{witness.name}"
 
 
 def witness_of(key: str) -> ProcessId:
@@ -65,7 +65,7 @@ def own_members_prefix(prefix: str) -> str:
 
 def own_member_key(prefix: str, member: ProcessId) -> str:
     """Key by which a member says that it is a broker of this project."""
-    return f"{own_members_prefix(prefix)}{member.zone}#{member.suffix}"
+    return f"{own_members_prefix(prefix)}{member.name}"
 
 
 def storing_prefix(prefix: str) -> str:
@@ -75,7 +75,7 @@ def storing_prefix(prefix: str) -> str:
 
 def storing_key(prefix: str, broker: ProcessId, lease: int) -> str:
     """Key by which a leaving broker says, under this lease, that it still stores what it holds."""
-    return f"{storing_prefix(prefix)}{broker.zone}#{broker.suffix}#{lease:x}"
+    return f"{storing_prefix(prefix)}{broker.name}#{lease:x}"
 
 
 def savepoints_prefix(prefix: str) -> str:

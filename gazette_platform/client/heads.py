@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gazette_platform.client.results import AwaitedBroker, HeadState
 from gazette_platform.client.wire import CALL_ERRORS, decoded
 from gazette_platform.errors import GazetteError, SpoolsAwaited, status_error
-from gazette_platform.protocol import Status
+from gazette_platform.protocol import ProcessId, Status
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.pb import admin_pb2 as pb
 
@@ -71,7 +71,7 @@ async def _ask(transport: Transport, journal: str, *, dry_run: bool, give_up: bo
         response.head,
         response.was_refused,
         tuple(
-            AwaitedBroker(f"{one.id.zone}#{one.id.suffix}", one.is_running)
+            AwaitedBroker(ProcessId.from_pb(one.id).name, one.is_running)
             for one in response.awaited
         ),
     )

@@ -125,7 +125,7 @@ def stand_in(registers: bytes) -> bytes:
 
 def encode_registers(registers: LabelSet) -> bytes:
     """The registers of a journal, as bytes."""
-    pairs = [(label.name, label.value) for label in registers.labels]
+    pairs = registers.pairs()
     return json.dumps(pairs, ensure_ascii=False, separators=(",", ":")).encode() if pairs else b""
 
 

@@ -357,7 +357,7 @@ def set_aside(
         "create_revision": found.tenure.create_revision,
         "begin": begin,
         "end": end,
-        "registers": [[label.name, label.value] for label in found.registers.labels],
+        "registers": found.registers.pairs(),
         "broker": found.process,
         "tenure": found.tenure.id,
         "why": why,

@@ -92,6 +92,14 @@ class LabelSet:
     def __bool__(self) -> bool:
         return bool(self.labels)
 
+    def pairs(self) -> list[list[str]]:
+        """Each name and value, as JSON has them.
+
+        >>> LabelSet.of(aa="1", bb="2").pairs()
+        [['aa', '1'], ['bb', '2']]
+        """
+        return [[label.name, label.value] for label in self.labels]
+
     def names(self) -> tuple[str, ...]:
         """The distinct names, in order."""
         return tuple(dict.fromkeys(label.name for label in self.labels))

@@ -46,6 +46,15 @@ class ProcessId(NamedTuple):
         check_field("Zone", validate_token, self.zone, 1, _ZONE_LENGTH_MAX)
         check_field("Suffix", validate_token, self.suffix, _SUFFIX_LENGTH_MIN, _SUFFIX_LENGTH_MAX)
 
+    @property
+    def name(self) -> str:
+        """Zone and suffix in one, as keys of etcd, logs and `gazctl` have them.
+
+        >>> ProcessId("a", "left").name
+        'a#left'
+        """
+        return f"{self.zone}#{self.suffix}"
+
     @override
     def __str__(self) -> str:
         """The compact text that Gazette's errors show, with its trailing blank."""

@@ -359,7 +359,7 @@ class CrashWatch:
             by_zone: all members by their zones, in order.
         """
         found: list[ProcessId] = []
-        spread = zlib.crc32(f"{suspect.zone}#{suspect.suffix}".encode())
+        spread = zlib.crc32(suspect.name.encode())
         last = suspect.zone
         for zone in sorted(by_zone, key=lambda zone: (zone == last, zone < last, zone))[:3]:
             of_zone = by_zone[zone]

@@ -164,10 +164,10 @@ class Evictor:
                 case fsm.Evict():
                     event = await self._evict(effect)
         except EtcdError as err:
-            _log.warning("the crash of broker %s is not told: %s", _name(effect.peer.id), err)
+            _log.warning("the crash of broker %s is not told: %s", effect.peer.id.name, err)
             event = fsm.Unheard(effect.peer)
         except Exception as err:  # noqa: BLE001  reported
-            self._faults.report("peer", f"crash watch of {_name(effect.peer.id)}", err)
+            self._faults.report("peer", f"crash watch of {effect.peer.id.name}", err)
             event = fsm.Unheard(effect.peer)
         self._step(event)
         self._wake.set()
@@ -228,7 +228,7 @@ class Evictor:
         _log.warning(
             "broker %s has crashed: %s refuses connections, as broker %s sees, too; its lease is "
             "revoked",
-            *(_name(peer.id), peer.endpoint, _name(witness.id)),
+            *(peer.id.name, peer.endpoint, witness.id.name),
         )
         return fsm.Evicted(peer)
 
@@ -248,10 +248,6 @@ class Evictor:
             _log.info("crash watch: %s", err)
             return None
         return result if result.succeeded else None
-
-
-def _name(process_id: ProcessId) -> str:
-    return f"{process_id.zone}#{process_id.suffix}"
 
 
 def _peer(process_id: ProcessId, member: Member) -> fsm.Peer:

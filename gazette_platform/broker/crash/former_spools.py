@@ -38,7 +38,7 @@ async def take_homes(
     """
     found = await etcd.range(own_member_key(config.etcd_prefix, process_id))
     cluster = f"{found.header.cluster_id:x}{config.etcd_prefix}"
-    owner = Owner(cluster, f"{process_id.zone}#{process_id.suffix}", boot_id())
+    owner = Owner(cluster, process_id.name, boot_id())
     homes = free_homes(config.spool_dir, owner)
     if not homes:
         homes.append(SpoolHome.make(config.spool_dir, owner))

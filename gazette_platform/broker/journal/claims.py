@@ -181,4 +181,4 @@ def _tell_given_up(journal: str, record: EpochRecord, holders: frozenset[Holder]
 
 def _names(holders: Iterable[Holder]) -> str:
     """The brokers, as operators know them."""
-    return ", ".join(sorted({f"{one.process.zone}#{one.process.suffix}" for one in holders}))
+    return ", ".join(sorted({one.process.name for one in holders}))
