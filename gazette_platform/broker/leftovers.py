@@ -26,6 +26,7 @@ from gazette_platform.errors import GazetteError
 from gazette_platform.fragment.completed import CompletedSpool
 from gazette_platform.fragment.recovery import set_aside
 from gazette_platform.keyspace import item_key
+from gazette_platform.ops.retry import backoff_s
 from gazette_platform.ops.threads import run_in
 from gazette_platform.protocol import SuspendLevel
 
@@ -48,8 +49,7 @@ __all__ = ["Leftovers"]
 _log = logging.getLogger(__name__)
 
 # Seconds between looks at them: few at first, and more when nothing happens for a while.
-_LOOK_S = 0.5
-_LOOK_S_MAX = 5.0
+_LOOKS_S = 5 * (0.5,) + 5 * (1.0,) + 5 * (2.0,) + (5.0,)
 
 # Up to so many journals etcd is asked about each; if there are more, for all records at once.
 _ONE_BY_ONE_MAX = 16
@@ -115,7 +115,7 @@ class Leftovers:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         # Of each tenure, by its id: what the persister has of it.
         self._storing: dict[str, list[CompletedSpool]] = {}
-        self._saved: set[str] = set()  # tenures of which it was told
+        self._saved: set[str] = set()  # ids of the tenures that the log has told of
         self._added = asyncio.Event()
 
     def __len__(self) -> int:
@@ -140,7 +140,8 @@ class Leftovers:
     async def take(self, journal: str, create_revision: int) -> list[RecoveredTenure]:
         """Hand over the tenures of a journal that is now assigned to us.
 
-        Returns: that which went on longest first: a home may have been copied.
+        Returns: usually one. If a home was copied there are several, and the one that went on longest
+            comes first.
         Cancellation: safe.
         """
         async with self._lock_of(journal):
@@ -162,16 +163,16 @@ class Leftovers:
 
     async def run(self) -> None:
         """Look after the tenures for ever. Cancellation: safe."""
-        pause_s = _LOOK_S
+        looks = 0
         while True:
             if not self._found:
                 self._added.clear()
                 await self._added.wait()
-                pause_s = _LOOK_S
+                looks = 0
             with self._faults.contained("spool", "looking after spools of former processes"):
                 await self.settle_all()
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 1.2, _LOOK_S_MAX)
+            await asyncio.sleep(backoff_s(looks, _LOOKS_S))
+            looks += 1
 
     async def settle_all(self, *, is_leaving: bool = False) -> None:
         """Look once at each tenure, and do what follows.
@@ -185,8 +186,8 @@ class Leftovers:
         """
         names = list(self._found)
         if len(names) > _ONE_BY_ONE_MAX:
-            # The records may have changed by the time that we act. That does no harm: a tenure that
-            # is not a holder never becomes one, and `settle` reads the record again.
+            # The records may have changed by the time that we act. That does no harm: a tenure that is
+            # no holder never becomes one again, and `settle` reads the record once more.
             held = await held_journals(self._etcd, self._prefix, self._found)
             kept = {one.tenure.id for found in self._found.values() for one in found}
             names = [

@@ -80,7 +80,8 @@ class ResetHeadApi:
         if problem:
             response.store_health_error = problem
             return Status.FRAGMENT_STORE_UNHEALTHY
-        # Who stores content later, at offsets that are given out anew, would contradict it.
+        # These offsets are about to be given out anew. A broker that stored its old content there later
+        # would contradict what is appended from now on.
         if not await replica.settle_others():
             raise NotNow(
                 f"{replica.name}: a broker may still store content of it, or the store could not be "
@@ -93,9 +94,9 @@ class ResetHeadApi:
         return _told(replica, await _barrier(replica, resets_head=True), response)
 
     async def _ask(self, replica: Replica) -> Outcome | HoldersAway:
-        """How an append ends that brings nothing, once that is not about to change.
+        """The outcome of an append without content, once it is not about to change.
 
-        Raises: RpcFailed: it cannot be told.
+        Raises: RpcFailed: nobody can tell it.
         """
         clock = self._context.clock
         deadline = clock.monotonic() + self._context.config.append_wait_s
@@ -106,7 +107,7 @@ class ResetHeadApi:
                 if is_late or outcome.status is not Status.INSUFFICIENT_JOURNAL_BROKERS:
                     return outcome
             except HoldersAway as err:
-                # One that runs may be about to serve the journal, or to store what it has.
+                # A holder that runs may be about to serve the journal, or to store what it has.
                 if is_late or not any(map(self._is_running, err.holders)):
                     return err
             except RpcFailed as err:

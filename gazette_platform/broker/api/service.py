@@ -113,7 +113,7 @@ class BrokerService:
                 )
             except RpcFailed:
                 self._count_error(name)
-                raise  # as it is: an error that is its own cause keeps all that its frames hold
+                raise  # and not `from` itself: that cycle would keep what its frames hold
             except Exception as err:
                 raise self._failed(name, err) from err
             end(status)
@@ -141,7 +141,7 @@ class BrokerService:
                     self._check_fence()
             except RpcFailed:
                 self._count_error(name)
-                raise  # as it is: an error that is its own cause keeps all that its frames hold
+                raise  # and not `from` itself: that cycle would keep what its frames hold
             except Exception as err:
                 raise self._failed(name, err) from err
             end(status)
@@ -164,7 +164,7 @@ class BrokerService:
                 await self._before_expiry(self._limit(claims), method(stream, metadata, claims))
             except RpcFailed:
                 self._count_error(name)
-                raise  # as it is: an error that is its own cause keeps all that its frames hold
+                raise  # and not `from` itself: that cycle would keep what its frames hold
             except Exception as err:
                 raise self._failed(name, err) from err
             end(Status.OK)

@@ -1,4 +1,4 @@
-"""Records in etcd whose a journal is: its route, and who holds what was acknowledged; see `epochs`."""
+"""Records in etcd who serves a journal, and who holds what was acknowledged of it; see `epochs`."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ async def claim_journal(
 ) -> GoOn | Claimed:
     """Write a journal's route into its assignments, and who holds the journal, in one transaction.
 
-    The route is that of the call, with whose brokers we have synced, whatever changes meanwhile. The
-    transaction fails if anything of the journal has changed, or if a broker is assigned that we did
-    not know of. So a broker that is assigned, and finds in etcd that it is a holder, stays a holder
-    until we have synced with it.
+    The route is the one that we know of when this is called, since that is whose brokers we have synced
+    with. The transaction fails if the journal has changed in etcd since, or if another broker was
+    assigned. So a broker that is assigned, and finds in etcd that it is a holder, stays a holder until
+    we have synced with it.
 
     Args:
         context: of this broker.
