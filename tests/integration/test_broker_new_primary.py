@@ -12,6 +12,7 @@ from gazette_platform.broker.journal import known
 from gazette_platform.broker.journal.pulses import Pulses
 from gazette_platform.etcd import Delete, Put
 from gazette_platform.keyspace import assignment_key
+from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import (
     append,
     eventually,
@@ -23,11 +24,12 @@ from gazette_platform.testing.local_broker import (
 pytestmark = pytest.mark.etcd
 
 
-async def make_new_primary(cluster, etcd, etcd_prefix, monkeypatch, *, offset=0):
+async def make_new_primary(cluster, etcd, etcd_prefix, monkeypatch, *, offset=0, slot=0):
     """Put a broker that has nothing of a journal in place of its primary; all stores are away.
 
     Args:
         offset: where the journal goes on with what that one has acknowledged.
+        slot: of the broker; unless it is 0, the journal has no primary for now.
 
     Returns: the broker, and an event that lets it hear from the replica that stays.
     """
@@ -53,11 +55,15 @@ async def make_new_primary(cluster, etcd, etcd_prefix, monkeypatch, *, offset=0)
     primary, _ = sorted(state.assignments_of(JOURNAL), key=lambda one: one.slot)
     own = third._context.process_id
     lease = state.members[own].lease
-    key = assignment_key(etcd_prefix, JOURNAL, own, 0)
+    key = assignment_key(etcd_prefix, JOURNAL, own, slot)
     # As an allocator does that makes it primary in place of a broker which crashed.
     await etcd.txn([], [Delete(primary.key), Put(key, b"", lease=lease)])
     await eventually(lambda: JOURNAL in third._resolver.replicas)
     return third, hears
+
+
+async def listed(stub, request):
+    return await stub.ListFragments(request)
 
 
 async def test_a_new_primary_tells_no_end_before_it_has_heard_from_its_replicas(
@@ -93,6 +99,33 @@ async def test_a_new_primary_that_is_about_to_hear_from_its_replicas_tells_no_ol
     hears.set()
     found = await response
     assert (found.fragment.end, found.write_head) == (7, 19)
+
+
+async def test_a_new_replica_of_a_journal_without_primary_tells_no_end(
+    cluster, etcd, etcd_prefix, tasks, monkeypatch
+):
+    """The primary crashed as it was assigned: nobody synced it, and it told the end of the store."""
+    third, hears = await make_new_primary(cluster, etcd, etcd_prefix, monkeypatch, slot=2)
+    stub = cluster.stub(third)
+    calls = [
+        tasks.spawn(read_all(stub, JOURNAL, at, do_not_proxy=do_not_proxy), name=f"read at {at}")
+        for at in (0, -1)
+        for do_not_proxy in (False, True)
+    ]
+    request = pb.FragmentsRequest(journal=JOURNAL, do_not_proxy=True)
+    calls.append(tasks.spawn(listed(stub, request), name="list"))
+    await asyncio.sleep(0.3)  # long enough for each to end too early
+    assert not any(call.done() for call in calls)
+    state, own = third._context.space.state, third._context.process_id
+    # It is made the primary, as an allocator may do.
+    was = assignment_key(etcd_prefix, JOURNAL, own, 2)
+    now = assignment_key(etcd_prefix, JOURNAL, own, 0)
+    await etcd.txn([], [Delete(was), Put(now, b"", lease=state.members[own].lease)])
+    hears.set()
+    # The other one has it, and its store is away.
+    for call in calls:
+        with pytest.raises(aio.AioRpcError, match="that is not stored yet"):
+            await call
 
 
 async def test_what_a_new_primary_has_is_read_though_it_does_not_hear_from_its_replicas(

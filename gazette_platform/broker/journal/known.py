@@ -28,16 +28,17 @@ async def wait_synced(replica: Replica) -> None:
 
     Cancellation: safe.
     """
-    if _is_to_sync(replica):
+    if replica.is_primary and _is_to_sync(replica):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SYNC_WAIT_S):
                 await _wait_synced(replica)
 
 
 async def wait_known(replica: Replica, *, timeout_s: float) -> None:
-    """Wait until a primary has synced with its replicas, and the stores have what precedes its content.
+    """Wait until a primary has synced its replicas, us among them, and stores have what precedes ours.
 
-    Before that, a read could end below content that was acknowledged, as if there were no more.
+    Before that, a read could end below content that was acknowledged, as if there were no more. That
+    goes for a new replica, too: while the journal has no primary, there is nobody to forward reads to.
 
     Args:
         timeout_s: seconds; 0: `KNOWN_WAIT_S`.
@@ -80,7 +81,7 @@ def check_fence(replica: Replica) -> None:
 
 def _is_to_sync(replica: Replica) -> bool:
     # A lone one, too: content may be in a spool of a broker that is away, or be about to be found here.
-    return replica.is_primary and not replica.is_synced and not replica.is_closed
+    return not replica.is_synced and not replica.is_closed
 
 
 async def _wait_synced(replica: Replica) -> None:
