@@ -62,7 +62,7 @@ async def client(broker):
 
 def files(local_brokers, name):
     folder = local_brokers.fragments / name
-    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+    return sorted(path.name for path in folder.rglob("[!.]*") if path.is_file())
 
 
 async def test_flush_returns_when_the_store_holds_all(local_brokers, client):

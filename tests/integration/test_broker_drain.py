@@ -44,7 +44,7 @@ def reports(caplog):
 
 
 def stored(local_brokers):
-    return {p.parent.name for p in (local_brokers.fragments / "a").rglob("*") if p.is_file()}
+    return {p.parent.name for p in (local_brokers.fragments / "a").rglob("[!.]*") if p.is_file()}
 
 
 async def test_a_broker_waits_for_ever_and_says_for_whom(local_brokers, tasks, caplog):

@@ -81,7 +81,7 @@ async def collect(responses):
 
 def stored(cluster):
     folder = cluster.fragments / JOURNAL
-    return sorted(folder.rglob("*-*-*")) if folder.is_dir() else []
+    return sorted(folder.rglob("[!.]*-*-*")) if folder.is_dir() else []
 
 
 # ------------------------------------------------------------------------------------ local content
