@@ -423,7 +423,8 @@ async def test_a_record_that_was_replaced_meanwhile_is_not_written_over(etcd, et
 
 
 async def test_journals_that_wait_for_a_holder_are_not_held(etcd, etcd_prefix):
-    for name, is_wanted in (("held", False), ("waits", True)):
+    for name, is_wanted in (("held", False), ("waits", True), ("not asked for", False)):
         record = EpochRecord(REVISION, 1, (ELSEWHERE,), is_wanted=is_wanted)
         assert await write_record(etcd, etcd_prefix, name, record, 0)
-    assert await held_journals(etcd, etcd_prefix) == {"held": {ELSEWHERE.tenure}}
+    found = await held_journals(etcd, etcd_prefix, ["held", "waits", "none"])
+    assert found == {"held": {ELSEWHERE.tenure}}
