@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from gazette_platform.broker.epoch_store import read_record, write_record
-from gazette_platform.broker.epochs import Holder
+from gazette_platform.broker.epochs import EpochRecord, Holder
 from gazette_platform.broker.journal import claims
 from gazette_platform.broker.journal.unstored import ask_other
 from gazette_platform.client import AsyncClient, Change, ClientConfig
@@ -25,6 +24,7 @@ from gazette_platform.protocol import (
     JournalSpec,
     LabelSet,
     ProcessId,
+    Route,
     SuspendLevel,
     SuspendSpec,
 )
@@ -100,51 +100,69 @@ async def test_brokers_are_no_holders_that_came_while_etcd_was_asked(cluster, ta
     assert {one.tenure for one in record.holders} == tenures([primary, other])
 
 
-@pytest.mark.parametrize("what", ["record", "spec", "assignment", "another assignment"])
+@pytest.mark.parametrize("is_seen", [False, True])
+@pytest.mark.parametrize(
+    "what", ["nothing", "record", "spec", "assignment", "assignment gone", "another assignment"]
+)
 async def test_nothing_is_claimed_if_anything_changed_since_it_was_decided_on(
-    cluster, monkeypatch, what
+    etcd, etcd_prefix, monkeypatch, what, is_seen
 ):
-    """Somebody else has the journal by now, or it is another one: what they wrote stays."""
-    broker = await cluster.start()
-    await cluster.apply(cluster.stub(broker), spec(1))
-    context = broker._context
-    etcd, prefix, state = context.etcd, context.config.etcd_prefix, context.space.state
-    item, (assignment,) = state.items[JOURNAL], state.assignments_of(JOURNAL)
-    ours = Holder("claimed", context.process_id)
+    """Somebody else has the journal by now, or it is another one: what they wrote stays.
 
-    async def change():
-        key = item_key(prefix, JOURNAL)
+    It does not help to have seen the change meanwhile: nobody has synced with who came.
+    """
+    item_at, raw = item_key(etcd_prefix, JOURNAL), encode_journal_spec(spec(1))
+    us, other = (
+        assignment_key(etcd_prefix, JOURNAL, ProcessId("zone", name), slot)
+        for slot, name in enumerate(("us", "other"))
+    )
+    former = EpochRecord((await etcd.put(item_at, raw)).revision, 1, ())
+    await write_record(etcd, etcd_prefix, JOURNAL, former, 0)
+    known_at = (await etcd.put(us, b"")).revision
+    space = SimpleNamespace(
+        revision=known_at,
+        state=SimpleNamespace(
+            items={JOURNAL: SimpleNamespace(create_revision=former.create_revision, spec=spec(1))},
+            assignments_of=lambda _: (
+                SimpleNamespace(key=us, mod_revision=known_at, route=Route()),
+            ),
+            route_of=lambda _: Route(),
+        ),
+    )
+
+    async def read_before_it_changes(*args):
+        found = await read_record(*args)
         match what:
             case "record":
-                found, revision = await read_record(etcd, prefix, JOURNAL)
-                await write_record(etcd, prefix, JOURNAL, replace(found, epoch=9), revision)
+                await write_record(etcd, etcd_prefix, JOURNAL, former, found[1])
             case "spec":
-                await etcd.txn((), (Delete(key),))
-                await etcd.txn((), (Put(key, encode_journal_spec(spec(1))),))
+                await etcd.delete(item_at)
+                await etcd.put(item_at, raw)
             case "assignment":
-                await etcd.txn((), (Put(assignment.key, b"", ignore_lease=True),))
+                await etcd.put(us, b"changed")
+            case "assignment gone":
+                await etcd.delete(us)
             case "another assignment":
-                other = assignment_key(prefix, JOURNAL, ProcessId("zone-z", "other"), 1)
-                await etcd.txn((), (Put(other, b""),))
-
-    async def read_before_it_changed(*args):
-        found = await read_record(*args)
-        await change()
+                await etcd.put(other, b"")
+        if is_seen:
+            space.revision = (await etcd.range(etcd_prefix)).header.revision
         return found
 
-    monkeypatch.setattr(claims, "read_record", read_before_it_changed)
+    monkeypatch.setattr(claims, "read_record", read_before_it_changes)
+    ours = Holder("ours", ProcessId("zone", "us"))
     claimed = await claims.claim_journal(
-        context,
+        SimpleNamespace(etcd=etcd, space=space, config=SimpleNamespace(etcd_prefix=etcd_prefix)),
         JOURNAL,
-        item.create_revision,
+        former.create_revision,
         frozenset([ours]),
         end=0,
         registers=LabelSet(),
-        is_reset=True,
+        is_reset=False,
     )
-    assert not claimed.is_done
-    record = await record_of(broker)
-    assert record is None or ours not in record.holders
+    record, _ = await read_record(etcd, etcd_prefix, JOURNAL)
+    assert (claimed.is_done, record.holders) == (
+        (True, (ours,)) if what == "nothing" else (False, ())
+    )
 
 
 async def test_a_journal_made_anew_is_held_although_its_brokers_stay(cluster):
