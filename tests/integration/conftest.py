@@ -1,11 +1,14 @@
-"""Brokers in this process, a cluster a test; servers of the lake, one set a session."""
+"""Brokers in this process or of their own, a cluster a test; servers of the lake, one set a session."""
 
 from __future__ import annotations
+
+import contextlib
 
 import pytest
 
 from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake.trino import TrinoSession
+from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.local_broker import LocalBrokers
 from gazette_platform.testing.servers import lake_servers, spark_session
 
@@ -15,6 +18,30 @@ async def cluster(etcd_server, etcd_prefix, tmp_path):
     """Starts brokers of one cluster; all are stopped, and must not have failed."""
     async with LocalBrokers(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as brokers:
         yield brokers
+
+
+@pytest.fixture
+def start_servers(etcd_server, etcd_prefix, tmp_path):
+    """Starts broker processes of one cluster, one a zone, which share a store."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*zones, **options):
+            return [
+                stack.enter_context(
+                    BrokerServer(
+                        tmp_path / zone,
+                        etcd=etcd_server.endpoint,
+                        prefix=etcd_prefix,
+                        broker_id=f"broker-{zone}",
+                        zone=zone,
+                        fragments=tmp_path / "fragments",
+                        **options,
+                    )
+                )
+                for zone in zones
+            ]
+
+        yield start
 
 
 @pytest.fixture(scope="session")

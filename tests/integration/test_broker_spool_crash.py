@@ -8,13 +8,11 @@ import random
 import time
 
 import pytest
+from journal_calls import JOURNAL, client_of, read_all, spec
 
-from gazette_platform.client import AsyncClient, Change, ClientConfig
+from gazette_platform.client import Change
 from gazette_platform.errors import GazetteError, TransportError
 from gazette_platform.protocol import (
-    CompressionCodec,
-    FragmentSpec,
-    JournalSpec,
     LabelSelector,
     LabelSet,
 )
@@ -23,27 +21,12 @@ from gazette_platform.testing.local_broker import eventually
 
 pytestmark = pytest.mark.etcd
 
-JOURNAL = "a/journal"
 APPENDS = 10_000
 HELD = LabelSelector(include=LabelSet.of(held="x" * 1000))
 
 
-def spec(name=JOURNAL, *, replication=1, length=1 << 30, stores=("file:///",)):
-    fragment = FragmentSpec(
-        length=length,
-        codec=CompressionCodec.NONE,
-        stores=stores,
-        refresh_interval_ns=3600 * 10**9,
-    )
-    return JournalSpec(name, replication, fragment=fragment)
-
-
 def line(number):
     return b"%06d\n" % number
-
-
-def client_of(server, **options):
-    return AsyncClient(ClientConfig(address=server.address, **options))
 
 
 async def append_many(client, numbers, *, journal=JOURNAL, width=16):
@@ -62,15 +45,6 @@ async def append_many(client, numbers, *, journal=JOURNAL, width=16):
         for _ in range(width):
             group.create_task(work())
     return begins
-
-
-async def read_all(client, journal=JOURNAL):
-    """Content from the beginning to the end, as one piece."""
-    content = b""
-    async with asyncio.timeout(60):
-        async for piece in client.read(journal):
-            content += piece
-    return content
 
 
 def check(content, begins):
@@ -173,22 +147,8 @@ async def test_nothing_is_left_behind_in_the_end(server):
 
 
 @pytest.fixture
-def servers(etcd_server, etcd_prefix, tmp_path):
-    with contextlib.ExitStack() as stack:
-        yield [
-            stack.enter_context(
-                BrokerServer(
-                    tmp_path / name,
-                    etcd=etcd_server.endpoint,
-                    prefix=etcd_prefix,
-                    broker_id=f"broker-{name}",
-                    zone=name,
-                    fragments=tmp_path / "fragments",
-                    lease_s=5.0,
-                )
-            )
-            for name in ("za", "zb", "zc")
-        ]
+def servers(start_servers):
+    return start_servers("za", "zb", "zc", lease_s=5.0)
 
 
 @pytest.mark.parametrize("replication", [1, 2, 3])

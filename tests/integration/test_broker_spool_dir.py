@@ -3,43 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
 
 import pytest
+from journal_calls import JOURNAL, client_of, read_all, spec
 
-from gazette_platform.client import AsyncClient, Change, ClientConfig
+from gazette_platform.client import Change
 from gazette_platform.errors import GazetteError, SetupError
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.small_disk import SmallDisk
 
 pytestmark = pytest.mark.etcd
-
-JOURNAL = "a/journal"
-
-
-def spec(name=JOURNAL, *, replication=1, length=1 << 30):
-    fragment = FragmentSpec(
-        length=length,
-        codec=CompressionCodec.NONE,
-        stores=("file:///",),
-        refresh_interval_ns=3600 * 10**9,
-    )
-    return JournalSpec(name, replication, fragment=fragment)
-
-
-def client_of(server, **options):
-    return AsyncClient(ClientConfig(address=server.address, **options))
-
-
-async def read_all(client, journal=JOURNAL):
-    content = b""
-    async with asyncio.timeout(60):
-        async for piece in client.read(journal):
-            content += piece
-    return content
 
 
 @pytest.fixture
@@ -176,44 +151,30 @@ async def test_of_a_home_and_an_old_copy_of_it_the_one_that_went_on_counts(serve
         assert await read_all(client) == b"abcdefghijkl"
 
 
-async def test_brokers_that_share_it_take_over_from_each_other(etcd_server, etcd_prefix, tmp_path):
+async def test_brokers_that_share_it_take_over_from_each_other(start_servers, tmp_path):
     """Whoever is started first has what all of them held that were killed."""
     shared = tmp_path / "shared"
     shared.mkdir()
     names = [f"journal/{n}" for n in range(6)]
-    with contextlib.ExitStack() as stack:
-        one, other = (
-            stack.enter_context(
-                BrokerServer(
-                    tmp_path / zone,
-                    etcd=etcd_server.endpoint,
-                    prefix=etcd_prefix,
-                    broker_id=f"broker-{zone}",
-                    zone=zone,
-                    fragments=tmp_path / "fragments",
-                    lease_s=20.0,
-                    flags=[f"--broker.spool-dir={shared}"],
-                )
-            )
-            for zone in ("za", "zb")
-        )
-        async with client_of(one) as client:
-            await client.apply([Change(spec(name)) for name in names])
-            for name in names:
-                await client.append(name, b"abc")
-        one.kill()
-        other.kill()
-        other.start()
-        async with client_of(other) as client, asyncio.timeout(20):
-            for name in names:
-                assert (await client.append(name, b"def")).begin == 3
-            one.start()
-            for name in names:
-                assert (await client.append(name, b"ghi")).begin == 6
-                assert await read_all(client, name) == b"abcdefghi"
-        assert one.stop() == other.stop() == 0
+    flags = [f"--broker.spool-dir={shared}"]
+    one, other = start_servers("za", "zb", lease_s=20.0, flags=flags)
+    async with client_of(one) as client:
+        await client.apply([Change(spec(name)) for name in names])
+        for name in names:
+            await client.append(name, b"abc")
+    one.kill()
+    other.kill()
+    other.start()
+    async with client_of(other) as client, asyncio.timeout(20):
+        for name in names:
+            assert (await client.append(name, b"def")).begin == 3
         one.start()
-        async with client_of(one) as client:
-            for name in names:
-                assert (await client.append(name, b"jkl")).begin == 9
-                assert await read_all(client, name) == b"abcdefghijkl"
+        for name in names:
+            assert (await client.append(name, b"ghi")).begin == 6
+            assert await read_all(client, name) == b"abcdefghi"
+    assert one.stop() == other.stop() == 0
+    one.start()
+    async with client_of(one) as client:
+        for name in names:
+            assert (await client.append(name, b"jkl")).begin == 9
+            assert await read_all(client, name) == b"abcdefghijkl"

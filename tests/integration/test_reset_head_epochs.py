@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import pty
@@ -12,42 +11,18 @@ import subprocess
 import sys
 
 import pytest
+from journal_calls import JOURNAL, client_of, read_all, spec
 
 from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.broker.leftovers import Leftovers
-from gazette_platform.client import AsyncClient, AwaitedBroker, Change, ClientConfig
+from gazette_platform.client import AwaitedBroker, Change
 from gazette_platform.errors import GazetteError, SpoolsAwaited
-from gazette_platform.protocol import AppendSuspend, CompressionCodec, FragmentSpec, JournalSpec
-from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.protocol import AppendSuspend
 from gazette_platform.testing.local_broker import eventually
 
 pytestmark = pytest.mark.etcd
 
-JOURNAL = "a/journal"
 REFUSED = r"only spools of .*reset-head"
-
-
-def spec():
-    fragment = FragmentSpec(
-        length=1 << 30,
-        codec=CompressionCodec.NONE,
-        stores=("file:///",),
-        refresh_interval_ns=3600 * 10**9,
-    )
-    return JournalSpec(JOURNAL, 1, fragment=fragment)
-
-
-def client_of(server, **options):
-    address = getattr(server, "address", None) or server.endpoint
-    return AsyncClient(ClientConfig(address=address, **options))
-
-
-async def read_all(client):
-    content = b""
-    async with asyncio.timeout(60):
-        async for piece in client.read(JOURNAL):
-            content += piece
-    return content
 
 
 def gazctl(server, *args, stdin=subprocess.DEVNULL):
@@ -78,22 +53,9 @@ async def reset_at_terminal(server, answer):
 
 
 @pytest.fixture
-def servers(etcd_server, etcd_prefix, tmp_path):
-    with contextlib.ExitStack() as stack:
-        found = {}
-        for zone in ("za", "zb"):
-            found[f"{zone}#broker-{zone}"] = stack.enter_context(
-                BrokerServer(
-                    tmp_path / zone,
-                    etcd=etcd_server.endpoint,
-                    prefix=etcd_prefix,
-                    broker_id=f"broker-{zone}",
-                    zone=zone,
-                    fragments=tmp_path / "fragments",
-                    flags=["--broker.append-wait=1s"],
-                )
-            )
-        yield found
+def servers(start_servers):
+    found = start_servers("za", "zb", flags=["--broker.append-wait=1s"])
+    return {f"{server.zone}#{server.id}": server for server in found}
 
 
 async def route(client):

@@ -1,0 +1,36 @@
+"""What tests of brokers in processes of their own do with a journal of one fragment, kept at the broker."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gazette_platform.client import AsyncClient, ClientConfig
+from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
+
+JOURNAL = "a/journal"
+
+
+def spec(name=JOURNAL, *, replication=1, length=1 << 30, stores=("file:///",)):
+    """A journal whose content stays in spools, unless its fragments reach a length."""
+    fragment = FragmentSpec(
+        length=length,
+        codec=CompressionCodec.NONE,
+        stores=stores,
+        refresh_interval_ns=3600 * 10**9,
+    )
+    return JournalSpec(name, replication, fragment=fragment)
+
+
+def client_of(server, **options):
+    """A client of a broker, whether that is a process of its own or not."""
+    address = getattr(server, "address", None) or server.endpoint
+    return AsyncClient(ClientConfig(address=address, **options))
+
+
+async def read_all(client, journal=JOURNAL):
+    """Content from the beginning to the end, as one piece."""
+    content = b""
+    async with asyncio.timeout(60):
+        async for piece in client.read(journal):
+            content += piece
+    return content
