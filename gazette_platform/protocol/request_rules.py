@@ -24,7 +24,7 @@ from gazette_platform.protocol.specs import JournalSpec
 from gazette_platform.protocol.store_urls import validate_store_url
 
 if TYPE_CHECKING:
-    from gazette_platform.protocol.pb import protocol_pb2 as pb
+    from gazette_platform.protocol.pb import admin_pb2 as admin_pb, protocol_pb2 as pb
 
 __all__ = [
     "OFFSET_MAX",
@@ -40,6 +40,7 @@ __all__ = [
     "validate_apply_request",
     "validate_fragments_request",
     "validate_health_request",
+    "validate_journal_request",
     "validate_list_request",
     "validate_read_request",
     "validate_replicate_request",
@@ -65,7 +66,13 @@ _DELETE_PREFIX_LENGTH_MAX = 512
 _SAMPLE_TIME = datetime(2006, 1, 2, 15, 4, 5, tzinfo=UTC)
 
 
-def _check_header(request: pb.ReadRequest | pb.AppendRequest | pb.FragmentsRequest) -> None:
+def _check_header(
+    request: pb.ReadRequest
+    | pb.AppendRequest
+    | pb.FragmentsRequest
+    | admin_pb.FlushRequest
+    | admin_pb.ResetHeadRequest,
+) -> None:
     if request.HasField("header"):
         check_field("Header", validate_header, request.header)
 
@@ -116,6 +123,16 @@ def validate_append_request(request: pb.AppendRequest) -> None:
         check_field("SubtractRegisters", LabelSet.from_pb(request.subtract_registers).validate)
     if request.suspend:
         check_field("Suspend", AppendSuspend.from_wire(request.suspend).require_known)
+    _check_min_revision(request.min_etcd_revision)
+
+
+def validate_journal_request(request: admin_pb.FlushRequest | admin_pb.ResetHeadRequest) -> None:
+    """Check a request of our own service that is about one journal.
+
+    Raises: ValidationError.
+    """
+    _check_header(request)
+    check_field("Journal", validate_journal_name, request.journal, meta=True)
     _check_min_revision(request.min_etcd_revision)
 
 

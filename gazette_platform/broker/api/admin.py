@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.broker.api.prologue import find, rules
+from gazette_platform.broker.api.prologue import decode, find, rules
 from gazette_platform.broker.journal.unstored import ask_others, call_flush
 from gazette_platform.broker.side_keys import savepoint_key, savepoints_prefix
 from gazette_platform.broker.wire.interface import Code, NotNow, RpcFailed
@@ -18,8 +18,8 @@ from gazette_platform.protocol import (
     LabelSet,
     Route,
     Status,
-    strip_meta,
     validate_journal_name,
+    validate_journal_request,
     validate_token,
 )
 from gazette_platform.protocol.auth import ALL_CLAIMS, Forbidden
@@ -66,9 +66,7 @@ class AdminApi:
             has to ask again; or the primary that we forwarded it to failed the call.
         Cancellation: the open fragment is closed nevertheless, now or later.
         """
-        request = admin_pb.FlushRequest.FromString(raw)
-        with rules("Journal"):
-            validate_journal_name(strip_meta(request.journal))
+        request = decode(admin_pb.FlushRequest, raw, validate_journal_request)
         is_forwarded = request.HasField("header")
         found = await find(
             self._resolver,

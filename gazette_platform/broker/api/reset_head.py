@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.broker.api.prologue import find, rules
+from gazette_platform.broker.api.prologue import decode, find
 from gazette_platform.broker.append.batch import Outcome
 from gazette_platform.broker.append.events import AppendRequest
 from gazette_platform.broker.journal.claims import HoldersAway
 from gazette_platform.broker.journal.pulses import barrier
 from gazette_platform.broker.wire.forwarder import PeerCall, PeerFailed, with_header
 from gazette_platform.broker.wire.interface import Code, NotNow, RpcFailed
-from gazette_platform.protocol import AppendSuspend, Status, strip_meta, validate_journal_name
+from gazette_platform.protocol import AppendSuspend, Status, validate_journal_request
 from gazette_platform.protocol.auth import ALL_CLAIMS, Capability
 from gazette_platform.protocol.pb import admin_pb2 as pb
 
@@ -47,9 +47,7 @@ class ResetHeadApi:
             may store content of it, are out of reach, or the store cannot be listed.
         Cancellation: leaves open whether it was done.
         """
-        request = pb.ResetHeadRequest.FromString(raw)
-        with rules("Journal"):
-            validate_journal_name(strip_meta(request.journal))
+        request = decode(pb.ResetHeadRequest, raw, validate_journal_request)
         found = await find(
             self._resolver,
             request,
