@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import stat
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ __all__ = [
     "SpoolFile",
     "finish_closing",
     "read_block",
+    "read_small",
     "write_all",
 ]
 
@@ -32,6 +34,9 @@ COMPRESS_BATCH_BYTES = 1 << 20
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Errors of a disk that has no room, or none for us."""
+
+# Registers make the longest of them; brokers take 256 KiB.
+_SMALL_BYTES_MAX = 16 << 20
 
 # Each worker thread reads back through a buffer of its own, because allocating one costs as much as
 # hashing a tenth of it.
@@ -197,6 +202,23 @@ def read_block(fd: int, at: int, limit: int) -> memoryview:
     if n == 0:
         raise OSError(f"spool file ends at byte {at}, before its committed content")
     return buffer[:n]
+
+
+def read_small(path: Path) -> bytes:
+    """All of a file that we wrote beside spools, and that anything may have taken the place of.
+
+    Raises: OSError: it is no such file.
+    """
+    with open(path, "rb", opener=_open_small) as file:
+        info = os.fstat(file.fileno())
+        if not stat.S_ISREG(info.st_mode) or info.st_size > _SMALL_BYTES_MAX:
+            raise OSError(f"{path} is no file of a spool")
+        return file.read(_SMALL_BYTES_MAX)
+
+
+def _open_small(path: str, flags: int) -> int:
+    # A FIFO must not keep us waiting for somebody who writes to it.
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def write_all(fd: int, data: bytes, at: int) -> None:

@@ -53,6 +53,7 @@ _IS_DURABLE: Final = 2
 _HEADER = struct.Struct("<II")
 _RECORD = struct.Struct("<HHQQqqqqqB20s8sI")
 _CRC = struct.Struct("<I")
+_CODECS = frozenset(codec.value for codec in CompressionCodec)
 _pack, _crc32 = _RECORD.pack, zlib.crc32
 _REGISTERS_BYTES_MAX: Final = SLOT_BYTES - _RECORD.size - _CRC.size
 
@@ -225,7 +226,7 @@ def decode_record(raw: bytes) -> Record | None:
     size = _RECORD.size + n
     if version != _VERSION or size + _CRC.size > len(raw):
         return None
-    if _crc32(raw[:size]) != _CRC.unpack_from(raw, size)[0]:
+    if _crc32(raw[:size]) != _CRC.unpack_from(raw, size)[0] or codec not in _CODECS:
         return None
     state = FragmentState(
         begin,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.fragment import head_records
-from gazette_platform.fragment.files import COMPRESS_BATCH_BYTES, SpoolFile, read_block
+from gazette_platform.fragment.files import COMPRESS_BATCH_BYTES, SpoolFile, read_block, read_small
 from gazette_platform.fragment.spool_home import make_private
 from gazette_platform.fragment.tenure import Tenure
 from gazette_platform.protocol import ZERO_SUM, Fragment, LabelSet
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 SET_ASIDE: Final = "set-aside"
 # Names of files that are ours; all others in the folder are left alone.
-_OURS: Final = re.compile(r"[0-9a-f]+\.[0-9]+\.(content|sealed)", re.ASCII)
+_OURS: Final = re.compile(r"[0-9a-f]+\.[1-9][0-9]{0,17}\.(content|sealed)", re.ASCII)
 _DAMAGE: Final = (OSError, ValueError, TypeError, KeyError)
 
 
@@ -109,17 +109,19 @@ def recover(home: SpoolHome) -> list[RecoveredTenure]:
     Raises: OSError: the home cannot be read.
     """
     by_tenure: defaultdict[str, list[Path]] = defaultdict(list)
-    for path in home.folder.iterdir():
-        if _OURS.fullmatch(path.name):
-            by_tenure[path.name.partition(".")[0]].append(path)
+    with os.scandir(home.folder) as entries:
+        for entry in entries:
+            if _OURS.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                by_tenure[entry.name.partition(".")[0]].append(home.folder / entry.name)
     found = []
     for block, header in list(home.blocks()):
         one = _recover(home, block, header, by_tenure.pop(header.tenure, []))
         if one is not None:
             found.append(one)
-    for paths in by_tenure.values():
-        for path in paths:
-            _log.error("%s stays: nothing says of which journal it is", path)
+    if by_tenure:  # told once: there may be any number of them
+        paths = [path for paths in by_tenure.values() for path in paths]
+        what = "%d files stay, since nothing says of which journals they are, such as %s"
+        _log.error(what, len(paths), min(paths))
     if home.syncs_names:
         home.sync_all()  # a former process may have left that to the kernel
     return found
@@ -188,7 +190,7 @@ def _sealed_states(found: RecoveredTenure, ordinals: list[int]) -> dict[int, Fra
     states = {}
     for ordinal in ordinals:
         try:
-            sealed = _sealed(found.tenure.path(ordinal, "sealed").read_bytes())
+            sealed = _sealed(read_small(found.tenure.path(ordinal, "sealed")))
         except FileNotFoundError:
             continue
         except _DAMAGE as err:
@@ -216,7 +218,7 @@ def _take_head(
         if latest.has_overflow:
             tenure = found.tenure
             path = tenure.folder / f"{tenure.id}.registers.{latest.number & 1}"
-            raw = _checked(path.read_bytes(), latest.registers)
+            raw = _checked(read_small(path), latest.registers)
         found.registers = head_records.decode_registers(raw)
         found.tenure.knows(found.registers)
     except _DAMAGE as err:

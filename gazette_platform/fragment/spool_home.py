@@ -19,17 +19,18 @@ import fcntl
 import hashlib
 import json
 import logging
+import operator
 import os
 import secrets
 import stat
 import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self, final
+from typing import TYPE_CHECKING, Any, Final, Self, final
 
 from gazette_platform.errors import SetupError
 from gazette_platform.fragment import head_records
-from gazette_platform.fragment.files import FULL, finish_closing, write_all
+from gazette_platform.fragment.files import FULL, finish_closing, read_small, write_all
 from gazette_platform.fragment.head_records import BLOCK_BYTES, SLOT_BYTES, TenureHeader
 from gazette_platform.fragment.tenure import Tenure
 
@@ -47,6 +48,8 @@ _HEADS: Final = "heads"
 _VERSION: Final = 1
 _FOLDER_MODE: Final = 0o700
 _FILE_MODE: Final = 0o600
+_ADVICE: Final = " (give --broker.spool-dir a folder of its own, on a local disk)"
+_UNREADABLE: Final = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -70,6 +73,16 @@ class Owner:
     """As of `boot_id`."""
     lease: int = 0
     """Lease of its member key in etcd; 0: it has none yet."""
+
+    @classmethod
+    def found(cls, said: dict[str, Any]) -> Self:
+        """Who held a home that was found. Raises: TypeError, ValueError: it does not say so."""
+        owner = cls(**said)
+        if not all(isinstance(text, str) for text in (owner.cluster, owner.process, owner.boot)):
+            raise TypeError(f"{said} in place of an owner")
+        if not owner.process.isprintable() or not 0 <= operator.index(owner.lease) < 1 << 63:
+            raise ValueError(f"{said} in place of an owner")
+        return owner
 
     @property
     def is_of_this_boot(self) -> bool:
@@ -119,9 +132,20 @@ class SpoolHome:
     def _open(self, lock_fd: int) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._heads_fd = os.open(self.folder / _HEADS, flags, _FILE_MODE)
-        self._blocks = -(-os.fstat(self._heads_fd).st_size // BLOCK_BYTES)
-        self._free = [at for at in range(self._blocks) if self.header(at) is None]
+        try:
+            self._find_free()
+        except BaseException:
+            os.close(self._heads_fd)
+            self._heads_fd = -1
+            raise
         self._lock_fd = lock_fd
+
+    def _find_free(self) -> None:
+        info = os.fstat(self._heads_fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise OSError(f"{self.folder / _HEADS} is not a file")
+        self._blocks = -(-info.st_size // BLOCK_BYTES)
+        self._free = [at for at in range(self._blocks) if self.header(at) is None]
 
     @classmethod
     def make(cls, spool_dir: Path, owner: Owner) -> Self:
@@ -141,10 +165,7 @@ class SpoolHome:
             home._make()
         except OSError as err:
             if err.errno not in FULL:
-                raise SetupError(
-                    f"cannot keep spools in {base}: {err} (give --broker.spool-dir a folder of its "
-                    "own, on a local disk)"
-                ) from err
+                raise SetupError(f"cannot keep spools in {base}: {err}{_ADVICE}") from err
             _log.error("%s: %s; appends are refused until there is room", spool_dir, err)
         return home
 
@@ -331,23 +352,32 @@ class SpoolHome:
 def free_homes(spool_dir: Path, owner: Owner) -> list[SpoolHome]:
     """Take all homes of a cluster whose processes have ended.
 
-    Homes that cannot be read, or belong to other clusters or to living processes, are left alone.
+    Homes that cannot be read, or belong to other users, other clusters or living processes, are left
+    alone: whoever made a home says in it what journals hold, and which lease is to be ended.
 
     Args:
         spool_dir: where to look.
         owner: this process; homes of its cluster are taken.
+
+    Raises: SetupError: the folder with all homes is not ours, or cannot be read.
     """
+    base = spool_dir / SPOOLS
+    try:
+        make_private(base)
+        folders = sorted(base.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []  # if there can be none, that is told when a home is made
+    except OSError as err:
+        raise SetupError(f"cannot look for spools in {base}: {err}{_ADVICE}") from err
     taken: list[SpoolHome] = []
-    # If this is not a folder, the error comes when a home is made in it.
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        for folder in sorted((spool_dir / SPOOLS).iterdir()):
-            try:
-                home = _take(folder, owner)
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
-                _log.error("%s is left alone, since it cannot be read: %s", folder, err)
-            else:
-                if home is not None:
-                    taken.append(home)
+    for folder in folders:
+        try:
+            home = _take(folder, owner)
+        except _UNREADABLE as err:
+            _log.error("%s is left alone, since it cannot be read: %s", folder, err)
+        else:
+            if home is not None:
+                taken.append(home)
     return taken
 
 
@@ -356,14 +386,15 @@ def _take(folder: Path, owner: Owner) -> SpoolHome | None:
     if lock_fd is None:
         return None
     try:
+        make_private(folder)
         try:
-            said = json.loads((folder / _HOME).read_bytes())
+            said = json.loads(read_small(folder / _HOME))
         except FileNotFoundError:
             _remove(folder)  # its process ended while it made the home
             os.close(lock_fd)
             return None
         version = said.pop("version")
-        former = Owner(**said) if version == _VERSION else None
+        former = Owner.found(said) if version == _VERSION else None
         if former is None or former.cluster != owner.cluster:
             whose = f"version {version}" if former is None else f"cluster {former.cluster}"
             _log.warning("%s is left alone: it is of %s (ours: %s)", folder, whose, owner.cluster)
