@@ -1,7 +1,6 @@
 """`gazctl`: the command line of journals."""
 
 import sys
-from typing import Annotated
 
 import typer
 
@@ -16,6 +15,7 @@ from gazette_platform.cli import (
 from gazette_platform.cli.connection import CONNECTION_VARIABLES, CommonOptionsGroup, connect
 from gazette_platform.cli.errors import EXIT_FAILED, run
 from gazette_platform.cli.ini import apply_ini
+from gazette_platform.cli.version import Version
 from gazette_platform.errors import GazetteError
 
 __all__ = ["app", "main"]
@@ -67,23 +67,10 @@ savepoints.command("delete")(gazctl_savepoints.delete)
 app.add_typer(savepoints, name="savepoints")
 
 
-def _print_version(is_asked: bool) -> None:  # noqa: FBT001  the parser's way to call back
-    if is_asked:
-        from importlib.metadata import version  # noqa: PLC0415  slow to import
-
-        print(version("gazette-platform"))
-        raise typer.Exit
-
-
 @app.callback()
 def _root(
     *,
-    _version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
-        ),
-    ] = False,
+    _version: Version = False,
 ) -> None:
     """Work with the journals of Gazette-compatible brokers."""
 

@@ -22,6 +22,7 @@ from gazette_platform.cli.serve_options import (
     option_values,
     with_serve_options,
 )
+from gazette_platform.cli.version import Version  # noqa: TC001  the parser reads annotations
 from gazette_platform.errors import GazetteError, SetupError, ValidationError
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ app = typer.Typer(
     help="A streaming log whose storage is the data lake itself.",
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -62,7 +64,7 @@ Root = Annotated[
 
 
 @app.callback(invoke_without_command=True)
-def _root_command(context: typer.Context) -> None:
+def _root_command(context: typer.Context, *, _version: Version = False) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise typer.Exit(1)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gazette_platform.cli import gazette
+from gazette_platform.cli import gazctl, gazette
 from gazette_platform.cli.serve_options import SERVE_OPTIONS, broker_config
 
 if TYPE_CHECKING:
@@ -29,6 +29,15 @@ def configuration(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, 
     assert gazette.main(["print-config", *flags]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if " = " in line]
     return dict(line.split(" = ", 1) for line in lines)
+
+
+def test_version_and_help_are_asked_for_as_with_gazctl(capsys: pytest.CaptureFixture[str]):
+    assert gazette.main(["--version"]) == 0
+    mine = capsys.readouterr().out
+    assert gazctl.main(["--version"]) == 0
+    assert capsys.readouterr().out == mine != ""
+    assert gazette.main(["up", "-h"]) == 0
+    assert "gazette up --root" in capsys.readouterr().out
 
 
 def test_flag_beats_ini_beats_environment_beats_default(
