@@ -25,6 +25,7 @@ __all__ = [
     "connect",
     "connected",
     "matching",
+    "no_match",
     "opened",
     "parse_selector",
 ]
@@ -276,8 +277,16 @@ async def matching(client: AsyncClient, selector: str) -> list[JournalListing]:
     """
     snapshot: ListSnapshot = await client.list_snapshot(parse_selector(selector))
     if not snapshot.journals:
-        raise ValidationError(
-            f"no journals match the selector ({selector}); "
-            "`gazctl journals list` shows the journals there are"
-        )
+        raise no_match(selector)
     return list(snapshot.journals)
+
+
+def no_match(selector: str) -> ValidationError:
+    """The error of a command of which no journal matches the selector."""
+    # Who writes a name alone asks for a label of that name.
+    is_name = "/" in selector and not set(selector) & set("=, !()")
+    hint = f"a journal is selected by its name as -l name={selector}; " if is_name else ""
+    return ValidationError(
+        f"no journals match the selector ({selector}); {hint}"
+        "`gazctl journals list` shows the journals there are"
+    )

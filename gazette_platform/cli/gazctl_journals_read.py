@@ -10,7 +10,14 @@ from typing import Annotated, BinaryIO, final
 import orjson
 import typer
 
-from gazette_platform.cli.connection import UNIX_TIME_MAX, Connection, Selector, connected, opened
+from gazette_platform.cli.connection import (
+    UNIX_TIME_MAX,
+    Connection,
+    Selector,
+    connected,
+    no_match,
+    opened,
+)
 from gazette_platform.cli.gazctl_journals_upkeep import is_fully_suspended
 from gazette_platform.cli.output import note
 from gazette_platform.client import AsyncClient, JournalListing, Reader
@@ -200,10 +207,7 @@ class _Merge:
         if not self._block:
             found = await self._client.list(selector)
             if not found:
-                raise ValidationError(
-                    f"no journals match the selector ({selector}); "
-                    "`gazctl journals list` shows the journals there are"
-                )
+                raise no_match(selector)
             async with asyncio.TaskGroup() as group:
                 for journal in found:
                     if self._is_new(journal):

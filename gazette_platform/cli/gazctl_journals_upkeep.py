@@ -36,7 +36,7 @@ def reset_head(
 
     Needed after all brokers of a journal lost their disks. A broker that comes back with its spool
     has all that it acknowledged, and needs no reset. So appends wait for one of those that held the
-    journal, and this command says for each journal which ones, and the offset behind which only
+    journal, and this command says for each journal which ones, and the offset from which on only
     their spools hold content. Resetting the head gives that up: other content gets these offsets, and
     a broker that comes back nevertheless sets aside what it has there.
 
@@ -59,7 +59,7 @@ def reset_head(
     states = connected(ctx, check)
     lossy = [name for name, state in states.items() if state.awaited]
     for name in lossy:
-        note(_loss(name, states[name]))
+        note(_loss(name, states[name], is_given_up=yes and not dry_run))
     if dry_run:
         for name, state in states.items():
             would = "would be" if state.is_refused else "is"
@@ -81,10 +81,13 @@ def reset_head(
         )
 
 
-def _loss(name: str, state: HeadState) -> str:
+def _loss(name: str, state: HeadState, *, is_given_up: bool) -> str:
     who = ", ".join(one.name for one in state.awaited)
     running = ", ".join(one.name for one in state.awaited if one.is_running)
-    text = f"{name}: content behind {state.head} that only the spools of {who} hold is given up"
+    verb = "is" if is_given_up else "would be"
+    text = (
+        f"{name}: content from {state.head} on that only the spools of {who} hold {verb} given up"
+    )
     if not running:
         return text
     return f"{text} ({running} runs, and stores what it has, or came back without its spool)"

@@ -81,7 +81,7 @@ def awaiting(journal: str, state: HeadState) -> SpoolsAwaited:
     """The error of a reset that would give up content."""
     who = ", ".join(one.name for one in state.awaited)
     return SpoolsAwaited(
-        f"{journal}: content behind {state.head} that only spools of {who} hold would be given up "
+        f"{journal}: content from {state.head} on that only spools of {who} hold would be given up "
         "(start one of these with its spool; or, if they are lost, give it up: with give_up, or "
         "`gazctl journals reset-head --yes`)"
     )

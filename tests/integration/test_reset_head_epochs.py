@@ -99,7 +99,7 @@ async def test_a_holder_that_comes_back_needs_no_reset(servers):
     await check_refused(servers[other], name)
     done = await reset(servers[other], "--dry-run")
     assert (done.returncode, done.stdout) == (0, f"{JOURNAL}: head would be 7\n")
-    what = f"content behind 7 that only the spools of {name} hold is given up"
+    what = f"content from 7 on that only the spools of {name} hold would be given up"
     assert done.stderr == f"{JOURNAL}: {what}\n"
     done = await reset(servers[other])
     assert (done.returncode, done.stdout) == (1, "")
@@ -132,7 +132,7 @@ async def test_who_never_comes_back_is_given_up(servers):
     shutil.rmtree(servers[name].spool)
     done = await reset_at_terminal(servers[other], b"n\n")
     assert (done.returncode, done.stdout) == (1, "")
-    assert f"only the spools of {name} hold is given up" in done.stderr
+    assert f"only the spools of {name} hold would be given up" in done.stderr
     await check_refused(servers[other], name)
     done = await reset_at_terminal(servers[other], b"y\n")
     assert (done.returncode, done.stdout) == (0, f"{JOURNAL}: head is 7\n")

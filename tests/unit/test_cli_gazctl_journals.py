@@ -262,6 +262,9 @@ def test_missing_input_and_journals_are_named(gazctl, broker, tmp_path):
         result = gazctl(*command, "-l", "name=b/one")
         assert result.code == 1
         assert "no journals match the selector (name=b/one)" in result.err
+    bare = gazctl("read", "-l", "b/one").err
+    assert "a journal is selected by its name as -l name=b/one" in bare
+    assert "selected by its name" not in gazctl("read", "-l", "b").err
     assert gazctl("read", "-l", "a = = b").code == 1
 
 
