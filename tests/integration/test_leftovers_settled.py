@@ -27,7 +27,7 @@ from gazette_platform.fragment.persister import Persister
 from gazette_platform.fragment.recovery import SET_ASIDE, recover
 from gazette_platform.fragment.refresh import FragmentLister
 from gazette_platform.fragment.spool_home import Owner, SpoolHome, free_homes
-from gazette_platform.keyspace import member_key
+from gazette_platform.keyspace import item_key, member_key
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults
 from gazette_platform.protocol import (
@@ -328,6 +328,14 @@ async def test_of_a_deleted_journal_all_is_set_aside_and_nobody_is_named_any_mor
     bench.items.clear()
     await bench.settle()
     assert (bench.stored, bench.aside, await bench.said()) == ([], [b"content"], None)
+
+
+async def test_a_journal_whose_spec_cannot_be_read_is_not_deleted(bench, etcd):
+    key = item_key(bench.prefix, JOURNAL)
+    found = bench.find(b"content", revision=(await etcd.put(key, b"no spec")).revision)
+    bench.items.clear()
+    await bench.settle()
+    assert (len(found.fragments), bench.aside, len(bench.leftovers)) == (1, [], 1)
 
 
 async def test_damaged_files_are_set_aside(bench):

@@ -351,6 +351,14 @@ def test_fragment_that_was_about_to_be_closed_is_whole(disk):
     assert contents(found) == [(0, b"content")]
 
 
+def test_last_block_may_be_cut_behind_its_record(disk):
+    tenure = disk.begin()
+    put(tenure, b"content")
+    os.truncate(tenure.folder / "heads", slot_at(1) + 500)
+    found = disk.recover_one()
+    assert (found.is_whole, contents(found)) == (True, [(0, b"content")])
+
+
 def test_registers_that_are_lost_make_it_not_whole(disk):
     tenure = disk.begin()
     put(tenure, b"content", registers=LONG)
@@ -485,6 +493,8 @@ def test_setting_aside_changes_no_byte(disk):
     told = set_aside(disk.path, found, path, begin=5, end=12, why="for a test")
     again = set_aside(disk.path, found, path, begin=5, end=12, why="for a test")
     assert told == again == disk.path / SET_ASIDE / f"{tenure.id}.1.json"
+    told.unlink()  # as if the process had ended before it was written
+    assert set_aside(disk.path, found, path, begin=5, end=12, why="for a test") == told
     assert json.loads(told.read_text()) == {
         "journal": "a/journal",
         "create_revision": 7,

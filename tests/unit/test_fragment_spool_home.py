@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import subprocess
@@ -284,6 +285,23 @@ def test_folder_of_another_user_is_refused(tmp_path):
     os.chown(tmp_path / SPOOLS, 12345, 12345)
     with pytest.raises(SetupError, match="not a folder of this user"):
         SpoolHome.make(tmp_path, OWNER)
+
+
+def test_home_that_somebody_removes_while_it_is_made_is_made_again(make, monkeypatch):
+    """Brokers that start look for homes at the same time, and remove what is empty."""
+    real, removed = fcntl.flock, []
+
+    def lock_too_late(fd, how):
+        if not removed:
+            folder = Path(f"/proc/self/fd/{fd}").readlink()
+            folder.rmdir()
+            removed.append(folder)
+        real(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", lock_too_late)
+    home = make()
+    assert removed[0] != home.folder
+    assert names(home.folder) == ["heads", "home.json"]
 
 
 def test_home_that_cannot_be_made_leaves_nothing_behind(tmp_path, monkeypatch):

@@ -5,10 +5,12 @@ The disk is of `power_disk`: of all that was not synced it keeps nothing, or wha
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import random
 import shutil
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -21,6 +23,7 @@ from gazette_platform.broker.spool.journal_spool import JournalSpool
 from gazette_platform.fragment import head_records
 from gazette_platform.fragment.files import finish_closing
 from gazette_platform.fragment.recovery import recover
+from gazette_platform.fragment.spool import Spool
 from gazette_platform.fragment.spool_home import Owner, SpoolHome, free_homes
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.tasks import TaskGroup
@@ -335,3 +338,39 @@ async def test_what_is_taken_back_is_so_on_disk_before_other_content_takes_its_p
         records = records_on(disk)
         assert records[max(records)].end == len(journal.told.content)
         await journal.spool.close()
+
+
+async def test_a_fragment_that_closes_while_it_is_synced_stays_closed(
+    disk, tmp_path, tasks, monkeypatch
+):
+    """Else its record would be the last one, and say that the content behind it was its own."""
+    rng, real = random.Random(1), Spool.sync
+    is_syncing, may_end = threading.Event(), threading.Event()
+
+    def slow(spool, to):
+        is_syncing.set()
+        may_end.wait(20)
+        real(spool, to)
+
+    with ThreadPoolExecutor(2) as executor:
+        home = SpoolHome.make(disk.root, OWNER)
+        journal = Journal(disk, home, tmp_path, FsyncMode.INTERVAL, executor, tasks)
+        await journal.begin()
+        await journal.append(rng)
+        monkeypatch.setattr(Spool, "sync", slow)
+        syncing = tasks.spawn(journal.spool.sync(), name="sync")
+        assert await asyncio.to_thread(is_syncing.wait, 20)
+        journal.spool.roll(journal.spool.end)
+        await journal.append(rng)
+        may_end.set()
+        await syncing
+        await journal.spool.completed()
+        journal.spool.spool.leave_behind()
+        for completed in journal.completed:
+            completed.content.keep_names()
+            completed.close()
+        home.close()
+    [home] = free_homes(disk.root, OWNER)
+    [found] = recover(home)
+    assert found.is_whole, found.torn
+    assert found.end == believed(journal.told, [found]) == len(journal.told.content)
