@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from spool_files import put, state_of
 
-from gazette_platform.broker import leftovers as leftovers_module
+from gazette_platform.broker import epoch_store, leftovers as leftovers_module
 from gazette_platform.broker.epoch_store import (
     delete_record,
     has_foreign_members,
@@ -119,7 +119,7 @@ class Bench:
         home = SpoolHome.make(self.spools, Owner("cluster", "zone#us", BOOT))
         tenure, at = home.tenure(journal, revision), 0
         for content in contents:
-            file = put(tenure, content, at, REGISTERS, **options)
+            file = put(tenure, content, at, LabelSet.of(at=str(at)), **options)
             at += len(content)
             tenure.record(0, state_of(at, at, REGISTERS))
         if options:  # the last one is open: what is recorded of it counts
@@ -206,7 +206,7 @@ async def test_a_holder_lets_go_once_all_of_it_is_stored(bench, why):
     record = await bench.said()
     assert (record.holders, record.released) == ((), Released(end, REGISTERS))
     assert bench.stored == [(0, b"content "), (8, b"and more")]
-    assert [one.registers for one in bench.handed] == [REGISTERS] * 2
+    assert [one.registers for one in bench.handed] == [LabelSet.of(at=at) for at in ("0", "8")]
     await bench.settle()
     assert (len(bench.leftovers), bench.aside, found.tenure.is_begun) == (0, [], False)
 
@@ -428,6 +428,20 @@ async def test_a_record_that_was_replaced_meanwhile_is_not_written_over(etcd, et
     assert (await read_record(etcd, etcd_prefix, JOURNAL))[0] == second
     await delete_record(etcd, etcd_prefix, JOURNAL, REVISION)
     assert await read_record(etcd, etcd_prefix, JOURNAL) == (None, 0)
+
+
+async def test_a_record_that_was_replaced_meanwhile_is_not_deleted(etcd, etcd_prefix, monkeypatch):
+    first, second = EpochRecord(REVISION, 1, ()), EpochRecord(REVISION, 2, (ELSEWHERE,))
+    await write_record(etcd, etcd_prefix, JOURNAL, first, 0)
+
+    async def read_before_it_changes(*args):
+        found = await read_record(*args)
+        await write_record(etcd, etcd_prefix, JOURNAL, second, found[1])
+        return found
+
+    monkeypatch.setattr(epoch_store, "read_record", read_before_it_changes)
+    await delete_record(etcd, etcd_prefix, JOURNAL, REVISION)
+    assert (await read_record(etcd, etcd_prefix, JOURNAL))[0] == second
 
 
 async def test_journals_that_wait_for_a_holder_are_not_held(etcd, etcd_prefix):

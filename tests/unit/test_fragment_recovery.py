@@ -382,6 +382,12 @@ def test_registers_that_are_lost_make_it_not_whole(disk):
         ({"synced_to": 7}, b"content", False),
         ({"is_durable": True, "synced_to": 7}, b"content", True),
         ({"is_durable": True, "digested_to": 5, "digest": sha1(b"lost.")}, b"", False),
+        # All of it was on disk: what differs is damage, of which nobody knows how far it goes.
+        (
+            {"is_durable": True, "synced_to": 4, "digested_to": 5, "digest": sha1(b"lost.")},
+            b"",
+            False,
+        ),
     ],
 )
 @pytest.mark.parametrize("is_closed", [False, True])

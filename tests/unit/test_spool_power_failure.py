@@ -19,6 +19,7 @@ from power_disk import PowerDisk
 from spool_files import put, state_of
 
 from gazette_platform.broker.config import FsyncMode
+from gazette_platform.broker.spool.digester import Digester
 from gazette_platform.broker.spool.journal_spool import JournalSpool
 from gazette_platform.fragment import head_records
 from gazette_platform.fragment.files import finish_closing
@@ -344,14 +345,19 @@ async def test_a_fragment_that_closes_while_it_is_synced_stays_closed(
     disk, tmp_path, tasks, monkeypatch
 ):
     """Else its record would be the last one, and say that the content behind it was its own."""
-    rng, real = random.Random(1), Spool.sync
-    is_syncing, may_end = threading.Event(), threading.Event()
+    rng, real, complete = random.Random(1), Spool.sync, Digester.complete
+    is_syncing, may_end, may_complete = threading.Event(), threading.Event(), asyncio.Event()
 
     def slow(spool, to):
         is_syncing.set()
         may_end.wait(20)
         real(spool, to)
 
+    async def complete_late(digester):
+        await may_complete.wait()
+        return await complete(digester)
+
+    monkeypatch.setattr(Digester, "complete", complete_late)
     with ThreadPoolExecutor(2) as executor:
         home = SpoolHome.make(disk.root, OWNER)
         journal = Journal(disk, home, tmp_path, FsyncMode.INTERVAL, executor, tasks)
@@ -364,6 +370,7 @@ async def test_a_fragment_that_closes_while_it_is_synced_stays_closed(
         await journal.append(rng)
         may_end.set()
         await syncing
+        may_complete.set()
         await journal.spool.completed()
         journal.spool.spool.leave_behind()
         for completed in journal.completed:
@@ -374,3 +381,31 @@ async def test_a_fragment_that_closes_while_it_is_synced_stays_closed(
     [found] = recover(home)
     assert found.is_whole, found.torn
     assert found.end == believed(journal.told, [found]) == len(journal.told.content)
+
+
+async def test_what_came_while_nothing_was_kept_is_no_part_of_the_next_tenure(
+    disk, tmp_path, tasks
+):
+    """A broker of Gazette led for a while. The tenure after it names the files of all that it says it has."""
+    rng = random.Random(1)
+    with ThreadPoolExecutor(2) as executor:
+        home = SpoolHome.make(disk.root, OWNER)
+        journal = Journal(disk, home, tmp_path, FsyncMode.NEVER, executor, tasks)
+        await journal.begin()
+        await journal.append(rng)
+        journal.spool.renounce()
+        await journal.append(rng)
+        at = journal.spool.end
+        await journal.begin()
+        await journal.append(rng)
+        await journal.spool.completed()
+        journal.spool.spool.leave_behind()
+        for completed in journal.completed:
+            completed.close()
+        home.close()
+    [home] = free_homes(disk.root, OWNER)
+    [found] = recover(home)
+    assert (found.tenure.id, found.is_whole) == (journal.told.tenure, True)
+    [one] = found.fragments
+    end = len(journal.told.content)
+    assert (one.state.begin, one.state.end, found.end) == (at, end, end)
