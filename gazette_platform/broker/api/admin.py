@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.broker.api.prologue import decode, find, rules
+from gazette_platform.broker.api.prologue import decode, endpoint_of, find, rules
 from gazette_platform.broker.journal.unstored import ask_others, call_flush
 from gazette_platform.broker.side_keys import savepoint_key, savepoints_prefix
 from gazette_platform.broker.wire.interface import Code, NotNow, RpcFailed
@@ -147,11 +147,7 @@ class AdminApi:
     async def _forward(
         self, request: admin_pb.FlushRequest, found: Resolution
     ) -> tuple[Status, bytes]:
-        header = found.header
-        endpoint = header.route.endpoint_of(header.process_id) if header.process_id else ""
-        if not endpoint:
-            raise RpcFailed(Code.UNAVAILABLE, f"{found.journal}: its primary has no endpoint")
-        return await call_flush(self._context, endpoint, request, header)
+        return await call_flush(self._context, endpoint_of(found), request, found.header)
 
     # ---------------------------------------------------------------------------- savepoints
     async def put_savepoint(self, raw: bytes, claims: Claims = ALL_CLAIMS) -> tuple[Status, bytes]:

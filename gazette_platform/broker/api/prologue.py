@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
 
-from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.broker.wire.interface import Code, NotNow, RpcFailed
 from gazette_platform.errors import ValidationError
 from gazette_platform.protocol import Header, Status
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         | admin_pb.ResetHeadRequest
     )
 
-__all__ = ["Found", "decode", "find", "find_readable", "found_of", "rules"]
+__all__ = ["Found", "decode", "endpoint_of", "find", "find_readable", "found_of", "rules"]
 
 M = TypeVar("M", bound=Message)
 
@@ -140,3 +140,12 @@ def found_of(
         primary, any_one = Status.NOT_JOURNAL_PRIMARY_BROKER, Status.NOT_JOURNAL_BROKER
         status = primary if require_primary else any_one
     return Found(resolution, status, replica)
+
+
+def endpoint_of(found: Resolution) -> str:
+    """Where the broker is that serves a call. Raises: RpcFailed: UNAVAILABLE: it has no endpoint."""
+    header = found.header
+    endpoint = header.route.endpoint_of(header.process_id) if header.process_id else ""
+    if not endpoint:
+        raise NotNow(f"{found.journal}: its primary has no endpoint")
+    return endpoint

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.broker.api.prologue import decode, find
+from gazette_platform.broker.api.prologue import decode, endpoint_of, find
 from gazette_platform.broker.append.batch import Outcome
 from gazette_platform.broker.append.events import AppendRequest
 from gazette_platform.broker.journal.claims import HoldersAway
@@ -123,14 +123,10 @@ class ResetHeadApi:
     async def _forward(
         self, request: pb.ResetHeadRequest, found: Resolution
     ) -> tuple[Status, bytes]:
-        header = found.header
-        endpoint = header.route.endpoint_of(header.process_id) if header.process_id else ""
-        if not endpoint:
-            raise NotNow(f"{found.journal}: its primary has no endpoint")
-        peers = self._context.peers
+        endpoint, peers = endpoint_of(found), self._context.peers
         call = PeerCall(peers, endpoint, _RESET_HEAD, Capability.APPEND, request.journal)
         try:
-            raw = await call.unary(with_header(request, header))
+            raw = await call.unary(with_header(request, found.header))
         except PeerFailed as err:
             raise RpcFailed(err.code, f"broker {endpoint}: {err.text}") from err
         return Status.from_wire(pb.ResetHeadResponse.FromString(raw).status), raw
