@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from typing import TYPE_CHECKING, final
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Patience", "Transport"]
 
+_log = logging.getLogger(__name__)
+
 _HEADERS_MAX = 1024
 
 # Seconds before each retry, as of Gazette's clients, but that it is asked each second for some ten
@@ -37,6 +40,10 @@ _RETRIES_S = (0.05, 0.05, 0.1, 0.1, *([1.0] * 12), 5.0)
 
 # A stream that told nothing counts as a success all the same if it lived for so many seconds.
 _STEADY_S = 5.0
+
+# Seconds of trying after which whoever waits is told for what: a broker that is only started again, or
+# hands over, is back before.
+_SILENT_S = 5.0
 
 # Seconds after an apply in which calls ask brokers to know of it, which they mostly do in milliseconds.
 _APPLIED_S = 60.0
@@ -158,6 +165,7 @@ class Patience:
         self._timeout_s = timeout_s
         self._failing_since: float | None = None
         self._waiting_since: float | None = None
+        self._is_told = False
         self.attempt = 0
 
     def connected(self) -> None:
@@ -168,6 +176,7 @@ class Patience:
     def progressed(self) -> None:
         """Something worked: the next failure is a first one."""
         self._failing_since = None
+        self._is_told = False
         self.attempt = 0
 
     async def wait(self, error: GazetteError) -> None:
@@ -189,6 +198,10 @@ class Patience:
             limit_s = connect_s if limit_s is None else min(limit_s, connect_s)
         if limit_s is not None and now + delay_s - self._failing_since > limit_s:
             raise error
+        if now - self._failing_since >= _SILENT_S and not self._is_told:
+            self._is_told = True
+            how_long = f"for {limit_s:g} s" if limit_s is not None else "for as long as it takes"
+            _log.warning("%s; trying again %s", error, how_long)
         await asyncio.sleep(delay_s)
 
 

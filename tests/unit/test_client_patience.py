@@ -50,3 +50,8 @@ async def test_a_broker_that_is_started_again_is_asked_within_a_second(attempts)
 async def test_one_that_stays_away_is_asked_seldom_and_given_up(attempts):
     assert len(attempts) < 35
     assert 50 < attempts[-1] <= 60
+
+
+async def test_who_waits_is_told_once_for_what(attempts, caplog):
+    (told,) = [one for one in caplog.get_records("setup") if one.levelname == "WARNING"]
+    assert told.getMessage() == f"{REFUSED}; trying again for 60 s"
