@@ -183,6 +183,17 @@ async def test_a_journal_made_anew_is_held_although_its_brokers_stay(cluster):
     assert await read_all(stub, JOURNAL) == b"acknowledged and more"
 
 
+async def test_what_was_found_is_stored_once_its_journal_goes_on(cluster):
+    broker = await cluster.start()
+    await cluster.apply(cluster.stub(broker), spec(1))
+    await append(cluster.stub(broker), JOURNAL, b"found")
+    await crash(broker)
+    broker = await cluster.start()
+    await append(cluster.stub(broker), JOURNAL, b" and more")
+    files = cluster.fragments
+    await eventually(lambda: b"found" in [path.read_bytes() for path in files.rglob("*.raw")])
+
+
 async def test_a_store_that_is_away_holds_up_no_journals_of_other_stores(
     cluster, tmp_path, monkeypatch
 ):

@@ -206,3 +206,37 @@ async def test_a_reset_goes_on_behind_what_a_holder_is_about_to_store(cluster, m
         may_go_on.set()
         assert await read_all(client) == b"heldnew"
     assert {path.read_bytes() for path in cluster.fragments.rglob("*.raw")} == {b"held"}
+
+
+@pytest.mark.parametrize(
+    ("what", "answer", "told"),
+    [
+        ("settle_others", False, "may still store content"),
+        ("wait_ready", "the store is away", "the store is away"),
+    ],
+)
+async def test_nothing_is_given_up_before_all_that_is_stored_is_known(
+    cluster, monkeypatch, what, answer, told
+):
+    """Whoever stores content behind the new head later would contradict it."""
+    former = await cluster.start(zone="za", append_wait_s=0.2)
+    await cluster.apply(cluster.stub(former), spec())
+    async with client_of(former) as client:
+        await client.append(JOURNAL, b"held")
+    other = await cluster.start(zone="zb", append_wait_s=0.2)
+    await former._server.stop(grace_s=0.0)
+    await former._lease.revoke()
+    await former.abandon()
+    await eventually(lambda: JOURNAL in other._resolver.replicas)
+
+    async def problem(_):
+        return answer
+
+    async with client_of(other, retry_timeout_s=1) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(Replica, what, problem)
+            with pytest.raises(GazetteError, match=told):
+                await client.reset_head(JOURNAL, give_up=True)
+        assert (await client.check_head(JOURNAL)).is_refused
+        await client.reset_head(JOURNAL, give_up=True)
+        assert not (await client.check_head(JOURNAL)).is_refused

@@ -26,6 +26,7 @@ from gazette_platform.fragment.files import finish_closing
 from gazette_platform.fragment.recovery import recover
 from gazette_platform.fragment.spool import Spool
 from gazette_platform.fragment.spool_home import Owner, SpoolHome, free_homes
+from gazette_platform.fragment.tenure import Tenure
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import LabelSet
@@ -409,3 +410,33 @@ async def test_what_came_while_nothing_was_kept_is_no_part_of_the_next_tenure(
     [one] = found.fragments
     end = len(journal.told.content)
     assert (one.state.begin, one.state.end, found.end) == (at, end, end)
+
+
+async def test_of_what_was_proposed_and_dropped_no_record_speaks(
+    disk, tmp_path, tasks, monkeypatch
+):
+    """Other content takes its place. The process may end before its files are removed."""
+    rng = random.Random(1)
+    with ThreadPoolExecutor(2) as executor:
+        home = SpoolHome.make(disk.root, OWNER)
+        journal = Journal(disk, home, tmp_path, FsyncMode.NEVER, executor, tasks)
+        await journal.begin()
+        await journal.append(rng)
+        spool = journal.spool
+        for _ in range(2):
+            spool.stage(await journal._kept(rng.randbytes(50), NONE), NONE)
+            spool.roll(spool.end)
+            spool.stage(await journal._kept(rng.randbytes(50), NONE), NONE)
+        monkeypatch.setattr(Tenure, "_unlink", lambda *_: None)
+        spool.drop_staged()
+        await spool.completed()
+        for completed in journal.completed:
+            completed.content.keep_names()
+            completed.close()
+        finish_closing()
+        home.close()
+    [home] = free_homes(disk.root, OWNER)
+    [found] = recover(home)
+    assert found.end == len(journal.told.content)
+    assert [one.state.end for one in found.fragments] == [found.end]
+    assert believed(journal.told, [found]) == found.end
