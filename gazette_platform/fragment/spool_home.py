@@ -368,7 +368,7 @@ def free_homes(spool_dir: Path, owner: Owner) -> list[SpoolHome]:
     except (FileNotFoundError, NotADirectoryError):
         return []  # if there can be none, that is told when a home is made
     except OSError as err:
-        raise SetupError(f"cannot look for spools in {base}: {err}{_ADVICE}") from err
+        raise SetupError(f"cannot keep spools in {base}: {err}{_ADVICE}") from err
     taken: list[SpoolHome] = []
     for folder in folders:
         try:

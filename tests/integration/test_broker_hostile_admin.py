@@ -7,7 +7,6 @@ import asyncio
 import pytest
 from grpc import StatusCode, aio
 
-from gazette_platform.broker.wire.interface import TENURE
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSelector
@@ -129,43 +128,3 @@ async def test_a_thousand_resets_at_a_time_leave_nothing_behind(brokers):
             response = pb.ResetHeadResponse.FromString(await one)
             assert (response.head, response.was_refused) == (7, False)
     await eventually(lambda: len(asyncio.all_tasks()) <= tasks + 2)
-
-
-async def replicate(broker, request, capability, *metadata):
-    """Begin a Replicate stream. Returns: what the broker tells of itself; the code if it refuses."""
-    async with aio.insecure_channel(f"127.0.0.1:{broker.port}") as channel:
-        call = channel.stream_stream("/protocol.Journal/Replicate")(
-            metadata=(*token(capability), *metadata), timeout=20
-        )
-        try:
-            await call.write(request.SerializeToString())
-            await call.done_writing()
-            told = dict(await call.initial_metadata())
-            async for _ in call:
-                pass
-        except aio.AioRpcError as err:
-            return err.code()
-        return told
-
-
-async def test_a_tenure_that_a_caller_claims_is_not_believed(brokers):
-    """Whoever says that it keeps spools is told of ours only if it may replicate the journal."""
-    raw = pb.FlushRequest(journal=OURS).SerializeToString()
-    header = (await ask(brokers[0], "Flush", raw)).header
-    (primary,) = (one for one in brokers if one.config.zone == header.process_id.zone)
-    ours = primary._resolver.replicas[OURS].spool.tenure
-    request = protocol_pb2.ReplicateRequest(header=header, acknowledge=True)
-    request.proposal.journal = THEIRS
-    request.proposal.compression_codec = protocol_pb2.NONE
-    request.registers.SetInParent()
-    for claimed in ("", "x" * 4000, ours, "a b;c,d", "0" * 16):
-        for capability in (Capability.READ, Capability.APPEND, Capability.LIST):
-            told = await replicate(primary, request, capability, (TENURE, claimed))
-            assert told is StatusCode.UNAUTHENTICATED
-        # A token for one journal is none for another.
-        told = await replicate(primary, request, Capability.REPLICATE, (TENURE, claimed))
-        assert isinstance(told, dict), told
-        assert TENURE not in told
-    assert primary._resolver.replicas[OURS].spool.tenure == ours
-    for broker in brokers:
-        assert not broker.faults.recent
