@@ -440,3 +440,23 @@ async def test_of_what_was_proposed_and_dropped_no_record_speaks(
     assert found.end == len(journal.told.content)
     assert [one.state.end for one in found.fragments] == [found.end]
     assert believed(journal.told, [found]) == found.end
+
+
+async def test_a_sync_takes_back_nothing_that_was_proposed(disk, tmp_path, tasks):
+    """It is acknowledged without another record."""
+    rng = random.Random(1)
+    with ThreadPoolExecutor(2) as executor:
+        home = SpoolHome.make(disk.root, OWNER)
+        journal = Journal(disk, home, tmp_path, FsyncMode.INTERVAL, executor, tasks)
+        await journal.begin()
+        await journal.append(rng)
+        spool = journal.spool
+        registers = LabelSet.of(of="the proposal")
+        spool.stage(await journal._kept(b"proposed", registers), registers)
+        await spool.sync()
+        spool.settle_all()
+        spool.spool.leave_behind()
+        home.close()
+    [home] = free_homes(disk.root, OWNER)
+    [found] = recover(home)
+    assert (found.end, found.registers) == (len(journal.told.content) + 8, registers)
