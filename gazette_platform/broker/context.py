@@ -7,6 +7,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gazette_platform.ops.disk_pace import DiskPace
+
 if TYPE_CHECKING:
     import random
     from concurrent.futures import Executor
@@ -74,6 +76,8 @@ class BrokerContext:
     """Our place in the cluster; says whether appends may still be committed, and acknowledged."""
     peers: Peers
     """Channels and tokens for calls to other brokers."""
+    pace: DiskPace = field(default_factory=DiskPace)
+    """Of the disk of spools."""
     pulse_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_PULSES_MAX))
     refresh_slots: defaultdict[tuple[str, ...], asyncio.Semaphore] = field(
         default_factory=lambda: defaultdict(lambda: asyncio.Semaphore(_REFRESHES_MAX))

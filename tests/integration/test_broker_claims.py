@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +18,7 @@ from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.errors import StoreUnavailable
 from gazette_platform.etcd import Delete, Put
 from gazette_platform.fragment.persister import Persister
+from gazette_platform.fragment.spool import Spool
 from gazette_platform.fragment.spool_home import SpoolHome
 from gazette_platform.keyspace import assignment_key, encode_journal_spec, item_key
 from gazette_platform.protocol import (
@@ -347,3 +350,38 @@ async def test_journals_are_begun_beside_the_event_loop(cluster, monkeypatch):
     held = again._resolver.replicas
     await eventually(lambda: len(held) == 5 and all(one.spool.tenure for one in held.values()))
     await eventually(lambda: len(threads) == 10)
+
+
+@pytest.mark.parametrize("replication", [1, 2])
+async def test_a_slow_disk_holds_up_threads_and_not_the_event_loop(
+    cluster, monkeypatch, replication
+):
+    """The small writes of a few journals took the loop so long that the lease was not renewed."""
+    slow_s, on_loop, in_threads = 0.05, [], []
+
+    def slowed(call):
+        def slow(*args):
+            is_loop = threading.current_thread() is threading.main_thread()
+            (on_loop if is_loop else in_threads).append(call)
+            time.sleep(slow_s)
+            return call(*args)
+
+        return slow
+
+    brokers = [await cluster.start(zone=zone) for zone in "ab"[:replication]]
+    names = [f"a/journal-{n}" for n in range(10)]
+    for name in names:
+        await cluster.apply(cluster.stub(brokers[0]), spec(replication, name))
+    stub = cluster.stub(brokers[0])
+    for content in (b"first fragments are short ", b"before "):
+        await asyncio.gather(*[append(stub, name, content) for name in names])
+    monkeypatch.setattr(Spool, "write", slowed(Spool.write))
+    monkeypatch.setattr(SpoolHome, "write", slowed(SpoolHome.write))
+    monkeypatch.setattr(os, "pread", slowed(os.pread))
+    for _ in range(2):
+        await asyncio.gather(*[append(stub, name, b"slowly ") for name in names])
+    for name in names:
+        assert await read_all(stub, name) == b"first fragments are short before slowly slowly "
+    # Those that found out that it is slow, and those that look now and then whether it still is.
+    assert len(on_loop) <= 6 * replication
+    assert len(in_threads) >= 40 * replication

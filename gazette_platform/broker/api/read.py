@@ -305,10 +305,11 @@ class ReadApi:
                 await send(raw)
 
     async def _pread(self, fd: int, length: int, at: int) -> bytes:
-        if length <= _INLINE_BYTES_MAX:
+        context = self._context
+        if length <= _INLINE_BYTES_MAX and context.clock.monotonic() >= context.pace.slow_until:
             return os.pread(fd, length, at)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._context.readers, os.pread, fd, length, at)
+        return await loop.run_in_executor(context.readers, os.pread, fd, length, at)
 
     async def _send_stored(self, fragment: Fragment, offset: int, end: int, send: Send) -> None:
         """Send bytes [offset, end) of the journal from a store."""

@@ -107,8 +107,7 @@ class Replica:
         )
         self._refresh_timer = RefreshTimer(name, self._refresh, tasks=context.tasks)
         self._stores = self.spec.fragment.stores if self.spec else ()
-        # The first store, as it was looked up at a revision of etcd.
-        self._store: ActiveStore | None = None
+        self._store: ActiveStore | None = None  # the first, as looked up at a revision of etcd
         self._store_at = -1
         self.index = Index(context.clock)
         self.gaps = Gaps(
@@ -134,6 +133,7 @@ class Replica:
             directory=context.config.spool_dir,
             tenure=context.spools.tenure(name, create_revision),
             fsync=context.config.fsync,
+            pace=context.pace,
             faults=context.faults,
         )
         if context.leftovers.has(name):

@@ -36,6 +36,7 @@ from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.fragment.files import FULL
 from gazette_platform.fragment.recovery import RecoveredTenure
 from gazette_platform.fragment.spool import LAG_BYTES_MAX, Spool
+from gazette_platform.ops.disk_pace import SLOW_S, DiskPace
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.threads import run_in
 from gazette_platform.protocol import ZERO_SUM, CompressionCodec, Fragment, LabelSet
@@ -105,10 +106,10 @@ class Draft:
         """
         while True:
             try:
-                if length <= _INLINE_BYTES_MAX:
-                    self._write(chunks)
+                if length <= _INLINE_BYTES_MAX and self._owner.is_quick:
+                    self._write(chunks, length)
                 else:
-                    await run_in(self._executor, self._write, chunks)
+                    await run_in(self._executor, self._write, chunks, length)
             except OSError as err:
                 if err.errno in FULL:
                     if await self.digester.spare_disk():
@@ -140,15 +141,19 @@ class Draft:
     def write_at_once(self, chunks: list[bytes | memoryview], length: int) -> bool:
         """Write chunks without waiting. Returns: whether that went well; if not, call `write`."""
         try:
-            self._write(chunks)
+            self._write(chunks, length)
         except OSError:
             return False
         self.at += length
         self.length += length
         return True
 
-    def _write(self, chunks: list[bytes | memoryview]) -> None:
+    def _write(self, chunks: list[bytes | memoryview], length: int) -> None:
+        owner = self._owner
+        began = owner.clock.monotonic()
         self.digester.spool.write(chunks, self.at)
+        if length <= _INLINE_BYTES_MAX:
+            owner.time(began)
         digest = self._digest
         if digest is not None:
             for chunk in chunks:
@@ -190,6 +195,7 @@ class JournalSpool:
         directory: Path,
         tenure: Tenure | None = None,
         fsync: FsyncMode = FsyncMode.NEVER,
+        pace: DiskPace | None = None,
         faults: Faults | None = None,
     ) -> None:
         """Begin at offset 0.
@@ -200,12 +206,14 @@ class JournalSpool:
             directory: for files that end with the process.
             tenure: names files that survive the process; None: nothing survives it.
             fsync: when content is brought to the disk itself.
+            pace: of the disk, which other journals share.
         """
         self._journal = journal
         self._executor = executor
         self._compressors = compressors
         self._tasks = tasks
-        self._clock = clock
+        self.clock = clock
+        self._pace = pace or DiskPace()
         self._directory = directory
         self._tenure = tenure
         self._next_tenure: Tenure | None = None
@@ -213,6 +221,7 @@ class JournalSpool:
         self._syncs = fsync is not FsyncMode.NEVER
         # The last record: where the journal ends, and with which registers.
         self._kept, self._kept_registers = 0, LabelSet()
+        self._noting = asyncio.Lock()  # held while a thread records
         self._faults = faults or Faults()
         self.lock = asyncio.Lock()
         self._is_primary = False
@@ -274,9 +283,21 @@ class JournalSpool:
         if self.digester.spool.digest_lag:
             await self.digester.digested()
 
+    @property
+    def is_quick(self) -> bool:
+        """Whether the event loop may wait for the disk."""
+        return self.clock.monotonic() >= self._pace.slow_until
+
+    def time(self, began: float) -> None:
+        """See how long a small write took that began at monotonic `began`."""
+        now = self.clock.monotonic()
+        if now - began > SLOW_S:
+            self._pace.on_slow(now)
+
     def takes_at_once(self, length: int) -> bool:
         """Whether so many bytes may be written and committed without waiting for a thread."""
-        return length <= _INLINE_BYTES_MAX and self.digester.spool.digest_lag < LAG_BYTES_MAX
+        is_small = length <= _INLINE_BYTES_MAX and self.digester.spool.digest_lag < LAG_BYTES_MAX
+        return is_small and self.is_quick
 
     def draft(self, *, with_digest: bool) -> Draft:
         """Begin to write behind the staged end.
@@ -326,7 +347,7 @@ class JournalSpool:
         tenure = self._tenure
         if tenure is not None and not tenure.is_begun and not self.content_length:
             # Not on the event loop: thousands of journals may be synced at once, by a slow disk.
-            await run_in(self._executor, self._note, tenure, self.spool, self.end, self.registers)
+            await self._note_in_thread(tenure, self.spool, self.end, self.registers)
         if self.is_durable and tenure is not None and not tenure.is_synced:
             try:
                 await run_in(self._executor, tenure.sync)
@@ -363,8 +384,13 @@ class JournalSpool:
         Cancellation: safe; no thread works on it any more.
         """
         tenure, spool = self._tenure, draft.digester.spool
-        if not self.is_durable or tenure is None:
-            self.keep_at_once(draft, registers)
+        if tenure is None:
+            return
+        if not self.is_durable:
+            if self.is_quick:
+                self._note(tenure, spool, draft.at, registers)
+            else:
+                await self._note_in_thread(tenure, spool, draft.at, registers)
             return
 
         def sync() -> None:
@@ -399,18 +425,28 @@ class JournalSpool:
             raise not_kept(self.name, err) from err
         finally:
             file.release()
-        if self.spool is spool and self._tenure is tenure:
-            # More may have been kept during the sync: record that end, not the one of before.
-            self._note(tenure, spool, self._kept, self._kept_registers)
+        async with self._noting:  # the lock of the spool is not ours
+            if self.spool is spool and self._tenure is tenure:
+                # More may have been kept during the sync: record that end, not the one of before.
+                self._note(tenure, spool, self._kept, self._kept_registers)
 
     def _note(self, tenure: Tenure, spool: Spool, end: int, registers: LabelSet) -> None:
         """Record where the journal ends. Raises: RpcFailed: the record before this one still holds."""
-        now = spool.first_append_at or self._clock.now()  # the clock is read for the first only
+        now = spool.first_append_at or self.clock.now()  # the clock is read for the first only
+        began = self.clock.monotonic()
         try:
             spool.note(tenure, end, registers, now, is_durable=self.is_durable)
         except OSError as err:
             raise not_kept(self.name, err) from err
+        self.time(began)
         self._kept, self._kept_registers = end, registers
+
+    async def _note_in_thread(
+        self, tenure: Tenure, spool: Spool, end: int, registers: LabelSet
+    ) -> None:
+        """As `_note`. The caller holds the spool's lock. Cancellation: safe; no thread records any more."""
+        async with self._noting:
+            await run_in(self._executor, self._note, tenure, spool, end, registers)
 
     def _take_back(self) -> None:
         """Correct the record, if it says that more counts than does by now."""
@@ -443,7 +479,7 @@ class JournalSpool:
             self._closing.adopt(self._digester(spool), fragment)
             self._journal.on_recovered(spool)
         with contextlib.suppress(RpcFailed):  # then the record stays as it is, and says the same
-            await run_in(self._executor, self._note, tenure, self.spool, self.end, self.registers)
+            await self._note_in_thread(tenure, self.spool, self.end, self.registers)
         self._journal.on_roll(is_elsewhere=True)
 
     @property
@@ -468,7 +504,7 @@ class JournalSpool:
             raise RuntimeError(f"{self._journal.name}: a draft of another place")
         spool = digester.spool
         self.end, self.registers = draft.at, registers
-        now = spool.first_append_at or self._clock.now()  # the clock is read for the first only
+        now = spool.first_append_at or self.clock.now()  # the clock is read for the first only
         spool.commit(draft.at, registers=registers, now=now, digest=draft.digest)
         if length:
             self._journal.on_commit(spool, appends=appends, length=length)
@@ -488,7 +524,7 @@ class JournalSpool:
         staged = self._staged.popleft()
         spool = staged.digester.spool
         spool.commit(
-            staged.end, registers=staged.registers, now=self._clock.now(), digest=staged.digest
+            staged.end, registers=staged.registers, now=self.clock.now(), digest=staged.digest
         )
         if staged.length:
             self._journal.on_commit(spool, appends=staged.appends, length=staged.length)
