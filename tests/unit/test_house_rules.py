@@ -280,3 +280,18 @@ def test_test_files_have_unique_names():
     # --import-mode=importlib allows equal names, people who read a report do not.
     names = [path.name for path in python_files("tests") if path.name.startswith("test_")]
     assert not {name for name in names if names.count(name) > 1}
+
+
+def test_mutants_are_of_modules_tests_and_lines_that_exist():
+    """One that was renamed would be broken no more, and nobody would notice."""
+    mutants = tomllib.loads((ROOT / "tests/mutants.toml").read_text())
+    package = ROOT / "gazette_platform"
+    files = [package / name for name in mutants["tests"]]
+    files += [ROOT / name for tests in mutants["tests"].values() for name in tests]
+    assert [path for path in files if not path.is_file()] == []
+    gone = [
+        one["line"]
+        for one in mutants["survivor"]
+        if one["line"] not in (package / one["module"]).read_text()
+    ]
+    assert gone == []
