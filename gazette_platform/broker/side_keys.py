@@ -12,8 +12,9 @@ about keys that are neither items, members nor assignments. ``<prefix>`` begins 
     journals that the value names; under a lease of its own, which ends when it has stored them.
 ``/.gazette-platform/savepoints<prefix>/<name>``
     A savepoint: offsets of journals under a name; under no lease.
-``/.gazette-platform/epochs<prefix>/<journal>``
-    Who holds all that was acknowledged of the journal, see `epochs`; under no lease.
+``/.gazette-platform/epochs<prefix>#<journal>``
+    Who holds all that was acknowledged of the journal, see `epochs`; under no lease. No name of a journal
+    has a ``#``, so that clusters do not share a key whose prefixes begin alike.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def savepoint_key(prefix: str, name: str) -> str:
 
 def epochs_prefix(prefix: str) -> str:
     """Prefix of all epoch records of a cluster."""
-    return f"{_ROOT}/epochs{prefix}/"
+    return f"{_ROOT}/epochs{prefix}#"
 
 
 def epoch_key(prefix: str, journal: str) -> str:

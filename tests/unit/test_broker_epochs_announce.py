@@ -19,6 +19,7 @@ from gazette_platform.broker.epochs import (
     release,
     standing,
 )
+from gazette_platform.broker.side_keys import epoch_key, epochs_prefix
 from gazette_platform.protocol import LabelSet, ProcessId
 
 A, B, OTHER = (Holder(f"tenure-{name}", ProcessId("zone", name)) for name in ("a", "b", "other"))
@@ -79,3 +80,10 @@ def test_of_several_the_end_of_the_furthest_counts():
 )
 def test_only_a_holder_announces(record):
     assert announce(record, A.tenure, create_revision=7, head=70, registers=REGISTERS) is None
+
+
+def test_clusters_whose_prefixes_begin_alike_share_no_key():
+    outer, inner = "/gazette", "/gazette/inner"
+    key = epoch_key(inner, "a/journal")
+    assert key != epoch_key(outer, "inner/a/journal")
+    assert not key.startswith(epochs_prefix(outer))
