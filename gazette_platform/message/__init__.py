@@ -1,18 +1,74 @@
-"""Records in journals: framings, and the mapping of records to journals."""
+"""Records in journals: framings, UUIDs, transactions, and the mapping of records to journals."""
 
 from __future__ import annotations
 
 from gazette_platform.client.records import split_lines
+from gazette_platform.message.envelope import Envelope
 from gazette_platform.message.framing import FIXED_MAGIC, FRAME_BYTES_MAX, frame_fixed, split_fixed
-from gazette_platform.message.mapping import fnv1a32, modulo, rendezvous
+from gazette_platform.message.mapping import (
+    Mapped,
+    fnv1a32,
+    modulo,
+    modulo_mapping,
+    random_mapping,
+    rendezvous,
+    rendezvous_mapping,
+)
+from gazette_platform.message.sequencer import (
+    PRUNE_HORIZON,
+    RING_SIZE,
+    Outcome,
+    ProducerState,
+    ReplayRange,
+    Sequencer,
+    SequencerCheckpoint,
+)
+from gazette_platform.message.uuid import (
+    CLOCK_TICK,
+    NO_UUID,
+    Flags,
+    MessageClock,
+    UuidParts,
+    build_uuid,
+    clock_of,
+    new_producer_id,
+    parse_uuid,
+    parse_uuids,
+    unix_ns_of,
+    uuid_bytes,
+)
 
 __all__ = [
+    "CLOCK_TICK",
     "FIXED_MAGIC",
     "FRAME_BYTES_MAX",
+    "NO_UUID",
+    "PRUNE_HORIZON",
+    "RING_SIZE",
+    "Envelope",
+    "Flags",
+    "Mapped",
+    "MessageClock",
+    "Outcome",
+    "ProducerState",
+    "ReplayRange",
+    "Sequencer",
+    "SequencerCheckpoint",
+    "UuidParts",
+    "build_uuid",
+    "clock_of",
     "fnv1a32",
     "frame_fixed",
     "modulo",
+    "modulo_mapping",
+    "new_producer_id",
+    "parse_uuid",
+    "parse_uuids",
+    "random_mapping",
     "rendezvous",
+    "rendezvous_mapping",
     "split_fixed",
     "split_lines",
+    "unix_ns_of",
+    "uuid_bytes",
 ]

@@ -1,15 +1,32 @@
-"""Which journal of several a record goes to."""
+"""Which journal of several a record goes to.
+
+A mapping is a function of a message. It chooses among `partitions`: a function that gives the journals
+of now, in the brokers' order, and the same object until they change.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from gazette_platform.errors import ValidationError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import random
+    from collections.abc import Callable, Sequence
 
-__all__ = ["fnv1a32", "modulo", "rendezvous"]
+    from gazette_platform.client.results import JournalListing, ListSnapshot
+
+__all__ = [
+    "Mapped",
+    "fnv1a32",
+    "modulo",
+    "modulo_mapping",
+    "random_mapping",
+    "rendezvous",
+    "rendezvous_mapping",
+]
+
+M = TypeVar("M")
 
 _FNV_OFFSET_BASIS = 2166136261
 _FNV_PRIME = 16777619
@@ -57,3 +74,62 @@ def rendezvous(key: bytes, journal_hashes: Sequence[int]) -> int:
         if weight > best_weight:
             best, best_weight = index, weight
     return best
+
+
+class Mapped(NamedTuple):
+    """Where a message goes."""
+
+    journal: str
+    content_type: str
+    """By which the journal's framing is found; empty if its labels do not tell."""
+
+
+def modulo_mapping(
+    key_of: Callable[[M], bytes], partitions: Callable[[], ListSnapshot]
+) -> Callable[[M], Mapped]:
+    """Maps by `modulo` of a key; see there.
+
+    Args:
+        key_of: the key of a message. It must not depend on its UUID, which comes later.
+    """
+
+    def mapping(message: M) -> Mapped:
+        journals = partitions().journals
+        return _mapped(journals[modulo(key_of(message), len(journals))])
+
+    return mapping
+
+
+def rendezvous_mapping(
+    key_of: Callable[[M], bytes], partitions: Callable[[], ListSnapshot]
+) -> Callable[[M], Mapped]:
+    """Maps by `rendezvous` of a key; see there, and `modulo_mapping`."""
+    known: tuple[ListSnapshot | None, list[int]] = (None, [])
+
+    def mapping(message: M) -> Mapped:
+        nonlocal known
+        listed, (hashed, hashes) = partitions(), known
+        if listed is not hashed:
+            hashes = [fnv1a32(one.name.encode()) for one in listed]
+            known = listed, hashes
+        return _mapped(listed.journals[rendezvous(key_of(message), hashes)])
+
+    return mapping
+
+
+def random_mapping(
+    partitions: Callable[[], ListSnapshot], draw: random.Random
+) -> Callable[[object], Mapped]:
+    """Maps to any journal, all being equally likely."""
+
+    def mapping(message: object) -> Mapped:  # noqa: ARG001  no matter which
+        journals = partitions().journals
+        if not journals:
+            raise ValidationError("empty ListResponse: no journal to map a record to")
+        return _mapped(draw.choice(journals))
+
+    return mapping
+
+
+def _mapped(listing: JournalListing) -> Mapped:
+    return Mapped(listing.name, listing.spec.labels.value_of("content-type"))

@@ -51,6 +51,10 @@ GROUPS = {
     "T": 12,
     "F": 5,
     "Z": 19,
+    # messages: UUIDs, mapping, sequencer
+    "MU": 6,
+    "MM": 3,
+    "MS": 16,
     # key space; protocol, journal trees, tokens; brokertest, gazctl, Kubernetes
     "Y": 6,
     "V": 11,

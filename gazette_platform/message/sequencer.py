@@ -1,0 +1,406 @@
+"""The sequencer: of messages as they lie in journals, those that are committed, each once. Pure.
+
+Per journal and producer it knows the largest clock that was committed (`min_clock`), the largest
+that was seen (`max_clock`), and the offset at which a span that is not committed begins (`begin`,
+-1 for none). Messages of such spans wait in a ring of fixed size, which drops the oldest of all.
+
+    flags      first that holds                     outcome                   effect
+    ---------  -----------------------------------  ------------------------  --------------------------
+    OUTSIDE,   clock 0, which is not tracked        outsideCommit             deliver
+    unknown    clock <= min_clock                   outsideAlreadyAcked       drop
+               else                                 outsideCommit             deliver; the span is dropped
+    CONTINUE   clock <= min_clock                   continueAlreadyAcked      drop
+               clock <= max_clock                   continueRingClockLarger   drop: it is there twice
+               there is no span                     continueBeginSpan         begin a span; ring
+               else                                 continueExtendSpan        ring
+    ACK        clock < min_clock                    ackRollback               told; go back to that clock
+               clock = min_clock                    ackRollback               drop the span
+               there is no span                     ackEmpty                  deliver the ACK
+               all of the span is in the ring       ackCommitRing             deliver span and ACK
+               else                                 ackCommitReplay           ask for a replay, then so
+
+A span is delivered in the order of its journal, as far as clocks are up to the ACK's: what has
+larger ones was taken back. What the ring has dropped, the caller reads again:
+
+    queue(message) --+--> `dequeued` is None: the next message, please
+                     +--> `dequeued`: use it, then step(), until it is None
+                     +--> `replay`: offer() each message of that range; where offer() says so, use
+                          `dequeued`, and step(); then end_replay()
+
+A checkpoint may be taken at any time. In the middle of a span it says: read up to the ACK, what was
+delivered is committed, and the span begins at what was not. Whoever goes on from there meets the ACK
+again, is asked for a replay, and gets the rest.
+
+Source: outcomes and their order are those of Gazette's sequencer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, final
+
+from gazette_platform.errors import DataError, ValidationError
+from gazette_platform.message.uuid import Flags
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gazette_platform.message.envelope import Envelope
+
+__all__ = [
+    "PRUNE_HORIZON",
+    "RING_SIZE",
+    "Outcome",
+    "ProducerState",
+    "ReplayRange",
+    "Sequencer",
+    "SequencerCheckpoint",
+]
+
+RING_SIZE = 8192
+"""Messages of open spans that are kept, of all producers together."""
+
+PRUNE_HORIZON = (24 * 3600 * 10_000_000) << 4
+"""By how much, in clocks, a producer may lag behind the newest of its journal: 24 hours."""
+
+M = TypeVar("M")
+_Key = tuple[str, bytes]
+_log = logging.getLogger(__name__)
+
+
+class Outcome(StrEnum):
+    """What became of a message that was queued. The values are labels of Gazette's metrics."""
+
+    OUTSIDE_ALREADY_ACKED = "outsideAlreadyAcked"
+    OUTSIDE_COMMIT = "outsideCommit"
+    CONTINUE_ALREADY_ACKED = "continueAlreadyAcked"
+    CONTINUE_RING_CLOCK_LARGER = "continueRingClockLarger"
+    CONTINUE_BEGIN_SPAN = "continueBeginSpan"
+    CONTINUE_EXTEND_SPAN = "continueExtendSpan"
+    ACK_ROLLBACK = "ackRollback"
+    ACK_EMPTY = "ackEmpty"
+    ACK_COMMIT_RING = "ackCommitRing"
+    ACK_COMMIT_REPLAY = "ackCommitReplay"
+
+
+class ReplayRange(NamedTuple):
+    """What of a journal has to be read again."""
+
+    journal: str
+    begin: int
+    end: int
+
+
+class ProducerState(NamedTuple):
+    """What a checkpoint says of a producer in a journal."""
+
+    journal: str
+    producer: bytes
+    last_ack: int
+    """Largest clock that was committed, and delivered."""
+    begin: int
+    """Offset of the first message that was not; -1 if there is none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SequencerCheckpoint:
+    """Where to go on, so that nothing is delivered twice and nothing is left out."""
+
+    offsets: Mapping[str, int] = field(default_factory=dict)
+    """Offset of each journal to read on at."""
+    producers: tuple[ProducerState, ...] = ()
+
+
+@final
+class _State(Generic[M]):
+    """Of a producer in a journal."""
+
+    __slots__ = ("begin", "held", "max_clock", "min_clock")
+
+    def __init__(self, clock: int, begin: int = -1) -> None:
+        self.min_clock = clock
+        self.max_clock = clock
+        self.begin = begin
+        # What of the span is in the ring. Each span has a deque of its own, and each slot of the
+        # ring names the deque of its message, which is that one's first when the slot is reused.
+        self.held: deque[Envelope[M]] = deque()
+
+    def drop_span(self) -> None:
+        self.held.clear()
+        self.held = deque()
+        self.begin = -1
+
+
+@final
+class Sequencer(Generic[M]):
+    """See the module. Not for several threads.
+
+    Attributes:
+        dequeued: the message to use now, which `step` then counts as used.
+        replay: what to read again, and offer, before anything else.
+
+    Args:
+        ring_size: messages of open spans to keep; at least one. Larger spans are read twice.
+        checkpoint: where to go on.
+        warn: is told what should not be: flags without meaning, spans that their producer dropped,
+            and ACKs that take back what was delivered.
+    """
+
+    def __init__(
+        self,
+        *,
+        ring_size: int = RING_SIZE,
+        checkpoint: SequencerCheckpoint | None = None,
+        warn: Callable[[str], None] = _log.warning,
+    ) -> None:
+        start = checkpoint or SequencerCheckpoint()
+        self.dequeued: Envelope[M] | None = None
+        self.replay: ReplayRange | None = None
+        self._offsets = dict(start.offsets)
+        self._states: dict[_Key, _State[M]] = {
+            (one.journal, one.producer): _State(one.last_ack, one.begin) for one in start.producers
+        }
+        self._pending: set[_Key] = set()
+        self._ring: list[deque[Envelope[M]] | None] = [None] * max(1, ring_size)
+        self._head = 0
+        self._warn = warn
+        # Of the commit that is being delivered: its ACK, or the message itself; the producer's
+        # state; the largest clock of the span that was looked at; how far a replay has come.
+        self._last: Envelope[M] | None = None
+        self._state: _State[M] | None = None
+        self._looked_at = 0
+        self._replayed = 0
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether a span was begun since the last checkpoint, and is neither committed nor dropped."""
+        return bool(self._pending)
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        """Of each journal, how far everything was used or waits in a span."""
+        return dict(self._offsets)
+
+    def queue(self, envelope: Envelope[M]) -> Outcome:
+        """Take in the next message of a journal. Sets `dequeued`, or `replay`, if it commits.
+
+        Raises: ValidationError: what was committed before is not used up yet.
+        """
+        if self._last is not None:
+            raise ValidationError(
+                f"{envelope.journal}: step through what is committed before you queue another message"
+            )
+        producer, clock, flags = envelope.uuid
+        if clock == 0:
+            self._deliver(envelope, None)
+            self.dequeued = envelope
+            return Outcome.OUTSIDE_COMMIT
+        key = (envelope.journal, producer)
+        state = self._states.get(key)
+        if state is None:
+            state = self._states[key] = _State(clock - 1)
+        if flags == Flags.CONTINUE_TXN:
+            outcome = self._continued(envelope, key, state)
+        elif flags == Flags.ACK_TXN:
+            outcome = self._acknowledged(envelope, key, state)
+        else:
+            if flags != Flags.OUTSIDE_TXN:
+                self._warn(
+                    f"{_where(envelope)}: its flags {flags:#x} mean nothing; it is taken for "
+                    "committed (who publishes such messages?)"
+                )
+            outcome = self._outside(envelope, key, state)
+        if self._last is None:
+            self._offsets[envelope.journal] = envelope.end
+        return outcome
+
+    def step(self) -> None:
+        """Count `dequeued` as used, and set it to the next message of its commit, if there is one.
+
+        Raises: ValidationError: there is none to step from.
+        """
+        used, state = self.dequeued, self._state
+        if used is None:
+            raise ValidationError("there is no message to step from")
+        self.dequeued = None
+        if used is self._last:
+            self._last = self._state = None
+            self._offsets[used.journal] = used.end
+            if state is not None:
+                state.min_clock = state.max_clock = used.uuid.clock
+                state.drop_span()
+            return
+        assert state is not None  # only a commit of a tracked producer has several messages
+        state.min_clock = used.uuid.clock
+        state.begin = used.end
+        if self.replay is None:
+            self._dequeue_held()
+
+    def offer(self, envelope: Envelope[M]) -> bool:
+        """Take in the next message of `replay`. Returns: whether it is to be used: see `dequeued`.
+
+        Raises: DataError: it does not lie in the range, or not behind the one before.
+            ValidationError: no replay is asked for, or the message before is not used yet.
+        """
+        wanted, last = self.replay, self._last
+        if wanted is None or last is None or self.dequeued is not None:
+            raise ValidationError("no message of a replay is asked for now")
+        if envelope.journal != wanted.journal:
+            raise DataError(f"replay of {wanted.journal} gave a message of {envelope.journal}")
+        if envelope.begin < self._replayed or envelope.end > wanted.end:
+            raise DataError(
+                f"replay of {wanted.journal} gave a message from {envelope.begin} to {envelope.end}, "
+                f"outside of {self._replayed} to {wanted.end}"
+            )
+        self._replayed = envelope.end
+        uuid = envelope.uuid
+        if uuid.producer != last.uuid.producer or uuid.flags != Flags.CONTINUE_TXN:
+            return False
+        return self._is_dequeued(envelope)
+
+    def end_replay(self) -> None:
+        """Go on with the ring: all messages of `replay` were offered.
+
+        Raises: ValidationError: as of `offer`.
+        """
+        if self.replay is None or self.dequeued is not None:
+            raise ValidationError("no replay is under way, or its last message is not used yet")
+        self.replay = None
+        self._dequeue_held()
+
+    def checkpoint(self, *, horizon: int | None = PRUNE_HORIZON) -> SequencerCheckpoint:
+        """Where to go on behind what was used, `dequeued` not among it.
+
+        Forgets producers that have published nothing for long: an ACK that comes later still commits
+        nothing but itself. Spans that are open now are not `has_pending` any more.
+
+        Args:
+            horizon: in clocks; None keeps all producers.
+        """
+        if horizon is not None:
+            self._prune(horizon)
+        self._pending.clear()
+        return SequencerCheckpoint(
+            offsets=dict(self._offsets),
+            producers=tuple(
+                ProducerState(journal, producer, state.min_clock, state.begin)
+                for (journal, producer), state in self._states.items()
+            ),
+        )
+
+    def _outside(self, envelope: Envelope[M], key: _Key, state: _State[M]) -> Outcome:
+        if envelope.uuid.clock <= state.min_clock:
+            return Outcome.OUTSIDE_ALREADY_ACKED
+        if state.begin >= 0:
+            self._warn(
+                f"{_where(envelope)}: it is outside of transactions, and drops the one of its producer "
+                f"that began at offset {state.begin} (publish both by producers of their own)"
+            )
+            self._drop_span(key, state)
+        self._deliver(envelope, state)
+        self.dequeued = envelope
+        return Outcome.OUTSIDE_COMMIT
+
+    def _continued(self, envelope: Envelope[M], key: _Key, state: _State[M]) -> Outcome:
+        clock = envelope.uuid.clock
+        if clock <= state.min_clock:
+            return Outcome.CONTINUE_ALREADY_ACKED
+        if clock <= state.max_clock:
+            return Outcome.CONTINUE_RING_CLOCK_LARGER
+        state.max_clock = clock
+        outcome = Outcome.CONTINUE_EXTEND_SPAN
+        if state.begin < 0:
+            state.begin = envelope.begin
+            self._pending.add(key)
+            outcome = Outcome.CONTINUE_BEGIN_SPAN
+        self._take_slot(state.held)
+        state.held.append(envelope)
+        return outcome
+
+    def _acknowledged(self, envelope: Envelope[M], key: _Key, state: _State[M]) -> Outcome:
+        clock = envelope.uuid.clock
+        if clock <= state.min_clock:
+            if clock < state.min_clock:
+                self._warn(
+                    f"{_where(envelope)}: its producer takes back messages up to clock "
+                    f"{state.min_clock}, which were delivered: they may come twice"
+                )
+            state.min_clock = state.max_clock = clock
+            self._drop_span(key, state)
+            return Outcome.ACK_ROLLBACK
+        self._pending.discard(key)
+        self._deliver(envelope, state)
+        if state.begin < 0:
+            self.dequeued = envelope
+            return Outcome.ACK_EMPTY
+        # An ACK takes a slot as any other message, and may be the one that has the ring drop another.
+        self._take_slot(None)
+        self._looked_at = state.min_clock
+        held_begin = state.held[0].begin if state.held else envelope.begin
+        if state.begin >= held_begin:
+            self._dequeue_held()
+            return Outcome.ACK_COMMIT_RING
+        self._replayed = state.begin
+        self.replay = ReplayRange(envelope.journal, state.begin, held_begin)
+        return Outcome.ACK_COMMIT_REPLAY
+
+    def _deliver(self, last: Envelope[M], state: _State[M] | None) -> None:
+        """Begin a commit that ends with `last`: until that is used, its journal is read up to it."""
+        self._last, self._state = last, state
+        self._offsets[last.journal] = last.begin
+
+    def _dequeue_held(self) -> None:
+        """Dequeue the next message of the span that is in the ring, or at last the ACK."""
+        state, last = self._state, self._last
+        assert state is not None  # the caller delivers a span
+        assert last is not None
+        while state.held:
+            if self._is_dequeued(state.held.popleft()):
+                return
+        # A checkpoint now has the ACK come again, also after a message of the very same clock.
+        state.min_clock = min(state.min_clock, last.uuid.clock - 1)
+        state.begin = -1
+        self.dequeued = last
+
+    def _is_dequeued(self, envelope: Envelope[M]) -> bool:
+        """Dequeue a message of the span, unless it was there before, or was taken back."""
+        state, last, clock = self._state, self._last, envelope.uuid.clock
+        assert state is not None
+        assert last is not None
+        if clock <= self._looked_at:
+            return False
+        self._looked_at = clock
+        if clock > last.uuid.clock:
+            return False
+        state.begin = envelope.begin
+        self.dequeued = envelope
+        return True
+
+    def _take_slot(self, held: deque[Envelope[M]] | None) -> None:
+        """Name `held` in the next slot of the ring, and drop the message that had it."""
+        dropped = self._ring[self._head]
+        if dropped:
+            dropped.popleft()
+        self._ring[self._head] = held
+        self._head = (self._head + 1) % len(self._ring)
+
+    def _drop_span(self, key: _Key, state: _State[M]) -> None:
+        state.drop_span()
+        self._pending.discard(key)
+
+    def _prune(self, horizon: int) -> None:
+        newest: dict[str, int] = {}
+        for (journal, _), state in self._states.items():
+            newest[journal] = max(newest.get(journal, 0), state.min_clock)
+        for key, state in list(self._states.items()):
+            if state.max_clock < newest[key[0]] - horizon and state is not self._state:
+                state.drop_span()
+                del self._states[key]
+
+
+def _where(envelope: Envelope[Any]) -> str:
+    producer = envelope.uuid.producer.hex()
+    return f"{envelope.journal}: the message at offset {envelope.begin} of producer {producer}"
