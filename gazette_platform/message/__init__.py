@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from gazette_platform.client.records import split_lines
+from gazette_platform.message.csv_framing import CsvFraming
 from gazette_platform.message.envelope import Envelope
-from gazette_platform.message.framing import FIXED_MAGIC, FRAME_BYTES_MAX, frame_fixed, split_fixed
+from gazette_platform.message.framing import (
+    FIXED_MAGIC,
+    FRAME_BYTES_MAX,
+    Decoder,
+    Framing,
+    frame_fixed,
+    split_fixed,
+)
+from gazette_platform.message.json_framing import JsonFraming, go_json
 from gazette_platform.message.mapping import (
     Mapped,
     fnv1a32,
@@ -14,6 +23,15 @@ from gazette_platform.message.mapping import (
     rendezvous,
     rendezvous_mapping,
 )
+from gazette_platform.message.proto_framing import ProtoFraming
+from gazette_platform.message.readers import (
+    CommittedReader,
+    MessageDecoder,
+    Pieces,
+    UncommittedReader,
+)
+from gazette_platform.message.reading import MessageIterator, read_committed, read_uncommitted
+from gazette_platform.message.registry import framing_of, framing_of_labels, register_framing
 from gazette_platform.message.sequencer import (
     PRUNE_HORIZON,
     RING_SIZE,
@@ -45,26 +63,42 @@ __all__ = [
     "NO_UUID",
     "PRUNE_HORIZON",
     "RING_SIZE",
+    "CommittedReader",
+    "CsvFraming",
+    "Decoder",
     "Envelope",
     "Flags",
+    "Framing",
+    "JsonFraming",
     "Mapped",
     "MessageClock",
+    "MessageDecoder",
+    "MessageIterator",
     "Outcome",
+    "Pieces",
     "ProducerState",
+    "ProtoFraming",
     "ReplayRange",
     "Sequencer",
     "SequencerCheckpoint",
+    "UncommittedReader",
     "UuidParts",
     "build_uuid",
     "clock_of",
     "fnv1a32",
     "frame_fixed",
+    "framing_of",
+    "framing_of_labels",
+    "go_json",
     "modulo",
     "modulo_mapping",
     "new_producer_id",
     "parse_uuid",
     "parse_uuids",
     "random_mapping",
+    "read_committed",
+    "read_uncommitted",
+    "register_framing",
     "rendezvous",
     "rendezvous_mapping",
     "split_fixed",

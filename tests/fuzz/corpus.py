@@ -681,6 +681,7 @@ def _parsers() -> Iterator[Case]:
         "path": ["/%ff", "/%", "/" + "%41" * 5000, "/\udcff"],
         "keys": ["AA==", "=", "A", "AA== AA==", ",,,", "é", "YQ== " * 5000],
         "claims": ["[]", "1", '{"sel":[]}', '{"cap":' + "9" * 4000 + "}", "{" * 3000],
+        "uuid": ["83fc2f95-cc5f-11e9-8000-0702030405  ", "{" * 5000, "urn:uuid:", "-" * 36, "٣" * 32, "1_" * 18],
         "token": ["a.b.c", "." * 5000, "é.é.é", "e30.e30.e30", "bnVsbA.bnVsbA.x"],
     }  # fmt: skip
     for target, found in texts.items():
@@ -694,6 +695,9 @@ def _parsers() -> Iterator[Case]:
         "zstandard": [b"\x28\xb5\x2f\xfd\xff" + b"\xff" * 20, b"\x50\x2a\x4d\x18\xff\xff\xff\xff", b"\x28\xb5\x2f\xfd"],
         "content": [b"\x22\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", b"\xff" * 30, b"\x22", b"\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f"],
         "framing": [b"\x66\x33\x93\x36\xff\xff\xff\xff", b"\x66\x33\x93\x36\0\0\0\0" * 1000, b"\x66"],
+        "json_messages": [b"[" * 60_000 + b"\n", b'{"UUID":' * 5000 + b"\n", b'{"UUID":[]}\n{"UUID":1e999}\n', b"\n" * 5000, b'"\\ud800"\n', b"9" * 5000 + b"\n"],
+        "csv_messages": [b'"' * 60_001 + b"\n", b'a,"' * 20_000 + b"\n", b'"x\n' * 20_000, b'"",' * 20_000 + b"\n", b"\n" * 60_000, b"\r\n,\n\xff\n", b"\n\n,"],
+        "proto_messages": [b"\x66\x33\x93" * 20_000, b"\x66\x33\x93\x36\xff\xff\xff\xff" * 8000, b"\x66\x33\x93\x36\0\0\0\0" * 8000 + b"\n", b"\x66" * 60_000],
         "spec": [b"\xff" * 100, blob(4, b"\x22\x02\x08\x01"), json.dumps({}).encode()],
         "route": [b"\x10\x05", number(2, -5), blob(1, b"") * 1000],
     }  # fmt: skip

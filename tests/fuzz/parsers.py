@@ -28,7 +28,7 @@ from gazette_platform.keyspace.keys import parse_key
 from gazette_platform.keyspace.values import decode_journal_spec, decode_route
 from gazette_platform.lake.layout import Layout
 from gazette_platform.lake.table_spec import parse_table_spec
-from gazette_platform.message.framing import split_fixed
+from gazette_platform.message import CsvFraming, JsonFraming, ProtoFraming, parse_uuid, split_fixed
 from gazette_platform.protocol import (
     CompressionCodec,
     Fragment,
@@ -108,6 +108,21 @@ def _framing(raw: bytes) -> None:
     split_fixed(raw, has_headers=True)
 
 
+def _messages(framing: Any) -> Callable[[bytes], None]:
+    def run(raw: bytes) -> None:
+        decoder, refused = framing.decoder(), 0
+        for at in range(0, len(raw), 64):
+            for frame in decoder.feed(raw[at : at + 64]):
+                try:
+                    framing.uuid_of(decoder.decode(frame))
+                except GazetteError:
+                    refused += 1
+        decoder.end()
+        assert refused <= len(raw)
+
+    return run
+
+
 def _store(text: str) -> None:
     parse_store_url(text)
     open_store(text, file_root=Path("/nonexistent"), file_only=False)
@@ -127,11 +142,15 @@ _TEXT: dict[str, Callable[[str], Any]] = {
     "query": lambda text: ReadQuery.parse([("offset", text), ("block", text[:4])]),
     "path": journal_of,
     "layout": Layout.parse,
+    "uuid": parse_uuid,
     "token": lambda text: KeyRing("c2VjcmV0").verify(text),
 }
 _BYTES: dict[str, Callable[[bytes], Any]] = {
     "content": _content,
     "framing": _framing,
+    "json_messages": _messages(JsonFraming()),
+    "csv_messages": _messages(CsvFraming()),
+    "proto_messages": _messages(ProtoFraming()),
     "spec": lambda raw: decode_journal_spec(raw, name="fuzz/a"),
     "route": decode_route,
     **{

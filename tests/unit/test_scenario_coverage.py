@@ -51,9 +51,11 @@ GROUPS = {
     "T": 12,
     "F": 5,
     "Z": 19,
-    # messages: UUIDs, mapping, sequencer
+    # messages: UUIDs, framings, mapping, readers, sequencer
     "MU": 6,
+    "MF": 11,
     "MM": 3,
+    "MR": 5,
     "MS": 16,
     # key space; protocol, journal trees, tokens; brokertest, gazctl, Kubernetes
     "Y": 6,

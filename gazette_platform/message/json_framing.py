@@ -1,0 +1,146 @@
+"""JSON lines: a message is a JSON value on a line, with its UUID as text in a field."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, final
+from uuid import UUID
+
+import msgspec
+import orjson
+
+from gazette_platform.errors import DataError, ValidationError
+from gazette_platform.message.framing import LineSplitter
+from gazette_platform.message.uuid import NO_UUID, UuidParts, parse_uuid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["JsonFraming", "go_json"]
+
+M = TypeVar("M")
+# What Gazette's encoder escapes beside what JSON asks for: HTML, and two line ends of JavaScript.
+_ESCAPES = tuple(
+    (character.encode(), b"\\u%04x" % ord(character)) for character in "<>&\u2028\u2029"
+)
+
+
+def go_json(value: Any, *, enc_hook: Callable[[Any], Any] | None = None) -> bytes:
+    r"""JSON as programs in Go write it: ``<>&`` escaped, and bytes as base64.
+
+    >>> go_json({"a": "<b>", "c": b"\x00\x01"}).decode()
+    '{"a":"\\u003cb\\u003e","c":"AAE="}'
+
+    Raises: ValidationError: there is no JSON of it.
+    """
+    try:
+        raw = msgspec.json.encode(value, enc_hook=enc_hook)
+    except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as err:
+        raise ValidationError(f"there is no JSON of {type(value).__name__}: {err}") from err
+    for plain, escaped in _ESCAPES:
+        if plain in raw:  # within a text, for nowhere else has JSON these characters
+            raw = raw.replace(plain, escaped)
+    return raw
+
+
+@final
+class JsonFraming(Generic[M]):
+    """Messages of JSON lines: dictionaries, or objects of a type of msgspec.
+
+    Args:
+        uuid_field: where the UUID is: a key, or keys joined by dots; of typed messages an attribute.
+        message_type: what lines are decoded into; None: into plain values.
+        empty: makes the message of an ACK; default: `message_type` without arguments.
+        enc_hook: msgspec's, for types that it does not know.
+        dec_hook: likewise.
+    """
+
+    content_type = "application/x-ndjson"
+
+    def __init__(
+        self,
+        *,
+        uuid_field: str = "UUID",
+        message_type: type[M] | None = None,
+        empty: Callable[[], M] | None = None,
+        enc_hook: Callable[[Any], Any] | None = None,
+        dec_hook: Callable[[type, Any], Any] | None = None,
+    ) -> None:
+        self._path = uuid_field.split(".")
+        if not all(self._path):
+            raise ValidationError(
+                f"must be names joined by dots ({uuid_field!r})", path="uuid_field"
+            )
+        self._typed = message_type
+        self._empty: Callable[[], M] = empty or cast("Callable[[], M]", message_type or dict)
+        self._enc_hook = enc_hook
+        self._loads: Callable[[bytes], Any] = orjson.loads
+        if message_type is not None:
+            self._loads = msgspec.json.Decoder(message_type, dec_hook=dec_hook).decode
+
+    def decoder(self) -> _JsonDecoder[M]:
+        """See `Framing`."""
+        return _JsonDecoder(self._loads)
+
+    def encode(self, message: M) -> bytes:
+        """See `Framing`."""
+        return go_json(message, enc_hook=self._enc_hook) + b"\n"
+
+    def uuid_of(self, message: M) -> UuidParts:
+        """See `Framing`."""
+        value: Any = message
+        for name in self._path:
+            value = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
+            if value is None:
+                return NO_UUID
+        if not isinstance(value, str | bytes | UUID):
+            raise DataError(f"{'.'.join(self._path)} is not a UUID but {type(value).__name__}")
+        return parse_uuid(value)
+
+    def stamp(self, message: M, uuid: UUID) -> M:
+        """See `Framing`."""
+        return cast("M", _stamped(message, self._path, uuid))
+
+    def acknowledgement(self, message: M) -> M:  # noqa: ARG002  all are alike
+        """See `Framing`."""
+        try:
+            return self._empty()
+        except TypeError as err:
+            raise ValidationError(
+                f"no message for an ACK can be made: {err} (give JsonFraming what makes an `empty` one)"
+            ) from err
+
+
+def _stamped(owner: Any, path: list[str], uuid: UUID) -> Any:
+    """`owner` with the UUID at `path`; what lies between is made if need be."""
+    name, rest = path[0], path[1:]
+    if isinstance(owner, dict):
+        owner[name] = _stamped(owner.get(name) or {}, rest, uuid) if rest else str(uuid)
+        return owner
+    try:
+        former = getattr(owner, name)
+        # An attribute that holds text gets text, and any other the object.
+        value: Any = str(uuid) if isinstance(former, str) else uuid
+        if rest:
+            value = _stamped(former, rest, uuid)
+        if isinstance(owner, msgspec.Struct) and owner.__struct_config__.frozen:
+            return msgspec.structs.replace(owner, **{name: value})
+        setattr(owner, name, value)
+    except AttributeError as err:
+        raise ValidationError(
+            f"{type(owner).__name__} takes no UUID as {name}: {err} (name another `uuid_field`)"
+        ) from err
+    return owner
+
+
+@final
+class _JsonDecoder(LineSplitter, Generic[M]):
+    def __init__(self, loads: Callable[[bytes], Any]) -> None:
+        super().__init__()
+        self._loads = loads
+
+    def decode(self, frame: bytes) -> M:
+        """See `Decoder`."""
+        try:
+            return cast("M", self._loads(frame))
+        except (ValueError, msgspec.MsgspecError, RecursionError) as err:
+            raise DataError(f"the line is not JSON: {err} ({frame[:80]!r})") from err

@@ -1,0 +1,155 @@
+"""Reads messages of journals through a client: `AsyncClient`, or `Client` for programs without asyncio."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, Self, TypeVar, final
+
+from gazette_platform.message.readers import CommittedReader, UncommittedReader
+from gazette_platform.message.registry import framing_of_labels
+from gazette_platform.message.sequencer import RING_SIZE, ReplayRange
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from gazette_platform.client import AsyncClient, Client, Reader
+    from gazette_platform.message.envelope import Envelope
+    from gazette_platform.message.framing import Framing
+    from gazette_platform.message.sequencer import SequencerCheckpoint
+
+__all__ = ["MessageIterator", "read_committed", "read_uncommitted"]
+
+M = TypeVar("M")
+
+
+@final
+class _ReaderPieces:
+    """Pieces of a reader with their offsets. No generator, because cancelling one would end it."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[int, memoryview | bytes]:
+        piece = await anext(self._reader)
+        return self._reader.offset - len(piece), piece
+
+
+async def read_uncommitted(
+    client: AsyncClient,
+    journal: str,
+    offset: int = 0,
+    *,
+    framing: Framing[M] | None = None,
+    block: bool = False,
+    end_offset: int = 0,
+    direct: bool = False,
+) -> UncommittedReader[M]:
+    """Messages as they lie in `journal`, from `offset` on, where one must begin.
+
+    Content that was pruned is read over, and logged.
+
+    Args:
+        framing: default: what the journal's label `content-type` names.
+        block, end_offset, direct: as of `AsyncClient.read`.
+
+    Raises: JournalNotFound. ValidationError: the journal has no framing.
+    Cancellation: safe.
+    """
+    used = framing or framing_of_labels((await client.get(journal)).spec.labels)
+    reader = client.read(
+        journal, offset, block=block, end_offset=end_offset, direct=direct, on_jump="continue"
+    )
+    return UncommittedReader(_ReaderPieces(reader), journal, used, close=reader.aclose)
+
+
+async def read_committed(
+    client: AsyncClient,
+    journal: str,
+    offset: int = 0,
+    *,
+    checkpoint: SequencerCheckpoint | None = None,
+    ring_size: int = RING_SIZE,
+    framing: Framing[M] | None = None,
+    block: bool = False,
+    end_offset: int = 0,
+    direct: bool = False,
+) -> CommittedReader[M]:
+    """Messages of `journal` that are committed, each once.
+
+    Args:
+        offset: used if `checkpoint` says nothing of the journal.
+        checkpoint: of a reader before; see `CommittedReader.checkpoint`.
+        ring_size: messages of open transactions to keep in memory.
+        framing, block, end_offset, direct: as of `read_uncommitted`.
+
+    Raises: as `read_uncommitted`.
+    Cancellation: safe.
+    """
+    used = framing or framing_of_labels((await client.get(journal)).spec.labels)
+    start = offset if checkpoint is None else checkpoint.offsets.get(journal, offset)
+    uncommitted = await read_uncommitted(
+        client, journal, start, framing=used, block=block, end_offset=end_offset, direct=direct
+    )
+
+    def replay(wanted: ReplayRange) -> UncommittedReader[M]:
+        # A transaction of which a part is gone cannot be delivered: so a jump is an error.
+        again = client.read(
+            wanted.journal, wanted.begin, block=True, end_offset=wanted.end, direct=direct
+        )
+        return UncommittedReader(_ReaderPieces(again), wanted.journal, used, close=again.aclose)
+
+    return CommittedReader(uncommitted, replay, ring_size=ring_size, checkpoint=checkpoint)
+
+
+@final
+class MessageIterator(Generic[M]):
+    """A reader of messages for programs without asyncio: an iterator of batches, to be closed.
+
+    Args:
+        client: on whose event loop `reader` is driven; give `Client.run` the coroutine that makes it.
+    """
+
+    def __init__(self, client: Client, reader: UncommittedReader[M] | CommittedReader[M]) -> None:
+        self._client = client
+        self._reader = reader
+
+    @property
+    def reader(self) -> UncommittedReader[M] | CommittedReader[M]:
+        """The reader that is driven: see it for its offset, or checkpoint."""
+        return self._reader
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> list[Envelope[M]]:
+        """The next batch; raises as the reader does."""
+        batch = self._client.run(_next_or_none(self._reader))
+        if batch is None:
+            raise StopIteration
+        return batch
+
+    def close(self) -> None:
+        """End the read."""
+        self._client.run(self._reader.aclose())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+async def _next_or_none(
+    reader: UncommittedReader[M] | CommittedReader[M],
+) -> list[Envelope[M]] | None:
+    try:
+        return await anext(reader)
+    except StopAsyncIteration:
+        return None

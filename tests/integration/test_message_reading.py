@@ -1,0 +1,168 @@
+"""Messages through a real broker: transactions, what is read of them, and where to go on."""
+
+import asyncio
+
+import pytest
+
+from gazette_platform.client import AsyncClient, Change, Client, ClientConfig
+from gazette_platform.errors import DataError, JournalNotFound, ValidationError
+from gazette_platform.message import (
+    Flags,
+    JsonFraming,
+    MessageClock,
+    MessageIterator,
+    build_uuid,
+    framing_of,
+    new_producer_id,
+    read_committed,
+    read_uncommitted,
+)
+from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
+from gazette_platform.testing.broker import BrokerServer
+
+pytestmark = pytest.mark.etcd
+OUT, CONT, ACK = Flags.OUTSIDE_TXN, Flags.CONTINUE_TXN, Flags.ACK_TXN
+
+
+@pytest.fixture(scope="module")
+def shared(etcd_server, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("broker")
+    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix="/test-messages") as server:
+        yield server
+
+
+@pytest.fixture
+async def client(shared):
+    async with AsyncClient(ClientConfig(address=shared.address)) as client:
+        yield client
+
+
+class Publisher:
+    """Appends messages one by one, so that each offset is known."""
+
+    def __init__(self, client, journal, content_type="application/x-ndjson"):
+        self.client = client
+        self.journal = journal
+        self.framing = framing_of(content_type)
+        self.producer = new_producer_id()
+        self.clock = MessageClock()
+        self.ends = [0]
+
+    async def create(self):
+        spec = JournalSpec(
+            name=self.journal,
+            replication=1,
+            labels=LabelSet.of(("content-type", self.framing.content_type)),
+            fragment=FragmentSpec(
+                length=1 << 20,
+                codec=CompressionCodec.NONE,
+                stores=("file:///",),
+                refresh_interval_ns=SECOND_NS,
+            ),
+        )
+        await self.client.apply([Change(spec)])
+        return self
+
+    async def publish(self, message, flags):
+        stamped = self.framing.stamp(message, build_uuid(self.producer, self.clock.tick(), flags))
+        done = await self.client.append(self.journal, self.framing.encode(stamped))
+        self.ends.append(done.end)
+
+
+@pytest.fixture
+async def rides(client, request):
+    """A journal with one message that is committed, and a transaction of three that has its ACK."""
+    publisher = await Publisher(client, f"messages/{request.node.name}").create()
+    await publisher.publish({"n": 0}, OUT)
+    for number in (1, 2, 3):
+        await publisher.publish({"n": number}, CONT)
+    await publisher.publish({"n": "ack"}, ACK)
+    await publisher.publish({"n": 4}, CONT)
+    return publisher
+
+
+async def numbers(reader):
+    return [one.message["n"] async for batch in reader for one in batch]
+
+
+async def test_mr1_readers_of_a_journal_see_what_they_are_to(client, rides):
+    async with await read_uncommitted(client, rides.journal) as reader:
+        assert await numbers(reader) == [0, 1, 2, 3, "ack", 4]
+        assert reader.offset == rides.ends[-1]
+    async with await read_uncommitted(
+        client, f"{rides.journal};mine", rides.ends[2], end_offset=rides.ends[4]
+    ) as reader:
+        (batch,) = [batch async for batch in reader]
+        assert [(one.journal, one.begin, one.end) for one in batch] == [
+            (f"{rides.journal};mine", rides.ends[2], rides.ends[3]),
+            (f"{rides.journal};mine", rides.ends[3], rides.ends[4]),
+        ]
+    for ring_size in (1, 8192):
+        async with await read_committed(client, rides.journal, ring_size=ring_size) as reader:
+            assert await numbers(reader) == [0, 1, 2, 3, "ack"]
+            checkpoint = reader.checkpoint()
+    await rides.publish({"n": "ack"}, ACK)
+    async with await read_committed(client, rides.journal, checkpoint=checkpoint) as reader:
+        assert await numbers(reader) == [4, "ack"]
+
+
+async def test_mr2_journals_without_messages_are_refused(client, rides):
+    for read in (read_uncommitted, read_committed):
+        with pytest.raises(JournalNotFound, match="messages/missing"):
+            await read(client, "messages/missing")
+    bare = JournalSpec(
+        name="messages/bare",
+        replication=1,
+        fragment=FragmentSpec(
+            length=1 << 20, codec=CompressionCodec.NONE, refresh_interval_ns=SECOND_NS
+        ),
+    )
+    await client.apply([Change(bare)])
+    with pytest.raises(ValidationError, match="one label content-type"):
+        await read_uncommitted(client, "messages/bare")
+    async with await read_uncommitted(client, "messages/bare", framing=JsonFraming()) as reader:
+        assert await numbers(reader) == []
+
+
+async def test_mr5_an_end_offset_within_a_message_is_an_error(client, rides):
+    async with await read_uncommitted(
+        client, rides.journal, end_offset=rides.ends[2] - 3
+    ) as reader:
+        assert [one.message["n"] for one in await anext(reader)] == [0]
+        with pytest.raises(DataError, match=f"unexpected EOF: .* at offset {rides.ends[1]}"):
+            await anext(reader)
+
+
+async def test_a_reader_that_blocks_gets_transactions_as_they_are_committed(client, rides):
+    async with (
+        asyncio.timeout(30),
+        await read_committed(client, rides.journal, rides.ends[5], block=True) as reader,
+    ):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(reader), 0.2)
+        await rides.publish({"n": 5}, CONT)
+        await rides.publish({"n": "ack"}, ACK)
+        assert [one.message["n"] for one in await anext(reader)] == [4, 5, "ack"]
+
+
+async def test_threads_read_messages_alike(shared, client, rides):
+    def read():
+        with Client(ClientConfig(address=shared.address)) as sync:
+            reader = sync.run(read_committed(sync.asynchronous, rides.journal))
+            with MessageIterator(sync, reader) as batches:
+                found = [one.message["n"] for batch in batches for one in batch]
+            return found, batches.reader.checkpoint().offsets
+
+    found, offsets = await asyncio.to_thread(read)
+    assert found == [0, 1, 2, 3, "ack"]
+    assert offsets == {rides.journal: rides.ends[-1]}
+
+
+async def test_csv_journals_hold_messages_too(client):
+    publisher = await Publisher(client, "messages/csv", "text/csv").create()
+    await publisher.publish(["", "a", "b,c\nd"], CONT)
+    await publisher.publish(publisher.framing.acknowledgement(["", "a", "b"]), ACK)
+    async with await read_committed(client, "messages/csv") as reader:
+        found = [one.message[1:] async for batch in reader for one in batch]
+    assert found == [["a", "b,c\nd"], ["", ""]]
