@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gazette_platform.client.records import split_lines
+from gazette_platform.message.avro_framing import AvroFraming
 from gazette_platform.message.csv_framing import CsvFraming
 from gazette_platform.message.envelope import Envelope
 from gazette_platform.message.framing import (
@@ -63,6 +64,7 @@ __all__ = [
     "NO_UUID",
     "PRUNE_HORIZON",
     "RING_SIZE",
+    "AvroFraming",
     "CommittedReader",
     "CsvFraming",
     "Decoder",
