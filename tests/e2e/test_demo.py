@@ -11,8 +11,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-
-from gazette_platform.testing.browser import Browser, find_chromium
+from browser import Browser, find_chromium
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 

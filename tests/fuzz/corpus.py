@@ -15,7 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from gazette_platform.protocol.pb import admin_pb2 as admin_pb, protocol_pb2 as pb
-from gazette_platform.testing.raw_protobuf import blob, number
+from tests.benches.raw_protobuf import blob, number
 from tests.fuzz.arena import ABSENT, HIDDEN
 from tests.fuzz.cases import Case, Step
 from tests.fuzz.http2 import headers_frame, preface, request

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 
 import pytest
+from lake_servers import lake_servers, spark_session
 
 from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake.trino import TrinoSession
 from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.local_broker import LocalBrokers
-from gazette_platform.testing.servers import lake_servers, spark_session
 
 
 @pytest.fixture

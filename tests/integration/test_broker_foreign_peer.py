@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 import grpc
 import pytest
 from grpc import aio
+from raw_protobuf import blob, decode, number, only
 
 from gazette_platform.etcd import Compare, Delete, EtcdClient, Put
 from gazette_platform.keyspace import item_key
 from gazette_platform.testing.local_broker import eventually, read_all
-from gazette_platform.testing.raw_protobuf import blob, decode, number, only
 
 pytestmark = pytest.mark.etcd
 

@@ -17,9 +17,9 @@ from typing import Any
 import grpc
 import pytest
 from grpc import aio
+from raw_protobuf import blob, decode, number, only
 
 from gazette_platform.keyspace import item_key
-from gazette_platform.testing.raw_protobuf import blob, decode, number, only
 
 pytestmark = pytest.mark.etcd
 

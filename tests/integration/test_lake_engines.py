@@ -6,6 +6,7 @@ from decimal import Decimal
 
 import pytest
 from dagster import AssetMaterialization, DagsterInstance, ResourceDefinition, materialize
+from lake_bench import FragmentFiles
 
 from gazette_platform.assets import SOURCE_KEY, delays_by_month, route_by_month
 from gazette_platform.assets.rollups import FLIGHTS, write_delays
@@ -18,7 +19,6 @@ from gazette_platform.lake import (
     parse_table_spec,
 )
 from gazette_platform.resources import LakeResource, TrinoResource
-from gazette_platform.testing.lake import FragmentFiles
 
 # The first test pays for the start of three servers.
 pytestmark = [

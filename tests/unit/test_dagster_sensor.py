@@ -11,6 +11,7 @@ from dagster import (
     DagsterInstance,
     build_sensor_context,
 )
+from lake_bench import FragmentFiles, MemoryMetastore
 
 from gazette_platform.assets import raw_checks
 from gazette_platform.errors import TransportError, ValidationError
@@ -20,7 +21,6 @@ from gazette_platform.sensors import fragments_sensor
 from gazette_platform.sensors.audits import AuditState
 from gazette_platform.sensors.cursor import SensorCursor, problem_digest
 from gazette_platform.sensors.events import journal_partition
-from gazette_platform.testing.lake import FragmentFiles, MemoryMetastore
 
 SPEC = """
 name: s.{table}

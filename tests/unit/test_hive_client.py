@@ -4,6 +4,7 @@ import socket
 from dataclasses import replace
 
 import pytest
+from lake_bench import MemoryMetastore
 
 from gazette_platform.errors import LakeError, ValidationError
 from gazette_platform.hive import (
@@ -16,7 +17,6 @@ from gazette_platform.hive import (
     partition_name,
 )
 from gazette_platform.hive.thrift import TTransportException, ttypes
-from gazette_platform.testing.lake import MemoryMetastore
 
 TABLE = HiveTable(
     database="d",

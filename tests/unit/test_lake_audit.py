@@ -4,12 +4,12 @@ import random
 from itertools import pairwise
 
 import pytest
+from lake_bench import FragmentFiles, MemoryMetastore
 
 from gazette_platform.errors import SchemaMismatch
 from gazette_platform.lake import Auditor, Registrar, StoreRoots, ensure_exact_view, excluded_files
 from gazette_platform.lake.coverage import Span, choose, clusters, gaps, uncovered
 from gazette_platform.lake.table_spec import parse_table_spec
-from gazette_platform.testing.lake import FragmentFiles, MemoryMetastore
 
 SPEC = """
 name: s.events

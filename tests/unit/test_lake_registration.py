@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from lake_bench import FragmentFiles, MemoryMetastore
 
 from gazette_platform.errors import (
     DataError,
@@ -14,7 +15,6 @@ from gazette_platform.errors import (
 from gazette_platform.lake import Limits, Registrar, RegistrationCursor, StoreRoots
 from gazette_platform.lake.table_spec import parse_table_spec
 from gazette_platform.protocol import CompressionCodec
-from gazette_platform.testing.lake import FragmentFiles, MemoryMetastore
 
 SPEC = """
 name: s.events

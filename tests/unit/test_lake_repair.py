@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
+from lake_bench import FragmentFiles, MemoryMetastore
 
 from gazette_platform.lake import Auditor, Registrar, Repairer, StoreRoots, parse_table_spec
 from gazette_platform.lake.coverage import Span, chain
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.repair import RepairLimits
-from gazette_platform.testing.lake import FragmentFiles, MemoryMetastore
 
 SPEC = """
 name: s.events

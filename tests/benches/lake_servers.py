@@ -105,7 +105,7 @@ def lake_servers(folder: Path, *, trino: bool = True) -> Iterator[LakeSettings]:
 @contextmanager
 def spark_session(settings: LakeSettings) -> Iterator[SparkSession]:
     """A Spark session on the lake; its JVM ends with the scope."""
-    from pyspark import SparkContext  # noqa: PLC0415  loads Spark
+    from pyspark import SparkContext
 
     os.environ["JAVA_HOME"] = str(tools.java(21))
     session = start_session(settings)
@@ -113,8 +113,8 @@ def spark_session(settings: LakeSettings) -> Iterator[SparkSession]:
         yield session
     finally:
         session.stop()
-        gateway = SparkContext._gateway  # noqa: SLF001  PySpark has no public way to end its JVM
-        SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
+        gateway = SparkContext._gateway
+        SparkContext._gateway = SparkContext._jvm = None
         if gateway is not None:
             gateway.shutdown()
             gateway.proc.stdin.close()
