@@ -18,7 +18,6 @@ from gazette_platform.cli.connection import Selector, connected, matching
 from gazette_platform.cli.output import note
 from gazette_platform.client import AppendWriter, AsyncClient
 from gazette_platform.errors import DataError, ValidationError
-from gazette_platform.message import fnv1a32, modulo, rendezvous, split_fixed, split_lines
 
 __all__ = ["append"]
 
@@ -226,6 +225,8 @@ async def _close(writers: list[AppendWriter]) -> int:
 
 async def _records(source: _Input, framing: Framing) -> AsyncIterator[list[bytes]]:
     """Batches of whole records, delimiters included."""
+    from gazette_platform.message import split_fixed, split_lines  # noqa: PLC0415  slow to import
+
     rest = b""
     async for block in source:
         if framing is Framing.LINES:
@@ -250,9 +251,11 @@ class _Router:
     def __init__(
         self, journals: list[str], mapping: Mapping, framing: Framing, *, is_base64: bool
     ) -> None:
+        from gazette_platform import message  # noqa: PLC0415  slow to import
+
         self.count = 0
         self._journals = {name: index for index, name in enumerate(journals)}
-        self._hashes = [fnv1a32(name.encode()) for name in journals]
+        self._hashes = [message.fnv1a32(name.encode()) for name in journals]
         self._mapping = mapping
         self._framing = framing
         self._is_base64 = is_base64
@@ -260,8 +263,8 @@ class _Router:
         self._random = random.Random()  # noqa: S311  spreads load, guards nothing
         self._index_of: Callable[[bytes], int] = {
             Mapping.RANDOM: lambda _: 0,
-            Mapping.MODULO: lambda key: modulo(key, len(journals)),
-            Mapping.RENDEZVOUS: lambda key: rendezvous(key, self._hashes),
+            Mapping.MODULO: lambda key: message.modulo(key, len(journals)),
+            Mapping.RENDEZVOUS: lambda key: message.rendezvous(key, self._hashes),
             Mapping.DIRECT: self._named,
         }[mapping]
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 SLOW = ("aiohttp", "boto3", "dagster", "importlib.metadata", "obstore", "prometheus_client")
-SLOW += ("pyarrow", "rich.progress", "yaml")
+SLOW += ("gazette_platform.message", "msgspec", "pyarrow", "rich.progress", "yaml")
 
 
 def test_gazctl_imports_nothing_slow_that_it_may_not_need():
