@@ -67,6 +67,8 @@ PRUNE_HORIZON = (24 * 3600 * 10_000_000) << 4
 """By how much, in clocks, a producer may lag behind the newest of its journal: 24 hours."""
 
 M = TypeVar("M")
+# Plain numbers, for every message is compared with them.
+_OUTSIDE, _CONTINUE, _ACK = map(int, Flags)
 _Key = tuple[str, bytes]
 _log = logging.getLogger(__name__)
 
@@ -202,12 +204,12 @@ class Sequencer(Generic[M]):
         state = self._states.get(key)
         if state is None:
             state = self._states[key] = _State(clock - 1)
-        if flags == Flags.CONTINUE_TXN:
+        if flags == _CONTINUE:
             outcome = self._continued(envelope, key, state)
-        elif flags == Flags.ACK_TXN:
+        elif flags == _ACK:
             outcome = self._acknowledged(envelope, key, state)
         else:
-            if flags != Flags.OUTSIDE_TXN:
+            if flags != _OUTSIDE:
                 self._warn(
                     f"{_where(envelope)}: its flags {flags:#x} mean nothing; it is taken for "
                     "committed (who publishes such messages?)"
@@ -257,7 +259,7 @@ class Sequencer(Generic[M]):
             )
         self._replayed = envelope.end
         uuid = envelope.uuid
-        if uuid.producer != last.uuid.producer or uuid.flags != Flags.CONTINUE_TXN:
+        if uuid.producer != last.uuid.producer or uuid.flags != _CONTINUE:
             return False
         return self._is_dequeued(envelope)
 

@@ -84,6 +84,10 @@ class Log:
         return None
 
 
+def held_in_ring(log):
+    return sum(map(len, filter(None, log.sequencer._ring)))
+
+
 def test_each_outcome_comes_from_its_row():
     log = Log()
     assert log.run(
@@ -334,6 +338,8 @@ def test_ms13_a_checkpoint_within_a_span_goes_on_at_what_was_not_used(ring_size,
     # The last one that came was not used yet.
     checkpoint = log.sequencer.checkpoint()
     assert checkpoint.offsets == {JOURNAL: 50 if used < 4 else 60}
+    (state,) = (one for one in checkpoint.producers if one.producer == A)
+    assert (state.last_ack, state.begin) == [(0, 0), (1, 20), (3, 30), (4, -1), (5, -1)][used]
     sequencer = log.restored(checkpoint, ring_size)
     assert not sequencer.has_pending
     rest = []
@@ -387,6 +393,7 @@ def test_ms15_a_producer_that_was_forgotten_begins_anew():
     log = Log(ring_size=3)
     log.run((A, 1, CONT), (B, 200, OUT))
     log.sequencer.checkpoint(horizon=10)
+    assert held_in_ring(log) == 0
     assert log.run((A, 2, ACK), (A, 3, CONT), (A, 4, CONT), (A, 5, ACK)) == [
         (Outcome.ACK_EMPTY, [2]),
         (Outcome.CONTINUE_BEGIN_SPAN, []),
@@ -495,4 +502,17 @@ def test_a_checkpoint_whose_span_begins_at_the_ack_needs_no_replay():
 def test_the_ring_holds_no_message_that_was_delivered():
     log = Log(ring_size=4)
     log.run((A, 1, CONT), (A, 2, CONT), (A, 3, ACK), (B, 4, CONT), (B, 2, ACK))
-    assert sum(map(len, filter(None, log.sequencer._ring))) == 0
+    assert held_in_ring(log) == 0
+
+
+def test_an_ack_may_have_the_clock_of_what_it_commits():
+    """It is not taken for a rollback when it is read again."""
+    log = Log()
+    log.run((A, 1, CONT), (A, 2, CONT))
+    log.queue(A, 2, ACK)
+    log.sequencer.step()
+    log.sequencer.step()
+    assert log.sequencer.dequeued == log.messages[2]
+    log.restored(log.sequencer.checkpoint())
+    assert log.sequencer.queue(log.messages[2]) == Outcome.ACK_EMPTY
+    assert log.deliver() == [2]
