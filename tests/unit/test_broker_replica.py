@@ -26,6 +26,7 @@ from gazette_platform.errors import StoreUnavailable
 from gazette_platform.fragment.cover_set import CoverSet
 from gazette_platform.fragment.spool_home import Owner, SpoolHome, boot_id
 from gazette_platform.ops.clock import ManualClock
+from gazette_platform.ops.disk_pace import DiskPace
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.tasks import TaskGroup
@@ -104,6 +105,7 @@ class Bench:
             persister=SimpleNamespace(add=self.persisted.append),
             spools=SpoolHome.make(directory, Owner("c", "a#broker", boot_id())),
             leftovers=SimpleNamespace(has=lambda _: False, add=lambda _: None),
+            pace=DiskPace(),
             executor=executor,
             readers=executor,
             compressors=executor,
