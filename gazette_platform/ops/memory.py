@@ -41,10 +41,11 @@ _ARENAS = 1
 _GC_THRESHOLDS = (10_000, 20, 100)
 
 # Giving back takes half a millisecond for each MB, and no other thread can allocate meanwhile. So it is
-# not done under load, nor for small amounts, and rarely for memory that turned out to be in use.
+# not done under load, nor for small amounts, and rarely for memory that turned out to be in use. The
+# calls to etcd for a hundred journals that come at once leave about as much as is worth it.
 _LOOK_S = 5.0
 _IDLE_CORES_MAX = 0.25
-_GROWTH_BYTES_MIN = 16 << 20
+_GROWTH_BYTES_MIN = 4 << 20
 _VAIN_LOOKS_MAX = 24
 
 
@@ -61,11 +62,14 @@ def settle_memory() -> None:
     """Call once, when all that lives as long as the process was built.
 
     Modules and specs are kept from the garbage collector, because a full pass over them would show
-    as latency.
+    as latency. What was needed only to import them goes back to the system.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
+    trim = _libc("malloc_trim")
+    if trim is not None:
+        trim(0)
 
 
 def resident_bytes() -> int:
@@ -99,7 +103,7 @@ async def give_back_when_idle(
             await run_in(executor, trim, 0)
             # What is in use may be freed later, and nothing shows that: so look again, but ever
             # more rarely.
-            is_vain = grown - resident_bytes() < _GROWTH_BYTES_MIN
+            is_vain = grown - resident_bytes() < _GROWTH_BYTES_MIN // 2
             pause_s = min(pause_s * 2, _VAIN_LOOKS_MAX * look_s) if is_vain else look_s
         least = min(least, resident_bytes())
 
