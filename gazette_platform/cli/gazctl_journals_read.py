@@ -17,11 +17,18 @@ from gazette_platform.cli.connection import (
     connected,
     no_match,
     opened,
+    parse_selector,
 )
 from gazette_platform.cli.gazctl_journals_upkeep import is_fully_suspended
 from gazette_platform.cli.output import note
 from gazette_platform.client import AsyncClient, JournalListing, Reader
-from gazette_platform.errors import DataError, GazetteError, JournalNotFound, ValidationError
+from gazette_platform.errors import (
+    DataError,
+    GazetteError,
+    JournalNotFound,
+    SavepointNotFound,
+    ValidationError,
+)
 from gazette_platform.ops.tasks import TaskGroup
 
 __all__ = ["read"]
@@ -49,6 +56,14 @@ def read(
             "--offsets", metavar="FILE", help="JSON object of journals and offsets to begin at."
         ),
     ] = None,
+    from_savepoint: Annotated[
+        str,
+        typer.Option(
+            "--from-savepoint",
+            metavar="NAME",
+            help="Begin where this savepoint says, of the journals that it names.",
+        ),
+    ] = "",
     offsets_out: Annotated[
         Path | None,
         typer.Option("--offsets-out", metavar="FILE", help="Where to write the offsets reached."),
@@ -85,7 +100,11 @@ def read(
     gazctl journals read -l name:prefix=a/ --block --tail
 
     gazctl journals read -l name:prefix=a/ --offsets o.json --offsets-out o.json -o more
+
+    gazctl journals read -l name:prefix=a/ --from-savepoint before-backfill
     """
+    if from_savepoint and offsets is not None:
+        raise ValidationError("goes without --offsets; give one of them", path="--from-savepoint")
     start = _read_offsets(offsets)
     if offsets_out is not None and not offsets_out.absolute().parent.is_dir():
         raise ValidationError(
@@ -96,11 +115,12 @@ def read(
     assert connection is not None  # set by the group
 
     async def work(client: AsyncClient) -> None:
+        begins = await _of_savepoint(client, selector, from_savepoint) if from_savepoint else start
         out = sys.stdout.buffer if output == "-" else opened(output, "--output", "wb")
         merge = _Merge(
             client,
             out,
-            start,
+            begins,
             default_offset=-1 if tail else 0,
             block=block,
             begin_mod_time=begin_mod_time,
@@ -116,6 +136,25 @@ def read(
                 _write_offsets(offsets_out, merge.offsets, keeps=offsets)
 
     connected(ctx, work, file_root=file_root)
+
+
+async def _of_savepoint(client: AsyncClient, selector: str, name: str) -> dict[str, int]:
+    """The offsets that a savepoint has of the journals that match; says which it does not name.
+
+    Raises: SavepointNotFound: there is none, or it names none of them.
+    """
+    offsets = (await client.get_savepoint(name)).offsets
+    found = [journal.name for journal in await client.list(parse_selector(selector))]
+    known = {journal: offsets[journal] for journal in found if journal in offsets}
+    if found and not known:
+        raise SavepointNotFound(
+            f"savepoint {name} names none of the journals that match {selector} "
+            f"(`gazctl savepoints get {name}` shows which it names)"
+        )
+    if missing := [journal for journal in found if journal not in known]:
+        more = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
+        note(f"savepoint {name} does not name {missing[0]}{more}: read as without it")
+    return known
 
 
 def _read_offsets(path: Path | None) -> dict[str, int]:

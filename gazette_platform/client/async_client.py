@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Literal, Self, TypeVar, final
 
-from gazette_platform.client import admin, heads, listing
+from gazette_platform.client import admin, heads, listing, savepoints
 from gazette_platform.client.append_writer import AppendWriter
 from gazette_platform.client.appender import AppendOptions, Content, ContentSource, append
 from gazette_platform.client.config import ClientConfig
@@ -261,6 +261,7 @@ class AsyncClient:
         direct: bool = False,
         on_jump: Literal["raise", "continue"] = "raise",
         min_revision: int = 0,
+        from_savepoint: str = "",
     ) -> Reader:
         """Content of a journal from `offset` on; see `Reader`.
 
@@ -275,6 +276,8 @@ class AsyncClient:
             on_jump: what to do about content that is gone.
             min_revision: as for `append`. What this client itself has applied is known to every
                 broker that answers it.
+            from_savepoint: name of a savepoint that tells the first byte, instead of `offset`. The
+                reader raises `SavepointNotFound` if there is none, or it says nothing of the journal.
         """
         options = ReadOptions(
             block=block,
@@ -284,6 +287,7 @@ class AsyncClient:
             direct=direct,
             on_jump=on_jump,
             min_revision=min_revision,
+            from_savepoint=from_savepoint,
         )
         return Reader(self._transport, _journal(journal), offset, options)
 
@@ -528,7 +532,7 @@ class AsyncClient:
             offsets = dict(zip((journal.name for journal in journals), heads, strict=True))
         if not offsets:
             raise ValidationError(f"there is no journal to keep an offset of ({selector})")
-        return await admin.put_savepoint(self._transport, name, offsets, replace=replace)
+        return await savepoints.put_savepoint(self._transport, name, offsets, replace=replace)
 
     async def _head_of(self, journal: JournalListing) -> int:
         suspend = journal.spec.suspend
@@ -538,7 +542,7 @@ class AsyncClient:
 
     async def get_savepoint(self, name: str) -> Savepoint:
         """A savepoint, with its offsets. Raises: SavepointNotFound. Cancellation: safe."""
-        return await admin.get_savepoint(self._transport, name)
+        return await savepoints.get_savepoint(self._transport, name)
 
     async def list_savepoints(self, prefix: str = "") -> Savepoints:
         """Savepoints by name, without their offsets.
@@ -546,11 +550,11 @@ class AsyncClient:
         Args:
             prefix: of their names.
         """
-        return await admin.list_savepoints(self._transport, prefix)
+        return await savepoints.list_savepoints(self._transport, prefix)
 
     async def delete_savepoint(self, name: str) -> None:
         """Forget a savepoint. Raises: SavepointNotFound."""
-        await admin.delete_savepoint(self._transport, name)
+        await savepoints.delete_savepoint(self._transport, name)
 
 
 async def _each(work: Iterable[Awaitable[T]]) -> list[T]:

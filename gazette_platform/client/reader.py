@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, final
 import grpc.aio  # type: ignore[import-untyped]
 
 from gazette_platform.client.direct import read_fragment
+from gazette_platform.client.savepoints import savepoint_offset
 from gazette_platform.client.wire import (
     CALL_ERRORS,
     CallFailed,
@@ -67,6 +68,8 @@ class ReadOptions:
     """What to do when content at the offset is gone: raise `OffsetJump`, or read on behind it."""
     min_revision: int = 0
     """Revision of etcd that the broker must know first, as `apply` returned it; 0: any."""
+    from_savepoint: str = ""
+    """Name of a savepoint to take the first offset from; looked up when the read begins."""
 
     def __post_init__(self) -> None:
         """Raises: ValidationError: options that make no sense."""
@@ -74,6 +77,14 @@ class ReadOptions:
             raise ValidationError(f"must not be negative ({self.end_offset})", path="end_offset")
         if self.on_jump not in ("raise", "continue"):
             raise ValidationError(f"must be raise or continue ({self.on_jump})", path="on_jump")
+
+
+def _check_end(offset: int, options: ReadOptions) -> None:
+    """Raises: ValidationError: the read would end before it begins."""
+    if options.end_offset and options.end_offset < offset:
+        raise ValidationError(
+            f"end_offset {options.end_offset} is before offset {offset}", path="end_offset"
+        )
 
 
 @final
@@ -98,9 +109,10 @@ class Reader:
     ) -> None:
         if offset < -1:
             raise ValidationError(f"must be -1 or greater ({offset})", path="offset")
-        if options.end_offset and options.end_offset < offset:
+        _check_end(offset, options)
+        if options.from_savepoint and offset != 0:
             raise ValidationError(
-                f"end_offset {options.end_offset} is before offset {offset}", path="end_offset"
+                f"give it, or an offset ({offset}), and not both", path="from_savepoint"
             )
         self.journal = journal
         self.offset = offset
@@ -109,6 +121,7 @@ class Reader:
         self.fragment_url = ""
         self._transport = transport
         self._options = options
+        self._from_savepoint = options.from_savepoint
         self._is_direct = options.direct
         self._asks_others = False
         self._patience = transport.patience()
@@ -247,6 +260,12 @@ class Reader:
         return content
 
     async def _start(self) -> None:
+        if self._from_savepoint:
+            name = self._from_savepoint
+            offset = await savepoint_offset(self._transport, name, self.journal)
+            _check_end(offset, self._options)
+            self.offset = offset
+            self._from_savepoint = ""
         wire = self._transport.wire(self.journal)
         # A read that waits at the head is silent, so a connection is the only sign that it works.
         if self._options.block and await wire.connected():

@@ -178,6 +178,7 @@ class Client:
         direct: bool = False,
         on_jump: Literal["raise", "continue"] = "raise",
         min_revision: int = 0,
+        from_savepoint: str = "",
     ) -> SyncReader:
         """As `AsyncClient.read`, as a file-like object."""
         reader = self._client.read(
@@ -190,6 +191,7 @@ class Client:
             direct=direct,
             on_jump=on_jump,
             min_revision=min_revision,
+            from_savepoint=from_savepoint,
         )
         return SyncReader(self._loop, reader)
 

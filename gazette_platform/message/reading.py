@@ -45,6 +45,7 @@ async def read_uncommitted(
     block: bool = False,
     end_offset: int = 0,
     direct: bool = False,
+    from_savepoint: str = "",
 ) -> UncommittedReader[M]:
     """Messages as they lie in `journal`, from `offset` on, where one must begin.
 
@@ -52,14 +53,20 @@ async def read_uncommitted(
 
     Args:
         framing: default: what the journal's label `content-type` names.
-        block, end_offset, direct: as of `AsyncClient.read`.
+        block, end_offset, direct, from_savepoint: as of `AsyncClient.read`.
 
     Raises: JournalNotFound. ValidationError: the journal has no framing.
     Cancellation: safe.
     """
     used = framing or framing_of_labels((await client.get(journal)).spec.labels)
     reader = client.read(
-        journal, offset, block=block, end_offset=end_offset, direct=direct, on_jump="continue"
+        journal,
+        offset,
+        block=block,
+        end_offset=end_offset,
+        direct=direct,
+        on_jump="continue",
+        from_savepoint=from_savepoint,
     )
     return UncommittedReader(_ReaderPieces(reader), journal, used, close=reader.aclose)
 
@@ -75,11 +82,13 @@ async def read_committed(
     block: bool = False,
     end_offset: int = 0,
     direct: bool = False,
+    from_savepoint: str = "",
 ) -> CommittedReader[M]:
     """Messages of `journal` that are committed, each once.
 
     Args:
         offset: used if `checkpoint` says nothing of the journal.
+        from_savepoint: name of a savepoint; used instead of `offset`, likewise.
         checkpoint: of a reader before; see `CommittedReader.checkpoint`.
         ring_size: messages of open transactions to keep in memory.
         framing, block, end_offset, direct: as of `read_uncommitted`.
@@ -88,9 +97,16 @@ async def read_committed(
     Cancellation: safe.
     """
     used = framing or framing_of_labels((await client.get(journal)).spec.labels)
-    start = offset if checkpoint is None else checkpoint.offsets.get(journal, offset)
+    known = None if checkpoint is None else checkpoint.offsets.get(journal)
     uncommitted = await read_uncommitted(
-        client, journal, start, framing=used, block=block, end_offset=end_offset, direct=direct
+        client,
+        journal,
+        offset if known is None else known,
+        framing=used,
+        block=block,
+        end_offset=end_offset,
+        direct=direct,
+        from_savepoint=from_savepoint if known is None else "",
     )
 
     def replay(wanted: ReplayRange) -> UncommittedReader[M]:

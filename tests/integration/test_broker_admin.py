@@ -201,7 +201,42 @@ async def test_a_savepoint_is_where_a_read_goes_on(client):
     await client.append("a/journal", b"after")
     async with client.read("a/journal", savepoint.offsets["a/journal"]) as reader:
         assert b"".join([bytes(piece) async for piece in reader]) == b"after"
+    async with client.read("a/journal", from_savepoint="here") as reader:
+        assert await reader.read() == b"after"
     await client.delete_savepoint("here")
+
+
+async def test_a_reader_takes_its_offset_from_a_savepoint_when_it_begins(client):
+    await apply(client, spec("a/journal"))
+    await client.append("a/journal", b"0123456789")
+    async with client.read("a/journal", block=True, from_savepoint="later") as reader:
+        await client.create_savepoint("later", offsets={"a/journal": 4})
+        assert bytes(await anext(reader)) == b"456789"
+        # It is looked up once: a stream that breaks is resumed where it was.
+        await client.delete_savepoint("later")
+        reader._drop()
+        await client.append("a/journal", b"more")
+        assert bytes(await anext(reader)) == b"more"
+    await client.create_savepoint("later", offsets={"a/journal": 4})
+    async with client.read("a/journal;meta", from_savepoint="later", end_offset=6) as reader:
+        assert await reader.read() == b"45"
+
+
+async def test_readers_refuse_savepoints_that_do_not_fit(client):
+    await apply(client, spec("a/journal"), spec("a/new"))
+    await client.create_savepoint("here", offsets={"a/journal": 4})
+    with pytest.raises(ValidationError, match="not both"):
+        client.read("a/journal", 3, from_savepoint="here")
+    for journal, name, what in [
+        ("a/journal", "none", "there is no savepoint none"),
+        ("a/new", "here", "savepoint here says nothing of a/new"),
+    ]:
+        async with client.read(journal, from_savepoint=name) as reader:
+            with pytest.raises(SavepointNotFound, match=what):
+                await reader.read()
+    async with client.read("a/journal", from_savepoint="here", end_offset=3) as reader:
+        with pytest.raises(ValidationError, match="end_offset 3 is before offset 4"):
+            await reader.read()
 
 
 @pytest.mark.parametrize("name", ["", "with blank", "hash#tag", "x" * 257])

@@ -26,7 +26,7 @@ def broker(etcd_server, tmp_path_factory):
 @pytest.fixture
 def gazctl(broker, capsys):
     def run(*args):
-        status = main([*args, "--broker.address", broker.address])
+        status = main([*map(str, args), "--broker.address", broker.address])
         captured = capsys.readouterr()
         return status, captured.out, captured.err
 
@@ -103,3 +103,35 @@ def test_unknown_formats_are_refused(gazctl):
     status, _, err = gazctl("savepoints", "list", "-o", "xml")
     assert status != 0
     assert "expected table or json" in err
+
+
+def test_read_begins_at_a_savepoint(gazctl, tmp_path):
+    content, out = tmp_path / "content", tmp_path / "out"
+    assert gazctl("savepoints", "create", "here", "-l", "name=a/one")[0] == 0
+    for journal in ("a/one", "a/two"):
+        content.write_bytes(f"{journal} later\n".encode())
+        assert gazctl("journals", "append", "-l", f"name={journal}", "-i", content)[0] == 0
+    read = ("journals", "read", "--from-savepoint", "here", "-o", out)
+    status, _, err = gazctl(*read, "-l", "name:prefix=a/")
+    assert status == 0
+    assert "savepoint here does not name a/two" in err
+    lines = out.read_bytes().splitlines()
+    assert sorted(lines) == [b"a/one later", b"a/two later"]
+    # What the savepoint does not name follows --tail.
+    assert gazctl(*read, "-l", "name:prefix=a/", "--tail")[0] == 0
+    assert out.read_bytes() == b"a/one later\n"
+
+
+def test_read_refuses_savepoints_that_do_not_fit(gazctl, tmp_path):
+    out, offsets = tmp_path / "out", tmp_path / "offsets"
+    out.write_bytes(b"kept")
+    offsets.write_text("{}")
+    assert gazctl("savepoints", "create", "two", "-l", "name=a/two")[0] == 0
+    for args, text in [
+        (("--from-savepoint", "none"), "there is no savepoint none"),
+        (("--from-savepoint", "two"), "names none of the journals that match"),
+        (("--from-savepoint", "two", "--offsets", offsets), "goes without --offsets"),
+    ]:
+        status, _, err = gazctl("journals", "read", "-l", "name=a/one", "-o", out, *args)
+        assert (status, text in err) == (1, True), err
+    assert out.read_bytes() == b"kept"  # nothing was read, so nothing is overwritten

@@ -166,3 +166,23 @@ async def test_csv_journals_hold_messages_too(client):
     async with await read_committed(client, "messages/csv") as reader:
         found = [one.message[1:] async for batch in reader for one in batch]
     assert found == [["a", "b,c\nd"], ["", ""]]
+
+
+async def test_messages_are_read_from_a_savepoint(client, rides):
+    """A checkpoint that knows the journal is the better memory of the two."""
+    await client.create_savepoint("second", offsets={rides.journal: rides.ends[1]}, replace=True)
+    begins = [
+        [envelope.begin async for batch in reader for envelope in batch]
+        for reader in (
+            await read_uncommitted(client, rides.journal, from_savepoint="second"),
+            await read_committed(client, rides.journal, from_savepoint="second"),
+        )
+    ]
+    assert [found[0] for found in begins] == [rides.ends[1]] * 2
+    done = await read_committed(client, rides.journal)
+    async for _ in done:
+        pass
+    again = await read_committed(
+        client, rides.journal, checkpoint=done.checkpoint(), from_savepoint="second"
+    )
+    assert [batch async for batch in again] == []
