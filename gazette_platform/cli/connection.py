@@ -10,11 +10,13 @@ import typer
 from typer.core import TyperGroup
 from typing_extensions import override
 
+from gazette_platform.cli.instants import UNIX_TIME_MAX
 from gazette_platform.cli.logs import set_up_logging
+from gazette_platform.cli.selection import Selection, Selector, no_match, parse_selector
 from gazette_platform.client import AsyncClient, ClientConfig, JournalListing, ListSnapshot
 from gazette_platform.client.loop_thread import on_loop_error
 from gazette_platform.errors import ValidationError
-from gazette_platform.protocol import LabelSelector, parse_duration
+from gazette_platform.protocol import parse_duration
 
 __all__ = [
     "CONNECTION_VARIABLES",
@@ -46,19 +48,6 @@ CONNECTION_VARIABLES = {
     "broker.cache.ttl": "BROKER_CACHE_TTL",
 }
 """Environment variables of the options, for INI files."""
-
-UNIX_TIME_MAX = (1 << 63) - 1
-"""Greatest second that a request can name."""
-
-Selector = Annotated[
-    str,
-    typer.Option(
-        "-l",
-        "--selector",
-        metavar="SELECTOR",
-        help="Labels of the journals, as in 'name:prefix=a/, env in (dev, test), !private'.",
-    ),
-]
 
 
 class CommonOptionsGroup(TyperGroup):
@@ -235,20 +224,6 @@ def opened(file: str | Path, option: str, mode: Literal["rb", "wb"] = "rb") -> B
         raise ValidationError(f"cannot {verb} {file}: {err.strerror}", path=option) from err
 
 
-def parse_selector(text: str) -> LabelSelector:
-    """The selector that ``--selector`` gave.
-
-    Raises: ValidationError: it cannot be parsed; shows one that can.
-    """
-    try:
-        return LabelSelector.parse(text)
-    except ValidationError as err:
-        raise ValidationError(
-            f"{err} (write it as 'name:prefix=a/, env in (dev, test), !private')",
-            path="--selector",
-        ) from err
-
-
 def connected(
     ctx: typer.Context,
     work: Callable[[AsyncClient], Awaitable[T]],
@@ -270,23 +245,14 @@ def connected(
     return asyncio.run(run())
 
 
-async def matching(client: AsyncClient, selector: str) -> list[JournalListing]:
-    """The journals that match.
+async def matching(client: AsyncClient, selection: Selection | str) -> list[JournalListing]:
+    """The journals that were asked for, by name; of a text, those that match the selector.
 
     Raises: ValidationError: none does; a command that changes things then has nothing to do.
+        JournalNotFound: one that was named is not there.
     """
-    snapshot: ListSnapshot = await client.list_snapshot(parse_selector(selector))
-    if not snapshot.journals:
-        raise no_match(selector)
+    if isinstance(selection, str):
+        selection = Selection(parse_selector(selection), selection)
+    snapshot: ListSnapshot = await client.list_snapshot(selection.selector)
+    selection.check(journal.name for journal in snapshot)
     return list(snapshot.journals)
-
-
-def no_match(selector: str) -> ValidationError:
-    """The error of a command of which no journal matches the selector."""
-    # Who writes a name alone asks for a label of that name.
-    is_name = "/" in selector and not set(selector) & set("=, !()")
-    hint = f"a journal is selected by its name as -l name={selector}; " if is_name else ""
-    return ValidationError(
-        f"no journals match the selector ({selector}); {hint}"
-        "`gazctl journals list` shows the journals there are"
-    )

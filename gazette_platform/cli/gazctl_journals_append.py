@@ -14,8 +14,9 @@ from typing import Annotated, BinaryIO, Self, final
 
 import typer
 
-from gazette_platform.cli.connection import Selector, connected, matching
+from gazette_platform.cli.connection import connected, matching
 from gazette_platform.cli.output import note
+from gazette_platform.cli.selection import Names, Selection, SelectorOrNames
 from gazette_platform.client import AppendWriter, AsyncClient
 from gazette_platform.errors import DataError, ValidationError
 
@@ -44,8 +45,9 @@ class Mapping(enum.StrEnum):
 
 def append(
     ctx: typer.Context,
+    names: Names = None,
     *,
-    selector: Selector,
+    selector: SelectorOrNames = None,
     input_file: Annotated[
         str, typer.Option("-i", "--input", metavar="FILE", help="What to append; - is stdin.")
     ] = "-",
@@ -78,12 +80,13 @@ def append(
 
     **Examples**
 
-    gazctl journals append -l name=a/journal -i archive.bin
+    gazctl journals append a/journal -i archive.bin
 
     gazctl journals append -l name:prefix=a/ --framing lines < events.jsonl
 
     gazctl journals append -l name:prefix=a/ -f lines -m modulo -i keys-and-records.txt
     """
+    selection = Selection.of(names, selector)
     if framing is Framing.NONE and mapping is not Mapping.RANDOM:
         raise ValidationError("needs --framing lines or fixed", path=f"--mapping {mapping}")
     if is_base64 and framing is not Framing.LINES:
@@ -93,10 +96,10 @@ def append(
         source = _Input(input_file)
         with source:
             if framing is Framing.NONE:
-                await _append_whole(client, selector, source)
+                await _append_whole(client, selection, source)
             else:
                 await _append_records(
-                    client, selector, source, framing, mapping, is_base64=is_base64
+                    client, selection, source, framing, mapping, is_base64=is_base64
                 )
 
     connected(ctx, work)
@@ -182,8 +185,8 @@ class _Input:
         return await asyncio.to_thread(os.read, self._fd, _BLOCK_BYTES)
 
 
-async def _append_whole(client: AsyncClient, selector: str, source: _Input) -> None:
-    journal = random.choice(await matching(client, selector)).name  # noqa: S311  no secret
+async def _append_whole(client: AsyncClient, selection: Selection, source: _Input) -> None:
+    journal = random.choice(await matching(client, selection)).name  # noqa: S311  no secret
     await source.spool()
     result = await client.append(journal, source)
     note(f"appended {result.end - result.begin} bytes to {journal} at offset {result.begin}")
@@ -191,14 +194,14 @@ async def _append_whole(client: AsyncClient, selector: str, source: _Input) -> N
 
 async def _append_records(
     client: AsyncClient,
-    selector: str,
+    selection: Selection,
     source: _Input,
     framing: Framing,
     mapping: Mapping,
     *,
     is_base64: bool,
 ) -> None:
-    journals = [journal.name for journal in await matching(client, selector)]
+    journals = [journal.name for journal in await matching(client, selection)]
     router = _Router(journals, mapping, framing, is_base64=is_base64)
     writers = [client.append_writer(journal) for journal in journals]
     try:

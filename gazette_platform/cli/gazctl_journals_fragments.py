@@ -9,9 +9,11 @@ from typing import Annotated
 
 import typer
 
-from gazette_platform.cli.connection import UNIX_TIME_MAX, Selector, connected, matching
+from gazette_platform.cli.connection import connected, matching
 from gazette_platform.cli.gazctl_journals_upkeep import is_fully_suspended
+from gazette_platform.cli.instants import instant_option
 from gazette_platform.cli.output import note, print_json, print_table, print_text
+from gazette_platform.cli.selection import Names, Selection, Selector, SelectorOrNames
 from gazette_platform.client import AsyncClient, FragmentListing
 from gazette_platform.errors import GazetteError, ObjectNotFound, StoreError, ValidationError
 from gazette_platform.ops.clock import SystemClock
@@ -33,8 +35,9 @@ class FragmentsFormat(enum.StrEnum):
 
 def fragments(
     ctx: typer.Context,
+    names: Names = None,
     *,
-    selector: Selector = "",
+    selector: SelectorOrNames = None,
     output_format: Annotated[
         FragmentsFormat, typer.Option("-o", "--format", help="Output format.")
     ] = FragmentsFormat.TABLE,
@@ -42,20 +45,18 @@ def fragments(
         int,
         typer.Option(
             "--from",
-            min=0,
-            max=UNIX_TIME_MAX,
-            metavar="SECONDS",
-            help="Persisted since, Unix time.",
+            parser=instant_option,
+            metavar="TIME",
+            help="Persisted since: Unix seconds, @-1h for an hour ago, or an ISO 8601 time.",
         ),
     ] = 0,
     end_mod_time: Annotated[
         int,
         typer.Option(
             "--to",
-            min=0,
-            max=UNIX_TIME_MAX,
-            metavar="SECONDS",
-            help="Persisted until; 0 is no bound.",
+            parser=instant_option,
+            metavar="TIME",
+            help="Persisted until: Unix seconds, @-1h for an hour ago, or an ISO 8601 time. 0 is no bound.",
         ),
     ] = 0,
     url_ttl: Annotated[
@@ -69,17 +70,18 @@ def fragments(
 
     **Examples**
 
-    gazctl journals fragments -l name=a/journal
+    gazctl journals fragments a/journal --from @-1h
 
     gazctl journals fragments -l name:prefix=a/ -o json --url-ttl 10m
     """
+    selection = Selection.of(names, selector, is_needed=False)
     try:
         ttl_s = parse_duration(url_ttl) / 1e9
     except ValidationError as err:
         raise err.within("--url-ttl") from err
 
     async def work(client: AsyncClient) -> None:
-        found = _all_fragments(client, selector, begin_mod_time, end_mod_time, ttl_s)
+        found = _all_fragments(client, selection, begin_mod_time, end_mod_time, ttl_s)
         if output_format is FragmentsFormat.TABLE:
             columns = ["Journal", "Offset", "Length", "Persisted", "SHA1", "Compression"]
             if ttl_s:
@@ -114,9 +116,9 @@ def _instant(unix_s: int) -> str:
 
 
 async def _all_fragments(
-    client: AsyncClient, selector: str, begin_mod_time: int, end_mod_time: int, ttl_s: float
+    client: AsyncClient, selection: Selection, begin_mod_time: int, end_mod_time: int, ttl_s: float
 ) -> AsyncIterator[FragmentListing]:
-    for journal in await matching(client, selector):
+    for journal in await matching(client, selection):
         if is_fully_suspended(journal):
             continue
         pages = client.fragment_pages(

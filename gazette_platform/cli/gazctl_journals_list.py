@@ -13,9 +13,10 @@ from typing import Annotated
 
 import typer
 
-from gazette_platform.cli.connection import Selector, connected, matching, opened, parse_selector
+from gazette_platform.cli.connection import connected, matching, opened
 from gazette_platform.cli.errors import one_line
 from gazette_platform.cli.output import NONE, note, print_json, print_table, print_text
+from gazette_platform.cli.selection import Names, Selection, SelectorOrNames
 from gazette_platform.client import (
     AsyncClient,
     Change,
@@ -48,8 +49,9 @@ class ListFormat(enum.StrEnum):
 
 def list_journals(
     ctx: typer.Context,
+    names: Names = None,
     *,
-    selector: Selector = "",
+    selector: SelectorOrNames = None,
     output_format: Annotated[
         ListFormat, typer.Option("-o", "--format", help="Output format.")
     ] = ListFormat.TABLE,
@@ -75,8 +77,11 @@ def list_journals(
 
     gazctl journals list -l name:prefix=flights/ -p -r -L content-type
 
-    gazctl journals list -l name=a/journal -o yaml > journal.yaml
+    gazctl journals list a/journal -o yaml > journal.yaml
+
+    gazctl journals list flights/ --watch
     """
+    selection = Selection.of(names, selector, is_needed=False)
     columns: list[Column] = [("Name", lambda journal: journal.name)]
     optional = ((rf, "RF", _rf), (primary, "Primary", _primary), (replicas, "Replicas", _replicas))
     columns += [(title, cell) for is_wanted, title, cell in optional if is_wanted]
@@ -94,11 +99,13 @@ def list_journals(
             _print_listing(snapshot, output_format)
 
     async def work(client: AsyncClient) -> None:
-        parsed = parse_selector(selector)
         if not watch:
-            show(await client.list_snapshot(parsed))
+            snapshot = await client.list_snapshot(selection.selector)
+            if selection.names:
+                selection.check(journal.name for journal in snapshot)
+            show(snapshot)
             return
-        async with aclosing(client.watch_snapshots(parsed)) as snapshots:
+        async with aclosing(client.watch_snapshots(selection.selector)) as snapshots:
             async for snapshot in snapshots:
                 show(snapshot)
 
@@ -251,8 +258,9 @@ def _applied(changes: Sequence[Change], revision: int) -> str:
 
 def edit(
     ctx: typer.Context,
+    names: Names = None,
     *,
-    selector: Selector,
+    selector: SelectorOrNames = None,
     max_txn_size: BatchSize = 0,
 ) -> None:
     """Edit the specs of journals in an editor, and apply them.
@@ -262,9 +270,10 @@ def edit(
 
     **Example**
 
-    EDITOR=nano gazctl journals edit -l name:prefix=flights/
+    EDITOR=nano gazctl journals edit flights/
     """
-    original = connected(ctx, lambda client: _tree_of(client, selector))
+    selection = Selection.of(names, selector)
+    original = connected(ctx, lambda client: _tree_of(client, selection))
     header, text = _EDIT_HEADER, original
     while True:
         edited = _strip_header(_edited(header + text))
@@ -290,8 +299,8 @@ _EDIT_HEADER = (
 )
 
 
-async def _tree_of(client: AsyncClient, selector: str) -> str:
-    journals = await matching(client, selector)
+async def _tree_of(client: AsyncClient, selection: Selection) -> str:
+    journals = await matching(client, selection)
     return _tree(journals)
 
 

@@ -10,17 +10,11 @@ from typing import Annotated, BinaryIO, final
 import orjson
 import typer
 
-from gazette_platform.cli.connection import (
-    UNIX_TIME_MAX,
-    Connection,
-    Selector,
-    connected,
-    no_match,
-    opened,
-    parse_selector,
-)
+from gazette_platform.cli.connection import Connection, connected, matching, opened
 from gazette_platform.cli.gazctl_journals_upkeep import is_fully_suspended
+from gazette_platform.cli.instants import instant_option
 from gazette_platform.cli.output import note
+from gazette_platform.cli.selection import Names, Selection, SelectorOrNames
 from gazette_platform.client import AsyncClient, JournalListing, Reader
 from gazette_platform.errors import (
     DataError,
@@ -36,8 +30,9 @@ __all__ = ["read"]
 
 def read(
     ctx: typer.Context,
+    names: Names = None,
     *,
-    selector: Selector,
+    selector: SelectorOrNames = None,
     block: Annotated[
         bool,
         typer.Option(
@@ -80,10 +75,10 @@ def read(
         int,
         typer.Option(
             "--from",
-            min=0,
-            max=UNIX_TIME_MAX,
-            metavar="SECONDS",
-            help="Skip what was persisted before, Unix time.",
+            parser=instant_option,
+            metavar="TIME",
+            help="Skip what was persisted before: Unix seconds, @-1h for an hour ago, or an ISO 8601 "
+            "time.",
         ),
     ] = 0,
 ) -> None:
@@ -95,7 +90,9 @@ def read(
 
     **Examples**
 
-    gazctl journals read -l name=a/journal > content
+    gazctl journals read a/journal > content
+
+    gazctl journals read a/journal --from @-1h
 
     gazctl journals read -l name:prefix=a/ --block --tail
 
@@ -105,6 +102,7 @@ def read(
     """
     if from_savepoint and offsets is not None:
         raise ValidationError("goes without --offsets; give one of them", path="--from-savepoint")
+    selection = Selection.of(names, selector)
     start = _read_offsets(offsets)
     if offsets_out is not None and not offsets_out.absolute().parent.is_dir():
         raise ValidationError(
@@ -115,7 +113,7 @@ def read(
     assert connection is not None  # set by the group
 
     async def work(client: AsyncClient) -> None:
-        begins = await _of_savepoint(client, selector, from_savepoint) if from_savepoint else start
+        begins = await _of_savepoint(client, selection, from_savepoint) if from_savepoint else start
         out = sys.stdout.buffer if output == "-" else opened(output, "--output", "wb")
         merge = _Merge(
             client,
@@ -127,7 +125,7 @@ def read(
             direct=connection.has_route_cache or file_root is not None,
         )
         try:
-            await merge.run(selector)
+            await merge.run(selection)
         finally:
             out.flush()
             if out is not sys.stdout.buffer:
@@ -138,17 +136,17 @@ def read(
     connected(ctx, work, file_root=file_root)
 
 
-async def _of_savepoint(client: AsyncClient, selector: str, name: str) -> dict[str, int]:
+async def _of_savepoint(client: AsyncClient, selection: Selection, name: str) -> dict[str, int]:
     """The offsets that a savepoint has of the journals that match; says which it does not name.
 
     Raises: SavepointNotFound: there is none, or it names none of them.
     """
     offsets = (await client.get_savepoint(name)).offsets
-    found = [journal.name for journal in await client.list(parse_selector(selector))]
+    found = [journal.name for journal in await client.list(selection.selector)]
     known = {journal: offsets[journal] for journal in found if journal in offsets}
     if found and not known:
         raise SavepointNotFound(
-            f"savepoint {name} names none of the journals that match {selector} "
+            f"savepoint {name} names none of the journals that match {selection.text} "
             f"(`gazctl savepoints get {name}` shows which it names)"
         )
     if missing := [journal for journal in found if journal not in known]:
@@ -214,7 +212,7 @@ class _Merge:
         self._started: set[str] = set()
         self._stopped = asyncio.Event()
 
-    async def run(self, selector: str) -> None:
+    async def run(self, selection: Selection) -> None:
         """Read until all is read, or until a signal asks to stop.
 
         Raises: what a reader failed for. ValidationError: nothing matches, and nothing is awaited.
@@ -222,7 +220,7 @@ class _Merge:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stopped.set)
-        work = self._tasks.spawn(self._outcome(selector), name="journals")
+        work = self._tasks.spawn(self._outcome(selection), name="journals")
         stop = self._tasks.spawn(self._stopped.wait(), name="stop")
         try:
             await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -233,26 +231,27 @@ class _Merge:
                 loop.remove_signal_handler(number)
             await self._tasks.close()
 
-    async def _outcome(self, selector: str) -> Exception | None:
+    async def _outcome(self, selection: Selection) -> Exception | None:
         """What reading failed for: the command reports it, so that the task must not."""
         try:
-            await self._follow(selector)
+            await self._follow(selection)
         except (GazetteError, OSError, ExceptionGroup) as err:
             return err
         return None
 
-    async def _follow(self, selector: str) -> None:
+    async def _follow(self, selection: Selection) -> None:
         """Read the journals that match; those that come later too, if blocking."""
         if not self._block:
-            found = await self._client.list(selector)
-            if not found:
-                raise no_match(selector)
+            found = await matching(self._client, selection)
             async with asyncio.TaskGroup() as group:
                 for journal in found:
                     if self._is_new(journal):
                         group.create_task(self._read(journal.name))
             return
-        async with asyncio.TaskGroup() as group, aclosing(self._client.watch(selector)) as watch:
+        async with (
+            asyncio.TaskGroup() as group,
+            aclosing(self._client.watch(selection.selector)) as watch,
+        ):
             async for found in watch:
                 for journal in found:
                     if self._is_new(journal):

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from gazette_platform.cli.connection import Selector, connected, matching
+from gazette_platform.cli.connection import connected, matching
 from gazette_platform.cli.output import note, print_text
+from gazette_platform.cli.selection import Names, Selection, SelectorOrNames
 from gazette_platform.client import AsyncClient, HeadState, JournalListing
 from gazette_platform.errors import SpoolsAwaited, StoreUnavailable, ValidationError
 from gazette_platform.protocol import SuspendLevel, parse_duration
@@ -22,8 +23,9 @@ def is_fully_suspended(journal: JournalListing) -> bool:
 
 def reset_head(
     ctx: typer.Context,
+    names: Names = None,
     *,
-    selector: Selector,
+    selector: SelectorOrNames = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be done and lost, and do nothing.")
     ] = False,
@@ -44,12 +46,13 @@ def reset_head(
 
     **Example**
 
-    gazctl journals reset-head -l name=a/journal --dry-run
+    gazctl journals reset-head a/journal --dry-run
     """
+    selection = Selection.of(names, selector)
 
     async def check(client: AsyncClient) -> dict[str, HeadState]:
         found = {}
-        for journal in await matching(client, selector):
+        for journal in await matching(client, selection):
             if is_fully_suspended(journal):
                 note(f"{journal.name}: skipped, it is fully suspended")
                 continue
@@ -104,8 +107,9 @@ def _is_confirmed(lossy: list[str]) -> bool:
 
 def flush(
     ctx: typer.Context,
+    names: Names = None,
     *,
-    selector: Selector,
+    selector: SelectorOrNames = None,
     timeout: Annotated[
         str, typer.Option("--timeout", metavar="DURATION", help="How long to wait, as in 1m30s.")
     ] = "1m",
@@ -116,16 +120,17 @@ def flush(
 
     **Example**
 
-    gazctl journals flush -l name:prefix=flights/
+    gazctl journals flush flights/
     """
+    selection = Selection.of(names, selector)
     try:
         timeout_s = parse_duration(timeout) / 1e9
     except ValidationError as err:
         raise err.within("--timeout") from err
 
     async def work(client: AsyncClient) -> None:
-        await matching(client, selector)
-        for name, end in (await client.flush(selector, timeout_s=timeout_s)).items():
+        await matching(client, selection)
+        for name, end in (await client.flush(selection.selector, timeout_s=timeout_s)).items():
             print_text(f"{name}: all below {end} is in the store")
 
     connected(ctx, work)
@@ -133,8 +138,9 @@ def flush(
 
 def suspend(
     ctx: typer.Context,
+    names: Names = None,
     *,
-    selector: Selector,
+    selector: SelectorOrNames = None,
     force: Annotated[
         bool, typer.Option("-f", "--force", help="Also journals that are not flushed: flush now.")
     ] = False,
@@ -143,11 +149,12 @@ def suspend(
 
     **Example**
 
-    gazctl journals suspend -l name:prefix=archive/
+    gazctl journals suspend archive/
     """
+    selection = Selection.of(names, selector)
 
     async def work(client: AsyncClient) -> None:
-        for journal in await matching(client, selector):
+        for journal in await matching(client, selection):
             if is_fully_suspended(journal):
                 note(f"{journal.name}: is fully suspended already")
             elif await client.suspend(journal.name, force=force):

@@ -253,6 +253,44 @@ def test_times_beyond_64_bits_are_usage_errors(gazctl, broker, option):
     assert option in done.err
 
 
+def test_journals_are_named_as_arguments(gazctl, broker):
+    broker.journal("a/one", b"content")
+    broker.journal("a/two")
+    assert gazctl("list", "a/one").out == b"Name\na/one\n"
+    assert gazctl("list", "a/").out == b"Name\na/one\na/two\n"
+    assert gazctl("read", "a/one").out == b"content"
+    assert gazctl("read", "a/one", "--from", "@-1h").code == 0
+    assert gazctl("reset-head", "a/two").out == b"a/two: head is 0\n"
+    for command in (
+        "list",
+        "read",
+        "append",
+        "fragments",
+        "reset-head",
+        "flush",
+        "suspend",
+        "edit",
+    ):
+        missing = gazctl(command, "a/one", "b/none")
+        assert (missing.code, missing.out) == (1, b"")
+        assert "b/none: JOURNAL_NOT_FOUND" in missing.err
+        both = gazctl(command, "a/one", "-l", "name=a/one")
+        assert both.code == 2
+        assert "not both" in both.err
+    for command in ("read", "append", "reset-head", "flush", "suspend", "edit"):
+        neither = gazctl(command)
+        assert neither.code == 2
+        assert "Missing option '--selector'" in neither.err
+
+
+@pytest.mark.parametrize("command", [("read", "-l", "name=a/one"), ("fragments",)])
+def test_what_is_no_time_is_wrong_usage(gazctl, broker, command):
+    broker.journal("a/one")
+    done = gazctl(*command, "--from", "yesterday")
+    assert done.code == 2
+    assert "--from" in done.err
+
+
 def test_missing_input_and_journals_are_named(gazctl, broker, tmp_path):
     broker.journal("a/one")
     assert "no/file: No such file" in gazctl("append", "-l", "name=a/one", "-i", "no/file").err
