@@ -139,7 +139,11 @@ class FileStore:
         """Delete the object; see `FragmentStore.remove`."""
         await self._run(self.local_path(path).unlink)
 
-    def sign_get(self, path: str, ttl_s: float) -> str:  # noqa: ARG002  files need no signature
+    async def sign_get(
+        self,
+        path: str,
+        ttl_s: float,  # noqa: ARG002  files need no signature
+    ) -> str:
         """A ``file`` URL below the file root, which the reader must know: it is not signed."""
         with _store_errors():
             return "file:///" + quote(self._rule.key(path), safe=_URL_SAFE)

@@ -81,7 +81,7 @@ async def health_check(
             async for _ in store.list(f"{directory}/"):
                 pass
             step = "SIGN"
-            signed_url = store.sign_get(HEALTH_CHECK_PATH, _SIGNATURE_TTL_S)
+            signed_url = await store.sign_get(HEALTH_CHECK_PATH, _SIGNATURE_TTL_S)
             if signed_url.startswith(("http://", "https://")):
                 step = "signed GET"
                 _compare(await fetch(signed_url))

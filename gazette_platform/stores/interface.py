@@ -80,8 +80,11 @@ class FragmentStore(Protocol):
         """Delete the object. Raises: ObjectNotFound. Cancellation: it may be deleted or not."""
         ...
 
-    def sign_get(self, path: str, ttl_s: float) -> str:
-        """A URL from which the object can be fetched without credentials for `ttl_s` seconds."""
+    async def sign_get(self, path: str, ttl_s: float) -> str:
+        """A URL from which the object can be fetched without credentials for `ttl_s` seconds.
+
+        It waits if credentials must be renewed, and asks the store nothing. Cancellation: safe.
+        """
         ...
 
     def is_auth_error(self, error: BaseException) -> bool:

@@ -107,9 +107,9 @@ class ActiveStore:
         """See `FragmentStore.remove`."""
         await self._store.remove(path)
 
-    def sign_get(self, path: str, ttl_s: float) -> str:
+    async def sign_get(self, path: str, ttl_s: float) -> str:
         """See `FragmentStore.sign_get`."""
-        return self._store.sign_get(path, ttl_s)
+        return await self._store.sign_get(path, ttl_s)
 
     def is_auth_error(self, error: BaseException) -> bool:
         """See `FragmentStore.is_auth_error`."""

@@ -147,7 +147,7 @@ class StoreConformance:
         assert [item.path for item in await listing(store, "a+b_c-d.e=%/")] == [
             "日本語/key=va%20lue/f"
         ]
-        assert store.sign_get(path, 60.0).isascii()
+        assert (await store.sign_get(path, 60.0)).isascii()
 
     async def test_health_check_and_delete_probe_pass(self, store: FragmentStore) -> None:
         """The store is fit for brokers."""

@@ -54,11 +54,11 @@ class TestPrefixedFileStoreConformance(StoreConformance):
         return make(tmp_path, executor, "file:///some/prefix/")
 
 
-def test_so7_sign_is_the_path_below_the_root(tmp_path, executor):
+async def test_so7_sign_is_the_path_below_the_root(tmp_path, executor):
     store = make(tmp_path, executor)
-    assert store.sign_get("file.txt", 60) == "file:///file.txt"
-    assert store.sign_get("a=b/c%d", 60) == "file:///a=b/c%25d"
-    assert make(tmp_path, executor, "file:///pre/").sign_get("f", 1) == "file:///pre/f"
+    assert await store.sign_get("file.txt", 60) == "file:///file.txt"
+    assert await store.sign_get("a=b/c%d", 60) == "file:///a=b/c%25d"
+    assert await make(tmp_path, executor, "file:///pre/").sign_get("f", 1) == "file:///pre/f"
 
 
 async def test_so7_prefix_is_concatenated(tmp_path, executor):
@@ -107,10 +107,10 @@ async def test_so7_rewrites_the_first_occurrence(tmp_path, executor):
     await put_bytes(store, "foo/foo/f", b"x")
     assert (tmp_path / "p" / "bar" / "foo" / "f").exists()
     assert [item.path for item in await listing(store, "foo/")] == ["foo/f"]
-    assert store.sign_get("foo/f", 1) == "file:///p/bar/f"
+    assert await store.sign_get("foo/f", 1) == "file:///p/bar/f"
     assert store.local_path("foo/f") == tmp_path / "p" / "bar" / "f"
     # An empty text to find rewrites nothing.
-    assert make(tmp_path, executor, "file:///?replace=x").sign_get("f", 1) == "file:///f"
+    assert await make(tmp_path, executor, "file:///?replace=x").sign_get("f", 1) == "file:///f"
 
 
 def test_so7_unknown_arguments_are_refused(tmp_path, executor):

@@ -65,9 +65,9 @@ async def test_a_health_check_of_such_a_store_fails_in_order(tmp_path, executor,
 
 
 @pytest.mark.parametrize("part", [NUL, SURROGATE])
-def test_what_cannot_be_in_a_url_is_not_signed(tmp_path, executor, part):
+async def test_what_cannot_be_in_a_url_is_not_signed(tmp_path, executor, part):
     with pytest.raises(StoreError):
-        store_at(tmp_path, executor, f"/{part}/").sign_get("j/f", 1)
+        await store_at(tmp_path, executor, f"/{part}/").sign_get("j/f", 1)
 
 
 @pytest.mark.parametrize("part", [NUL, SURROGATE, NEWLINE, "\x7f", "\x85", " "])

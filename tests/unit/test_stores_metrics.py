@@ -54,7 +54,7 @@ async def test_operations_are_counted_and_timed(store, registry):
     assert await store.exists("j/f")
     assert await read_all(store, "j/f") == b"content"
     assert len(await listing(store, "j/")) == 1
-    store.sign_get("j/f", 1)
+    await store.sign_get("j/f", 1)
     await store.remove("j/f")
     for operation in ("put", "exists", "get", "list", "signget", "remove"):
         assert operations(registry, operation) == 1

@@ -67,7 +67,7 @@ class ScriptedStore:
     async def remove(self, path):
         self.answer("remove", path)
 
-    def sign_get(self, path, ttl_s):
+    async def sign_get(self, path, ttl_s):
         return self.answer("sign_get", path, ttl_s, default="file:///x")
 
     def is_auth_error(self, error):
@@ -249,7 +249,7 @@ async def test_so4_active_store_delegates():
         await store.put("p", file.fileno(), 0, content_encoding="gzip")
     assert [item async for item in store.list("d/")] == [StoredObject("x", 1, 2)]
     await store.remove("p")
-    assert store.sign_get("p", 9) == "file:///signed"
+    assert await store.sign_get("p", 9) == "file:///signed"
     assert store.local_path("p") == Path("/local/p")
     assert store.is_auth_error(AccessDenied("x"))
     assert not store.is_auth_error(StoreUnavailable("x"))

@@ -108,7 +108,7 @@ class FragmentsApi:
             summed.into_pb(listed.spec)
             if ttl_s > 0 and summed.backing_store:
                 store = self._context.stores.get(summed.backing_store)
-                listed.signed_url = store.sign_get(summed.content_path, ttl_s)
+                listed.signed_url = await store.sign_get(summed.content_path, ttl_s)
             size += listed.ByteSize()
 
     async def fragment_store_health(

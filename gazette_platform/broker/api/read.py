@@ -190,9 +190,10 @@ class ReadApi:
                 file.hold()
             try:
                 fragment = await self._announced(replica, result)
+                url = await self._sign(replica, fragment)
                 # A head goes along with content, and ours may lie behind what became of the journal.
                 check_fence(replica)
-                response = self._metadata(replica, result, fragment)
+                response = self._metadata(replica, result, fragment, url)
                 await send(header_field + response.SerializeToString())
                 header_field = b""
                 offset = result.offset
@@ -245,7 +246,7 @@ class ReadApi:
         return summed if summed is not None and summed.begin == fragment.begin else fragment
 
     def _metadata(
-        self, replica: Replica, result: QueryResult, fragment: Fragment | None
+        self, replica: Replica, result: QueryResult, fragment: Fragment | None, url: str
     ) -> pb.ReadResponse:
         response = pb.ReadResponse(
             status=result.status.value,  # type: ignore[arg-type]
@@ -255,14 +256,16 @@ class ReadApi:
         if fragment is not None:
             response.write_head = max(response.write_head, fragment.end)
             fragment.into_pb(response.fragment)
-            if fragment.backing_store and fragment.mod_time:
-                response.fragment_url = self._sign(replica, fragment)
+            response.fragment_url = url
         return response
 
-    def _sign(self, replica: Replica, fragment: Fragment) -> str:
+    async def _sign(self, replica: Replica, fragment: Fragment | None) -> str:
+        """Where the store serves the fragment; "" if it is in none."""
+        if fragment is None or not (fragment.backing_store and fragment.mod_time):
+            return ""
         try:
             store = self._context.stores.get(fragment.backing_store)
-            return store.sign_get(fragment.content_path, _SIGNATURE_TTL_S)
+            return await store.sign_get(fragment.content_path, _SIGNATURE_TTL_S)
         except GazetteError as err:
             raise RpcFailed(
                 Code.UNKNOWN, f"{replica.name}: signing {fragment.content_path}: {err}"
