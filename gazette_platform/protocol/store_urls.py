@@ -27,7 +27,11 @@ STORE_URL_LENGTH_MAX: Final = 2048
 """Characters; a path of a file system has 4096 bytes, which hold a journal's name, too."""
 
 _BUCKET_SCHEMES = frozenset({"s3", "gs", "azure"})
-STORE_SCHEMES = _BUCKET_SCHEMES | {"azure-ad", "file"}
+STORE_SCHEMES = _BUCKET_SCHEMES | {"azure-ad", "file", "hdfs"}
+"""Those of Gazette, and ``hdfs``, which its brokers refuse."""
+
+# What the host of a URL names, where it is no bucket.
+_HOSTS = {"azure-ad": "tenant", "hdfs": "namenode"}
 
 # Control characters, surrogates, and separators of lines and paragraphs.
 _CONTROLS = frozenset({"Cc", "Cs", "Zl", "Zp"})
@@ -42,7 +46,7 @@ class StoreUrl:
 
     scheme: str
     host: str
-    """Bucket, container or tenant; empty for ``file``."""
+    """Bucket, container, tenant or NameNode; empty for ``file``."""
     path: str
     """Begins and ends with a slash."""
     args: Mapping[str, str] = field(hash=False)
@@ -107,7 +111,7 @@ def _validate_location(url: str, scheme: str, host: str, path: str) -> None:
         if host:
             raise ValidationError(f"file scheme cannot have host ({url})")
     elif not host:
-        missing = "bucket" if scheme in _BUCKET_SCHEMES else "tenant"
+        missing = _HOSTS.get(scheme, "bucket")
         raise ValidationError(f"missing {missing} ({url})")
     elif scheme == "azure-ad" and len(path.strip("/").split("/")) < _AZURE_AD_SEGMENTS_MIN:
         raise ValidationError(f"missing account or container ({url})")

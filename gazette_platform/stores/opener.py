@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gazette_platform.errors import StoreError
 from gazette_platform.protocol import StoreUrl, parse_store_url
 from gazette_platform.stores.fs import FileStore
+from gazette_platform.stores.webhdfs import WebHdfsStore
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,6 +45,8 @@ def open_store(
     parsed = parse_store_url(url)
     if file_only:
         parsed = StoreUrl(scheme="file", host="", path="/", args={}, text=url)
+    if parsed.scheme == "hdfs":
+        return WebHdfsStore(parsed)
     if parsed.scheme != "file":
         raise StoreError(
             f"unsupported fragment store scheme: {parsed.scheme} ({url}; this build writes to "
