@@ -163,7 +163,7 @@ class WebHdfsStore:
             if not answer.get("boolean"):
                 raise ObjectNotFound(f"no such object: {self._named(key)}")
 
-    def sign_get(self, path: str, ttl_s: float) -> str:  # noqa: ARG002  HDFS signs nothing
+    async def sign_get(self, path: str, ttl_s: float) -> str:  # noqa: ARG002  HDFS signs nothing
         """The WebHDFS URL that opens the file; with a delegation token it has that, and ends with it."""
         return self._address(self._servers[0], self._rule.key(path), {"op": "OPEN"})
 

@@ -87,7 +87,7 @@ async def test_a_folder_of_more_than_one_page_is_listed_whole(hdfs):
 async def test_signed_urls_open_without_more(hdfs):
     store = opened(hdfs)
     await put_bytes(store, "j/date=2/some %file", b"content")
-    url = store.sign_get("j/date=2/some %file", 60.0)
+    url = await store.sign_get("j/date=2/some %file", 60.0)
     assert url.startswith(f"{hdfs.webhdfs}/webhdfs/v1/")
     with await asyncio.to_thread(urlopen, url, timeout=30) as response:
         assert response.read() == b"content"
@@ -107,7 +107,7 @@ async def test_content_that_is_too_short_leaves_nothing(hdfs):
         file.write(bytes(3 << 20))
         with pytest.raises(DataError):
             await store.put("a/short", file.fileno(), (3 << 20) + 1)
-    root = f"{store.sign_get('a', 0).partition('?')[0]}?op=LISTSTATUS&user.name={hdfs.superuser}"
+    root = f"{(await store.sign_get('a', 0)).partition('?')[0]}?op=LISTSTATUS&user.name={hdfs.superuser}"
     with await asyncio.to_thread(urlopen, root, timeout=30) as response:
         assert b"short" not in response.read()
 

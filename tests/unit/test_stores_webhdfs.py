@@ -33,18 +33,20 @@ def opened(url):
         ),
     ],
 )
-def test_where_files_are_opened(monkeypatch, url, signed):
+async def test_where_files_are_opened(monkeypatch, url, signed):
     monkeypatch.delenv("HADOOP_USER_NAME", raising=False)
     monkeypatch.delenv("GAZETTE_HDFS_DELEGATION_TOKEN", raising=False)
-    assert opened(url).sign_get("j/f%", 60.0) == signed
+    assert await opened(url).sign_get("j/f%", 60.0) == signed
 
 
-def test_who_asks(monkeypatch):
+async def test_who_asks(monkeypatch):
     monkeypatch.setenv("HADOOP_USER_NAME", "carol")
-    assert opened("hdfs://nn/").sign_get("f", 1).endswith("?op=OPEN&user.name=carol")
-    assert opened("hdfs://nn/?user=bob").sign_get("f", 1).endswith("&user.name=bob")
+    assert (await opened("hdfs://nn/").sign_get("f", 1)).endswith("?op=OPEN&user.name=carol")
+    assert (await opened("hdfs://nn/?user=bob").sign_get("f", 1)).endswith("&user.name=bob")
     monkeypatch.setenv("GAZETTE_HDFS_DELEGATION_TOKEN", "a/b")
-    assert opened("hdfs://nn/?user=bob").sign_get("f", 1).endswith("?op=OPEN&delegation=a%2Fb")
+    assert (await opened("hdfs://nn/?user=bob").sign_get("f", 1)).endswith(
+        "?op=OPEN&delegation=a%2Fb"
+    )
 
 
 @pytest.mark.parametrize(
