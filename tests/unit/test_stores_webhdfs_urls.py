@@ -1,4 +1,4 @@
-"""The hdfs store before it asks anybody; see the integration test of the same name."""
+"""The hdfs store before it asks anybody; see tests/integration/test_hdfs_stores."""
 
 from __future__ import annotations
 
