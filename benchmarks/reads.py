@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
+import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 from benchmarks.bench import create, delete, journal_spec
@@ -66,26 +69,44 @@ class _Ways:
         is_direct, is_stored = way.startswith("direct"), "spool" not in way
         await self._check(is_direct=is_direct, is_stored=is_stored)
         bench = self._bench
+        if is_direct:
+            return await bench.repeat(partial(self._read_apart, way))
 
         async def run() -> Figures:
             with bench.cpu() as used_s:
                 begun = bench.clock.monotonic()
-                await self._read(is_direct=is_direct)
+                await self._read()
                 elapsed_s = bench.clock.monotonic() - begun
                 size = self._end - self._begin
-                figures = {f"read_{way}_mb_per_s": size / elapsed_s / 1e6}
-                if not is_direct:
-                    figures[f"broker_cpu_s_per_gb_read_{way.removeprefix('broker_')}"] = (
-                        used_s() / size * 1e9
-                    )
-                return figures
+                return {
+                    f"read_{way}_mb_per_s": size / elapsed_s / 1e6,
+                    f"broker_cpu_s_per_gb_read_{way.removeprefix('broker_')}": used_s()
+                    / size
+                    * 1e9,
+                }
 
         return await bench.repeat(run)
 
-    async def _read(self, *, is_direct: bool) -> None:
-        reader = self._bench.client.read(
-            self._journal, self._begin, end_offset=self._end, direct=is_direct
+    async def _read_apart(self, way: str) -> Figures:
+        """Read directly, in a process of its own, whose memory is told."""
+        broker = self._bench.broker
+        arguments = (broker.address, broker.fragments, self._journal, self._begin, self._end)
+        reader = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "benchmarks.direct_reader", *map(str, arguments)),
+            stdout=asyncio.subprocess.PIPE,
         )
+        out, _ = await reader.communicate()
+        if reader.returncode:
+            raise DataError(f"{self._journal}: its reader ended with {reader.returncode}")
+        found = json.loads(out)
+        return {
+            f"read_{way}_mb_per_s": found["mb_per_s"],
+            f"read_{way}_rss_mb": found["rss_mb"],
+            f"client_cpu_s_per_gb_read_{way}": found["cpu_s_per_gb"],
+        }
+
+    async def _read(self) -> None:
+        reader = self._bench.client.read(self._journal, self._begin, end_offset=self._end)
         count = 0
         async with reader:
             async for piece in reader:

@@ -97,6 +97,7 @@ class AsyncClient:
         if self._is_closed:
             return
         self._is_closed = True
+        self._transport.read_ahead.close()
         await self._tasks.close()
         await self._transport.close()
 

@@ -70,6 +70,9 @@ class ClientConfig:
     message_bytes_max: int = 16 << 20
     """Largest message to accept from a broker."""
 
+    read_ahead_bytes_max: int = 64 << 20
+    """Bytes of content that direct reads, all together, hold fetched ahead of who reads them."""
+
     file_root: Path | None = None
     """Local directory that ``file://`` fragment stores are rooted at, for direct reads."""
 
@@ -117,6 +120,7 @@ class ClientConfig:
                 f"must not be negative ({self.route_cache_size})", path="route_cache_size"
             )
         for name in (
+            "read_ahead_bytes_max",
             "route_cache_ttl_s",
             "connect_timeout_s",
             "call_timeout_s",

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from gazette_platform.codecs import Decompressor, decompressor
-from gazette_platform.errors import (
-    ChecksumMismatch,
-    DataError,
-    ObjectNotFound,
-    StoreError,
-    StoreUnavailable,
-)
+from gazette_platform.client.read_ahead import FragmentStream, ReadAhead
+from gazette_platform.errors import ObjectNotFound, StoreError, StoreUnavailable
+from gazette_platform.ops.tasks import TaskGroup
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator
 
     from gazette_platform.protocol import Fragment
 
-__all__ = ["fragment_file", "read_fragment"]
+__all__ = ["fragment_file", "read_fragment", "stream_of"]
 
 _PIECE_BYTES = 1 << 20
-# A piece that inflates to more than this, as a decompression bomb does, is given in several.
-_CONTENT_BYTES_MAX = 8 << 20
 _CONNECT_TIMEOUT_S = 10.0
 _STALL_TIMEOUT_S = 60.0
 
@@ -58,7 +49,7 @@ async def read_fragment(
     """Content of `fragment` from `offset` to its end, out of the store behind `url`.
 
     The whole fragment is fetched, decompressed and checked against its length and SHA-1, whatever
-    `offset` is; blocking work runs in threads. The check comes after the last piece.
+    `offset` is; threads do that, ahead of whoever iterates. The check comes after the last piece.
 
     Args:
         url: signed URL, ``file``, ``http`` or ``https``.
@@ -70,61 +61,35 @@ async def read_fragment(
         ChecksumMismatch: they are not the content that the fragment is named for.
     Cancellation: safe; closes the file or connection.
     """
-    path = fragment_file(url, file_root)
-    stored = _http_pieces(url) if path is None else _file_pieces(path)
-    inflate = decompressor(fragment.codec)
-    digest = hashlib.sha1(usedforsecurity=False)
-    at = fragment.begin
+    tasks = TaskGroup("read-fragment")
+    pool = ReadAhead(tasks)
+    stream: FragmentStream | None = None
     try:
-        async for piece in stored:
-            rest = piece
-            while rest or not inflate.needs_input:
-                content = await asyncio.to_thread(_digested, rest, inflate, digest)
-                rest = b""
-                begin, at = at, at + len(content)
-                if at > fragment.end:
-                    raise _too_long(fragment)
-                if content and at > offset:
-                    yield content[max(0, offset - begin) :]
-        inflate.finish()
-    except DataError as err:
-        raise DataError(f"{url}: {err}") from err
-    if at != fragment.end:
-        raise DataError(f"{url}: unexpected EOF at offset {at}, expected {fragment.end}")
-    if digest.digest() != fragment.sum:
-        raise ChecksumMismatch(
-            f"{url}: content has SHA-1 {digest.hexdigest()}, expected {fragment.sum.hex()}"
-        )
-
-
-def _too_long(fragment: Fragment) -> DataError:
-    return DataError(
-        f"did not read EOF at expected Fragment.End ({fragment.end}); "
-        "the stored object is longer than its name says"
-    )
-
-
-def _digested(piece: bytes, inflate: Decompressor, digest: hashlib._Hash) -> bytes:
-    content = inflate.decompress(piece, _CONTENT_BYTES_MAX)
-    digest.update(content)
-    return content
-
-
-async def _file_pieces(path: Path) -> AsyncIterator[bytes]:
-    try:
-        file = await asyncio.to_thread(path.open, "rb", buffering=0)
-    except FileNotFoundError as err:
-        raise ObjectNotFound(f"{path} does not exist (is file_root the brokers' root?)") from err
-    except OSError as err:
-        raise StoreError(f"cannot read {path}: {err.strerror}") from err
-    except ValueError as err:
-        raise StoreError(f"cannot read {str(path)!r}: {err}") from err
-    with file:
-        while piece := await asyncio.to_thread(file.read, _PIECE_BYTES):
+        stream = stream_of(pool, fragment, url, offset=offset, file_root=file_root)
+        while (piece := await stream.next()) is not None:
             yield piece
+    finally:
+        if stream is not None:
+            stream.close()
+        pool.close()
+        await tasks.close()
 
 
-async def _http_pieces(url: str) -> AsyncIterator[bytes]:
+def stream_of(
+    pool: ReadAhead,
+    fragment: Fragment,
+    url: str,
+    *,
+    offset: int,
+    file_root: Path | None,
+    is_first: bool = True,
+) -> FragmentStream:
+    """The content of a fragment behind a URL; see `FragmentStream`. Raises: StoreError: no such URL."""
+    source = fragment_file(url, file_root) or _http_pieces(url)
+    return FragmentStream(pool, fragment, url, source, offset=offset, is_first=is_first)
+
+
+async def _http_pieces(url: str) -> AsyncGenerator[bytes, None]:
     """Stored bytes by HTTP; the library must not decompress them."""
     import aiohttp  # noqa: PLC0415  slow to import, and only stores behind HTTP need it
 
@@ -134,7 +99,9 @@ async def _http_pieces(url: str) -> AsyncIterator[bytes]:
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session,
-            session.get(url, headers={"Accept-Encoding": "gzip"}) as response,
+            session.get(
+                url, headers={"Accept-Encoding": "gzip"}, read_bufsize=_PIECE_BYTES
+            ) as response,
         ):
             if response.status == 404:
                 raise ObjectNotFound(f'!OK fetching (404, "{url}")')

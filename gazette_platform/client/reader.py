@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, final
 
 import grpc.aio  # type: ignore[import-untyped]
 
-from gazette_platform.client.direct import read_fragment
+from gazette_platform.client.direct import stream_of
+from gazette_platform.client.direct_read import URL_TTL_S, DirectRead
+from gazette_platform.client.listing import fragment_page
+from gazette_platform.client.results import FragmentListing
 from gazette_platform.client.savepoints import savepoint_offset
 from gazette_platform.client.wire import (
     CALL_ERRORS,
@@ -38,9 +40,10 @@ from gazette_platform.protocol.content import decode_read_content
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import Sequence
     from types import TracebackType
 
+    from gazette_platform.client.read_ahead import FragmentStream
     from gazette_platform.client.transport import Transport
 
 __all__ = ["ReadOptions", "Reader"]
@@ -48,6 +51,10 @@ __all__ = ["ReadOptions", "Reader"]
 _log = logging.getLogger(__name__)
 # A journal that was just applied is not known to every broker at once.
 _NOT_FOUND_ATTEMPTS = 3
+# After so many fragments in a row that their store did not give, brokers read for us.
+_STORE_FAILURES_MAX = 3
+# Fragments that are planned ahead, with one call.
+_PLAN_FRAGMENTS = 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,7 +136,10 @@ class Reader:
         self._call: Any = None
         self._wire: Wire | None = None
         self._metadata: pb.ReadResponse | None = None
-        self._store: AsyncGenerator[bytes, None] | None = None
+        self._store: DirectRead | None = None
+        self._store_failures = 0
+        self._has_read_direct = False
+        self._served_to = 0  # brokers read up to here, because the store has failed
         self._is_done = False
         self._rest: memoryview | bytes = b""
 
@@ -167,13 +177,16 @@ class Reader:
         """End the read. If another task waits in it, that one sees the end of the content."""
         self._is_done = True
         self._drop()
+        self._close_store()
 
     async def aclose(self) -> None:
-        """As `end`, and close what is open of a store."""
+        """As `end`."""
         self.end()
+
+    def _close_store(self) -> None:
         store, self._store = self._store, None
         if store is not None:
-            await store.aclose()
+            store.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -273,15 +286,19 @@ class Reader:
         if self._is_done:
             return
         options = self._options
+        end_offset, is_direct = options.end_offset, self._is_direct
+        if is_direct and self.offset < self._served_to:
+            is_direct = False
+            end_offset = min(self._served_to, end_offset or self._served_to)
         request = pb.ReadRequest(
             journal=self.journal,
             offset=self.offset,
             # First we ask where the head is. If a tail breaks before it has seen content, it then
             # goes on there, and not at a later head, which others have moved meanwhile.
             block=options.block and self.offset >= 0,
-            do_not_proxy=self._is_direct and not self._asks_others,
+            do_not_proxy=is_direct and not self._asks_others,
             metadata_only=options.metadata_only,
-            end_offset=options.end_offset,
+            end_offset=end_offset,
             begin_mod_time=options.begin_mod_time,
             min_etcd_revision=self._transport.min_revision(options.min_revision),
         )
@@ -359,44 +376,90 @@ class Reader:
             options.end_offset and self.offset >= options.end_offset
         ):
             self._is_done = True
+        elif self._served_to and self.offset >= self._served_to:
+            self._served_to = 0  # from here on the store is asked again
         elif told is not None and self._is_direct and told.fragment_url and self.fragment:
             self._metadata = None
-            self._store = read_fragment(
-                self.fragment,
-                told.fragment_url,
-                offset=self.offset,
-                file_root=self._transport.config.file_root,
-            )
+            self._read_stored(FragmentListing(self.fragment, told.fragment_url))
         else:
             await self._patience.wait(
                 TransportError(f"read of {self.journal}: the broker ended the stream")
             )
 
-    async def _next_stored(self) -> bytes | None:
-        """The next piece of a fragment from its store."""
-        assert self._store is not None  # checked by the caller
-        end = self._options.end_offset
+    def _read_stored(self, first: FragmentListing) -> None:
+        options = self._options
         try:
-            piece = await anext(self._store, None)
-        except StoreError as err:
-            # The store is not for us: brokers can read it, and will from now on.
+            self._store = DirectRead(
+                self._transport.read_ahead,
+                first,
+                offset=self.offset,
+                end_offset=options.end_offset,
+                open_stream=self._open_stream,
+                list_from=None if options.begin_mod_time else self._list_from,
+            )
+        except StoreError as err:  # a URL that leads nowhere
             _log.warning("reading %s through brokers: %s", self.journal, err)
             self._is_direct = False
-            piece = None
-        except BaseException:
-            self._store = None
+
+    def _open_stream(self, listing: FragmentListing, offset: int, is_first: bool) -> FragmentStream:  # noqa: FBT001  as it is called back
+        return stream_of(
+            self._transport.read_ahead,
+            listing.fragment,
+            listing.signed_url,
+            offset=offset,
+            file_root=self._transport.config.file_root,
+            is_first=is_first,
+        )
+
+    async def _list_from(self, offset: int) -> Sequence[FragmentListing]:
+        page = await fragment_page(
+            self._transport,
+            self.journal,
+            next_page_token=offset,
+            page_limit=_PLAN_FRAGMENTS,
+            ttl_s=URL_TTL_S,
+        )
+        return page.fragments
+
+    async def _next_stored(self) -> bytes | None:
+        """The next piece of stored fragments."""
+        store = self._store
+        assert store is not None  # checked by the caller
+        end = self._options.end_offset
+        try:
+            piece = await store.next()
+        except StoreError as err:
+            self._store_failed(store, err)
+            return None
+        except GazetteError:
+            self._close_store()
             raise
+        if self._store is not store:
+            return None  # ended meanwhile
         if piece is None:
-            self._store = None
+            self._close_store()
             if end and self.offset >= end:
                 self._is_done = True
             return None
+        self._has_read_direct = True
+        if store.whole:
+            self._store_failures = 0
         self._patience.progressed()
+        current = store.current
+        self.fragment, self.fragment_url = current.fragment, current.signed_url
         if end and self.offset + len(piece) >= end:
             piece = piece[: end - self.offset]
             self._is_done = True
-            store, self._store = self._store, None
-            async with aclosing(store):
-                pass
+            self._close_store()
         self.offset += len(piece)
         return piece
+
+    def _store_failed(self, store: DirectRead, err: StoreError) -> None:
+        """Have brokers read the fragment instead, or all of them, if the store is not for us."""
+        self._store_failures += 1
+        self._served_to = store.current.fragment.end
+        self._close_store()
+        if not self._has_read_direct or self._store_failures >= _STORE_FAILURES_MAX:
+            self._is_direct = False
+        which = f"up to {self._served_to} " if self._is_direct else ""
+        _log.warning("reading %s %sthrough brokers: %s", self.journal, which, err)

@@ -1,0 +1,332 @@
+"""Direct reads against a real broker: history comes from the store, fetched ahead."""
+
+import asyncio
+import contextlib
+import gc
+import hashlib
+import itertools
+import os
+import random
+from contextlib import asynccontextmanager
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from gazette_platform.client import AsyncClient, Change, Client, ClientConfig
+from gazette_platform.errors import ChecksumMismatch, DataError, GazetteError, OffsetJump
+from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
+from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.local_broker import eventually
+
+pytestmark = pytest.mark.etcd
+FRAGMENTS = 12
+SIZE = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def shared(etcd_server, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("broker")
+    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix="/test-read-ahead") as server:
+        yield server
+
+
+@asynccontextmanager
+async def client_of(shared, **config):
+    settings = ClientConfig(address=shared.address, file_root=shared.fragments, **config)
+    async with AsyncClient(settings) as client:
+        yield client
+
+
+@pytest.fixture
+async def client(shared):
+    async with client_of(shared) as client:
+        yield client
+
+
+@pytest.fixture
+def name(request):
+    return f"ahead/{request.node.name}".replace("[", "/").rstrip("]")
+
+
+async def filled(client, name, codec=CompressionCodec.GZIP, fragments=FRAGMENTS):
+    """A journal of several stored fragments and some content behind them; its content."""
+    spec = JournalSpec(
+        name=name,
+        replication=1,
+        fragment=FragmentSpec(
+            length=SIZE, codec=codec, stores=("file:///",), refresh_interval_ns=SECOND_NS
+        ),
+    )
+    await client.apply([Change(spec)])
+    rng = random.Random(name)
+    content = bytearray()
+    for _ in range(fragments):
+        piece = rng.randbytes(SIZE // 2) + bytes(SIZE // 2)
+        await client.append(name, piece)
+        content += piece
+        await client.flush(f"name={name}")
+    await client.append(name, b"not stored yet")
+    return bytes(content + b"not stored yet")
+
+
+async def read_into(got, reader):
+    async for piece in reader:
+        got += piece
+
+
+async def stored(client, name):
+    return [each.fragment for each in await client.fragments(name) if each.is_persisted]
+
+
+@pytest.mark.parametrize(
+    "codec", [CompressionCodec.NONE, CompressionCodec.GZIP, CompressionCodec.ZSTANDARD]
+)
+async def test_history_comes_from_the_store_and_the_rest_from_the_broker(client, name, codec):
+    content = await filled(client, name, codec)
+    served = []
+    reader = client.read(name, 100, direct=True)
+    original = reader._next_served
+
+    async def next_served():
+        piece = await original()
+        served.append(bytes(piece or b""))
+        return piece
+
+    reader._next_served = next_served
+    async with reader:
+        assert await reader.read() == content[100:]
+    assert b"".join(served) == b"not stored yet"
+    assert client._transport.read_ahead.held_bytes == 0
+
+
+async def test_one_call_plans_many_fragments(client, name):
+    content = await filled(client, name)
+    end = len(content) - len(b"not stored yet")
+    async with client.read(name, direct=True, end_offset=end) as reader:
+        calls = 0
+        original = reader._start
+
+        async def start():
+            nonlocal calls
+            calls += 1
+            await original()
+
+        reader._start = start
+        assert await reader.read() == content[:end]
+        assert calls == 1
+        assert reader.fragment.end == end
+
+
+async def test_memory_is_bounded_by_bytes_and_given_back(shared, name):
+    async with client_of(shared, read_ahead_bytes_max=2 << 20) as client:
+        content = await filled(client, name)
+        pool = client._transport.read_ahead
+        reader = client.read(name, direct=True)
+        first = await anext(reader)
+        # Nothing is read: what is fetched ahead grows up to the bound, and a step of each thread.
+        await eventually(lambda: pool.held_bytes >= 1 << 20)
+        await asyncio.sleep(0.2)
+        assert pool.held_bytes <= (2 << 20) + pool.threads * (1 << 20)
+        rest = await reader.read()
+        assert bytes(first) + rest == content
+        assert pool.held_bytes == 0
+
+
+async def test_readers_that_pause_do_not_hold_up_another(shared, name):
+    async with client_of(shared, read_ahead_bytes_max=2 << 20) as client:
+        content = await filled(client, name)
+        paused = [client.read(name, direct=True) for _ in range(5)]
+        for reader in paused:
+            await anext(reader)
+        async with asyncio.timeout(60), client.read(name, direct=True) as reader:
+            assert await reader.read() == content
+        for reader in paused:
+            await reader.aclose()
+        assert client._transport.read_ahead.held_bytes == 0
+
+
+async def test_early_close_ends_all_fetching(client, name):
+    await filled(client, name)
+    pool = client._transport.read_ahead
+    fds = Path("/proc/self/fd")
+    for _ in range(10):
+        async with client.read(name, direct=True) as reader:
+            await anext(reader)
+    assert pool.held_bytes == 0
+
+    def is_open():
+        found = []
+        for fd in fds.iterdir():
+            with contextlib.suppress(OSError):  # closed since
+                found.append(str(fd.readlink()))
+        return any(path.endswith(".gz") and name in path for path in found)
+
+    await eventually(lambda: not is_open())
+
+
+async def test_a_reader_that_is_left_gives_back_what_it_held(client, name):
+    await filled(client, name)
+    reader = client.read(name, direct=True)
+    await anext(reader)
+    pool = client._transport.read_ahead
+    await eventually(lambda: pool.held_bytes > 0)
+    del reader
+    gc.collect()
+    await eventually(lambda: pool.held_bytes == 0)
+
+
+async def test_closing_the_client_ends_a_read_that_waits(shared, name):
+    async with client_of(shared, read_ahead_bytes_max=1 << 20) as client:
+        await filled(client, name)
+        reader = client.read(name, direct=True)
+        await anext(reader)
+    with pytest.raises(GazetteError, match="closed"):
+        async with asyncio.timeout(30):
+            await reader.read()
+
+
+async def test_a_cancelled_read_loses_nothing(client, name):
+    content = await filled(client, name)
+    reader, got, is_cancelled = client.read(name, direct=True), bytearray(), False
+    async with asyncio.timeout(60):
+        while len(got) < len(content):
+            try:
+                patience_s, is_cancelled = (10, False) if is_cancelled else (0.0005, True)
+                async with asyncio.timeout(patience_s):
+                    piece = await anext(reader, None)
+            except TimeoutError:
+                continue
+            if piece is None:
+                break
+            got += piece
+    assert got == content
+    await reader.aclose()
+
+
+@pytest.mark.parametrize("missing", [1, 5, FRAGMENTS - 1])
+async def test_a_fragment_that_is_gone_is_read_through_the_broker(client, shared, name, missing):
+    content = await filled(client, name)
+    fragment = (await stored(client, name))[missing]
+    path = shared.fragments / fragment.content_path
+    aside = path.with_name(".aside")
+    path.rename(aside)
+    reader, got = client.read(name, direct=True), bytearray()
+    original = reader._store_failed
+    failed = []
+
+    def store_failed(store, err):
+        failed.append(store.current.fragment)
+        aside.rename(path)  # it is back by the time that the broker looks
+        original(store, err)
+
+    reader._store_failed = store_failed
+    async with asyncio.timeout(60), reader:
+        async for piece in reader:
+            assert reader.offset == len(got) + len(piece)
+            got += piece
+    assert got == content
+    assert [each.begin for each in failed] == [fragment.begin]
+    assert reader._is_direct
+
+
+async def test_a_fragment_that_is_damaged_fails_clearly(client, shared, name):
+    content = await filled(client, name, CompressionCodec.NONE)
+    fragment = (await stored(client, name))[3]
+    path = shared.fragments / fragment.content_path
+    good = path.read_bytes()
+    path.chmod(0o640)
+    path.write_bytes(b"\xff" + good[1:])
+    got = bytearray()
+    with pytest.raises(ChecksumMismatch, match=fragment.content_name):
+        await read_into(got, client.read(name, direct=True))
+    assert got[: fragment.begin] == content[: fragment.begin]
+    assert len(got) == fragment.end
+    path.write_bytes(good[:-5])
+    with pytest.raises(DataError, match="unexpected EOF"):
+        await client.read(name, direct=True).read()
+    path.write_bytes(good)
+    assert await client.read(name, direct=True).read() == content
+
+
+async def test_pruned_fragments_in_the_middle_are_a_jump(client, shared, name):
+    content = await filled(client, name)
+    gone = (await stored(client, name))[4:6]
+    for fragment in gone:
+        path = shared.fragments / fragment.content_path
+        path.unlink()
+    old = (await stored(client, name))[6:]
+    for fragment in old:  # the gap is an old one, which readers go over
+        os.utime(shared.fragments / fragment.content_path, (1, 1))
+    async with asyncio.timeout(60):
+        for delay_s in itertools.repeat(0.1):  # until the broker has listed its store
+            if all(each.begin != gone[0].begin for each in await stored(client, name)):
+                break
+            await asyncio.sleep(delay_s)
+        reader, got = client.read(name, direct=True), bytearray()
+        with pytest.raises(OffsetJump) as jump:
+            await read_into(got, reader)
+        assert got == content[: gone[0].begin]
+        assert (jump.value.from_offset, jump.value.to_offset) == (gone[0].begin, gone[-1].end)
+        assert await reader.read() == content[gone[-1].end :]
+
+
+def test_threads_share_a_client_that_reads_directly(shared, name):
+    config = ClientConfig(address=shared.address, file_root=shared.fragments)
+    with Client(config) as client:
+        content = client.run(filled(client.asynchronous, name))
+        with client.read(name, direct=True) as reader:
+            digest = hashlib.sha1()
+            for piece in reader.pieces():
+                digest.update(piece)
+        assert digest.digest() == hashlib.sha1(content).digest()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+async def test_fragments_behind_http_are_fetched_ahead(client, shared, name):
+    """The URLs of a store that is behind HTTP, where one answer breaks off in the middle."""
+    content = await filled(client, name)
+    broken = (await stored(client, name))[2].content_name
+    requests = []
+
+    class Handler(Quiet):
+        def do_GET(self):
+            requests.append(self.path)
+            if self.path.endswith(broken):
+                data = (shared.fragments / self.path[1:]).read_bytes()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data[:300_000])
+                self.wfile.flush()
+                self.connection.shutdown(2)
+            else:
+                super().do_GET()
+
+    def handler(*args):
+        return Handler(*args, directory=shared.fragments)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        serving = asyncio.get_running_loop().run_in_executor(None, server.serve_forever, 0.01)
+        reader = client.read(name, direct=True)
+        original = reader._open_stream
+
+        def open_stream(listing, offset, is_first):
+            url = f"http://127.0.0.1:{server.server_port}/{listing.fragment.content_path}"
+            return original(type(listing)(listing.fragment, url), offset, is_first)
+
+        reader._open_stream = open_stream
+        try:
+            async with asyncio.timeout(60), reader:
+                assert await reader.read() == content
+        finally:
+            server.shutdown()
+            await serving
+    # The one that broke off came through the broker, and those behind it again from the store.
+    assert len(set(requests)) == FRAGMENTS
+    assert client._transport.read_ahead.held_bytes == 0
