@@ -54,9 +54,9 @@ M = TypeVar("M", bound=Message)
 
 _SERVICE = "/protocol.Journal/"
 _SWEEP_S = 30.0
-# Of the error by which a server ends a connection over pings without data between them. Our brokers
-# take one a second; Gazette's, unless told otherwise, one in five minutes, which they get once they
-# have complained.
+# A server that minds pings without data between them ends the connection with an error that has these
+# words. Our brokers allow a ping a second. Gazette's, unless told otherwise, allow one in five minutes:
+# whoever has complained is pinged as seldom as that.
 _TOO_MANY_PINGS = "too many pings"
 _SELDOM_S = 310.0
 # How a broker says that another one, which it had to ask, cannot be reached.

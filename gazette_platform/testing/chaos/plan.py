@@ -1,4 +1,4 @@
-"""What will go wrong, and when: a pure function of the seed.
+"""What will go wrong, and when: all of it follows from the seed.
 
 A plan is a sequence of *episodes*. The faults of one episode overlap, or hit a cluster that has not
 recovered from the one before; between episodes everything is mended. Processes may all be taken at
