@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gazette_platform.protocol.specs import FragmentSpec, JournalSpec
 
 __all__ = [
+    "duration_jsonpb",
     "fragment_json",
     "header_jsonpb",
     "journal_listing_jsonpb",
@@ -41,7 +42,7 @@ def _labels_jsonpb(labels: LabelSet) -> Json:
     }
 
 
-def _duration_jsonpb(nanoseconds: int) -> str:
+def duration_jsonpb(nanoseconds: int) -> str:
     """Seconds, with as many digits as needed of three, six or nine."""
     seconds, nanos = divmod(abs(nanoseconds), SECOND_NS)
     sign = "-" if nanoseconds < 0 else ""
@@ -58,9 +59,9 @@ def _fragment_spec_jsonpb(fragment: FragmentSpec) -> Json:
         "length": str(fragment.length),
         "compression_codec": fragment.codec.name,
         "stores": list(fragment.stores),
-        "refresh_interval": _duration_jsonpb(fragment.refresh_interval_ns),
-        "retention": _duration_jsonpb(fragment.retention_ns),
-        "flush_interval": _duration_jsonpb(fragment.flush_interval_ns),
+        "refresh_interval": duration_jsonpb(fragment.refresh_interval_ns),
+        "retention": duration_jsonpb(fragment.retention_ns),
+        "flush_interval": duration_jsonpb(fragment.flush_interval_ns),
         "path_postfix_template": fragment.path_postfix_template,
     }
 

@@ -60,6 +60,7 @@ class BrokerService:
         rpcs: all RPCs, by name.
         append: serves Append, over HTTP as well as gRPC.
         read: serves Read, over HTTP as well as gRPC.
+        list_journals: serves List, over HTTP as well as gRPC.
     """
 
     def __init__(self, context: BrokerContext, resolver: Resolver[Replica]) -> None:
@@ -77,12 +78,12 @@ class BrokerService:
 
         self.append = self._client_stream("Append", can.APPEND, self._append.append)
         self.read = self._server_stream("Read", can.READ, self._read.read, is_resumed=True)
-        listed = self._server_stream("List", can.LIST, listing.list_journals)
+        self.list_journals = self._server_stream("List", can.LIST, listing.list_journals)
         replicated = self._bidi_stream("Replicate", can.REPLICATE, replicate.replicate)
         rpcs = [
             Rpc(_JOURNAL, "Append", Kind.CLIENT_STREAM, self.append),
             Rpc(_JOURNAL, "Read", Kind.SERVER_STREAM, self.read),
-            Rpc(_JOURNAL, "List", Kind.SERVER_STREAM, listed),
+            Rpc(_JOURNAL, "List", Kind.SERVER_STREAM, self.list_journals),
             Rpc(_JOURNAL, "Replicate", Kind.BIDI_STREAM, replicated),
             self._unary(_JOURNAL, "Apply", can.APPLY, listing.apply),
             self._unary(_JOURNAL, "ListFragments", can.READ, fragments.list_fragments),

@@ -32,6 +32,9 @@ from gazette_platform.broker.http.messages import (
     read_headers,
     status_code,
 )
+from gazette_platform.broker.http.origins import Origins
+from gazette_platform.broker.http.rest import RestGateway
+from gazette_platform.broker.http.sending import ClientGone, caller_metadata, written
 from gazette_platform.broker.wire.interface import Code, NotTaken, RpcFailed
 from gazette_platform.errors import DataError, ValidationError, status_error
 from gazette_platform.protocol import (
@@ -60,16 +63,7 @@ _BINARY = "application/octet-stream"
 # Proxies close connections that are quiet for a minute, the most impatient ones for half of one.
 _KEEPALIVE_S = 15.0
 
-# A client that takes nothing for so long has gone, or will connect again.
-_STALL_S = 60.0
-
 _BROKER_ENDED = "broker terminated RPC"
-
-# Headers that pages of another origin may see.
-_EXPOSED = (
-    "Content-Range, X-Write-Head, X-Route-Token, X-Fragment-Name, X-Fragment-Last-Modified, "
-    "X-Fragment-Location, X-Commit-Begin, X-Commit-End, X-Commit-SHA1-Sum"
-)
 
 
 @final
@@ -79,18 +73,22 @@ class Gateway:
     Args:
         allow_origin: origins whose pages may use it; ``*`` among them: all.
         tasks: owns the keepalive of open event streams.
+
+    Attributes:
+        rest: serves `/v1/` beside.
     """
 
     def __init__(
         self, service: Service, *, allow_origin: tuple[str, ...], tasks: TaskGroup
     ) -> None:
         self._service = service
-        self._allow_origin = frozenset(allow_origin)
+        self._origins = Origins(allow_origin)
+        self.rest = RestGateway(service, origins=self._origins)
         self._tasks = tasks
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer any request. Cancellation: the client has gone; what it appended is rolled back."""
-        headers = self._origin_headers(request)
+        headers = self._origins.headers(request)
         try:
             if request.method == "PUT":
                 return await self._append(request, headers)
@@ -98,7 +96,8 @@ class Gateway:
                 return await self._read(request, headers)
             if request.method == "OPTIONS" and headers:
                 return web.Response(
-                    status=HTTPStatus.NO_CONTENT, headers=_preflight(request, headers)
+                    status=HTTPStatus.NO_CONTENT,
+                    headers=headers | self._origins.preflight(request, _METHODS),
                 )
         except (BadRequest, ValidationError) as err:
             return _refusal(HTTPStatus.BAD_REQUEST, str(err), headers)
@@ -110,16 +109,6 @@ class Gateway:
         text = f"unknown method: {request.method} (expected {_METHODS})"
         return _refusal(HTTPStatus.BAD_REQUEST, text, headers)
 
-    def _origin_headers(self, request: web.Request) -> dict[str, str]:
-        origin = request.headers.get("Origin", "")
-        if not origin or self._allow_origin.isdisjoint((origin, "*")):
-            return {}
-        return {
-            "Access-Control-Allow-Origin": origin,
-            "Access-Control-Expose-Headers": _EXPOSED,
-            "Vary": "Origin",
-        }
-
     # --------------------------------------------------------------------------------- append
     async def _append(self, request: web.Request, headers: dict[str, str]) -> web.StreamResponse:
         """Append the body as one span."""
@@ -130,7 +119,7 @@ class Gateway:
         message = pb.AppendRequest(journal=journal_of(request.rel_url.raw_path))
         validate_append_request(message)
         raw = await self._service.append(
-            message.SerializeToString(), _Body(request), _metadata(request)
+            message.SerializeToString(), _Body(request), caller_metadata(request)
         )
         response = pb.AppendResponse.FromString(raw)
         headers |= append_headers(response)
@@ -148,7 +137,7 @@ class Gateway:
             metadata_only=True,
         )
         validate_read_request(message)
-        metadata = _metadata(request)
+        metadata = caller_metadata(request)
         # A blocking read says nothing before there is content. So ask first where it begins, and
         # whether it may be at all: browsers and scripts then know at once that they are connected.
         begin = await self._first(message, metadata)
@@ -165,7 +154,7 @@ class Gateway:
         message.offset, message.block, message.metadata_only = begin.offset, query.block, False
         raw = message.SerializeToString()
         contents = _Contents(lambda send: self._service.read(raw, send, metadata), begin.offset)
-        with contextlib.suppress(ConnectionError, _ClientGone):
+        with contextlib.suppress(ConnectionError, ClientGone):
             if sends_events:
                 return await self._send_events(request, headers, contents)
             return await _send_body(request, headers, contents)
@@ -199,7 +188,7 @@ class Gateway:
         async def write(content: bytes | memoryview) -> None:
             try:
                 for events in stream.feed(content):
-                    await _written(request, response, events)
+                    await written(request, response, events)
                     await asyncio.sleep(0)  # a piece may have many lines, and others wait
             except DataError as err:
                 raise _NotServed(str(err)) from err
@@ -235,13 +224,6 @@ class _Body:
             return encode_append_content(piece)
         self._is_over = True
         return b""
-
-
-class _ClientGone(NotTaken):
-    """The client has left, or takes nothing."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(Code.CANCELLED, text)
 
 
 class _NotServed(NotTaken):
@@ -283,7 +265,7 @@ class _Contents:
 
         try:
             await self._read(take)
-        except _ClientGone:
+        except ClientGone:
             raise
         except RpcFailed as err:
             self.close_error = err.text
@@ -328,30 +310,15 @@ async def _send_body(
     if request.version < HttpVersion11:
         response = web.StreamResponse(status=HTTPStatus.PARTIAL_CONTENT, headers=headers)
         await response.prepare(request)
-        await contents.write_to(partial(_written, request, response))
+        await contents.write_to(partial(written, request, response))
         await response.write_eof()
         return response
     headers |= {"Transfer-Encoding": "chunked", "Trailer": CLOSE_ERROR}
     trailed = _TrailedResponse(status=HTTPStatus.PARTIAL_CONTENT, headers=headers)
     await trailed.prepare(request)
-    await contents.write_to(partial(_written, request, trailed))
+    await contents.write_to(partial(written, request, trailed))
     await trailed.finish(CLOSE_ERROR, contents.close_error)
     return trailed
-
-
-async def _written(
-    request: web.Request, response: web.StreamResponse, content: bytes | memoryview
-) -> None:
-    """Write once there is room. Raises: NotTaken: the client has gone, or takes nothing."""
-    try:
-        async with asyncio.timeout(_STALL_S):
-            await response.write(content)
-    except TimeoutError as err:
-        if request.transport is not None:
-            request.transport.abort()
-        raise _ClientGone(f"nothing was taken for {_STALL_S:g} s") from err
-    except ConnectionError as err:
-        raise _ClientGone(str(err)) from err
 
 
 async def _keep_alive(response: web.StreamResponse) -> None:
@@ -365,20 +332,6 @@ def _resumed(request: web.Request, offset: int) -> int:
     """Where a browser that connects again goes on."""
     last = request.headers.get("Last-Event-ID", "")
     return ReadQuery.parse((("offset", last),)).offset if last else offset
-
-
-def _metadata(request: web.Request) -> dict[str, str]:
-    token = request.headers.get("Authorization", "")
-    return {"authorization": token} if token else {}
-
-
-def _preflight(request: web.Request, headers: dict[str, str]) -> dict[str, str]:
-    wanted = request.headers.get("Access-Control-Request-Headers", "Authorization")
-    return headers | {
-        "Access-Control-Allow-Methods": _METHODS,
-        "Access-Control-Allow-Headers": wanted,
-        "Access-Control-Max-Age": "3600",
-    }
 
 
 def _outcome(status: int, journal: str, detail: str, headers: dict[str, str]) -> web.Response:

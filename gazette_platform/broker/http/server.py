@@ -104,6 +104,7 @@ class HttpServer:
             app.router.add_get("/debug/ready", self._ready)
             app.router.add_get("/debug/metrics", self._exposition)
         if gateway is not None:
+            gateway.rest.add_to(app.router)
             app.router.add_route("*", "/{journal:.*}", gateway.handle, expect_handler=_bid_go_on)
         self._runner = web.AppRunner(
             app,

@@ -181,3 +181,8 @@ class Service(Protocol):
     def read(self) -> ServerStream:
         """Serves Read."""
         ...
+
+    @property
+    def list_journals(self) -> ServerStream:
+        """Serves List."""
+        ...

@@ -1,0 +1,119 @@
+"""The REST gateway: List and Read as JSON, for scripts and pages that know Gazette's ``/v1/``.
+
+It calls the broker's own service, as the gateway of journals does, so that tokens and metrics hold
+here as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import TYPE_CHECKING, final
+
+from aiohttp import web
+
+from gazette_platform.broker.http.rest_messages import (
+    INVALID_ARGUMENT,
+    BadJson,
+    error_line,
+    error_of,
+    parse_request,
+    result_line,
+)
+from gazette_platform.broker.http.sending import ClientGone, caller_metadata, written
+from gazette_platform.broker.wire.interface import RpcFailed
+from gazette_platform.errors import ValidationError
+from gazette_platform.protocol import validate_list_request, validate_read_request
+from gazette_platform.protocol.pb import protocol_pb2 as pb
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+    from gazette_platform.broker.http.origins import Origins
+    from gazette_platform.broker.wire.interface import ServerStream, Service
+
+__all__ = ["RestGateway"]
+
+_JSON = "application/json"
+
+
+@final
+class RestGateway:
+    """Serves ``POST /v1/journals/list`` and ``POST /v1/journals/read``."""
+
+    def __init__(self, service: Service, *, origins: Origins) -> None:
+        self._service = service
+        self._origins = origins
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        """Add the routes. Other methods of these paths stay with journals of that name."""
+        for path, handler in (("list", self._list), ("read", self._read)):
+            router.add_post(f"/v1/journals/{path}", handler)
+            router.add_options(f"/v1/journals/{path}", self._preflight)
+
+    async def _list(self, request: web.Request) -> web.StreamResponse:
+        """Answer with the listing, chunk by chunk; with ``watch`` again after each change."""
+        try:
+            message = parse_request(pb.ListRequest, await request.read())
+            validate_list_request(message)
+        except (BadJson, ValidationError) as err:
+            return self._refusal(request, str(err), INVALID_ARGUMENT)
+        return await self._stream(request, self._service.list_journals, message, pb.ListResponse)
+
+    async def _read(self, request: web.Request) -> web.StreamResponse:
+        """Answer with the content, in pieces."""
+        try:
+            message = parse_request(pb.ReadRequest, await request.read())
+            validate_read_request(message)
+        except (BadJson, ValidationError) as err:
+            return self._refusal(request, str(err), INVALID_ARGUMENT)
+        return await self._stream(request, self._service.read, message, pb.ReadResponse)
+
+    async def _stream(
+        self,
+        request: web.Request,
+        method: ServerStream,
+        message: Message,
+        kind: type[pb.ListResponse | pb.ReadResponse],
+    ) -> web.StreamResponse:
+        """Write each response as a line. Cancellation: the client has gone; ends the call."""
+        headers = {"Content-Type": _JSON, **self._origins.headers(request)}
+        response = web.StreamResponse(headers=headers)
+
+        async def take(raw: bytes) -> None:
+            line = result_line(kind.FromString(raw))
+            try:
+                if not response.prepared:
+                    await response.prepare(request)
+            except ConnectionError as err:
+                raise ClientGone(str(err)) from err
+            await written(request, response, line)
+
+        try:
+            await method(message.SerializeToString(), take, caller_metadata(request))
+        except ClientGone as err:
+            raise asyncio.CancelledError from err
+        except RpcFailed as err:
+            if not response.prepared:
+                return self._refusal(request, err.text, error_of(err))
+            await written(request, response, error_line(err.text, error_of(err)))
+        if not response.prepared:
+            await response.prepare(request)
+        await response.write_eof()
+        return response
+
+    def _refusal(
+        self, request: web.Request, text: str, code: tuple[int, HTTPStatus]
+    ) -> web.Response:
+        headers = self._origins.headers(request)
+        if code[1] == HTTPStatus.UNAUTHORIZED:
+            headers["WWW-Authenticate"] = "Bearer"
+        return web.Response(
+            status=code[1], body=error_line(text, code), content_type=_JSON, headers=headers
+        )
+
+    async def _preflight(self, request: web.Request) -> web.Response:
+        headers = self._origins.headers(request)
+        if headers:
+            headers |= self._origins.preflight(request, "POST")
+        return web.Response(status=HTTPStatus.NO_CONTENT, headers=headers)
