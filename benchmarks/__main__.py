@@ -16,6 +16,7 @@ import uvloop
 from rich.console import Console
 
 from benchmarks import figures as results, grpc_bound, machine, procfs
+from benchmarks.append_service import measure_append_service
 from benchmarks.appends import measure_appends, measure_writer
 from benchmarks.bench import FULL, QUICK, Bench, Scale, serving
 from benchmarks.cli import measure_cli
@@ -44,7 +45,10 @@ _DISK_BYTES_MIN = 12 << 30
 _SEED = 2013
 _WIDTH = 110  # of the tables, if no terminal says otherwise
 
-_GROUPS = ("tail", "persist", "appends", "writer", "reads", "cli", "memory", "core", "fsync")
+_GROUPS = (
+    *("tail", "persist", "appends", "writer", "append_service", "reads", "cli", "memory", "core"),
+    "fsync",
+)
 
 
 class Run:
@@ -126,6 +130,7 @@ _CASES: dict[str, Callable[[Bench], AsyncGenerator[tuple[str, Figures], None]]] 
     "persist": measure_persist,
     "appends": measure_appends,
     "writer": measure_writer,
+    "append_service": measure_append_service,
     "reads": measure_reads,
     "cli": measure_cli,
 }

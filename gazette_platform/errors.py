@@ -11,6 +11,7 @@ to a gRPC status or to an exit code lives at the edges (``broker.*_api``, ``cli`
     ├── EtcdError             ├── LeaseLost  └── TransactionFailed
     ├── StoreError            ├── ObjectNotFound ├── AccessDenied └── StoreUnavailable
     ├── DataError             ├── ChecksumMismatch ├── OffsetJump └── Desynchronized
+    ├── DependencyFailed      an append was not made, because one that it was to follow has failed
     ├── SpoolsAwaited         only brokers that are away hold all that a journal acknowledged
     ├── SavepointError        ├── SavepointExists └── SavepointNotFound
     ├── LakeError             ├── PartitionConflict └── SchemaMismatch
@@ -25,6 +26,7 @@ __all__ = [
     "AccessDenied",
     "ChecksumMismatch",
     "DataError",
+    "DependencyFailed",
     "Desynchronized",
     "EtcdError",
     "EtcdTransactionFailed",
@@ -333,6 +335,10 @@ class OffsetJump(DataError):
 
 class Desynchronized(DataError):
     """A framing's magic or delimiter is missing: the reader lost its place."""
+
+
+class DependencyFailed(GazetteError):
+    """An append was not made, because one that it was to follow has failed."""
 
 
 class SpoolsAwaited(GazetteError):

@@ -8,12 +8,16 @@ a reader is one seamless stream over brokers, fragments and broken connections. 
 
 from __future__ import annotations
 
-from gazette_platform.client.append_writer import AppendTicket, AppendWriter
+from gazette_platform.client.append_queue import AppendTicket
+from gazette_platform.client.append_service import AppendService, Dependency
+from gazette_platform.client.append_writer import AppendWriter
+from gazette_platform.client.appender import AppendOptions
 from gazette_platform.client.async_client import AsyncClient
 from gazette_platform.client.config import ClientConfig
 from gazette_platform.client.direct import read_fragment
 from gazette_platform.client.listing import apply_request, list_response
 from gazette_platform.client.reader import Reader
+from gazette_platform.client.record_writer import RecordWriter
 from gazette_platform.client.records import (
     JsonReader,
     LineReader,
@@ -34,12 +38,15 @@ from gazette_platform.client.results import (
 )
 from gazette_platform.client.sync_client import Client
 from gazette_platform.client.sync_reader import SyncReader
+from gazette_platform.client.sync_service import SyncAppendService
 from gazette_platform.client.sync_writer import SyncAppendTicket, SyncAppendWriter
 from gazette_platform.client.wire import CallFailed, CallUnanswered
 from gazette_platform.protocol import JournalChange as Change
 
 __all__ = [
+    "AppendOptions",
     "AppendResult",
+    "AppendService",
     "AppendTicket",
     "AppendWriter",
     "AsyncClient",
@@ -49,6 +56,7 @@ __all__ = [
     "Change",
     "Client",
     "ClientConfig",
+    "Dependency",
     "FragmentListing",
     "FragmentPage",
     "HeadState",
@@ -57,8 +65,10 @@ __all__ = [
     "LineReader",
     "ListSnapshot",
     "Reader",
+    "RecordWriter",
     "Savepoint",
     "StoreHealth",
+    "SyncAppendService",
     "SyncAppendTicket",
     "SyncAppendWriter",
     "SyncReader",

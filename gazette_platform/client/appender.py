@@ -30,6 +30,7 @@ from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.content import (
     COMMIT_MARKER,
     CONTENT_CHUNK_BYTES,
+    decode_append_content,
     encode_append_content,
 )
 from gazette_platform.protocol.fragments import sum_from_pb
@@ -107,6 +108,7 @@ class Content:
 
     def __init__(self, source: ContentSource) -> None:
         self._source = source
+        self._messages: list[bytes] | None = None
         self.is_spent = False
         self.attempts = 0
         if isinstance(source, bytes | bytearray | memoryview):
@@ -116,9 +118,16 @@ class Content:
             self._view = None
             self._is_replayable = iter_is_fresh(source)
 
-    def whole(self) -> memoryview | None:
-        """The content, if all of it is in memory."""
-        return self._view
+    @classmethod
+    def of_messages(cls, messages: list[bytes]) -> Content:
+        """Content that was encoded before, as messages with content and nothing else."""
+        content = cls(())
+        content._messages = messages
+        return content
+
+    def encoded(self) -> Iterable[bytes] | None:
+        """Its messages, if all of it is in memory."""
+        return encoded_messages(self._view) if self._view is not None else self._messages
 
     @property
     def is_empty(self) -> bool:
@@ -131,6 +140,10 @@ class Content:
             for begin in range(0, len(self._view), CONTENT_CHUNK_BYTES):
                 yield self._view[begin : begin + CONTENT_CHUNK_BYTES]
             return
+        if self._messages is not None:
+            for message in self._messages:
+                yield decode_append_content(message) or b""
+            return
         self.is_spent = not self._is_replayable
         async for piece in _pieces(self._source):
             yield piece
@@ -140,8 +153,8 @@ class Content:
 
         Small pieces are joined, but soon sent: brokers end an append if no content comes.
         """
-        if self._view is not None:
-            for message in encoded_messages(self._view):
+        if (encoded := self.encoded()) is not None:
+            for message in encoded:
                 yield message
             return
         loop = asyncio.get_running_loop()
@@ -321,10 +334,10 @@ class _Attempt:
         loop = asyncio.get_running_loop()
         stall_s = self._transport.config.append_timeout_s
         await _write(call, request)
-        if (view := self._content.whole()) is not None:
-            for message in encoded_messages(view):
+        if (messages := self._content.encoded()) is not None:
+            for number, message in enumerate(messages):
                 await _write(call, message)
-                if len(view) > CONTENT_CHUNK_BYTES:
+                if number:
                     stall.reschedule(loop.time() + stall_s)
         else:
             # The caller's iterator may take as long as it likes; only the broker may not.

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Literal, Self, TypeVar, final
 
 from gazette_platform.client import admin, heads, listing, savepoints
+from gazette_platform.client.append_service import AppendService
 from gazette_platform.client.append_writer import AppendWriter
 from gazette_platform.client.appender import AppendOptions, Content, ContentSource, append
 from gazette_platform.client.config import ClientConfig
@@ -214,6 +215,18 @@ class AsyncClient:
             min_revision=min_revision,
         )
         return await append(self._transport, _journal(journal), Content(data), options)
+
+    def append_service(
+        self, *, batch_bytes_max: int = 16 << 20, buffer_bytes_max: int = 64 << 20
+    ) -> AppendService:
+        """Appends to many journals of many callers, in few RPCs; see `AppendService`.
+
+        Args:
+            batch_bytes_max: about how many bytes become one append.
+            buffer_bytes_max: bytes of all journals that may be accepted and not yet committed.
+        """
+        bounds = {"batch_bytes_max": batch_bytes_max, "buffer_bytes_max": buffer_bytes_max}
+        return AppendService(self._transport, **bounds)
 
     def append_writer(
         self,

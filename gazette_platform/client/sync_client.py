@@ -23,6 +23,7 @@ from gazette_platform.client.async_client import (
 )
 from gazette_platform.client.loop_thread import LoopThread
 from gazette_platform.client.sync_reader import SyncReader
+from gazette_platform.client.sync_service import SyncAppendService
 from gazette_platform.client.sync_writer import SyncAppendWriter
 from gazette_platform.protocol import AppendSuspend, JournalChange, LabelSelector, LabelSet
 
@@ -140,6 +141,19 @@ class Client:
                 min_revision=min_revision,
             )
         )
+
+    def append_service(
+        self, *, batch_bytes_max: int = 16 << 20, buffer_bytes_max: int = 64 << 20
+    ) -> SyncAppendService:
+        """As `AsyncClient.append_service`; the service may be shared by threads."""
+
+        async def make() -> SyncAppendService:
+            service = self._client.append_service(
+                batch_bytes_max=batch_bytes_max, buffer_bytes_max=buffer_bytes_max
+            )
+            return SyncAppendService(self._loop, service)
+
+        return self._loop.run(make())
 
     def append_writer(
         self,

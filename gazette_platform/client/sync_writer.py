@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
-from typing import TYPE_CHECKING, Self, final
+from typing import TYPE_CHECKING, Protocol, Self, final
 
 from gazette_platform.errors import GazetteError, TransportError, ValidationError
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from gazette_platform.client.append_writer import AppendTicket, AppendWriter
+    from gazette_platform.client.append_queue import AppendTicket
     from gazette_platform.client.loop_thread import LoopThread
 
 __all__ = ["SyncAppendTicket", "SyncAppendWriter"]
+
+
+class _Writer(Protocol):
+    """What appends on the event loop: an `AppendWriter`, or an append service with a journal."""
+
+    @property
+    def journal(self) -> str: ...
+
+    def write_nowait(self, data: bytes) -> AppendTicket: ...
 
 
 @final
@@ -61,13 +70,13 @@ class SyncAppendTicket:
 
 @final
 class SyncAppendWriter:
-    """An `AppendWriter` for any number of threads: ordered, coalescing, bounded.
+    """A writer of one journal for any number of threads: ordered, coalescing, bounded.
 
     Writes gather here while an append is under way, and cross to the event loop in one step for
     many, because a step costs more than a small write.
     """
 
-    def __init__(self, loop: LoopThread, writer: AppendWriter, *, buffer_bytes_max: int) -> None:
+    def __init__(self, loop: LoopThread, writer: _Writer, *, buffer_bytes_max: int) -> None:
         self._loop = loop
         self._writer = writer
         self._buffer_bytes_max = buffer_bytes_max

@@ -21,6 +21,7 @@ __all__ = [
     "decode_read_content",
     "decode_replicate_content",
     "encode_append_content",
+    "encode_append_pieces",
     "encode_read_content",
     "encode_replicate_content",
 ]
@@ -44,6 +45,13 @@ def encode_append_content(content: bytes | memoryview) -> bytes:
     if not content:
         raise ValueError("append content is empty, which would mean commit")
     return b"".join((b"\x22", _varint(len(content)), content))
+
+
+def encode_append_pieces(pieces: Sequence[bytes], length: int) -> bytes:
+    """As `encode_append_content`, of pieces with `length` bytes together: one copy for all of them."""
+    if not length:
+        raise ValueError("append content is empty, which would mean commit")
+    return b"".join((b"\x22", _varint(length), *pieces))
 
 
 def decode_append_content(raw: bytes) -> memoryview | None:

@@ -12,7 +12,7 @@ import pytest
 from grpc import aio
 from grpc.aio import _call
 
-from gazette_platform.client import AsyncClient, Client, ClientConfig, append_writer
+from gazette_platform.client import AsyncClient, Client, ClientConfig, append_queue
 from gazette_platform.errors import (
     FragmentStoreUnhealthy,
     GazetteError,
@@ -294,19 +294,22 @@ async def test_an_error_of_grpcs_core_is_one_of_the_connection(monkeypatch, meth
 @pytest.mark.parametrize("error", [RuntimeError("unforeseen"), MemoryError()], ids=repr)
 async def test_an_unexpected_error_is_told_by_every_ticket_and_ends_the_writer(monkeypatch, error):
     attempts = itertools.count(1)
-    original = append_writer.append
+    original = append_queue.append
+    has_begun = asyncio.Event()
 
     async def append(*args, **kwargs):
         if next(attempts) == 2:
+            has_begun.set()
+            await asyncio.sleep(0.01)  # more is written meanwhile
             raise error
         return await original(*args, **kwargs)
 
     async with connected() as (broker, client):
-        monkeypatch.setattr(append_writer, "append", append)
+        monkeypatch.setattr(append_queue, "append", append)
         writer = client.append_writer("a/journal")
         assert await (await writer.write(b"one ")) == (0, 4)
         second = await writer.write(b"two ")
-        await asyncio.sleep(0)  # its append begins
+        await has_begun.wait()
         third = await writer.write(b"three ")
         async with asyncio.timeout(5):
             with pytest.raises(TransportError, match="outcome is unknown") as told:
@@ -380,7 +383,7 @@ async def test_synchronous_writer_tells_an_unexpected_error(monkeypatch):
     async def append(*_, **__):
         raise RuntimeError("unforeseen")
 
-    monkeypatch.setattr(append_writer, "append", append)
+    monkeypatch.setattr(append_queue, "append", append)
     async with FakeBroker() as broker:
         broker.journal("a/journal")
 
