@@ -45,7 +45,6 @@ class AppendService:
     def __init__(
         self,
         transport: Transport,
-        *,
         batch_bytes_max: int = 16 << 20,
         buffer_bytes_max: int = 64 << 20,
     ) -> None:

@@ -35,7 +35,6 @@ class AppendWriter:
         transport: Transport,
         journal: str,
         options: AppendOptions,
-        *,
         batch_bytes_max: int = 16 << 20,
         buffer_bytes_max: int = 64 << 20,
     ) -> None:

@@ -225,8 +225,7 @@ class AsyncClient:
             batch_bytes_max: about how many bytes become one append.
             buffer_bytes_max: bytes of all journals that may be accepted and not yet committed.
         """
-        bounds = {"batch_bytes_max": batch_bytes_max, "buffer_bytes_max": buffer_bytes_max}
-        return AppendService(self._transport, **bounds)
+        return AppendService(self._transport, batch_bytes_max, buffer_bytes_max)
 
     def append_writer(
         self,
@@ -253,13 +252,8 @@ class AsyncClient:
             union_registers=union_registers,
             subtract_registers=subtract_registers,
         )
-        return AppendWriter(
-            self._transport,
-            _journal(journal),
-            options,
-            batch_bytes_max=batch_bytes_max,
-            buffer_bytes_max=buffer_bytes_max,
-        )
+        name = _journal(journal)
+        return AppendWriter(self._transport, name, options, batch_bytes_max, buffer_bytes_max)
 
     # ------------------------------------------------------------------ reads
 
