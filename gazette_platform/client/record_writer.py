@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Self, final
+from typing import TYPE_CHECKING, Protocol, Self, final
 
 from gazette_platform.client.append_queue import wait_for
 from gazette_platform.errors import GazetteError, ValidationError
@@ -13,10 +13,22 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from gazette_platform.client.append_batches import Batch
-    from gazette_platform.client.append_service import AppendService
+    from gazette_platform.client.append_queue import AppendQueue
     from gazette_platform.client.appender import AppendOptions
+    from gazette_platform.client.byte_budget import ByteBudget
 
 __all__ = ["RecordWriter"]
+
+
+class _Service(Protocol):
+    """What a writer needs of its append service."""
+
+    @property
+    def budget(self) -> ByteBudget: ...
+
+    def queue(self, journal: str) -> AppendQueue: ...
+
+    def begin(self, writer: RecordWriter) -> None: ...
 
 
 @final
@@ -40,7 +52,7 @@ class RecordWriter:
         "journal",
     )
 
-    def __init__(self, service: AppendService, journal: str, options: AppendOptions) -> None:
+    def __init__(self, service: _Service, journal: str, options: AppendOptions) -> None:
         self.journal = journal
         self._service = service
         self._options = options
