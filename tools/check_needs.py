@@ -47,6 +47,12 @@ NEEDS = (
         install="apt-get install --no-install-recommends etcd-server",
     ),
     Need(
+        names=("go",),
+        variable="GAZETTE_VERSITYGW",
+        why="tests of s3:// stores, for which it builds the S3 server versitygw",
+        install="get it from https://go.dev/dl/, or apt-get install --no-install-recommends golang-go",
+    ),
+    Need(
         names=("openssl",),
         variable="GAZETTE_OPENSSL",
         why="tests of TLS, which make certificates",

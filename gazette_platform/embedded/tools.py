@@ -21,7 +21,7 @@ import tarfile
 import tempfile
 import tomllib
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -39,6 +39,7 @@ __all__ = [
     "iceberg_spark_runtime",
     "install_all",
     "java",
+    "s3_server",
     "trino",
 ]
 
@@ -115,6 +116,14 @@ def iceberg_spark_runtime() -> Path:
         return jar  # without waiting for the lock
     with _locked(artifact.file_name):
         return _fetch("Iceberg for Spark", artifact, jar)
+
+
+def s3_server() -> Path:
+    """The ``versitygw`` binary, an S3 server over a folder, for tests: ``GAZETTE_VERSITYGW``, or built.
+
+    Raises: SetupError: Go is missing, or could not build it.
+    """
+    return _go_program("versitygw", "GAZETTE_VERSITYGW")
 
 
 def dataset(name: str) -> Path:
@@ -210,6 +219,43 @@ def _package(name: str) -> Path:
 
 def _package_file(name: str) -> Path:
     return _package(name) / str(_artifacts()["package"][name]["expects"])
+
+
+def _go_program(name: str, variable: str) -> Path:
+    """A program that Go builds from its published source, whose digest Go's own database confirms."""
+    configured = os.environ.get(variable)
+    if configured:
+        return Path(configured)
+    module, version = (str(_artifacts()["go"][name][key]) for key in ("module", "version"))
+    build = partial(_build_go, f"{module}@{version}")
+    return _install(f"{name}-{version}", f"{name} {version}", build) / name
+
+
+def _build_go(module: str, into: Path) -> None:
+    go = shutil.which("go")
+    if go is None:
+        raise SetupError(
+            f"Go is missing, and builds {module} (install it from https://go.dev/dl/ or the "
+            "system's packages, and have `go` on PATH)"
+        )
+    environment = {**os.environ, "GOBIN": str(into)}
+    with show_step(f"building {module}"):
+        try:
+            done = subprocess.run(
+                [go, "install", module],
+                capture_output=True,
+                text=True,
+                timeout=_INSTALL_TIMEOUT_S,
+                check=False,
+                env=environment,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise SetupError(
+                f"building {module} took over {_INSTALL_TIMEOUT_S} s: check the connection to the "
+                "Go module proxy, then try again"
+            ) from error
+    if done.returncode != 0:
+        raise SetupError(f"cannot build {module}: {_last_lines(done.stderr)}")
 
 
 def _install_package(entry: dict[str, Any], into: Path) -> None:

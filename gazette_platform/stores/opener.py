@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -16,16 +17,24 @@ if TYPE_CHECKING:
 
     from gazette_platform.stores.interface import FragmentStore
 
-__all__ = ["file_executor", "open_store"]
+__all__ = ["file_executor", "object_executor", "open_store"]
 
 # A disk or network file system serves a few calls at once well; more only queue in the kernel.
 _FILE_THREADS_MAX = 8
+# They read settings, and spools that obstore sends from threads of its own.
+_OBJECT_THREADS_MAX = 4
 
 
 @functools.cache
 def file_executor() -> ThreadPoolExecutor:
     """The threads in which all file stores of this process do their blocking calls."""
     return ThreadPoolExecutor(_FILE_THREADS_MAX, thread_name_prefix="gazette-file-store")
+
+
+@functools.cache
+def object_executor() -> ThreadPoolExecutor:
+    """The threads in which all object stores of this process read what lies on this machine."""
+    return ThreadPoolExecutor(_OBJECT_THREADS_MAX, thread_name_prefix="gazette-object-store")
 
 
 def open_store(
@@ -47,10 +56,12 @@ def open_store(
         parsed = StoreUrl(scheme="file", host="", path="/", args={}, text=url)
     if parsed.scheme == "hdfs":
         return WebHdfsStore(parsed)
+    if parsed.scheme == "s3":
+        return _open_s3(parsed)
     if parsed.scheme != "file":
         raise StoreError(
             f"unsupported fragment store scheme: {parsed.scheme} ({url}; this build writes to "
-            "file:/// stores only: name one in the journal's spec, or serve every store from "
+            "file:///, hdfs:// and s3:// stores: name one in the journal's spec, or serve every store from "
             "disk with --broker.file-only)"
         )
     if file_root is None:
@@ -60,3 +71,19 @@ def open_store(
     return FileStore(
         parsed, file_root=file_root, executor=file_executor(), makes_folder=makes_folder
     )
+
+
+def _open_s3(url: StoreUrl) -> FragmentStore:
+    _require(url, "obstore", "botocore", extra="s3")
+    from gazette_platform.stores.s3 import open_s3  # noqa: PLC0415  slow to import
+
+    return open_s3(url, object_executor())
+
+
+def _require(url: StoreUrl, *packages: str, extra: str) -> None:
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise StoreError(
+            f"fragment store {url.text} needs the package {' and '.join(missing)} "
+            f"(install the extra: pip install 'gazette-platform[{extra}]')"
+        )

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.etcd, pytest.mark.slow, pytest.mark.t
 
 ROOT = Path(__file__).resolve().parents[2]
 # Of the extras: none of them may be needed to run a broker.
-HEAVY = ["dagster", "pyspark", "pyiceberg", "pyarrow", "trino", "boto3", "obstore", "pytest"]
+HEAVY = ["dagster", "pyspark", "pyiceberg", "pyarrow", "trino", "botocore", "obstore", "pytest"]
 
 SPEC = """\
 name: wheel/journal

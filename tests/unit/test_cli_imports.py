@@ -5,7 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 
-SLOW = ("aiohttp", "boto3", "dagster", "importlib.metadata", "obstore", "prometheus_client")
+SLOW = (
+    "aiohttp",
+    "boto3",
+    "botocore",
+    "dagster",
+    "importlib.metadata",
+    "obstore",
+    "prometheus_client",
+)
 SLOW += ("gazette_platform.message", "msgspec", "pyarrow", "rich.progress", "yaml")
 
 

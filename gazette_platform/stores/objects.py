@@ -1,0 +1,324 @@
+"""The driver of object stores: buckets that speak HTTP, through the package ``obstore``.
+
+What one kind of store has for itself (credentials, addresses, names of errors) comes from its own
+module; all else is here. Nothing blocks the event loop: obstore works in threads of its own, and what
+reads settings or a spool does so in a bounded pool. Memory is bounded, too: large content is sent in
+parts, of a few objects at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, final
+from weakref import WeakKeyDictionary
+
+from gazette_platform.errors import DataError, ObjectNotFound, StoreError, ValidationError
+from gazette_platform.ops.threads import run_in
+from gazette_platform.stores.interface import PIECE_BYTES, StoredObject, is_auth_error
+from gazette_platform.stores.object_errors import ErrorCodes, store_error
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+    from concurrent.futures import Executor
+    from pathlib import Path
+
+    from obstore.store import AzureStore, ClientConfig, GCSStore, RetryConfig, S3Store
+
+    from gazette_platform.stores.prefix import KeyRule
+
+    Bucket = S3Store | GCSStore | AzureStore
+
+__all__ = ["ObjectStore", "Provider", "client_options", "retry_options"]
+
+# Content up to this size is one request; above it, parts of this size, each of which is in memory
+# while it is sent (and again, if the network fails).
+_PART_BYTES: Final = 8 * 1024 * 1024
+_PARTS_AT_ONCE: Final = 2
+# Objects in parts that are stored at once by a process: with the part that is read next they hold
+# at most 4 x 3 x 8 MiB = 96 MiB.
+_UPLOADS_AT_ONCE: Final = 4
+# A small object does not wait behind large ones, else a check of the store would.
+_SMALL_BYTES_MAX: Final = 256 * 1024
+_LIST_BATCH: Final = 1000
+
+# Attempts of obstore itself, which bridge a lost connection or a 503. Whoever calls tries again, too,
+# and tells people: long tries in here would only hide that the store is away.
+_RETRIES_MAX: Final = 3
+_RETRY_TIMEOUT_S: Final = 30
+_CONNECT_TIMEOUT_S: Final = 5
+# Of silence, and for the answer to one part: 8 MiB in it are 140 KB/s.
+_READ_TIMEOUT_S: Final = 60
+# Of a whole response, which a slow reader may draw out. obstore's own is 30 s.
+_RESPONSE_TIMEOUT_S: Final = 6 * 3600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provider:
+    """What distinguishes one kind of object store from the others."""
+
+    connect: Callable[[], Bucket]
+    """Makes the client. It may read files, and raise a `StoreError`; called in a thread."""
+    codes: ErrorCodes
+    """How its errors are told apart."""
+    signature_ttl_s_max: float
+    """Seconds for which a signed URL can be valid."""
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    """Of every object, such as its storage class."""
+
+
+def client_options(*, is_http: bool) -> ClientConfig:
+    """Settings of obstore's HTTP client. `is_http`: whether the store is asked without TLS."""
+    return {
+        "allow_http": is_http,
+        "connect_timeout": timedelta(seconds=_CONNECT_TIMEOUT_S),
+        "read_timeout": timedelta(seconds=_READ_TIMEOUT_S),
+        "timeout": timedelta(seconds=_RESPONSE_TIMEOUT_S),
+    }
+
+
+def retry_options() -> RetryConfig:
+    """How often obstore tries again by itself."""
+    return {"max_retries": _RETRIES_MAX, "retry_timeout": timedelta(seconds=_RETRY_TIMEOUT_S)}
+
+
+@final
+class ObjectStore:
+    """Objects of a bucket, below the prefix of a URL."""
+
+    def __init__(self, url: str, rule: KeyRule, provider: Provider, executor: Executor) -> None:
+        """Asks the store nothing, and reads no settings: the first operation does.
+
+        Args:
+            executor: bounded pool of threads that read settings and content.
+
+        Raises: ValidationError: the prefix is none that objects can have.
+        """
+        if any(part in ("", ".") for part in rule.prefix.split("/")[:-1]):
+            raise ValidationError(
+                f"fragment store {url}: the path has an empty segment, or '.' (leave it out)"
+            )
+        self._url = url
+        self._rule = rule
+        self._provider = provider
+        self._executor = executor
+        self._bucket: Bucket | None = None
+
+    @property
+    def url(self) -> str:
+        """The store's URL, exactly as specs have it."""
+        return self._url
+
+    async def exists(self, path: str) -> bool:
+        """Whether the object is there. Cancellation: safe."""
+        try:
+            await self._head(path)
+        except ObjectNotFound:
+            return False
+        return True
+
+    async def get(
+        self, path: str, *, piece_bytes: int = PIECE_BYTES
+    ) -> AsyncGenerator[bytes, None]:
+        """The stored bytes in pieces, of `piece_bytes` or somewhat more; see `FragmentStore.get`.
+
+        A connection that breaks is resumed where it broke, as long as the object is the same one.
+        """
+        import obstore  # noqa: PLC0415  an extra
+
+        key = self._rule.key(path)
+        with self._errors(f"GET {key}"):
+            result = await obstore.get_async(await self._connected(), key)
+            stream = aiter(result.stream(min_chunk_size=piece_bytes))
+        while True:
+            with self._errors(f"GET {key}"):
+                piece = await anext(stream, None)
+            if piece is None:
+                return
+            yield bytes(piece)
+
+    async def put(self, path: str, fd: int, length: int, *, content_encoding: str = "") -> None:
+        """Store the first `length` bytes of `fd`; see `FragmentStore.put`.
+
+        What is larger than one part appears when its last part is stored. The parts of a put that
+        failed stay in the bucket, invisible, until a lifecycle rule removes them.
+        """
+        import obstore  # noqa: PLC0415  an extra
+
+        key = self._rule.key(path)
+        attributes = dict(self._provider.attributes)
+        if content_encoding:
+            attributes["Content-Encoding"] = content_encoding
+        content = _Content(fd, length, self._executor)
+        try:
+            with self._errors(f"PUT {key}", may_be_missing=False):
+                bucket = await self._connected()
+                if length <= _SMALL_BYTES_MAX:
+                    await obstore.put_async(
+                        bucket, key, await content.all(), attributes=attributes, use_multipart=False
+                    )
+                    return
+                async with _upload_slots():
+                    if length <= _PART_BYTES:
+                        await obstore.put_async(
+                            bucket, key, await content.all(), attributes=attributes, use_multipart=False
+                        )  # fmt: skip
+                        return
+                    await obstore.put_async(
+                        bucket,
+                        key,
+                        content,
+                        attributes=attributes,
+                        chunk_size=_PART_BYTES,
+                        max_concurrency=_PARTS_AT_ONCE,
+                    )
+        finally:
+            content.close()
+
+    async def list(self, prefix: str) -> AsyncIterator[StoredObject]:
+        """Objects below a directory, as the store orders them; see `FragmentStore.list`.
+
+        Empty objects are left out: those are folders that other programs made, and no fragment is
+        empty.
+        """
+        import obstore  # noqa: PLC0415  an extra
+
+        if prefix and not prefix.endswith("/"):
+            raise StoreError(f"prefix {prefix!r} of a listing must end with '/'")
+        key = self._rule.key(prefix)
+        if key and not key.endswith("/"):
+            raise StoreError(
+                f"fragment store {self._url} rewrites {prefix} to {key}, which is no directory "
+                "(let `find` and `replace` both end at a slash, or neither)"
+            )
+        with self._errors(f"LIST {key}", may_be_missing=False):
+            batches = aiter(
+                obstore.list(await self._connected(), key or None, chunk_size=_LIST_BATCH)
+            )
+        while True:
+            with self._errors(f"LIST {key}", may_be_missing=False):
+                batch = await anext(batches, None)
+            if batch is None:
+                return
+            for item in batch:
+                path = item["path"][len(key) :]
+                if item["size"] and not any(part.startswith(".") for part in path.split("/")):
+                    yield StoredObject(path, int(item["last_modified"].timestamp()), item["size"])
+
+    async def remove(self, path: str) -> None:
+        """Delete the object; see `FragmentStore.remove`."""
+        import obstore  # noqa: PLC0415  an extra
+
+        await self._head(path)  # S3 deletes what is not there, and says nothing
+        key = self._rule.key(path)
+        with self._errors(f"DELETE {key}"):
+            await obstore.delete_async(await self._connected(), key)
+
+    async def sign_get(self, path: str, ttl_s: float) -> str:
+        """A URL from which the object can be fetched; see `FragmentStore.sign_get`.
+
+        It ends earlier where the kind of store, or the credentials themselves, do.
+        """
+        import obstore  # noqa: PLC0415  an extra
+
+        key = self._rule.key(path)
+        ttl_s = max(1.0, min(ttl_s, self._provider.signature_ttl_s_max))
+        with self._errors(f"SIGN {key}"):
+            bucket = await self._connected()
+            return await obstore.sign_async(bucket, "GET", key, timedelta(seconds=ttl_s))
+
+    def is_auth_error(self, error: BaseException) -> bool:
+        """Whether `error` says that the bucket is not there for us."""
+        return is_auth_error(error)
+
+    def local_path(self, path: str) -> Path | None:  # noqa: ARG002  no object is local
+        """None: objects are elsewhere."""
+        return None
+
+    async def _head(self, path: str) -> None:
+        import obstore  # noqa: PLC0415  an extra
+
+        key = self._rule.key(path)
+        with self._errors(f"HEAD {key}"):
+            await obstore.head_async(await self._connected(), key)
+
+    async def _connected(self) -> Bucket:
+        """The client; one that could not be made is tried again. Two at once may make one each."""
+        if self._bucket is None:
+            self._bucket = await run_in(self._executor, self._provider.connect)
+        return self._bucket
+
+    @contextmanager
+    def _errors(self, what: str, *, may_be_missing: bool = True) -> Iterator[None]:
+        """What goes wrong as an error of a store, named by the operation and the store."""
+        try:
+            yield
+        except (StoreError, DataError):
+            raise
+        except Exception as err:
+            raise store_error(
+                err, self._provider.codes, f"{what} of {self._url}", may_be_missing=may_be_missing
+            ) from err
+
+
+@final
+class _Content:
+    """The first bytes of a file, at once or in parts: an asynchronous iterator, as obstore takes it."""
+
+    def __init__(self, fd: int, length: int, executor: Executor) -> None:
+        # The caller may close its own descriptor while a thread still reads.
+        self._fd = os.dup(fd)
+        self._length = length
+        self._executor = executor
+        self._offset = 0
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Nothing reads any more; an upload that goes on without us fails."""
+        self._is_closed = True
+        os.close(self._fd)
+
+    async def all(self) -> bytes:
+        """All of it. Raises: DataError: the file is shorter."""
+        content = await self._read(self._length)
+        if len(content) < self._length:
+            raise self._too_short()
+        return content
+
+    def __aiter__(self) -> _Content:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._offset == self._length:
+            raise StopAsyncIteration
+        piece = await self._read(min(_PART_BYTES, self._length - self._offset))
+        self._offset += len(piece)
+        if not piece:
+            raise self._too_short()
+        return piece
+
+    async def _read(self, length: int) -> bytes:
+        if not self._is_closed:
+            piece = await run_in(self._executor, os.pread, self._fd, length, self._offset)
+            # Else the number may have been of another file already.
+            if not self._is_closed:
+                return piece
+        raise DataError("the put of this content has ended")
+
+    def _too_short(self) -> DataError:
+        return DataError(f"content ends at byte {self._offset}, {self._length} were to be stored")
+
+
+def _upload_slots() -> asyncio.Semaphore:
+    """Of this event loop, for all stores."""
+    loop = asyncio.get_running_loop()
+    slots = _slots.get(loop)
+    if slots is None:
+        slots = _slots[loop] = asyncio.Semaphore(_UPLOADS_AT_ONCE)
+    return slots
+
+
+_slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()

@@ -1,0 +1,123 @@
+"""Servers of object stores for tests: real programs, each on a free port over a folder of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gazette_platform.embedded import tools
+from gazette_platform.embedded.ports import choose_ports
+from gazette_platform.errors import SetupError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["S3Server", "need_go", "s3_server", "serving"]
+
+_START_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 20.0
+_LOG_LINES = 40
+
+
+def need_go(variable: str) -> None:
+    """Skip the test if nothing could build its server; where servers are required that is a failure.
+
+    Args:
+        variable: of the environment, which may name a server that is there already.
+    """
+    if not os.environ.get(variable) and shutil.which("go") is None:
+        pytest.skip(f"needs Go, to build a server (https://go.dev/dl/, or {variable})")
+
+
+@contextmanager
+def serving(
+    command: list[str], *, port: int, log: Path, environment: dict[str, str] | None = None
+) -> Iterator[int]:
+    """Run a program until the scope ends; it is entered once the program listens.
+
+    Gives: its process id.
+    Raises: SetupError: it ended early or did not listen in time; with the end of its log.
+    """
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,
+        )
+    try:
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not _listens(port):
+            if process.poll() is not None or time.monotonic() > deadline:
+                tail = log.read_text("utf-8", "replace").splitlines()[-_LOG_LINES:]
+                raise SetupError(f"{command[0]} does not serve:\n" + "\n".join(tail))
+            time.sleep(0.05)
+        yield process.pid
+    finally:
+        process.terminate()
+        try:
+            process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """A running versitygw."""
+
+    endpoint: str
+    access_key: str
+    secret_key: str
+    folder: Path
+    binary: Path
+    pid: int
+
+    def make_bucket(self, name: str) -> None:
+        """Make an empty bucket of its main user."""
+        (self.folder / name).mkdir()
+
+    def add_user(self, access_key: str, secret_key: str) -> None:
+        """A user who may do nothing in the buckets of others."""
+        command = [str(self.binary), "admin", "--endpoint-url", self.endpoint]
+        command += ["--access", self.access_key, "--secret", self.secret_key, "create-user"]
+        command += ["--access", access_key, "--secret", secret_key, "--role", "user"]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+
+
+@contextmanager
+def s3_server(folder: Path) -> Iterator[S3Server]:
+    """A real S3 server, empty, over `folder`.
+
+    Raises: SetupError: it could not be built (it needs Go) or started.
+    """
+    binary = tools.s3_server()
+    for name in ("objects", "attributes", "users"):
+        (folder / name).mkdir(parents=True)
+    (port,) = choose_ports(["s3"]).values()
+    access_key, secret_key = "main", "main-secret"
+    objects = folder / "objects"
+    command = [str(binary), "--quiet", "--port", f"127.0.0.1:{port}", "--iam-dir"]
+    # Not every file system keeps extended attributes, so they lie in files of their own.
+    command += [str(folder / "users"), "posix", "--sidecar", str(folder / "attributes")]
+    command.append(str(objects))
+    keys = {"ROOT_ACCESS_KEY": access_key, "ROOT_SECRET_KEY": secret_key}
+    with serving(command, port=port, log=folder / "versitygw.log", environment=keys) as pid:
+        yield S3Server(f"http://127.0.0.1:{port}", access_key, secret_key, objects, binary, pid)
