@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gazette_platform.client.records import split_lines
+from gazette_platform.message.arrow import ArrowBatch, ArrowReader, SyncArrowReader, read_arrow
 from gazette_platform.message.avro_framing import AvroFraming
 from gazette_platform.message.csv_framing import CsvFraming
 from gazette_platform.message.envelope import Envelope
@@ -15,6 +16,7 @@ from gazette_platform.message.framing import (
     split_fixed,
 )
 from gazette_platform.message.json_framing import JsonFraming, go_json
+from gazette_platform.message.many import MergedReader, read_journals, read_merged
 from gazette_platform.message.mapping import (
     Mapped,
     fnv1a32,
@@ -33,6 +35,7 @@ from gazette_platform.message.readers import (
 )
 from gazette_platform.message.reading import MessageIterator, read_committed, read_uncommitted
 from gazette_platform.message.registry import framing_of, framing_of_labels, register_framing
+from gazette_platform.message.selection import JournalSpan, select_spans
 from gazette_platform.message.sequencer import (
     PRUNE_HORIZON,
     RING_SIZE,
@@ -64,6 +67,8 @@ __all__ = [
     "NO_UUID",
     "PRUNE_HORIZON",
     "RING_SIZE",
+    "ArrowBatch",
+    "ArrowReader",
     "AvroFraming",
     "CommittedReader",
     "CsvFraming",
@@ -71,8 +76,10 @@ __all__ = [
     "Envelope",
     "Flags",
     "Framing",
+    "JournalSpan",
     "JsonFraming",
     "Mapped",
+    "MergedReader",
     "MessageClock",
     "MessageDecoder",
     "MessageIterator",
@@ -83,6 +90,7 @@ __all__ = [
     "ReplayRange",
     "Sequencer",
     "SequencerCheckpoint",
+    "SyncArrowReader",
     "UncommittedReader",
     "UuidParts",
     "build_uuid",
@@ -98,11 +106,15 @@ __all__ = [
     "parse_uuid",
     "parse_uuids",
     "random_mapping",
+    "read_arrow",
     "read_committed",
+    "read_journals",
+    "read_merged",
     "read_uncommitted",
     "register_framing",
     "rendezvous",
     "rendezvous_mapping",
+    "select_spans",
     "split_fixed",
     "split_lines",
     "unix_ns_of",

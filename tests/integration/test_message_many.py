@@ -1,0 +1,199 @@
+"""Many journals at once, through a real broker: a reader for each, merged by time, and into Arrow."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from gazette_platform import (
+    ArrowReader,
+    AsyncClient,
+    Change,
+    Client,
+    ClientConfig,
+    Flags,
+    JsonFraming,
+    MessageClock,
+    build_uuid,
+    new_producer_id,
+    read_arrow,
+    read_journals,
+    read_merged,
+)
+from gazette_platform.errors import DataError, ValidationError
+from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
+from gazette_platform.testing.broker import BrokerServer
+
+pytestmark = pytest.mark.etcd
+OUT, CONT, ACK = Flags.OUTSIDE_TXN, Flags.CONTINUE_TXN, Flags.ACK_TXN
+FRAMING = JsonFraming()
+
+
+@pytest.fixture(scope="module")
+def shared(etcd_server, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("broker")
+    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix="/test-many") as server:
+        yield server
+
+
+@pytest.fixture
+async def client(shared):
+    config = ClientConfig(address=shared.address, file_root=shared.fragments)
+    async with AsyncClient(config) as client:
+        yield client
+
+
+@pytest.fixture
+def prefix(request):
+    return f"many/{request.node.name}"
+
+
+def spec(name, content_type="application/x-ndjson"):
+    return JournalSpec(
+        name=name,
+        replication=1,
+        labels=LabelSet.of(("content-type", content_type)),
+        fragment=FragmentSpec(
+            length=1 << 20,
+            codec=CompressionCodec.GZIP,
+            stores=("file:///",),
+            refresh_interval_ns=SECOND_NS,
+        ),
+    )
+
+
+def framed(producer, tick, flags=OUT, **fields):
+    return FRAMING.encode(FRAMING.stamp(fields, build_uuid(producer, tick, flags)))
+
+
+async def create(client, prefix, count=3):
+    names = [f"{prefix}/part={index}" for index in range(count)]
+    await client.apply([Change(spec(name)) for name in names])
+    return names
+
+
+async def test_each_journal_has_a_reader_that_ends_at_its_head(client, prefix):
+    names = await create(client, prefix)
+    for index, name in enumerate(names[:2]):
+        for n in range(100):
+            await client.append(name, b'{"n":%d,"part":%d}\n' % (n, index))
+    readers = await read_journals(client, f"name:prefix={prefix}/")
+    assert list(readers) == names
+    await client.append(names[0], b'{"n":"behind the head"}\n')
+    got = {
+        name: [envelope.message["n"] async for batch in reader for envelope in batch]
+        for name, reader in readers.items()
+    }
+    assert got == {names[0]: [*range(100)], names[1]: [*range(100)], names[2]: []}
+    readers = await read_journals(
+        client,
+        f"name:prefix={prefix}/",
+        offsets={name: await client.write_head(name) for name in names[:2]},
+    )
+    assert [batch for reader in readers.values() async for batch in reader] == []
+    with pytest.raises(ValidationError, match="no journal matches"):
+        await read_journals(client, "name:prefix=nothing/")
+    with pytest.raises(ValidationError, match="until"):
+        await read_journals(client, f"name:prefix={prefix}/", until="now")
+
+
+async def test_journals_merge_by_the_times_of_their_messages(client, prefix):
+    names = await create(client, prefix)
+    clock, producers = MessageClock(), [new_producer_id() for _ in names]
+    order = []
+    for n in range(300):
+        which = (n * n) % 3 if n % 7 else n % 2
+        order.append(n)
+        await client.append(names[which], framed(producers[which], clock.tick(), n=n))
+        if n == 200:
+            await client.append(names[which], b'{"n":"no uuid"}\n')
+            order.append("no uuid")
+    async with await read_merged(client, f"name:prefix={prefix}/", direct=True) as merged:
+        got = [envelope async for batch in merged for envelope in batch]
+    assert [envelope.message["n"] for envelope in got] == order
+    for name in names:
+        begins = [envelope.begin for envelope in got if envelope.journal == name]
+        assert begins == sorted(begins)
+
+
+async def test_committed_reads_of_many_journals_leave_out_what_is_not(client, prefix):
+    names = await create(client, prefix, 2)
+    producer, clock = new_producer_id(), MessageClock()
+    for name in names:
+        await client.append(name, framed(producer, clock.tick(), CONT, n=1))
+    ticks = [clock.tick() for _ in names]
+    await client.append(names[0], framed(producer, ticks[0], ACK))
+    async with await read_merged(client, f"name:prefix={prefix}/", committed=True) as merged:
+        got = [envelope async for batch in merged for envelope in batch]
+    assert [(e.journal, e.message.get("n")) for e in got] == [(names[0], 1), (names[0], None)]
+
+
+def test_a_prefix_is_read_into_arrow(shared, prefix):
+    config = ClientConfig(address=shared.address, file_root=shared.fragments)
+    with Client(config) as client:
+        names = client.run(create(client.asynchronous, prefix))
+        for part, name in enumerate(names):
+            rows = [json.dumps({"part": part, "n": n, "text": "é" * n}) for n in range(500)]
+            client.append(name, "\n".join(rows).encode() + b"\n")
+            if part == 1:
+                client.flush(f"name={name}")
+                client.append(name, b'{"part":1,"n":500,"new":true}\n')
+        reader = read_arrow(client, f"name:prefix={prefix}/")
+        table = reader.read_all()
+        assert table.num_rows == 1501
+        assert table.column("n").to_pylist() == [*range(500), *range(501), *range(500)]
+        assert reader.offsets == {name: client.write_head(name) for name in names}
+        client.append(names[2], b'{"part":2,"n":-1}\n')
+        with read_arrow(client, f"name:prefix={prefix}/", offsets=reader.offsets) as again:
+            [found] = again.batches()
+        assert found.journal == names[2]
+        assert found.begin == reader.offsets[names[2]]
+        assert found.batch.to_pylist() == [{"part": 2, "n": -1}]
+
+
+async def test_arrow_says_where_content_is_not_what_its_label_says(client, prefix):
+    name = f"{prefix}/journal"
+    await client.apply([Change(spec(name)), Change(spec(f"{prefix}/csv", "text/csv"))])
+    await client.append(name, b'{"n":1}\nno json\n')
+    with pytest.raises(DataError, match=rf"{name}: messages from offset 0 on: JSON parse error"):
+        await ArrowReader(client, f"name={name}").read_all()
+    await client.append(f"{prefix}/csv", b'x,"a\nb",1\ny,c,2\nz,')
+    reader = ArrowReader(client, f"name={prefix}/csv", columns=("u", "t", "n"))
+    found = await anext(reader)
+    assert found.batch.to_pylist() == [
+        {"u": "x", "t": "a\nb", "n": 1},
+        {"u": "y", "t": "c", "n": 2},
+    ]
+    with pytest.raises(DataError, match="unexpected EOF"):
+        await anext(reader)
+    with pytest.raises(ValidationError, match="waited at for ever"):
+        await anext(ArrowReader(client, f"name:prefix={prefix}/", until="never"))
+
+
+async def test_arrow_waits_for_more_of_one_journal(client, prefix):
+    [name] = await create(client, prefix, 1)
+    reader = ArrowReader(client, f"name={name}", until="never")
+    async with asyncio.timeout(60), reader, asyncio.TaskGroup() as group:
+        first = group.create_task(anext(reader))
+        await asyncio.sleep(0)
+        await client.append(name, b'{"n":1}\n{"n":2}\n')
+        assert (await first).batch.to_pylist() == [{"n": 1}, {"n": 2}]
+
+
+def test_the_snippet_of_the_readme_reads_every_journal_of_a_prefix(shared):
+    """As it stands there, but for the address."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    [snippet] = [block for block in blocks if "read_arrow" in block]
+    assert len(snippet.strip().replace("\n\n", "\n").splitlines()) == 3
+    with Client(ClientConfig(address=shared.address)) as client:
+        names = ("orders/region=eu", "orders/region=us")
+        client.apply([Change(spec(name)) for name in names])
+        for name in names:
+            client.append(name, b'{"order":1}\n{"order":2}\n')
+    found = {}
+    exec(snippet.replace("http://localhost:8080", shared.address), found)
+    assert found["table"].column("order").to_pylist() == [1, 2, 1, 2]

@@ -1,0 +1,63 @@
+"""What Arrow is given: whole records of CSV and JSON lines, however content is cut."""
+
+import csv
+import io
+
+import pytest
+from hypothesis import given, strategies as st
+
+pa = pytest.importorskip("pyarrow")
+
+from gazette_platform.errors import DataError  # noqa: E402
+from gazette_platform.message.arrow import _CsvParser, _JsonParser, _table_of, cut_csv  # noqa: E402
+
+
+@given(
+    st.lists(st.lists(st.text('ab",\n', max_size=4), min_size=2, max_size=2), max_size=6),
+    st.integers(0, 60),
+)
+def test_csv_is_cut_behind_a_record(records, at):
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(records)
+    content = text.getvalue().encode()
+    ends = {0}
+    text = io.StringIO()
+    for record in records:
+        csv.writer(text, lineterminator="\n").writerow(record)
+        ends.add(len(text.getvalue()))
+    at = min(at, len(content))
+    assert cut_csv(content[:at]) == max(end for end in ends if end <= at)
+
+
+def test_json_lines_of_any_length_become_columns():
+    parser = _JsonParser(None)
+    content = b'{"a":1,"b":"%s"}\n{"a":2}\n' % (b"x" * (3 << 20))
+    assert parser.cut(content + b'{"a"') == len(content)
+    [batch] = parser.parse(content)
+    assert batch.column("a").to_pylist() == [1, 2]
+    assert batch.column("b")[1].as_py() is None
+    assert parser.parse(b"\n") == []
+    with pytest.raises(DataError, match="JSON parse error"):
+        parser.parse(b'{"a":1}\n{"a":\n')
+
+
+def test_a_schema_chooses_columns_and_their_types():
+    schema = pa.schema([("a", pa.float64()), ("z", pa.string())])
+    [batch] = _JsonParser(schema).parse(b'{"a":1,"b":2}\n')
+    assert batch.schema == schema
+    assert batch.to_pylist() == [{"a": 1.0, "z": None}]
+    [batch] = _CsvParser(schema, None).parse(b'1,"x\ny"\n')
+    assert batch.to_pylist() == [{"a": 1.0, "z": "x\ny"}]
+    [batch] = _CsvParser(None, None).parse(b"1,x\n")
+    assert batch.schema.names == ["f0", "f1"]
+    with pytest.raises(DataError, match="Expected 2 columns, got 1"):
+        _CsvParser(None, ("a", "b")).parse(b"1\n")
+
+
+def test_batches_of_several_schemas_make_one_table():
+    parser = _JsonParser(None)
+    batches = [*parser.parse(b'{"a":1}\n'), *parser.parse(b'{"a":1.5,"b":"x"}\n')]
+    assert _table_of(batches, None).to_pylist() == [{"a": 1.0, "b": None}, {"a": 1.5, "b": "x"}]
+    assert _table_of([], None).num_rows == 0
+    with pytest.raises(DataError, match="give a schema"):
+        _table_of([*parser.parse(b'{"a":1}\n'), *parser.parse(b'{"a":"x"}\n')], None)
