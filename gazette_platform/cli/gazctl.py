@@ -5,10 +5,12 @@ import sys
 import typer
 
 from gazette_platform.cli import (
+    gazctl_attach_uuids,
     gazctl_journals_append,
     gazctl_journals_fragments,
     gazctl_journals_list,
     gazctl_journals_read,
+    gazctl_journals_top,
     gazctl_journals_upkeep,
     gazctl_savepoints,
 )
@@ -41,6 +43,8 @@ journals = typer.Typer(
 )
 journals.callback()(connect)
 journals.command("list")(gazctl_journals_list.list_journals)
+journals.command("describe")(gazctl_journals_top.describe)
+journals.command("top")(gazctl_journals_top.top)
 journals.command("apply")(gazctl_journals_list.apply)
 journals.command("edit")(gazctl_journals_list.edit)
 journals.command("append")(gazctl_journals_append.append)
@@ -65,6 +69,7 @@ savepoints.command("list")(gazctl_savepoints.list_savepoints)
 savepoints.command("get")(gazctl_savepoints.get)
 savepoints.command("delete")(gazctl_savepoints.delete)
 app.add_typer(savepoints, name="savepoints")
+app.command("attach-uuids")(gazctl_attach_uuids.attach_uuids)
 
 
 @app.callback()

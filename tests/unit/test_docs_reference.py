@@ -17,6 +17,7 @@ from gazette_platform.embedded.layout import PlatformDir
 from gazette_platform.lake.schema import type_names
 from gazette_platform.lake.table_spec import Column, Partition, TableSpec
 from gazette_platform.testing.checker.report import ANOMALIES
+from gazette_platform.yaml_specs import parse_journal_tree, to_journal_tree
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -69,6 +70,20 @@ def test_every_variable_is_documented():
         )
     )
     assert documented == used
+
+
+def test_the_tree_of_journal_specs_is_one_and_is_deleted_as_told():
+    text = (REFERENCE / "journal-specs.md").read_text()
+    (tree,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    changes = parse_journal_tree(tree.encode())
+    found = {each.spec.name: (each.revision, each.spec.replication) for each in changes}
+    assert found == {"events/part=000": (0, 2), "events/part=001": (1234, 3)}
+    listed = to_journal_tree([(each.spec, 7) for each in changes])
+    deleted = parse_journal_tree(f"delete: true\n{listed}".encode())
+    assert [(each.delete, each.revision) for each in deleted] == [(name, 7) for name in found]
+    assert "`part=10` before `part=9`" in text
+    names = ["part=10", "part=9", "a-b/", "a/", "A/"]
+    assert sorted(names) == ["A/", "a-b/", "a/", "part=10", "part=9"]
 
 
 def test_every_key_of_endpoints_is_documented():
