@@ -54,6 +54,8 @@ TARGETS = (
     Target("append_core_us_per_append_c16", 45, is_upper=True),
     Target("append_1mib_c8_gzip_mb_per_s", 200),
     Target("append_1mib_c8_raw_mb_per_s", 250),
+    Target("append_service_writer_msgs_per_s", 1_480_000),
+    Target("append_service_await_msgs_per_s", 60_000),
     Target("read_broker_raw_mb_per_s", 400),
     Target("read_broker_gzip_mb_per_s", 250),
     Target("read_direct_raw_mb_per_s", 1500),

@@ -94,6 +94,7 @@ class AppendQueue:
     Attributes:
         chain: the batches.
         error: what the queue ended by.
+        refusal: what further appends are refused with; nothing of them was appended.
         failed: the batch that it ended at.
         last_result: the latest commit; covers a whole batch.
         committed_bytes: in all.
@@ -112,6 +113,7 @@ class AppendQueue:
         self.journal = journal
         self.chain = BatchChain(batch_bytes_max)
         self.error: GazetteError | None = None
+        self.refusal: GazetteError | None = None
         self.failed: Batch | None = None
         self.last_result: AppendResult | None = None
         self.committed_bytes = 0
@@ -124,10 +126,10 @@ class AppendQueue:
     def batch_for(self, options: AppendOptions, needs: Needs = NO_NEEDS) -> Batch:
         """The batch to add the next write to, at once; its bytes are of the budget already.
 
-        Raises: GazetteError: what the queue ended by. ValidationError: the client is closed.
+        Raises: GazetteError: `refusal`. ValidationError: the client is closed.
         """
-        if self.error is not None:
-            raise self.error.with_traceback(None)
+        if self.refusal is not None:
+            raise self.refusal.with_traceback(None)
         if not self._is_draining:
             self._start()
         if needs:
@@ -259,6 +261,7 @@ class AppendQueue:
 
     def _fail(self, error: GazetteError, behind: GazetteError) -> None:
         self.error = error if self.chain.current is not None else behind
+        self.refusal = behind
         failed = self.chain.fail(error, behind)
         self.failed = failed[0] if failed else None
         for batch in failed:

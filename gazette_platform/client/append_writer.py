@@ -25,7 +25,7 @@ class AppendWriter:
     Each write is kept whole: it never straddles two appends. While an append is under way,
     writes gather into the next one, so that batches grow with latency. Appends are retried with
     back-off; one that cannot succeed fails its own tickets and ends the writer: every later
-    `write`, `flush` and `close` raises the same error, and nothing after it is appended.
+    `flush` and `close` raises the same error, `write` says that nothing is appended after it.
 
     At-least-once: a batch whose answer was lost is appended again. Use from one event loop.
     """

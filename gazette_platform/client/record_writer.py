@@ -46,6 +46,7 @@ class RecordWriter:
         "_last",
         "_options",
         "_parts",
+        "_queue",
         "_service",
         "_size",
         "_undrained",
@@ -60,6 +61,7 @@ class RecordWriter:
         self._size = 0
         self._undrained = 0
         self._last: Batch | None = None
+        self._queue: AppendQueue | None = None
         self._error: GazetteError | None = None
 
     def write(self, record: bytes) -> None:
@@ -97,10 +99,12 @@ class RecordWriter:
         parts, size = self._parts, self._size
         self._parts, self._size = [], 0
         try:
-            batch = self._service.queue(self.journal).batch_for(self._options)
+            queue = self._service.queue(self.journal)
+            batch = queue.batch_for(self._options)
         except GazetteError as err:
-            self._error = err
+            self._error = self._failure() or err
             return
+        self._queue = queue
         self._undrained += size
         self._service.budget.used += size
         batch.add_all(parts, size)
@@ -130,9 +134,15 @@ class RecordWriter:
             await wait_for(self._last)
         self._check()
 
+    def _failure(self) -> GazetteError | None:
+        """What the first append failed for of those that hold records of this writer, or came before."""
+        if self._last is None or self._queue is None or self._last.error is None:
+            return None
+        return self._queue.error
+
     def _check(self) -> None:
-        if self._error is None and self._last is not None:
-            self._error = self._last.error
+        if self._error is None:
+            self._error = self._failure()
         if self._error is not None:
             raise self._error.with_traceback(None)
 

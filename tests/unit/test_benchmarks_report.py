@@ -130,7 +130,7 @@ def test_a_full_run_measures_all_sizes_with_all_codecs():
 
 
 def test_targets_and_bounds_name_each_figure_once():
-    assert len({target.name for target in TARGETS}) == len(TARGETS) == 16
+    assert len({target.name for target in TARGETS}) == len(TARGETS) == 18
     assert all(bound.startswith("machine_") for bound in BOUNDS.values())
 
 

@@ -210,9 +210,12 @@ async def test_as5_closing_the_client_fails_what_was_not_appended():
         with pytest.raises(ValidationError, match="client was closed") as behind:
             await second
         assert not behind.value.may_be_applied
-        for later in (writer.write(b"c"), writer.flush(), writer.close()):
+        for later in (writer.flush(), writer.close()):
             with pytest.raises(TransportError, match="client was closed"):
                 await later
+        with pytest.raises(ValidationError, match="client was closed") as later:
+            await writer.write(b"c")
+        assert not later.value.may_be_applied
 
 
 async def test_threads_share_a_synchronous_writer():
