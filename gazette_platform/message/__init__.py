@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from gazette_platform.client.records import split_lines
 from gazette_platform.message.arrow import ArrowBatch, ArrowReader, SyncArrowReader, read_arrow
+from gazette_platform.message.avro_files import (
+    AVRO_CONTENT_TYPE,
+    AvroBlock,
+    AvroContainers,
+    avro_records,
+    check_avro_spec,
+    encode_avro_file,
+)
 from gazette_platform.message.avro_framing import AvroFraming
 from gazette_platform.message.csv_framing import CsvFraming
 from gazette_platform.message.envelope import Envelope
@@ -61,6 +69,7 @@ from gazette_platform.message.uuid import (
 )
 
 __all__ = [
+    "AVRO_CONTENT_TYPE",
     "CLOCK_TICK",
     "FIXED_MAGIC",
     "FRAME_BYTES_MAX",
@@ -69,6 +78,8 @@ __all__ = [
     "RING_SIZE",
     "ArrowBatch",
     "ArrowReader",
+    "AvroBlock",
+    "AvroContainers",
     "AvroFraming",
     "CommittedReader",
     "CsvFraming",
@@ -93,8 +104,11 @@ __all__ = [
     "SyncArrowReader",
     "UncommittedReader",
     "UuidParts",
+    "avro_records",
     "build_uuid",
+    "check_avro_spec",
     "clock_of",
+    "encode_avro_file",
     "fnv1a32",
     "frame_fixed",
     "framing_of",
