@@ -9,6 +9,7 @@ from gazette_platform.cli import (
     gazctl_journals_append,
     gazctl_journals_fragments,
     gazctl_journals_list,
+    gazctl_journals_prune,
     gazctl_journals_read,
     gazctl_journals_top,
     gazctl_journals_upkeep,
@@ -50,7 +51,7 @@ journals.command("edit")(gazctl_journals_list.edit)
 journals.command("append")(gazctl_journals_append.append)
 journals.command("read")(gazctl_journals_read.read)
 journals.command("fragments")(gazctl_journals_fragments.fragments)
-journals.command("prune")(gazctl_journals_fragments.prune)
+journals.command("prune")(gazctl_journals_prune.prune)
 journals.command("reset-head")(gazctl_journals_upkeep.reset_head)
 journals.command("flush")(gazctl_journals_upkeep.flush)
 journals.command("suspend")(gazctl_journals_upkeep.suspend)

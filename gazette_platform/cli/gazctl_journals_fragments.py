@@ -1,10 +1,8 @@
-"""`gazctl journals fragments` and `prune`."""
+"""`gazctl journals fragments`."""
 
 import enum
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,15 +10,13 @@ import typer
 from gazette_platform.cli.connection import connected, matching
 from gazette_platform.cli.gazctl_journals_upkeep import is_fully_suspended
 from gazette_platform.cli.instants import instant_option
-from gazette_platform.cli.output import note, print_json, print_table, print_text
-from gazette_platform.cli.selection import Names, Selection, Selector, SelectorOrNames
+from gazette_platform.cli.output import print_json, print_table, print_text
+from gazette_platform.cli.selection import Names, Selection, SelectorOrNames
 from gazette_platform.client import AsyncClient, FragmentListing
-from gazette_platform.errors import GazetteError, ObjectNotFound, StoreError, ValidationError
-from gazette_platform.ops.clock import SystemClock
+from gazette_platform.errors import ValidationError
 from gazette_platform.protocol import fragment_json, fragment_text, parse_duration
-from gazette_platform.stores import FragmentStore, open_store
 
-__all__ = ["fragments", "prune"]
+__all__ = ["fragments"]
 
 _SUM_BYTES_SHOWN = 6
 
@@ -127,81 +123,3 @@ async def _all_fragments(
         async for page in pages:
             for each in page.fragments:
                 yield each
-
-
-def prune(
-    ctx: typer.Context,
-    *,
-    selector: Selector,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be removed, and remove nothing.")
-    ] = False,
-    file_root: Annotated[
-        Path | None,
-        typer.Option(
-            "--file-root",
-            envvar="BROKER_FILE_ROOT",
-            help="Directory that file:// stores are rooted at, as of the brokers.",
-        ),
-    ] = None,
-) -> None:
-    """Remove persisted fragments that are older than the retention of their journal.
-
-    A journal whose retention is 0 or not set keeps everything. What is removed is gone: reads
-    below the first remaining fragment then jump to it.
-
-    **Example**
-
-    gazctl journals prune -l name:prefix=a/ --dry-run
-    """
-    failed = connected(
-        ctx,
-        lambda client: _prune(client, selector, file_root, dry_run=dry_run),
-        file_root=file_root,
-    )
-    if failed:
-        raise StoreError(f"{failed} fragments could not be removed, see above")
-
-
-async def _prune(
-    client: AsyncClient, selector: str, file_root: Path | None, *, dry_run: bool
-) -> int:
-    """Prune; returns how many fragments resisted."""
-    now_s = SystemClock().now().timestamp()
-    stores: dict[str, FragmentStore] = {}
-    total = removed = removed_bytes = failed = 0
-    for journal in await matching(client, selector):
-        retention_s = journal.spec.fragment.retention_ns / 1e9
-        if retention_s <= 0:
-            note(f"{journal.name}: keeps everything, it has no retention")
-            continue
-        if is_fully_suspended(journal):
-            note(f"{journal.name}: skipped, it is fully suspended")
-            continue
-        for listing in await client.fragments(journal.name):
-            total += 1
-            fragment = listing.fragment
-            if not listing.is_persisted or now_s - fragment.mod_time < retention_s:
-                continue
-            try:
-                if fragment.backing_store not in stores:
-                    stores[fragment.backing_store] = open_store(
-                        fragment.backing_store, file_root=file_root
-                    )
-                if not dry_run:
-                    await _remove(stores[fragment.backing_store], fragment.content_path)
-            except GazetteError as err:
-                failed += 1
-                note(f"{fragment.content_path}: {err}")
-                continue
-            removed += 1
-            removed_bytes += fragment.content_length
-            print_text(f"{'would remove' if dry_run else 'removed'} {fragment.content_path}")
-    verb = "would be removed" if dry_run else "removed"
-    note(f"{removed} of {total} fragments {verb}, {removed_bytes} bytes of content")
-    return failed
-
-
-async def _remove(store: FragmentStore, path: str) -> None:
-    with suppress(ObjectNotFound):  # somebody else pruned it
-        await store.remove(path)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gazette_platform.protocol import JournalSpec
     from gazette_platform.stores import StoredObject, StoreRegistry
 
-__all__ = ["FragmentLister", "Refresher"]
+__all__ = ["FragmentLister", "Refresher", "fragment_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +32,19 @@ _LIST_TIMEOUT_S: Final = 300.0
 
 # Seconds for which the first listing may fail. Checks of a store's health may fail about as long.
 _FAILING_S: Final = 12.0
+
+
+def fragment_of(journal: str, url: str, item: StoredObject) -> Fragment:
+    """The fragment that an object in the folder of a journal is.
+
+    Raises: ValidationError: it is none.
+    """
+    fragment = parse_fragment_path(journal, item.path)
+    if fragment.content_path != f"{journal}/{item.path}":
+        # The name can be read, but is not the one that such a fragment gets (its numbers have
+        # another width, say), so nothing could fetch it.
+        raise ValidationError(f"expected {fragment.content_path}")
+    return replace(fragment, backing_store=url, mod_time=item.mod_time)
 
 
 @final
@@ -85,16 +98,10 @@ class FragmentLister:
         if item.path.endswith("/"):
             return None  # a "folder", as consoles of object stores make it
         try:
-            fragment = parse_fragment_path(journal, item.path)
+            return fragment_of(journal, url, item)
         except ValidationError as err:
             self._warn(f"{url} {journal}/{item.path}", str(err))
             return None
-        if fragment.content_path != f"{journal}/{item.path}":
-            # The name can be read, but is not the one that such a fragment gets (its numbers have
-            # another width, say), so nothing could fetch it.
-            self._warn(f"{url} {journal}/{item.path}", f"expected {fragment.content_path}")
-            return None
-        return replace(fragment, backing_store=url, mod_time=item.mod_time)
 
     def _warn(self, name: str, reason: str) -> None:
         if name in self._warned or len(self._warned) >= _WARNINGS_MAX:

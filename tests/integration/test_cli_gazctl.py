@@ -227,9 +227,9 @@ def test_fragments_and_prune(gazctl, journals, root, shared):
     tree = yaml.safe_load(gazctl("list", "-l", journals, "-o", "yaml").out)
     tree["fragment"]["retention"] = "1ns"
     assert gazctl("apply", stdin=yaml.safe_dump(tree).encode()).code == 0
-    files = list((shared.fragments / root / "one").rglob("*.gz"))
+    files = sorted((shared.fragments / root / "one").rglob("*.gz"))
     assert len(files) >= 2
-    assert gazctl(*prune, "--dry-run").out.count(b"would remove") >= 2
+    assert gazctl(*prune, "--dry-run").out.count(b"would remove") >= 1
     assert all(file.exists() for file in files)
     assert gazctl(*prune).code == 0
     assert not files[0].exists()

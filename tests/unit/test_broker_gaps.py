@@ -222,3 +222,16 @@ async def test_what_another_broker_held_is_read_once_it_is_stored(bench, tasks):
         bench.index.add_remote(stored)
         assert await waiting
     bench.answers.put_nowait(True)
+
+
+async def test_what_was_pruned_up_to_a_noted_head_is_waited_for_until_others_were_asked(
+    bench, tasks
+):
+    """Nothing lies behind it, as in a journal that was suspended: it is gone at once, and not in minutes."""
+    waiting = tasks.spawn(bench.gaps.wait(3, noted_head=9))
+    await bench.began.wait()
+    assert not waiting.done()
+    bench.answers.put_nowait(True)
+    assert not await asyncio.wait_for(waiting, 5)
+    bench.index.add_remote(Fragment(JOURNAL, 0, 5, b"x" * 20, backing_store="s", mod_time=1))
+    assert await asyncio.wait_for(bench.gaps.wait(3, noted_head=9), 5)

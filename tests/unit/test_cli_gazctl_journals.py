@@ -13,7 +13,7 @@ from google.protobuf import text_format
 from gazette_platform.cli.gazctl import main
 from gazette_platform.client.loop_thread import LoopThread
 from gazette_platform.message import fnv1a32, frame_fixed, modulo
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet, Status
+from gazette_platform.protocol import Status
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.fake_broker import FakeBroker, Fault
 
@@ -387,54 +387,6 @@ def test_fragments_as_table_json_and_prototext(gazctl, broker):
     assert first["signed_url"].startswith("file:///a/one/")
     assert b"end: 10\n" in gazctl("fragments", "-o", "proto").out
     assert "--url-ttl: " in gazctl("fragments", "--url-ttl", "soon").err
-
-
-def put(broker, name, retention_s, root):
-    """A journal of three fragments in files."""
-    spec = JournalSpec(
-        name=name,
-        replication=1,
-        labels=LabelSet(),
-        fragment=FragmentSpec(
-            length=1 << 20,
-            codec=CompressionCodec.NONE,
-            refresh_interval_ns=10**10,
-            retention_ns=retention_s * 10**9,
-            stores=("file:///",),
-        ),
-    )
-    broker.journal(name, b"x" * 25).spec = spec
-    (root / name).mkdir(parents=True)
-    for begin in (0, 10, 20):
-        end = min(begin + 10, 25)
-        (root / name / f"{begin:016x}-{end:016x}-{'01' * 20}.raw").write_bytes(b"stored")
-
-
-def test_prune_removes_what_is_older_than_the_retention(gazctl, broker, tmp_path):
-    put(broker, "a/short", 60, tmp_path)
-    put(broker, "a/long", 10**9 * 9, tmp_path)
-    put(broker, "a/ever", 0, tmp_path)
-    dry = gazctl("prune", "-l", "name:prefix=a/", "--dry-run", "--file-root", tmp_path)
-    assert dry.out.count(b"would remove a/short/") == 3
-    assert len(list((tmp_path / "a/short").iterdir())) == 3
-    result = gazctl("prune", "-l", "name:prefix=a/", "--file-root", tmp_path)
-    assert result.code == 0
-    assert list((tmp_path / "a/short").iterdir()) == []
-    assert len(list((tmp_path / "a/long").iterdir())) == 3
-    assert len(list((tmp_path / "a/ever").iterdir())) == 3
-    assert "a/ever: keeps everything" in result.err
-    assert "3 of 6 fragments removed, 25 bytes" in result.err
-
-
-def test_prune_says_what_it_could_not_remove(gazctl, broker, tmp_path):
-    put(broker, "a/short", 60, tmp_path)
-    result = gazctl("prune", "-l", "name=a/short")
-    assert result.code == 1
-    assert "3 fragments could not be removed" in result.err
-    assert (
-        "--file-root: is not a directory"
-        in gazctl("prune", "-l", "name=a/short", "--file-root", "no").err
-    )
 
 
 def test_reset_head_and_suspend(gazctl, broker):

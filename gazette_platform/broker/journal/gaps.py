@@ -153,13 +153,20 @@ class Gaps:
             self._is_asking = False
             self._index.wake()
 
-    async def wait(self, offset: int) -> bool:
+    async def wait(self, offset: int, *, noted_head: int = 0) -> bool:
         """Wait for content at `offset`, which lies before content that is known.
+
+        Args:
+            noted_head: where the journal's spec says that it goes on. One that was suspended may have
+                been pruned up to there: then nothing comes once the other brokers were asked.
 
         Returns: whether it is there; False: it is lost, or the replica closes.
         Raises: RpcFailed: UNAVAILABLE: it did not come in time; the caller is to ask again.
         Cancellation: safe.
         """
+        if self._index.summary.end <= offset < noted_head:
+            await self.wait_skip(offset)
+            return self._index.covers(offset, offset + 1)
         met_at = self._met_at.get(offset)
         if met_at is None:
             met_at = self._clock.monotonic()

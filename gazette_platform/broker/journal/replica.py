@@ -437,7 +437,7 @@ class Replica:
 
     async def wait_gap(self, offset: int) -> bool:
         """As `Gaps.wait`, for as long as appends wait; False at once if the journal has no stores."""
-        return bool(self._stores) and await self.gaps.wait(offset)
+        return bool(self._stores) and await self.gaps.wait(offset, noted_head=self.noted_head)
 
     async def wait_filled(self) -> None:
         """Wait until nothing is `missing_at`, or no other broker has it.

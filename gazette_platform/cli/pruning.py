@@ -1,0 +1,315 @@
+"""Removes the fragments of journals that `fragment.retention` decides on from their stores."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final, final
+
+from gazette_platform.cli.gazctl_journals_upkeep import is_fully_suspended
+from gazette_platform.client.wire import CallFailed
+from gazette_platform.errors import (
+    GazetteError,
+    ObjectNotFound,
+    SavepointError,
+    SavepointNotFound,
+    StoreError,
+    StoreUnavailable,
+    ValidationError,
+)
+from gazette_platform.fragment.refresh import fragment_of
+from gazette_platform.fragment.retention import Kept, PruneRule, StoredFragment, plan_prune
+from gazette_platform.ops.retry import insist
+from gazette_platform.protocol import SuspendLevel
+from gazette_platform.stores import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterable
+    from pathlib import Path
+
+    from gazette_platform.client import AsyncClient, JournalListing
+    from gazette_platform.fragment.retention import PrunePlan
+    from gazette_platform.ops.clock import Clock
+    from gazette_platform.protocol import Fragment
+    from gazette_platform.stores import FragmentStore
+
+__all__ = ["Pruner", "Pruning"]
+
+# As many as Gazette's pruning of recovery logs has under way.
+_REMOVALS_MAX: Final = 32
+_REMOVE_TIMEOUT_S: Final = 60.0
+_LIST_TIMEOUT_S: Final = 300.0
+# Seconds for which one removal is tried again.
+_INSIST_S: Final = 10.0
+# Of one journal: a store that refused so many refuses the rest, too.
+_FAILURES_MAX: Final = 10
+# Savepoints that somebody makes while we work are respected after so many seconds.
+_SAVEPOINTS_AGE_S: Final = 5.0
+
+_CONTENT_TYPE: Final = "content-type"
+_RECOVERY_LOG: Final = "application/x-gazette-recoverylog"
+
+
+@dataclass(slots=True)
+class Pruning:
+    """What came of pruning, in all journals so far."""
+
+    journals: int = 0
+    failed_journals: int = 0
+    fragments: int = 0
+    """Stored ones that were looked at."""
+    removed: int = 0
+    """Or would be, in a dry run; likewise below."""
+    stored_bytes: int = 0
+    content_bytes: int = 0
+    kept: Counter[Kept] = field(default_factory=Counter)
+
+
+@final
+class Pruner:
+    """Prunes journals one after the other; a failure in one does not stop the others.
+
+    What has gone stays gone. A run that was ended in the middle is completed by another one.
+
+    Args:
+        file_root: directory that ``file`` stores are rooted at; None refuses these.
+        rule: which fragments to remove; None: by the retention of each journal's spec.
+        tell: takes a line for the person at the terminal.
+        on_planned: takes how many fragments of a journal are about to be removed.
+        on_removed: takes each fragment that was removed, or would be in a dry run.
+    """
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        clock: Clock,
+        *,
+        file_root: Path | None,
+        rule: PruneRule | None = None,
+        dry_run: bool = False,
+        ignore_savepoints: bool = False,
+        tell: Callable[[str], None],
+        on_planned: Callable[[str, int], None],
+        on_removed: Callable[[StoredFragment], None],
+    ) -> None:
+        self.result = Pruning()
+        self._client = client
+        self._clock = clock
+        self._file_root = file_root
+        self._rule = rule
+        self._dry_run = dry_run
+        self._savepoints = None if ignore_savepoints else _Savepoints(client, clock)
+        self._tell = tell
+        self._on_planned = on_planned
+        self._on_removed = on_removed
+        self._stores: dict[str, FragmentStore] = {}
+
+    async def prune(self, journals: Iterable[JournalListing]) -> Pruning:
+        """Prune all of them. Cancellation: what is removed stays so; the rest stays."""
+        for journal in journals:
+            self.result.journals += 1
+            try:
+                failures = await self._prune(journal)
+            except SavepointError:
+                raise  # it concerns every journal
+            except GazetteError as err:
+                self._tell(f"{journal.name}: {err}")
+                failures = 1
+            self.result.failed_journals += failures > 0
+        return self.result
+
+    async def _prune(self, journal: JournalListing) -> int:
+        """Prune one journal. Returns: how many fragments resisted."""
+        fragment_spec = journal.spec.fragment
+        rule = self._rule or PruneRule(retention_s=fragment_spec.retention_ns / 1e9)
+        if is_fully_suspended(journal):
+            self._tell(f"{journal.name}: skipped, it is fully suspended")
+            return 0
+        if self._rule is None and fragment_spec.retention_ns <= 0:
+            self._tell(f"{journal.name}: keeps everything, it has no retention")
+            return 0
+        if journal.spec.labels.value_of(_CONTENT_TYPE) == _RECOVERY_LOG:
+            self._tell(f"{journal.name}: keeps everything, it is the recovery log of a shard")
+            return 0
+        await self._check_is_alone(journal.name)
+        known = await self._client.fragments(journal.name)
+        # Looked at after the brokers answered: a journal that was resumed needs its last fragment.
+        suspend = (await self._client.get(journal.name)).spec.suspend
+        is_partial = suspend is not None and suspend.level is SuspendLevel.PARTIAL
+        noted_head = suspend.offset if suspend is not None and is_partial else 0
+        named = [each.fragment for each in known if each.is_persisted]
+        urls = dict.fromkeys([*fragment_spec.stores, *(each.backing_store for each in named)])
+        stored = [each for url in urls for each in await self._list(journal.name, url)]
+        if named and not stored and noted_head < named[-1].end:
+            raise StoreError(
+                f"brokers have {len(named)} fragments in {', '.join(urls)}, and none is found there "
+                "(is --file-root the --broker.file-root of the brokers?)"
+            )
+        plan = plan_prune(
+            stored,
+            rule,
+            now_s=self._clock.now().timestamp(),
+            local=[each.fragment for each in known if not each.is_persisted],
+            noted_head=noted_head,
+            savepoint=await self._savepoint(journal.name),
+        )
+        self.result.fragments += len(stored)
+        self.result.kept += plan.kept
+        self._tell_kept(journal.name, plan)
+        return await self._remove_all(journal.name, plan.remove)
+
+    async def _check_is_alone(self, name: str) -> None:
+        """Raises: StoreError: what lies below its folder may be another journal's."""
+        below = await self._client.list(f"name:prefix={name}/")
+        if below:
+            raise StoreError(
+                f"the fragments of {below[0].name} lie in its folder, and cannot be told from its own "
+                "(brokers refuse such names today; move one of the two)"
+            )
+
+    async def _savepoint(self, journal: str) -> int | None:
+        return None if self._savepoints is None else await self._savepoints.first_of(journal)
+
+    async def _list(self, journal: str, url: str) -> list[StoredFragment]:
+        """All fragments of a journal in one store. Raises: GazetteError."""
+        store = self._stores.get(url)
+        if store is None:
+            store = self._stores[url] = open_store(url, file_root=self._file_root)
+        found = []
+        try:
+            async with asyncio.timeout(_LIST_TIMEOUT_S):
+                async for item in store.list(f"{journal}/"):
+                    with suppress(
+                        ValidationError
+                    ):  # brokers' logs name objects that are no fragments
+                        fragment = fragment_of(journal, url, item)
+                        found.append(StoredFragment(fragment, item.size))
+        except TimeoutError as err:
+            raise StoreUnavailable(f"{url}: listing it took over {_LIST_TIMEOUT_S:g} s") from err
+        return found
+
+    def _tell_kept(self, journal: str, plan: PrunePlan) -> None:
+        if count := plan.kept[Kept.SAVEPOINT]:
+            self._tell(
+                f"{journal}: keeps {count} fragments for savepoints, from {self._who(journal)} on "
+                "(--ignore-savepoints removes them)"
+            )
+        if count := plan.kept[Kept.GAP]:
+            at = datetime.fromtimestamp(plan.jumpable_at, UTC).isoformat(timespec="seconds")
+            self._tell(
+                f"{journal}: keeps {count} fragments in its middle: reads would wait at the gap, not "
+                f"jump over it, until {at}; prune again after that"
+            )
+
+    def _who(self, journal: str) -> str:
+        assert self._savepoints is not None  # else none keeps anything
+        return self._savepoints.who(journal)
+
+    async def _remove_all(self, journal: str, fragments: tuple[StoredFragment, ...]) -> int:
+        """Remove them, in order but some at a time. Returns: how many resisted."""
+        if not fragments:
+            return 0
+        self._on_planned(journal, len(fragments))
+        failures = 0
+        waiting = iter(fragments)
+
+        async def work() -> None:
+            nonlocal failures
+            for stored in waiting:
+                try:
+                    await self._remove(stored.fragment)
+                except GazetteError as err:
+                    failures += 1
+                    self._tell(f"{stored.fragment.content_path}: {err}")
+                    if failures >= _FAILURES_MAX:
+                        return
+                else:
+                    self._count(stored)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(_REMOVALS_MAX, len(fragments))):
+                group.create_task(work())
+        if left := sum(1 for _ in waiting):
+            self._tell(
+                f"{journal}: {left} more fragments were not tried, after {failures} failures"
+            )
+        return failures
+
+    def _count(self, stored: StoredFragment) -> None:
+        self.result.removed += 1
+        self.result.stored_bytes += stored.size
+        self.result.content_bytes += stored.fragment.content_length
+        self._on_removed(stored)
+
+    async def _remove(self, fragment: Fragment) -> None:
+        """Remove one object. Raises: GazetteError."""
+        if self._dry_run:
+            return
+        store = self._stores[fragment.backing_store]
+        give_up_at = self._clock.monotonic() + _INSIST_S
+
+        async def call() -> None:
+            try:
+                async with asyncio.timeout(_REMOVE_TIMEOUT_S):
+                    await store.remove(fragment.content_path)
+            except TimeoutError as err:
+                raise StoreUnavailable(
+                    f"{store.url}: removing it took over {_REMOVE_TIMEOUT_S:g} s"
+                ) from err
+
+        with suppress(ObjectNotFound):  # somebody else pruned it
+            await insist(call, is_over=lambda: self._clock.monotonic() > give_up_at)
+
+
+@final
+class _Savepoints:
+    """The least offset of each journal that a savepoint names, as of a few seconds ago."""
+
+    def __init__(self, client: AsyncClient, clock: Clock) -> None:
+        self._client = client
+        self._clock = clock
+        self._known_at: float | None = None
+        self._first: dict[str, tuple[int, str]] = {}
+
+    async def first_of(self, journal: str) -> int | None:
+        """The least offset of a journal that a savepoint names; None: none does.
+
+        Raises: SavepointError: the brokers cannot tell.
+        """
+        now = self._clock.monotonic()
+        if self._known_at is None or now - self._known_at > _SAVEPOINTS_AGE_S:
+            self._first = await self._load()
+            self._known_at = now
+        found = self._first.get(journal)
+        return None if found is None else found[0]
+
+    def who(self, journal: str) -> str:
+        """That offset, and the name of the savepoint, for a person."""
+        offset, name = self._first[journal]
+        return f"{offset} of {name}"
+
+    async def _load(self) -> dict[str, tuple[int, str]]:
+        first: dict[str, tuple[int, str]] = {}
+        try:
+            async with aclosing(self._all()) as savepoints:
+                async for name, offsets in savepoints:
+                    for journal, offset in offsets.items():
+                        first[journal] = min(first.get(journal, (offset, name)), (offset, name))
+        except CallFailed as err:
+            if err.code != "UNIMPLEMENTED":
+                raise
+            raise SavepointError(
+                "the broker that was asked keeps no savepoints, so that nobody can tell what they name "
+                "(it is one of Gazette's own, which have none: give --ignore-savepoints; or ask one "
+                "of ours by --broker.address)"
+            ) from err
+        return first
+
+    async def _all(self) -> AsyncGenerator[tuple[str, dict[str, int]], None]:
+        for listed in await self._client.list_savepoints():
+            with suppress(SavepointNotFound):  # somebody deleted it meanwhile
+                found = await self._client.get_savepoint(listed.name)
+                yield found.name, dict(found.offsets)

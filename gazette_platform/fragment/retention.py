@@ -1,0 +1,174 @@
+"""Which stored fragments of a journal may be removed. Pure: no I/O, no clock.
+
+Brokers never remove a fragment; who prunes a journal asks here first. What a plan removes, the journal can
+do without:
+
+- The fragment that ends last stays. When brokers have lost their disks, it is all that tells where the
+  journal ends, and appends would give out its offsets a second time without it. It may go only while the
+  spec itself says so: that of a suspended journal notes its head.
+- What readers have named by a savepoint stays, with all that follows it.
+- A gap is made only where reads jump over it at once: before the first fragment that stores hold of the
+  journal, or before one that is old. Before a younger one they wait, as another broker might be about to
+  store what is missing.
+
+Fragments that lie within others are judged like these, each by its own age: so they do not come to light
+once the larger one is gone.
+
+Source: Gazette cmd/gazctl/gazctlcmd/journals_prune.go; departs in all of the above, and in that a retention
+of 0 keeps everything.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, final
+
+from gazette_platform.errors import ValidationError
+from gazette_platform.fragment.cover_set import CoverSet
+from gazette_platform.fragment.index import JUMP_AGE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from gazette_platform.protocol import Fragment
+
+__all__ = ["Kept", "PrunePlan", "PruneRule", "StoredFragment", "plan_prune"]
+
+_OFFSET_MAX: Final = (1 << 63) - 1
+
+
+class Kept(enum.Enum):
+    """Why a stored fragment is not removed; the text follows "kept: 3 "."""
+
+    YOUNG = "younger than the retention"
+    OUTSIDE = "not whole within the range"
+    LAST = "at the end of the journal"
+    SAVEPOINT = "that a savepoint needs"
+    GAP = "before a fragment that is too young for reads to jump to"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFragment:
+    """A fragment as a listing of its store tells of it."""
+
+    fragment: Fragment
+    """With store, postfix and time."""
+    size: int
+    """Stored (maybe compressed) bytes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PruneRule:
+    """Which fragments are to go: old ones, or those of a range."""
+
+    retention_s: float = 0
+    """Seconds since they were stored; 0 keeps all, unless `end` is given."""
+    begin: int = 0
+    """First byte of the range."""
+    end: int = 0
+    """Behind its last byte; then age does not matter. 0: no range, and age decides."""
+
+    def __post_init__(self) -> None:
+        """Raises: ValidationError: a range that is none."""
+        if not 0 <= self.begin <= _OFFSET_MAX or not 0 <= self.end <= _OFFSET_MAX:
+            raise ValidationError(f"offsets must be from 0 to 2^63-1 ({self.begin}, {self.end})")
+        if self.begin and self.begin >= self.end:
+            raise ValidationError(f"the range from {self.begin} to {self.end} is empty")
+
+    def keeps(self, fragment: Fragment, now_s: float) -> Kept | None:
+        """Why it is not to go, as far as age or range decide; None: it is."""
+        if self.end:
+            is_within = self.begin <= fragment.begin and fragment.end <= self.end
+            return None if is_within else Kept.OUTSIDE
+        is_old = 0 < self.retention_s <= now_s - fragment.mod_time
+        return None if is_old else Kept.YOUNG
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PrunePlan:
+    """What to remove, and why the rest stays."""
+
+    remove: tuple[StoredFragment, ...]
+    """By offset, those that lie within others first: whoever stops in the middle leaves the end."""
+    kept: Counter[Kept]
+    jumpable_at: float
+    """Unix seconds from which reads jump over the gaps that were not made; 0: there is none."""
+
+
+def plan_prune(
+    stored: Sequence[StoredFragment],
+    rule: PruneRule,
+    *,
+    now_s: float,
+    local: Iterable[Fragment] = (),
+    noted_head: int = 0,
+    savepoint: int | None = None,
+) -> PrunePlan:
+    """Decide which of the stored fragments of one journal to remove.
+
+    Args:
+        stored: all that its stores hold, in the order in which brokers list them; also those that lie
+            within others.
+        now_s: Unix seconds.
+        local: what is in brokers only.
+        noted_head: offset at which the spec says that the journal goes on; 0: it says nothing.
+        savepoint: the least offset that a savepoint names; None: none does.
+    """
+    last_end = max((each.fragment.end for each in stored), default=0)
+    kept: Counter[Kept] = Counter()
+    remaining: CoverSet[Fragment] = CoverSet()
+    remove: list[StoredFragment] = []
+    for each in stored:
+        reason = rule.keeps(each.fragment, now_s)
+        if reason is None and savepoint is not None and each.fragment.end > savepoint:
+            reason = Kept.SAVEPOINT
+        if reason is None and each.fragment.end == last_end > noted_head:
+            reason = Kept.LAST
+        if reason is None:
+            remove.append(each)
+        else:
+            kept[reason] += 1
+            remaining.add(each.fragment)
+    in_stores = CoverSet(each.fragment for each in stored)
+    for each_local in local:
+        # Of what stores hold, too, brokers drop their own copy at the next listing.
+        if not in_stores.covers(each_local.begin, each_local.end):
+            remaining.add(each_local)
+    holes = _waiting_holes(remaining, now_s)
+    goes: list[StoredFragment] = []
+    jumpable_at = 0.0
+    for each in remove:
+        found = [at for begin, end, at in holes if _overlap(each.fragment, begin, end)]
+        if found:
+            kept[Kept.GAP] += 1
+            jumpable_at = max(jumpable_at, *found)
+        else:
+            goes.append(each)
+    goes.sort(key=lambda each: (each.fragment.begin, each.fragment.end))
+    return PrunePlan(tuple(goes), kept, jumpable_at)
+
+
+def _overlap(fragment: Fragment, begin: int, end: int) -> bool:
+    return fragment.begin < end and begin < fragment.end
+
+
+def _waiting_holes(remaining: CoverSet[Fragment], now_s: float) -> list[tuple[int, int, float]]:
+    """Holes in what remains at which reads would wait: begin, end, and the time until when they do.
+
+    The fragment behind belongs to it: an older one that holds the same bytes is what reads jump to now.
+    """
+    holes = []
+    # Nor do they jump to a beginning that is in brokers only.
+    if len(remaining) and not remaining[0].mod_time:
+        holes.append((0, remaining[0].end, now_s + JUMP_AGE_S))
+    for index in range(1, len(remaining)):
+        before, behind = remaining[index - 1], remaining[index]
+        if before.end < behind.begin:
+            # Of one that is local, nobody knows when it will be stored.
+            stored_at = behind.mod_time or now_s
+            if stored_at >= now_s - JUMP_AGE_S:
+                holes.append((before.end, behind.end, stored_at + JUMP_AGE_S))
+    return holes

@@ -1,0 +1,185 @@
+"""`gazctl journals prune` against a fake broker and real files."""
+
+import io
+import os
+import shutil
+import sys
+import types
+from dataclasses import replace
+
+import pytest
+
+from gazette_platform.cli.gazctl import main
+from gazette_platform.client.loop_thread import LoopThread
+from gazette_platform.errors import AccessDenied
+from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
+from gazette_platform.stores.fs import FileStore
+from gazette_platform.testing.fake_broker import FakeBroker
+
+
+@pytest.fixture
+def broker():
+    loop = LoopThread("fake-broker")
+
+    async def start():
+        return await FakeBroker().__aenter__()
+
+    broker = loop.run(start())
+    broker.run = loop.run
+    yield broker
+    loop.run(broker.__aexit__())
+    loop.close()
+
+
+@pytest.fixture
+def gazctl(broker, monkeypatch, tmp_path, capfdbinary):
+    monkeypatch.setenv("BROKER_ADDRESS", broker.address)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args, stdin=b""):
+        monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=io.BytesIO(stdin)))
+        code = main(["journals", *map(str, args)])
+        out, err = capfdbinary.readouterr()
+        return types.SimpleNamespace(code=code, out=out, err=err.decode())
+
+    return run
+
+
+def put(broker, name, retention_s, root):
+    """A journal of three fragments in files."""
+    spec = JournalSpec(
+        name=name,
+        replication=1,
+        labels=LabelSet(),
+        fragment=FragmentSpec(
+            length=1 << 20,
+            codec=CompressionCodec.NONE,
+            refresh_interval_ns=10**10,
+            retention_ns=retention_s * 10**9,
+            stores=("file:///",),
+        ),
+    )
+    broker.journal(name, b"x" * 25).spec = spec
+    (root / name).mkdir(parents=True)
+    for begin in (0, 10, 20):
+        end = min(begin + 10, 25)
+        file = root / name / f"{begin:016x}-{end:016x}-{'01' * 20}.raw"
+        file.write_bytes(b"stored")
+        os.utime(file, (1000, 1000))  # as the fake broker tells
+
+
+def test_prune_removes_what_is_older_than_the_retention(gazctl, broker, tmp_path):
+    put(broker, "a/short", 60, tmp_path)
+    put(broker, "a/long", 10**9 * 9, tmp_path)
+    put(broker, "a/ever", 0, tmp_path)
+    prune = ["prune", "-l", "name:prefix=a/", "--file-root", tmp_path, "--ignore-savepoints"]
+    dry = gazctl(*prune, "--dry-run")
+    assert dry.out.count(b"would remove a/short/") == 2
+    assert "2 of 6 fragments would be removed: 12 bytes in stores, 20 bytes" in dry.err
+    assert len(list((tmp_path / "a/short").iterdir())) == 3
+    result = gazctl(*prune)
+    assert result.code == 0
+    assert [file.name[:16] for file in (tmp_path / "a/short").iterdir()] == [f"{20:016x}"]
+    assert len(list((tmp_path / "a/long").iterdir())) == 3
+    assert len(list((tmp_path / "a/ever").iterdir())) == 3
+    assert "a/ever: keeps everything" in result.err
+    assert "2 of 6 fragments removed: 12 bytes in stores, 20 bytes of content" in result.err
+    assert "kept: 3 younger than the retention" in result.err
+    assert "kept: 1 at the end of the journal" in result.err
+
+
+def test_prune_says_what_it_could_not_remove(gazctl, broker, tmp_path):
+    put(broker, "a/short", 60, tmp_path)
+    put(broker, "a/wrong", 60, tmp_path)
+    result = gazctl("prune", "-l", "name:prefix=a/", "--ignore-savepoints")
+    assert result.code == 1
+    assert "a/short: fragment store file:/// needs a directory" in result.err
+    assert "2 of 2 journals could not be pruned" in result.err
+    (tmp_path / "elsewhere").mkdir()
+    prune = ["prune", "-l", "name:prefix=a/", "--ignore-savepoints", "--file-root"]
+    lost = gazctl(*prune, tmp_path / "elsewhere")
+    assert lost.code == 1
+    assert "a/short: brokers have 3 fragments in file:///, and none is found there" in lost.err
+    # One that fails does not stop the others.
+    shutil.rmtree(tmp_path / "a/short")
+    mixed = gazctl(*prune, tmp_path)
+    assert mixed.code == 1
+    assert "1 of 2 journals could not be pruned" in mixed.err
+    assert len(list((tmp_path / "a/wrong").iterdir())) == 1
+    assert (
+        "--file-root: is not a directory"
+        in gazctl("prune", "-l", "name=a/short", "--file-root", "no").err
+    )
+
+
+def test_prune_stops_where_a_store_refuses_on_and_on(gazctl, broker, tmp_path):
+    put(broker, "a/ok", 60, tmp_path)
+    put(broker, "a/refused", 60, tmp_path)
+    for begin in range(0, 1000, 10):
+        file = tmp_path / "a/refused" / f"{begin:016x}-{begin + 10:016x}-{'01' * 20}.raw"
+        file.write_bytes(b"stored")
+        os.utime(file, (1000, 1000))
+    refusing = tmp_path / "a/refused"
+    real = FileStore.remove
+
+    async def remove(self, path):
+        if path.startswith("a/refused/"):
+            raise AccessDenied(f"{path}: no")
+        await real(self, path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FileStore, "remove", remove)
+        result = gazctl(
+            "prune", "-l", "name:prefix=a/", "--file-root", tmp_path, "--ignore-savepoints"
+        )
+    assert result.code == 1
+    assert len(list(refusing.iterdir())) == 101
+    assert result.err.count(": no\n") < 50
+    assert "more fragments were not tried" in result.err
+    assert result.out.count(b"removed a/ok/") == 2
+
+
+def test_prune_needs_a_broker_that_knows_savepoints(gazctl, broker, tmp_path):
+    """One of Gazette's own has none: but others of the cluster may know some."""
+    put(broker, "a/short", 60, tmp_path)
+    result = gazctl("prune", "-l", "name:prefix=a/", "--file-root", tmp_path)
+    assert result.code == 1
+    assert "keeps no savepoints" in result.err
+    assert "--ignore-savepoints" in result.err
+    assert len(list((tmp_path / "a/short").iterdir())) == 3
+
+
+def test_prune_leaves_recovery_logs_and_folders_that_two_journals_share(gazctl, broker, tmp_path):
+    put(broker, "a/log", 60, tmp_path)
+    log = broker.journals["a/log"]
+    recovery = LabelSet.of(("content-type", "application/x-gazette-recoverylog"))
+    log.spec = replace(log.spec, labels=recovery)
+    put(broker, "b/outer", 60, tmp_path)
+    put(broker, "b/outer/inner", 60, tmp_path)
+    prune = ["prune", "--file-root", tmp_path, "--ignore-savepoints", "-l"]
+    result = gazctl(*prune, "name=a/log")
+    assert result.code == 0
+    assert "a/log: keeps everything, it is the recovery log of a shard" in result.err
+    result = gazctl(*prune, "name:prefix=b/")
+    assert result.code == 1
+    assert "b/outer: the fragments of b/outer/inner lie in its folder" in result.err
+    assert b"removed b/outer/0" not in result.out
+    assert result.out.count(b"removed b/outer/inner/0") == 2
+
+
+def test_prune_refuses_offsets_that_say_nothing(gazctl, broker, tmp_path):
+    put(broker, "a/one", 60, tmp_path)
+    put(broker, "a/two", 60, tmp_path)
+    prune = ["prune", "--file-root", tmp_path, "--ignore-savepoints", "-l"]
+    for args, text in [
+        (["name:prefix=a/", "--before-offset", 10], "2 match name:prefix=a/"),
+        (["name=a/one", "--from-offset", 10], "--from-offset: needs --before-offset"),
+        (["name=a/one", "--from-offset", 10, "--before-offset", 10], "is empty"),
+    ]:
+        result = gazctl(*prune, *args)
+        assert result.code == 1
+        assert text in result.err
+    assert gazctl(*prune, "name=a/one", "--before-offset", 0).code != 0
+    assert gazctl(*prune, "name=a/one", "--before-offset", -5).code != 0
+    assert len(list((tmp_path / "a/one").iterdir())) == 3
