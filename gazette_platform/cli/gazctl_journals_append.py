@@ -25,6 +25,9 @@ __all__ = ["append"]
 _BLOCK_BYTES = 1 << 20
 _STDIN = 0
 
+# Content-types of which records are lines.
+_LINES = frozenset({"application/x-ndjson", "text/csv"})
+
 
 class Framing(enum.StrEnum):
     """How the input is cut into records."""
@@ -121,6 +124,8 @@ class _Input:
         self._is_file = stat.S_ISREG(status.st_mode)
         self._begin = os.lseek(self._fd, 0, os.SEEK_CUR) if self._is_file else 0
         self._spool: BinaryIO | None = None
+        self.last_byte = b""
+        """Of what was read last; empty of no content."""
         from gazette_platform.cli.transfer_bar import transfer_bar  # noqa: PLC0415  slow to import
 
         is_shown = sys.stderr.isatty() and not (self._is_stdin and sys.stdin.isatty())
@@ -159,12 +164,14 @@ class _Input:
         if self._spool is not None:
             self._spool.seek(0)
             while block := await asyncio.to_thread(self._spool.read, _BLOCK_BYTES):
+                self.last_byte = block[-1:]
                 yield block
             return
         if self._is_file:
             os.lseek(self._fd, self._begin, os.SEEK_SET)
             self._progress.reset(self._task)
         while block := await self._read():
+            self.last_byte = block[-1:]
             yield block
             self._progress.advance(self._task, len(block))
 
@@ -186,10 +193,17 @@ class _Input:
 
 
 async def _append_whole(client: AsyncClient, selection: Selection, source: _Input) -> None:
-    journal = random.choice(await matching(client, selection)).name  # noqa: S311  no secret
+    listing = random.choice(await matching(client, selection))  # noqa: S311  no secret
+    journal = listing.name
     await source.spool()
     result = await client.append(journal, source)
     note(f"appended {result.end - result.begin} bytes to {journal} at offset {result.begin}")
+    has_lines = _LINES.intersection(listing.spec.labels.values_of("content-type"))
+    if has_lines and source.last_byte not in (b"", b"\n"):
+        note(
+            f"warning: {journal} has lines, and the input does not end with a newline: the next append "
+            "goes on in its last line (append a newline; --framing lines adds one by itself)"
+        )
 
 
 async def _append_records(

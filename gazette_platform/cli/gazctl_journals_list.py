@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from gazette_platform.cli.aftermath import aftermath
 from gazette_platform.cli.connection import connected, matching, opened
 from gazette_platform.cli.errors import one_line
 from gazette_platform.cli.output import NONE, note, print_json, print_table, print_text
@@ -183,6 +184,8 @@ def apply(
     """Create, update and delete journals as a YAML tree of specs says.
 
     A journal's `revision` is the one it must be at: 0 or none creates it, -1 does not check.
+    `delete: true` deletes it. Children of the tree stand in the order of their names. A warning says
+    which journals cannot work yet: of too few brokers, or with a store that none can use.
 
     **Examples**
 
@@ -194,21 +197,25 @@ def apply(
     if dry_run:
         print_text(message_text(apply_request(changes)), end="")
         return
-    revision = _apply(ctx, changes, max_txn_size)
-    note(_applied(changes, revision))
+    _apply(ctx, changes, max_txn_size)
 
 
-def _apply(ctx: typer.Context, changes: Sequence[Change], batch_size: int) -> int:
-    async def work(client: AsyncClient) -> int:
+def _apply(ctx: typer.Context, changes: Sequence[Change], batch_size: int) -> None:
+    """Apply, and tell what came of it."""
+
+    async def work(client: AsyncClient) -> None:
         try:
-            return await client.apply(changes, batch_size=batch_size)
+            revision = await client.apply(changes, batch_size=batch_size)
         except EtcdTransactionFailed as err:
             stale = await _stale(client, changes)
             if not stale:
                 raise
             raise EtcdTransactionFailed(stale) from err
+        note(_applied(changes, revision))
+        for text in await aftermath(client, changes):
+            note(text)
 
-    return connected(ctx, work)
+    connected(ctx, work)
 
 
 async def _stale(client: AsyncClient, changes: Sequence[Change]) -> str:
@@ -282,14 +289,13 @@ def edit(
             return
         try:
             changes = _parse(edited.encode(), "edited specs")
-            revision = _apply(ctx, changes, max_txn_size)
+            _apply(ctx, changes, max_txn_size)
         except GazetteError as err:
             if edited == text:
                 # Closing the editor without a change gives up on the error.
                 raise
             header, text = f"{_EDIT_HEADER}#\N{WARNING SIGN} {one_line(str(err))}\n", edited
         else:
-            note(_applied(changes, revision))
             return
 
 

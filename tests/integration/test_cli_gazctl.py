@@ -141,6 +141,20 @@ def test_stale_revision_and_bad_specs_change_nothing(gazctl, journals, root):
     assert "Replication" in result.err
 
 
+def test_apply_says_what_cannot_work_yet(gazctl, root):
+    three = SPEC.format(root=root).replace("replication: 1", "replication: 3")
+    result = gazctl("apply", stdin=three.encode())
+    assert result.code == 0
+    applied, one, two = result.err.splitlines()
+    assert applied.startswith("applied 2 and deleted 0 journals")
+    assert one.startswith(f"warning: {root}/one has 1 of its 3 replicas: there are too few brokers")
+    assert two.startswith(f"warning: {root}/two has 1 of its 3 replicas")
+    away = SPEC.format(root=f"{root}-away").replace("file:///", "hdfs://127.0.0.1:1/a/")
+    result = gazctl("apply", stdin=away.encode())
+    assert result.code == 0
+    assert "warning: brokers cannot use the store hdfs://127.0.0.1:1/a/: " in result.err
+
+
 def test_append_and_read_back(gazctl, journals, root):
     content = b'{"a":1}\n' * 100_000
     append(gazctl, f"name={root}/one", content)
@@ -164,7 +178,7 @@ def test_slow_stdin_is_still_one_append(start, gazctl, journals, root):
     process.stdin.flush()
     time.sleep(3)  # slower than the minimum rate of brokers, once their credit is spent
     _, err = process.communicate(b"input")
-    assert err.decode() == f"appended 10 bytes to {root}/one at offset 0\n"
+    assert err.decode().splitlines()[0] == f"appended 10 bytes to {root}/one at offset 0"
     assert gazctl("read", "-l", f"name={root}/one").out == b"slow input"
 
 

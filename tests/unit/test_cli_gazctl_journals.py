@@ -253,6 +253,19 @@ def test_times_beyond_64_bits_are_usage_errors(gazctl, broker, option):
     assert option in done.err
 
 
+def test_lines_without_their_last_newline_are_told(gazctl, broker, tmp_path):
+    lines = SPEC.replace(b"name: env, value: test", b"name: content-type, value: text/csv")
+    assert gazctl("apply", stdin=lines).code == 0
+    (tmp_path / "cut").write_bytes(b"1,2\n3,4")
+    (tmp_path / "whole").write_bytes(b"1,2\n")
+    told = gazctl("append", "a/two", "-i", "cut").err.splitlines()
+    assert told[0] == "appended 7 bytes to a/two at offset 0"
+    assert told[1].startswith("warning: a/two has lines, and the input does not end with a newline")
+    assert "warning" not in gazctl("append", "a/two", "-i", "whole").err
+    assert "warning" not in gazctl("append", "a/two", "-i", "/dev/null").err
+    assert "warning" not in gazctl("append", "a/one", "-i", "cut").err  # of no content-type
+
+
 def test_journals_are_named_as_arguments(gazctl, broker):
     broker.journal("a/one", b"content")
     broker.journal("a/two")

@@ -1,0 +1,101 @@
+"""What keeps journals that were just applied from working: too few brokers, stores that none can use."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from gazette_platform.errors import GazetteError
+from gazette_platform.protocol import SuspendLevel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from gazette_platform.client import AsyncClient, Change, JournalListing
+    from gazette_platform.protocol import JournalSpec
+
+__all__ = ["aftermath", "wanted_replicas"]
+
+# Brokers assign a new journal within a fraction of a second, and check a store that works as fast.
+_ASSIGNED_S = 3.0
+_CHECKED_S = 5.0
+_POLL_S = 0.1
+
+# Beyond so many, one finds out from the first ones.
+_TOLD_MAX = 3
+_STORES_MAX = 8
+
+
+async def aftermath(client: AsyncClient, changes: Sequence[Change]) -> list[str]:
+    """What is amiss with journals that were applied, in words; after five seconds at most.
+
+    Brokers accept such specs, since brokers may come and stores be mended. What cannot be found out is
+    not told: the caller's token may allow no more than to apply.
+
+    Cancellation: safe.
+    """
+    specs = {change.spec.name: change.spec for change in changes if change.spec is not None}
+    if not specs:
+        return []
+    async with asyncio.TaskGroup() as group:
+        lacking = group.create_task(_lacking(client, specs))
+        stores = list(dict.fromkeys(s for spec in specs.values() for s in spec.fragment.stores))
+        broken = [group.create_task(_broken(client, store)) for store in stores[:_STORES_MAX]]
+    return [text for task in broken if (text := task.result())] + lacking.result()
+
+
+def wanted_replicas(spec: JournalSpec) -> int:
+    """How many brokers the journal needs now."""
+    level = spec.suspend.level if spec.suspend is not None else SuspendLevel.NONE
+    return {SuspendLevel.FULL: 0, SuspendLevel.PARTIAL: 1}.get(level, spec.replication)
+
+
+async def _lacking(client: AsyncClient, specs: Mapping[str, JournalSpec]) -> list[str]:
+    """Those without enough brokers, once they had the time to be assigned."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _ASSIGNED_S
+    try:
+        async with asyncio.timeout(_CHECKED_S):
+            while True:
+                short = _short(await client.list_snapshot(), specs)
+                if not short or loop.time() > deadline:
+                    return _told(short)
+                await asyncio.sleep(_POLL_S)
+    except (GazetteError, TimeoutError):
+        return []  # applied they are, and `list` tells
+
+
+def _short(
+    listings: Iterable[JournalListing], specs: Mapping[str, JournalSpec]
+) -> list[tuple[str, int, int]]:
+    """Names with the numbers of brokers that they have, and need."""
+    return [
+        (each.name, len(each.route.members), wanted_replicas(each.spec))
+        for each in listings
+        if each.name in specs and len(each.route.members) < wanted_replicas(each.spec)
+    ]
+
+
+def _told(short: Sequence[tuple[str, int, int]]) -> list[str]:
+    told = [
+        f"warning: {name} has {has} of its {wants} replicas: there are too few brokers, or none with "
+        "room. Appends are refused until there are more, or its replication is less"
+        for name, has, wants in short[:_TOLD_MAX]
+    ]
+    more = len(short) - _TOLD_MAX
+    return [*told, f"warning: so it is with {more} more journals"] if more > 0 else told
+
+
+async def _broken(client: AsyncClient, store: str) -> str:
+    """Why no journal can be kept in a store, as a broker sees it; empty: it can, or nobody knows."""
+    try:
+        async with asyncio.timeout(_CHECKED_S):
+            health = await client.store_health(store)
+    except (GazetteError, TimeoutError):
+        return ""
+    if health.is_healthy:
+        return ""
+    return (
+        f"warning: brokers cannot use the store {store}: {health.error}. Its journals take no appends "
+        f"until that is mended (`gazctl journals store-health '{store}'`)"
+    )
