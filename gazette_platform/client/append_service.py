@@ -147,6 +147,11 @@ class AppendService:
         self._budget.used += len(data)
         return AppendTicket(batch, batch.add(data), len(data))
 
+    async def room(self) -> None:
+        """Wait while too much is accepted already, as before a `submit_nowait`. Cancellation: safe."""
+        while self._budget.used >= self._budget.limit:
+            await self._budget.take(0)
+
     def writer(self, journal: str, *, options: AppendOptions = _PLAIN) -> RecordWriter:
         """The fastest way for many small records: see `RecordWriter`. Any number may share a journal.
 

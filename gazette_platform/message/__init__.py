@@ -35,6 +35,7 @@ from gazette_platform.message.mapping import (
     rendezvous_mapping,
 )
 from gazette_platform.message.proto_framing import ProtoFraming
+from gazette_platform.message.publisher import AckIntent, Publisher
 from gazette_platform.message.readers import (
     CommittedReader,
     MessageDecoder,
@@ -76,6 +77,7 @@ __all__ = [
     "NO_UUID",
     "PRUNE_HORIZON",
     "RING_SIZE",
+    "AckIntent",
     "ArrowBatch",
     "ArrowReader",
     "AvroBlock",
@@ -98,6 +100,7 @@ __all__ = [
     "Pieces",
     "ProducerState",
     "ProtoFraming",
+    "Publisher",
     "ReplayRange",
     "Sequencer",
     "SequencerCheckpoint",

@@ -1,0 +1,132 @@
+"""Messages of one producer: each with a UUID, in the order of its clock, in the journal that it maps to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
+
+from gazette_platform.message.registry import framing_of
+from gazette_platform.message.uuid import Flags, MessageClock, build_uuid, new_producer_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gazette_platform.client.append_queue import AppendTicket
+    from gazette_platform.client.append_service import AppendService
+    from gazette_platform.message.framing import Framing
+    from gazette_platform.message.mapping import Mapped
+    from gazette_platform.ops.clock import Clock
+
+__all__ = ["AckIntent", "Publisher"]
+
+M = TypeVar("M")
+
+
+@dataclass(frozen=True, slots=True)
+class AckIntent:
+    """The acknowledgement of a transaction in one journal, framed: to keep, and then to append."""
+
+    journal: str
+    content: bytes
+
+
+@final
+class Publisher(Generic[M]):
+    """Publishes messages by an append service, and acknowledges transactions.
+
+    A message gets its UUID at the moment at which it takes its place in the journal, so that the clocks
+    of a producer rise in each journal, however many tasks publish. Keep one for the life of a process:
+    readers remember each producer. Use from one event loop.
+
+    Args:
+        service: appends.
+        mapping: which journal a message goes to, and its content-type; called before there is a UUID.
+        clock: tells the time; None: `message_clock` is updated by the caller alone.
+        message_clock: of the producer; None: a new one.
+        producer: 6 bytes; empty: a new one.
+        framing: of all journals; None: the one that is registered for the content-type.
+
+    Attributes:
+        service: as given.
+        producer: as in the UUIDs.
+    """
+
+    def __init__(
+        self,
+        service: AppendService,
+        mapping: Callable[[M], Mapped],
+        clock: Clock | None,
+        *,
+        message_clock: MessageClock | None = None,
+        producer: bytes = b"",
+        framing: Framing[M] | None = None,
+    ) -> None:
+        self.producer = producer or new_producer_id()
+        self.service = service
+        self._mapping = mapping
+        self._clock = clock
+        self._message_clock = message_clock or MessageClock()
+        self._framing = framing
+        # For each journal of the open transaction what its ACK is made of.
+        self._open: dict[str, tuple[Framing[Any], M]] = {}
+
+    async def publish_committed(self, message: M) -> AppendTicket:
+        """Publish a message that counts by itself. Any number of tasks may.
+
+        Returns: a ticket to await the commit of the append with.
+
+        Raises:
+            GazetteError: an append of the journal failed before.
+            ValidationError: it cannot be mapped, stamped or written.
+
+        Cancellation: safe; the message is accepted or not.
+        """
+        ticket, _ = await self._publish(message, Flags.OUTSIDE_TXN)
+        return ticket
+
+    async def publish_uncommitted(self, message: M) -> AppendTicket:
+        """Publish a message that counts once its transaction is acknowledged; by one task at a time.
+
+        See `build_acks`. Returns, raises, cancellation: as `publish_committed`.
+        """
+        ticket, (journal, framing) = await self._publish(message, Flags.CONTINUE_TXN)
+        if journal not in self._open:
+            self._open[journal] = framing, framing.acknowledgement(message)
+        return ticket
+
+    def build_acks(self) -> list[AckIntent]:
+        """End the transaction: its acknowledgements, in the order in which journals joined it.
+
+        Keep them where they survive a crash before appending them, and append them again after one:
+        a transaction of which some are missing is half there.
+
+        Raises: ValidationError: an ACK cannot be stamped or written; the transaction stays open.
+        """
+        intents = []
+        for journal, (framing, message) in self._open.items():
+            uuid = build_uuid(self.producer, self._message_clock.tick(), Flags.ACK_TXN)
+            intents.append(AckIntent(journal, framing.encode(framing.stamp(message, uuid))))
+        self._open.clear()
+        return intents
+
+    async def append_acks(self, intents: list[AckIntent]) -> None:
+        """Append acknowledgements, and wait until all are committed. Doing so again does no harm.
+
+        Raises: GazetteError: one failed; others may be there. Cancellation: they are appended.
+        """
+        tickets = [await self.service.submit(each.journal, each.content) for each in intents]
+        for ticket in tickets:
+            await ticket
+
+    async def _publish(
+        self, message: M, flags: Flags
+    ) -> tuple[AppendTicket, tuple[str, Framing[Any]]]:
+        journal, content_type = self._mapping(message)
+        framing: Framing[Any] = self._framing or framing_of(content_type)
+        await self.service.room()
+        # From here on nothing waits: clocks are taken in the order in which appends are.
+        if self._clock is not None:
+            self._message_clock.update(int(self._clock.unix_s() * 1e6) * 1000)
+        uuid = build_uuid(self.producer, self._message_clock.tick(), flags)
+        frame = framing.encode(framing.stamp(message, uuid))
+        return self.service.submit_nowait(journal, frame), (journal, framing)

@@ -1,0 +1,155 @@
+"""A publisher over an append service: clocks, transactions, and what becomes of errors."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+
+import grpc
+import pytest
+
+from gazette_platform.client import AsyncClient, ClientConfig
+from gazette_platform.errors import JournalNotFound, ValidationError
+from gazette_platform.message import (
+    Flags,
+    JsonFraming,
+    Mapped,
+    MessageClock,
+    Publisher,
+    clock_of,
+    read_committed,
+)
+from gazette_platform.ops.clock import ManualClock
+from gazette_platform.protocol import JournalSpec, LabelSet
+from gazette_platform.testing.fake_broker import FakeBroker, Fault
+
+PRODUCER = bytes.fromhex("070203040506")
+NDJSON = "application/x-ndjson"
+JSON = JsonFraming()
+
+
+def by_name(message):
+    return Mapped(message["to"], message.get("as", NDJSON))
+
+
+@asynccontextmanager
+async def publishing(clock=None, **bounds):
+    async with FakeBroker() as broker:
+        for name in ("a/one", "a/two"):
+            broker.journal(name)
+        async with AsyncClient(ClientConfig(address=broker.address)) as client:
+            service = client.append_service(**bounds)
+            yield broker, client, Publisher(service, by_name, clock, producer=PRODUCER)
+
+
+def parts(broker, journal):
+    lines = bytes(broker.journals[journal].content).splitlines()
+    return [JSON.uuid_of(JSON.decoder().decode(line)) for line in lines]
+
+
+def clocks(broker, journal):
+    return [(each.clock, each.flags) for each in parts(broker, journal)]
+
+
+async def test_a_transaction_of_two_journals_has_the_clocks_of_the_contract():
+    async with publishing() as (broker, _, publisher):
+        for name in ("a/one", "a/two"):
+            await publisher.publish_uncommitted({"to": name})
+        intents = publisher.build_acks()
+        assert [each.journal for each in intents] == ["a/one", "a/two"]
+        assert publisher.build_acks() == []
+        await publisher.append_acks(intents)
+        assert clocks(broker, "a/one") == [(160, Flags.CONTINUE_TXN), (480, Flags.ACK_TXN)]
+        assert clocks(broker, "a/two") == [(320, Flags.CONTINUE_TXN), (640, Flags.ACK_TXN)]
+        assert {each.producer for each in parts(broker, "a/one")} == {PRODUCER}
+
+
+async def test_a_journal_has_one_ack_a_transaction_in_the_order_of_the_first_messages():
+    async with publishing() as (_broker, _, publisher):
+        for name in ("a/two", "a/one", "a/two"):
+            await publisher.publish_uncommitted({"to": name})
+        assert [each.journal for each in publisher.build_acks()] == ["a/two", "a/one"]
+        ticket = await publisher.publish_uncommitted({"to": "a/one"})
+        assert [each.journal for each in publisher.build_acks()] == ["a/one"]
+        await ticket
+
+
+async def test_clocks_rise_in_each_journal_however_many_tasks_publish():
+    async with publishing(ManualClock(), buffer_bytes_max=2000) as (broker, _, publisher):
+
+        async def publish(task):
+            for n in range(20):
+                ticket = await publisher.publish_committed({"to": "a/one", "task": task, "n": n})
+                if n % 3 == 0:
+                    await ticket
+
+        await asyncio.gather(*(publish(task) for task in range(30)))
+        await asyncio.sleep(0)
+        await publisher.service.flush()
+        found = [clock for clock, _ in clocks(broker, "a/one")]
+        assert len(found) == 600
+        assert found == sorted(set(found))
+        assert max(broker.append_sizes) < 3000
+
+
+async def test_the_clock_follows_the_time_and_never_goes_back():
+    clock = ManualClock(datetime(2026, 1, 2, tzinfo=UTC))
+    async with publishing(clock) as (broker, _, publisher):
+        await publisher.publish_committed({"to": "a/one"})
+        clock.advance(10)
+        await publisher.publish_committed({"to": "a/one"})
+        clock.advance(-100)
+        await (await publisher.publish_committed({"to": "a/one"}))
+        begin = clock_of(int(datetime(2026, 1, 2, tzinfo=UTC).timestamp()) * 10**9)
+        ten_s = 10 * 10**7 << 4
+        assert [at - begin for at, _ in clocks(broker, "a/one")] == [
+            160,
+            ten_s + 160,
+            ten_s + 320,
+        ]
+
+
+async def test_acks_may_be_appended_again_and_an_append_that_came_twice_counts_once():
+    async with publishing() as (broker, client, publisher):
+        spec = JournalSpec("a/one", 1, LabelSet.of(**{"content-type": NDJSON}))
+        broker.journals["a/one"].spec = spec
+        lost = Fault(code=grpc.StatusCode.UNKNOWN, after_commit=True)
+        broker.fail("Append", lost)
+        await (await publisher.publish_uncommitted({"to": "a/one", "n": 1}))
+        await (await publisher.publish_uncommitted({"to": "a/one", "n": 2}))
+        intents = publisher.build_acks()
+        for _ in range(2):
+            await publisher.append_acks(intents)
+        await (await publisher.publish_uncommitted({"to": "a/one", "n": 3}))
+        assert len(parts(broker, "a/one")) == 6
+        async with await read_committed(client, "a/one") as reader:
+            found = [each.message async for batch in reader for each in batch]
+        assert [each["n"] for each in found if "n" in each] == [1, 2]
+
+
+async def test_what_cannot_be_published_takes_no_place():
+    async with publishing() as (broker, _, publisher):
+        with pytest.raises(ValidationError, match="unrecognized content-type"):
+            await publisher.publish_uncommitted({"to": "a/one", "as": "image/png"})
+        with pytest.raises(ValidationError, match="Journal"):
+            await publisher.publish_uncommitted({"to": "no name!"})
+        with pytest.raises((ValidationError, TypeError)):
+            await publisher.publish_uncommitted({"to": "a/one", "n": object()})
+        ticket = await publisher.publish_committed({"to": "no/journal"})
+        with pytest.raises(JournalNotFound):
+            await ticket
+        with pytest.raises(JournalNotFound):
+            await publisher.publish_uncommitted({"to": "no/journal"})
+        assert publisher.build_acks() == []
+        await publisher.service.flush("a/one")
+        assert clocks(broker, "a/one") == []
+
+
+async def test_a_clock_of_the_callers_own_is_used():
+    async with publishing() as (broker, _, publisher):
+        own = Publisher(
+            publisher.service, by_name, None, message_clock=MessageClock(1600), framing=JSON
+        )
+        await (await own.publish_committed({"to": "a/one", "as": "image/png"}))
+        assert clocks(broker, "a/one") == [(1760, Flags.OUTSIDE_TXN)]
+        assert len(own.producer) == 6
+        assert own.producer != Publisher(publisher.service, by_name, None).producer
