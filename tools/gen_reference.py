@@ -25,7 +25,7 @@ INTRO = """\
 # Commands
 
 Generated from the commands by `make gen`. `--help` of each shows the same, and
-`--install-completion` teaches your shell to complete them.
+`--install-completion` teaches your shell to complete them, names of journals included.
 
 Exit codes: 0 done; 1 failed, with one line on stderr that says what, which and the next step; 2 wrong usage; 130
 interrupted. `GAZETTE_TRACEBACK=1` adds the traceback of a failure.

@@ -1,9 +1,12 @@
 """`gazctl journals read`."""
 
 import asyncio
+import os
 import signal
+import stat
 import sys
-from contextlib import aclosing
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Annotated, BinaryIO, final
 
@@ -125,7 +128,8 @@ def read(
             direct=connection.has_route_cache or file_root is not None,
         )
         try:
-            await merge.run(selection)
+            with _progress(merge, is_to_file=stat.S_ISREG(os.fstat(out.fileno()).st_mode)):
+                await merge.run(selection)
         finally:
             out.flush()
             if out is not sys.stdout.buffer:
@@ -184,6 +188,20 @@ def _write_offsets(path: Path, offsets: dict[str, int], *, keeps: Path | None) -
     temporary.rename(path)
 
 
+@contextmanager
+def _progress(merge: "_Merge", *, is_to_file: bool) -> Iterator[None]:
+    """Show on a terminal what was read so far, unless content may go there too."""
+    if not (is_to_file and sys.stderr.isatty()):
+        yield
+        return
+    from gazette_platform.cli.transfer_bar import transfer_bar  # noqa: PLC0415  slow to import
+
+    with transfer_bar("reading", is_shown=True) as bar:
+        task = bar.add_task("", total=None)
+        merge.on_bytes = lambda count: bar.advance(task, count)
+        yield
+
+
 @final
 class _Merge:
     """Reads journals at once into one output, span by span."""
@@ -201,6 +219,8 @@ class _Merge:
     ) -> None:
         self.offsets = dict(offsets)
         """Behind what was written, of every journal read or given."""
+        self.on_bytes: Callable[[int], None] | None = None
+        """Is told how many bytes were written."""
         self._client = client
         self._out = out
         self._default_offset = default_offset
@@ -296,6 +316,8 @@ class _Merge:
                 # a signal comes. A slow consumer blocks the loop, which has nothing else to do.
                 self._out.write(piece)
                 self.offsets[reader.journal] = reader.offset
+                if self.on_bytes is not None:
+                    self.on_bytes(len(piece))
                 fragment = reader.fragment
                 if fragment is None or reader.offset >= fragment.end:
                     self._out.flush()

@@ -6,6 +6,7 @@ from typing import Annotated, Self, final
 
 import typer
 
+from gazette_platform.cli.completion import complete_names
 from gazette_platform.errors import JournalNotFound, ValidationError
 from gazette_platform.protocol import LabelSelector, LabelSet
 
@@ -28,6 +29,7 @@ Names = Annotated[
     typer.Argument(
         metavar="[NAME]...",
         show_default=False,
+        autocompletion=complete_names,
         help="Journals by name, in place of a selector; one that ends in / means all below it.",
     ),
 ]

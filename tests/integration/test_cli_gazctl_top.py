@@ -134,6 +134,31 @@ def test_top_measures_again_and_again_until_interrupted(broker, client):
         process.stdout.close()
 
 
+def test_a_long_read_to_a_file_shows_its_progress_on_a_terminal(broker, client, tmp_path):
+    client.append("top/one", b"x" * 3_000_000)
+    ours, theirs = pty.openpty()
+    arguments = [*command(broker)[:4], "read", "top/one", "-o", str(tmp_path / "out")]
+    try:
+        process = subprocess.Popen(
+            [*arguments, "--broker.address", broker.address],
+            stderr=theirs,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
+        )
+        os.close(theirs)
+        seen, deadline = b"", time.monotonic() + 60
+        while process.poll() is None or select.select([ours], [], [], 0.1)[0]:
+            assert time.monotonic() < deadline
+            try:
+                seen += os.read(ours, 65536)
+            except OSError:  # closed by its end
+                break
+        assert process.wait(60) == 0
+    finally:
+        os.close(ours)
+    assert (tmp_path / "out").stat().st_size >= 3_000_000
+    assert b"reading" in seen
+
+
 def test_top_is_a_live_table_on_a_terminal(broker, client):
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "30"}

@@ -1,6 +1,8 @@
 import base64
 import io
+import os
 import re
+import subprocess
 import sys
 import types
 
@@ -264,6 +266,83 @@ def test_lines_without_their_last_newline_are_told(gazctl, broker, tmp_path):
     assert "warning" not in gazctl("append", "a/two", "-i", "whole").err
     assert "warning" not in gazctl("append", "a/two", "-i", "/dev/null").err
     assert "warning" not in gazctl("append", "a/one", "-i", "cut").err  # of no content-type
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("gazctl journals read a/", ["a/one", "a/sub/"]),
+        ("gazctl journals read a/one b", ["b/only"]),
+        ("gazctl journals list -l x --broker.cache.size 5 a/sub/t", ["a/sub/three", "a/sub/two"]),
+        ("gazctl journals read none", []),
+    ],
+)
+def test_shells_complete_names_of_journals(broker, words, expected):
+    for name in ("a/one", "a/sub/two", "a/sub/three", "b/only"):
+        broker.journal(name)
+    completes = {"_GAZCTL_COMPLETE": "complete_bash", "COMP_WORDS": words}
+    completes |= {"COMP_CWORD": str(len(words.split()) - 1), "BROKER_ADDRESS": broker.address}
+    ended = subprocess.run(
+        [sys.executable, "-m", "gazette_platform.cli.gazctl"],
+        check=False,
+        env={**os.environ, **completes},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (ended.stdout.split(), ended.stderr) == (expected, "")
+
+
+def test_no_broker_offers_nothing_and_says_nothing():
+    completes = {"_GAZCTL_COMPLETE": "complete_bash", "COMP_WORDS": "gazctl journals read a"}
+    completes |= {"COMP_CWORD": "3", "BROKER_ADDRESS": "http://127.0.0.1:1"}
+    ended = subprocess.run(
+        [sys.executable, "-m", "gazette_platform.cli.gazctl"],
+        check=False,
+        env={**os.environ, **completes},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (ended.stdout.strip(), ended.stderr) == ("", "")
+
+
+LISTING_YAML = """\
+name: a/
+replication: 1
+fragment:
+  length: 1048576
+  compression_codec: GZIP
+  stores:
+  - file:///
+  refresh_interval: 1m0s
+  retention: 1h0m0s
+children:
+- name: a/one
+  revision: 2
+- name: a/two
+  labels:
+  - name: env
+    value: test
+  revision: 2
+"""
+LISTING_JSON = (
+    '{{"status":"OK","header":{{"process_id":{{"zone":"local","suffix":"fake-broker"}},"route":'
+    '{{"members":[{{"zone":"local","suffix":"fake-broker"}}],"primary":0,"endpoints":["{address}"]}},'
+    '"etcd":{{"cluster_id":"1","member_id":"2","revision":"2","raft_term":"3"}}}},"journals":[{{"spec":{{"name":"a/two","replication":1,"labels":'
+    '{{"labels":[{{"name":"env","value":"test","prefix":false}}]}},"fragment":{{"length":"1048576",'
+    '"compression_codec":"GZIP","stores":["file:///"],"refresh_interval":"60s","retention":"3600s",'
+    '"flush_interval":"0s","path_postfix_template":""}},"flags":0,"max_append_rate":"0",'
+    '"suspend":null}},"mod_revision":"2","route":{{"members":[{{"zone":"local",'
+    '"suffix":"fake-broker"}}],"primary":0,"endpoints":["{address}"]}},"create_revision":"1"}}]}}\n'
+)
+
+
+def test_listings_are_of_these_bytes(gazctl, broker):
+    gazctl("apply", stdin=SPEC)
+    assert gazctl("list", "-o", "yaml").out.decode() == LISTING_YAML
+    listed = gazctl("list", "a/two", "-o", "json").out.decode()
+    assert listed == LISTING_JSON.format(address=broker.address)
 
 
 def test_journals_are_named_as_arguments(gazctl, broker):

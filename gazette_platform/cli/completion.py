@@ -1,0 +1,54 @@
+"""Names of journals for a shell that completes a command line."""
+
+import asyncio
+from collections.abc import Iterable
+
+import typer
+
+from gazette_platform.errors import GazetteError
+from gazette_platform.protocol import LabelSelector, LabelSet
+
+__all__ = ["complete_names", "offers"]
+
+# Whoever pressed the key waits.
+_ANSWERED_S = 2.0
+
+
+def offers(names: Iterable[str], incomplete: str) -> list[str]:
+    """What may follow: journals, and directories of several of them, as shells offer files.
+
+    >>> offers(["a/one", "a/two/x", "a/two/y", "b/c/d"], "a/")
+    ['a/one', 'a/two/']
+    >>> offers(["b/c/d"], "")
+    ['b/c/d']
+    """
+    below: dict[str, list[str]] = {}
+    for name in sorted(names):
+        if name.startswith(incomplete):
+            head, slash, _ = name[len(incomplete) :].partition("/")
+            below.setdefault(incomplete + head + slash, []).append(name)
+    # A directory of one journal is a detour.
+    return [found[0] if len(found) == 1 else offer for offer, found in below.items()]
+
+
+def complete_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of journals that begin so, by asking the broker of the command line; else none."""
+    from gazette_platform.client import AsyncClient, ClientConfig  # noqa: PLC0415  completion only
+
+    options = ctx.parent.params if ctx.parent is not None else {}
+    keys = ("cert_file", "cert_key_file", "trusted_ca_file", "auth_keys", "auth_token", "zone")
+    directory, slash, _ = incomplete.rpartition("/")
+    labels = LabelSet().with_added("name", directory + slash, prefix=True)
+    selector = LabelSelector(include=labels if slash else LabelSet())
+
+    async def ask() -> list[str]:
+        config = ClientConfig(
+            address=options["address"], **{key: options[key] for key in keys if options.get(key)}
+        )
+        async with asyncio.timeout(_ANSWERED_S), AsyncClient(config) as client:
+            return [journal.name for journal in await client.list(selector)]
+
+    try:
+        return offers(asyncio.run(ask()), incomplete)
+    except (GazetteError, OSError, TimeoutError, KeyError):
+        return []  # nothing to offer is no error: the command itself tells what is wrong
