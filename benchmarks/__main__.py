@@ -20,6 +20,7 @@ from benchmarks.append_service import measure_append_service
 from benchmarks.appends import measure_appends, measure_writer
 from benchmarks.bench import FULL, QUICK, Bench, Scale, serving
 from benchmarks.cli import measure_cli
+from benchmarks.codecs import measure_codecs
 from benchmarks.content import Payloads, load_content
 from benchmarks.core import measure_core
 from benchmarks.fsync import measure_fsync
@@ -47,7 +48,7 @@ _WIDTH = 110  # of the tables, if no terminal says otherwise
 
 _GROUPS = (
     *("tail", "persist", "appends", "writer", "append_service", "reads", "cli", "memory", "core"),
-    "fsync",
+    *("fsync", "codecs"),
 )
 
 
@@ -88,6 +89,13 @@ class Run:
             found = await measure_core(folder / "core", etcd=etcd, scale=self._scale)
             self.figures |= found
             self._say("append of 100 B without gRPC", found)
+        if "codecs" in self._groups:
+            scale, content = self._scale, self._payloads.content
+            for label, found in measure_codecs(
+                content, self._clock, window_s=scale.machine_s, runs=scale.runs
+            ):
+                self.figures |= found
+                self._say(label, found)
         if "fsync" in self._groups:
             payloads, clock, scale = self._payloads, self._clock, self._scale
             await self._collect(
