@@ -36,6 +36,7 @@ from gazette_platform.client.results import (
     Savepoint,
     StoreHealth,
 )
+from gazette_platform.client.store_reader import StoreReader, read_store
 from gazette_platform.client.sync_client import Client
 from gazette_platform.client.sync_reader import SyncReader
 from gazette_platform.client.sync_service import SyncAppendService
@@ -68,6 +69,7 @@ __all__ = [
     "RecordWriter",
     "Savepoint",
     "StoreHealth",
+    "StoreReader",
     "SyncAppendService",
     "SyncAppendTicket",
     "SyncAppendWriter",
@@ -77,5 +79,6 @@ __all__ = [
     "lines",
     "list_response",
     "read_fragment",
+    "read_store",
     "split_lines",
 ]

@@ -141,6 +141,7 @@ class Reader:
         self._has_read_direct = False
         self._served_to = 0  # brokers read up to here, because the store has failed
         self._is_done = False
+        self._is_closed = False
         self._rest: memoryview | bytes = b""
 
     def __aiter__(self) -> Self:
@@ -168,6 +169,28 @@ class Reader:
         piece, self._rest = self._rest[:size], self._rest[size:]
         return bytes(piece)
 
+    def seek(self, offset: int) -> None:
+        """Go to another offset. What `read` has buffered is used on, if it holds it.
+
+        Else the read begins anew there; so it does after it has ended, but not after `aclose`.
+
+        Raises: ValidationError: the offset is negative, or behind `end_offset`.
+        """
+        end = self._options.end_offset
+        if offset < 0 or (end and offset > end):
+            bounds = f"0 and end_offset {end}" if end else "0 and the head"
+            raise ValidationError(f"must be between {bounds} ({offset})", path="offset")
+        skipped = offset - (self.offset - len(self._rest))
+        if self._rest and 0 <= skipped <= len(self._rest):
+            self._rest = self._rest[skipped:]
+            return
+        self._rest = b""
+        self._drop()
+        self._close_store()
+        self._metadata, self._served_to, self._from_savepoint = None, 0, ""
+        self.offset = offset
+        self._is_done = self._is_closed or bool(end and offset == end)
+
     @property
     def buffered_bytes(self) -> int:
         """Bytes before `offset` that `read` has not returned yet."""
@@ -175,7 +198,7 @@ class Reader:
 
     def end(self) -> None:
         """End the read. If another task waits in it, that one sees the end of the content."""
-        self._is_done = True
+        self._is_done = self._is_closed = True
         self._drop()
         self._close_store()
 

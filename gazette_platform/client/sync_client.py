@@ -22,6 +22,7 @@ from gazette_platform.client.async_client import (
     Savepoints,
 )
 from gazette_platform.client.loop_thread import LoopThread
+from gazette_platform.client.store_reader import read_store
 from gazette_platform.client.sync_reader import SyncReader
 from gazette_platform.client.sync_service import SyncAppendService
 from gazette_platform.client.sync_writer import SyncAppendWriter
@@ -208,6 +209,32 @@ class Client:
             from_savepoint=from_savepoint,
         )
         return SyncReader(self._loop, reader)
+
+    def read_store(
+        self,
+        url: str,
+        journal: str,
+        offset: int = 0,
+        *,
+        block: bool = False,
+        end_offset: int = 0,
+        on_jump: Literal["raise", "continue"] = "raise",
+    ) -> SyncReader:
+        """As the function `read_store`, as a file-like object; asks no broker."""
+
+        async def make() -> SyncReader:
+            reader = read_store(
+                url,
+                journal,
+                offset,
+                block=block,
+                end_offset=end_offset,
+                on_jump=on_jump,
+                file_root=self.config.file_root,
+            )
+            return SyncReader(self._loop, reader)
+
+        return self._loop.run(make())
 
     def tail(
         self,

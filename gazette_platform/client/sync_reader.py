@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, final
 
 from typing_extensions import override
 
+from gazette_platform.client.reader import Reader
 from gazette_platform.client.records import LINE_BYTES_MAX, JsonReader, LineReader
+from gazette_platform.errors import ValidationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
     from gazette_platform.client.loop_thread import LoopThread
-    from gazette_platform.client.reader import Reader
+    from gazette_platform.client.store_reader import StoreReader
 
 __all__ = ["SyncReader"]
 
@@ -29,14 +31,14 @@ class SyncReader(io.RawIOBase):
     the read that waits.
     """
 
-    def __init__(self, loop: LoopThread, reader: Reader) -> None:
+    def __init__(self, loop: LoopThread, reader: Reader | StoreReader) -> None:
         super().__init__()
         self._loop = loop
         self._reader = reader
         self._rest: memoryview | bytes = b""
 
     @property
-    def reader(self) -> Reader:
+    def reader(self) -> Reader | StoreReader:
         """The reader that is driven: see it for offset, write head and fragment."""
         return self._reader
 
@@ -93,6 +95,23 @@ class SyncReader(io.RawIOBase):
         piece: memoryview | bytes | None = self._loop.run(_next_or_none(self._reader))
         return piece
 
+    def go_to(self, offset: int) -> None:
+        """Go on at another offset of the journal; see `Reader.seek`.
+
+        No `seek`, because wrappers such as `io.BufferedReader` would then go back and forth by it.
+
+        Raises: ValidationError: as `Reader.seek`; or it is a read of a store: begin another one.
+        """
+        reader, rest = self._reader, self._rest
+        if not isinstance(reader, Reader):
+            raise ValidationError("a read of a store goes to no other offset: begin another one")
+        skipped = offset - (reader.offset - len(rest))
+        if rest and 0 <= skipped <= len(rest):
+            self._rest = rest[skipped:]
+            return
+        self._rest = b""
+        self._loop.run(_seek(reader, offset))
+
     @override
     def close(self) -> None:
         """End the read. Does not wait, because collection of garbage closes files too."""
@@ -101,7 +120,11 @@ class SyncReader(io.RawIOBase):
         super().close()
 
 
-async def _next_or_none(source: Reader | LineReader | JsonReader) -> Any:
+async def _seek(reader: Reader, offset: int) -> None:
+    reader.seek(offset)
+
+
+async def _next_or_none(source: Reader | StoreReader | LineReader | JsonReader) -> Any:
     try:
         return await anext(source)
     except StopAsyncIteration:

@@ -10,6 +10,7 @@ from gazette_platform import client, message
 
 
 def test_all_of_client_and_message_is_there():
+    """A name that client or message has got has to be added to ``gazette_platform/__init__.py``."""
     assert set(gazette_platform.__all__) == {*client.__all__, *message.__all__}
     for name in gazette_platform.__all__:
         homes = [home for home in (client, message) if name in home.__all__]

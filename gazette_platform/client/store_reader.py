@@ -1,0 +1,242 @@
+"""A journal read out of its store alone: no broker is asked, as from another cluster, or after its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Self, final
+
+from gazette_platform.client.direct_read import DirectRead
+from gazette_platform.client.read_ahead import READ_AHEAD_BYTES_MAX, FragmentStream, ReadAhead
+from gazette_platform.client.results import FragmentListing
+from gazette_platform.client.store_plan import POLL_S_MIN, StorePlan, next_poll_s
+from gazette_platform.errors import OffsetJump, StoreError, ValidationError
+from gazette_platform.ops.clock import Clock, SystemClock
+from gazette_platform.ops.retry import backoff_s
+from gazette_platform.ops.tasks import TaskGroup
+from gazette_platform.protocol import parse_fragment_path, strip_meta, validate_journal_name
+from gazette_platform.stores import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from gazette_platform.protocol import Fragment
+    from gazette_platform.stores import FragmentStore
+
+__all__ = ["StoreReader", "read_store"]
+
+_log = logging.getLogger(__name__)
+_PLAN_FRAGMENTS = 128
+# Failures in a row after which a read that does not wait gives up.
+_FAILURES_MAX = 4
+
+
+def read_store(
+    url: str,
+    journal: str,
+    offset: int = 0,
+    *,
+    block: bool = False,
+    end_offset: int = 0,
+    on_jump: Literal["raise", "continue"] = "raise",
+    file_root: Path | None = None,
+    clock: Clock | None = None,
+) -> StoreReader:
+    """Content of a journal as far as it is stored at `url`; see `StoreReader`.
+
+    Args:
+        url: of the fragment store, as in the journal's spec, with its arguments; credentials are found
+            as brokers find them.
+        journal: its name.
+        offset: first byte.
+        block: whether to wait for fragments that are stored later, by listing the store again: after
+            1 s, and more and more seldom, up to a minute, while there is nothing new.
+        end_offset: where to end; 0: nowhere.
+        on_jump: what to do about content that is gone: raise `OffsetJump`, or read on behind it.
+        file_root: what ``file`` URLs are rooted at; default: the root of the file system.
+
+    Raises: ValidationError: the URL or name is wrong. StoreError: the scheme cannot be served here.
+    """
+    validate_journal_name(journal, meta=True)
+    store = open_store(url, file_root=file_root or Path("/"))
+    return StoreReader(
+        store, journal, offset, block=block, end_offset=end_offset, on_jump=on_jump, clock=clock
+    )
+
+
+@final
+class StoreReader:
+    """Content of a journal's stored fragments: an async iterator of pieces, as a `Reader` is.
+
+    What brokers have not stored yet is not seen, so it lags behind them by up to a fragment, or the
+    journal's flush interval. Fragments are fetched ahead, and checked, as in direct reads. Close it,
+    or use it as a context manager.
+
+    Attributes:
+        offset: of the journal, of the next byte to come.
+        write_head: end of what was stored when the store was last listed.
+        fragment: the one being read, if any.
+    """
+
+    def __init__(
+        self,
+        store: FragmentStore,
+        journal: str,
+        offset: int,
+        *,
+        block: bool,
+        end_offset: int,
+        on_jump: Literal["raise", "continue"],
+        clock: Clock | None = None,
+    ) -> None:
+        if offset < 0:
+            raise ValidationError(f"must not be negative ({offset})", path="offset")
+        self.journal = journal
+        self.offset = offset
+        self.write_head = 0
+        self.fragment: Fragment | None = None
+        self._store = store
+        self._block = block
+        self._end_offset = end_offset
+        self._on_jump = on_jump
+        self._clock = clock or SystemClock()
+        self._tasks = TaskGroup("read-store")
+        self._pool = ReadAhead(self._tasks, READ_AHEAD_BYTES_MAX)
+        self._plan: StorePlan | None = None
+        self._read: DirectRead | None = None
+        self._poll_s = POLL_S_MIN
+        self._failures = 0
+        self._has_read = False
+        self._is_done = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """The next content.
+
+        Raises: OffsetJump: content is gone; the reader may be used on. DataError, ChecksumMismatch: a
+            fragment is damaged. StoreError: the store does not give what it lists, or nothing.
+        Cancellation: safe; no content is lost.
+        """
+        while not self._is_done and not (self._end_offset and self.offset >= self._end_offset):
+            try:
+                if self._read is None:
+                    await self._begin()
+                elif (piece := await self._next(self._read)) is not None:
+                    self._failures = 0
+                    return piece
+            except StoreError as err:
+                self._stop()
+                self._plan = None  # a fragment that is gone may be part of another by now
+                self._failures += 1
+                if not (self._block and err.retriable) and self._failures > _FAILURES_MAX:
+                    raise
+                _log.warning("reading %s from %s: %s", self.journal, self._store.url, err)
+                await asyncio.sleep(backoff_s(self._failures))
+        raise StopAsyncIteration
+
+    async def read(self) -> bytes:
+        """All until the end."""
+        return b"".join([piece async for piece in self])
+
+    async def _next(self, read: DirectRead) -> bytes | None:
+        piece = await read.next()
+        if piece is None:
+            self._stop()
+            return None
+        self.fragment, self._has_read = read.current.fragment, True
+        if self._end_offset:
+            piece = piece[: self._end_offset - self.offset]
+        self.offset += len(piece)
+        return piece
+
+    async def _begin(self) -> None:
+        """Begin to read at the offset, once it is stored; end, where nobody waits for that."""
+        place = self._plan and self._plan.place(self.offset, self._clock.now().timestamp())
+        if place is None:
+            is_first, before = self._plan is None, self.write_head
+            if not is_first:
+                if not self._block:
+                    self._is_done = True
+                    return
+                await asyncio.sleep(self._poll_s)
+            self._plan = await self._list()
+            self.write_head = max(before, self._plan.end)
+            if not is_first:
+                self._poll_s = next_poll_s(self._poll_s, is_new=self.write_head > before)
+            return
+        if place.offset != self.offset:
+            at, self.offset = self.offset, place.offset
+            if self._on_jump == "raise":
+                raise OffsetJump(self.journal, at, place.offset)
+            _log.warning("%s: content from offset %d to %d is gone", self.journal, at, self.offset)
+        self._read = DirectRead(
+            self._pool,
+            place.listing,
+            offset=self.offset,
+            end_offset=self._end_offset,
+            open_stream=self._open_stream,
+            list_from=self._list_from,
+        )
+
+    async def _list(self) -> StorePlan:
+        found: list[FragmentListing] = []
+        is_beginning = not self._has_read
+        name = strip_meta(self.journal)
+        async for stored in self._store.list(f"{name}/"):
+            try:
+                fragment = parse_fragment_path(name, stored.path)
+            except ValidationError as err:
+                _log.warning("%s in %s is no fragment: %s", stored.path, self._store.url, err)
+                continue
+            if fragment.end <= self.offset:
+                is_beginning = False
+            else:
+                placed = replace(fragment, backing_store=self._store.url, mod_time=stored.mod_time)
+                found.append(FragmentListing(placed))
+        return StorePlan(found, is_beginning=is_beginning)
+
+    async def _list_from(self, offset: int) -> Sequence[FragmentListing]:
+        return self._plan.begins_from(offset, _PLAN_FRAGMENTS) if self._plan else ()
+
+    def _open_stream(self, listing: FragmentListing, offset: int, is_first: bool) -> FragmentStream:  # noqa: FBT001  as it is called back
+        path = listing.fragment.content_path
+        return FragmentStream(
+            self._pool,
+            listing.fragment,
+            f"{path} in {self._store.url}",
+            self._store.local_path(path) or self._store.get(path),
+            offset=offset,
+            is_first=is_first,
+        )
+
+    def _stop(self) -> None:
+        read, self._read = self._read, None
+        if read is not None:
+            read.close()
+
+    def end(self) -> None:
+        """End the read, and all that was fetched ahead."""
+        self._is_done = True
+        self._stop()
+        self._pool.close()
+
+    async def aclose(self) -> None:
+        """As `end`, and wait until connections are closed."""
+        self.end()
+        await self._tasks.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()

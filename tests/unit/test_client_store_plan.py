@@ -1,0 +1,70 @@
+"""What to read next of a journal that is known by a listing of its store alone."""
+
+import pytest
+from hypothesis import given, strategies as st
+
+from gazette_platform.client.direct_read import choose_next
+from gazette_platform.client.results import FragmentListing
+from gazette_platform.client.store_plan import StorePlan
+from gazette_platform.protocol import Fragment
+
+NOW = 1_000_000_000
+
+
+def listed(*spans, age_s=60):
+    return [
+        FragmentListing(
+            Fragment("a/journal", begin, end, backing_store="file:///", mod_time=NOW - age_s)
+        )
+        for begin, end in spans
+    ]
+
+
+def place(plan, offset):
+    found = plan.place(offset, NOW)
+    return found and (found.offset, found.listing.fragment.begin, found.listing.fragment.end)
+
+
+@pytest.mark.parametrize(
+    ("offset", "expected"),
+    [
+        (0, (0, 0, 10)),
+        (7, (7, 0, 10)),
+        (9, (9, 8, 30)),
+        (10, (10, 8, 30)),
+        (29, (29, 8, 30)),
+        (30, None),
+        (45, (45, 40, 50)),
+        (50, None),
+    ],
+)
+def test_the_fragment_that_reaches_farthest_is_read(offset, expected):
+    plan = StorePlan(listed((40, 50), (8, 30), (0, 10), (12, 20), (8, 12)), is_beginning=True)
+    assert place(plan, offset) == expected
+    assert plan.end == 50
+
+
+def test_holes_are_passed_over_at_the_beginning_and_where_they_are_old():
+    young, old = listed((10, 20), (30, 40)), listed((10, 20), (30, 40), age_s=7 * 3600)
+    assert place(StorePlan(young, is_beginning=True), 0) == (10, 10, 20)
+    # What was stored before is read already: the hole may be a fragment that is being stored.
+    assert place(StorePlan(young, is_beginning=False), 0) is None
+    assert place(StorePlan(young, is_beginning=True), 20) is None
+    assert place(StorePlan(old, is_beginning=False), 0) == (10, 10, 20)
+    assert place(StorePlan(old, is_beginning=True), 20) == (30, 30, 40)
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 10)), max_size=12), st.integers(0, 45))
+def test_what_any_fragment_holds_is_found(spans, offset):
+    """And the plan of what is fetched ahead takes the same fragment."""
+    fragments = listed(*((begin, begin + length) for begin, length in spans))
+    found = StorePlan(fragments, is_beginning=False).place(offset, NOW)
+    holders = [each for each in fragments if each.fragment.begin <= offset < each.fragment.end]
+    assert (found is not None) == bool(holders)
+    if found:
+        assert found.listing.fragment.end == max(each.fragment.end for each in holders)
+        chosen = choose_next(fragments, offset)
+        assert chosen is not None
+        assert chosen.fragment.end == found.listing.fragment.end
+    else:
+        assert choose_next(fragments, offset) is None
