@@ -53,6 +53,12 @@ NEEDS = (
         install="get it from https://go.dev/dl/, or apt-get install --no-install-recommends golang-go",
     ),
     Need(
+        names=("npm",),
+        variable="GAZETTE_AZURITE",
+        why="tests of azure:// stores, for which it installs the emulator azurite",
+        install="get Node.js from https://nodejs.org/, or apt-get install --no-install-recommends npm",
+    ),
+    Need(
         names=("openssl",),
         variable="GAZETTE_OPENSSL",
         why="tests of TLS, which make certificates",

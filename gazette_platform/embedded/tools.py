@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 __all__ = [
+    "azure_server",
     "cache_dir",
     "dataset",
     "etcd",
@@ -124,6 +125,20 @@ def s3_server() -> Path:
     Raises: SetupError: Go is missing, or could not build it.
     """
     return _go_program("versitygw", "GAZETTE_VERSITYGW")
+
+
+def azure_server() -> Path:
+    """``azurite-blob``, an emulator of Azure Blob Storage for tests: ``GAZETTE_AZURITE``, or of npm.
+
+    Raises: SetupError: npm is missing, or could not install it.
+    """
+    configured = os.environ.get("GAZETTE_AZURITE")
+    if configured:
+        return Path(configured)
+    version = str(_artifacts()["npm"]["azurite"]["version"])
+    build = partial(_install_npm, f"azurite@{version}")
+    home = _install(f"azurite-{version}", f"azurite {version}", build)
+    return home / "node_modules" / ".bin" / "azurite-blob"
 
 
 def dataset(name: str) -> Path:
@@ -238,24 +253,37 @@ def _build_go(module: str, into: Path) -> None:
             f"Go is missing, and builds {module} (install it from https://go.dev/dl/ or the "
             "system's packages, and have `go` on PATH)"
         )
-    environment = {**os.environ, "GOBIN": str(into)}
-    with show_step(f"building {module}"):
+    _run_installer([go, "install", module], f"building {module}", {"GOBIN": str(into)})
+
+
+def _install_npm(package: str, into: Path) -> None:
+    npm = shutil.which("npm")
+    if npm is None:
+        raise SetupError(
+            f"npm is missing, and installs {package} (install Node.js from https://nodejs.org/ or "
+            "the system's packages, and have `npm` on PATH)"
+        )
+    command = [npm, "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(into)]
+    _run_installer([*command, package], f"installing {package}", {})
+
+
+def _run_installer(command: list[str], title: str, environment: dict[str, str]) -> None:
+    with show_step(title):
         try:
             done = subprocess.run(
-                [go, "install", module],
+                command,
                 capture_output=True,
                 text=True,
                 timeout=_INSTALL_TIMEOUT_S,
                 check=False,
-                env=environment,
+                env={**os.environ, **environment},
             )
         except subprocess.TimeoutExpired as error:
             raise SetupError(
-                f"building {module} took over {_INSTALL_TIMEOUT_S} s: check the connection to the "
-                "Go module proxy, then try again"
+                f"{title} took over {_INSTALL_TIMEOUT_S} s: check the network, then try again"
             ) from error
     if done.returncode != 0:
-        raise SetupError(f"cannot build {module}: {_last_lines(done.stderr)}")
+        raise SetupError(f"{title} failed: {_last_lines(done.stderr)}")
 
 
 def _install_package(entry: dict[str, Any], into: Path) -> None:

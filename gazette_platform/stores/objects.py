@@ -66,6 +66,8 @@ class Provider:
     """How its errors are told apart."""
     signature_ttl_s_max: float
     """Seconds for which a signed URL can be valid."""
+    sign: Callable[[str, float], str] | None = None
+    """Signs the URL of a key for some seconds, in a thread; None: obstore does."""
     attributes: Mapping[str, str] = field(default_factory=dict)
     """Of every object, such as its storage class."""
 
@@ -228,6 +230,8 @@ class ObjectStore:
         ttl_s = max(1.0, min(ttl_s, self._provider.signature_ttl_s_max))
         with self._errors(f"SIGN {key}"):
             bucket = await self._connected()
+            if self._provider.sign is not None:
+                return await run_in(self._executor, self._provider.sign, key, ttl_s)
             return await obstore.sign_async(bucket, "GET", key, timedelta(seconds=ttl_s))
 
     def is_auth_error(self, error: BaseException) -> bool:

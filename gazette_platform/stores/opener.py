@@ -58,11 +58,13 @@ def open_store(
         return WebHdfsStore(parsed)
     if parsed.scheme == "s3":
         return _open_s3(parsed)
+    if parsed.scheme == "azure":
+        return _open_azure(parsed)
     if parsed.scheme != "file":
         raise StoreError(
             f"unsupported fragment store scheme: {parsed.scheme} ({url}; this build writes to "
-            "file:///, hdfs:// and s3:// stores: name one in the journal's spec, or serve every store from "
-            "disk with --broker.file-only)"
+            "file:///, azure://, hdfs:// and s3:// stores: name one in the journal's spec, or serve "
+            "every store from disk with --broker.file-only)"
         )
     if file_root is None:
         raise StoreError(
@@ -80,10 +82,24 @@ def _open_s3(url: StoreUrl) -> FragmentStore:
     return open_s3(url, object_executor())
 
 
+def _open_azure(url: StoreUrl) -> FragmentStore:
+    _require(url, "obstore", "azure.storage.blob", extra="azure")
+    from gazette_platform.stores.azure import open_azure  # noqa: PLC0415  slow to import
+
+    return open_azure(url, object_executor())
+
+
 def _require(url: StoreUrl, *packages: str, extra: str) -> None:
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    missing = [name for name in packages if not _is_installed(name)]
     if missing:
         raise StoreError(
             f"fragment store {url.text} needs the package {' and '.join(missing)} "
             f"(install the extra: pip install 'gazette-platform[{extra}]')"
         )
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # of the package that would hold it
+        return False

@@ -21,7 +21,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["S3Server", "need_go", "s3_server", "serving"]
+__all__ = [
+    "AzureServer",
+    "S3Server",
+    "azure_server",
+    "need_go",
+    "need_npm",
+    "s3_server",
+    "serving",
+]
 
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 20.0
@@ -36,6 +44,12 @@ def need_go(variable: str) -> None:
     """
     if not os.environ.get(variable) and shutil.which("go") is None:
         pytest.skip(f"needs Go, to build a server (https://go.dev/dl/, or {variable})")
+
+
+def need_npm(variable: str) -> None:
+    """As `need_go`, of npm."""
+    if not os.environ.get(variable) and shutil.which("npm") is None:
+        pytest.skip(f"needs npm, to install a server (https://nodejs.org/, or {variable})")
 
 
 @contextmanager
@@ -121,3 +135,37 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
     keys = {"ROOT_ACCESS_KEY": access_key, "ROOT_SECRET_KEY": secret_key}
     with serving(command, port=port, log=folder / "versitygw.log", environment=keys) as pid:
         yield S3Server(f"http://127.0.0.1:{port}", access_key, secret_key, objects, binary, pid)
+
+
+@dataclass(frozen=True)
+class AzureServer:
+    """A running azurite, with the account that it always has."""
+
+    endpoint: str
+    account: str = "devstoreaccount1"
+    key: str = (
+        "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+    )
+
+    def make_container(self, name: str) -> None:
+        """Make an empty container."""
+        from azure.storage.blob import BlobServiceClient
+
+        with BlobServiceClient(self.endpoint, credential=self.key) as client:
+            client.create_container(name)
+
+
+@contextmanager
+def azure_server(folder: Path) -> Iterator[AzureServer]:
+    """An emulator of Azure Blob Storage, empty, over `folder`.
+
+    Raises: SetupError: it could not be installed (it needs npm) or started.
+    """
+    binary = tools.azure_server()
+    folder.mkdir(parents=True, exist_ok=True)
+    (port,) = choose_ports(["azure"]).values()
+    command = [str(binary), "--blobHost", "127.0.0.1", "--blobPort", str(port)]
+    command += ["--location", str(folder), "--skipApiVersionCheck", "--disableTelemetry"]
+    command += ["--silent"]
+    with serving(command, port=port, log=folder / "azurite.log"):
+        yield AzureServer(f"http://127.0.0.1:{port}/devstoreaccount1")

@@ -44,7 +44,7 @@ CONTRACTS = {
 }
 
 # Importable packages of the extras; the core must work without any of them.
-HEAVY = "dagster dagster_pyspark dagster_webserver pyspark py4j pyiceberg hive_metastore pyarrow trino boto3 botocore obstore uv fastavro"
+HEAVY = "dagster dagster_pyspark dagster_webserver pyspark py4j pyiceberg hive_metastore pyarrow trino boto3 botocore azure obstore uv fastavro"
 
 
 @cache

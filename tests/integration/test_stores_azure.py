@@ -1,0 +1,155 @@
+"""`azure://` stores at azurite, the emulator that Microsoft develops, and a broker that persists to one."""
+
+from __future__ import annotations
+
+import base64
+import os
+import uuid
+
+import aiohttp
+import pytest
+from object_servers import azure_server, need_npm
+
+from gazette_platform.errors import AccessDenied, StoreUnavailable
+from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
+from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.stores import health_check, open_store
+from gazette_platform.stores.health import put_bytes
+from gazette_platform.testing.local_broker import append, eventually, read_all as read_journal
+from gazette_platform.testing.stores import StoreConformance, listing, read_all
+
+# The first test may install the server.
+pytestmark = [pytest.mark.azure, pytest.mark.slow, pytest.mark.timeout(900)]
+
+JOURNAL = "a/journal"
+PART_BYTES = 8 << 20
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    need_npm("GAZETTE_AZURITE")
+    with azure_server(tmp_path_factory.mktemp("azure")) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def account(server, monkeypatch):
+    for name in list(os.environ):
+        if name.startswith("AZURE_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AZURE_ACCOUNT_NAME", server.account)
+    monkeypatch.setenv("AZURE_ACCOUNT_KEY", server.key)
+    monkeypatch.setenv("GAZETTE_AZURE_ENDPOINT", server.endpoint)
+
+
+@pytest.fixture
+def container(server):
+    name = f"c{uuid.uuid4().hex}"
+    server.make_container(name)
+    return name
+
+
+def opened(url):
+    return open_store(url, file_root=None)
+
+
+async def fetch(url):
+    """GET without credentials, and without decompressing. Returns: response and body."""
+    async with (
+        aiohttp.ClientSession(auto_decompress=False) as session,
+        session.get(url) as response,
+    ):
+        return response, await response.read()
+
+
+class TestAzureConformance(StoreConformance):
+    @pytest.fixture
+    def store(self, container):
+        return opened(f"azure://{container}/")
+
+
+class TestPrefixedAzureConformance(StoreConformance):
+    @pytest.fixture
+    def store(self, container):
+        return opened(f"azure://{container}/some/prefix=1/")
+
+
+async def test_so7_keys_are_prefix_and_rewritten_path(container):
+    store = opened(f"azure://{container}/p/?find=foo&Replace=bar")
+    await put_bytes(store, "foo/foo/f", b"x")
+    assert [item.path for item in await listing(store, "foo/")] == ["foo/f"]
+    assert await read_all(opened(f"azure://{container}/"), "p/bar/foo/f") == b"x"
+
+
+async def test_content_of_several_parts(container):
+    content, store = os.urandom(3 * PART_BYTES + 5), opened(f"azure://{container}/")
+    await put_bytes(store, "j/large", content)
+    assert await read_all(store, "j/large") == content
+
+
+@pytest.mark.parametrize("path", ["j/f", "j/date=2026-01-02/hour=05/f", "j/a+b=1%20 (ü)/日本語"])
+async def test_a_signed_url_needs_no_credentials(container, path):
+    store = opened(f"azure://{container}/p/")
+    await put_bytes(store, path, b"content")
+    url = await store.sign_get(path, 300)
+    response, body = await fetch(url)
+    assert (response.status, body) == (200, b"content")
+    for refused in (url.partition("?")[0], url.replace("sig=", "sig=x")):
+        response, body = await fetch(refused)
+        assert response.status in (403, 404)
+        assert body != b"content"
+
+
+async def test_so8_a_container_that_is_missing_refuses_for_good():
+    store = opened("azure://no-such-container/")
+    for operation in (put_bytes(store, "j/f", b"x"), read_all(store, "j/f"), listing(store, "j/")):
+        with pytest.raises(AccessDenied, match="ContainerNotFound") as caught:
+            await operation
+        assert store.is_auth_error(caught.value)
+    with pytest.raises(AccessDenied, match="health check PUT failed"):
+        await health_check(store)
+
+
+async def test_so8_a_wrong_key_is_refused(container, monkeypatch):
+    """Azure says so by a 403."""
+    monkeypatch.setenv("AZURE_ACCOUNT_KEY", base64.b64encode(b"wrong").decode())
+    store = opened(f"azure://{container}/")
+    with pytest.raises(AccessDenied, match="AuthorizationFailure"):
+        await put_bytes(store, "j/f", b"x")
+
+
+async def test_no_account(container, monkeypatch):
+    monkeypatch.delenv("AZURE_ACCOUNT_KEY")
+    store = opened(f"azure://{container}/")
+    with pytest.raises(StoreUnavailable, match="set AZURE_ACCOUNT_NAME and AZURE_ACCOUNT_KEY"):
+        await put_bytes(store, "j/f", b"x")
+    with pytest.raises(StoreUnavailable, match="set AZURE_ACCOUNT_NAME and AZURE_ACCOUNT_KEY"):
+        await store.sign_get("j/f", 60)
+
+
+@pytest.mark.etcd
+async def test_a_journal_persists_and_is_read_back_after_a_restart(cluster, container):
+    content = os.urandom(200_000)
+    fragment = FragmentSpec(
+        length=1 << 16,
+        codec=CompressionCodec.NONE,
+        stores=(f"azure://{container}/p/",),
+        refresh_interval_ns=10**9,
+    )
+    broker = await cluster.start(drain_timeout_s=20.0)
+    stub = cluster.stub(broker)
+    await cluster.apply(stub, JournalSpec(JOURNAL, 1, fragment=fragment))
+    for begin in range(0, len(content), 50_000):
+        await append(stub, JOURNAL, content[begin : begin + 50_000])
+    await broker.drain()
+    stub = cluster.stub(await cluster.start())
+
+    async def all_stored():
+        request = pb.FragmentsRequest(journal=JOURNAL, signatureTTL={"seconds": 60})
+        found = (await stub.ListFragments(request, timeout=30)).fragments
+        return found if found and found[-1].spec.end == len(content) else None
+
+    found = await eventually(all_stored)
+    assert await read_journal(stub, JOURNAL) == content
+    bodies = [(await fetch(item.signed_url))[1] for item in found]
+    assert b"".join(bodies) == content
