@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from gazette_platform.cli.gazctl import main
+from gazette_platform.cli.removal_bar import RemovalBar
 from gazette_platform.client.loop_thread import LoopThread
 from gazette_platform.errors import AccessDenied
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
@@ -183,3 +184,22 @@ def test_prune_refuses_offsets_that_say_nothing(gazctl, broker, tmp_path):
     assert gazctl(*prune, "name=a/one", "--before-offset", 0).code != 0
     assert gazctl(*prune, "name=a/one", "--before-offset", -5).code != 0
     assert len(list((tmp_path / "a/one").iterdir())) == 3
+
+
+def test_a_bar_shows_how_far_it_is_and_output_stays_apart(capfd, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # to rich, that is a terminal
+    monkeypatch.setenv("COLUMNS", "100")
+    with RemovalBar(is_shown=True) as bar:
+        bar.add("a/[one]", 2)
+        bar.advance(1500)
+        print("removed a/one/x")
+        bar.add("a/two", 3)
+        bar.advance(500)
+    out, err = capfd.readouterr()
+    assert out == "removed a/one/x\n"
+    assert "pruning" in err
+    assert "2/5" in err
+    assert "2.0 kB" in err
+    with RemovalBar(is_shown=False) as bar:
+        bar.add("a/one", 1)
+    assert capfd.readouterr() == ("", "")
