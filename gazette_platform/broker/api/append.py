@@ -35,8 +35,6 @@ from gazette_platform.protocol import (
     LabelSelector,
     LabelSet,
     Status,
-    SuspendLevel,
-    SuspendSpec,
     strip_meta,
     validate_append_request,
 )
@@ -71,9 +69,6 @@ _RECONNECT_S = 0.2
 
 # Seconds that a resumed journal is given to be assigned, whatever --broker.append-wait says.
 _RESUME_WAIT_S = 5.0
-
-# Statuses that pass by themselves while a journal is being assigned.
-_PASSING = frozenset({Status.NO_JOURNAL_PRIMARY_BROKER, Status.INSUFFICIENT_JOURNAL_BROKERS})
 
 
 @final
@@ -211,60 +206,78 @@ class AppendApi:
         return self._resolver.replicas.get(found.journal)
 
     async def _resolve(self, asked: _Asked) -> Replica | None:
-        """Resolve, and wait a bounded time for a journal that is being assigned.
+        """Find out who is to take an append, and wait a bounded time for that.
 
-        Returns: our replica of it, if we are its primary.
+        The machine decides, as it does again at the journal's appender, for which this is not known yet.
+
+        Returns: our replica of the journal, if we are its primary.
         """
         clock, message, request = self._context.clock, asked.message, asked.request
         deadline = clock.monotonic() + self._context.config.append_wait_s
+        machine = fsm.AppendFSM(request, forwards=True)
+        effect: events.Effect | None = machine.start()
+        event: events.Event
+        replica: Replica | None = None
         while True:
-            found = await find(
-                self._resolver,
-                message,
-                asked.claims,
-                may_proxy=not message.do_not_proxy,
-                require_primary=True,
-                min_revision=request.min_revision,
-            )
-            resolution = asked.resolution = found.resolution
-            if resolution.is_local:
-                return found.replica  # its appender knows what else to wait for
             left_s = deadline - clock.monotonic()
-            if _resumes(resolution, request) and resolution.spec is not None:
-                # Nobody serves a fully suspended journal, so any broker may resume it.
-                offset = resolution.spec.suspend.offset if resolution.spec.suspend else 0
-                await write_suspend(
-                    self._context, request.journal, SuspendSpec(SuspendLevel.NONE, offset)
-                )
-                deadline = max(deadline, clock.monotonic() + _RESUME_WAIT_S)
-                continue
-            lacking = self._lacking_replicas(resolution)
-            if lacking > 0:
-                status = Status.INSUFFICIENT_JOURNAL_BROKERS
-                asked.resolution = self._resolver.refused(resolution, status)
-            if left_s <= 0 or (not lacking and resolution.status not in _PASSING):
-                return None
-            await self._wait_change(left_s)
+            match effect:
+                case events.Resolve(min_revision):
+                    if min_revision > request.min_revision:
+                        await self._wait_revision(min_revision, left_s)
+                    found = await find(
+                        self._resolver,
+                        message,
+                        asked.claims,
+                        may_proxy=not message.do_not_proxy,
+                        require_primary=True,
+                        min_revision=request.min_revision,
+                    )
+                    replica, resolution = found.replica, found.resolution
+                    asked.resolution = resolution
+                    event = events.Resolved(
+                        resolution.status,
+                        resolution.is_local,
+                        resolution.spec,
+                        resolution.header.etcd.revision,
+                        may_wait=deadline > clock.monotonic(),
+                    )
+                case events.CountReplicas():
+                    event = self._count(asked.resolution, may_wait=left_s > 0)
+                case events.WriteSuspend(suspend):
+                    # Nobody serves a fully suspended journal, so any broker may resume it.
+                    written = await write_suspend(self._context, request.journal, suspend)
+                    deadline = max(deadline, clock.monotonic() + _RESUME_WAIT_S)
+                    event = events.Written(written)
+                case events.Sync():
+                    return replica  # its appender knows what else to wait for
+                case events.Fail(status):
+                    if status is not asked.resolution.status:
+                        asked.resolution = self._resolver.refused(asked.resolution, status)
+                    return None
+                case events.Forward():
+                    return None
+                case _:
+                    raise RuntimeError(f"{request.journal}: {effect} before it is at its journal")
+            effect = machine.step(event)
 
-    def _lacking_replicas(self, resolution: Resolution) -> int:
-        """How many replicas a journal of another primary lacks; negative: it has too many.
+    def _count(self, resolution: Resolution, *, may_wait: bool) -> events.Replicas:
+        """How many replicas the journal of another primary has, and should have."""
+        spec = resolution.spec
+        current = len(resolution.header.route.members)
+        desired = (
+            spec.desired_replication(self._context.config.max_replication) if spec else current
+        )
+        return events.Replicas(current, desired, resolution.header.etcd.revision, may_wait)
 
-        With too few, an append would be on fewer brokers than the spec promises, so it is refused
-        with INSUFFICIENT_JOURNAL_BROKERS. With too many, the allocator is about to remove one, maybe
-        the primary, so the append waits rather than going to a broker that is leaving the route. The
-        primary would decide the same. As Gazette does, we decide it before we forward.
-        """
-        if not resolution.is_remote or resolution.spec is None:
-            return 0
-        desired = resolution.spec.desired_replication(self._context.config.max_replication)
-        return desired - len(resolution.header.route.members)
+    async def _wait_revision(self, revision: int, limit_s: float) -> None:
+        """Wait until the cluster is as it was said to be, or time is up."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._context.space.wait_for_revision(revision)
 
     async def _wait_change(self, limit_s: float) -> None:
         """Wait until something of the cluster changes, or time is up."""
-        space = self._context.space
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                await space.wait_for_revision(space.revision + 1)
+        await self._wait_revision(self._context.space.revision + 1, limit_s)
 
     async def _gather(self, pending: Pending, body: Body, gathered: _Gathered) -> bool:
         """Take content until the commit marker, or until the append should stream.
@@ -383,10 +396,6 @@ def _request(message: pb.AppendRequest) -> events.AppendRequest:
         suspend=AppendSuspend(message.suspend),
         min_revision=message.min_etcd_revision,
     )
-
-
-def _resumes(resolution: Resolution, request: events.AppendRequest) -> bool:
-    return resolution.status is Status.SUSPENDED and request.suspend is AppendSuspend.SUSPEND_RESUME
 
 
 @final

@@ -82,6 +82,10 @@ class Resolved:
     status: Status
     is_local_primary: bool
     spec: JournalSpec | None = None
+    revision: int = 0
+    """At which that is so."""
+    may_wait: bool = False
+    """Whether the append has time to wait for another status, if this one will pass by itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ The shell feeds events to `AppendFSM.step` and carries out the one effect that c
     state          event that leaves it            next effect
     -------------  ------------------------------  -------------------------------------------------
     RESOLVE        Resolved(OK, local)             Sync
-                   Resolved(OK, remote)            Forward
+                   Resolved(OK, remote)            Forward, or CountReplicas (see `forwards`)
                    Resolved(SUSPENDED), resuming   WriteSuspend(NONE, same offset)
+                   Resolved(passing), may wait     Resolve(revision + 1)
                    Resolved(any other)             Fail(status)
     SYNC           Synced                          CheckAssignments
                    SyncMismatch(offset)            Sync(roll to the peers' end, their registers)
@@ -18,6 +19,10 @@ The shell feeds events to `AppendFSM.step` and carries out the one effect that c
     REPLICAS       Replicas(as many as wanted)     AwaitReady
                    Replicas(too many)              Resolve(revision + 1)
                    Replicas(too few, may wait)     Resolve(revision + 1)
+                   Replicas(too few)               Fail(INSUFFICIENT_JOURNAL_BROKERS)
+    REMOTE         Replicas(as many as wanted)     Forward
+                   Replicas(others, may wait)      Resolve(revision + 1)
+                   Replicas(too many)              Forward
                    Replicas(too few)               Fail(INSUFFICIENT_JOURNAL_BROKERS)
     READY          Ready(view)                     by `preconditions`: Fail | Sync | WriteSuspend |
                                                    TakeContent(roll_to)
@@ -111,12 +116,16 @@ class State(Enum):
     SYNC = auto()
     ASSIGNMENTS = auto()
     REPLICAS = auto()
+    REMOTE = auto()
     READY = auto()
     SUSPEND = auto()
     STREAM = auto()
     COMMIT = auto()
     DONE = auto()
 
+
+# Statuses that pass by themselves while a journal is being assigned.
+_PASSING = frozenset({Status.NO_JOURNAL_PRIMARY_BROKER, Status.INSUFFICIENT_JOURNAL_BROKERS})
 
 _SYNC = Sync()
 _CHECK = CheckAssignments()
@@ -134,6 +143,10 @@ class AppendFSM:
     request: AppendRequest
     has_content: bool = False
     """Whether the append is known to bring content, before any of it was taken."""
+    forwards: bool = False
+    """Whether it is to be sent on to a primary elsewhere. With too few replicas it would be on fewer
+    brokers than the spec promises; with too many the allocator is about to remove one, maybe that
+    primary. So it waits before it is sent, as it would at the primary. Else `Forward` gives it back."""
     state: State = State.RESOLVE
     view: ReplicaView | None = None
     content_length: int = 0
@@ -201,10 +214,8 @@ class AppendFSM:
                 return self._resolve(0)
             case State.STREAM, Invalidated() if self.content_length == 0:
                 return self._resolve(0)
-            case State.REPLICAS, Replicas(current, desired, revision, may_wait):
-                if current > desired or may_wait:  # the allocator is about to change the number
-                    return self._resolve(revision + 1)
-                return self._fail(Status.INSUFFICIENT_JOURNAL_BROKERS)
+            case ((State.REPLICAS | State.REMOTE), Replicas()):
+                return self._on_replicas(event)
             case ((State.SYNC | State.ASSIGNMENTS), SyncMismatch(roll_to, registers)):
                 self.state = State.SYNC
                 return Sync(roll_to, registers)
@@ -234,13 +245,29 @@ class AppendFSM:
             self.state = State.SUSPEND
             offset = event.spec.suspend.offset if event.spec.suspend else 0
             return WriteSuspend(SuspendSpec(SuspendLevel.NONE, offset))
+        if event.status in _PASSING and event.may_wait:
+            return self._resolve(event.revision + 1)
         if event.status is not Status.OK:
             return self._fail(event.status)
+        if not event.is_local_primary and self.forwards:
+            self.state = State.REMOTE
+            return _COUNT
         if not event.is_local_primary:
             self.state = State.DONE
             return Forward()
         self.state = State.SYNC
         return _SYNC
+
+    def _on_replicas(self, event: Replicas) -> Effect:
+        is_local = self.state is State.REPLICAS
+        has_too_many = event.current > event.desired
+        # The allocator is about to change their number, and the primary waits as long as its caller.
+        if event.current != event.desired and (event.may_wait or (has_too_many and is_local)):
+            return self._resolve(event.revision + 1)
+        if event.current < event.desired:
+            return self._fail(Status.INSUFFICIENT_JOURNAL_BROKERS)
+        self.state = State.DONE
+        return Forward()
 
     def _on_ready(self, view: ReplicaView) -> Effect:
         self.view = view
