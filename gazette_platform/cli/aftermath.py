@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from gazette_platform.errors import GazetteError
-from gazette_platform.protocol import SuspendLevel
+from gazette_platform.protocol import LabelSelector, LabelSet, SuspendLevel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +24,7 @@ _POLL_S = 0.1
 # Beyond so many, one finds out from the first ones.
 _TOLD_MAX = 3
 _STORES_MAX = 8
+_NAMES_MAX = 100
 
 
 async def aftermath(client: AsyncClient, changes: Sequence[Change]) -> list[str]:
@@ -52,12 +53,18 @@ def wanted_replicas(spec: JournalSpec) -> int:
 
 async def _lacking(client: AsyncClient, specs: Mapping[str, JournalSpec]) -> list[str]:
     """Those without enough brokers, once they had the time to be assigned."""
+    labels = LabelSet()
+    for name in sorted(specs)[
+        :_NAMES_MAX
+    ]:  # a listing of thousands, again and again, costs brokers
+        labels = labels.with_added("name", name)
+    selector = LabelSelector(include=labels)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _ASSIGNED_S
     try:
         async with asyncio.timeout(_CHECKED_S):
             while True:
-                short = _short(await client.list_snapshot(), specs)
+                short = _short(await client.list_snapshot(selector), specs)
                 if not short or loop.time() > deadline:
                     return _told(short)
                 await asyncio.sleep(_POLL_S)
@@ -83,7 +90,7 @@ def _told(short: Sequence[tuple[str, int, int]]) -> list[str]:
         for name, has, wants in short[:_TOLD_MAX]
     ]
     more = len(short) - _TOLD_MAX
-    return [*told, f"warning: so it is with {more} more journals"] if more > 0 else told
+    return [*told, f"warning: so it is with at least {more} more journals"] if more > 0 else told
 
 
 async def _broken(client: AsyncClient, store: str) -> str:

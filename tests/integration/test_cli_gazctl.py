@@ -149,6 +149,11 @@ def test_apply_says_what_cannot_work_yet(gazctl, root):
     assert applied.startswith("applied 2 and deleted 0 journals")
     assert one.startswith(f"warning: {root}/one has 1 of its 3 replicas: there are too few brokers")
     assert two.startswith(f"warning: {root}/two has 1 of its 3 replicas")
+    more = "".join(f"- name: {root}-more/{number}\n" for number in range(5))
+    many = SPEC.format(root=f"{root}-more").replace("replication: 1", "replication: 2")
+    many = many[: many.index("- name:")] + more
+    result = gazctl("apply", stdin=many.encode())
+    assert "warning: so it is with at least 2 more journals\n" in result.err
     away = SPEC.format(root=f"{root}-away").replace("file:///", "hdfs://127.0.0.1:1/a/")
     result = gazctl("apply", stdin=away.encode())
     assert result.code == 0
