@@ -154,6 +154,13 @@ class AzureServer:
         with BlobServiceClient(self.endpoint, credential=self.key) as client:
             client.create_container(name)
 
+    def put_blob(self, container: str, key: str, content: bytes) -> None:
+        """Store a blob of any key, as other programs may."""
+        from azure.storage.blob import BlobServiceClient
+
+        with BlobServiceClient(self.endpoint, credential=self.key) as client:
+            client.get_blob_client(container, key).upload_blob(content)
+
 
 @contextmanager
 def azure_server(folder: Path) -> Iterator[AzureServer]:

@@ -100,6 +100,15 @@ async def test_a_signed_url_needs_no_credentials(container, path):
         assert body != b"content"
 
 
+async def test_a_key_that_is_no_path_fails_the_listing_by_name(server, container):
+    """Left out, it would hide that others write to the folders of journals."""
+    store = opened(f"azure://{container}/")
+    await put_bytes(store, "j/f", b"x")
+    server.put_blob(container, "j//g", b"x")
+    with pytest.raises(StoreUnavailable, match="j//g"):
+        await listing(store, "j/")
+
+
 async def test_so8_a_container_that_is_missing_refuses_for_good():
     store = opened("azure://no-such-container/")
     for operation in (put_bytes(store, "j/f", b"x"), read_all(store, "j/f"), listing(store, "j/")):

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from grpc import aio
 from object_servers import need_go, s3_server
 
 from gazette_platform.errors import AccessDenied, DataError, StoreUnavailable, ValidationError
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
-from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
 from gazette_platform.stores import health_check, open_store
 from gazette_platform.stores.health import put_bytes
 from gazette_platform.testing.local_broker import append, eventually, read_all as read_journal
@@ -397,3 +398,22 @@ async def test_store_health_of_a_bucket(cluster, server, url_of):
     answer = await health(missing)
     assert answer.status == pb.FRAGMENT_STORE_UNHEALTHY
     assert "NoSuchBucket" in answer.store_health_error
+
+
+@pytest.mark.etcd
+async def test_a_broker_process_stores_what_it_holds_before_it_ends(start_servers, bucket, url_of):
+    content = os.urandom(300_000)
+    (first,) = start_servers("zone-a")
+    async with aio.insecure_channel(first.address.removeprefix("http://")) as channel:
+        stub = protocol_pb2_grpc.JournalStub(channel)
+        request = pb.ApplyRequest()
+        request.changes.add().upsert.CopyFrom(spec(url_of()).to_pb())
+        assert (await stub.Apply(request, timeout=20)).status == pb.OK
+        for begin in range(0, len(content), 50_000):
+            await append(stub, JOURNAL, content[begin : begin + 50_000])
+    assert await asyncio.to_thread(first.stop, timeout_s=60) == 0
+    (second,) = start_servers("zone-b")
+    async with aio.insecure_channel(second.address.removeprefix("http://")) as channel:
+        stub = protocol_pb2_grpc.JournalStub(channel)
+        await eventually(lambda: all_stored(stub, len(content)))
+        assert await read_journal(stub, JOURNAL) == content
