@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Self, final
 
 from gazette_platform.client.append_queue import AppendQueue, AppendTicket
 from gazette_platform.client.byte_budget import ByteBudget
 from gazette_platform.errors import ValidationError
+from gazette_platform.protocol.content import CONTENT_CHUNK_BYTES
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -46,6 +48,7 @@ class AppendWriter:
         self._queue = AppendQueue(
             transport, journal, self._budget, batch_bytes_max=batch_bytes_max, owner="writer"
         )
+        self._unsent_bytes = 0  # since others had their turn
         self._is_closed = False
 
     @property
@@ -70,6 +73,10 @@ class AppendWriter:
         Raises: GazetteError: an earlier append failed for good. ValidationError: closed, or empty.
         Cancellation: safe; data is accepted whole or not at all.
         """
+        if self._unsent_bytes >= CONTENT_CHUNK_BYTES:
+            # Else nothing is sent before the buffer is full, and then nothing is written meanwhile.
+            self._unsent_bytes = 0
+            await asyncio.sleep(0)
         if not self._budget.is_full or self._queue.error is not None:
             return self.write_nowait(data)
         await self._budget.take(len(data))
@@ -91,6 +98,7 @@ class AppendWriter:
         if not data:
             raise ValidationError(f"{self.journal}: nothing to write")
         batch = self._queue.batch_for(self._options)
+        self._unsent_bytes += len(data)
         return AppendTicket(batch, batch.add(data), len(data))
 
     async def flush(self) -> None:

@@ -172,6 +172,16 @@ async def test_full_buffer_holds_writers_up():
         assert len(broker.journals["a/journal"].content) == 250
 
 
+async def test_what_is_written_is_sent_while_more_is_written():
+    """Though a writer whose buffer has room never has to wait."""
+    async with connected() as (broker, client):
+        async with client.append_writer("a/journal") as writer:
+            for _ in range(400):
+                await writer.write(bytes(100_000))
+            assert broker.calls["Append"], "the buffer of 64 MiB is not full yet"
+        assert len(broker.journals["a/journal"].content) == 40_000_000
+
+
 async def test_cancelled_waiter_does_not_end_the_append():
     async with connected() as (_broker, client):
         writer = client.append_writer("a/journal")
