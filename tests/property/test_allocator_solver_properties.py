@@ -181,5 +181,6 @@ def test_a_member_that_leaves_moves_little_else(cluster, data):
     after = solve(solver, left)
     lost = sum(gone in ids for ids in chosen.values())
     moved = sum(len(set(after[n]) - set(chosen[n])) for n in chosen)
-    # Each unit that is placed anew may push one other out of the way, in the worst case.
-    assert moved <= 2 * lost
+    # Each unit that is placed anew may push others out of the way: one that its share is too large by,
+    # and one that leaves a zone for it.
+    assert moved <= 3 * lost
