@@ -19,7 +19,6 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, final
 
-from gazette_platform.codecs import decompressor
 from gazette_platform.errors import (
     ChecksumMismatch,
     DataError,
@@ -177,6 +176,8 @@ class FragmentStream:
         self._loop = asyncio.get_running_loop()
         self._offset = offset
         self._at = fragment.begin
+        from gazette_platform.codecs import decompressor  # noqa: PLC0415  others go without
+
         self._inflate = decompressor(fragment.codec)
         self._digest = hashlib.sha1(usedforsecurity=False)
         # All below are guarded by the lock of the pool.

@@ -15,11 +15,10 @@ import enum
 import json
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Self, final
 
-import jwt
 import orjson
-from jwt.algorithms import HMACAlgorithm
 from typing_extensions import override
 
 from gazette_platform.errors import GazetteError, ValidationError
@@ -29,6 +28,8 @@ from gazette_platform.protocol.selectors import LabelSelector
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import jwt
 
 __all__ = [
     "ALL_CLAIMS",
@@ -59,23 +60,24 @@ _SIGNING_ALGORITHM = "HS256"
 _ALGORITHMS = ["HS256", "HS384"]
 
 
-class _AnyLength(HMACAlgorithm):
-    """HMAC with keys of any length, because Gazette takes short ones too."""
-
-    @override
-    def check_key_length(self, key: Any) -> None:
-        """Accept any length."""
-
-
+@cache
 def _signatures() -> jwt.PyJWS:
-    signatures = jwt.PyJWS(algorithms=[])
-    signatures.register_algorithm("HS256", _AnyLength(HMACAlgorithm.SHA256))
-    signatures.register_algorithm("HS384", _AnyLength(HMACAlgorithm.SHA384))
+    # Slow to import, and only whoever has keys signs or verifies.
+    from jwt import PyJWS  # noqa: PLC0415
+    from jwt.algorithms import HMACAlgorithm  # noqa: PLC0415
+
+    class AnyLength(HMACAlgorithm):
+        """HMAC with keys of any length, because Gazette takes short ones too."""
+
+        @override
+        def check_key_length(self, key: Any) -> None:
+            """Accept any length."""
+
+    # The times among the claims are checked here, because PyJWT would use a clock of its own.
+    signatures = PyJWS(algorithms=[])
+    signatures.register_algorithm("HS256", AnyLength(HMACAlgorithm.SHA256))
+    signatures.register_algorithm("HS384", AnyLength(HMACAlgorithm.SHA384))
     return signatures
-
-
-# The times among the claims are checked here, because PyJWT would use a clock of its own.
-_JWS = _signatures()
 
 
 class Capability(enum.IntFlag):
@@ -194,7 +196,9 @@ class KeyRing:
             lifetime_s: seconds until it expires.
         """
         payload = claims.payload(issued_at=int(now), lifetime_s=lifetime_s)
-        return _JWS.encode(orjson.dumps(payload), self._keys[0], algorithm=_SIGNING_ALGORITHM)
+        return _signatures().encode(
+            orjson.dumps(payload), self._keys[0], algorithm=_SIGNING_ALGORITHM
+        )
 
     def verify(self, token: str) -> Mapping[str, Any]:
         """The payload of a token that one of the keys signed. Its times are not checked.
@@ -204,9 +208,12 @@ class KeyRing:
         """
         if not token.isascii():
             raise _malformed("it is not ASCII")
+        import jwt  # noqa: PLC0415  see `_signatures`
+
+        signatures = _signatures()
         for key in self._keys:
             try:
-                raw = _JWS.decode(token, key, algorithms=_ALGORITHMS)
+                raw = signatures.decode(token, key, algorithms=_ALGORITHMS)
                 payload = _json(raw)
             except jwt.InvalidSignatureError:
                 continue

@@ -9,10 +9,14 @@ SLOW = (
     "aiohttp",
     "boto3",
     "botocore",
+    "cramjam",
+    "cryptography",
     "dagster",
     "importlib.metadata",
+    "jwt",
     "obstore",
     "prometheus_client",
+    "pydantic",
 )
 SLOW += ("gazette_platform.message", "msgspec", "pyarrow", "rich.progress", "yaml")
 
