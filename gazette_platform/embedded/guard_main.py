@@ -50,13 +50,13 @@ _server_log.addFilter(_is_our_fault)
 # Each connection may need a second one, to the server. Both together take half of the usual 1024
 # descriptors.
 _CONNECTIONS_MAX = 256
-# Of one header, or the target. Trino takes some of 140 kB: prepared statements, session properties.
+# The largest header or target that passes. Trino takes some of 140 kB: prepared statements, session properties.
 _HEADER_BYTES_MAX = 256 << 10
 _READ_AHEAD_BYTES = 256 << 10
 _CONNECT_TIMEOUT_S = 5.0
 _IDLE_S = 75.0
 
-# Of one connection; and `Expect`, which is answered here, before the handler.
+# Headers that concern one connection only, and `Expect`, which is answered here, before the handler.
 _NOT_PASSED_ON = frozenset(
     {
         "connection",

@@ -169,8 +169,8 @@ class Sequencer(Generic[M]):
         self._ring: list[deque[Envelope[M]] | None] = [None] * max(1, ring_size)
         self._head = 0
         self._warn = warn
-        # Of the commit that is being delivered: its ACK, or the message itself; the producer's
-        # state; the largest clock of the span that was looked at; how far a replay has come.
+        # The commit that is being delivered: its ACK, or the message itself; the producer's state; the
+        # largest clock of the span that was looked at; how far a replay has come.
         self._last: Envelope[M] | None = None
         self._state: _State[M] | None = None
         self._looked_at = 0

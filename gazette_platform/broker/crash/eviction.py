@@ -56,6 +56,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, final
 
+from gazette_platform.ops.retry import backoff_s
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -98,7 +100,7 @@ _RECHECK_ALONE_S = 1.0
 # Refusals in a row before an accusation. They also have to go on for `after_s`.
 _REFUSALS_MIN = 3
 # A peer that has not accepted anything yet is tried less and less often.
-_UNKNOWN_S_MAX = 10.0
+_UNKNOWN_S = (_LOOK_EVERY_S, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0)
 _ETCD_RETRY_S = 0.5
 
 
@@ -434,9 +436,7 @@ class CrashWatch:
 
     def _look_later(self, track: _Track, now_s: float) -> None:
         if track.state is _State.UNKNOWN:
-            track.due_at = now_s + min(
-                _UNKNOWN_S_MAX, _LOOK_EVERY_S * 2.0 ** min(track.attempts, 8)
-            )
+            track.due_at = now_s + backoff_s(track.attempts, _UNKNOWN_S)
             track.attempts += 1
         elif track.is_neighbour:
             track.due_at = now_s + _LOOK_EVERY_S

@@ -111,7 +111,7 @@ def allow(
         kept += old_heads
     report.anomalies = kept
     for name in allowed:
-        # Of so many that they are only counted, each was like those that are known.
+        # Where there are so many that they are only counted, each was like those that are known.
         if not any(anomaly.name == name for anomaly in kept):
             allowed[name] += report.suppressed.pop(name, 0)
     return allowed
@@ -129,7 +129,8 @@ class _Rules:
         self._history = history
         self._spans = spans
         self._suspensions = suspensions
-        # Of those that were ended only: with one replica nobody shows what is not recorded.
+        # The faults within which a broker may have ended. They excuse nothing with one replica: then
+        # no other broker has what the ended one did not record, so that nobody can tell it.
         self._endings = spans if replication > 1 else ()
         self._appends: defaultdict[str, list[Append]] = defaultdict(list)
         for op in history.appends:

@@ -140,5 +140,5 @@ def _check_journal(
         )
     yield from check_order(journal, appends, segments)
     yield from check_heads(journal, appends, polls)
-    # Of one whose content is not known nobody can tell what was pruned.
+    # Where the final content is not known, nobody can tell what was pruned.
     yield from check_streams(journal, polls, first_offset=final.begin if final else math.inf)
