@@ -19,7 +19,19 @@ if TYPE_CHECKING:
     from gazette_platform.client.appender import AppendOptions, Content
     from gazette_platform.errors import GazetteError
 
-__all__ = ["NO_NEEDS", "Batch", "BatchChain", "Needs"]
+__all__ = ["NO_NEEDS", "Batch", "BatchChain", "Needs", "as_content"]
+
+
+def as_content(journal: str, data: object) -> bytes:
+    """Bytes that nobody changes any more, and of which each counts as one.
+
+    A batch belongs to many callers: what cannot be joined to it must not get there.
+
+    Raises: ValidationError: it is no bytes.
+    """
+    if isinstance(data, bytes | bytearray | memoryview):
+        return bytes(data)
+    raise ValidationError(f"{journal}: {type(data).__name__} cannot be appended, but bytes")
 
 
 @final

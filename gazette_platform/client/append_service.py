@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final, Self, final
 
-from gazette_platform.client.append_batches import NO_NEEDS
+from gazette_platform.client.append_batches import NO_NEEDS, as_content
 from gazette_platform.client.append_queue import AppendQueue, AppendTicket, wait_for
 from gazette_platform.client.appender import AppendOptions
 from gazette_platform.client.byte_budget import ByteBudget
@@ -92,6 +92,8 @@ class AppendService:
 
         Cancellation: safe; data that was accepted is appended all the same.
         """
+        if type(data) is not bytes:
+            data = as_content(journal, data)
         size = len(data)
         budget = self._budget
         if budget.is_full:
@@ -125,6 +127,8 @@ class AppendService:
         Returns: a ticket to await, or to name to others as what they come `after`; it may be dropped.
         Raises: as `append`, of earlier ones. Cancellation: safe; accepted whole or not at all.
         """
+        if type(data) is not bytes:
+            data = as_content(journal, data)
         size = len(data)
         await self._budget.take(size)
         try:
@@ -143,6 +147,8 @@ class AppendService:
         options: AppendOptions = _PLAIN,
     ) -> AppendTicket:
         """As `submit`, but never waits: the caller limits how much it hands over."""
+        if type(data) is not bytes:
+            data = as_content(journal, data)
         batch = self._batch_for(journal, len(data), after, options)
         self._budget.used += len(data)
         return AppendTicket(batch, batch.add(data), len(data))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Self, final
 
+from gazette_platform.client.append_batches import as_content
 from gazette_platform.client.append_queue import AppendQueue, AppendTicket
 from gazette_platform.client.byte_budget import ByteBudget
 from gazette_platform.errors import ValidationError
@@ -77,6 +78,8 @@ class AppendWriter:
             # Else nothing is sent before the buffer is full, and then nothing is written meanwhile.
             self._unsent_bytes = 0
             await asyncio.sleep(0)
+        if type(data) is not bytes:
+            data = as_content(self.journal, data)
         if not self._budget.is_full or self._queue.error is not None:
             return self.write_nowait(data)
         await self._budget.take(len(data))
@@ -88,6 +91,8 @@ class AppendWriter:
 
     def write_nowait(self, data: bytes) -> AppendTicket:
         """As `write`, but never waits: the caller limits how much it hands over."""
+        if type(data) is not bytes:
+            data = as_content(self.journal, data)
         ticket = self._accept(data)
         self._budget.used += len(data)
         return ticket

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol, Self, final
 
+from gazette_platform.client.append_batches import as_content
 from gazette_platform.client.append_queue import wait_for
 from gazette_platform.errors import GazetteError, ValidationError
 from gazette_platform.protocol.content import CONTENT_CHUNK_BYTES
@@ -71,6 +72,8 @@ class RecordWriter:
             GazetteError: an earlier append failed for good.
             ValidationError: the service is closed, or more than its bound was written without `drain`.
         """
+        if type(record) is not bytes:
+            record = as_content(self.journal, record)
         parts = self._parts
         if not parts:
             self._begin()
@@ -98,11 +101,15 @@ class RecordWriter:
             return
         parts, size = self._parts, self._size
         self._parts, self._size = [], 0
+        # Behind a `reset` the journal takes more, but what this writer had written before is lost.
+        self._error = self._error or self._failure()
+        if self._error is not None:
+            return
         try:
             queue = self._service.queue(self.journal)
             batch = queue.batch_for(self._options)
         except GazetteError as err:
-            self._error = self._failure() or err
+            self._error = err
             return
         self._queue = queue
         self._undrained += size

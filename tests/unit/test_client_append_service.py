@@ -1,5 +1,6 @@
 """The append service against a broker that fails as told."""
 
+import array
 import asyncio
 import gc
 import itertools
@@ -396,6 +397,49 @@ async def test_a_writers_failure_is_raised_by_all_that_follows():
             await unaware.flush()
         with pytest.raises(ValidationError):
             service.writer("not a name!")
+
+
+async def test_a_writer_tells_of_records_that_were_lost_before_a_reset():
+    async with serving() as (broker, service):
+        writer = service.writer("a/one")
+        broker.fail("Append", Fault(status=pb.REGISTER_MISMATCH))
+        writer.write(b"lost")
+        with pytest.raises(RegisterMismatch):
+            await service.flush()
+        service.reset("a/one")  # by another task, which knows nothing of the writer
+        writer.write(b"kept?")
+        with pytest.raises(RegisterMismatch):
+            await writer.flush()
+        assert service.buffered_bytes == 0
+        assert await service.append("a/one", b"z") == (0, 1)
+        assert content(broker) == b"z", "nothing came behind what was lost"
+
+
+async def test_what_is_no_bytes_harms_no_append_of_others():
+    async with serving() as (broker, service):
+        large = b"x" * (600 << 10)
+        first = await service.submit("a/one", b"first")
+        for each in ("text" * 200_000, [1, 2], None):
+            with pytest.raises(ValidationError, match="cannot be appended, but bytes"):
+                service.submit_nowait("a/one", each)
+            with pytest.raises(ValidationError, match="cannot be appended, but bytes"):
+                await service.append("a/one", each)
+            with pytest.raises(ValidationError, match="cannot be appended, but bytes"):
+                service.writer("a/one").write(each)
+        changing = bytearray(b"abc")
+        second = await service.submit("a/one", changing)
+        changing[:] = b"..."
+        numbers = memoryview(array.array("I", [1, 2]))
+        third = await service.submit("a/one", numbers)
+        fourth = await service.submit("a/one", large)
+        spans = [await ticket for ticket in (first, second, third, fourth)]
+        assert [content(broker)[begin:end] for begin, end in spans] == [
+            b"first",
+            b"abc",
+            numbers.tobytes(),
+            large,
+        ]
+        assert service.buffered_bytes == 0
 
 
 async def test_tickets_keep_no_batch_of_the_past():
