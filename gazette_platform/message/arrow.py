@@ -7,7 +7,6 @@ message. Messages of other framings, if they are dictionaries, are decoded one b
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, final
 
 from gazette_platform.errors import DataError, Desynchronized, SetupError, ValidationError
@@ -82,7 +81,7 @@ class _Parser(Protocol):
     """Makes batches of content that begins with a message. Not safe for concurrent use."""
 
     def cut(self, content: bytes) -> int:
-        """How many bytes of `content` are whole messages."""
+        """How many bytes of `content` are whole messages. May take long: for a thread."""
         ...
 
     def parse(self, content: bytes) -> list[pa.RecordBatch]:
@@ -295,7 +294,7 @@ class _Blocks:
             if self._held_bytes < self._enough:
                 continue
             content = b"".join(self._held)
-            cut = self.parser.cut(content)
+            cut = await asyncio.to_thread(self.parser.cut, content)
             if cut:
                 return self._given(content, cut)
             if self._held_bytes > FRAME_BYTES_MAX + _BLOCK_BYTES:
@@ -305,7 +304,7 @@ class _Blocks:
                 )
             self._held = [content]
         content = b"".join(self._held)
-        cut = self.parser.cut(content)
+        cut = await asyncio.to_thread(self.parser.cut, content)
         if content and not cut:
             raise DataError(
                 f"{self.span.journal}: unexpected EOF: the content ends within a message, "
@@ -339,7 +338,8 @@ def cut_csv(content: bytes) -> int:
     cut = content.rfind(b"\n") + 1
     is_open = content.count(b'"', 0, cut) % 2 == 1
     while cut and is_open:
-        before = content.rfind(b"\n", 0, cut - 1) + 1
+        # All newlines behind the last quote are within it.
+        before = content.rfind(b"\n", 0, content.rfind(b'"', 0, cut)) + 1
         is_open ^= content.count(b'"', before, cut) % 2 == 1
         cut = before
     return cut
@@ -434,17 +434,26 @@ class _DecodingParser:
 
         decoder: MessageDecoder[Any] = MessageDecoder(self._journal, self._framing)
         decoder.feed(0, content)
-        rows = [envelope.message for envelope in decoder.take()]
-        with suppress(IndexError):
-            if not isinstance(rows[0], dict):
+        rows: list[Any] = []
+        while envelopes := decoder.take():  # until it raises for one that cannot be read
+            rows += [envelope.message for envelope in envelopes]
+        names: dict[Any, None] = {}  # not those of the first alone, as pyarrow takes
+        for row in rows:
+            if not isinstance(row, dict):
                 raise ValidationError(
-                    f"messages of {self._framing.content_type} are {type(rows[0]).__name__}, of which "
+                    f"messages of {self._framing.content_type} are {type(row).__name__}, of which "
                     "Arrow makes no columns (read them as messages)"
                 )
+            names.update(dict.fromkeys(row))
         try:
-            return [pa.RecordBatch.from_pylist(rows, schema=self._schema)] if rows else []
-        except (pa.ArrowException, TypeError) as err:
+            if self._schema is not None:
+                batch = pa.RecordBatch.from_pylist(rows, schema=self._schema)
+            else:
+                columns = {name: [row.get(name) for row in rows] for name in names}
+                batch = pa.RecordBatch.from_pydict(columns)
+        except (pa.ArrowException, ArithmeticError, RecursionError, TypeError, ValueError) as err:
             raise DataError(str(err)) from err
+        return [batch] if batch.num_rows else []
 
 
 def _parser_of(

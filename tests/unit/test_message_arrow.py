@@ -8,8 +8,17 @@ from hypothesis import given, strategies as st
 
 pa = pytest.importorskip("pyarrow")
 
-from gazette_platform.errors import DataError  # noqa: E402
-from gazette_platform.message.arrow import _CsvParser, _JsonParser, _table_of, cut_csv  # noqa: E402
+from gazette_platform.errors import DataError, ValidationError  # noqa: E402
+from gazette_platform.message import JsonFraming, register_framing  # noqa: E402
+from gazette_platform.message.arrow import (  # noqa: E402
+    _CsvParser,
+    _DecodingParser,
+    _JsonParser,
+    _table_of,
+    cut_csv,
+)
+from gazette_platform.message.selection import JournalSpan  # noqa: E402
+from gazette_platform.protocol import LabelSet  # noqa: E402
 
 
 @given(
@@ -61,3 +70,38 @@ def test_batches_of_several_schemas_make_one_table():
     assert _table_of([], None).num_rows == 0
     with pytest.raises(DataError, match="give a schema"):
         _table_of([*parser.parse(b'{"a":1}\n'), *parser.parse(b'{"a":"x"}\n')], None)
+
+
+class Decoded(JsonFraming):
+    content_type = "application/x-decoded"
+
+
+def decoding(schema=None):
+    register_framing(Decoded())
+    labels = LabelSet.of({"content-type": Decoded.content_type})
+    return _DecodingParser(JournalSpan("a/journal", labels, 0, None), schema)
+
+
+def test_a_message_that_cannot_be_decoded_is_told_and_none_behind_it_is_dropped_in_silence():
+    with pytest.raises(DataError, match="not JSON"):
+        decoding().parse(b'{"n":1}\n{"n":2}\nbroken\n{"n":3}\n')
+
+
+def test_columns_that_the_first_message_has_not_are_there():
+    [batch] = decoding().parse(b'{"a":1}\n{"b":"x","a":2}\n')
+    assert batch.to_pylist() == [{"a": 1, "b": None}, {"a": 2, "b": "x"}]
+    [batch] = decoding(pa.schema([("b", pa.string())])).parse(b'{"a":1}\n{"b":"x"}\n')
+    assert batch.to_pylist() == [{"b": None}, {"b": "x"}]
+    assert decoding().parse(b"") == []
+
+
+@pytest.mark.parametrize("messages", [b'{"a":1}\n{"a":"x"}\n', b'{"a":%d}\n' % (2**63 + 2**62)])
+def test_values_that_arrow_does_not_take_are_told(messages):
+    schema = pa.schema([("a", pa.int64())])
+    with pytest.raises(DataError):
+        decoding(schema).parse(messages)
+
+
+def test_messages_that_are_no_dictionaries_have_no_columns():
+    with pytest.raises(ValidationError, match="are list"):
+        decoding().parse(b'{"a":1}\n[1]\n')
