@@ -44,6 +44,9 @@ _PADDING = "gazette.padding"
 _VARINT_BYTES_MAX = 10
 _BLOCK_BYTES_MAX = 256 << 20  # of a longer one the length is more likely damaged
 _HEADER_BYTES_MAX = 16 << 20
+_HEADER_ENTRIES_MAX = 1000
+# Of a block. Records without fields take no bytes, so that a size says nothing of them.
+_RECORDS_MAX = 16 << 20
 
 
 def check_avro_spec(spec: JournalSpec) -> None:
@@ -194,7 +197,7 @@ class AvroContainers:
             )
         count, begin = _varint(whole, at)
         size, begin = _varint(whole, begin)
-        if count < 0 or not 0 <= size <= _BLOCK_BYTES_MAX:
+        if not 0 <= count <= _RECORDS_MAX or not 0 <= size <= _BLOCK_BYTES_MAX:
             raise DataError(f"an Avro block cannot have {count} records in {size} bytes")
         end = begin + size + _SYNC_BYTES
         if end > len(whole):
@@ -214,19 +217,25 @@ class _Incomplete(Exception):
 def _header_end(whole: bytes, at: int) -> int:
     """Where a header ends: the magic, a map of metadata in blocks, and the sync marker."""
     end = at + len(_MAGIC)
+    entries = 0
     while True:
         count, end = _varint(whole, end)
         if count < 0:  # the length of the block in bytes follows
             _, end = _varint(whole, end)
-        if end - at > _HEADER_BYTES_MAX:
-            raise DataError(f"the header of an Avro container is over {_HEADER_BYTES_MAX} bytes")
         if count == 0:
             break
+        entries += abs(count)
+        if entries > _HEADER_ENTRIES_MAX:
+            raise DataError(f"the header of an Avro container has {entries} entries")
         for _ in range(2 * abs(count)):  # keys and values
             size, begin = _varint(whole, end)
             if not 0 <= size <= _HEADER_BYTES_MAX:
                 raise DataError(f"the header of an Avro container has a text of {size} bytes")
             end = begin + size
+            if end - at > _HEADER_BYTES_MAX:
+                raise DataError(
+                    f"the header of an Avro container is over {_HEADER_BYTES_MAX} bytes"
+                )
     if end + _SYNC_BYTES > len(whole):
         raise _Incomplete(end + _SYNC_BYTES)
     return end + _SYNC_BYTES

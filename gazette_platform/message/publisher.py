@@ -81,18 +81,14 @@ class Publisher(Generic[M]):
 
         Cancellation: safe; the message is accepted or not.
         """
-        ticket, _ = await self._publish(message, Flags.OUTSIDE_TXN)
-        return ticket
+        return await self._publish(message, Flags.OUTSIDE_TXN)
 
     async def publish_uncommitted(self, message: M) -> AppendTicket:
         """Publish a message that counts once its transaction is acknowledged; by one task at a time.
 
         See `build_acks`. Returns, raises, cancellation: as `publish_committed`.
         """
-        ticket, (journal, framing) = await self._publish(message, Flags.CONTINUE_TXN)
-        if journal not in self._open:
-            self._open[journal] = framing, framing.acknowledgement(message)
-        return ticket
+        return await self._publish(message, Flags.CONTINUE_TXN)
 
     def build_acks(self) -> list[AckIntent]:
         """End the transaction: its acknowledgements, in the order in which journals joined it.
@@ -118,15 +114,19 @@ class Publisher(Generic[M]):
         for ticket in tickets:
             await ticket
 
-    async def _publish(
-        self, message: M, flags: Flags
-    ) -> tuple[AppendTicket, tuple[str, Framing[Any]]]:
+    async def _publish(self, message: M, flags: Flags) -> AppendTicket:
         journal, content_type = self._mapping(message)
         framing: Framing[Any] = self._framing or framing_of(content_type)
+        joins = flags == Flags.CONTINUE_TXN and journal not in self._open
+        # Made before the message is accepted, which could not be acknowledged if there was none.
+        ack = framing.acknowledgement(message) if joins else None
         await self.service.room()
         # From here on nothing waits: clocks are taken in the order in which appends are.
         if self._clock is not None:
             self._message_clock.update(int(self._clock.unix_s() * 1e6) * 1000)
         uuid = build_uuid(self.producer, self._message_clock.tick(), flags)
         frame = framing.encode(framing.stamp(message, uuid))
-        return self.service.submit_nowait(journal, frame), (journal, framing)
+        ticket = self.service.submit_nowait(journal, frame)
+        if ack is not None:
+            self._open.setdefault(journal, (framing, ack))
+        return ticket

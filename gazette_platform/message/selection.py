@@ -70,7 +70,12 @@ async def select_spans(
             async with slots:
                 return await client.write_head(journal.name)
 
-        ends = [*await asyncio.gather(*map(head_of, journals))]
+        try:
+            async with asyncio.TaskGroup() as group:  # ends all others when one fails
+                asked = [group.create_task(head_of(journal)) for journal in journals]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        ends = [task.result() for task in asked]
     return [
         JournalSpan(journal.name, journal.spec.labels, begins.get(journal.name, 0), end)
         for journal, end in zip(journals, ends, strict=True)

@@ -113,6 +113,9 @@ def damaged():
         (good[:header] + b"\xff" * 20, "no number"),
         (good + b"\xff" * 20, "no number"),
         (b"Obj\x01\x02\xff\xff\xff\xff\x7f", "a text of"),
+        (b"Obj\x01" + b"\xfe\xff\xff\xff\x0f", "has 2147483647 entries"),
+        (b"Obj\x01\x08" + (b"\xfe\xff\xff\x07" + b"x" * 0x7FFFFF) * 3, "header .* is over"),
+        (good[:header] + b"\xfe\xff\xff\xff\x0f" + good[header + 2 :], "cannot have 2147483647"),
         (good[:-1], "unexpected EOF"),
         (good[:20], "unexpected EOF"),
     ]

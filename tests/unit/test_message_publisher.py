@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 import grpc
+import msgspec
 import pytest
 
 from gazette_platform.client import AsyncClient, ClientConfig
@@ -142,6 +143,26 @@ async def test_what_cannot_be_published_takes_no_place():
         assert publisher.build_acks() == []
         await publisher.service.flush("a/one")
         assert clocks(broker, "a/one") == []
+
+
+class Untold(msgspec.Struct):
+    to: str  # without a default, so that no message for an ACK can be made
+    UUID: str = ""
+
+
+async def test_a_message_is_not_accepted_if_its_transaction_could_not_be_acknowledged():
+    async with publishing() as (broker, _, former):
+        publisher = Publisher(
+            former.service,
+            lambda message: Mapped(message.to, "application/x-ndjson"),
+            None,
+            framing=JsonFraming(message_type=Untold),
+        )
+        with pytest.raises(ValidationError, match="no message for an ACK"):
+            await publisher.publish_uncommitted(Untold("a/one"))
+        await former.service.flush()
+        assert bytes(broker.journals["a/one"].content) == b""
+        assert publisher.build_acks() == []
 
 
 async def test_a_clock_of_the_callers_own_is_used():
