@@ -108,6 +108,7 @@ class StoreReader:
         self._plan: StorePlan | None = None
         self._read: DirectRead | None = None
         self._poll_s = POLL_S_MIN
+        self._list_at = 0.0  # on the loop's clock; 0: not known yet
         self._failures = 0
         self._has_read = False
         self._is_done = False
@@ -163,8 +164,12 @@ class StoreReader:
                 if not self._block:
                     self._is_done = True
                     return
-                await asyncio.sleep(self._poll_s)
+                # Kept while callers come and go, who may be less patient than the pause is long.
+                now = asyncio.get_running_loop().time()
+                self._list_at = self._list_at or now + self._poll_s
+                await asyncio.sleep(self._list_at - now)
             self._plan = await self._list()
+            self._list_at = 0.0
             self.write_head = max(before, self._plan.end)
             if not is_first:
                 self._poll_s = next_poll_s(self._poll_s, is_new=self.write_head > before)

@@ -1,6 +1,7 @@
 """Journals read out of their store alone, which a broker of another cluster fills."""
 
 import asyncio
+import contextlib
 import os
 
 import pytest
@@ -135,3 +136,23 @@ def test_programs_without_asyncio_read_stores_too(shared, name):
     nowhere = ClientConfig(address="http://127.0.0.1:1")
     with Client(nowhere) as client, client.read_store(url_of(shared), name) as reader:
         assert [line for batch in reader.lines() for line in batch] == [b"a", b"b", b"c"]
+
+
+async def test_a_reader_whose_callers_are_less_patient_than_its_pauses_lists_again(
+    client, shared, name
+):
+    await create(client, name)
+    await stored(client, name, b"one")
+    async with read_store(url_of(shared), name, block=True) as reader:
+        assert await anext(reader) == b"one"
+        await stored(client, name, b"two")
+
+        async def look():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    return await anext(reader)
+
+        async with asyncio.timeout(60):
+            while (piece := await look()) is None:
+                pass
+        assert piece == b"two"
