@@ -44,13 +44,17 @@ _READ_TIMEOUT_S: Final = 60.0
 _PARTIAL_PREFIX: Final = ".partial-"
 # The longest folder of fragments: a journal's name, a slash, a path postfix, a slash.
 _DIRECTORY_LENGTH_MAX = 512 + 1 + 512 + 1
+# Of an answer of a NameNode. A page of a listing has 1000 files, some 300 KB, unless configured otherwise.
+_ANSWER_BYTES_MAX: Final = 8 << 20
+_ERROR_BYTES_MAX: Final = 1 << 16
 
 # What a NameNode says when another one, or a later call, would do.
 _PASSING: Final = frozenset({"StandbyException", "RetriableException", "SafeModeException"})
 _MISSING: Final = frozenset({"FileNotFoundException", "ParentNotDirectoryException"})
 _REFUSED: Final = frozenset({"AccessControlException"})
 
-_Entries = list[tuple[str, dict[str, Any]]]
+_Entries = list[tuple[str, StoredObject | None]]
+"""Relative paths; files with what a listing tells of them."""
 
 
 @final
@@ -94,7 +98,7 @@ class WebHdfsStore:
             if length is None:
                 raise ObjectNotFound(f"no such object: {self._named(key)}")
             location = await self._redirected(session, "GET", key, {"op": "OPEN"})
-            with _store_errors(location):
+            with _store_errors(_without_query(location)):
                 async with session.get(_as_is(location)) as response:
                     await _check(response)
                     received = 0
@@ -143,13 +147,11 @@ class WebHdfsStore:
             # It does not recurse: others may have made folders that are deeper than our stack.
             walks = [iter(await self._entries(session, root, ""))]
             while walks:
-                relative, status = next(walks[-1], (None, None))
-                if relative is None or status is None:
+                relative, item = next(walks[-1], (None, None))
+                if relative is None:
                     walks.pop()
-                elif not relative.endswith("/"):
-                    yield StoredObject(
-                        relative, int(status["modificationTime"]) // 1000, int(status["length"])
-                    )
+                elif item is not None:
+                    yield item
                 elif len(relative) <= _DIRECTORY_LENGTH_MAX:
                     walks.append(iter(await self._entries(session, root, relative)))
 
@@ -182,15 +184,16 @@ class WebHdfsStore:
             answer = await self._call(session, "GET", key, {"op": "GETFILESTATUS"})
         except ObjectNotFound:
             return None
-        status = answer["FileStatus"]
-        return int(status["length"]) if status["type"] == "FILE" else None
+        with _expected(self._named(key)):
+            status = answer["FileStatus"]
+            return int(status["length"]) if status["type"] == "FILE" else None
 
     async def _write(self, session: aiohttp.ClientSession, key: str, fd: int, length: int) -> None:
         location = await self._redirected(
             session, "PUT", key, {"op": "CREATE", "overwrite": "true"}
         )
         headers = {"Content-Length": str(length), "Content-Type": "application/octet-stream"}
-        with _store_errors(location):
+        with _store_errors(_without_query(location)):
             async with session.put(
                 _as_is(location), data=_pieces(fd, length), headers=headers
             ) as response:
@@ -224,13 +227,15 @@ class WebHdfsStore:
                 answer = await self._call(session, "GET", root + relative, query)
             except ObjectNotFound:
                 return []  # never made, or removed meanwhile
-            listing = answer["DirectoryListing"]
-            page = listing["partialListing"]["FileStatuses"]["FileStatus"]
-            for status in page:
-                after = status["pathSuffix"]
-                if after and not after.startswith("."):
-                    found.append((relative + after + "/" * (status["type"] != "FILE"), status))
-            if not page or not listing["remainingEntries"]:
+            with _expected(self._named(root + relative)):
+                listing = answer["DirectoryListing"]
+                page = listing["partialListing"]["FileStatuses"]["FileStatus"]
+                for status in page:
+                    after = status["pathSuffix"]
+                    if after and not after.startswith("."):
+                        found.append(_entry(relative + after, status))
+                is_over = not page or not listing["remainingEntries"]
+            if is_over:
                 found.sort(key=lambda entry: entry[0])
                 return found
 
@@ -240,7 +245,12 @@ class WebHdfsStore:
         """Ask the NameNode. Returns: its answer, {} if that has no content. Raises: StoreError."""
         async with await self._ask(session, method, key, query) as response:
             with _store_errors(self._named(key)):
-                return _decoded(await response.read())
+                body = await _first_bytes(response, _ANSWER_BYTES_MAX)
+        answer = _decoded(body)
+        # Something between us and HDFS that wants us elsewhere, or has a page of its own, did not do it.
+        if response.status >= 300 or (body and not answer):
+            raise _unlike_webhdfs(self._named(key), response.status)
+        return answer
 
     async def _redirected(
         self, session: aiohttp.ClientSession, method: str, key: str, query: dict[str, str]
@@ -331,6 +341,34 @@ async def _pieces(fd: int, length: int) -> AsyncGenerator[bytes, None]:
         offset += len(piece)
 
 
+def _entry(relative: str, status: dict[str, Any]) -> tuple[str, StoredObject | None]:
+    if status["type"] != "FILE":
+        return f"{relative}/", None
+    time_s = int(status["modificationTime"]) // 1000
+    return relative, StoredObject(relative, time_s, int(status["length"]))
+
+
+def _without_query(address: str) -> str:
+    """An address as it can be told: its query has the delegation token."""
+    return address.partition("?")[0]
+
+
+@contextlib.contextmanager
+def _expected(what: str) -> Iterator[None]:
+    """Errors of an answer that has another form than those of WebHDFS as errors of a store."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError) as err:
+        raise _unlike_webhdfs(what, 200) from err
+
+
+def _unlike_webhdfs(what: str, status: int) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"{what}: HTTP {status}, but no answer of WebHDFS (does `webhdfs` of the store's URL name a "
+        "NameNode, and nothing in front of it that redirects or asks for a login?)"
+    )
+
+
 @contextlib.contextmanager
 def _store_errors(what: str) -> Iterator[None]:
     """Errors of the network as errors of a store."""
@@ -348,7 +386,8 @@ async def _check(response: aiohttp.ClientResponse) -> None:
     """Raises: StoreError: the answer is an error; its kind tells whether that may pass."""
     if response.status < 400:
         return
-    told = _decoded(await response.content.read(1 << 16)).get("RemoteException", {})
+    told = _decoded(await _first_bytes(response, _ERROR_BYTES_MAX)).get("RemoteException", {})
+    told = told if isinstance(told, dict) else {}
     kind, message = str(told.get("exception", "")), str(told.get("message", ""))
     text = f"WebHDFS answers HTTP {response.status}: {kind}: {message}".rstrip(": ")
     # HDFS looks up the way to a file before it says that the file is missing.
@@ -361,9 +400,17 @@ async def _check(response: aiohttp.ClientResponse) -> None:
     raise StoreError(text)
 
 
+async def _first_bytes(response: aiohttp.ClientResponse, length_max: int) -> bytes:
+    """A body; of one that is longer, its beginning."""
+    body = bytearray()
+    while len(body) < length_max and (piece := await response.content.read(length_max - len(body))):
+        body += piece
+    return bytes(body)
+
+
 def _decoded(body: bytes) -> dict[str, Any]:
     try:
         found = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     return found if isinstance(found, dict) else {}
