@@ -143,11 +143,8 @@ class Pruner:
         named = [each.fragment for each in known if each.is_persisted]
         urls = dict.fromkeys([*fragment_spec.stores, *(each.backing_store for each in named)])
         stored = [each for url in urls for each in await self._list(journal.name, url)]
-        if named and not stored and noted_head < named[-1].end:
-            raise StoreError(
-                f"brokers have {len(named)} fragments in {', '.join(urls)}, and none is found there "
-                "(is --file-root the --broker.file-root of the brokers?)"
-            )
+        if named and noted_head < named[-1].end:
+            _check_is_same(named, stored)
         plan = plan_prune(
             stored,
             rule,
@@ -193,10 +190,7 @@ class Pruner:
 
     def _tell_kept(self, journal: str, plan: PrunePlan) -> None:
         if count := plan.kept[Kept.SAVEPOINT]:
-            self._tell(
-                f"{journal}: keeps {count} fragments for savepoints, from {self._who(journal)} on "
-                "(--ignore-savepoints removes them)"
-            )
+            self._tell_saved(journal, count)
         if count := plan.kept[Kept.GAP]:
             at = datetime.fromtimestamp(plan.jumpable_at, UTC).isoformat(timespec="seconds")
             self._tell(
@@ -204,22 +198,29 @@ class Pruner:
                 f"jump over it, until {at}; prune again after that"
             )
 
-    def _who(self, journal: str) -> str:
+    def _tell_saved(self, journal: str, count: int) -> None:
         assert self._savepoints is not None  # else none keeps anything
-        return self._savepoints.who(journal)
+        self._tell(
+            f"{journal}: keeps {count} fragments for savepoints, from {self._savepoints.who(journal)} "
+            "on (--ignore-savepoints removes them)"
+        )
 
     async def _remove_all(self, journal: str, fragments: tuple[StoredFragment, ...]) -> int:
         """Remove them, in order but some at a time. Returns: how many resisted."""
         if not fragments:
             return 0
         self._on_planned(journal, len(fragments))
-        failures = 0
+        failures = saved = 0
         waiting = iter(fragments)
 
         async def work() -> None:
-            nonlocal failures
+            nonlocal failures, saved
             for stored in waiting:
                 try:
+                    savepoint = await self._savepoint(journal)
+                    if savepoint is not None and stored.fragment.end > savepoint:
+                        saved += 1  # since the plan was made
+                        continue
                     await self._remove(stored.fragment)
                 except GazetteError as err:
                     failures += 1
@@ -232,6 +233,9 @@ class Pruner:
         async with asyncio.TaskGroup() as group:
             for _ in range(min(_REMOVALS_MAX, len(fragments))):
                 group.create_task(work())
+        if saved:
+            self.result.kept[Kept.SAVEPOINT] += saved
+            self._tell_saved(journal, saved)
         if left := sum(1 for _ in waiting):
             self._tell(
                 f"{journal}: {left} more fragments were not tried, after {failures} failures"
@@ -264,6 +268,25 @@ class Pruner:
             await insist(call, is_over=lambda: self._clock.monotonic() > give_up_at)
 
 
+def _check_is_same(named: list[Fragment], stored: list[StoredFragment]) -> None:
+    """Refuse stores that are not those of the brokers, such as a copy of them, or another file root.
+
+    Pruning leaves the last fragment, so the one that brokers name is there.
+
+    Raises: StoreError.
+    """
+    last = named[-1]
+    paths = {each.fragment.content_path for each in stored}
+    if last.content_path not in paths:
+        missing = "none" if not stored else f"the last of them, {last.content_name},"
+        urls = ", ".join(dict.fromkeys(each.backing_store for each in named))
+        raise StoreError(
+            f"brokers have {len(named)} fragments in {urls}, and {missing} is found there "
+            "(is --file-root the --broker.file-root of the brokers? If it was removed by hand, they "
+            "know that after the journal's refresh interval)"
+        )
+
+
 @final
 class _Savepoints:
     """The least offset of each journal that a savepoint names, as of a few seconds ago."""
@@ -271,6 +294,7 @@ class _Savepoints:
     def __init__(self, client: AsyncClient, clock: Clock) -> None:
         self._client = client
         self._clock = clock
+        self._loading = asyncio.Lock()
         self._known_at: float | None = None
         self._first: dict[str, tuple[int, str]] = {}
 
@@ -279,16 +303,17 @@ class _Savepoints:
 
         Raises: SavepointError: the brokers cannot tell.
         """
-        now = self._clock.monotonic()
-        if self._known_at is None or now - self._known_at > _SAVEPOINTS_AGE_S:
-            self._first = await self._load()
-            self._known_at = now
+        async with self._loading:
+            now = self._clock.monotonic()
+            if self._known_at is None or now - self._known_at > _SAVEPOINTS_AGE_S:
+                self._first = await self._load()
+                self._known_at = now
         found = self._first.get(journal)
         return None if found is None else found[0]
 
     def who(self, journal: str) -> str:
         """That offset, and the name of the savepoint, for a person."""
-        offset, name = self._first[journal]
+        offset, name = self._first.get(journal, (0, "one that was deleted meanwhile"))
         return f"{offset} of {name}"
 
     async def _load(self) -> dict[str, tuple[int, str]]:

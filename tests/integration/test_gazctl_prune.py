@@ -10,12 +10,14 @@ import types
 
 import pytest
 
+from gazette_platform.cli import pruning
 from gazette_platform.cli.gazctl import main
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.errors import OffsetJump
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
+from gazette_platform.stores.fs import FileStore
 from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.local_broker import eventually, store_fragment
 
@@ -268,6 +270,32 @@ async def test_a_savepoint_protects_what_it_names(client, prune, shared):
     await prune(f"name={name}", "--ignore-savepoints")
     assert begins(shared, name) == [400]
     await client.delete_savepoint("prune/later")
+
+
+async def test_a_savepoint_that_is_made_while_a_run_goes_on_counts(
+    client, prune, shared, monkeypatch
+):
+    name = "prune/saved-meanwhile"
+    await made(client, shared, name, [30, 29, 28, 27, 0])
+    real, loop = FileStore.remove, asyncio.get_running_loop()
+
+    async def remove(self, path):
+        await real(self, path)
+        if not path.startswith(f"{name}/{0:016x}-"):
+            return
+        saving = asyncio.run_coroutine_threadsafe(
+            client.create_savepoint("prune/meanwhile", offsets={name: 200}), loop
+        )
+        await asyncio.wrap_future(saving)
+
+    monkeypatch.setattr(FileStore, "remove", remove)
+    monkeypatch.setattr(pruning, "_SAVEPOINTS_AGE_S", 0.0)
+    monkeypatch.setattr(pruning, "_REMOVALS_MAX", 1)
+    run = await prune(f"name={name}")
+    assert run.code == 0, run.err
+    await client.delete_savepoint("prune/meanwhile")
+    assert begins(shared, name) == [200, 300, 400]
+    assert "keeps 2 fragments for savepoints, from 200 of prune/meanwhile on" in run.err
 
 
 @pytest.mark.parametrize("direct", [False, True])

@@ -114,6 +114,18 @@ def test_prune_says_what_it_could_not_remove(gazctl, broker, tmp_path):
     )
 
 
+def test_prune_leaves_a_copy_of_the_stores_alone(gazctl, broker, tmp_path):
+    root, copy = tmp_path / "root", tmp_path / "copy"
+    put(broker, "a/short", 60, root)
+    shutil.copytree(root, copy)
+    next((copy / "a/short").glob(f"{20:016x}-*")).unlink()  # stored since it was copied
+    result = gazctl("prune", "a/short", "--ignore-savepoints", "--file-root", copy)
+    assert result.code == 1
+    assert "the last of them" in result.err
+    assert "--broker.file-root of the brokers?" in result.err
+    assert len(list((copy / "a/short").iterdir())) == 2
+
+
 def test_prune_stops_where_a_store_refuses_on_and_on(gazctl, broker, tmp_path):
     put(broker, "a/ok", 60, tmp_path)
     put(broker, "a/refused", 60, tmp_path)
