@@ -31,7 +31,9 @@ settings.load_profile(
 pytest_plugins = ("gazette_platform.testing.plugin",)
 
 # Tests with these marks start real programs.
-_SERVER_MARKS = frozenset({"etcd", "s3", "azure", "hive", "trino", "spark", "e2e", "browser"})
+_SERVER_MARKS = frozenset(
+    {"etcd", "s3", "azure", "gcs", "hive", "trino", "spark", "e2e", "browser"}
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -53,6 +53,12 @@ NEEDS = (
         install="get it from https://go.dev/dl/, or apt-get install --no-install-recommends golang-go",
     ),
     Need(
+        names=("go",),
+        variable="GAZETTE_FAKE_GCS_SERVER",
+        why="tests of gs:// stores, for which it builds the emulator fake-gcs-server",
+        install="get it from https://go.dev/dl/, or apt-get install --no-install-recommends golang-go",
+    ),
+    Need(
         names=("npm",),
         variable="GAZETTE_AZURITE",
         why="tests of azure:// stores, for which it installs the emulator azurite",

@@ -37,6 +37,7 @@ __all__ = [
     "cache_dir",
     "dataset",
     "etcd",
+    "gcs_server",
     "iceberg_spark_runtime",
     "install_all",
     "java",
@@ -125,6 +126,14 @@ def s3_server() -> Path:
     Raises: SetupError: Go is missing, or could not build it.
     """
     return _go_program("versitygw", "GAZETTE_VERSITYGW")
+
+
+def gcs_server() -> Path:
+    """``fake-gcs-server``, an emulator of GCS for tests: ``GAZETTE_FAKE_GCS_SERVER``, or built.
+
+    Raises: SetupError: Go is missing, or could not build it.
+    """
+    return _go_program("fake-gcs-server", "GAZETTE_FAKE_GCS_SERVER")
 
 
 def azure_server() -> Path:

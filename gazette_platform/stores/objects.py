@@ -16,10 +16,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final, final
 from weakref import WeakKeyDictionary
 
-from gazette_platform.errors import DataError, ObjectNotFound, StoreError, ValidationError
+from gazette_platform.errors import DataError, ObjectNotFound, StoreError
 from gazette_platform.ops.threads import run_in
 from gazette_platform.stores.interface import PIECE_BYTES, StoredObject, is_auth_error
 from gazette_platform.stores.object_errors import ErrorCodes, store_error
+from gazette_platform.stores.prefix import check_segments
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
@@ -32,7 +33,14 @@ if TYPE_CHECKING:
 
     Bucket = S3Store | GCSStore | AzureStore
 
-__all__ = ["ObjectStore", "Provider", "client_options", "retry_options"]
+__all__ = [
+    "SMALL_BYTES_MAX",
+    "ObjectStore",
+    "Provider",
+    "client_options",
+    "retry_options",
+    "upload_slots",
+]
 
 # Content up to this size is one request; above it, parts of this size, each of which is in memory
 # while it is sent (and again, if the network fails).
@@ -42,7 +50,7 @@ _PARTS_AT_ONCE: Final = 2
 # at most 4 x 3 x 8 MiB = 96 MiB.
 _UPLOADS_AT_ONCE: Final = 4
 # A small object does not wait behind large ones, else a check of the store would.
-_SMALL_BYTES_MAX: Final = 256 * 1024
+SMALL_BYTES_MAX: Final = 256 * 1024
 _LIST_BATCH: Final = 1000
 
 # Attempts of obstore itself, which bridge a lost connection or a 503. Whoever calls tries again, too,
@@ -99,10 +107,7 @@ class ObjectStore:
 
         Raises: ValidationError: the prefix is none that objects can have.
         """
-        if any(part in ("", ".") for part in rule.prefix.split("/")[:-1]):
-            raise ValidationError(
-                f"fragment store {url}: the path has an empty segment, or '.' (leave it out)"
-            )
+        check_segments(rule, url)
         self._url = url
         self._rule = rule
         self._provider = provider
@@ -158,12 +163,12 @@ class ObjectStore:
         try:
             with self._errors(f"PUT {key}", may_be_missing=False):
                 bucket = await self._connected()
-                if length <= _SMALL_BYTES_MAX:
+                if length <= SMALL_BYTES_MAX:
                     await obstore.put_async(
                         bucket, key, await content.all(), attributes=attributes, use_multipart=False
                     )
                     return
-                async with _upload_slots():
+                async with upload_slots():
                     if length <= _PART_BYTES:
                         await obstore.put_async(
                             bucket, key, await content.all(), attributes=attributes, use_multipart=False
@@ -188,14 +193,7 @@ class ObjectStore:
         """
         import obstore  # noqa: PLC0415  an extra
 
-        if prefix and not prefix.endswith("/"):
-            raise StoreError(f"prefix {prefix!r} of a listing must end with '/'")
-        key = self._rule.key(prefix)
-        if key and not key.endswith("/"):
-            raise StoreError(
-                f"fragment store {self._url} rewrites {prefix} to {key}, which is no directory "
-                "(let `find` and `replace` both end at a slash, or neither)"
-            )
+        key = self._rule.folder(prefix, self._url)
         with self._errors(f"LIST {key}", may_be_missing=False):
             batches = aiter(
                 obstore.list(await self._connected(), key or None, chunk_size=_LIST_BATCH)
@@ -316,7 +314,7 @@ class _Content:
         return DataError(f"content ends at byte {self._offset}, {self._length} were to be stored")
 
 
-def _upload_slots() -> asyncio.Semaphore:
+def upload_slots() -> asyncio.Semaphore:
     """Of this event loop, for all stores."""
     loop = asyncio.get_running_loop()
     slots = _slots.get(loop)

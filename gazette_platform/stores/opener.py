@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 
     from gazette_platform.stores.interface import FragmentStore
 
-__all__ = ["file_executor", "object_executor", "open_store"]
+__all__ = ["file_executor", "gcs_executor", "object_executor", "open_store"]
 
 # A disk or network file system serves a few calls at once well; more only queue in the kernel.
 _FILE_THREADS_MAX = 8
 # They read settings, and spools that obstore sends from threads of its own.
 _OBJECT_THREADS_MAX = 4
+# Each waits for one answer of GCS. Four can be busy with large uploads; the rest serve what is short.
+_GCS_THREADS_MAX = 16
 
 
 @functools.cache
@@ -35,6 +37,12 @@ def file_executor() -> ThreadPoolExecutor:
 def object_executor() -> ThreadPoolExecutor:
     """The threads in which all object stores of this process read what lies on this machine."""
     return ThreadPoolExecutor(_OBJECT_THREADS_MAX, thread_name_prefix="gazette-object-store")
+
+
+@functools.cache
+def gcs_executor() -> ThreadPoolExecutor:
+    """The threads in which all ``gs`` stores of this process do their blocking calls."""
+    return ThreadPoolExecutor(_GCS_THREADS_MAX, thread_name_prefix="gazette-gcs-store")
 
 
 def open_store(
@@ -60,11 +68,13 @@ def open_store(
         return _open_s3(parsed)
     if parsed.scheme == "azure":
         return _open_azure(parsed)
+    if parsed.scheme == "gs":
+        return _open_gcs(parsed)
     if parsed.scheme != "file":
         raise StoreError(
             f"unsupported fragment store scheme: {parsed.scheme} ({url}; this build writes to "
-            "file:///, azure://, hdfs:// and s3:// stores: name one in the journal's spec, or serve "
-            "every store from disk with --broker.file-only)"
+            "file:///, azure://, gs://, hdfs:// and s3:// stores: name one in the journal's spec, or "
+            "serve every store from disk with --broker.file-only)"
         )
     if file_root is None:
         raise StoreError(
@@ -87,6 +97,13 @@ def _open_azure(url: StoreUrl) -> FragmentStore:
     from gazette_platform.stores.azure import open_azure  # noqa: PLC0415  slow to import
 
     return open_azure(url, object_executor())
+
+
+def _open_gcs(url: StoreUrl) -> FragmentStore:
+    _require(url, "google.cloud.storage", extra="gcs")
+    from gazette_platform.stores.gcs import GcsStore  # noqa: PLC0415  as the others
+
+    return GcsStore(url, gcs_executor())
 
 
 def _require(url: StoreUrl, *packages: str, extra: str) -> None:

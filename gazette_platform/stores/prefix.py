@@ -12,7 +12,7 @@ from gazette_platform.protocol.store_urls import is_nameable
 if TYPE_CHECKING:
     from gazette_platform.protocol import StoreUrl
 
-__all__ = ["OWN_DIRECTORY", "KeyRule", "take_args"]
+__all__ = ["OWN_DIRECTORY", "KeyRule", "check_segments", "take_args"]
 
 OWN_DIRECTORY: Final = ".test/"
 """Where brokers keep objects of their own, below the prefix. Its paths are never rewritten: otherwise a
@@ -46,6 +46,21 @@ class KeyRule:
         # Other programs may write specs to etcd, too, and the system refuses such names with a ValueError.
         if not is_nameable(key):
             raise StoreError(f"path {key!r} has control characters, or is not Unicode")
+        return key
+
+    def folder(self, prefix: str, url: str) -> str:
+        """The key of a folder of a bucket that is to be listed: empty, or ends in a slash.
+
+        Raises: StoreError: `prefix` is no directory, or is rewritten to none; names the `url`.
+        """
+        if prefix and not prefix.endswith("/"):
+            raise StoreError(f"prefix {prefix!r} of a listing must end with '/'")
+        key = self.key(prefix)
+        if key and not key.endswith("/"):
+            raise StoreError(
+                f"fragment store {url} rewrites {prefix} to {key}, which is no directory "
+                "(let `find` and `replace` both end at a slash, or neither)"
+            )
         return key
 
     def directory(self, journal: str, *, postfix: str | None = None) -> str:
@@ -93,6 +108,17 @@ def _may_follow(text: str, postfix: str | None) -> bool:
 # The beginning of a fragment's name, and that of a postfix which is the same for all fragments.
 _FRAGMENT_NAME: Final = re.compile(r"[0-9a-f]{1,16}(-.*)?")
 _LITERAL: Final = re.compile(r"[\w=-]+")
+
+
+def check_segments(rule: KeyRule, url: str) -> None:
+    """Refuse prefixes with segments that HTTP clients drop from the paths of URLs.
+
+    Raises: ValidationError: names the `url`.
+    """
+    if any(part in ("", ".") for part in rule.prefix.split("/")[:-1]):
+        raise ValidationError(
+            f"fragment store {url}: the path has an empty segment, or '.' (leave it out)"
+        )
 
 
 def take_args(url: StoreUrl, known: frozenset[str]) -> dict[str, str]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
 import subprocess
 import time
+import urllib.request
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import pytest
 
@@ -23,8 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AzureServer",
+    "GcsServer",
     "S3Server",
     "azure_server",
+    "gcs_server",
     "need_go",
     "need_npm",
     "s3_server",
@@ -176,3 +181,39 @@ def azure_server(folder: Path) -> Iterator[AzureServer]:
     command += ["--silent"]
     with serving(command, port=port, log=folder / "azurite.log"):
         yield AzureServer(f"http://127.0.0.1:{port}/devstoreaccount1")
+
+
+@dataclass(frozen=True)
+class GcsServer:
+    """A running fake-gcs-server, which asks nobody who they are."""
+
+    endpoint: str
+
+    def make_bucket(self, name: str) -> None:
+        """Make an empty bucket."""
+        self._post("/storage/v1/b", json.dumps({"name": name}).encode())
+
+    def put_object(self, bucket: str, key: str, content: bytes) -> None:
+        """Store an object of any key, as other programs may."""
+        path = f"/upload/storage/v1/b/{bucket}/o?uploadType=media&name={quote(key, safe='')}"
+        self._post(path, content)
+
+    def _post(self, path: str, body: bytes) -> None:
+        request = urllib.request.Request(self.endpoint + path, body, method="POST")
+        with urllib.request.urlopen(request, timeout=60):
+            pass
+
+
+@contextmanager
+def gcs_server(folder: Path) -> Iterator[GcsServer]:
+    """An emulator of Google Cloud Storage, empty, in memory; its log lies in `folder`.
+
+    Raises: SetupError: it could not be built (it needs Go) or started.
+    """
+    binary = tools.gcs_server()
+    folder.mkdir(parents=True, exist_ok=True)
+    (port,) = choose_ports(["gcs"]).values()
+    command = [str(binary), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port)]
+    command += ["-backend", "memory", "-public-host", f"127.0.0.1:{port}", "-log-level", "warn"]
+    with serving(command, port=port, log=folder / "fake-gcs-server.log"):
+        yield GcsServer(f"http://127.0.0.1:{port}")

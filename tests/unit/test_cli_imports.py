@@ -12,6 +12,8 @@ SLOW = (
     "cramjam",
     "cryptography",
     "dagster",
+    "google.auth",
+    "google.cloud",
     "importlib.metadata",
     "jwt",
     "obstore",

@@ -44,7 +44,7 @@ CONTRACTS = {
 }
 
 # Importable packages of the extras; the core must work without any of them.
-HEAVY = "dagster dagster_pyspark dagster_webserver pyspark py4j pyiceberg hive_metastore pyarrow trino boto3 botocore azure obstore uv fastavro"
+HEAVY = "dagster dagster_pyspark dagster_webserver pyspark py4j pyiceberg hive_metastore pyarrow trino boto3 botocore azure google.auth google.cloud obstore uv fastavro"
 
 
 @cache
@@ -245,7 +245,7 @@ heavy = set({HEAVY.split()!r})
 
 class Blocker:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in heavy:
+        if name in heavy or name.partition(".")[0] in heavy:
             raise ImportError(f"{{name}} belongs to an extra")
 
 sys.meta_path.insert(0, Blocker())
