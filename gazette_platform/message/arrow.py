@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, final
 
+import orjson
+
 from gazette_platform.errors import DataError, Desynchronized, SetupError, ValidationError
 from gazette_platform.message.framing import FRAME_BYTES_MAX
 from gazette_platform.message.readers import MessageDecoder
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["ArrowBatch", "ArrowReader", "SyncArrowReader", "cut_csv", "read_arrow"]
 
 _BLOCK_BYTES = 8 << 20
+# Of values of JSON within each other. Arrow's work grows with the square: 10,000 take it minutes.
+_DEPTH_MAX = 500
+_NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]\n"))
 
 
 class ArrowBatch(NamedTuple):
@@ -57,7 +62,8 @@ def read_arrow(
         until: ``head``: each is read to where it ends when the read begins; ``never``: only for one
             journal, which is waited at.
         offsets: where to begin in each journal, where a message must begin; others from 0.
-        schema: of the batches; default: each batch has what Arrow finds in it.
+        schema: of the batches; default: each batch has what Arrow finds in it. Each key that one message
+            has is then a column of all that lie near it: give a schema if keys are data, or anybody's.
         columns: names of the columns of CSV, which has no header; default: ``f0``, ``f1`` and so on.
         direct: whether to fetch persisted fragments from their store, if it can be reached.
 
@@ -366,6 +372,7 @@ class _JsonParser:
 
         if not content.strip():
             return []
+        _check_depth(content)
         try:
             table = self._json.read_json(
                 pa.BufferReader(content),
@@ -376,6 +383,25 @@ class _JsonParser:
         except pa.ArrowException as err:
             raise DataError(str(err)) from err
         return [batch for batch in table.to_batches() if batch.num_rows]
+
+
+def _check_depth(content: bytes) -> None:
+    """Raises: DataError: a line of JSON may hold values deeper within each other than `_DEPTH_MAX`."""
+    brackets = content.translate(None, _NO_BRACKETS)
+    # Each pass takes the innermost away, and leaves those that stand in texts.
+    for _ in range(_DEPTH_MAX):
+        before, brackets = len(brackets), brackets.replace(b"{}", b"").replace(b"[]", b"")
+        if len(brackets) == before:
+            break
+    if max(map(len, brackets.split(b"\n"))) <= _DEPTH_MAX:
+        return
+    left = zip(content.split(b"\n"), brackets.split(b"\n"), strict=True)
+    for line, kept in left:
+        if len(kept) > _DEPTH_MAX:
+            try:
+                orjson.loads(line)  # which goes to 1,024
+            except ValueError as err:
+                raise DataError(f"a line is no JSON, or goes too deep: {err}") from err
 
 
 @final

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import time
 
 import pytest
 from hypothesis import given, strategies as st
@@ -105,3 +106,25 @@ def test_values_that_arrow_does_not_take_are_told(messages):
 def test_messages_that_are_no_dictionaries_have_no_columns():
     with pytest.raises(ValidationError, match="are list"):
         decoding().parse(b'{"a":1}\n[1]\n')
+
+
+@pytest.mark.parametrize(
+    "deep", [b"[" * 10_000 + b"]" * 10_000, b'{"a":' * 10_000 + b"1" + b"}" * 10_000]
+)
+def test_lines_that_go_too_deep_for_arrow_are_told_soon(deep):
+    with pytest.raises(DataError, match="too deep"):
+        _JsonParser(None).parse(b'{"a":1}\n{"b":' + deep + b"}\n")
+
+
+def test_brackets_in_texts_are_no_depth():
+    [batch] = _JsonParser(None).parse(b'{"a":"%s"}\n{"b":[[1]]}\n' % (b"[{" * 2000))
+    assert batch.column("a")[0].as_py() == "[{" * 2000
+    deep = b"[" * 100 + b"]" * 100
+    assert _JsonParser(None).parse(b'{"a":' + deep + b"}\n")[0].num_rows == 1
+
+
+def test_a_record_of_many_lines_is_cut_off_soon():
+    content = b'1,2\n3,"' + b"\n" * (8 << 20)
+    began = time.process_time()
+    assert cut_csv(content) == 4
+    assert time.process_time() - began < 1
