@@ -336,23 +336,31 @@ class Download:
         response = connection.session.get(
             url, params=query, headers=headers, stream=True, timeout=_TIMEOUT_S
         )
-        if response.status_code == (206 if self._generation else 200):
-            self._response = response
-            if not self._generation:
-                self._generation = response.headers["X-Goog-Generation"]
-                self._size = int(
-                    response.headers.get("X-Goog-Stored-Content-Length")
-                    or response.headers["Content-Length"]
-                )
-            return
         try:
+            if response.status_code == (206 if self._generation else 200):
+                self._take(response)
+                return
             if self._generation and response.status_code in (200, 404, 416):
                 raise StoreUnavailable(
                     f"the object was replaced or removed after {self._offset} bytes of it were read"
                 )
             raise from_http_response(response)  # type: ignore[no-untyped-call]
         finally:
-            response.close()
+            if self._response is None:
+                response.close()
+
+    def _take(self, response: Any) -> None:
+        headers = response.headers
+        stored = headers.get("X-Goog-Stored-Content-Encoding", "identity")
+        sent = headers.get("Content-Encoding", "identity")
+        if stored != sent:
+            # A proxy on the way, say: as many of its bytes would be taken for what is stored.
+            raise StoreUnavailable(f"the object is stored as {stored}, and comes as {sent}")
+        if not self._generation:
+            self._generation = headers["X-Goog-Generation"]
+            size = headers.get("X-Goog-Stored-Content-Length") or headers["Content-Length"]
+            self._size = int(size)
+        self._response = response
 
     def _drop(self) -> None:
         if self._response is not None:

@@ -205,6 +205,13 @@ async def test_a_signed_url_is_of_the_key_and_leads_to_the_object(bucket, path, 
         verify(signature, signed + b"x", padding.PKCS1v15(), hashes.SHA256())
 
 
+async def test_without_an_emulator_urls_lead_to_google(monkeypatch):
+    """Signing asks nobody: there is no such bucket, and the account cannot log in."""
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST")
+    url = await opened("gs://b.example/p/").sign_get("j/a=1/f %", 60)
+    assert url.startswith("https://storage.googleapis.com/b.example/p/j/a%3D1/f%20%25?Expires=")
+
+
 async def test_signing_needs_a_key(bucket, monkeypatch, tmp_path):
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
@@ -341,6 +348,23 @@ async def test_an_object_that_is_replaced_while_its_connection_breaks(monkeypatc
 
     async with answering(monkeypatch, answer):
         with pytest.raises(StoreUnavailable, match="replaced or removed after 1048576 bytes"):
+            await read_all(opened("gs://b/"), "j/f")
+
+
+async def test_content_that_is_decompressed_on_the_way_is_refused(monkeypatch):
+    """Else as much of it as is stored would be taken for that."""
+    stored = gzip.compress(bytes(1000))
+
+    async def answer(request):
+        headers = {
+            "X-Goog-Generation": "17",
+            "X-Goog-Stored-Content-Encoding": "gzip",
+            "X-Goog-Stored-Content-Length": str(len(stored)),
+        }
+        return web.Response(body=bytes(1000), headers=headers)
+
+    async with answering(monkeypatch, answer):
+        with pytest.raises(StoreUnavailable, match="stored as gzip, and comes as identity"):
             await read_all(opened("gs://b/"), "j/f")
 
 

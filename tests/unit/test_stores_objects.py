@@ -145,13 +145,21 @@ def test_where_s3_is_asked(url, environment, endpoint, is_by_host):
     assert config["region"] == "r"
 
 
-def test_a_missing_extra_is_named(monkeypatch):
+@pytest.mark.parametrize(
+    ("url", "package", "extra"),
+    [
+        ("s3://bucket/", "obstore", "s3"),
+        ("azure://container/", "azure.storage.blob", "azure"),
+        ("gs://bucket/", "google.cloud.storage", "gcs"),
+    ],
+)
+def test_a_missing_extra_is_named(monkeypatch, url, package, extra):
     find = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "obstore" else find(name)
+        importlib.util, "find_spec", lambda name: None if name == package else find(name)
     )
-    with pytest.raises(StoreError, match=r"package obstore .*gazette-platform\[s3\]"):
-        open_store("s3://bucket/", file_root=None)
+    with pytest.raises(StoreError, match=rf"package {package} .*gazette-platform\[{extra}\]"):
+        open_store(url, file_root=None)
 
 
 def test_opening_asks_nobody(monkeypatch):
