@@ -9,14 +9,20 @@ parts, of a few objects at a time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, final
 from weakref import WeakKeyDictionary
 
-from gazette_platform.errors import DataError, ObjectNotFound, StoreError
+from gazette_platform.errors import (
+    AccessDenied,
+    DataError,
+    ObjectNotFound,
+    StoreError,
+    StoreUnavailable,
+)
 from gazette_platform.ops.threads import run_in
 from gazette_platform.stores.interface import PIECE_BYTES, StoredObject, is_auth_error
 from gazette_platform.stores.object_errors import ErrorCodes, store_error
@@ -52,6 +58,10 @@ _UPLOADS_AT_ONCE: Final = 4
 # A small object does not wait behind large ones, else a check of the store would.
 SMALL_BYTES_MAX: Final = 256 * 1024
 _LIST_BATCH: Final = 1000
+# A name that no object has.
+_ABSENT: Final = ".gazette-absent"
+# Keys in one page of a listing, as all servers have it.
+_PAGE_KEYS: Final = 1000
 
 # Attempts of obstore itself, which bridge a lost connection or a 503. Whoever calls tries again, too,
 # and tells people: long tries in here would only hide that the store is away.
@@ -198,15 +208,58 @@ class ObjectStore:
             batches = aiter(
                 obstore.list(await self._connected(), key or None, chunk_size=_LIST_BATCH)
             )
+        count, last = 0, ""
         while True:
             with self._errors(f"LIST {key}", may_be_missing=False):
                 batch = await anext(batches, None)
             if batch is None:
-                return
+                break
             for item in batch:
+                count, last = count + 1, item["path"]
                 path = item["path"][len(key) :]
                 if item["size"] and not any(part.startswith(".") for part in path.split("/")):
                     yield StoredObject(path, int(item["last_modified"].timestamp()), item["size"])
+
+        if count == 0:
+            await self._check_empty(key)
+        elif count % _PAGE_KEYS == 0:
+            await self._check_whole(key, last)
+
+    async def _check_empty(self, key: str) -> None:
+        """Refuse a listing without objects of a server that has pages of its own for all addresses.
+
+        obstore takes any XML, or a page that looks like it, for a listing of nothing. Indexes would
+        forget what the bucket has.
+
+        Raises: StoreUnavailable.
+        """
+        import obstore  # noqa: PLC0415  an extra
+
+        # Some tell of what is missing only those who may list the whole bucket.
+        missing = contextlib.suppress(ObjectNotFound, AccessDenied)
+        with missing, self._errors(f"HEAD {key}{_ABSENT}"):
+            await obstore.head_async(await self._connected(), key + _ABSENT)
+            raise StoreUnavailable(
+                f"LIST {key} of {self._url}: its server has an object of any name (is it an object "
+                "store? See the endpoint)"
+            )
+
+    async def _check_whole(self, key: str, last: str) -> None:
+        """Refuse a listing that ends with a page, though more follows.
+
+        A server that does not tell how to go on is taken to be at its end.
+
+        Raises: StoreUnavailable.
+        """
+        import obstore  # noqa: PLC0415  an extra
+
+        with self._errors(f"LIST {key}", may_be_missing=False):
+            more = obstore.list(await self._connected(), key or None, offset=last, chunk_size=1)
+            if await anext(aiter(more), None):
+                raise StoreUnavailable(
+                    f"LIST {key} of {self._url}: its server cuts the listing, and does not tell how to "
+                    "go on (it must know version 2 of ListObjects)"
+                )
 
     async def remove(self, path: str) -> None:
         """Delete the object; see `FragmentStore.remove`."""
@@ -253,7 +306,7 @@ class ObjectStore:
             self._bucket = await run_in(self._executor, self._provider.connect)
         return self._bucket
 
-    @contextmanager
+    @contextlib.contextmanager
     def _errors(self, what: str, *, may_be_missing: bool = True) -> Iterator[None]:
         """What goes wrong as an error of a store, named by the operation and the store."""
         try:
