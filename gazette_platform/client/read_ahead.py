@@ -105,7 +105,9 @@ class ReadAhead:
         return True
 
     def add(self, stream: FragmentStream) -> None:
-        """See a stream that is to end when we do. On the event loop."""
+        """See a stream that is to end when we do. On the event loop. Raises: TransportError: closed."""
+        if self._is_closed:
+            raise _closed()
         self._streams.add(stream)
 
     def may_hold(self, stream: FragmentStream) -> bool:
@@ -141,7 +143,7 @@ class ReadAhead:
             stream.close(_closed())
         executor, self._executor = self._executor, None
         if executor is not None:
-            executor.shutdown(wait=False, cancel_futures=True)
+            executor.shutdown(wait=False)  # jobs that wait are done soon: they close their files
 
 
 @final
@@ -273,7 +275,8 @@ class FragmentStream:
         try:
             while self._may_go_on():
                 if steps == 0:
-                    self._pool.submit(self._fetch_file)  # if it is closed, all were told
+                    if not self._pool.submit(self._fetch_file):  # it is closed, and all were told
+                        self._close_file()
                     return
                 steps -= 1
                 content = self._step_of_file()
