@@ -11,8 +11,9 @@ SEED ?= 7
 MINUTES ?= 10
 REPLICATION ?= 3
 MODULES ?=
+OUTAGE_S ?= 600
 
-.PHONY: help install dev demo fmt lint types test test-fast test-pythons mutants coverage bench bench-cluster bench-failover bench-allocator chaos fuzz gen gen-check docs clean
+.PHONY: help install dev demo fmt lint types test test-fast test-pythons mutants coverage bench bench-cluster bench-failover bench-allocator chaos test-outage fuzz gen gen-check docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +76,9 @@ bench-allocator: $(STAMP) ## Measure the assignment of 10,000 journals; adds to 
 
 chaos: $(STAMP) ## Break a cluster on purpose, and check what clients saw (SEED, MINUTES, REPLICATION)
 	$(PY) -m gazette_platform.testing.chaos --seed $(SEED) --minutes $(MINUTES) --replication $(REPLICATION)
+
+test-outage: $(STAMP) ## Cut the store of brokers under load for ten minutes (OUTAGE_S), and see that nothing is lost
+	GAZETTE_REQUIRE_SERVERS=1 GAZETTE_TEST_OUTAGE_S=$(OUTAGE_S) $(BIN)/pytest --run-slow -s tests/e2e/test_outage.py $(PYTEST_ARGS)
 
 fuzz: $(STAMP) ## Send brokers what nobody should, and see that they live (SEED, MINUTES, or REPLAY=file)
 	$(PY) -m tests.fuzz --seed $(SEED) --minutes $(MINUTES) $(if $(REPLAY),--replay $(REPLAY))

@@ -173,6 +173,11 @@ class BrokerMetrics:
         self.spool_persisted = self._counter(
             "gazette_spool_persisted", "Fragments that were written to a store."
         )
+        self.unpersisted_bytes = Gauge(
+            "gazette_platform_unpersisted_bytes",
+            "Content of closed fragments that no store has taken from this broker yet.",
+            registry=self.registry,
+        )
         self.spools_set_aside = self._counter(
             "gazette_platform_spools_set_aside",
             "Files of former processes' spools whose content was set aside: others went on without it.",

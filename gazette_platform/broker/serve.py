@@ -303,6 +303,7 @@ class Broker:
             executor=compressors,
             directory=config.spool_dir,
         )
+        metrics.unpersisted_bytes.set_function(lambda: self._persister.unpersisted_bytes)
         executor = self._threads(_APPEND_THREADS, "spool")
         self._leftovers = Leftovers(
             etcd=etcd,

@@ -115,6 +115,11 @@ class Persister:
         return len(self._in_work) + sum(map(len, self._queues))
 
     @property
+    def unpersisted_bytes(self) -> int:
+        """Their content."""
+        return sum(spool.fragment.content_length for spool in self._waiting())
+
+    @property
     def journals(self) -> set[str]:
         """The journals with fragments that are not persisted yet."""
         return {spool.fragment.journal for spool in self._waiting()}
