@@ -303,7 +303,6 @@ class Broker:
             executor=compressors,
             directory=config.spool_dir,
         )
-        metrics.unpersisted_bytes.set_function(lambda: self._persister.unpersisted_bytes)
         executor = self._threads(_APPEND_THREADS, "spool")
         self._leftovers = Leftovers(
             etcd=etcd,
@@ -367,6 +366,8 @@ class Broker:
         self.tasks.keep(space.watch, name="watch", ends_by=(EtcdError,))
         if self.config.auto_suspend:
             self.tasks.keep(self._tick, name="tick")
+        waiting = self._context.metrics.unpersisted_bytes
+        waiting.set_function(lambda: self._persister.unpersisted_bytes)
         self.tasks.keep(self._persister.run, name="persister")
         self.tasks.keep(self._leftovers.run, name="leftovers")
         if self.config.fsync is FsyncMode.INTERVAL:
