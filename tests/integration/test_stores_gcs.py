@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import gzip
 import json
 import os
 import tempfile
 import time
 import uuid
+import warnings
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -39,6 +41,8 @@ pytestmark = [
     pytest.mark.timeout(900),
     # Google's library says what it could do besides, of gRPC.
     pytest.mark.filterwarnings("ignore:Please install grpcio:ImportWarning"),
+    # Stores leave their connections to the garbage collector, as that library does.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 
 JOURNAL = "a/journal"
@@ -51,6 +55,13 @@ def server(tmp_path_factory):
     need_go("GAZETTE_FAKE_GCS_SERVER")
     with gcs_server(tmp_path_factory.mktemp("gcs")) as running:
         yield running
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_left_to_later_tests():
+    yield
+    with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+        gc.collect()
 
 
 @pytest.fixture(scope="session")
