@@ -2,18 +2,20 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gazette_platform.cli.connection import connected, matching
 from gazette_platform.cli.output import note, print_text
-from gazette_platform.cli.pruning import Pruner, Pruning
 from gazette_platform.cli.selection import Names, Selection, SelectorOrNames
 from gazette_platform.client import AsyncClient
 from gazette_platform.errors import StoreError, ValidationError
-from gazette_platform.fragment.retention import PruneRule, StoredFragment
 from gazette_platform.ops.clock import SystemClock
+
+if TYPE_CHECKING:
+    from gazette_platform.cli.pruning import Pruning
+    from gazette_platform.fragment.retention import PruneRule, StoredFragment
 
 __all__ = ["prune"]
 
@@ -83,18 +85,20 @@ def prune(
     selection = Selection.of(names, selector)
     rule = _rule(from_offset, before_offset)
 
-    async def work(client: AsyncClient) -> Pruning:
+    async def work(client: AsyncClient) -> "Pruning":
         journals = await matching(client, selection)
         if rule is not None and len(journals) > 1:
             raise ValidationError(
                 f"is an offset of one journal, and {len(journals)} match {selection.text}",
                 path="--before-offset",
             )
-        from gazette_platform.cli.removal_bar import RemovalBar  # noqa: PLC0415  slow to import
+        # Slow to import, and no other command needs them.
+        from gazette_platform.cli.pruning import Pruner  # noqa: PLC0415
+        from gazette_platform.cli.removal_bar import RemovalBar  # noqa: PLC0415
 
         with RemovalBar(is_shown=sys.stderr.isatty() and not dry_run) as bar:
 
-            def on_removed(stored: StoredFragment) -> None:
+            def on_removed(stored: "StoredFragment") -> None:
                 verb = "would remove" if dry_run else "removed"
                 print_text(f"{verb} {stored.fragment.content_path}")
                 bar.advance(stored.size)
@@ -123,18 +127,20 @@ def prune(
         )
 
 
-def _rule(begin: int, end: int | None) -> PruneRule | None:
+def _rule(begin: int, end: int | None) -> "PruneRule | None":
     if end is None:
         if begin:
             raise ValidationError("needs --before-offset", path="--from-offset")
         return None
+    from gazette_platform.fragment.retention import PruneRule  # noqa: PLC0415
+
     try:
         return PruneRule(begin=begin, end=end)
     except ValidationError as err:
         raise err.within("--from-offset") from err
 
 
-def _summarize(result: Pruning, *, dry_run: bool) -> None:
+def _summarize(result: "Pruning", *, dry_run: bool) -> None:
     verb = "would be removed" if dry_run else "removed"
     note(
         f"{result.removed} of {result.fragments} fragments {verb}: {result.stored_bytes} bytes in "

@@ -8,6 +8,8 @@ a reader is one seamless stream over brokers, fragments and broken connections. 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from gazette_platform.client.append_queue import AppendTicket
 from gazette_platform.client.append_service import AppendService, Dependency
 from gazette_platform.client.append_writer import AppendWriter
@@ -36,13 +38,15 @@ from gazette_platform.client.results import (
     Savepoint,
     StoreHealth,
 )
-from gazette_platform.client.store_reader import StoreReader, read_store
 from gazette_platform.client.sync_client import Client
 from gazette_platform.client.sync_reader import SyncReader
 from gazette_platform.client.sync_service import SyncAppendService
 from gazette_platform.client.sync_writer import SyncAppendTicket, SyncAppendWriter
 from gazette_platform.client.wire import CallFailed, CallUnanswered
 from gazette_platform.protocol import JournalChange as Change
+
+if TYPE_CHECKING:
+    from gazette_platform.client.store_reader import StoreReader, read_store
 
 __all__ = [
     "AppendOptions",
@@ -82,3 +86,12 @@ __all__ = [
     "read_store",
     "split_lines",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # They bring the stores and the index of brokers along, which most users never read from.
+    if name not in ("StoreReader", "read_store"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from gazette_platform.client import store_reader  # noqa: PLC0415
+
+    return getattr(store_reader, name)

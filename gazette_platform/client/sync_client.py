@@ -22,7 +22,6 @@ from gazette_platform.client.async_client import (
     Savepoints,
 )
 from gazette_platform.client.loop_thread import LoopThread
-from gazette_platform.client.store_reader import read_store
 from gazette_platform.client.sync_reader import SyncReader
 from gazette_platform.client.sync_service import SyncAppendService
 from gazette_platform.client.sync_writer import SyncAppendWriter
@@ -221,6 +220,7 @@ class Client:
         on_jump: Literal["raise", "continue"] = "raise",
     ) -> SyncReader:
         """As the function `read_store`, as a file-like object; asks no broker."""
+        from gazette_platform.client.store_reader import read_store  # noqa: PLC0415  see there
 
         async def make() -> SyncReader:
             reader = read_store(
