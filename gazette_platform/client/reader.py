@@ -475,6 +475,8 @@ class Reader:
             self._is_done = True
             self._close_store()
         self.offset += len(piece)
+        # Fragments ahead are asked for anew, and may end behind the head that was told with the first.
+        self.write_head = max(self.write_head, self.offset)
         return piece
 
     def _store_failed(self, store: DirectRead, err: StoreError) -> None:
