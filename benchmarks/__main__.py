@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +25,11 @@ from benchmarks.codecs import measure_codecs
 from benchmarks.content import Payloads, load_content
 from benchmarks.core import measure_core
 from benchmarks.fsync import measure_fsync
+from benchmarks.matrix import matrix_cases, measure_matrix
 from benchmarks.memory import measure_memory
 from benchmarks.persist import measure_persist
 from benchmarks.reads import measure_reads
-from benchmarks.report import appends_table, load_baseline, others_table, quantity
+from benchmarks.report import appends_table, load_baseline, matrix_table, others_table, quantity
 from benchmarks.tail import measure_tail
 from benchmarks.targets import judge
 from gazette_platform.embedded import tools
@@ -41,14 +43,16 @@ if TYPE_CHECKING:
     from benchmarks.figures import Figures
     from gazette_platform.ops.clock import Clock
 
+    Cases = Callable[[Bench], AsyncGenerator[tuple[str, Figures], None]]
+
 _LATEST = Path(__file__).with_name("results") / "latest.json"
 _DISK_BYTES_MIN = 12 << 30
 _SEED = 2013
 _WIDTH = 110  # of the tables, if no terminal says otherwise
 
 _GROUPS = (
-    *("tail", "persist", "appends", "writer", "append_service", "reads", "cli", "memory", "core"),
-    *("fsync", "codecs"),
+    *("tail", "persist", "matrix", "appends", "writer", "append_service", "reads", "cli"),
+    *("memory", "core", "fsync", "codecs"),
 )
 
 
@@ -75,9 +79,8 @@ class Run:
         await self._measure_machine(folder)
         async with serving(folder / "broker", etcd=etcd, prefix="/bench/load") as (broker, client):
             bench = Bench(client, broker, self._payloads, self._clock, self._scale)
-            for group, cases in _CASES.items():
-                if group in self._groups:
-                    await self._collect(cases(bench))
+            for cases in self._cases():
+                await self._collect(cases(bench))
             self.figures["broker_rss_mb_peak_of_run"] = procfs.peak_rss_mb(broker.pid)
         await self._measure_machine(folder)
         if "memory" in self._groups:
@@ -110,6 +113,13 @@ class Run:
         self.figures["machine_other_cores"] = (_others_s(etcd_server) - others) / elapsed_s
         self.figures["bench_s"] = elapsed_s
 
+    def _cases(self) -> list[Cases]:
+        """What one broker is measured with, in turn; no case twice."""
+        chosen = {group: cases for group, cases in _CASES.items() if group in self._groups}
+        if {"matrix", "appends"} <= chosen.keys():
+            chosen["appends"] = partial(measure_appends, but=matrix_cases(self._scale))
+        return list(chosen.values())
+
     async def _measure_machine(self, folder: Path) -> None:
         window_s = self._scale.machine_s
         found = machine.measure(self._payloads.content, folder, self._clock, window_s=window_s)
@@ -133,9 +143,10 @@ def _others_s(etcd: EtcdServer) -> float:
     return procfs.busy_s() - sum(os.times()[:4]) - procfs.cpu_s(etcd.pid)
 
 
-_CASES: dict[str, Callable[[Bench], AsyncGenerator[tuple[str, Figures], None]]] = {
+_CASES: dict[str, Cases] = {
     "tail": measure_tail,
     "persist": measure_persist,
+    "matrix": measure_matrix,
     "appends": measure_appends,
     "writer": measure_writer,
     "append_service": measure_append_service,
@@ -205,7 +216,7 @@ def _benchmark(arguments: argparse.Namespace, console: Console) -> int:
     result = _result(run, seed=arguments.seed, etcd=etcd_binary, clock=clock)
     if output:
         results.write(output, results.merged(previous, result))
-    for table in (appends_table, others_table):
+    for table in (appends_table, others_table, matrix_table):
         console.print(table(result["figures"], baseline))
     if speed is not None:
         console.print(

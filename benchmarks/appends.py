@@ -1,7 +1,8 @@
-"""Appends: throughput, latency and the broker's CPU, by size, concurrency and codec."""
+"""Appends: throughput, latency and CPU, by size, concurrency and codec."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,14 +11,24 @@ from benchmarks.content import SIZES
 from benchmarks.load import closed_loop
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Collection
 
     from benchmarks.bench import Bench, Scale
     from benchmarks.figures import Figures
+    from benchmarks.load import Load
 
-__all__ = ["AppendCase", "append_cases", "measure_appends", "measure_writer"]
+__all__ = [
+    "WARM_UP_S",
+    "AppendCase",
+    "append_cases",
+    "append_figures",
+    "measure_appends",
+    "measure_case",
+    "measure_writer",
+]
 
-_WARM_UP_S = 0.2
+WARM_UP_S = 0.2
+"""Seconds of load before a case's runs."""
 _WRITER_BATCH = 1000
 
 
@@ -51,19 +62,26 @@ def append_cases(scale: Scale) -> list[AppendCase]:
     ]
 
 
-async def measure_appends(bench: Bench) -> AsyncGenerator[tuple[str, Figures], None]:
-    """Yields each case's label and figures. One journal a codec."""
-    cases = append_cases(bench.scale)
+async def measure_appends(
+    bench: Bench, *, but: Collection[AppendCase] = ()
+) -> AsyncGenerator[tuple[str, Figures], None]:
+    """Yields each case's label and figures. One journal a codec.
+
+    Args:
+        but: cases that this run measures elsewhere.
+    """
+    cases = [case for case in append_cases(bench.scale) if case not in but]
     for codec in bench.scale.codecs:
         journal = f"bench/append-{codec}"
         await create(bench.client, journal_spec(journal, codec))
         for case in cases:
             if case.codec == codec:
-                yield case.label, await _measure(bench, case, journal)
+                yield case.label, await measure_case(bench, case, journal)
         await delete(bench, journal)
 
 
-async def _measure(bench: Bench, case: AppendCase, journal: str) -> Figures:
+async def measure_case(bench: Bench, case: AppendCase, journal: str) -> Figures:
+    """The figures of one case, whose appends are an RPC each."""
     payloads = bench.payloads.of(SIZES[case.size])
 
     async def append() -> None:
@@ -71,30 +89,41 @@ async def _measure(bench: Bench, case: AppendCase, journal: str) -> Figures:
 
     async def run() -> Figures:
         with bench.cpu() as used_s:
+            cpu = time.process_time()
             load = await closed_loop(
                 append, bench.clock, concurrency=case.concurrency, window_s=bench.scale.window_s
             )
+            client_s = time.process_time() - cpu
             # Hashing, compressing and persisting trail the appends, and are part of their cost.
             await bench.settle()
-            return _figures(case, load.per_s, used_s() / len(load.latencies_s)) | {
-                f"{case.figure}_p50_ms": load.latency_ms(0.5),
-                f"{case.figure}_p99_ms": load.latency_ms(0.99),
-            }
+            return append_figures(case, case.figure, load, broker_s=used_s(), client_s=client_s)
 
-    await closed_loop(append, bench.clock, concurrency=case.concurrency, window_s=_WARM_UP_S)
+    await closed_loop(append, bench.clock, concurrency=case.concurrency, window_s=WARM_UP_S)
     return await bench.repeat(run)
 
 
-def _figures(case: AppendCase, per_s: float, cpu_s_per_append: float) -> Figures:
-    """Throughput and CPU, in the units that suit the size."""
-    mb = SIZES[case.size] / 1e6
-    is_small = case.size == "100b"
-    figures = {
-        f"{case.figure}_{'per_s' if is_small else 'mb_per_s'}": per_s if is_small else per_s * mb,
-        f"broker_cpu_us_per_{case.figure}": cpu_s_per_append * 1e6,
+def append_figures(
+    case: AppendCase, name: str, load: Load, *, broker_s: float, client_s: float
+) -> Figures:
+    """Throughput, latency and CPU, in the units that suit the size.
+
+    Args:
+        name: what names of the figures begin with.
+        broker_s: CPU seconds of the broker for all of them.
+        client_s: CPU seconds of the client.
+    """
+    mb, count, is_small = SIZES[case.size] / 1e6, len(load.latencies_s), case.size == "100b"
+    gb = count * mb / 1e3
+    rate = {f"{name}_per_s": load.per_s} if is_small else {f"{name}_mb_per_s": load.per_s * mb}
+    figures = rate | {
+        f"{name}_p50_ms": load.latency_ms(0.5),
+        f"{name}_p99_ms": load.latency_ms(0.99),
+        f"broker_cpu_us_per_{name}": broker_s / count * 1e6,
+        f"broker_cpu_s_per_gb_{name}": broker_s / gb,
+        f"client_cpu_s_per_gb_{name}": client_s / gb,
     }
-    if (case.size, case.concurrency) == ("1mib", 8):
-        figures[f"broker_cpu_s_per_gb_append_{case.codec}"] = cpu_s_per_append / mb * 1e3
+    if (name, case.size, case.concurrency) == (case.figure, "1mib", 8):
+        figures[f"broker_cpu_s_per_gb_append_{case.codec}"] = broker_s / gb
     return figures
 
 

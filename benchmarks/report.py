@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE
 from rich.table import Table
 
+from benchmarks.bench import FULL
+from benchmarks.content import SIZES
+from benchmarks.matrix import matrix_cases, service_figure
 from benchmarks.targets import BOUNDS
 from gazette_platform.errors import DataError
 
@@ -25,6 +28,7 @@ __all__ = [
     "Baseline",
     "appends_table",
     "load_baseline",
+    "matrix_table",
     "others_table",
     "quantity",
     "ratio",
@@ -35,7 +39,9 @@ BASELINE = Path(__file__).with_name("go_baseline.toml")
 _SERVERS = {"go": "Go", "go_r3": "Go R=3", "nats": "NATS", "kafka": "Kafka"}
 
 _RATE = re.compile(r"(append_(100b|16kib|1mib)_c\d+(?:_[a-z]+)?)_((?:mb_)?per_s)")
-_OF_APPEND = re.compile(r"(broker_cpu_us_per_)?append_(100b|16kib|1mib)_c\d+.*")
+_OF_APPEND = re.compile(
+    r"((broker|client)_cpu_(us|s)_per_(gb_)?)?append_(service_)?(100b|16kib|1mib)_c\d+.*"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +119,86 @@ def appends_table(figures: Mapping[str, float], baseline: Baseline) -> Table:
             ratio(value, figures.get(BOUNDS.get(name, ""))),
         )
     return table
+
+
+def matrix_table(figures: Mapping[str, float], baseline: Baseline) -> Table:
+    """Each case of appends both ways, with the CPU of broker and client, beside Go's of its way.
+
+    Go's are times the speed of this machine, CPU divided by it; both as stated if it is not known.
+    """
+    table = _table("Appends of 100 B, 16 KiB and 1 MiB, 1, 8 and 64 at a time", "case")
+    table.caption = (
+        "CPU in seconds per GB of 10^9 bytes. Go: one broker, as it would do at the speed of this "
+        "machine; ÷ Go: ours divided by that"
+    )
+    headings = ("way", "rate", "p50 ms", "p99 ms", "CPU broker", "CPU client")
+    for heading in (*headings, "Go", "÷ Go", "CPU Go's broker"):
+        table.add_column(heading, justify="right")
+    for row in _matrix_rows():
+        if (rate := figures.get(row.rate)) is None:
+            continue
+        speed = figures.get("machine_speed_ratio", 1.0)
+        go = _of_go(baseline, row.rate, speed)
+        cpu = [figures.get(name) for name in (row.broker_cpu, row.client_cpu)]
+        table.add_row(
+            row.case,
+            row.way,
+            f"{quantity(rate)} {'MB/s' if 'mb_per_s' in row.rate else '/s'}",
+            *(quantity(figures.get(f"{row.name}_{share}_ms")) for share in ("p50", "p99")),
+            *(quantity(None if used is None else used * row.cpu_factor) for used in cpu),
+            quantity(go),
+            ratio(rate, go),
+            quantity(_of_go(baseline, row.broker_cpu, 1 / speed)),
+            end_section=row.is_last,
+        )
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class _MatrixRow:
+    """One way of one case: which figures are its."""
+
+    case: str
+    way: str
+    name: str
+    rate: str
+    broker_cpu: str
+    client_cpu: str
+    cpu_factor: float = 1.0
+    """Makes seconds per GB of the figures of CPU."""
+    is_last: bool = False
+    """Of its section."""
+
+
+def _matrix_rows() -> Iterator[_MatrixRow]:
+    for case in matrix_cases(FULL):
+        size = {"100b": "100 B", "16kib": "16 KiB", "1mib": "1 MiB"}[case.size]
+        for way, name in (("RPC each", case.figure), ("service", service_figure(case))):
+            yield _MatrixRow(
+                f"{size} x {case.concurrency}",
+                way,
+                name,
+                rate=f"{name}_{'per_s' if case.size == '100b' else 'mb_per_s'}",
+                broker_cpu=f"broker_cpu_s_per_gb_{name}",
+                client_cpu=f"client_cpu_s_per_gb_{name}",
+                is_last=way == "service",
+            )
+    for label, way, what in (("100 B x 1000", "service", "await"), ("100 B", "writer", "writer")):
+        name = f"append_service_{what}"
+        yield _MatrixRow(
+            label,
+            way,
+            name,
+            rate=f"{name}_msgs_per_s",
+            broker_cpu=f"{name}_broker_cpu_us_per_msg",
+            client_cpu=f"{name}_client_cpu_us_per_msg",
+            cpu_factor=1e3 / SIZES["100b"],
+        )
+
+
+def _of_go(baseline: Baseline, name: str, factor: float) -> float | None:
+    go = baseline.figures.get(name, {}).get("go")
+    return None if go is None else go * factor
 
 
 def others_table(figures: Mapping[str, float], baseline: Baseline) -> Table:

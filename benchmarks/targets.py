@@ -39,6 +39,8 @@ class Target:
     limit: float
     is_upper: bool = False
     """Whether less is better: a latency, a size."""
+    is_of_reference: bool = False
+    """Whether the limit is of the reference machine: it is times the speed of this one."""
 
     @property
     def sign(self) -> str:
@@ -54,12 +56,12 @@ TARGETS = (
     Target("append_core_us_per_append_c16", 45, is_upper=True),
     Target("append_1mib_c8_gzip_mb_per_s", 200),
     Target("append_1mib_c8_raw_mb_per_s", 250),
-    Target("append_service_writer_msgs_per_s", 1_480_000),
-    Target("append_service_await_msgs_per_s", 60_000),
+    Target("append_service_writer_msgs_per_s", 1_480_000, is_of_reference=True),
+    Target("append_service_await_msgs_per_s", 60_000, is_of_reference=True),
     Target("read_broker_raw_mb_per_s", 400),
     Target("read_broker_gzip_mb_per_s", 250),
-    Target("read_direct_raw_mb_per_s", 1500),
-    Target("read_direct_gzip_mb_per_s", 600),
+    Target("read_direct_raw_mb_per_s", 1500, is_of_reference=True),
+    Target("read_direct_gzip_mb_per_s", 600, is_of_reference=True),
     Target("read_direct_raw_rss_mb", 268, is_upper=True),
     Target("read_direct_gzip_rss_mb", 268, is_upper=True),
     Target("tail_behind_writer_gzip_mb_per_s", 150),
@@ -93,26 +95,35 @@ class Verdict:
     target: Target
     value: float | None
     """None: the run did not measure it."""
+    speed: float = 1.0
+    """Of the machine, in terms of the reference machine."""
+
+    @property
+    def limit(self) -> float:
+        """What the figure has to reach on this machine."""
+        return self.target.limit * (self.speed if self.target.is_of_reference else 1.0)
 
     @property
     def is_met(self) -> bool:
         """Whether the figure was measured and reaches the limit."""
         if self.value is None:
             return False
-        if self.target.is_upper:
-            return self.value <= self.target.limit
-        return self.value >= self.target.limit
+        return self.value <= self.limit if self.target.is_upper else self.value >= self.limit
 
     def line(self) -> str:
         """One line for people: verdict, figure, value and target."""
         target = self.target
         word = "met" if self.is_met else "not measured" if self.value is None else "missed"
         value = "" if self.value is None else f"{self.value:g} "
-        return f"target {word}: {target.name} {value}(target {target.sign} {target.limit:g})"
+        scaled = f", times {self.speed:g}: {self.limit:.4g}" if target.is_of_reference else ""
+        return (
+            f"target {word}: {target.name} {value}(target {target.sign} {target.limit:g}{scaled})"
+        )
 
 
 def judge(
     figures: Mapping[str, float], targets: tuple[Target, ...] = TARGETS
 ) -> tuple[Verdict, ...]:
     """Each target beside its figure, in the order of the targets."""
-    return tuple(Verdict(target, figures.get(target.name)) for target in targets)
+    speed = figures.get("machine_speed_ratio", 1.0)
+    return tuple(Verdict(target, figures.get(target.name), speed) for target in targets)

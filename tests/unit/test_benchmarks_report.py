@@ -12,7 +12,16 @@ from benchmarks.appends import append_cases
 from benchmarks.bench import FULL, QUICK
 from benchmarks.content import Payloads
 from benchmarks.load import closed_loop
-from benchmarks.report import Baseline, appends_table, load_baseline, others_table, quantity, ratio
+from benchmarks.matrix import matrix_cases, service_figure
+from benchmarks.report import (
+    Baseline,
+    appends_table,
+    load_baseline,
+    matrix_table,
+    others_table,
+    quantity,
+    ratio,
+)
 from benchmarks.tail import Record
 from benchmarks.targets import BOUNDS, TARGETS, Target, judge
 from gazette_platform.errors import DataError
@@ -47,6 +56,33 @@ def test_a_target_is_met_up_to_its_limit(target, value, is_met):
 )
 def test_a_verdict_is_one_line(target, figures, line):
     assert judge(figures, (target,))[0].line() == line
+
+
+OF_REFERENCE = Target("msgs_per_s", 1000, is_of_reference=True)
+
+
+@pytest.mark.parametrize(
+    ("target", "value", "line"),
+    [
+        (OF_REFERENCE, 500.0, "target met: msgs_per_s 500 (target ≥ 1000, times 0.5: 500)"),
+        (OF_REFERENCE, 499.0, "target missed: msgs_per_s 499 (target ≥ 1000, times 0.5: 500)"),
+        (AT_LEAST, 9.0, "target missed: rate_per_s 9 (target ≥ 10)"),
+    ],
+)
+def test_limits_of_the_reference_machine_are_times_the_speed_of_this_one(target, value, line):
+    (verdict,) = judge({target.name: value, "machine_speed_ratio": 0.5}, (target,))
+    assert verdict.line() == line
+
+
+def test_a_machine_of_unknown_speed_is_judged_as_the_reference_machine():
+    assert not judge({"msgs_per_s": 999.0}, (OF_REFERENCE,))[0].is_met
+    assert judge({"msgs_per_s": 1000.0}, (OF_REFERENCE,))[0].is_met
+
+
+def test_targets_of_the_append_service_are_of_the_reference_machine():
+    limits = {each.name: each.limit for each in TARGETS if each.is_of_reference}
+    assert limits["append_service_writer_msgs_per_s"] == 1_480_000
+    assert limits["append_service_await_msgs_per_s"] == 60_000
 
 
 def rendered(table) -> str:
@@ -86,6 +122,46 @@ def test_other_figures_have_a_row_each_and_appends_none():
     assert row_of(text, "tail_p50_ms")[1:] == ["0.62", "0.31", "2.00", "0.18", "-", "-"]
     assert row_of(text, "append_writer_100b_per_s")[1] == "740,000"
     assert "c1_p50" not in text
+
+
+def test_appends_stand_both_ways_with_cpu_of_broker_and_client_beside_go_at_this_speed():
+    figures = {
+        "machine_speed_ratio": 0.5,
+        "append_100b_c1_per_s": 1000.0,
+        "append_100b_c1_p50_ms": 0.9,
+        "append_100b_c1_p99_ms": 2.5,
+        "broker_cpu_s_per_gb_append_100b_c1": 6800.0,
+        "client_cpu_s_per_gb_append_100b_c1": 4000.0,
+        "append_service_100b_c1_per_s": 900.0,
+        "append_1mib_c8_raw_mb_per_s": 299.0,
+        "broker_cpu_s_per_gb_append_1mib_c8_raw": 4.5,
+        "append_1mib_c8_gzip_mb_per_s": 77.0,
+        "append_service_writer_msgs_per_s": 740e3,
+        "append_service_writer_client_cpu_us_per_msg": 0.9,
+        "append_service_writer_broker_cpu_us_per_msg": 0.35,
+    }
+    text = rendered(matrix_table(figures, load_baseline()))
+    rows = [line.split("  ") for line in text.splitlines() if " x " in line or "writer" in line]
+    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    assert cells == [
+        ["100 B x 1", "RPC each", "1,000 /s", "0.9", "2.5", "6,800", "4,000", "2,000", "0.50", "3,400"],
+        ["100 B x 1", "service", "900 /s", "-", "-", "-", "-", "-", "-", "-"],
+        ["1 MiB x 8", "RPC each", "299 MB/s", "-", "-", "4.5", "-", "150", "2.00", "6.4"],
+        ["100 B", "writer", "740,000 /s", "-", "-", "3.5", "9", "740,000", "1.00", "-"],
+    ]  # fmt: skip
+    others = rendered(others_table(figures, load_baseline()))
+    assert "100b" not in others
+    assert "1mib" not in others
+
+
+def test_every_size_is_measured_1_8_and_64_at_a_time_both_ways():
+    cases = matrix_cases(FULL)
+    assert [(case.size, case.concurrency) for case in cases] == [
+        (size, concurrency) for size in ("100b", "16kib", "1mib") for concurrency in (1, 8, 64)
+    ]
+    names = [case.figure for case in cases] + [service_figure(case) for case in cases]
+    assert len(set(names)) == 18
+    assert set(matrix_cases(QUICK)) < set(cases) < set(append_cases(FULL))
 
 
 def test_quantities_and_ratios_of_nothing_are_dashes():
