@@ -27,8 +27,8 @@ from gazette_platform.fragment.completed import CompletedSpool
 from gazette_platform.fragment.recovery import set_aside
 from gazette_platform.keyspace import item_key
 from gazette_platform.ops.retry import backoff_s
+from gazette_platform.ops.side_by_side import side_by_side
 from gazette_platform.ops.threads import run_in
-from gazette_platform.protocol import SuspendLevel
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -55,7 +55,7 @@ _LOOKS_S = 5 * (0.5,) + 5 * (1.0,) + 5 * (2.0,) + (5.0,)
 _ONE_BY_ONE_MAX = 16
 
 # How many of them are decided on side by side, and for how many seconds each waits for its store.
-_SIDE_BY_SIDE = 32
+_AT_A_TIME = 32
 _STORE_S = 5.0
 
 _NOT_THE_JOURNALS = "others went on without it, or its journal was deleted"
@@ -195,18 +195,14 @@ class Leftovers:
                 for name in names
                 if is_leaving or not held.get(name, set()) & kept or self._is_in_part(name)
             ]
-        # One whose store is away, or whose spool nobody foresaw, must not hold up the others.
-        side_by_side = asyncio.Semaphore(_SIDE_BY_SIDE)
 
+        # One whose store is away, or whose spool nobody foresaw, must not hold up the others.
         async def settle(journal: str) -> None:
             what = f"{journal}: looking after what former processes left"
-            async with side_by_side:
-                with self._faults.contained("spool", what):
-                    await self.settle(journal, is_leaving=is_leaving)
+            with self._faults.contained("spool", what):
+                await self.settle(journal, is_leaving=is_leaving)
 
-        async with asyncio.TaskGroup() as group:
-            for journal in names:
-                group.create_task(settle(journal))
+        _ = await side_by_side(settle, names, at_a_time=_AT_A_TIME)
 
     async def settle(self, journal: str, *, is_leaving: bool = False) -> None:
         """Look at the tenures of one journal, and do what follows.
@@ -263,10 +259,9 @@ class Leftovers:
     def _is_suspended(self, found: RecoveredTenure) -> bool:
         """Whether no broker serves the journal, and its spec says where it goes on."""
         item = self._space.state.items.get(found.tenure.journal)
-        suspend = item.spec.suspend if item is not None else None
-        if suspend is None or suspend.level is not SuspendLevel.FULL:
+        if item is None or item.spec.suspend is None or not item.spec.is_fully_suspended:
             return False
-        return suspend.offset >= found.end
+        return item.spec.suspend.offset >= found.end
 
     def _is_in_part(self, journal: str) -> bool:
         """Whether a power failure has left content of a journal, and not all of it."""

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from gazette_platform.errors import GazetteError
-from gazette_platform.protocol import LabelSelector, LabelSet, SuspendLevel
+from gazette_platform.protocol import LabelSelector, LabelSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gazette_platform.client import AsyncClient, Change, JournalListing
     from gazette_platform.protocol import JournalSpec
 
-__all__ = ["aftermath", "wanted_replicas"]
+__all__ = ["aftermath"]
 
 # Brokers assign a new journal within a fraction of a second, and check a store that works as fast.
 _ASSIGNED_S = 3.0
@@ -45,12 +45,6 @@ async def aftermath(client: AsyncClient, changes: Sequence[Change]) -> list[str]
     return [text for task in broken if (text := task.result())] + lacking.result()
 
 
-def wanted_replicas(spec: JournalSpec) -> int:
-    """How many brokers the journal needs now."""
-    level = spec.suspend.level if spec.suspend is not None else SuspendLevel.NONE
-    return {SuspendLevel.FULL: 0, SuspendLevel.PARTIAL: 1}.get(level, spec.replication)
-
-
 async def _lacking(client: AsyncClient, specs: Mapping[str, JournalSpec]) -> list[str]:
     """Those without enough brokers, once they had the time to be assigned."""
     labels = LabelSet()
@@ -77,9 +71,9 @@ def _short(
 ) -> list[tuple[str, int, int]]:
     """Names with the numbers of brokers that they have, and need."""
     return [
-        (each.name, len(each.route.members), wanted_replicas(each.spec))
+        (each.name, len(each.route.members), each.spec.desired_replication())
         for each in listings
-        if each.name in specs and len(each.route.members) < wanted_replicas(each.spec)
+        if each.name in specs and len(each.route.members) < each.spec.desired_replication()
     ]
 
 

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from gazette_platform.cli.connection import connected, matching
-from gazette_platform.cli.gazctl_journals_upkeep import is_fully_suspended
 from gazette_platform.cli.instants import instant_option
 from gazette_platform.cli.output import print_json, print_table, print_text
 from gazette_platform.cli.selection import Names, Selection, SelectorOrNames
@@ -115,7 +114,7 @@ async def _all_fragments(
     client: AsyncClient, selection: Selection, begin_mod_time: int, end_mod_time: int, ttl_s: float
 ) -> AsyncIterator[FragmentListing]:
     for journal in await matching(client, selection):
-        if is_fully_suspended(journal):
+        if journal.spec.is_fully_suspended:
             continue
         pages = client.fragment_pages(
             journal.name, begin_mod_time=begin_mod_time, end_mod_time=end_mod_time, ttl_s=ttl_s

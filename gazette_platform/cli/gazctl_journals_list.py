@@ -125,8 +125,7 @@ def _label_column(name: str) -> Column:
 def _primary(journal: JournalListing) -> str:
     route = journal.route
     name = route.members[route.primary].suffix if route.primary >= 0 else NONE
-    suspend = journal.spec.suspend
-    return f"{name} <S>" if suspend and suspend.level is not SuspendLevel.NONE else name
+    return name if journal.spec.suspend_level is SuspendLevel.NONE else f"{name} <S>"
 
 
 def _replicas(journal: JournalListing) -> str:

@@ -14,7 +14,6 @@ import orjson
 import typer
 
 from gazette_platform.cli.connection import Connection, connected, matching, opened
-from gazette_platform.cli.gazctl_journals_upkeep import is_fully_suspended
 from gazette_platform.cli.instants import instant_option
 from gazette_platform.cli.output import note
 from gazette_platform.cli.selection import Names, Selection, SelectorOrNames
@@ -280,7 +279,7 @@ class _Merge:
     def _is_new(self, journal: JournalListing) -> bool:
         if journal.name in self._started:
             return False
-        if is_fully_suspended(journal):
+        if journal.spec.is_fully_suspended:
             note(f"{journal.name}: skipped, it is fully suspended")
             return False
         self._started.add(journal.name)

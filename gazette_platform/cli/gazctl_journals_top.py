@@ -99,7 +99,7 @@ def _described(standing: Standing) -> Iterable[str]:
         ("Primary", standing.primary or NONE),
         ("Replicas", ", ".join(standing.replicas) or NONE),
         ("Replication", str(spec.replication)),
-        ("Suspended", spec.suspend.level.name if spec.suspend else "NONE"),
+        ("Suspended", spec.suspend_level.name),
         ("Stores", ", ".join(fragment.stores) or NONE),
         ("Fragments", f"{fragment.codec.name}, of {fragment.length} bytes"),
         ("Flush interval", format_duration(flush_ns) if flush_ns else NONE),

@@ -8,17 +8,11 @@ import typer
 from gazette_platform.cli.connection import connected, matching
 from gazette_platform.cli.output import note, print_text
 from gazette_platform.cli.selection import Names, Selection, SelectorOrNames
-from gazette_platform.client import AsyncClient, HeadState, JournalListing
+from gazette_platform.client import AsyncClient, HeadState
 from gazette_platform.errors import SpoolsAwaited, StoreUnavailable, ValidationError
-from gazette_platform.protocol import SuspendLevel, parse_duration
+from gazette_platform.protocol import parse_duration
 
-__all__ = ["flush", "is_fully_suspended", "reset_head", "store_health", "suspend"]
-
-
-def is_fully_suspended(journal: JournalListing) -> bool:
-    """Whether no broker serves the journal: then it has nothing to ask about."""
-    suspend = journal.spec.suspend
-    return suspend is not None and suspend.level is SuspendLevel.FULL
+__all__ = ["flush", "reset_head", "store_health", "suspend"]
 
 
 def reset_head(
@@ -53,7 +47,7 @@ def reset_head(
     async def check(client: AsyncClient) -> dict[str, HeadState]:
         found = {}
         for journal in await matching(client, selection):
-            if is_fully_suspended(journal):
+            if journal.spec.is_fully_suspended:
                 note(f"{journal.name}: skipped, it is fully suspended")
                 continue
             found[journal.name] = await client.check_head(journal.name)
@@ -155,7 +149,7 @@ def suspend(
 
     async def work(client: AsyncClient) -> None:
         for journal in await matching(client, selection):
-            if is_fully_suspended(journal):
+            if journal.spec.is_fully_suspended:
                 note(f"{journal.name}: is fully suspended already")
             elif await client.suspend(journal.name, force=force):
                 print_text(f"{journal.name}: suspended")

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, final
 
-from gazette_platform.cli.gazctl_journals_upkeep import is_fully_suspended
 from gazette_platform.client.wire import CallFailed
 from gazette_platform.errors import (
     GazetteError,
@@ -125,7 +124,7 @@ class Pruner:
         """Prune one journal. Returns: how many fragments resisted."""
         fragment_spec = journal.spec.fragment
         rule = self._rule or PruneRule(retention_s=fragment_spec.retention_ns / 1e9)
-        if is_fully_suspended(journal):
+        if journal.spec.is_fully_suspended:
             self._tell(f"{journal.name}: skipped, it is fully suspended")
             return 0
         if self._rule is None and fragment_spec.retention_ns <= 0:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
 from gazette_platform.errors import GazetteError
-from gazette_platform.protocol import SuspendLevel
+from gazette_platform.ops.side_by_side import side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -107,7 +106,7 @@ class Standing:
             "replication": spec.replication,
             "primary": self.primary or None,
             "replicas": list(self.replicas),
-            "suspended": spec.suspend.level.name if spec.suspend else SuspendLevel.NONE.name,
+            "suspended": spec.suspend_level.name,
             "mod_revision": self.listing.mod_revision,
             "error": None if is_known else str(self.error),
         }
@@ -124,28 +123,18 @@ class Standings:
     def __init__(self, client: AsyncClient, clock: Clock) -> None:
         self._client = client
         self._clock = clock
-        self._turns = asyncio.Semaphore(_CONCURRENT_MAX)
         self._last: dict[str, tuple[float, Standing]] = {}
 
     async def ask(self, journals: Iterable[JournalListing]) -> list[Standing]:
         """How each of them stands. Errors of a journal are in its own. Cancellation: safe."""
-        asked = list(journals)
-        found: list[Standing] = [Standing(each) for each in asked]
-
-        async def one(index: int) -> None:
-            async with self._turns:
-                found[index] = await self._ask(asked[index])
-
-        async with asyncio.TaskGroup() as group:
-            for index in range(len(asked)):
-                group.create_task(one(index))
-        names = {each.name for each in asked}
+        found = await side_by_side(self._ask, journals, at_a_time=_CONCURRENT_MAX)
+        names = {each.listing.name for each in found}
         self._last = {name: last for name, last in self._last.items() if name in names}
         return found
 
     async def _ask(self, listing: JournalListing) -> Standing:
         suspend = listing.spec.suspend
-        if suspend is not None and suspend.level is SuspendLevel.FULL:
+        if suspend is not None and listing.spec.is_fully_suspended:
             return Standing(listing, head=suspend.offset)  # no broker serves it
         before_s, before = self._last.get(listing.name, (0.0, None))
         frontier = before.stored.frontier if before else 0

@@ -128,7 +128,7 @@ async def _flush_by_suspending(
 async def _suspend_level(transport: Transport, journal: str) -> SuspendLevel:
     selector = LabelSelector(include=LabelSet.of(name=journal))
     for found in await list_journals(transport, selector):
-        return found.spec.suspend.level if found.spec.suspend is not None else SuspendLevel.NONE
+        return found.spec.suspend_level
     raise JournalNotFound(journal=journal)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING, Literal, Self, TypeVar, final
+from typing import TYPE_CHECKING, Literal, Self, final
 
 from gazette_platform.client import admin, heads, listing, savepoints
 from gazette_platform.client.append_service import AppendService
@@ -24,6 +23,7 @@ from gazette_platform.client.results import (
 from gazette_platform.client.transport import Transport
 from gazette_platform.client.wire import CallFailed
 from gazette_platform.errors import (
+    GazetteError,
     IndexHasGreaterOffset,
     JournalNotFound,
     Suspended,
@@ -31,20 +31,20 @@ from gazette_platform.errors import (
     WrongAppendOffset,
 )
 from gazette_platform.ops.clock import Clock, SystemClock
+from gazette_platform.ops.side_by_side import side_by_side
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import (
     AppendSuspend,
     JournalChange,
     LabelSelector,
     LabelSet,
-    SuspendLevel,
     strip_meta,
     validate_apply_request,
     validate_journal_name,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Mapping, Sequence
     from types import TracebackType
 
 __all__ = ["AsyncClient"]
@@ -54,8 +54,6 @@ _RESET_ATTEMPTS = 5
 
 # How many journals are flushed, or asked for their write heads, at the same time.
 _JOURNALS_AT_A_TIME = 32
-
-T = TypeVar("T")
 
 # Aliases, because inside the class `list` is a method.
 JournalListings = list[JournalListing]
@@ -317,6 +315,22 @@ class AsyncClient:
                 pass
             return max(reader.write_head, reader.offset)
 
+    async def write_heads(self, journals: Sequence[JournalListing]) -> dict[str, int]:
+        """As `write_head`, of many journals that were listed, by their names; some are asked at a time.
+
+        Of journals that are fully suspended the listing tells it: no broker serves them.
+
+        Raises: as `write_head`, for the first that fails, which ends all. Cancellation: safe.
+        """
+        heads = await side_by_side(self._head_of, journals, at_a_time=_JOURNALS_AT_A_TIME)
+        return dict(zip((journal.name for journal in journals), heads, strict=True))
+
+    async def _head_of(self, journal: JournalListing) -> int:
+        suspend = journal.spec.suspend
+        if suspend is not None and journal.spec.is_fully_suspended:
+            return suspend.offset
+        return await self.write_head(journal.name)
+
     # ------------------------------------------------------------------ fragments and upkeep
 
     async def fragment_page(
@@ -510,10 +524,20 @@ class AsyncClient:
         Cancellation: some fragments may be closed.
         """
         names = [journal.name for journal in await self.list_snapshot(selector)]
-        ends = await _each(
-            admin.flush_journal(self._transport, name, timeout_s=timeout_s) for name in names
-        )
-        return dict(zip(names, ends, strict=True))
+
+        async def flushed(name: str) -> int | GazetteError:
+            try:
+                return await admin.flush_journal(self._transport, name, timeout_s=timeout_s)
+            except GazetteError as err:
+                return err  # once all others are flushed, too
+
+        ends: dict[str, int] = {}
+        found = await side_by_side(flushed, names, at_a_time=_JOURNALS_AT_A_TIME)
+        for name, end in zip(names, found, strict=True):
+            if isinstance(end, GazetteError):
+                raise end
+            ends[name] = end
+        return ends
 
     async def create_savepoint(
         self,
@@ -536,17 +560,10 @@ class AsyncClient:
         """
         if offsets is None:
             journals = (await self.list_snapshot(selector)).journals
-            heads = await _each(self._head_of(journal) for journal in journals)
-            offsets = dict(zip((journal.name for journal in journals), heads, strict=True))
+            offsets = await self.write_heads(journals)
         if not offsets:
             raise ValidationError(f"there is no journal to keep an offset of ({selector})")
         return await savepoints.put_savepoint(self._transport, name, offsets, replace=replace)
-
-    async def _head_of(self, journal: JournalListing) -> int:
-        suspend = journal.spec.suspend
-        if suspend is not None and suspend.level is SuspendLevel.FULL:
-            return suspend.offset  # no broker serves it
-        return await self.write_head(journal.name)
 
     async def get_savepoint(self, name: str) -> Savepoint:
         """A savepoint, with its offsets. Raises: SavepointNotFound. Cancellation: safe."""
@@ -563,21 +580,6 @@ class AsyncClient:
     async def delete_savepoint(self, name: str) -> None:
         """Forget a savepoint. Raises: SavepointNotFound."""
         await savepoints.delete_savepoint(self._transport, name)
-
-
-async def _each(work: Iterable[Awaitable[T]]) -> list[T]:
-    """Await everything, some at a time. Raises: the first error, when all have ended."""
-    slots = asyncio.Semaphore(_JOURNALS_AT_A_TIME)
-
-    async def one(item: Awaitable[T]) -> T:
-        async with slots:
-            return await item
-
-    outcomes = await asyncio.gather(*map(one, work), return_exceptions=True)
-    for outcome in outcomes:
-        if isinstance(outcome, BaseException):
-            raise outcome
-    return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
 
 
 def _selector(selector: LabelSelector | str) -> LabelSelector:

@@ -251,6 +251,10 @@ class Client:
         """As `AsyncClient.write_head`."""
         return self._loop.run(self._client.write_head(journal))
 
+    def write_heads(self, journals: Sequence[JournalListing]) -> dict[str, int]:
+        """As `AsyncClient.write_heads`."""
+        return self._loop.run(self._client.write_heads(journals))
+
     def fragment_page(
         self,
         journal: str,

@@ -21,7 +21,7 @@ from gazette_platform.client.wire import (
 )
 from gazette_platform.errors import DataError, GazetteError, TransportError, ValidationError
 from gazette_platform.ops.retry import backoff_s
-from gazette_platform.protocol import Header
+from gazette_platform.protocol import Header, strip_meta
 
 if TYPE_CHECKING:
     from gazette_platform.client.config import ClientConfig
@@ -73,7 +73,7 @@ class Transport:
 
     def wire(self, journal: str = "", *, primary: bool = False) -> Wire:
         """The broker to ask about `journal`: a cached replica or primary, or the service address."""
-        route = self.routes.get(_item(journal)) if journal else None
+        route = self.routes.get(strip_meta(journal)) if journal else None
         endpoint = ""
         if route is not None:
             endpoint = pick_endpoint(
@@ -106,7 +106,7 @@ class Transport:
                 raise DataError(f"validating broker response: Header.{err}") from err
             self._headers[raw] = header
         if journal:
-            self.routes.update(_item(journal), header.route)
+            self.routes.update(strip_meta(journal), header.route)
         return header
 
     def applied(self, revision: int) -> None:
@@ -142,7 +142,7 @@ class Transport:
     def forget(self, journal: str) -> None:
         """Forget the route of a journal ("": none), so that the next call asks the address."""
         if journal:
-            self.routes.invalidate(_item(journal))
+            self.routes.invalidate(strip_meta(journal))
 
     def patience(self, *, timeout_s: float | None = None) -> Patience:
         """Patience for one call; `timeout_s` replaces the configured retry timeout."""
@@ -205,8 +205,3 @@ class Patience:
             how_long = f"for {limit_s:g} s" if limit_s is not None else "for as long as it takes"
             _log.warning("%s; trying again %s", error, how_long)
         await asyncio.sleep(delay_s)
-
-
-def _item(journal: str) -> str:
-    """The journal's name without the ``;meta`` part, which brokers ignore."""
-    return journal.partition(";")[0]

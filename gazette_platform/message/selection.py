@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.protocol import SuspendLevel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gazette_platform.client import AsyncClient, JournalListing
+    from gazette_platform.client import AsyncClient
     from gazette_platform.protocol import LabelSelector, LabelSet
 
 __all__ = ["JournalSpan", "Until", "select_spans"]
 
 Until = Literal["head", "never"]
 """Where reads of many journals end: at the heads that they have when it begins, or nowhere."""
-
-# Journals that are asked for their heads at a time.
-_AT_A_TIME = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +53,12 @@ async def select_spans(
     journals = await client.list(selector)
     if not journals:
         raise ValidationError(f"no journal matches {selector or 'the selector'}", path="selector")
-    begins = offsets or {}
-    ends: list[int | None] = [None] * len(journals)
-    if until == "head":
-        slots = asyncio.Semaphore(_AT_A_TIME)
-
-        async def head_of(journal: JournalListing) -> int:
-            suspend = journal.spec.suspend
-            if suspend is not None and suspend.level is SuspendLevel.FULL:
-                return 0  # nothing of it is stored, and no broker serves it
-            async with slots:
-                return await client.write_head(journal.name)
-
-        try:
-            async with asyncio.TaskGroup() as group:  # ends all others when one fails
-                asked = [group.create_task(head_of(journal)) for journal in journals]
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-        ends = [task.result() for task in asked]
-    return [
-        JournalSpan(journal.name, journal.spec.labels, begins.get(journal.name, 0), end)
-        for journal, end in zip(journals, ends, strict=True)
-    ]
+    served = [journal for journal in journals if not journal.spec.is_fully_suspended]
+    heads = await client.write_heads(served) if until == "head" else {}
+    spans = []
+    for journal in journals:
+        begin = (offsets or {}).get(journal.name, 0)
+        # Of one that is fully suspended nothing is stored: it ends where it begins.
+        end = heads.get(journal.name, begin) if until == "head" else None
+        spans.append(JournalSpan(journal.name, journal.spec.labels, begin, end))
+    return spans

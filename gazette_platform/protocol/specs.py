@@ -206,14 +206,23 @@ class JournalSpec:
         """The labels plus the implicit label ``name``, as selectors match them."""
         return self.labels.with_value("name", self.name)
 
+    @property
+    def suspend_level(self) -> SuspendLevel:
+        """How far the journal is suspended."""
+        return self.suspend.level if self.suspend is not None else SuspendLevel.NONE
+
+    @property
+    def is_fully_suspended(self) -> bool:
+        """Whether no broker serves the journal, as nothing of it is stored."""
+        return self.suspend_level is SuspendLevel.FULL
+
     def desired_replication(self, max_replication: int = 9) -> int:
         """Replicas to have, given the suspension and a broker's upper bound."""
         replication = self.replication
-        if self.suspend is not None:
-            if self.suspend.level is SuspendLevel.PARTIAL:
-                replication = 1
-            elif self.suspend.level is SuspendLevel.FULL:
-                replication = 0
+        if self.suspend_level is SuspendLevel.PARTIAL:
+            replication = 1
+        elif self.suspend_level is SuspendLevel.FULL:
+            replication = 0
         return min(replication, max_replication)
 
     def to_pb(self) -> pb.JournalSpec:

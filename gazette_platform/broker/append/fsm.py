@@ -99,7 +99,6 @@ __all__ = [
     "must_roll",
     "preconditions",
     "registers_problem",
-    "suspend_level",
     "updated_registers",
 ]
 
@@ -275,7 +274,7 @@ class AppendFSM:
         match effect:
             case TakeContent():
                 self.state = State.STREAM
-                if suspend_level(view.spec) is SuspendLevel.PARTIAL and is_suspending(self.request):
+                if view.spec.suspend_level is SuspendLevel.PARTIAL and is_suspending(self.request):
                     self.final_status = Status.SUSPENDED
                     # Nobody else will close the fragment, and only closed ones are persisted.
                     effect = TakeContent(view.spool_end)
@@ -378,7 +377,7 @@ def preconditions(  # noqa: PLR0911  one per check
 
 
 def _suspension(request: AppendRequest, view: ReplicaView, *, has_content: bool) -> Effect | None:
-    level, suspend = suspend_level(view.spec), view.spec.suspend
+    level, suspend = view.spec.suspend_level, view.spec.suspend
     if has_content and level is SuspendLevel.NONE and suspend is not None and suspend.offset:
         # The offset told whoever begins with an empty spool where to go on. Once content follows
         # it, the offset would send them to where bytes already are.
@@ -408,11 +407,6 @@ def _is_clean(view: ReplicaView) -> bool:
     """Whether the last fragment has been in the store for longer than a flush interval."""
     quiet_s = view.spec.fragment.flush_interval_ns / SECOND_NS or _FLUSHED_AFTER_S
     return view.index_mod_time != 0 and view.now_s - view.index_mod_time > quiet_s
-
-
-def suspend_level(spec: JournalSpec) -> SuspendLevel:
-    """How far the journal is suspended."""
-    return spec.suspend.level if spec.suspend is not None else SuspendLevel.NONE
 
 
 def updated_registers(registers: LabelSet, request: AppendRequest) -> LabelSet:

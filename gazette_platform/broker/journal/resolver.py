@@ -23,7 +23,6 @@ from gazette_platform.protocol import (
     ProcessId,
     Route,
     Status,
-    SuspendLevel,
     strip_meta,
 )
 from gazette_platform.protocol.auth import ALL_CLAIMS
@@ -338,7 +337,7 @@ class Resolver(Generic[R]):
         """
         checks = (
             (spec is None, Status.JOURNAL_NOT_FOUND),
-            (_is_fully_suspended(spec), Status.SUSPENDED),
+            (spec is not None and spec.is_fully_suspended, Status.SUSPENDED),
             (require_primary and route.primary < 0, Status.NO_JOURNAL_PRIMARY_BROKER),
             (not route.members, Status.INSUFFICIENT_JOURNAL_BROKERS),
             (
@@ -369,7 +368,3 @@ def _header_field(header: Header) -> bytes:
     message = pb.AppendResponse()
     header.into_pb(message.header)
     return message.SerializeToString()
-
-
-def _is_fully_suspended(spec: JournalSpec | None) -> bool:
-    return spec is not None and spec.suspend is not None and spec.suspend.level is SuspendLevel.FULL

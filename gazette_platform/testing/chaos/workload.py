@@ -151,7 +151,8 @@ class Workload:
         lacking = {
             item.name
             for item in listed
-            if len(item.route.members) < config.replication and not _is_suspended(item.spec)
+            if len(item.route.members) < config.replication
+            and item.spec.suspend_level is SuspendLevel.NONE
         }
         if lacking:
             return lacking
@@ -167,7 +168,3 @@ class Workload:
             if (await client.check_head(name)).is_refused:
                 await client.reset_head(name, give_up=True)
                 self._scene.took_part["heads reset by need"] += 1
-
-
-def _is_suspended(spec: JournalSpec) -> bool:
-    return spec.suspend is not None and spec.suspend.level is not SuspendLevel.NONE
