@@ -11,9 +11,9 @@ from gazette_platform.cli.connection import connected, matching
 from gazette_platform.cli.instants import instant_option
 from gazette_platform.cli.output import print_json, print_table, print_text
 from gazette_platform.cli.selection import Names, Selection, SelectorOrNames
-from gazette_platform.client import AsyncClient, FragmentListing
+from gazette_platform.client import AsyncClient, FragmentListing, FragmentPage
 from gazette_platform.errors import ValidationError
-from gazette_platform.protocol import fragment_json, fragment_text, parse_duration
+from gazette_platform.protocol import fragment_json, fragments_text, parse_duration
 
 __all__ = ["fragments"]
 
@@ -76,19 +76,24 @@ def fragments(
         raise err.within("--url-ttl") from err
 
     async def work(client: AsyncClient) -> None:
-        found = _all_fragments(client, selection, begin_mod_time, end_mod_time, ttl_s)
+        found = _pages(client, selection, begin_mod_time, end_mod_time, ttl_s)
         if output_format is FragmentsFormat.TABLE:
             columns = ["Journal", "Offset", "Length", "Persisted", "SHA1", "Compression"]
             if ttl_s:
                 columns.append("URL")
-            rows = [_row(each)[: len(columns)] async for each in found]
+            rows = [
+                _row(each)[: len(columns)] async for _, page in found for each in page.fragments
+            ]
             print_table(columns, rows)
             return
-        async for each in found:
+        async for is_first, page in found:
             if output_format is FragmentsFormat.JSON:
-                print_json(fragment_json(each.fragment, each.signed_url))
+                for each in page.fragments:
+                    print_json(fragment_json(each.fragment, each.signed_url))
             else:
-                print_text(fragment_text(each.fragment, each.signed_url), end="")
+                listed = [(each.fragment, each.signed_url) for each in page.fragments]
+                header = page.header if is_first else None
+                print_text(fragments_text(listed, header=header), end="")
 
     connected(ctx, work)
 
@@ -110,15 +115,17 @@ def _instant(unix_s: int) -> str:
     return datetime.fromtimestamp(unix_s, UTC).isoformat().replace("+00:00", "Z")
 
 
-async def _all_fragments(
+async def _pages(
     client: AsyncClient, selection: Selection, begin_mod_time: int, end_mod_time: int, ttl_s: float
-) -> AsyncIterator[FragmentListing]:
+) -> AsyncIterator[tuple[bool, FragmentPage]]:
+    """Pages of fragments of journals, and whether a page is the first one of its journal."""
     for journal in await matching(client, selection):
         if journal.spec.is_fully_suspended:
             continue
         pages = client.fragment_pages(
             journal.name, begin_mod_time=begin_mod_time, end_mod_time=end_mod_time, ttl_s=ttl_s
         )
+        is_first = True
         async for page in pages:
-            for each in page.fragments:
-                yield each
+            yield is_first, page
+            is_first = False

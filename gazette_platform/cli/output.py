@@ -7,6 +7,8 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
+from gazette_platform.protocol import escape_html
+
 __all__ = ["note", "print_json", "print_table", "print_text"]
 
 NONE = "<none>"
@@ -28,8 +30,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def print_json(value: object, *, indent: bool = False) -> None:
-    """Print a value as one JSON document."""
-    print_text(orjson.dumps(value, option=orjson.OPT_INDENT_2 if indent else None).decode())
+    """Print a value as one JSON document, as Gazette's tools do."""
+    document = orjson.dumps(value, option=orjson.OPT_INDENT_2 if indent else None)
+    print_text(escape_html(document).decode())
 
 
 def print_text(text: str, *, end: str = "\n") -> None:

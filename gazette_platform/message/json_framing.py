@@ -11,6 +11,7 @@ import orjson
 from gazette_platform.errors import DataError, ValidationError
 from gazette_platform.message.framing import LineSplitter
 from gazette_platform.message.uuid import NO_UUID, UuidParts, parse_uuid
+from gazette_platform.protocol import escape_html
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,10 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["JsonFraming", "go_json"]
 
 M = TypeVar("M")
-# What Gazette's encoder escapes beside what JSON asks for: HTML, and two line ends of JavaScript.
-_ESCAPES = tuple(
-    (character.encode(), b"\\u%04x" % ord(character)) for character in "<>&\u2028\u2029"
-)
 
 
 def go_json(value: Any, *, enc_hook: Callable[[Any], Any] | None = None) -> bytes:
@@ -36,10 +33,7 @@ def go_json(value: Any, *, enc_hook: Callable[[Any], Any] | None = None) -> byte
         raw = msgspec.json.encode(value, enc_hook=enc_hook)
     except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as err:
         raise ValidationError(f"there is no JSON of {type(value).__name__}: {err}") from err
-    for plain, escaped in _ESCAPES:
-        if plain in raw:  # within a text, for nowhere else has JSON these characters
-            raw = raw.replace(plain, escaped)
-    return raw
+    return escape_html(raw)
 
 
 @final

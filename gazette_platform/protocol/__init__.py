@@ -21,6 +21,7 @@ from gazette_platform.protocol.enums import (
 )
 from gazette_platform.protocol.fragments import ZERO_SUM, Fragment, parse_fragment_path
 from gazette_platform.protocol.json_form import (
+    escape_html,
     fragment_json,
     journal_listing_jsonpb,
     journal_spec_jsonpb,
@@ -74,7 +75,7 @@ from gazette_platform.protocol.specs import (
     SuspendSpec,
 )
 from gazette_platform.protocol.store_urls import StoreUrl, parse_store_url, validate_store_url
-from gazette_platform.protocol.text_form import fragment_text, message_text, route_text
+from gazette_platform.protocol.text_form import fragments_text, message_text, route_text
 
 __all__ = [
     "PAGE_LIMIT_MAX",
@@ -101,9 +102,10 @@ __all__ = [
     "SuspendSpec",
     "conflicting_prefix",
     "endpoint_grpc_address",
+    "escape_html",
     "format_duration",
     "fragment_json",
-    "fragment_text",
+    "fragments_text",
     "journal_listing_jsonpb",
     "journal_spec_jsonpb",
     "list_response_jsonpb",

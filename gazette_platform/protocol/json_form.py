@@ -2,12 +2,13 @@
 
 Two dialects: *jsonpb* (listings: original field names, defaults included, 64-bit integers as text,
 durations as ``"300s"``) and Go's plain ``encoding/json`` (fragments, claims: numbers as numbers,
-zero fields left out). Functions return values that any JSON encoder takes.
+zero fields left out). Functions return values that any JSON encoder takes; `escape_html` makes what
+it writes the bytes that Go would write.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from gazette_platform.ops.durations import SECOND_NS
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "duration_jsonpb",
+    "escape_html",
     "fragment_json",
     "header_jsonpb",
     "journal_listing_jsonpb",
@@ -32,6 +34,24 @@ __all__ = [
 ]
 
 Json: TypeAlias = "dict[str, Any]"
+
+
+# What Go's encoders escape beside what JSON asks for: HTML, and two line ends of JavaScript.
+_ESCAPES: Final = tuple(
+    (character.encode(), b"\\u%04x" % ord(character)) for character in "<>&\u2028\u2029"
+)
+
+
+def escape_html(document: bytes) -> bytes:
+    r"""The same JSON, in the bytes in which programs in Go write it.
+
+    >>> escape_html(b'{"signed_url":"http://a/?b&c"}').decode()
+    '{"signed_url":"http://a/?b\\u0026c"}'
+    """
+    for plain, escaped in _ESCAPES:
+        if plain in document:  # within a text, for nowhere else has JSON these characters
+            document = document.replace(plain, escaped)
+    return document
 
 
 def _labels_jsonpb(labels: LabelSet) -> Json:

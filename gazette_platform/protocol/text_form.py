@@ -14,20 +14,27 @@ from google.protobuf.message import Message
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from google.protobuf.descriptor import FieldDescriptor
 
     from gazette_platform.protocol.fragments import Fragment
-    from gazette_platform.protocol.routing import Route
+    from gazette_platform.protocol.routing import Header, Route
 
-__all__ = ["fragment_text", "message_text", "route_text"]
+__all__ = ["fragments_text", "message_text", "route_text"]
 
 
-def fragment_text(fragment: Fragment, signed_url: str = "") -> str:
-    """The text of one fragment of a listing."""
-    listed = pb.FragmentsResponse().fragments.add(spec=fragment.to_pb(), signed_url=signed_url)
-    return message_text(listed)
+def fragments_text(
+    fragments: Iterable[tuple[Fragment, str]], *, header: Header | None = None
+) -> str:
+    """The text of a list of fragments with their signed URLs, which may be empty.
+
+    A list that comes in pieces has its header with the first one; their texts follow each other.
+    """
+    response = pb.FragmentsResponse(header=None if header is None else header.to_pb())
+    for fragment, signed_url in fragments:
+        response.fragments.add(spec=fragment.to_pb(), signed_url=signed_url)
+    return message_text(response)
 
 
 def message_text(message: Message, *, indent: str = "") -> str:

@@ -83,6 +83,8 @@ class FakeBroker:
     def __init__(self) -> None:
         self.member = ProcessId("local", "fake-broker")
         self.journals: dict[str, FakeJournal] = {}
+        self.signature = ""
+        """What signed URLs end with."""
         self.faults: dict[str, deque[Fault]] = defaultdict(deque)
         self.calls: dict[str, int] = defaultdict(int)
         self.requests: list[Any] = []
@@ -308,7 +310,8 @@ class FakeBroker:
                 "file:///",
                 1000,
             )
-            url = f"file:///{fragment.content_path}" if request.HasField("signatureTTL") else ""
+            is_signed = request.HasField("signatureTTL")
+            url = f"file:///{fragment.content_path}{self.signature}" if is_signed else ""
             response.fragments.add(spec=fragment.to_pb(), signed_url=url)
         if len(begins) > limit:
             response.next_page_token = begins[limit]

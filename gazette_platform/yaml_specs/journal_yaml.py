@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Final
-
-import yaml
+from typing import TYPE_CHECKING
 
 from gazette_platform.ops.durations import format_duration
 from gazette_platform.protocol.enums import CompressionCodec, JournalFlag, SuspendLevel
 from gazette_platform.protocol.labels import EMPTY_LABELS, LabelSet
 from gazette_platform.protocol.specs import FragmentSpec, JournalChange, JournalSpec, SuspendSpec
+from gazette_platform.yaml_specs.go_yaml import dump_yaml
 from gazette_platform.yaml_specs.journal_tree import JournalNode, hoist, tree_of
 from gazette_platform.yaml_specs.strict_yaml import StrictMapping, read_yaml
 
@@ -44,10 +42,10 @@ def parse_journal_tree(document: str | bytes) -> list[JournalChange]:
 def to_journal_tree(journals: Iterable[tuple[JournalSpec, int]]) -> str:
     """The YAML of journals and their revisions, with what they share hoisted into directories.
 
-    `parse_journal_tree` gives the same specs and revisions back. Of no journals, the text is empty.
+    `parse_journal_tree` gives the same specs and revisions back. No journals make an empty mapping.
     """
     tree = tree_of(journals)
-    return "" if tree is None else render_journal_node(hoist(tree))
+    return dump_yaml({}) if tree is None else render_journal_node(hoist(tree))
 
 
 def parse_journal_node(document: str | bytes) -> JournalNode:
@@ -122,17 +120,7 @@ def _read_suspend(mapping: StrictMapping | None) -> SuspendSpec | None:
 
 def render_journal_node(node: JournalNode) -> str:
     """The YAML of a tree, as it is: zero fields are left out, except the values of labels."""
-    text = yaml.dump(
-        _node_fields(node),
-        Dumper=_Dumper,
-        default_flow_style=False,
-        sort_keys=False,
-        allow_unicode=True,
-        # One line per value, however long its template or URL is.
-        width=1 << 30,
-    )
-    assert isinstance(text, str)
-    return text
+    return dump_yaml(_node_fields(node))
 
 
 def _node_fields(node: JournalNode) -> dict[str, object]:
@@ -187,22 +175,3 @@ def _name_or_number(member: CompressionCodec | JournalFlag | SuspendLevel) -> st
 
 def _duration_or_zero(nanoseconds: int) -> str:
     return format_duration(nanoseconds) if nanoseconds else ""
-
-
-# What Gazette's YAML library takes for a number or boolean, beyond what ours does.
-_AMBIGUOUS: Final = re.compile(
-    r"[yYnN]|[-+]?(?:\.[0-9]+|[0-9][0-9_]*(?:\.[0-9_]*)?)(?:[eE][-+]?[0-9]+)?|0o[0-7_]+"
-)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes as Gazette's tools do: double quotes where a string could be read as another type."""
-
-
-def _represent_string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    plain_tag = dumper.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
-    is_string = plain_tag == "tag:yaml.org,2002:str" and not _AMBIGUOUS.fullmatch(text)
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if is_string else '"')
-
-
-_Dumper.add_representer(str, _represent_string)

@@ -46,6 +46,12 @@ def test_a_listing_has_each_field_in_order_defaults_included():
     )
 
 
+def test_signs_of_html_are_escaped_as_go_does():
+    response = pb.ReadResponse(fragment_url="http://s/<a>?b&c\u2028")
+    assert b'"fragmentUrl":"http://s/\\u003ca\\u003e?b\\u0026c\\u2028"' in result_line(response)
+    assert b'"message":"a \\u003c b"' in error_line("a < b", INVALID_ARGUMENT)
+
+
 def test_suspension_is_there_if_a_spec_has_it():
     response = pb.ListResponse()
     response.journals.add().spec.suspend.offset = 9

@@ -1,50 +1,15 @@
 """`gazctl journals prune` against a fake broker and real files."""
 
-import io
 import os
 import shutil
-import sys
-import types
 from dataclasses import replace
 
 import pytest
 
-from gazette_platform.cli.gazctl import main
 from gazette_platform.cli.removal_bar import RemovalBar
-from gazette_platform.client.loop_thread import LoopThread
 from gazette_platform.errors import AccessDenied
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from gazette_platform.stores.fs import FileStore
-from gazette_platform.testing.fake_broker import FakeBroker
-
-
-@pytest.fixture
-def broker():
-    loop = LoopThread("fake-broker")
-
-    async def start():
-        return await FakeBroker().__aenter__()
-
-    broker = loop.run(start())
-    broker.run = loop.run
-    yield broker
-    loop.run(broker.__aexit__())
-    loop.close()
-
-
-@pytest.fixture
-def gazctl(broker, monkeypatch, tmp_path, capfdbinary):
-    monkeypatch.setenv("BROKER_ADDRESS", broker.address)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-
-    def run(*args, stdin=b""):
-        monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=io.BytesIO(stdin)))
-        code = main(["journals", *map(str, args)])
-        out, err = capfdbinary.readouterr()
-        return types.SimpleNamespace(code=code, out=out, err=err.decode())
-
-    return run
 
 
 def put(broker, name, retention_s, root):

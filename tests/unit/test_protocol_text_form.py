@@ -16,7 +16,7 @@ from gazette_platform.protocol import (
     Route,
     SuspendLevel,
     SuspendSpec,
-    fragment_text,
+    fragments_text,
     message_text,
 )
 from gazette_platform.protocol.pb import protocol_pb2 as pb
@@ -161,17 +161,32 @@ def test_values(message, text):
     assert message_text(message) == text
 
 
-def test_a_fragment_of_a_listing():
+def test_a_list_of_fragments():
     sha1 = bytes.fromhex("8843d7f92416211de9ebb963ff4ce28125932878")
     fragment = Fragment("a/journal", 0, 6, sha1, CompressionCodec.SNAPPY)
-    assert fragment_text(fragment) == (
-        'spec: <\n  journal: "a/journal"\n  end: 6\n'
-        "  sum: <\n    part1: 9818929077650071837\n    part2: 16855769869500342913\n"
-        "    part3: 630401144\n  >\n  compression_codec: SNAPPY\n>\n"
+    first = (
+        'fragments: <\n  spec: <\n    journal: "a/journal"\n    end: 6\n'
+        "    sum: <\n      part1: 9818929077650071837\n      part2: 16855769869500342913\n"
+        "      part3: 630401144\n    >\n    compression_codec: SNAPPY\n  >\n>\n"
     )
+    assert fragments_text([(fragment, "")]) == first
     empty = Fragment("a/journal", 6, 6, mod_time=3, path_postfix="a=b")
-    assert fragment_text(empty, "file:///x?a&b='c'") == (
-        'spec: <\n  journal: "a/journal"\n  begin: 6\n  end: 6\n  sum: <\n  >\n'
-        '  compression_codec: NONE\n  mod_time: 3\n  path_postfix: "a=b"\n>\n'
-        "signed_url: \"file:///x?a&b='c'\"\n"
+    second = (
+        'fragments: <\n  spec: <\n    journal: "a/journal"\n    begin: 6\n    end: 6\n'
+        "    sum: <\n    >\n    compression_codec: NONE\n    mod_time: 3\n"
+        '    path_postfix: "a=b"\n  >\n  signed_url: "file:///x?a&b=\'c\'"\n>\n'
     )
+    assert fragments_text([(empty, "file:///x?a&b='c'")]) == second
+    header = Header(MEMBER, Route((MEMBER,), 0, ("http://b/",)), EtcdHeader(12, 34, 56, 78))
+    head = (
+        'header: <\n  process_id: <\n    zone: "a"\n    suffix: "broker"\n  >\n'
+        '  route: <\n    members: <\n      zone: "a"\n      suffix: "broker"\n    >\n'
+        '    endpoints: "http://b/"\n  >\n'
+        "  etcd: <\n    cluster_id: 12\n    member_id: 34\n    revision: 56\n    raft_term: 78\n"
+        "  >\n>\n"
+    )
+    assert fragments_text([], header=header) == head
+    both = [(fragment, ""), (empty, "file:///x?a&b='c'")]
+    assert fragments_text(both, header=header) == head + first + second
+    parsed = text_format.Parse(head + first + second, pb.FragmentsResponse())
+    assert [Fragment.from_pb(each.spec) for each in parsed.fragments] == [fragment, empty]

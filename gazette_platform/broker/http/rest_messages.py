@@ -19,7 +19,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from gazette_platform.broker.wire.interface import Code, Denied
 from gazette_platform.ops.durations import duration_from_pb
-from gazette_platform.protocol.json_form import duration_jsonpb
+from gazette_platform.protocol.json_form import duration_jsonpb, escape_html
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -115,7 +115,7 @@ def _value_json(field: FieldDescriptor, value: Any) -> Any:
 
 def result_line(message: Message) -> bytes:
     """One result of a stream."""
-    return orjson.dumps({"result": message_json(message)}, option=orjson.OPT_APPEND_NEWLINE)
+    return _line({"result": message_json(message)})
 
 
 def error_of(err: RpcFailed) -> tuple[int, HTTPStatus]:
@@ -133,4 +133,8 @@ def error_line(text: str, code: tuple[int, HTTPStatus]) -> bytes:
         "httpStatus": status.phrase,
         "details": [],
     }
-    return orjson.dumps({"error": error}, option=orjson.OPT_APPEND_NEWLINE)
+    return _line({"error": error})
+
+
+def _line(value: dict[str, Any]) -> bytes:
+    return escape_html(orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE))
