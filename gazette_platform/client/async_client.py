@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, Self, final
 
-from gazette_platform.client import admin, heads, listing, savepoints
+from gazette_platform.client import flushes, heads, listing, savepoints
 from gazette_platform.client.append_service import AppendService
 from gazette_platform.client.append_writer import AppendWriter
 from gazette_platform.client.appender import AppendOptions, Content, ContentSource, append
@@ -527,7 +527,7 @@ class AsyncClient:
 
         async def flushed(name: str) -> int | GazetteError:
             try:
-                return await admin.flush_journal(self._transport, name, timeout_s=timeout_s)
+                return await flushes.flush_journal(self._transport, name, timeout_s=timeout_s)
             except GazetteError as err:
                 return err  # once all others are flushed, too
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gazette_platform.client.results import AwaitedBroker, HeadState
-from gazette_platform.client.wire import CALL_ERRORS, decoded
-from gazette_platform.errors import GazetteError, SpoolsAwaited, status_error
+from gazette_platform.client.unary import Repeat, UnaryCall, UnaryMethod, ask
+from gazette_platform.errors import SpoolsAwaited, status_error
 from gazette_platform.protocol import ProcessId, Status
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.pb import admin_pb2 as pb
@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 
 __all__ = ["awaiting", "reset_head"]
 
-_RESET_HEAD = "/gazette_platform.Admin/ResetHead"
+_RESET_HEAD: Final = UnaryMethod(
+    path="/gazette_platform.Admin/ResetHead",
+    response=pb.ResetHeadResponse,
+    capability=Capability.APPEND,
+    repeat=Repeat.IF_RETRIABLE,
+    needs_primary=True,
+)
 
 
 async def reset_head(
@@ -32,49 +38,28 @@ async def reset_head(
     Raises: CallFailed: UNIMPLEMENTED: a broker of Gazette's own. StatusError, TransportError.
     Cancellation: leaves open whether it was done.
     """
-    patience = transport.patience()
-    while True:
-        try:
-            return await _ask(transport, journal, dry_run=dry_run, give_up=give_up)
-        except GazetteError as err:
-            if not err.retriable:
-                raise
-            await patience.wait(err)
-
-
-async def _ask(transport: Transport, journal: str, *, dry_run: bool, give_up: bool) -> HeadState:
-    wire = transport.wire(journal, primary=True)
-    call = wire.channel.unary_unary(
-        _RESET_HEAD, request_serializer=pb.ResetHeadRequest.SerializeToString
-    )
     request = pb.ResetHeadRequest(
         journal=journal,
         min_etcd_revision=transport.min_revision(),
         dry_run=dry_run,
         give_up=give_up,
     )
-    try:
-        with wire:
-            raw = await call(
-                request,
-                timeout=transport.config.call_timeout_s,
-                metadata=transport.auth.metadata(Capability.APPEND, journal),
-            )
-    except CALL_ERRORS as err:
-        raise transport.failed(err, wire, journal, f"reset of the head of {journal}") from err
-    response = decoded(pb.ResetHeadResponse, raw)
-    transport.learn(journal, response.header)
-    status = Status.from_wire(response.status)
-    if status is not Status.OK:
-        raise status_error(status.name, response.store_health_error, journal=journal)
-    return HeadState(
-        response.head,
-        response.was_refused,
-        tuple(
+
+    def read(response: pb.ResetHeadResponse) -> HeadState:
+        transport.learn(journal, response.header)
+        status = Status.from_wire(response.status)
+        if status is not Status.OK:
+            raise status_error(status.name, response.store_health_error, journal=journal)
+        awaited = (
             AwaitedBroker(ProcessId.from_pb(one.id).name, one.is_running)
             for one in response.awaited
-        ),
+        )
+        return HeadState(response.head, response.was_refused, tuple(awaited))
+
+    reset = UnaryCall(
+        method=_RESET_HEAD, request=request, what=f"reset of the head of {journal}", journal=journal
     )
+    return await ask(transport, reset, read)
 
 
 def awaiting(journal: str, state: HeadState) -> SpoolsAwaited:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gazette_platform.client.results import (
     FragmentListing,
@@ -12,7 +12,8 @@ from gazette_platform.client.results import (
     ListSnapshot,
     StoreHealth,
 )
-from gazette_platform.client.wire import CALL_ERRORS, CallFailed, CallUnanswered, decoded
+from gazette_platform.client.unary import Repeat, UnaryCall, UnaryMethod, ask, may_repeat
+from gazette_platform.client.wire import CALL_ERRORS, decoded
 from gazette_platform.errors import DataError, GazetteError, TransportError, status_error
 from gazette_platform.protocol import (
     Fragment,
@@ -45,6 +46,27 @@ __all__ = [
     "watch_journals",
 ]
 
+_APPLY: Final = UnaryMethod(
+    path="/protocol.Journal/Apply",
+    response=pb.ApplyResponse,
+    capability=Capability.APPLY,
+    repeat=Repeat.IF_UNSENT,
+    validate=validate_apply_response,
+)
+_FRAGMENTS: Final = UnaryMethod(
+    path="/protocol.Journal/ListFragments",
+    response=pb.FragmentsResponse,
+    capability=Capability.READ,
+    validate=validate_fragments_response,
+)
+_STORE_HEALTH: Final = UnaryMethod(
+    path="/protocol.Journal/FragmentStoreHealth",
+    response=pb.FragmentStoreHealthResponse,
+    # Who may apply a journal may check a store that none names yet.
+    capability=Capability.READ | Capability.APPLY,
+    validate=validate_health_response,
+)
+
 
 async def list_journals(transport: Transport, selector: LabelSelector) -> ListSnapshot:
     """All journals that match, at one revision. Cancellation: safe."""
@@ -53,7 +75,7 @@ async def list_journals(transport: Transport, selector: LabelSelector) -> ListSn
         try:
             snapshot = await _list_once(transport, selector)
         except GazetteError as err:
-            if not _may_retry(err):
+            if not may_repeat(err):
                 raise
             await patience.wait(err)
         else:
@@ -114,7 +136,7 @@ async def watch_journals(
                         messages.append(message)
         except CALL_ERRORS as err:
             error = transport.failed(err, wire, "", "watch of journals")
-            if not _may_retry(error):
+            if not may_repeat(error):
                 raise error from err
         finally:
             call.cancel()
@@ -218,36 +240,22 @@ async def apply_changes(
 
 
 async def _apply_once(transport: Transport, changes: Sequence[JournalChange]) -> int:
-    patience = transport.patience()
-    request = apply_request(changes)
-    selector = "" if len(changes) != 1 else changes[0].name
-    while True:
-        wire = transport.wire()
-        may_be_sent = await wire.connected()
-        try:
-            with wire:
-                raw = await wire.apply(
-                    request,
-                    timeout=transport.config.call_timeout_s,
-                    metadata=transport.auth.metadata(Capability.APPLY, selector),
-                )
-        except CALL_ERRORS as err:
-            error = transport.failed(err, wire, "", "apply of journals")
-            # After it was sent, the next attempt may be refused just because this one was applied.
-            if not error.retriable or may_be_sent:
-                raise error from err
-            await patience.wait(error)
-        else:
-            response = decoded(pb.ApplyResponse, raw, validate_apply_response)
-            header = transport.learn("", response.header)
-            if response.status != pb.OK:
-                names = ", ".join(change.name for change in changes[:3])
-                more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
-                raise status_error(
-                    Status.from_wire(response.status).name, f"applying {names}{more}"
-                )
-            transport.applied(header.etcd.revision)
-            return header.etcd.revision
+    def read(response: pb.ApplyResponse) -> int:
+        header = transport.learn("", response.header)
+        if response.status != pb.OK:
+            names = ", ".join(change.name for change in changes[:3])
+            more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
+            raise status_error(Status.from_wire(response.status).name, f"applying {names}{more}")
+        transport.applied(header.etcd.revision)
+        return header.etcd.revision
+
+    apply = UnaryCall(
+        method=_APPLY,
+        request=apply_request(changes),
+        what="apply of journals",
+        claim=changes[0].name if len(changes) == 1 else "",
+    )
+    return await ask(transport, apply, read)
 
 
 async def fragment_page(
@@ -270,30 +278,13 @@ async def fragment_page(
     )
     if ttl_s > 0:
         request.signatureTTL.FromMilliseconds(int(ttl_s * 1000))
-    patience = transport.patience()
-    while True:
-        wire = transport.wire(journal)
-        try:
-            with wire:
-                raw = await wire.fragments(
-                    request,
-                    timeout=transport.config.call_timeout_s,
-                    metadata=transport.auth.metadata(Capability.READ, journal),
-                )
-            return _fragment_page(
-                transport, journal, decoded(pb.FragmentsResponse, raw, validate_fragments_response)
-            )
-        except CALL_ERRORS as err:
-            error: GazetteError = transport.failed(
-                err, wire, journal, f"list of fragments of {journal}"
-            )
-            if not _may_retry(error):
-                raise error from err
-        except GazetteError as err:
-            if not err.retriable:
-                raise
-            error = err
-        await patience.wait(error)
+    fragments = UnaryCall(
+        method=_FRAGMENTS,
+        request=request,
+        what=f"list of fragments of {journal}",
+        journal=journal,
+    )
+    return await ask(transport, fragments, partial(_fragment_page, transport, journal))
 
 
 def _fragment_page(
@@ -321,33 +312,18 @@ async def check_store(
         check_delete=check_delete_prefix is not None,
         check_delete_prefix=check_delete_prefix or "",
     )
-    patience = transport.patience()
-    while True:
-        wire = transport.wire()
-        try:
-            with wire:
-                raw = await wire.store_health(
-                    request,
-                    # A first check and the probes have a minute each at the broker.
-                    timeout=max(transport.config.call_timeout_s, 180.0),
-                    # Who may apply a journal may check a store that none names yet.
-                    metadata=transport.auth.metadata(Capability.READ | Capability.APPLY, ""),
-                )
-        except CALL_ERRORS as err:
-            error = transport.failed(err, wire, "", f"health check of {store}")
-            if not _may_retry(error):
-                raise error from err
-            await patience.wait(error)
-        else:
-            response = decoded(pb.FragmentStoreHealthResponse, raw, validate_health_response)
-            transport.was_connected = True
-            if response.status not in (pb.OK, pb.FRAGMENT_STORE_UNHEALTHY):
-                raise status_error(Status.from_wire(response.status).name, store)
-            return StoreHealth(store, response.status == pb.OK, response.store_health_error)
 
+    def read(response: pb.FragmentStoreHealthResponse) -> StoreHealth:
+        transport.was_connected = True
+        if response.status not in (pb.OK, pb.FRAGMENT_STORE_UNHEALTHY):
+            raise status_error(Status.from_wire(response.status).name, store)
+        return StoreHealth(store, response.status == pb.OK, response.store_health_error)
 
-def _may_retry(error: GazetteError) -> bool:
-    """Whether to repeat a call that changes nothing."""
-    if isinstance(error, CallFailed):
-        return isinstance(error, CallUnanswered)
-    return error.retriable
+    check = UnaryCall(
+        method=_STORE_HEALTH,
+        request=request,
+        what=f"health check of {store}",
+        # A first check and the probes have a minute each at the broker.
+        timeout_s=max(transport.config.call_timeout_s, 180.0),
+    )
+    return await ask(transport, check, read)

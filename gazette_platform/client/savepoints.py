@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import grpc  # type: ignore[import-untyped]
-import grpc.aio  # type: ignore[import-untyped]
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from gazette_platform.client.results import Savepoint
-from gazette_platform.client.wire import CALL_ERRORS, decoded
+from gazette_platform.client.unary import Repeat, UnaryCall, UnaryMethod, ask
+from gazette_platform.client.wire import CallFailed
 from gazette_platform.errors import SavepointExists, SavepointNotFound
 from gazette_platform.protocol import strip_meta
 from gazette_platform.protocol.auth import Capability
@@ -32,7 +30,28 @@ __all__ = [
 
 M = TypeVar("M", bound="Message")
 
-_SERVICE = "/gazette_platform.Admin/"
+_PUT: Final = UnaryMethod(
+    path="/gazette_platform.Admin/PutSavepoint",
+    response=pb.PutSavepointResponse,
+    capability=Capability.APPLY,
+    repeat=Repeat.IF_UNSENT,
+)
+_GET: Final = UnaryMethod(
+    path="/gazette_platform.Admin/GetSavepoint",
+    response=pb.GetSavepointResponse,
+    capability=Capability.LIST,
+)
+_LIST: Final = UnaryMethod(
+    path="/gazette_platform.Admin/ListSavepoints",
+    response=pb.ListSavepointsResponse,
+    capability=Capability.LIST,
+)
+_DELETE: Final = UnaryMethod(
+    path="/gazette_platform.Admin/DeleteSavepoint",
+    response=pb.DeleteSavepointResponse,
+    capability=Capability.APPLY,
+    repeat=Repeat.IF_UNSENT,
+)
 
 
 async def put_savepoint(
@@ -42,19 +61,13 @@ async def put_savepoint(
     request = pb.PutSavepointRequest(
         savepoint=pb.Savepoint(name=name, offsets=dict(offsets)), replace=replace
     )
-    response = await _call(
-        transport, "PutSavepoint", request, pb.PutSavepointResponse, Capability.APPLY
-    )
-    return _savepoint(response.savepoint)
+    return _savepoint((await _ask(transport, _PUT, request)).savepoint)
 
 
 async def get_savepoint(transport: Transport, name: str) -> Savepoint:
     """A savepoint. Raises: SavepointNotFound. Cancellation: safe."""
     request = pb.GetSavepointRequest(name=name)
-    response = await _call(
-        transport, "GetSavepoint", request, pb.GetSavepointResponse, Capability.LIST
-    )
-    return _savepoint(response.savepoint)
+    return _savepoint((await _ask(transport, _GET, request)).savepoint)
 
 
 async def savepoint_offset(transport: Transport, name: str, journal: str) -> int:
@@ -74,67 +87,34 @@ async def savepoint_offset(transport: Transport, name: str, journal: str) -> int
 
 async def list_savepoints(transport: Transport, prefix: str) -> list[Savepoint]:
     """All savepoints whose names begin so, without offsets. Cancellation: safe."""
-    request = pb.ListSavepointsRequest(prefix=prefix)
-    response = await _call(
-        transport, "ListSavepoints", request, pb.ListSavepointsResponse, Capability.LIST
-    )
+    response = await _ask(transport, _LIST, pb.ListSavepointsRequest(prefix=prefix))
     return [_savepoint(found) for found in response.savepoints]
 
 
 async def delete_savepoint(transport: Transport, name: str) -> None:
     """Forget a savepoint. Raises: SavepointNotFound. Cancellation: may be deleted or not."""
-    request = pb.DeleteSavepointRequest(name=name)
-    await _call(
-        transport,
-        "DeleteSavepoint",
-        request,
-        pb.DeleteSavepointResponse,
-        Capability.APPLY,
-    )
+    _ = await _ask(transport, _DELETE, pb.DeleteSavepointRequest(name=name))
 
 
-async def _call(
-    transport: Transport,
-    method: str,
-    request: Any,
-    response_class: type[M],
-    capability: Capability,
-) -> M:
+async def _ask(transport: Transport, method: UnaryMethod[M], request: Message) -> M:
     """Ask any broker.
 
     Raises: SavepointExists, SavepointNotFound; TransportError: whether a change was made is unknown.
     """
-    is_read = capability is Capability.LIST
-    patience = transport.patience()
-    while True:
-        wire = transport.wire()
-        may_be_sent = not is_read and await wire.connected()
-        call = wire.channel.unary_unary(
-            f"{_SERVICE}{method}",
-            request_serializer=type(request).SerializeToString,
-        )
-        try:
-            with wire:
-                raw = await call(
-                    request,
-                    timeout=transport.config.call_timeout_s,
-                    metadata=transport.auth.metadata(capability, ""),
-                )
-        except CALL_ERRORS as err:
-            if isinstance(err, grpc.aio.AioRpcError):
-                if err.code() is grpc.StatusCode.NOT_FOUND:
-                    raise SavepointNotFound(err.details()) from err
-                if err.code() is grpc.StatusCode.ALREADY_EXISTS:
-                    raise SavepointExists(err.details()) from err
-            error = transport.failed(err, wire, "", method)
-            # After it was sent, the next attempt may be refused just because this one was applied.
-            if not error.retriable or may_be_sent:
-                raise error from err
-            await patience.wait(error)
-        else:
-            response = decoded(response_class, raw)
-            transport.learn("", response.header)  # type: ignore[attr-defined]
-            return response
+
+    def read(response: M) -> M:
+        transport.learn("", response.header)  # type: ignore[attr-defined]
+        return response
+
+    call = UnaryCall(method=method, request=request, what=method.path.rpartition("/")[2])
+    try:
+        return await ask(transport, call, read)
+    except CallFailed as err:
+        if err.code == "NOT_FOUND":
+            raise SavepointNotFound(err.details) from err
+        if err.code == "ALREADY_EXISTS":
+            raise SavepointExists(err.details) from err
+        raise
 
 
 def _savepoint(message: pb.Savepoint) -> Savepoint:

@@ -86,12 +86,14 @@ class CallFailed(TransportError):
 
     Attributes:
         code: name of the gRPC code, such as ``UNKNOWN`` or ``UNAUTHENTICATED``.
+        details: what the broker itself said.
     """
 
     retriable = False
 
-    def __init__(self, message: str, *, code: str) -> None:
+    def __init__(self, message: str, *, code: str, details: str = "") -> None:
         self.code = code
+        self.details = details
         super().__init__(message)
 
 
@@ -150,7 +152,7 @@ def call_error(err: Exception, endpoint: str, what: str) -> TransportError:
         details += " (check the auth token or keys)"
     if code is grpc.StatusCode.UNIMPLEMENTED:
         details += " (is it a Gazette broker, or a broker of a version that lacks this call?)"
-    return CallFailed(f"{what}: broker {endpoint}: {details}", code=code.name)
+    return CallFailed(f"{what}: broker {endpoint}: {details}", code=code.name, details=details)
 
 
 def minds_pings(err: Exception) -> bool:
@@ -218,7 +220,10 @@ def brief_details(details: str) -> str:
 
 @final
 class Wire:
-    """The calls of one broker. `calls` counts those under way, so that sweeps spare them."""
+    """The streams of one broker, and its channel for calls without.
+
+    `calls` counts all those under way, so that sweeps spare them.
+    """
 
     def __init__(self, endpoint: str, channel: grpc.aio.Channel) -> None:
         self.endpoint = endpoint
@@ -231,18 +236,6 @@ class Wire:
         self.list: Any = channel.unary_stream(
             f"{_SERVICE}List",
             request_serializer=pb.ListRequest.SerializeToString,
-        )
-        self.apply: Any = channel.unary_unary(
-            f"{_SERVICE}Apply",
-            request_serializer=pb.ApplyRequest.SerializeToString,
-        )
-        self.fragments: Any = channel.unary_unary(
-            f"{_SERVICE}ListFragments",
-            request_serializer=pb.FragmentsRequest.SerializeToString,
-        )
-        self.store_health: Any = channel.unary_unary(
-            f"{_SERVICE}FragmentStoreHealth",
-            request_serializer=pb.FragmentStoreHealthRequest.SerializeToString,
         )
 
     async def connected(self) -> bool:

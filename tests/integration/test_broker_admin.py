@@ -360,7 +360,7 @@ async def test_claims_limit_flushes_and_savepoints(local_brokers):
 
 
 async def test_flush_of_what_does_not_exist(client):
-    from gazette_platform.client import admin
+    from gazette_platform.client import flushes
 
     with pytest.raises(StatusError, match="JOURNAL_NOT_FOUND"):
-        await admin.flush_journal(client._transport, "no/journal", timeout_s=5)
+        await flushes.flush_journal(client._transport, "no/journal", timeout_s=5)

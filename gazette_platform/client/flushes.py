@@ -1,14 +1,15 @@
-"""Flushes: calls of `gazette_platform.Admin`, and what stands for them at brokers of Gazette's own."""
+"""Flushes of journals, also of those at brokers of Gazette's own, which have no call for it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gazette_platform.client.appender import AppendOptions, Content, append
 from gazette_platform.client.listing import fragment_page, list_journals
-from gazette_platform.client.wire import CALL_ERRORS, CallFailed, CallUnanswered, decoded
+from gazette_platform.client.unary import UnaryCall, UnaryMethod, ask_once
+from gazette_platform.client.wire import CallFailed, CallUnanswered
 from gazette_platform.errors import (
     GazetteError,
     JournalNotFound,
@@ -31,7 +32,12 @@ if TYPE_CHECKING:
 
 __all__ = ["flush_journal"]
 
-_SERVICE = "/gazette_platform.Admin/"
+_FLUSH: Final = UnaryMethod(
+    path="/gazette_platform.Admin/Flush",
+    response=pb.FlushResponse,
+    capability=Capability.APPEND,
+    needs_primary=True,
+)
 # How often we look at a journal of a Go broker, which does not tell when it has flushed.
 _POLL_S = 0.25
 
@@ -76,26 +82,16 @@ def _late(what: str, timeout_s: float) -> TransportError:
 
 
 async def _flush_once(transport: Transport, journal: str, what: str, timeout_s: float) -> int:
-    wire = transport.wire(journal, primary=True)
-    call = wire.channel.unary_unary(
-        f"{_SERVICE}Flush",
-        request_serializer=pb.FlushRequest.SerializeToString,
+    request = pb.FlushRequest(journal=journal)
+    flush = UnaryCall(
+        method=_FLUSH, request=request, what=what, journal=journal, timeout_s=timeout_s
     )
-    try:
-        with wire:
-            raw = await call(
-                pb.FlushRequest(journal=journal),
-                timeout=timeout_s,
-                metadata=transport.auth.metadata(Capability.APPEND, journal),
-            )
-    except CALL_ERRORS as err:
-        raise transport.failed(err, wire, journal, what) from err
-    response = decoded(pb.FlushResponse, raw)
+    response = await ask_once(transport, flush)
     transport.learn(journal, response.header)
     status = Status.from_wire(response.status)
     if status is not Status.OK:
         raise status_error(status.name, journal=journal)
-    return int(response.end)
+    return response.end
 
 
 async def _flush_by_suspending(
