@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
     from gazette_platform.protocol import StoreUrl
 
-__all__ = ["Account", "open_azure"]
+__all__ = ["CLOCK_SKEW", "CODES", "Account", "blob_url", "open_azure"]
 
-_CODES: Final = ErrorCodes(
+CODES: Final = ErrorCodes(
     gone=frozenset(
         {"AccountIsDisabled", "ContainerBeingDeleted", "ContainerDisabled", "ContainerNotFound"}
     ),
     bad_credentials=frozenset({"AuthenticationFailed", "InvalidAuthenticationInfo"}),
 )
 _SIGNATURE_TTL_S_MAX: Final = 365 * 24 * 3600.0  # Azure sets no limit
-# A signature is valid from here on, for clocks of others that lag behind ours.
-_CLOCK_SKEW: Final = timedelta(minutes=5)
+CLOCK_SKEW: Final = timedelta(minutes=5)
+"""Before now a signature begins to be valid, for clocks of others that lag behind ours."""
 # Characters of a key that stand for themselves in a path.
 _URL_SAFE: Final = "/-._~!$&'()*+,;=:@"
 
@@ -63,6 +63,7 @@ class Account:
                 "AZURE_ACCOUNT_KEY)"
             )
         endpoint = environment.get("GAZETTE_AZURE_ENDPOINT", "").rstrip("/")
+        endpoint = endpoint.replace("{account}", name)
         return cls(name=name, key=key, endpoint=endpoint or f"https://{name}.blob.core.windows.net")
 
 
@@ -74,7 +75,7 @@ def open_azure(url: StoreUrl, executor: Executor) -> ObjectStore:
     args = take_args(url, frozenset())
     provider = Provider(
         connect=lambda: _connect(Account.of(os.environ, url.text), url.host),
-        codes=_CODES,
+        codes=CODES,
         signature_ttl_s_max=_SIGNATURE_TTL_S_MAX,
         # obstore 0.12 signs the escaped path, and Azure checks the plain one: they differ for names
         # with characters that have to be escaped.
@@ -108,7 +109,12 @@ def _sign(account: Account, container: str, key: str, ttl_s: float) -> str:
         key,
         account_key=account.key,
         permission=BlobSasPermissions(read=True),
-        start=now - _CLOCK_SKEW,
+        start=now - CLOCK_SKEW,
         expiry=now + timedelta(seconds=ttl_s),
     )
-    return f"{account.endpoint}/{container}/{quote(key, safe=_URL_SAFE)}?{signature}"
+    return blob_url(account.endpoint, container, key, signature)
+
+
+def blob_url(endpoint: str, container: str, key: str, signature: str) -> str:
+    """The URL of a blob. `signature`: its query, signed."""
+    return f"{endpoint}/{container}/{quote(key, safe=_URL_SAFE)}?{signature}"

@@ -13,7 +13,7 @@ import contextlib
 import os
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 from weakref import WeakKeyDictionary
 
 from gazette_platform.errors import (
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from obstore.store import AzureStore, ClientConfig, GCSStore, RetryConfig, S3Store
 
     from gazette_platform.stores.prefix import KeyRule
+    from gazette_platform.stores.renewed import Renewed
 
     Bucket = S3Store | GCSStore | AzureStore
 
@@ -86,6 +87,8 @@ class Provider:
     """Seconds for which a signed URL can be valid."""
     sign: Callable[[str, float], str] | None = None
     """Signs the URL of a key for some seconds, in a thread; None: obstore does."""
+    credentials: Renewed[Any] | None = None
+    """What `connect` gives to obstore by `Renewed.held`; renewed in a thread, before an operation."""
     attributes: Mapping[str, str] = field(default_factory=dict)
     """Of every object, such as its storage class."""
 
@@ -301,9 +304,15 @@ class ObjectStore:
             await obstore.head_async(await self._connected(), key)
 
     async def _connected(self) -> Bucket:
-        """The client; one that could not be made is tried again. Two at once may make one each."""
+        """The client, with credentials that last for a while.
+
+        A client that could not be made is tried again. Two at once may make one each.
+        """
         if self._bucket is None:
             self._bucket = await run_in(self._executor, self._provider.connect)
+        credentials = self._provider.credentials
+        if credentials is not None and credentials.is_due():
+            await run_in(self._executor, credentials.current)
         return self._bucket
 
     @contextlib.contextmanager

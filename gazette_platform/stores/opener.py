@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 
     from gazette_platform.stores.interface import FragmentStore
 
-__all__ = ["file_executor", "gcs_executor", "object_executor", "open_store"]
+__all__ = [
+    "azure_ad_executor",
+    "file_executor",
+    "gcs_executor",
+    "object_executor",
+    "open_store",
+]
 
 # A disk or network file system serves a few calls at once well; more only queue in the kernel.
 _FILE_THREADS_MAX = 8
@@ -25,6 +31,9 @@ _FILE_THREADS_MAX = 8
 _OBJECT_THREADS_MAX = 4
 # Each waits for one answer of GCS. Four can be busy with large uploads; the rest serve what is short.
 _GCS_THREADS_MAX = 16
+# They read spools, too, but may also wait for tokens of an authority that does not answer, which must
+# not hold up the stores of others.
+_AZURE_AD_THREADS_MAX = 4
 
 
 @functools.cache
@@ -45,6 +54,12 @@ def gcs_executor() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_GCS_THREADS_MAX, thread_name_prefix="gazette-gcs-store")
 
 
+@functools.cache
+def azure_ad_executor() -> ThreadPoolExecutor:
+    """The threads in which all ``azure-ad`` stores of this process do what `object_executor` is for."""
+    return ThreadPoolExecutor(_AZURE_AD_THREADS_MAX, thread_name_prefix="gazette-azure-ad-store")
+
+
 def open_store(
     url: str, *, file_root: Path | None, file_only: bool = False, makes_folder: bool = True
 ) -> FragmentStore:
@@ -57,7 +72,7 @@ def open_store(
             puts there; else it must exist.
 
     Raises: ValidationError: the URL or its arguments are wrong.
-            StoreError: this build or process cannot serve its scheme.
+            StoreError: this process cannot serve its scheme.
     """
     parsed = parse_store_url(url)
     if file_only:
@@ -68,14 +83,10 @@ def open_store(
         return _open_s3(parsed)
     if parsed.scheme == "azure":
         return _open_azure(parsed)
+    if parsed.scheme == "azure-ad":
+        return _open_azure_ad(parsed)
     if parsed.scheme == "gs":
         return _open_gcs(parsed)
-    if parsed.scheme != "file":
-        raise StoreError(
-            f"unsupported fragment store scheme: {parsed.scheme} ({url}; this build writes to "
-            "file:///, azure://, gs://, hdfs:// and s3:// stores: name one in the journal's spec, or "
-            "serve every store from disk with --broker.file-only)"
-        )
     if file_root is None:
         raise StoreError(
             f"fragment store {url} needs a directory (give its root with --broker.file-root)"
@@ -97,6 +108,13 @@ def _open_azure(url: StoreUrl) -> FragmentStore:
     from gazette_platform.stores.azure import open_azure  # noqa: PLC0415  slow to import
 
     return open_azure(url, object_executor())
+
+
+def _open_azure_ad(url: StoreUrl) -> FragmentStore:
+    _require(url, "obstore", "azure.storage.blob", extra="azure")
+    from gazette_platform.stores.azure_ad import open_azure_ad  # noqa: PLC0415  slow to import
+
+    return open_azure_ad(url, azure_ad_executor())
 
 
 def _open_gcs(url: StoreUrl) -> FragmentStore:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, Self, final
 
 from gazette_platform.errors import StoreUnavailable, ValidationError
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.ops.threads import run_in
 from gazette_platform.stores.object_errors import ErrorCodes
 from gazette_platform.stores.objects import (
     ObjectStore,
@@ -23,10 +22,12 @@ from gazette_platform.stores.objects import (
     retry_options,
 )
 from gazette_platform.stores.prefix import KeyRule, take_args
+from gazette_platform.stores.renewed import Renewed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from concurrent.futures import Executor
+    from datetime import datetime
 
     from obstore.store import S3Config, S3Credential, S3Store
 
@@ -117,10 +118,12 @@ def open_s3(url: StoreUrl, executor: Executor) -> ObjectStore:
     """
     args = take_args(url, _ARGS)
     settings = S3Settings.of(url, args)
+    identity = _Identity(settings.profile, url.text)
     provider = Provider(
-        connect=lambda: _connect(settings, url.text, executor),
+        connect=lambda: _connect(settings, url.text, identity),
         codes=_CODES,
         signature_ttl_s_max=_SIGNATURE_TTL_S_MAX,
+        credentials=identity.credentials,
         attributes={"Storage-Class": settings.storage_class} if settings.storage_class else {},
     )
     return ObjectStore(url.text, KeyRule.of(url.prefix.lstrip("/"), args), provider, executor)
@@ -148,16 +151,14 @@ def config_of(settings: S3Settings, environment: Mapping[str, str], region: str)
     return config
 
 
-def _connect(settings: S3Settings, url: str, executor: Executor) -> S3Store:
+def _connect(settings: S3Settings, url: str, identity: _Identity) -> S3Store:
     """Reads the AWS settings of this user. Raises: StoreUnavailable."""
     from botocore.exceptions import BotoCoreError  # type: ignore[import-untyped]  # noqa: PLC0415
-    from botocore.session import Session  # type: ignore[import-untyped]  # noqa: PLC0415
     from obstore.store import S3Store  # noqa: PLC0415
 
     try:
-        session = Session(profile=settings.profile or None)
         region = settings.region or os.environ.get("AWS_REGION") or ""
-        region = region or session.get_config_variable("region") or ""
+        region = region or identity.session().get_config_variable("region") or ""
     except BotoCoreError as err:
         raise StoreUnavailable(f"fragment store {url}: {err} (see ~/.aws/config)") from err
     if not region:
@@ -169,32 +170,47 @@ def _connect(settings: S3Settings, url: str, executor: Executor) -> S3Store:
         config=config,
         client_options=client_options(is_http=config.get("endpoint", "").startswith("http://")),
         retry_config=retry_options(),
-        credential_provider=_Credentials(session, executor),
+        credential_provider=lambda: identity.credentials.held()[0],
     )
 
 
 @final
-class _Credentials:
-    """Gives obstore the credentials that botocore finds, and renews."""
+class _Identity:
+    """Who we are, as botocore finds and renews it. What blocks is called in threads."""
 
-    def __init__(self, session: Any, executor: Executor) -> None:
-        self._session = session
-        self._executor = executor
+    def __init__(self, profile: str, url: str) -> None:
+        self._profile = profile
+        self._url = url
+        self._session: Any = None
+        self.credentials: Renewed[S3Credential] = Renewed(self._fetch, SystemClock().now)
 
-    async def __call__(self) -> S3Credential:
-        frozen = await run_in(self._executor, self._freeze)
+    def session(self) -> Any:
+        """That of the profile; it keeps the credentials once it found them. Raises: BotoCoreError."""
+        from botocore.session import Session  # type: ignore[import-untyped]  # noqa: PLC0415
+
+        if self._session is None:
+            session = Session(profile=self._profile or None)
+            session.get_config_variable("region")  # says whether there is such a profile
+            self._session = session
+        return self._session
+
+    def _fetch(self) -> tuple[S3Credential, datetime]:
+        from botocore.exceptions import BotoCoreError  # noqa: PLC0415
+
+        ends_at = SystemClock().now() + _CREDENTIALS_TTL
+        try:
+            credentials = self.session().get_credentials()
+            frozen = credentials and credentials.get_frozen_credentials()
+        except BotoCoreError as err:
+            raise StoreUnavailable(f"fragment store {self._url}: {err}") from err
+        if frozen is None:
+            raise StoreUnavailable(
+                f"fragment store {self._url}: no AWS credentials found (set AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY, or a profile in ~/.aws/credentials)"
+            )
         return {
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,
             "token": frozen.token,
-            "expires_at": SystemClock().now() + _CREDENTIALS_TTL,
-        }
-
-    def _freeze(self) -> Any:
-        credentials = self._session.get_credentials()  # kept by the session once found
-        if credentials is None:
-            raise StoreUnavailable(
-                "no AWS credentials found (set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a "
-                "profile in ~/.aws/credentials)"
-            )
-        return credentials.get_frozen_credentials()
+            "expires_at": ends_at,
+        }, ends_at

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from azure.storage.blob import BlobServiceClient
+
+    from gazette_platform.testing.certificates import CertificateAuthority
+
 __all__ = [
     "AzureServer",
     "GcsServer",
@@ -147,6 +151,8 @@ class AzureServer:
     """A running azurite, with the account that it always has."""
 
     endpoint: str
+    ca: str | None = None
+    """The certificate that signed its own; None: it speaks HTTP."""
     account: str = "devstoreaccount1"
     key: str = (
         "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -154,22 +160,30 @@ class AzureServer:
 
     def make_container(self, name: str) -> None:
         """Make an empty container."""
-        from azure.storage.blob import BlobServiceClient
-
-        with BlobServiceClient(self.endpoint, credential=self.key) as client:
+        with self._client() as client:
             client.create_container(name)
 
     def put_blob(self, container: str, key: str, content: bytes) -> None:
         """Store a blob of any key, as other programs may."""
+        with self._client() as client:
+            client.get_blob_client(container, key).upload_blob(content)
+
+    def _client(self) -> BlobServiceClient:
         from azure.storage.blob import BlobServiceClient
 
-        with BlobServiceClient(self.endpoint, credential=self.key) as client:
-            client.get_blob_client(container, key).upload_blob(content)
+        verify = True if self.ca is None else self.ca
+        return BlobServiceClient(self.endpoint, credential=self.key, connection_verify=verify)
 
 
 @contextmanager
-def azure_server(folder: Path) -> Iterator[AzureServer]:
+def azure_server(
+    folder: Path, authority: CertificateAuthority | None = None
+) -> Iterator[AzureServer]:
     """An emulator of Azure Blob Storage, empty, over `folder`.
+
+    Args:
+        authority: signs its certificate. It then speaks HTTPS, and takes tokens, too, of which it checks
+            issuer, audience and times, but not the signature.
 
     Raises: SetupError: it could not be installed (it needs npm) or started.
     """
@@ -179,8 +193,20 @@ def azure_server(folder: Path) -> Iterator[AzureServer]:
     command = [str(binary), "--blobHost", "127.0.0.1", "--blobPort", str(port)]
     command += ["--location", str(folder), "--skipApiVersionCheck", "--disableTelemetry"]
     command += ["--silent"]
+    scheme, ca = "http", None
+    if authority is not None:
+        certificate = authority.issue("azurite")
+        command += [
+            "--oauth",
+            "basic",
+            "--cert",
+            str(certificate.cert),
+            "--key",
+            str(certificate.key),
+        ]
+        scheme, ca = "https", str(authority.ca)
     with serving(command, port=port, log=folder / "azurite.log"):
-        yield AzureServer(f"http://127.0.0.1:{port}/devstoreaccount1")
+        yield AzureServer(f"{scheme}://127.0.0.1:{port}/devstoreaccount1", ca)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import os
 import signal
 import tempfile
 import uuid
+from datetime import timedelta
 from pathlib import Path
 
 import aiohttp
@@ -17,7 +18,7 @@ from object_servers import need_go, s3_server
 from gazette_platform.errors import AccessDenied, DataError, StoreUnavailable, ValidationError
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
-from gazette_platform.stores import health_check, open_store
+from gazette_platform.stores import health_check, open_store, s3
 from gazette_platform.stores.health import put_bytes
 from gazette_platform.testing.local_broker import append, eventually, read_all as read_journal
 from gazette_platform.testing.stores import StoreConformance, listing, read_all
@@ -110,6 +111,14 @@ async def test_content_of_several_parts(url_of, length):
     await put_bytes(store, "j/large", content)
     assert await read_all(store, "j/large") == content
     assert [item.size for item in await listing(store, "j/")] == [length]
+
+
+async def test_credentials_that_end_during_a_large_put_are_renewed(url_of, monkeypatch):
+    """obstore asks for them in threads of its own then."""
+    monkeypatch.setattr(s3, "_CREDENTIALS_TTL", timedelta(milliseconds=1))
+    content, store = os.urandom(3 * PART_BYTES + 5), opened(url_of())
+    await put_bytes(store, "j/large", content)
+    assert await read_all(store, "j/large") == content
 
 
 async def test_many_large_puts_at_once_all_arrive(url_of):

@@ -270,13 +270,6 @@ async def test_listing_prefix_must_be_a_directory(tmp_path, executor):
         await listing(make(tmp_path, executor), "j")
 
 
-def test_so1_unsupported_schemes_are_refused(tmp_path):
-    for url in ("azure-ad://tenant/account/c/",):
-        scheme = url.split(":")[0]
-        with pytest.raises(StoreError, match=f"unsupported fragment store scheme: {scheme} "):
-            open_store(url, file_root=tmp_path)
-
-
 async def test_file_only_maps_every_url_to_the_root(tmp_path):
     store = open_store("s3://bucket/pre/?profile=x", file_root=tmp_path, file_only=True)
     await put_bytes(store, "j/f", b"x")

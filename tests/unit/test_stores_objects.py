@@ -150,6 +150,7 @@ def test_where_s3_is_asked(url, environment, endpoint, is_by_host):
     [
         ("s3://bucket/", "obstore", "s3"),
         ("azure://container/", "azure.storage.blob", "azure"),
+        ("azure-ad://tenant/account/container/", "azure.storage.blob", "azure"),
         ("gs://bucket/", "google.cloud.storage", "gcs"),
     ],
 )
