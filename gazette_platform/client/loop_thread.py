@@ -14,9 +14,9 @@ import uvloop
 from gazette_platform.errors import ValidationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
-__all__ = ["LoopThread", "on_loop_error"]
+__all__ = ["LoopThread", "next_or_none", "on_loop_error"]
 
 T = TypeVar("T")
 _JOIN_TIMEOUT_S = 10.0
@@ -102,6 +102,11 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+async def next_or_none(source: AsyncIterator[T]) -> T | None:
+    """The next of `source`, which gives no None; None at its end. For `LoopThread.run`."""
+    return await anext(source, None)
 
 
 def on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -14,13 +14,22 @@ LINE_BYTES_MAX = 64 << 20
 
 
 class PieceReader(Protocol):
-    """What records are read from: a `Reader`."""
+    """What records and messages are read from: a `Reader`, a `StoreReader`, or one of your own.
+
+    Attributes:
+        journal: the name that it was asked for by.
+        offset: of the journal, behind the piece that came last.
+    """
 
     journal: str
     offset: int
 
     async def __anext__(self) -> memoryview | bytes:
         """The next piece of content."""
+        ...
+
+    async def aclose(self) -> None:
+        """End the read."""
         ...
 
 

@@ -21,7 +21,7 @@ from gazette_platform.client.async_client import (
     JournalListings,
     Savepoints,
 )
-from gazette_platform.client.loop_thread import LoopThread
+from gazette_platform.client.loop_thread import LoopThread, next_or_none
 from gazette_platform.client.sync_reader import SyncReader
 from gazette_platform.client.sync_service import SyncAppendService
 from gazette_platform.client.sync_writer import SyncAppendWriter
@@ -370,16 +370,9 @@ class Client:
 
     def _iterate(self, source: AsyncGenerator[T, None]) -> Iterator[T]:
         """Drive an async generator; leaving the iteration closes it."""
-
-        async def pull() -> tuple[T] | None:
-            try:
-                return (await anext(source),)
-            except StopAsyncIteration:
-                return None
-
         try:
-            while (item := self._loop.run(pull())) is not None:
-                yield item[0]
+            while (item := self._loop.run(next_or_none(source))) is not None:
+                yield item
         finally:
             if not self._loop.is_closed:
                 self._loop.run(source.aclose())

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from typing_extensions import override
 
+from gazette_platform.client.loop_thread import LoopThread, next_or_none
 from gazette_platform.client.reader import Reader
 from gazette_platform.client.records import LINE_BYTES_MAX, JsonReader, LineReader
 from gazette_platform.errors import ValidationError
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
     from _typeshed import WriteableBuffer
 
-    from gazette_platform.client.loop_thread import LoopThread
     from gazette_platform.client.store_reader import StoreReader
 
 __all__ = ["SyncReader"]
@@ -84,7 +84,7 @@ class SyncReader(io.RawIOBase):
 
     def _batches(self, source: LineReader | JsonReader) -> Iterator[list[Any]]:
         while True:
-            batch = self._loop.run(_next_or_none(source))
+            batch = self._loop.run(next_or_none(source))
             if batch is None:
                 return
             yield batch
@@ -92,7 +92,7 @@ class SyncReader(io.RawIOBase):
     def _next(self) -> memoryview | bytes | None:
         if self.closed:
             raise ValueError("I/O operation on closed file.")
-        piece: memoryview | bytes | None = self._loop.run(_next_or_none(self._reader))
+        piece: memoryview | bytes | None = self._loop.run(next_or_none(self._reader))
         return piece
 
     def go_to(self, offset: int) -> None:
@@ -122,10 +122,3 @@ class SyncReader(io.RawIOBase):
 
 async def _seek(reader: Reader, offset: int) -> None:
     reader.seek(offset)
-
-
-async def _next_or_none(source: Reader | StoreReader | LineReader | JsonReader) -> Any:
-    try:
-        return await anext(source)
-    except StopAsyncIteration:
-        return None

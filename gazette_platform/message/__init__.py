@@ -39,7 +39,6 @@ from gazette_platform.message.publisher import AckIntent, Publisher
 from gazette_platform.message.readers import (
     CommittedReader,
     MessageDecoder,
-    Pieces,
     UncommittedReader,
 )
 from gazette_platform.message.reading import MessageIterator, read_committed, read_uncommitted
@@ -97,7 +96,6 @@ __all__ = [
     "MessageDecoder",
     "MessageIterator",
     "Outcome",
-    "Pieces",
     "ProducerState",
     "ProtoFraming",
     "Publisher",

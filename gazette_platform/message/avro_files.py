@@ -14,8 +14,9 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
-from gazette_platform.errors import DataError, SetupError, ValidationError
+from gazette_platform.errors import DataError, ValidationError
 from gazette_platform.message.framing import unexpected_eof
+from gazette_platform.ops.extras import required
 from gazette_platform.protocol import CompressionCodec
 
 if TYPE_CHECKING:
@@ -255,8 +256,4 @@ def _varint(whole: bytes, at: int) -> tuple[int, int]:
 
 
 def _fastavro() -> Any:
-    try:
-        import fastavro  # noqa: PLC0415  the core goes without it
-    except ImportError as err:
-        raise SetupError("Avro needs fastavro: pip install 'gazette-platform[avro]'") from err
-    return fastavro
+    return required("fastavro", extra="avro", by="Avro files")

@@ -11,9 +11,10 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
-from gazette_platform.errors import DataError, Desynchronized, SetupError, ValidationError
+from gazette_platform.errors import DataError, Desynchronized, ValidationError
 from gazette_platform.message.framing import unexpected_eof
 from gazette_platform.message.uuid import NO_UUID, UuidParts, parse_uuid
+from gazette_platform.ops.extras import required
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -60,19 +61,15 @@ class AvroFraming:
         content_type: str = "application/x-avro-single-object",
     ) -> None:
         self.content_type = content_type
-        try:
-            import fastavro  # noqa: PLC0415  the core goes without it
-            from fastavro.schema import fingerprint, to_parsing_canonical_form  # noqa: PLC0415
-        except ImportError as err:
-            raise SetupError("Avro needs fastavro: pip install 'gazette-platform[avro]'") from err
-        self._avro = fastavro
+        fastavro = self._avro = required("fastavro", extra="avro", by="Avro messages")
         self._empty = empty
         self._field = uuid_field
         self._schemas: dict[bytes, Any] = {}
         try:
             for each in (schema, *older):
                 parsed = fastavro.parse_schema(each)
-                digest = fingerprint(to_parsing_canonical_form(parsed), "CRC-64-AVRO")
+                canonical = fastavro.schema.to_parsing_canonical_form(parsed)
+                digest = fastavro.schema.fingerprint(canonical, "CRC-64-AVRO")
                 self._schemas.setdefault(_MARKER + bytes.fromhex(digest), parsed)
         except (fastavro.schema.SchemaParseException, *_BAD_BYTES) as err:
             raise ValidationError(f"is no Avro schema: {err}", path="schema") from err

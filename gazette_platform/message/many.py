@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar, final
 from gazette_platform.message.readers import CommittedReader, UncommittedReader
 from gazette_platform.message.reading import read_committed, read_uncommitted
 from gazette_platform.message.registry import framing_of_labels
-from gazette_platform.message.selection import Until, select_spans
+from gazette_platform.message.selection import Nothing, Until, select_spans
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,8 +52,8 @@ async def read_journals(
     read = read_committed if committed else read_uncommitted
     for span in spans:
         used = framing or framing_of_labels(span.labels)
-        if span.end is not None and span.end <= span.begin:
-            readers[span.journal] = UncommittedReader(_Nothing(), span.journal, used)
+        if span.is_empty:
+            readers[span.journal] = UncommittedReader(Nothing(span), used)
             continue
         readers[span.journal] = await read(
             client,
@@ -88,16 +88,6 @@ async def read_merged(
         client, selector, committed=committed, offsets=offsets, framing=framing, direct=direct
     )
     return MergedReader([*readers.values()])
-
-
-class _Nothing:
-    """The content of a journal of which nothing is to be read."""
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> tuple[int, bytes]:
-        raise StopAsyncIteration
 
 
 @final

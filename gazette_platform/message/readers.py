@@ -1,15 +1,14 @@
 """Readers of messages: all as they lie in a journal, or those that are committed, each once.
 
-They take content as pairs of its offset and bytes, in order, and give batches: non-empty lists of
-envelopes, as many as a piece of content completes. A message that cannot be read raises, after
-those before it were returned; the next call goes on behind it.
+They give batches: non-empty lists of envelopes, as many as a piece of content completes. A message that
+cannot be read raises, after those before it were returned; the next call goes on behind it.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Generic, Self, TypeAlias, TypeVar, final
+from typing import TYPE_CHECKING, Generic, Self, TypeVar, final
 
 from typing_extensions import override
 
@@ -19,18 +18,16 @@ from gazette_platform.message.framing import FRAME_BYTES_MAX
 from gazette_platform.message.sequencer import RING_SIZE, ReplayRange, Sequencer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
+    from gazette_platform.client.records import PieceReader
     from gazette_platform.message.framing import Decoder, Framing
     from gazette_platform.message.sequencer import SequencerCheckpoint
 
-__all__ = ["CommittedReader", "MessageDecoder", "Pieces", "UncommittedReader"]
+__all__ = ["CommittedReader", "MessageDecoder", "UncommittedReader"]
 
 M = TypeVar("M")
-Pieces: TypeAlias = "AsyncIterator[tuple[int, bytes | memoryview]]"
-"""Content of a journal: of each piece its offset, and its bytes."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -107,15 +104,11 @@ class MessageDecoder(Generic[M]):
 
 
 class _Closing:
-    """Closes what it reads, when it is left."""
-
-    def __init__(self, close: Callable[[], Awaitable[None]] | None) -> None:
-        self._close = close
+    """Ends its read when it is left."""
 
     async def aclose(self) -> None:
         """End the read, and close what it reads from."""
-        if self._close is not None:
-            await self._close()
+        raise NotImplementedError
 
     async def __aenter__(self) -> Self:
         return self
@@ -134,21 +127,13 @@ class UncommittedReader(_Closing, Generic[M]):
     """Messages as they lie in a journal: an async iterator of batches.
 
     Args:
-        pieces: the journal's content.
-        close: closes what `pieces` reads from.
+        reader: of the journal's content, such as a `Reader` or `StoreReader`; closed with this one.
+        framing: of the messages.
     """
 
-    def __init__(
-        self,
-        pieces: Pieces,
-        journal: str,
-        framing: Framing[M],
-        *,
-        close: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
-        super().__init__(close)
-        self._pieces = pieces
-        self._decoder = MessageDecoder(journal, framing)
+    def __init__(self, reader: PieceReader, framing: Framing[M]) -> None:
+        self._reader = reader
+        self._decoder = MessageDecoder(reader.journal, framing)
 
     @property
     def offset(self) -> int:
@@ -162,19 +147,23 @@ class UncommittedReader(_Closing, Generic[M]):
         """The next batch.
 
         Raises: DataError: a message cannot be read, or the content ends within one. Desynchronized:
-            garbage lies between messages. Besides what `pieces` raises.
-        Cancellation: safe, as far as that of `pieces` is.
+            garbage lies between messages. Besides what the reader of the content raises.
+        Cancellation: safe, as far as that of this reader is.
         """
         while True:
             batch = self._decoder.take()
             if batch:
                 return batch
             try:
-                offset, content = await anext(self._pieces)
+                piece = await anext(self._reader)
             except StopAsyncIteration:
                 self._decoder.end()
                 raise
-            self._decoder.feed(offset, content)
+            self._decoder.feed(self._reader.offset - len(piece), piece)
+
+    @override
+    async def aclose(self) -> None:
+        await self._reader.aclose()
 
 
 @final
@@ -199,7 +188,6 @@ class CommittedReader(_Closing, Generic[M]):
         ring_size: int = RING_SIZE,
         checkpoint: SequencerCheckpoint | None = None,
     ) -> None:
-        super().__init__(None)
         self._uncommitted = uncommitted
         self._replay = replay
         self._sequencer: Sequencer[M] = Sequencer(ring_size=ring_size, checkpoint=checkpoint)

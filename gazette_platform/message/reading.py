@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, Self, TypeVar, final
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar, final
 
+from gazette_platform.client.loop_thread import next_or_none
 from gazette_platform.message.readers import CommittedReader, UncommittedReader
 from gazette_platform.message.registry import framing_of_labels
 from gazette_platform.message.sequencer import RING_SIZE, ReplayRange
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from types import TracebackType
 
-    from gazette_platform.client import AsyncClient, Client, Reader
+    from gazette_platform.client import AsyncClient, Client
     from gazette_platform.message.envelope import Envelope
     from gazette_platform.message.framing import Framing
     from gazette_platform.message.sequencer import SequencerCheckpoint
@@ -19,21 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["MessageIterator", "read_committed", "read_uncommitted"]
 
 M = TypeVar("M")
-
-
-@final
-class _ReaderPieces:
-    """Pieces of a reader with their offsets. No generator, because cancelling one would end it."""
-
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> tuple[int, memoryview | bytes]:
-        piece = await anext(self._reader)
-        return self._reader.offset - len(piece), piece
 
 
 async def read_uncommitted(
@@ -68,7 +55,7 @@ async def read_uncommitted(
         on_jump="continue",
         from_savepoint=from_savepoint,
     )
-    return UncommittedReader(_ReaderPieces(reader), journal, used, close=reader.aclose)
+    return UncommittedReader(reader, used)
 
 
 async def read_committed(
@@ -114,9 +101,19 @@ async def read_committed(
         again = client.read(
             wanted.journal, wanted.begin, block=True, end_offset=wanted.end, direct=direct
         )
-        return UncommittedReader(_ReaderPieces(again), wanted.journal, used, close=again.aclose)
+        return UncommittedReader(again, used)
 
     return CommittedReader(uncommitted, replay, ring_size=ring_size, checkpoint=checkpoint)
+
+
+class _Batches(Protocol[M]):
+    """An `UncommittedReader`, `CommittedReader` or `MergedReader`."""
+
+    def __aiter__(self) -> AsyncIterator[list[Envelope[M]]]: ...
+
+    async def __anext__(self) -> list[Envelope[M]]: ...
+
+    async def aclose(self) -> None: ...
 
 
 @final
@@ -125,23 +122,19 @@ class MessageIterator(Generic[M]):
 
     Args:
         client: on whose event loop `reader` is driven; give `Client.run` the coroutine that makes it.
+        reader: of messages of one journal, or merged ones of many; see it for its offset or checkpoint.
     """
 
-    def __init__(self, client: Client, reader: UncommittedReader[M] | CommittedReader[M]) -> None:
+    def __init__(self, client: Client, reader: _Batches[M]) -> None:
         self._client = client
         self._reader = reader
-
-    @property
-    def reader(self) -> UncommittedReader[M] | CommittedReader[M]:
-        """The reader that is driven: see it for its offset, or checkpoint."""
-        return self._reader
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> list[Envelope[M]]:
         """The next batch; raises as the reader does."""
-        batch = self._client.run(_next_or_none(self._reader))
+        batch = self._client.run(next_or_none(self._reader))
         if batch is None:
             raise StopIteration
         return batch
@@ -160,12 +153,3 @@ class MessageIterator(Generic[M]):
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-async def _next_or_none(
-    reader: UncommittedReader[M] | CommittedReader[M],
-) -> list[Envelope[M]] | None:
-    try:
-        return await anext(reader)
-    except StopAsyncIteration:
-        return None

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gazette_platform.client import AsyncClient
     from gazette_platform.protocol import LabelSelector, LabelSet
 
-__all__ = ["JournalSpan", "Until", "select_spans"]
+__all__ = ["JournalSpan", "Nothing", "Until", "select_spans"]
 
 Until = Literal["head", "never"]
 """Where reads of many journals end: at the heads that they have when it begins, or nowhere."""
@@ -29,6 +29,25 @@ class JournalSpan:
     """Byte offset of the first message."""
     end: int | None
     """Byte offset to end at; None: wait for more."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to be read."""
+        return self.end is not None and self.end <= self.begin
+
+
+class Nothing:
+    """The content of an empty span, as a reader gives it."""
+
+    def __init__(self, span: JournalSpan) -> None:
+        self.journal = span.journal
+        self.offset = span.begin
+
+    async def __anext__(self) -> bytes:
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """Do nothing."""
 
 
 async def select_spans(

@@ -1,4 +1,4 @@
-"""UUIDs of a whole column, in Arrow: no step of Python for each. Needs `pyarrow`, of the extra ``lake``."""
+"""UUIDs of a whole column, in Arrow: no step of Python for each. Needs `pyarrow`, of the extra ``arrow``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import sys
 from array import array
 from typing import TYPE_CHECKING, Any
 
-from gazette_platform.errors import DataError, SetupError
+from gazette_platform.errors import DataError
 from gazette_platform.message.uuid import FLAGS_MAX, PRODUCER_BYTES, UUID_BYTES, uuid_bytes
+from gazette_platform.ops.extras import required
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]
@@ -23,13 +24,8 @@ def parse_uuid_column(column: pa.Array | pa.ChunkedArray) -> pa.StructArray:
     Returns: as many rows of `producer` (6 bytes), `clock` (uint64) and `flags` (uint16).
     Raises: DataError: something is not a UUID. SetupError: there is no pyarrow.
     """
-    try:
-        import pyarrow as pa  # noqa: PLC0415  the core goes without it
-        import pyarrow.compute as pc  # type: ignore[import-untyped]  # noqa: PLC0415
-    except ImportError as err:
-        raise SetupError(
-            "columns of UUIDs need pyarrow: pip install 'gazette-platform[lake]'"
-        ) from err
+    pa = required("pyarrow", extra="arrow", by="columns of UUIDs")
+    pc = required("pyarrow.compute", extra="arrow", by="columns of UUIDs")
     raw = _raw_of(column, pa, pc)
     count = len(raw) // UUID_BYTES
     words = array("Q", raw)

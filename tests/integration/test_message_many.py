@@ -16,6 +16,7 @@ from gazette_platform import (
     Flags,
     JsonFraming,
     MessageClock,
+    MessageIterator,
     build_uuid,
     new_producer_id,
     read_arrow,
@@ -129,6 +130,18 @@ async def test_committed_reads_of_many_journals_leave_out_what_is_not(client, pr
     async with await read_merged(client, f"name:prefix={prefix}/", committed=True) as merged:
         got = [envelope async for batch in merged for envelope in batch]
     assert [(e.journal, e.message.get("n")) for e in got] == [(names[0], 1), (names[0], None)]
+
+
+def test_threads_read_merged_messages_alike(shared, prefix):
+    with Client(ClientConfig(address=shared.address)) as client:
+        names = client.run(create(client.asynchronous, prefix, 2))
+        clock, producer = MessageClock(), new_producer_id()
+        for n in range(20):
+            client.append(names[n % 2], framed(producer, clock.tick(), n=n))
+        merged = client.run(read_merged(client.asynchronous, f"name:prefix={prefix}/"))
+        with MessageIterator(client, merged) as batches:
+            got = [envelope.message["n"] for batch in batches for envelope in batch]
+    assert got == [*range(20)]
 
 
 def test_a_prefix_is_read_into_arrow(shared, prefix):

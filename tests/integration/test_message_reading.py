@@ -4,13 +4,14 @@ import asyncio
 
 import pytest
 
-from gazette_platform.client import AsyncClient, Change, Client, ClientConfig
+from gazette_platform.client import AsyncClient, Change, Client, ClientConfig, read_store
 from gazette_platform.errors import DataError, JournalNotFound, ValidationError
 from gazette_platform.message import (
     Flags,
     JsonFraming,
     MessageClock,
     MessageIterator,
+    UncommittedReader,
     build_uuid,
     framing_of,
     new_producer_id,
@@ -152,11 +153,19 @@ async def test_threads_read_messages_alike(shared, client, rides):
             reader = sync.run(read_committed(sync.asynchronous, rides.journal))
             with MessageIterator(sync, reader) as batches:
                 found = [one.message["n"] for batch in batches for one in batch]
-            return found, batches.reader.checkpoint().offsets
+            return found, reader.checkpoint().offsets
 
     found, offsets = await asyncio.to_thread(read)
     assert found == [0, 1, 2, 3, "ack"]
     assert offsets == {rides.journal: rides.ends[-1]}
+
+
+async def test_messages_are_read_out_of_a_store_alone(shared, client, rides):
+    await client.flush(f"name={rides.journal}")
+    content = read_store(f"file://{shared.fragments}/", rides.journal)
+    async with UncommittedReader(content, JsonFraming()) as reader:
+        found = [(one.message["n"], one.end) async for batch in reader for one in batch]
+    assert found == [*zip([0, 1, 2, 3, "ack", 4], rides.ends[1:], strict=True)]
 
 
 async def test_csv_journals_hold_messages_too(client):

@@ -11,14 +11,14 @@ pa = pytest.importorskip("pyarrow")
 
 from gazette_platform.errors import DataError, ValidationError  # noqa: E402
 from gazette_platform.message import JsonFraming, register_framing  # noqa: E402
-from gazette_platform.message.arrow import (  # noqa: E402
+from gazette_platform.message.arrow import _Blocks, _table_of  # noqa: E402
+from gazette_platform.message.arrow_parsers import (  # noqa: E402
     _CsvParser,
     _DecodingParser,
     _JsonParser,
-    _table_of,
     cut_csv,
 )
-from gazette_platform.message.selection import JournalSpan  # noqa: E402
+from gazette_platform.message.selection import JournalSpan, Nothing  # noqa: E402
 from gazette_platform.protocol import LabelSet  # noqa: E402
 
 
@@ -128,3 +128,26 @@ def test_a_record_of_many_lines_is_cut_off_soon():
     began = time.process_time()
     assert cut_csv(content) == 4
     assert time.process_time() - began < 1
+
+
+async def test_a_message_whose_end_was_pruned_is_told_with_its_offset():
+    span = JournalSpan("a/journal", LabelSet(), 0, 1000)
+    line = b'{"a":1}\n'
+
+    pieces = [(0, line + b'{"b'), (100, line)]
+
+    class Content(Nothing):
+        async def __anext__(self):
+            if not pieces:
+                raise StopAsyncIteration
+            offset, piece = pieces.pop(0)
+            self.offset = offset + len(piece)
+            return piece
+
+    blocks = _Blocks(span, Content(span), _JsonParser(None))
+    blocks._enough_bytes = 1
+    assert await blocks.next() == (0, line)
+    with pytest.raises(DataError, match="a/journal: the message at offset 8 is cut off"):
+        await blocks.next()
+    assert await blocks.next() == (100, line)
+    assert await blocks.next() == (108, b"")

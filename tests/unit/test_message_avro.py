@@ -176,20 +176,19 @@ def test_a_message_that_does_not_fit_is_refused(message):
 
 
 async def test_a_reader_takes_avro_when_it_is_registered():
-    class Pieces:
-        def __init__(self):
-            self.pieces = [(0, FRAMING.encode(MESSAGE) * 2)]
+    class Content:
+        journal, offset = "a/journal", 0
 
         async def __anext__(self):
-            if not self.pieces:
-                raise StopAsyncIteration
-            return self.pieces.pop()
+            content = FRAMING.encode(MESSAGE) * 2
+            self.offset += len(content)
+            return content
 
     with pytest.raises(ValidationError, match="unrecognized content-type"):
         framing_of(FRAMING.content_type)
     other = AvroFraming(SCHEMA, content_type="application/x-mine")
     assert register_framing(other) is None
-    reader = UncommittedReader(Pieces(), "a/journal", framing_of("application/x-mine"))
+    reader = UncommittedReader(Content(), framing_of("application/x-mine"))
     batch = await anext(reader)
     assert [one.message for one in batch] == [MESSAGE, MESSAGE]
     assert batch[1].end == 2 * batch[0].end == 2 * len(FRAMING.encode(MESSAGE))

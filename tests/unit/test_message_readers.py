@@ -35,11 +35,13 @@ def line(producer, clock, flags):
 
 
 class Pieces:
-    """Content from an offset on, in pieces of `size`; what is in `gaps` is skipped."""
+    """Content from an offset on, in pieces of `size`."""
+
+    journal = JOURNAL
 
     def __init__(self, content, begin=0, end=None, *, size=17):
         self.content = content[: len(content) if end is None else end]
-        self.at = begin
+        self.offset = begin
         self.size = size
         self.closed = 0
         self.gate = None
@@ -52,30 +54,35 @@ class Pieces:
         if self.gate is not None:
             self.asked.set()
             await self.gate.wait()
-        if self.at >= len(self.content):
+        if self.offset >= len(self.content):
             raise StopAsyncIteration
-        begin = self.at
-        self.at = min(begin + self.size, len(self.content))
-        return begin, memoryview(self.content)[begin : self.at]
+        begin = self.offset
+        self.offset = min(begin + self.size, len(self.content))
+        return memoryview(self.content)[begin : self.offset]
 
-    async def close(self):
+    async def aclose(self):
         self.closed += 1
 
 
 class Listed:
-    """Pieces as listed."""
+    """Pieces as listed, with their offsets."""
+
+    journal = JOURNAL
 
     def __init__(self, *pieces):
         self.pieces = list(pieces)
+        self.offset = 0
 
     async def __anext__(self):
         if not self.pieces:
             raise StopAsyncIteration
-        return self.pieces.pop(0)
+        offset, piece = self.pieces.pop(0)
+        self.offset = offset + len(piece)
+        return piece
 
 
 def uncommitted(content, framing=JSON, **cut):
-    return UncommittedReader(Pieces(content, **cut), JOURNAL, framing)
+    return UncommittedReader(Pieces(content, **cut), framing)
 
 
 class Committed:
@@ -89,12 +96,12 @@ class Committed:
             self.replays.append(wanted)
             pieces = Pieces(content, wanted.begin, wanted.end, size=size)
             self.again.append(pieces)
-            return UncommittedReader(pieces, wanted.journal, JSON, close=pieces.close)
+            return UncommittedReader(pieces, JSON)
 
         begin = 0 if checkpoint is None else checkpoint.offsets.get(JOURNAL, 0)
         self.first = Pieces(content, begin, size=size)
         self.reader = CommittedReader(
-            UncommittedReader(self.first, JOURNAL, JSON, close=self.first.close),
+            UncommittedReader(self.first, JSON),
             replay,
             ring_size=ring_size,
             checkpoint=checkpoint,
@@ -151,7 +158,7 @@ async def test_envelopes_say_where_messages_lie(size):
 async def test_mr3_empty_pieces_do_no_harm():
     first = line(A, 1, OUT)
     cuts = [(0, b""), (0, first[:5]), *[(5, b"")] * 100, (5, first[5:]), (len(first), b"")]
-    reader = UncommittedReader(Listed(*cuts), JOURNAL, JSON)
+    reader = UncommittedReader(Listed(*cuts), JSON)
     assert await numbers(reader) == [1]
     assert reader.offset == len(first)
 
@@ -159,7 +166,7 @@ async def test_mr3_empty_pieces_do_no_harm():
 async def test_mr4_a_jump_is_told_and_read_over(caplog):
     first, second = line(A, 1, OUT), line(A, 2, OUT)
     reader = UncommittedReader(
-        Listed((50, first + first[:7]), (900, second), (900 + len(second), second)), JOURNAL, JSON
+        Listed((50, first + first[:7]), (900, second), (900 + len(second), second)), JSON
     )
     with caplog.at_level(logging.WARNING):
         batches = [batch async for batch in reader]
@@ -206,14 +213,14 @@ async def test_garbage_between_frames_is_told_and_left_behind():
 
 async def test_content_without_an_end_of_a_message_is_given_up():
     class Endless:
-        at = 0
+        journal, offset = JOURNAL, 0
 
         async def __anext__(self):
-            self.at += 1 << 22
-            return self.at - (1 << 22), bytes(1 << 22)
+            self.offset += 1 << 22
+            return bytes(1 << 22)
 
     with pytest.raises(Desynchronized, match=r"no message ends within .* application/x-ndjson"):
-        await anext(UncommittedReader(Endless(), JOURNAL, JSON))
+        await anext(UncommittedReader(Endless(), JSON))
 
 
 @pytest.mark.parametrize("ring_size", [1, 3, 4])
@@ -260,7 +267,7 @@ async def test_a_replay_that_ends_early_is_an_error():
 
 async def test_a_replay_that_fails_can_be_gone_on_with_from_the_checkpoint():
     def failing(wanted):
-        return UncommittedReader(Listed((wanted.begin, b"nope\n")), wanted.journal, JSON)
+        return UncommittedReader(Listed((wanted.begin, b"nope\n")), JSON)
 
     reader = CommittedReader(uncommitted(CONTENT), failing, ring_size=1)
     assert [one.message["n"] for one in await anext(reader)] == [1]

@@ -75,7 +75,7 @@ from gazette_platform.message.uuid_columns import parse_uuid_column
 try:
     parse_uuid_column(None)
 except SetupError as err:
-    assert "gazette-platform[lake]" in str(err), err
+    assert "gazette-platform[arrow]" in str(err), err
 else:
     raise SystemExit("no error")
 """
