@@ -1,11 +1,15 @@
-"""What keeps journals that were just applied from working: too few brokers, stores that none can use."""
+"""What keeps journals that are applied from working: stores that none can use, too few brokers.
+
+Known before: stores that no journal can ever be kept in here, which are refused. Found afterwards, and
+told: what may yet come right, since brokers may come, and stores be mended.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
 
-from gazette_platform.errors import GazetteError
+from gazette_platform.errors import GazetteError, ValidationError
 from gazette_platform.protocol import LabelSelector, LabelSet
 
 if TYPE_CHECKING:
@@ -14,7 +18,7 @@ if TYPE_CHECKING:
     from gazette_platform.client import AsyncClient, Change, JournalListing
     from gazette_platform.protocol import JournalSpec
 
-__all__ = ["aftermath"]
+__all__ = ["aftermath", "check_stores"]
 
 # Brokers assign a new journal within a fraction of a second, and check a store that works as fast.
 _ASSIGNED_S = 3.0
@@ -25,6 +29,34 @@ _POLL_S = 0.1
 _TOLD_MAX = 3
 _STORES_MAX = 8
 _NAMES_MAX = 100
+
+
+async def check_stores(client: AsyncClient, changes: Sequence[Change]) -> None:
+    """Refuse changes that name a store in which no journal can ever be kept here.
+
+    Raises: ValidationError: there is one. TransportError: no broker answered. Cancellation: safe.
+    """
+    refused = await client.refused_stores(_stores(changes))
+    if not refused:
+        return
+    names = {
+        store: change.spec.name
+        for change in reversed(changes)
+        if change.spec is not None
+        for store in change.spec.fragment.stores
+    }
+    told = [f"{names[store]}: {reason}" for store, reason in refused.items()]
+    more = f"; and {len(told) - _TOLD_MAX} more" if len(told) > _TOLD_MAX else ""
+    raise ValidationError(
+        f"{'; '.join(told[:_TOLD_MAX])}{more} (nothing was applied: mend the specs, or the brokers; "
+        "--force applies them all the same)"
+    )
+
+
+def _stores(changes: Sequence[Change]) -> list[str]:
+    """All that the changes name, each once."""
+    specs = [change.spec for change in changes if change.spec is not None]
+    return list(dict.fromkeys(store for spec in specs for store in spec.fragment.stores))
 
 
 async def aftermath(client: AsyncClient, changes: Sequence[Change]) -> list[str]:
@@ -40,8 +72,8 @@ async def aftermath(client: AsyncClient, changes: Sequence[Change]) -> list[str]
         return []
     async with asyncio.TaskGroup() as group:
         lacking = group.create_task(_lacking(client, specs))
-        stores = list(dict.fromkeys(s for spec in specs.values() for s in spec.fragment.stores))
-        broken = [group.create_task(_broken(client, store)) for store in stores[:_STORES_MAX]]
+        stores = _stores(changes)[:_STORES_MAX]
+        broken = [group.create_task(_broken(client, store)) for store in stores]
     return [text for task in broken if (text := task.result())] + lacking.result()
 
 

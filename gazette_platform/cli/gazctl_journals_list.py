@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from gazette_platform.cli.aftermath import aftermath
+from gazette_platform.cli.aftermath import aftermath, check_stores
 from gazette_platform.cli.connection import connected, matching, opened
 from gazette_platform.cli.errors import one_line
 from gazette_platform.cli.output import NONE, note, print_json, print_table, print_text
@@ -169,6 +169,12 @@ BatchSize = Annotated[
         "--max-txn-size", min=0, help="Changes a transaction; 0 makes one transaction of all."
     ),
 ]
+Force = Annotated[
+    bool,
+    typer.Option(
+        "-f", "--force", help="Also specs that name a store in which no broker can keep a journal."
+    ),
+]
 
 
 def apply(
@@ -179,12 +185,16 @@ def apply(
         bool, typer.Option("--dry-run", help="Check the specs, print the request, change nothing.")
     ] = False,
     max_txn_size: BatchSize = 0,
+    force: Force = False,
 ) -> None:
     """Create, update and delete journals as a YAML tree of specs says.
 
     A journal's `revision` is the one it must be at: 0 or none creates it, -1 does not check.
-    `delete: true` deletes it. Children of the tree stand in the order of their names. A warning says
-    which journals cannot work yet: of too few brokers, or with a store that none can use.
+    `delete: true` deletes it. Children of the tree stand in the order of their names.
+
+    Nothing is applied if a store can never work with these brokers: its arguments are wrong, they have
+    no driver for its scheme, or their operator does not allow it. A warning says which journals cannot
+    work yet: of too few brokers, or with a store that none can use now.
 
     **Examples**
 
@@ -196,13 +206,15 @@ def apply(
     if dry_run:
         print_text(message_text(apply_request(changes)), end="")
         return
-    _apply(ctx, changes, max_txn_size)
+    _apply(ctx, changes, max_txn_size, force=force)
 
 
-def _apply(ctx: typer.Context, changes: Sequence[Change], batch_size: int) -> None:
+def _apply(ctx: typer.Context, changes: Sequence[Change], batch_size: int, *, force: bool) -> None:
     """Apply, and tell what came of it."""
 
     async def work(client: AsyncClient) -> None:
+        if not force:
+            await check_stores(client, changes)
         try:
             revision = await client.apply(changes, batch_size=batch_size)
         except EtcdTransactionFailed as err:
@@ -268,6 +280,7 @@ def edit(
     *,
     selector: SelectorOrNames = None,
     max_txn_size: BatchSize = 0,
+    force: Force = False,
 ) -> None:
     """Edit the specs of journals in an editor, and apply them.
 
@@ -288,7 +301,7 @@ def edit(
             return
         try:
             changes = _parse(edited.encode(), "edited specs")
-            _apply(ctx, changes, max_txn_size)
+            _apply(ctx, changes, max_txn_size, force=force)
         except GazetteError as err:
             if edited == text:
                 # Closing the editor without a change gives up on the error.

@@ -501,6 +501,10 @@ class AsyncClient:
             self._transport, store, check_delete_prefix=check_delete_prefix
         )
 
+    async def refused_stores(self, stores: Sequence[str]) -> dict[str, str]:
+        """Those of `stores` that no journal can ever be kept in here, with why; see `store_health`."""
+        return await listing.refused_stores(self._transport, stores)
+
     # ------------------------------------------------------------------ flushes and savepoints
 
     async def flush(
@@ -570,11 +574,7 @@ class AsyncClient:
         return await savepoints.get_savepoint(self._transport, name)
 
     async def list_savepoints(self, prefix: str = "") -> Savepoints:
-        """Savepoints by name, without their offsets.
-
-        Args:
-            prefix: of their names.
-        """
+        """Savepoints whose names begin with `prefix`, by name, without their offsets."""
         return await savepoints.list_savepoints(self._transport, prefix)
 
     async def delete_savepoint(self, name: str) -> None:

@@ -13,7 +13,7 @@ from gazette_platform.client.results import (
     StoreHealth,
 )
 from gazette_platform.client.unary import Repeat, UnaryCall, UnaryMethod, ask, may_repeat
-from gazette_platform.client.wire import CALL_ERRORS, decoded
+from gazette_platform.client.wire import CALL_ERRORS, CallFailed, decoded
 from gazette_platform.errors import DataError, GazetteError, TransportError, status_error
 from gazette_platform.protocol import (
     Fragment,
@@ -29,7 +29,7 @@ from gazette_platform.protocol import (
     validate_list_response,
 )
 from gazette_platform.protocol.auth import Capability
-from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.protocol.pb import admin_pb2 as admin_pb, protocol_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -43,6 +43,7 @@ __all__ = [
     "fragment_page",
     "list_journals",
     "list_response",
+    "refused_stores",
     "watch_journals",
 ]
 
@@ -66,6 +67,13 @@ _STORE_HEALTH: Final = UnaryMethod(
     capability=Capability.READ | Capability.APPLY,
     validate=validate_health_response,
 )
+_CHECK_STORES: Final = UnaryMethod(
+    path="/gazette_platform.Admin/CheckStores",
+    response=admin_pb.CheckStoresResponse,
+    capability=Capability.APPLY,
+)
+# As many as brokers take in one call.
+_STORES_AT_A_TIME: Final = 256
 
 
 async def list_journals(transport: Transport, selector: LabelSelector) -> ListSnapshot:
@@ -327,3 +335,32 @@ async def check_store(
         timeout_s=max(transport.config.call_timeout_s, 180.0),
     )
     return await ask(transport, check, read)
+
+
+async def refused_stores(transport: Transport, stores: Sequence[str]) -> dict[str, str]:
+    """Fragment stores that no journal can be kept in, however long one waits, each with the reason.
+
+    Brokers open no connection for it. Of Gazette's own, which have no such call, none is told.
+
+    Cancellation: safe.
+    """
+    refused: dict[str, str] = {}
+    for begin in range(0, len(stores), _STORES_AT_A_TIME):
+        some = stores[begin : begin + _STORES_AT_A_TIME]
+        check = UnaryCall(
+            method=_CHECK_STORES,
+            request=admin_pb.CheckStoresRequest(stores=some),
+            what="check of fragment stores",
+        )
+        try:
+            refused |= await ask(transport, check, partial(_refused, transport))
+        except CallFailed as err:
+            if err.code != "UNIMPLEMENTED":
+                raise
+            return {}
+    return refused
+
+
+def _refused(transport: Transport, response: admin_pb.CheckStoresResponse) -> dict[str, str]:
+    transport.learn("", response.header)
+    return {one.store: one.reason for one in response.refused}

@@ -339,6 +339,10 @@ class Client:
             self._client.store_health(store, check_delete_prefix=check_delete_prefix)
         )
 
+    def refused_stores(self, stores: Sequence[str]) -> dict[str, str]:
+        """As `AsyncClient.refused_stores`."""
+        return self._loop.run(self._client.refused_stores(stores))
+
     def flush(self, selector: LabelSelector | str, *, timeout_s: float = 60.0) -> dict[str, int]:
         """As `AsyncClient.flush`."""
         return self._loop.run(self._client.flush(selector, timeout_s=timeout_s))

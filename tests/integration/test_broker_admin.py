@@ -364,3 +364,39 @@ async def test_flush_of_what_does_not_exist(client):
 
     with pytest.raises(StatusError, match="JOURNAL_NOT_FOUND"):
         await flushes.flush_journal(client._transport, "no/journal", timeout_s=5)
+
+
+async def test_stores_that_can_never_work_are_told_without_asking_them(local_brokers):
+    broker = await local_brokers.start()
+    stores = [
+        "file:///",
+        "file:///no/such/folder/",
+        "hdfs://127.0.0.1:1/nobody/is/there/",
+        "file:///?colour=red",
+        "ftp://host/a/",
+        "not a url",
+    ]
+    async with AsyncClient(ClientConfig(address=broker.endpoint)) as client:
+        refused = await client.refused_stores([*stores, *(f"file:///{n}/" for n in range(600))])
+        assert list(refused) == stores[3:]
+        assert "colour" in refused["file:///?colour=red"]
+        assert await client.refused_stores([]) == {}
+    assert not (local_brokers.fragments / "0").exists()
+
+
+async def test_stores_that_this_broker_cannot_serve_are_refused(local_brokers):
+    broker = await local_brokers.start(file_root=None)
+    async with AsyncClient(ClientConfig(address=broker.endpoint)) as client:
+        assert "--broker.file-root" in (await client.refused_stores(["file:///"]))["file:///"]
+    allowed = await local_brokers.start(stores_allowed=("file:///a/",))
+    async with AsyncClient(ClientConfig(address=allowed.endpoint)) as client:
+        refused = await client.refused_stores(["file:///a/b/", "file:///b/"])
+    assert list(refused) == ["file:///b/"]
+    assert "--broker.stores-allowed" in refused["file:///b/"]
+
+
+async def test_one_call_checks_a_bounded_number_of_stores(local_brokers):
+    broker = await local_brokers.start()
+    raw = admin_pb.CheckStoresRequest(stores=["file:///"] * 257).SerializeToString()
+    with pytest.raises(RpcFailed, match="too many Stores"):
+        await broker.service.rpcs["CheckStores"].handler(raw, {})

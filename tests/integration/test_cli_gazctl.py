@@ -154,6 +154,16 @@ def test_apply_says_what_cannot_work_yet(gazctl, root):
     many = many[: many.index("- name:")] + more
     result = gazctl("apply", stdin=many.encode())
     assert "warning: so it is with at least 2 more journals\n" in result.err
+    wrong = SPEC.format(root=f"{root}-wrong").replace("file:///", "file:///?colour=red")
+    refused = gazctl("apply", stdin=wrong.encode())
+    assert (refused.code, refused.err.count("\n")) == (1, 1)
+    assert f"{root}-wrong/one: " in refused.err
+    assert "colour" in refused.err
+    assert "nothing was applied" in refused.err
+    assert gazctl("list", f"{root}-wrong/").out == b"Name\n"
+    forced = gazctl("apply", "--force", stdin=wrong.encode())
+    assert forced.code == 0
+    assert "warning: brokers cannot use the store file:///?colour=red: " in forced.err
     away = SPEC.format(root=f"{root}-away").replace("file:///", "hdfs://127.0.0.1:1/a/")
     result = gazctl("apply", stdin=away.encode())
     assert result.code == 0

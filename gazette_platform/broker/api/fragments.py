@@ -1,4 +1,4 @@
-"""Serves ListFragments and FragmentStoreHealth."""
+"""Serves ListFragments, FragmentStoreHealth and CheckStores."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, final
 from gazette_platform.broker.api.prologue import decode, find_readable
 from gazette_platform.broker.journal.known import check_fence, wait_known
 from gazette_platform.broker.journal.resolver import Stopped
-from gazette_platform.errors import GazetteError
+from gazette_platform.errors import GazetteError, ValidationError
 from gazette_platform.ops.durations import SECOND_NS, duration_from_pb
 from gazette_platform.ops.turns import Turns
 from gazette_platform.protocol import (
@@ -19,7 +19,7 @@ from gazette_platform.protocol import (
     validate_health_request,
 )
 from gazette_platform.protocol.auth import ALL_CLAIMS, Capability, Forbidden
-from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.protocol.pb import admin_pb2 as admin_pb, protocol_pb2 as pb
 from gazette_platform.stores import delete_probe, health_check, open_store
 
 if TYPE_CHECKING:
@@ -39,10 +39,13 @@ _PAGE_LIMIT = 1000
 # Clients refuse messages beyond 4 MiB.
 _PAGE_BYTES_MAX = 2 << 20
 
+# Of one CheckStores. A store costs memory, and some of a millisecond, until it was looked at.
+_STORES_MAX = 256
+
 
 @final
 class FragmentsApi:
-    """ListFragments and FragmentStoreHealth RPCs of one broker."""
+    """ListFragments, FragmentStoreHealth and CheckStores RPCs of one broker."""
 
     def __init__(self, context: BrokerContext, resolver: Resolver[Replica], proxy: Proxy) -> None:
         self._context = context
@@ -139,6 +142,39 @@ class FragmentsApi:
         header.into_pb(response.header)
         return status, response.SerializeToString()
 
+    async def check_stores(
+        self,
+        raw: bytes,
+        claims: Claims = ALL_CLAIMS,  # noqa: ARG002  who may apply specs may name any store
+    ) -> tuple[Status, bytes]:
+        """Serve one CheckStores. No store is asked for anything.
+
+        Returns: OK, and the CheckStoresResponse.
+        Raises: RpcFailed: more stores than are checked at a time. Cancellation: safe.
+        """
+        request = decode(admin_pb.CheckStoresRequest, raw, _validate_stores)
+        response = admin_pb.CheckStoresResponse()
+        Header(self._resolver.process_id, Route(), self._context.space.header).into_pb(
+            response.header
+        )
+        turns = Turns()
+        for url in request.stores:
+            await turns.take()
+            try:
+                self._context.guard.check_allowed(url)
+                _ = self._open(url)
+            except GazetteError as err:
+                response.refused.add(store=url, reason=str(err))
+        return Status.OK, response.SerializeToString()
+
+    def _open(self, url: str) -> FragmentStore:
+        """A store of its own: callers could otherwise fill this broker with stores and their checks.
+
+        Raises: GazetteError: it can never be used.
+        """
+        root, file_only = self._context.config.file_root, self._context.config.file_only
+        return open_store(url, file_root=root, file_only=file_only, makes_folder=False)
+
     def _authorize(self, request: pb.FragmentStoreHealthRequest, claims: Claims) -> bool:
         """Refuse a store, or a folder of one, that the caller has no business with.
 
@@ -173,12 +209,17 @@ class FragmentsApi:
             if health.error is not None:
                 raise health.error
         else:
-            # Not kept: callers could otherwise fill this broker with stores and their checks.
-            root, file_only = context.config.file_root, context.config.file_only
-            store = open_store(url, file_root=root, file_only=file_only, makes_folder=False)
+            store = self._open(url)
             await health_check(store)
         if request.check_delete:
             await delete_probe(store, prefix=request.check_delete_prefix)
+
+
+def _validate_stores(request: admin_pb.CheckStoresRequest) -> None:
+    if len(request.stores) > _STORES_MAX:
+        raise ValidationError(
+            f"too many Stores ({len(request.stores)}; at most {_STORES_MAX} at a time)"
+        )
 
 
 def _is_within(request: pb.FragmentsRequest, fragment: Fragment) -> bool:

@@ -65,6 +65,28 @@ class AwaitedBroker(_message.Message):
     is_running: bool
     def __init__(self, id: _Optional[_Union[_protocol_pb2.ProcessSpec.ID, _Mapping]] = ..., is_running: bool = ...) -> None: ...
 
+class CheckStoresRequest(_message.Message):
+    __slots__ = ("stores",)
+    STORES_FIELD_NUMBER: _ClassVar[int]
+    stores: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, stores: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CheckStoresResponse(_message.Message):
+    __slots__ = ("header", "refused")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    header: _protocol_pb2.Header
+    refused: _containers.RepeatedCompositeFieldContainer[RefusedStore]
+    def __init__(self, header: _Optional[_Union[_protocol_pb2.Header, _Mapping]] = ..., refused: _Optional[_Iterable[_Union[RefusedStore, _Mapping]]] = ...) -> None: ...
+
+class RefusedStore(_message.Message):
+    __slots__ = ("store", "reason")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    store: str
+    reason: str
+    def __init__(self, store: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class Savepoint(_message.Message):
     __slots__ = ("name", "offsets", "created_at", "journals")
     class OffsetsEntry(_message.Message):

@@ -44,6 +44,11 @@ class AdminStub(object):
                 request_serializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.ResetHeadRequest.SerializeToString,
                 response_deserializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.ResetHeadResponse.FromString,
                 _registered_method=True)
+        self.CheckStores = channel.unary_unary(
+                '/gazette_platform.Admin/CheckStores',
+                request_serializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.CheckStoresRequest.SerializeToString,
+                response_deserializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.CheckStoresResponse.FromString,
+                _registered_method=True)
         self.PutSavepoint = channel.unary_unary(
                 '/gazette_platform.Admin/PutSavepoint',
                 request_serializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.PutSavepointRequest.SerializeToString,
@@ -82,6 +87,15 @@ class AdminServicer(object):
         """Let appends to a journal go on that its brokers refuse, since what they miss is lost: behind all
         that is stored. Needs APPEND. Any broker forwards it to the primary. Where nothing is refused,
         nothing is done. UNAVAILABLE: it cannot be told yet, or another broker still stores content of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckStores(self, request, context):
+        """Which fragment stores no journal can be kept in here, however long one waits: their URLs or
+        arguments are wrong, this broker has no driver or directory for their scheme, or its operator does
+        not allow them. Whether the others work, `protocol.Journal/FragmentStoreHealth` tells. Needs APPLY.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -128,6 +142,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ResetHead,
                     request_deserializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.ResetHeadRequest.FromString,
                     response_serializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.ResetHeadResponse.SerializeToString,
+            ),
+            'CheckStores': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckStores,
+                    request_deserializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.CheckStoresRequest.FromString,
+                    response_serializer=gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.CheckStoresResponse.SerializeToString,
             ),
             'PutSavepoint': grpc.unary_unary_rpc_method_handler(
                     servicer.PutSavepoint,
@@ -204,6 +223,33 @@ class Admin(object):
             '/gazette_platform.Admin/ResetHead',
             gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.ResetHeadRequest.SerializeToString,
             gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.ResetHeadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckStores(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gazette_platform.Admin/CheckStores',
+            gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.CheckStoresRequest.SerializeToString,
+            gazette__platform_dot_protocol_dot_pb_dot_admin__pb2.CheckStoresResponse.FromString,
             options,
             channel_credentials,
             insecure,
