@@ -129,11 +129,12 @@ def matrix_table(figures: Mapping[str, float], baseline: Baseline) -> Table:
     table = _table("Appends of 100 B, 16 KiB and 1 MiB, 1, 8 and 64 at a time", "case")
     table.caption = (
         "CPU in seconds per GB of 10^9 bytes. Go: one broker, as it would do at the speed of this "
-        "machine; ÷ Go: ours divided by that"
+        "machine, and its CPU; ÷ Go: ours divided by that"
     )
     headings = ("way", "rate", "p50 ms", "p99 ms", "CPU broker", "CPU client")
-    for heading in (*headings, "Go", "÷ Go", "CPU Go's broker"):
-        table.add_column(heading, justify="right")
+    for heading in (*headings, "Go", "÷ Go", "CPU Go"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.columns[0].no_wrap = True
     for row in _matrix_rows():
         if (rate := figures.get(row.rate)) is None:
             continue

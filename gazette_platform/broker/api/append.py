@@ -195,9 +195,12 @@ class AppendApi:
             return None
 
     def _at_hand(self, asked: _Asked) -> Replica | None:
-        """Our replica, if it was resolved at this revision, and the request names no other condition."""
+        """Our replica, if it was resolved at this revision, and the request asks for no later one."""
         key = asked.found_as
         if key is None or asked.claims is not ALL_CLAIMS:
+            return None
+        # Clients name a revision for a minute after they have applied specs.
+        if asked.request.min_revision > self._context.space.revision:
             return None
         found = self._resolver.found.get(key)
         if found is None or not found.is_local:
@@ -338,7 +341,7 @@ class _Asked:
     message: pb.AppendRequest
     request: events.AppendRequest
     found_as: tuple[str, bool, bool] | None
-    """Its key in `Resolver.found`; None: it sets conditions that need resolving anew."""
+    """Its key in `Resolver.found`; None: it comes from another broker, whose view is to be checked."""
     claims: Claims
     resolution: Resolution = field(init=False)
     unreached_at: float | None = None
@@ -371,7 +374,7 @@ def _decoded(
     """
     message = decode(pb.AppendRequest, first, validate_append_request)
     request = _request(message)
-    if request.min_revision or message.HasField("header"):
+    if message.HasField("header"):
         return message, request, None
     return message, request, (request.journal, not message.do_not_proxy, True)
 

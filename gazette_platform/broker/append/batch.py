@@ -209,7 +209,7 @@ class Planner:
 
     def _first_effect(self, pending: Pending) -> events.Effect:
         machine, found, journal = pending.machine, self._found, self._journal
-        if machine.request.min_revision:
+        if machine.request.min_revision > journal.revision:
             return machine.start()
         if found is not None:
             found = self._found = self._on_top(found)
