@@ -21,7 +21,13 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, final
 
-from gazette_platform.errors import GazetteError, StoreError, StoreUnavailable, ValidationError
+from gazette_platform.errors import (
+    AccessDenied,
+    GazetteError,
+    StoreError,
+    StoreUnavailable,
+    ValidationError,
+)
 from gazette_platform.fragment.files import CompressedForm
 from gazette_platform.ops.retry import backoff_s
 from gazette_platform.ops.threads import run_in
@@ -283,8 +289,8 @@ class Persister:
                 await self._put(store, spool, fragment)
             except StoreError as err:
                 is_last = url == spec.fragment.stores[-1]
-                may_move_on = self._is_exiting and store is not None and store.is_auth_error(err)
-                if is_last or not may_move_on:
+                is_refused = store is not None and isinstance(err, AccessDenied)
+                if is_last or not (self._is_exiting and is_refused):
                     raise
                 _log.warning("store %s refuses %s: %s", url, fragment.content_path, err)
                 continue

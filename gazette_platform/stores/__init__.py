@@ -10,7 +10,7 @@ Guarantee: when `FragmentStore.put` returns, the object survives a crash of the 
 from __future__ import annotations
 
 from gazette_platform.stores.health import delete_probe, health_check
-from gazette_platform.stores.interface import FragmentStore, StoredObject, is_auth_error
+from gazette_platform.stores.interface import FragmentStore, StoredObject
 from gazette_platform.stores.opener import open_store
 from gazette_platform.stores.registry import ActiveStore, StoreHealth, StoreRegistry
 
@@ -22,6 +22,5 @@ __all__ = [
     "StoredObject",
     "delete_probe",
     "health_check",
-    "is_auth_error",
     "open_store",
 ]

@@ -28,7 +28,7 @@ from gazette_platform.errors import (
     StoreError,
     StoreUnavailable,
 )
-from gazette_platform.stores.interface import PIECE_BYTES, StoredObject, is_auth_error
+from gazette_platform.stores.interface import PIECE_BYTES, StoredObject
 from gazette_platform.stores.prefix import KeyRule, take_args
 
 if TYPE_CHECKING:
@@ -147,10 +147,6 @@ class FileStore:
         """A ``file`` URL below the file root, which the reader must know: it is not signed."""
         with _store_errors():
             return "file:///" + quote(self._rule.key(path), safe=_URL_SAFE)
-
-    def is_auth_error(self, error: BaseException) -> bool:
-        """Whether `error` says that permissions or the directory itself are wrong."""
-        return is_auth_error(error)
 
     def local_path(self, path: str) -> Path:
         """Where the object lies."""

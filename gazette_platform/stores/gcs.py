@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, final
 
 from gazette_platform.errors import DataError, ObjectNotFound, StoreUnavailable
 from gazette_platform.stores.gcs_bucket import Content, GcsBucket, store_errors
-from gazette_platform.stores.interface import PIECE_BYTES, StoredObject, is_auth_error
+from gazette_platform.stores.interface import PIECE_BYTES, StoredObject
 from gazette_platform.stores.objects import SMALL_BYTES_MAX, upload_slots
 from gazette_platform.stores.prefix import KeyRule, check_segments, take_args
 
@@ -125,10 +125,6 @@ class GcsStore:
     async def sign_get(self, path: str, ttl_s: float) -> str:
         """A URL, signed by the key of a service account (V2); see `FragmentStore.sign_get`."""
         return await self._run("SIGN", path, partial(self._bucket.sign, ttl_s=ttl_s))
-
-    def is_auth_error(self, error: BaseException) -> bool:
-        """Whether `error` says that the bucket is not there for us."""
-        return is_auth_error(error)
 
     def local_path(self, path: str) -> Path | None:  # noqa: ARG002  no object is local
         """None: objects are elsewhere."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from gazette_platform.errors import AccessDenied
-
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
     from pathlib import Path
 
-__all__ = ["PIECE_BYTES", "FragmentStore", "StoredObject", "is_auth_error"]
+__all__ = ["PIECE_BYTES", "FragmentStore", "StoredObject"]
 
 # Size in which objects are read: large enough that the hop between threads does not count.
 PIECE_BYTES: Final = 1024 * 1024
@@ -32,8 +30,9 @@ class StoredObject:
 class FragmentStore(Protocol):
     """Objects under content paths; the prefix and rewriting of the store's URL happen inside.
 
-    Every operation raises a `StoreError`: `ObjectNotFound`, `AccessDenied` (the store refuses us
-    for good), or `StoreUnavailable` (may pass).
+    Every operation raises a `StoreError`: `ObjectNotFound`, `AccessDenied` (the store refuses us for
+    good, so that another may be tried), or `StoreUnavailable` (may pass). Credentials that are wrong in
+    themselves, and timeouts, are no `AccessDenied`: they concern every store.
     """
 
     @property
@@ -87,18 +86,6 @@ class FragmentStore(Protocol):
         """
         ...
 
-    def is_auth_error(self, error: BaseException) -> bool:
-        """Whether `error`, raised by this store, says that it refuses us for good."""
-        ...
-
     def local_path(self, path: str) -> Path | None:
         """Where the object lies in this machine's file system; None if it does not."""
         ...
-
-
-def is_auth_error(error: BaseException) -> bool:
-    """Whether `error` says that a store exists and refuses us, so that another may be tried.
-
-    Credentials that are wrong in themselves, and timeouts, are not: they concern every store.
-    """
-    return isinstance(error, AccessDenied)

@@ -136,10 +136,6 @@ class MeasuredStore:
         with self._measured("signget"):
             return await self._store.sign_get(path, ttl_s)
 
-    def is_auth_error(self, error: BaseException) -> bool:
-        """See `FragmentStore.is_auth_error`."""
-        return self._store.is_auth_error(error)
-
     def local_path(self, path: str) -> Path | None:
         """See `FragmentStore.local_path`."""
         return self._store.local_path(path)

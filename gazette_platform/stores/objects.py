@@ -24,7 +24,7 @@ from gazette_platform.errors import (
     StoreUnavailable,
 )
 from gazette_platform.ops.threads import run_in
-from gazette_platform.stores.interface import PIECE_BYTES, StoredObject, is_auth_error
+from gazette_platform.stores.interface import PIECE_BYTES, StoredObject
 from gazette_platform.stores.object_errors import ErrorCodes, store_error
 from gazette_platform.stores.prefix import check_segments
 
@@ -287,10 +287,6 @@ class ObjectStore:
             if self._provider.sign is not None:
                 return await run_in(self._executor, self._provider.sign, key, ttl_s)
             return await obstore.sign_async(bucket, "GET", key, timedelta(seconds=ttl_s))
-
-    def is_auth_error(self, error: BaseException) -> bool:
-        """Whether `error` says that the bucket is not there for us."""
-        return is_auth_error(error)
 
     def local_path(self, path: str) -> Path | None:  # noqa: ARG002  no object is local
         """None: objects are elsewhere."""

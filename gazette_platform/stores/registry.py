@@ -111,10 +111,6 @@ class ActiveStore:
         """See `FragmentStore.sign_get`."""
         return await self._store.sign_get(path, ttl_s)
 
-    def is_auth_error(self, error: BaseException) -> bool:
-        """See `FragmentStore.is_auth_error`."""
-        return self._store.is_auth_error(error)
-
     def local_path(self, path: str) -> Path | None:
         """See `FragmentStore.local_path`."""
         return self._store.local_path(path)

@@ -23,7 +23,7 @@ from gazette_platform.errors import (
     StoreUnavailable,
     ValidationError,
 )
-from gazette_platform.stores.interface import PIECE_BYTES, StoredObject, is_auth_error
+from gazette_platform.stores.interface import PIECE_BYTES, StoredObject
 from gazette_platform.stores.prefix import KeyRule, take_args
 
 if TYPE_CHECKING:
@@ -168,10 +168,6 @@ class WebHdfsStore:
     async def sign_get(self, path: str, ttl_s: float) -> str:  # noqa: ARG002  HDFS signs nothing
         """The WebHDFS URL that opens the file; with a delegation token it has that, and ends with it."""
         return self._address(self._servers[0], self._rule.key(path), {"op": "OPEN"})
-
-    def is_auth_error(self, error: BaseException) -> bool:
-        """Whether `error` says that HDFS knows us and refuses."""
-        return is_auth_error(error)
 
     def local_path(self, path: str) -> Path | None:  # noqa: ARG002  it is on other machines
         """None."""

@@ -22,7 +22,7 @@ from gazette_platform.errors import (
     StoreUnavailable,
 )
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
-from gazette_platform.stores import is_auth_error, open_store
+from gazette_platform.stores import open_store
 from gazette_platform.stores.health import put_bytes
 from gazette_platform.testing.stores import StoreConformance, listing, read_all
 
@@ -95,9 +95,8 @@ async def test_signed_urls_open_without_more(hdfs):
 
 async def test_a_user_without_access_is_refused_for_good(hdfs):
     store = opened(hdfs, user="mallory")
-    with pytest.raises(AccessDenied, match="mallory") as caught:
+    with pytest.raises(AccessDenied, match="mallory"):
         await put_bytes(store, "a", b"x")
-    assert is_auth_error(caught.value)
 
 
 async def test_content_that_is_too_short_leaves_nothing(hdfs):
@@ -127,9 +126,8 @@ async def test_a_put_that_is_cancelled_stores_nothing_or_all(hdfs, tasks):
 
 async def test_nobody_there_is_no_refusal():
     store = open_store("hdfs://namenode/x/?webhdfs=http://127.0.0.1:9&user=a", file_root=None)
-    with pytest.raises(StoreUnavailable, match="is it up") as caught:
+    with pytest.raises(StoreUnavailable, match="is it up"):
         await store.exists("a")
-    assert not is_auth_error(caught.value)
     with pytest.raises(StoreUnavailable):
         await listing(store, "")
 

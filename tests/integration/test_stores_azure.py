@@ -112,9 +112,8 @@ async def test_a_key_that_is_no_path_fails_the_listing_by_name(server, container
 async def test_so8_a_container_that_is_missing_refuses_for_good():
     store = opened("azure://no-such-container/")
     for operation in (put_bytes(store, "j/f", b"x"), read_all(store, "j/f"), listing(store, "j/")):
-        with pytest.raises(AccessDenied, match="ContainerNotFound") as caught:
+        with pytest.raises(AccessDenied, match="ContainerNotFound"):
             await operation
-        assert store.is_auth_error(caught.value)
     with pytest.raises(AccessDenied, match="health check PUT failed"):
         await health_check(store)
 

@@ -166,9 +166,8 @@ async def test_a_token_that_ends_during_a_large_put_is_renewed(root, container, 
 async def test_so8_a_container_that_is_missing_refuses_for_good(root):
     store = opened(f"{root}/no-such-container/")
     for operation in (put_bytes(store, "j/f", b"x"), read_all(store, "j/f"), listing(store, "j/")):
-        with pytest.raises(AccessDenied, match="ContainerNotFound") as caught:
+        with pytest.raises(AccessDenied, match="ContainerNotFound"):
             await operation
-        assert store.is_auth_error(caught.value)
     with pytest.raises(AccessDenied, match="health check PUT failed"):
         await health_check(store)
 
@@ -178,7 +177,6 @@ async def assert_unavailable(store, match):
     for operation in (put_bytes(store, "j/f", b"x"), store.sign_get("j/f", 60)):
         with pytest.raises(StoreUnavailable, match=match) as caught:
             await operation
-        assert not store.is_auth_error(caught.value)
         assert "a secret" not in str(caught.value)
 
 

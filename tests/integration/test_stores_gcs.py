@@ -267,9 +267,8 @@ async def test_so8_a_bucket_that_is_missing_refuses_for_good():
         store.remove("j/f"),
         listing(store, "j/"),
     ):
-        with pytest.raises(AccessDenied, match="create the bucket") as caught:
+        with pytest.raises(AccessDenied, match="create the bucket"):
             await operation
-        assert store.is_auth_error(caught.value)
     with pytest.raises(AccessDenied, match="health check PUT failed"):
         await health_check(store)
 
@@ -309,9 +308,8 @@ async def test_so8_what_gcs_answers(monkeypatch, status, message, kind):
         # To a 401 the library answers by a login, which emulators have none of.
         text = "cannot be refreshed" if status == 401 else message.rstrip(".")
         for call in (lambda: read_all(store, "j/f"), lambda: store.remove("j/f")):
-            with pytest.raises(kind, match=text) as caught:
+            with pytest.raises(kind, match=text):
                 await call()
-            assert store.is_auth_error(caught.value) == (kind is AccessDenied)
         kind = AccessDenied if status == 404 else kind  # it can be of the bucket only
         for call in (lambda: put_bytes(store, "j/f", b"x"), lambda: listing(store, "j/")):
             with pytest.raises(kind, match=text):

@@ -226,9 +226,8 @@ async def test_folders_that_other_programs_make_are_not_listed(server, bucket, u
 async def test_so8_a_bucket_that_is_missing_refuses_for_good(server):
     store = opened(f"s3://no-such-bucket/?endpoint={server.endpoint}&region=us-east-1")
     for operation in (put_bytes(store, "j/f", b"x"), read_all(store, "j/f"), listing(store, "j/")):
-        with pytest.raises(AccessDenied, match="NoSuchBucket") as caught:
+        with pytest.raises(AccessDenied, match="NoSuchBucket"):
             await operation
-        assert store.is_auth_error(caught.value)
     with pytest.raises(AccessDenied, match="health check PUT failed"):
         await health_check(store)
 
@@ -242,9 +241,8 @@ async def test_so8_a_user_without_permission_is_refused_for_good(server, url_of,
     operations = [put_bytes(store, "j/f", b"y"), read_all(store, "j/f"), listing(store, "j/")]
     operations += [store.exists("j/f"), store.remove("j/f")]
     for operation in operations:
-        with pytest.raises(AccessDenied) as caught:
+        with pytest.raises(AccessDenied):
             await operation
-        assert store.is_auth_error(caught.value)
 
 
 async def test_so8_wrong_keys_are_no_refusal(url_of, monkeypatch):

@@ -34,7 +34,7 @@ from gazette_platform.protocol import (
     JournalSpec,
     LabelSet,
 )
-from gazette_platform.stores import is_auth_error, open_store
+from gazette_platform.stores import open_store
 
 CONTENT = b'{"some": "content"}\n' * 100_000
 JOURNAL = "a/journal"
@@ -52,9 +52,6 @@ class FaultyStore:
 
     def __getattr__(self, name):
         return getattr(self.store, name)
-
-    def is_auth_error(self, error):
-        return is_auth_error(error)
 
     async def put(self, path, fd, length, *, content_encoding=""):
         if self.gate is not None:
@@ -541,8 +538,9 @@ async def test_stores_that_a_journal_must_not_use_are_not_written(
 
 async def test_what_waited_for_a_slow_store_is_stored_by_the_spec_of_then(bench):
     gate = bench.registry.get("file:///").gate = asyncio.Event()
-    for number in range(33):
-        bench.persister.add(bench.spool(begin=number * 10, content=b"0123456789"))
+    spools = [bench.spool(begin=number * 10, content=b"0123456789") for number in range(33)]
+    for spool in spools:
+        bench.persister.add(spool)
     for _ in range(3):
         await asyncio.sleep(0)  # the last one waits for its turn
     bench.configure("file:///other/")
@@ -550,7 +548,7 @@ async def test_what_waited_for_a_slow_store_is_stored_by_the_spec_of_then(bench)
     await bench.settle()
     assert len(bench.stored) == 33
     assert [path for path in bench.stored if path.startswith("other/")] == [
-        f"other/{bench.persisted[-1].content_path}"
+        f"other/{spools[-1].fragment.content_path}"
     ]
 
 

@@ -26,7 +26,6 @@ from gazette_platform.stores import (
     StoreRegistry,
     delete_probe,
     health_check,
-    is_auth_error,
     open_store,
 )
 
@@ -69,9 +68,6 @@ class ScriptedStore:
 
     async def sign_get(self, path, ttl_s):
         return self.answer("sign_get", path, ttl_s, default="file:///x")
-
-    def is_auth_error(self, error):
-        return is_auth_error(error)
 
     def local_path(self, path):
         return Path("/local") / path
@@ -251,8 +247,6 @@ async def test_so4_active_store_delegates():
     await store.remove("p")
     assert await store.sign_get("p", 9) == "file:///signed"
     assert store.local_path("p") == Path("/local/p")
-    assert store.is_auth_error(AccessDenied("x"))
-    assert not store.is_auth_error(StoreUnavailable("x"))
     assert scripted.calls == [
         ("exists", "p"),
         ("get", "p"),
