@@ -16,14 +16,21 @@ from gazette_platform.fragment.cover_set import CoverSet
 from gazette_platform.protocol import Fragment, Status
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
     from gazette_platform.fragment.completed import LocalFile
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["JUMP_AGE_S", "Index", "IndexSummary", "QueryResult"]
+__all__ = ["JUMP_AGE_S", "KEPT_S", "Index", "IndexSummary", "QueryResult"]
 
 JUMP_AGE_S: Final = 6 * 3600
 """Seconds. A younger hole may be a fragment that another broker is still uploading, so readers wait for
 it. The content of an older hole was deleted or lost, and readers go on behind it."""
+
+KEPT_S: Final = 15 * 60
+"""Seconds for which a stored fragment may be missing from listings before they are believed: they can be
+older than their store, by caches between, but not by this much. Three intervals of refreshes, as specs
+have them when they say nothing."""
 
 _FROM_HEAD: Final = -1
 
@@ -203,11 +210,42 @@ class Index:
         self._events += 1
         return self._events
 
-    def replace_remote(self, remote: CoverSet[Fragment], *, listing: int | None = None) -> None:
+    def lately_stored(
+        self, remote: CoverSet[Fragment], stores: Collection[str], *, listing: int
+    ) -> list[Fragment]:
+        """Known fragments that a new listing lacks, though they were stored a moment ago.
+
+        They were deleted since, or the listing is older than they are. This broker, which may have
+        stored them itself, has dropped its local copies.
+
+        Args:
+            remote: the listing.
+            stores: that were listed.
+            listing: the token that `listing_began` gave. What was persisted since is not meant.
+        """
+        since = self._clock.now().timestamp() - KEPT_S
+        newer = [fragment for at, fragment in self._persisted if at > listing]
+        return [
+            one
+            for one in self._remote
+            if one.mod_time > since
+            and one.backing_store in stores
+            and not remote.covers(one.begin, one.end)
+            and one not in newer
+        ]
+
+    def replace_remote(
+        self,
+        remote: CoverSet[Fragment],
+        *,
+        listing: int | None = None,
+        kept: Iterable[Fragment] = (),
+    ) -> None:
         """Take over a new listing of all stores, and drop the local fragments that it covers.
 
         Args:
             remote: owned by the index from now on.
+            kept: those of `lately_stored` that are not known to be deleted.
             listing: the token that `listing_began` gave; None: the listing saw everything that is
                 persisted so far. A listing that began before the one in use is ignored.
         """
@@ -216,7 +254,7 @@ class Index:
             return  # two ran side by side, and `_persisted` is only kept for the newer one
         self._listed = began
         self._persisted = [(at, fragment) for at, fragment in self._persisted if at > began]
-        for _, fragment in self._persisted:
+        for fragment in (*kept, *(fragment for _, fragment in self._persisted)):
             if not remote.covers(fragment.begin, fragment.end):
                 remote.add(fragment)
         self._remote = remote

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, final
@@ -12,7 +13,7 @@ from gazette_platform.fragment.cover_set import CoverSet
 from gazette_platform.protocol import Fragment, parse_fragment_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from gazette_platform.fragment.index import Index
     from gazette_platform.ops.clock import Clock
@@ -29,6 +30,9 @@ _log = logging.getLogger(__name__)
 _WARNINGS_MAX: Final = 1000
 
 _LIST_TIMEOUT_S: Final = 300.0
+
+# Of asking for all fragments that a listing lacks, one by one. That is rare, and mostly about a few.
+_HEADS_TIMEOUT_S: Final = 20.0
 
 # Seconds for which the first listing may fail. Checks of a store's health may fail about as long.
 _FAILING_S: Final = 12.0
@@ -94,6 +98,22 @@ class FragmentLister:
                 raise kind(f"fragment store {url} cannot be listed: {err}") from err
         return found
 
+    async def still_stored(self, fragments: Sequence[Fragment]) -> Sequence[Fragment]:
+        """Those of some fragments that stores hold, or for which they do not say so in time.
+
+        Cancellation: safe.
+        """
+        kept = [*fragments]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_HEADS_TIMEOUT_S):
+                for fragment in fragments:
+                    # What fails here tells nothing of the fragment.
+                    with contextlib.suppress(GazetteError):
+                        store = self._registry.get(fragment.backing_store)
+                        if not await store.exists(fragment.content_path):
+                            kept.remove(fragment)
+        return kept
+
     def _parse(self, journal: str, url: str, item: StoredObject) -> Fragment | None:
         if item.path.endswith("/"):
             return None  # a "folder", as consoles of object stores make it
@@ -125,12 +145,17 @@ class Refresher:
     async def refresh(self, spec: JournalSpec) -> bool:
         """List all stores once. If that fails, the index keeps what it knows.
 
+        A listing may be older than what was stored a moment ago. Fragments that it lacks are asked for,
+        and kept if they are there, or if the store does not answer; see `Index.lately_stored`.
+
         Returns: whether it succeeded.
         Cancellation: safe.
         """
         listing = self._index.listing_began()
         try:
             remote = await self._lister.list(spec)
+            lacking = self._index.lately_stored(remote, spec.fragment.stores, listing=listing)
+            kept = await self._lister.still_stored(lacking) if lacking else []
         except GazetteError as err:
             self._on_failure(str(err))
             if self._failures.bit_count() == 1:  # the 1st, 2nd, 4th, 8th …: thousands fail at once
@@ -147,7 +172,14 @@ class Refresher:
         if self._failures:
             _log.info("fragments of %s are listed again", spec.name)
         self._failures = 0
-        self._index.replace_remote(remote, listing=listing)
+        if kept:
+            _log.info(
+                "a listing of %s is older than %d fragments that its stores hold, such as %s",
+                spec.name,
+                len(kept),
+                kept[0].content_path,
+            )
+        self._index.replace_remote(remote, listing=listing, kept=kept)
         return True
 
     def _on_failure(self, problem: str) -> None:

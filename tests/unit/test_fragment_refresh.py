@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+from dataclasses import replace
 
 import pytest
 
 from gazette_platform.errors import GazetteError, StoreError, StoreUnavailable
-from gazette_platform.fragment.index import Index
+from gazette_platform.fragment.cover_set import CoverSet
+from gazette_platform.fragment.index import KEPT_S, Index
 from gazette_platform.fragment.refresh import FragmentLister, Refresher
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.ops.tasks import TaskGroup
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
+from gazette_platform.protocol import CompressionCodec, Fragment, FragmentSpec, JournalSpec
 from gazette_platform.stores import open_store
 
 DIGEST = "0123456789abcdef0123456789abcdef01234567"
@@ -123,6 +126,122 @@ async def test_failures_are_logged_ever_more_rarely(registry, caplog):
         ),
         "fragments of a/journal are listed again",
     ]
+
+
+class Aged:
+    """A store whose listings are as old as a cache makes them."""
+
+    def __init__(self, store, answers):
+        self.store = store
+        self.answers = answers
+
+    async def list(self, prefix):
+        self.answers.append("LIST")
+        if "old" not in self.answers:
+            async for item in self.store.list(prefix):
+                yield item
+
+    async def exists(self, path):
+        self.answers.append(path.rpartition("/")[2][:16].lstrip("0") or "0")
+        if "down" in self.answers:
+            raise StoreUnavailable("down")
+        return await self.store.exists(path)
+
+
+class AgedRegistry(Registry):
+    def __init__(self, root):
+        super().__init__(root)
+        self.answers = []
+
+    def get(self, url):
+        return Aged(super().get(url), self.answers)
+
+
+class Stored:
+    """A broker that has stored a fragment, and one that learned of it from a listing."""
+
+    def __init__(self, root):
+        self.root = root
+        self.clock = ManualClock()
+        self.registry = AgedRegistry(root)
+        self.index = Index(self.clock)
+        self.refresher = Refresher(self.index, FragmentLister(self.registry), self.clock)
+
+    async def store(self, begin, end, *, is_ours):
+        write(self.root, "one", begin, end)
+        path = self.root / "one" / "a" / "journal" / f"{begin:016x}-{end:016x}-{DIGEST}.gz"
+        now = int(self.clock.now().timestamp())
+        os.utime(path, (now, now))
+        if is_ours:
+            digest = bytes.fromhex(DIGEST)
+            codec = CompressionCodec.GZIP
+            fragment = Fragment("a/journal", begin, end, digest, codec)
+            self.index.add_remote(replace(fragment, backing_store=STORES[0], mod_time=now))
+        else:
+            await self.refresh()
+        return path
+
+    async def refresh(self, *answers, stores=STORES[:1]):
+        """With these things the matter. Returns: what is known."""
+        self.registry.answers[:] = answers
+        assert await self.refresher.refresh(spec_of(*stores))
+        found = await self.index.inspect()
+        return [(one.begin, one.end) for one in found]
+
+
+@pytest.mark.parametrize("is_ours", [True, False], ids=["stored", "listed"])
+async def test_a_listing_that_is_older_than_what_is_stored_hides_nothing(tmp_path, is_ours):
+    bench = Stored(tmp_path)
+    await bench.store(0, 100, is_ours=is_ours)
+    await bench.store(100, 200, is_ours=is_ours)
+    for _ in range(5):
+        assert await bench.refresh("old") == [(0, 100), (100, 200)]
+        assert bench.registry.answers == ["old", "LIST", "0", "64"]
+        bench.clock.advance(KEPT_S / 5 - 1)
+    # By now it is believed: no cache is that old.
+    bench.clock.advance(6)
+    assert await bench.refresh("old") == []
+
+
+async def test_what_is_listed_is_not_asked_for(tmp_path):
+    bench = Stored(tmp_path)
+    await bench.store(0, 100, is_ours=True)
+    await bench.store(0, 200, is_ours=False)
+    assert await bench.refresh() == [(0, 200)]
+    assert bench.registry.answers == ["LIST"]
+
+
+@pytest.mark.parametrize("is_ours", [True, False], ids=["stored", "listed"])
+async def test_a_fragment_that_was_deleted_is_gone_with_the_next_listing(tmp_path, is_ours):
+    bench = Stored(tmp_path)
+    first = await bench.store(0, 100, is_ours=is_ours)
+    await bench.store(100, 200, is_ours=is_ours)
+    first.unlink()
+    assert await bench.refresh() == [(100, 200)]
+    assert await bench.refresh("old") == [(100, 200)]
+
+
+async def test_a_store_that_does_not_say_leaves_what_is_known_for_a_while(tmp_path):
+    bench = Stored(tmp_path)
+    (await bench.store(0, 100, is_ours=True)).unlink()
+    assert await bench.refresh("old", "down") == [(0, 100)]
+    bench.clock.advance(KEPT_S + 1)
+    assert await bench.refresh("old", "down") == []
+
+
+async def test_fragments_of_stores_that_the_spec_left_out_are_forgotten(tmp_path):
+    bench = Stored(tmp_path)
+    await bench.store(0, 100, is_ours=True)
+    assert await bench.refresh(stores=STORES[1:]) == []
+    assert bench.registry.answers == ["LIST"]
+
+
+async def test_what_is_persisted_while_a_listing_runs_is_not_asked_for(tmp_path):
+    bench = Stored(tmp_path)
+    listing = bench.index.listing_began()
+    await bench.store(0, 100, is_ours=True)
+    assert bench.index.lately_stored(CoverSet(), STORES, listing=listing) == []
+    assert len(bench.index.lately_stored(CoverSet(), STORES, listing=listing + 2)) == 1
 
 
 @pytest.fixture
