@@ -6,7 +6,6 @@ import pytest
 
 from gazette_platform.broker.http.event_stream import EventStream
 from gazette_platform.broker.http.messages import (
-    BadRequest,
     ReadQuery,
     append_headers,
     content_range,
@@ -16,7 +15,7 @@ from gazette_platform.broker.http.messages import (
     status_code,
 )
 from gazette_platform.broker.wire.interface import Code, Denied, NotNow, RpcFailed
-from gazette_platform.errors import DataError
+from gazette_platform.errors import DataError, ValidationError
 from gazette_platform.protocol import CompressionCodec, Fragment, Status
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
@@ -70,7 +69,7 @@ _BAD_BLOCK = 'schema: error converting value for "block" (expected true or false
     ],
 )
 def test_h1_bad_queries_are_told_in_the_words_of_gazette_and_what_to_do(pairs, text):
-    with pytest.raises(BadRequest) as caught:
+    with pytest.raises(ValidationError) as caught:
         ReadQuery.parse(pairs)
     assert str(caught.value) == text
 
@@ -79,7 +78,7 @@ def test_h1_paths_name_journals():
     assert journal_of("/a/journal") == "a/journal"
     assert journal_of("/a/day=2026%2D01/part%3D0;meta") == "a/day=2026-01/part=0;meta"
     assert journal_of("//a") == "/a"
-    with pytest.raises(BadRequest, match="not UTF-8"):
+    with pytest.raises(ValidationError, match="not UTF-8"):
         journal_of("/a/%ff")
 
 

@@ -6,13 +6,13 @@ import pytest
 
 from gazette_platform.broker.http.rest_messages import (
     INVALID_ARGUMENT,
-    BadJson,
     error_line,
     error_of,
     parse_request,
     result_line,
 )
 from gazette_platform.broker.wire.interface import Code, Denied, RpcFailed
+from gazette_platform.errors import ValidationError
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
 ZERO_HEADER = (
@@ -101,7 +101,7 @@ def test_requests_may_name_fields_in_either_way_and_give_numbers_as_text():
     ],
 )
 def test_bodies_that_are_no_request_are_refused(body):
-    with pytest.raises(BadJson, match="the body is no ReadRequest"):
+    with pytest.raises(ValidationError, match="the body is no ReadRequest"):
         parse_request(pb.ReadRequest, body)
 
 

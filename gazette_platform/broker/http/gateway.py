@@ -23,7 +23,6 @@ from typing_extensions import override
 from gazette_platform.broker.http.event_stream import EventStream
 from gazette_platform.broker.http.messages import (
     CLOSE_ERROR,
-    BadRequest,
     ReadQuery,
     append_headers,
     content_range,
@@ -99,7 +98,7 @@ class Gateway:
                     status=HTTPStatus.NO_CONTENT,
                     headers=headers | self._origins.preflight(request, _METHODS),
                 )
-        except (BadRequest, ValidationError) as err:
+        except ValidationError as err:
             return _refusal(HTTPStatus.BAD_REQUEST, str(err), headers)
         except RpcFailed as err:
             code = failure_status(err)
@@ -113,7 +112,7 @@ class Gateway:
     async def _append(self, request: web.Request, headers: dict[str, str]) -> web.StreamResponse:
         """Append the body as one span."""
         for key in request.query:
-            raise BadRequest(
+            raise ValidationError(
                 f'schema: invalid path "{key}" (a PUT has no query: it appends at the write head)'
             )
         message = pb.AppendRequest(journal=journal_of(request.rel_url.raw_path))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from gazette_platform.broker.wire.interface import Code, Denied
-from gazette_platform.errors import GazetteError
+from gazette_platform.errors import ValidationError
 from gazette_platform.protocol import Fragment, Header, Status, route_text
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CLOSE_ERROR",
-    "BadRequest",
     "ReadQuery",
     "append_headers",
     "content_range",
@@ -66,10 +65,6 @@ _CODES = {
 }
 
 
-class BadRequest(GazetteError):
-    """A request that means nothing. The text is Gazette's where Gazette refuses it too."""
-
-
 @dataclass(frozen=True, slots=True)
 class ReadQuery:
     """The query of a GET or HEAD."""
@@ -83,7 +78,7 @@ class ReadQuery:
     def parse(cls, pairs: Iterable[tuple[str, str]]) -> ReadQuery:
         """The query of these keys and values, the last of a key counting.
 
-        Raises: BadRequest: a key is unknown, or a value is none of its kind.
+        Raises: ValidationError: a key is unknown, or a value is none of its kind.
         """
         offset, block = 0, False
         for key, value in pairs:
@@ -91,12 +86,12 @@ class ReadQuery:
                 offset = _offset(value)
             elif key == "block":
                 if value and value not in _BOOLEANS:
-                    raise BadRequest(
+                    raise ValidationError(
                         'schema: error converting value for "block" (expected true or false)'
                     )
                 block = _BOOLEANS.get(value, False)
             else:
-                raise BadRequest(f'schema: invalid path "{key}" (known: offset, block)')
+                raise ValidationError(f'schema: invalid path "{key}" (known: offset, block)')
         return cls(offset, block)
 
 
@@ -109,18 +104,18 @@ def _offset(value: str) -> int:
         offset = int(digits.lstrip("0") or "0")
         if offset <= _OFFSET_MAX:
             return -offset if value[0] == "-" else offset
-    raise BadRequest(
+    raise ValidationError(
         'schema: error converting value for "offset" (expected a number of bytes, or -1 for the '
         "write head)"
     )
 
 
 def journal_of(raw_path: str) -> str:
-    """The journal that a path names. Raises: BadRequest: it is not UTF-8."""
+    """The journal that a path names. Raises: ValidationError: it is not UTF-8."""
     try:
         return unquote(raw_path.removeprefix("/"), errors="strict")
     except UnicodeDecodeError as err:
-        raise BadRequest(f"the path is not UTF-8: {err}") from err
+        raise ValidationError(f"the path is not UTF-8: {err}") from err
 
 
 def status_code(status: Status) -> int:

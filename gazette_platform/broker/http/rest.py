@@ -7,14 +7,15 @@ here as well.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 from aiohttp import web
 
 from gazette_platform.broker.http.rest_messages import (
     INVALID_ARGUMENT,
-    BadJson,
     error_line,
     error_of,
     parse_request,
@@ -27,6 +28,8 @@ from gazette_platform.protocol import validate_list_request, validate_read_reque
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from google.protobuf.message import Message
 
     from gazette_platform.broker.http.origins import Origins
@@ -41,51 +44,53 @@ _JSON = "application/json"
 _BODY_BYTES_MAX = 64 << 10
 
 
+@dataclass(frozen=True, slots=True)
+class _Method:
+    """A method of the broker, and how requests come to it."""
+
+    serve: ServerStream
+    request: type[pb.ListRequest | pb.ReadRequest]
+    validate: Callable[[Any], None]
+    response: type[pb.ListResponse | pb.ReadResponse]
+
+
 @final
 class RestGateway:
     """Serves ``POST /v1/journals/list`` and ``POST /v1/journals/read``."""
 
     def __init__(self, service: Service, *, origins: Origins) -> None:
-        self._service = service
+        self._methods = {
+            "list": _Method(
+                service.list_journals, pb.ListRequest, validate_list_request, pb.ListResponse
+            ),
+            "read": _Method(service.read, pb.ReadRequest, validate_read_request, pb.ReadResponse),
+        }
         self._origins = origins
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes. Other methods of these paths stay with journals of that name."""
-        for path, handler in (("list", self._list), ("read", self._read)):
-            router.add_post(f"/v1/journals/{path}", handler)
-            router.add_options(f"/v1/journals/{path}", self._preflight)
+        for name, method in self._methods.items():
+            router.add_post(f"/v1/journals/{name}", partial(self._answer, method))
+            router.add_options(f"/v1/journals/{name}", self._preflight)
 
-    async def _list(self, request: web.Request) -> web.StreamResponse:
-        """Answer with the listing, chunk by chunk; with ``watch`` again after each change."""
+    async def _answer(self, method: _Method, request: web.Request) -> web.StreamResponse:
+        """Answer a request. Cancellation: the client has gone; ends the call."""
         try:
-            message = parse_request(pb.ListRequest, await _body(request))
-            validate_list_request(message)
-        except (BadJson, ValidationError) as err:
+            message = parse_request(method.request, await _body(request))
+            method.validate(message)
+        except ValidationError as err:
             return self._refusal(request, str(err), INVALID_ARGUMENT)
-        return await self._stream(request, self._service.list_journals, message, pb.ListResponse)
-
-    async def _read(self, request: web.Request) -> web.StreamResponse:
-        """Answer with the content, in pieces."""
-        try:
-            message = parse_request(pb.ReadRequest, await _body(request))
-            validate_read_request(message)
-        except (BadJson, ValidationError) as err:
-            return self._refusal(request, str(err), INVALID_ARGUMENT)
-        return await self._stream(request, self._service.read, message, pb.ReadResponse)
+        return await self._stream(method, request, message)
 
     async def _stream(
-        self,
-        request: web.Request,
-        method: ServerStream,
-        message: Message,
-        kind: type[pb.ListResponse | pb.ReadResponse],
+        self, method: _Method, request: web.Request, message: Message
     ) -> web.StreamResponse:
-        """Write each response as a line. Cancellation: the client has gone; ends the call."""
+        """Write each response as a line."""
         headers = {"Content-Type": _JSON, **self._origins.headers(request)}
         response = web.StreamResponse(headers=headers)
 
         async def take(raw: bytes) -> None:
-            line = result_line(kind.FromString(raw))
+            line = result_line(method.response.FromString(raw))
             try:
                 if not response.prepared:
                     await response.prepare(request)
@@ -95,7 +100,7 @@ class RestGateway:
 
         try:
             try:
-                await method(message.SerializeToString(), take, caller_metadata(request))
+                await method.serve(message.SerializeToString(), take, caller_metadata(request))
             except ClientGone:
                 raise
             except RpcFailed as err:
@@ -127,12 +132,12 @@ class RestGateway:
 
 
 async def _body(request: web.Request) -> bytes:
-    """The whole body. Raises: BadJson: it is too long."""
+    """The whole body. Raises: ValidationError: it is too long."""
     body = bytearray()
     async for piece in request.content.iter_any():
         body += piece
         if len(body) > _BODY_BYTES_MAX:
-            raise BadJson(
+            raise ValidationError(
                 f"the body has more than {_BODY_BYTES_MAX} bytes (ask for less at a time)"
             )
     return bytes(body)

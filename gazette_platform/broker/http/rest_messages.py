@@ -18,6 +18,7 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 
 from gazette_platform.broker.wire.interface import Code, Denied
+from gazette_platform.errors import ValidationError
 from gazette_platform.ops.durations import duration_from_pb
 from gazette_platform.protocol.json_form import duration_jsonpb, escape_html
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.broker.wire.interface import RpcFailed
 
-__all__ = ["BadJson", "error_line", "error_of", "message_json", "parse_request", "result_line"]
+__all__ = ["error_line", "error_of", "message_json", "parse_request", "result_line"]
 
 M = TypeVar("M", bound="Message")
 
@@ -61,24 +62,20 @@ INVALID_ARGUMENT: Final = (3, HTTPStatus.BAD_REQUEST)
 _PERMISSION_DENIED: Final = (7, HTTPStatus.FORBIDDEN)
 
 
-class BadJson(ValueError):
-    """A body that is not JSON of its request."""
-
-
 def parse_request(kind: type[M], body: bytes) -> M:
     """The request that a body says; an empty one is a request of defaults.
 
-    Raises: BadJson: no such request.
+    Raises: ValidationError: no such request.
     """
     request = kind()
     if not body.strip():
         return request
     if not body.lstrip().startswith(b"{"):  # which the library takes for a request without fields
-        raise BadJson(f"the body is no {kind.DESCRIPTOR.name} as JSON: expected an object")
+        raise ValidationError(f"the body is no {kind.DESCRIPTOR.name} as JSON: expected an object")
     try:
         return json_format.Parse(body, request)
     except (json_format.ParseError, UnicodeDecodeError, RecursionError) as err:
-        raise BadJson(f"the body is no {kind.DESCRIPTOR.name} as JSON: {err}") from err
+        raise ValidationError(f"the body is no {kind.DESCRIPTOR.name} as JSON: {err}") from err
 
 
 def message_json(message: Message) -> dict[str, Any]:
