@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final, Self, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.client.append_batches import NO_NEEDS, as_content
 from gazette_platform.client.append_queue import AppendQueue, AppendTicket, wait_for
@@ -11,11 +11,11 @@ from gazette_platform.client.appender import AppendOptions
 from gazette_platform.client.byte_budget import ByteBudget
 from gazette_platform.client.record_writer import RecordWriter
 from gazette_platform.errors import ValidationError
+from gazette_platform.ops.closing import AsyncClosing
 from gazette_platform.protocol import validate_journal_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-    from types import TracebackType
 
     from gazette_platform.client.append_batches import Batch, Needs
     from gazette_platform.client.transport import Transport
@@ -30,7 +30,7 @@ _PLAIN: Final = AppendOptions()
 
 
 @final
-class AppendService:
+class AppendService(AsyncClosing):
     """Appends to any number of journals; each caller is told where its own data is.
 
     Appends to a journal keep the order of the calls. While one RPC of a journal is under way, or
@@ -214,17 +214,6 @@ class AppendService:
         self.hand_over()
         self._is_closed = True
         await self.flush()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     def queue(self, journal: str, *, is_kept: bool = True) -> AppendQueue:
         """The queue of a journal; those without appends are forgotten.

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Self, final
+from typing import TYPE_CHECKING, final
 
 from gazette_platform.client.append_batches import as_content
 from gazette_platform.client.append_queue import AppendQueue, AppendTicket
 from gazette_platform.client.byte_budget import ByteBudget
 from gazette_platform.errors import ValidationError
+from gazette_platform.ops.closing import AsyncClosing
 from gazette_platform.protocol.content import CONTENT_CHUNK_BYTES
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from gazette_platform.client.appender import AppendOptions
     from gazette_platform.client.results import AppendResult
     from gazette_platform.client.transport import Transport
@@ -22,7 +21,7 @@ __all__ = ["AppendWriter"]
 
 
 @final
-class AppendWriter:
+class AppendWriter(AsyncClosing):
     """An ordered, coalescing writer of one journal, with a queue and a buffer of its own.
 
     Each write is kept whole: it never straddles two appends. While an append is under way,
@@ -117,14 +116,3 @@ class AppendWriter:
         """Refuse further writes and `flush`. May be called again."""
         self._is_closed = True
         await self._queue.flush()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()

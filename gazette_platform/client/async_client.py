@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self, final
+from typing import TYPE_CHECKING, Literal, final
 
 from gazette_platform.client import flushes, heads, listing, savepoints
 from gazette_platform.client.append_service import AppendService
@@ -31,6 +31,7 @@ from gazette_platform.errors import (
     WrongAppendOffset,
 )
 from gazette_platform.ops.clock import Clock, SystemClock
+from gazette_platform.ops.closing import AsyncClosing
 from gazette_platform.ops.side_by_side import side_by_side
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import (
@@ -45,7 +46,6 @@ from gazette_platform.protocol import (
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
-    from types import TracebackType
 
 __all__ = ["AsyncClient"]
 
@@ -62,7 +62,7 @@ Savepoints = list[Savepoint]
 
 
 @final
-class AsyncClient:
+class AsyncClient(AsyncClosing):
     """Lists, applies, appends to and reads journals of a cluster of brokers.
 
     Opens no connection before the first call, and belongs to the event loop that makes it. Every call
@@ -76,17 +76,6 @@ class AsyncClient:
         self._tasks = TaskGroup("client")
         self._transport = Transport(self.config, self._clock, self._tasks)
         self._is_closed = False
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """End background appends and calls, and close all connections. May be called again.

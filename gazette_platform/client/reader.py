@@ -33,6 +33,7 @@ from gazette_platform.errors import (
     ValidationError,
     status_error,
 )
+from gazette_platform.ops.closing import Aclosing
 from gazette_platform.ops.interrupt import is_cancelled
 from gazette_platform.protocol import Fragment, Status, validate_read_response
 from gazette_platform.protocol.auth import Capability
@@ -41,7 +42,6 @@ from gazette_platform.protocol.pb import protocol_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
     from gazette_platform.client.read_ahead import FragmentStream
     from gazette_platform.client.transport import Transport
@@ -95,7 +95,7 @@ def _check_end(offset: int, options: ReadOptions) -> None:
 
 
 @final
-class Reader:
+class Reader(Aclosing):
     """Content of a journal from an offset on; an async iterator of `memoryview` pieces.
 
     Broken streams are resumed where they stopped, by another broker if need be. Iteration ends at
@@ -210,17 +210,6 @@ class Reader:
         store, self._store = self._store, None
         if store is not None:
             store.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
     async def _next(self) -> memoryview | bytes | None:
         """The next piece, or None at the end, through as many RPCs as it takes."""

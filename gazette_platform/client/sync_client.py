@@ -12,7 +12,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, final
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
 
 from gazette_platform.client.appender import ContentSource, iter_is_fresh
 from gazette_platform.client.async_client import (
@@ -25,11 +25,10 @@ from gazette_platform.client.loop_thread import LoopThread, next_or_none
 from gazette_platform.client.sync_reader import SyncReader
 from gazette_platform.client.sync_service import SyncAppendService
 from gazette_platform.client.sync_writer import SyncAppendWriter
+from gazette_platform.ops.closing import Closing
 from gazette_platform.protocol import AppendSuspend, JournalChange, LabelSelector, LabelSet
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from gazette_platform.client.config import ClientConfig
     from gazette_platform.client.results import (
         AppendResult,
@@ -48,7 +47,7 @@ T = TypeVar("T")
 
 
 @final
-class Client:
+class Client(Closing):
     """What `AsyncClient` does, for threads: any number of them may share one client.
 
     Owns a thread that runs an event loop; close it, or use it as a context manager. Make it after
@@ -63,17 +62,6 @@ class Client:
     def config(self) -> ClientConfig:
         """The configuration in use."""
         return self._client.config
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """As `AsyncClient.close`; also ends the thread."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Self, final
+from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.client.appender import AppendOptions
 from gazette_platform.client.sync_writer import SyncAppendWriter
+from gazette_platform.ops.closing import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from types import TracebackType
 
     from gazette_platform.client.append_queue import AppendTicket
     from gazette_platform.client.append_service import AppendService
@@ -60,7 +60,7 @@ class _JournalOfService:
 
 
 @final
-class SyncAppendService:
+class SyncAppendService(Closing):
     """An `AppendService` for any number of threads, whose appends share RPCs.
 
     In a forked child it is closed, as its client is: make both after the fork.
@@ -132,14 +132,3 @@ class SyncAppendService:
     def close(self) -> None:
         """As `AppendService.close`. Close its writers first."""
         self._loop.run(self._service.close())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

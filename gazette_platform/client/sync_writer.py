@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
-from typing import TYPE_CHECKING, Protocol, Self, final
+from typing import TYPE_CHECKING, Protocol, final
 
 from gazette_platform.errors import GazetteError, TransportError, ValidationError
+from gazette_platform.ops.closing import Closing
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from gazette_platform.client.append_queue import AppendTicket
     from gazette_platform.client.loop_thread import LoopThread
 
@@ -69,7 +68,7 @@ class SyncAppendTicket:
 
 
 @final
-class SyncAppendWriter:
+class SyncAppendWriter(Closing):
     """A writer of one journal for any number of threads: ordered, coalescing, bounded.
 
     Writes gather here while an append is under way, and cross to the event loop in one step for
@@ -134,17 +133,6 @@ class SyncAppendWriter:
         """Refuse further writes and `flush`. May be called again."""
         self._is_closed = True
         self.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _check(self) -> None:
         if self._error is not None:

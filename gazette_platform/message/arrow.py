@@ -10,11 +10,11 @@ from gazette_platform.errors import DataError, Desynchronized, ValidationError
 from gazette_platform.message.arrow_parsers import arrow_parser
 from gazette_platform.message.framing import FRAME_BYTES_MAX
 from gazette_platform.message.selection import JournalSpan, Nothing, Until, select_spans
+from gazette_platform.ops.closing import Aclosing, Closing
 from gazette_platform.ops.extras import required
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from types import TracebackType
 
     import pyarrow as pa  # type: ignore[import-untyped]
 
@@ -78,7 +78,7 @@ def read_arrow(
 
 
 @final
-class ArrowReader:
+class ArrowReader(Aclosing):
     """For asyncio programs, what `read_arrow` is for others: an async iterator of `ArrowBatch`.
 
     Args:
@@ -190,20 +190,9 @@ class ArrowReader:
         if blocks is not None:
             await blocks.aclose()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
-
 
 @final
-class SyncArrowReader:
+class SyncArrowReader(Closing):
     """An iterator of record batches; `read_all` makes a table of them, for pandas, polars or DuckDB."""
 
     def __init__(self, client: Client, reader: ArrowReader) -> None:
@@ -231,17 +220,6 @@ class SyncArrowReader:
     def close(self) -> None:
         """End the read."""
         self._client.run(self._reader.aclose())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 @final

@@ -9,10 +9,10 @@ from gazette_platform.message.readers import CommittedReader, UncommittedReader
 from gazette_platform.message.reading import read_committed, read_uncommitted
 from gazette_platform.message.registry import framing_of_labels
 from gazette_platform.message.selection import Nothing, Until, select_spans
+from gazette_platform.ops.closing import Aclosing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from types import TracebackType
 
     from gazette_platform.client import AsyncClient
     from gazette_platform.message.envelope import Envelope
@@ -91,7 +91,7 @@ async def read_merged(
 
 
 @final
-class MergedReader(Generic[M]):
+class MergedReader(Aclosing, Generic[M]):
     """Messages of several readers by the clocks of their UUIDs: an async iterator of batches.
 
     Messages of one journal stay in its order, also where clocks of its producers run back. One without
@@ -146,14 +146,3 @@ class MergedReader(Generic[M]):
         """Close all readers."""
         for reader in self._readers:
             await reader.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()

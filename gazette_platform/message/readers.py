@@ -10,16 +10,14 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, final
 
-from typing_extensions import override
-
 from gazette_platform.errors import DataError, Desynchronized
 from gazette_platform.message.envelope import Envelope
 from gazette_platform.message.framing import FRAME_BYTES_MAX
 from gazette_platform.message.sequencer import RING_SIZE, ReplayRange, Sequencer
+from gazette_platform.ops.closing import Aclosing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import TracebackType
 
     from gazette_platform.client.records import PieceReader
     from gazette_platform.message.framing import Decoder, Framing
@@ -103,27 +101,8 @@ class MessageDecoder(Generic[M]):
         return taken
 
 
-class _Closing:
-    """Ends its read when it is left."""
-
-    async def aclose(self) -> None:
-        """End the read, and close what it reads from."""
-        raise NotImplementedError
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
-
-
 @final
-class UncommittedReader(_Closing, Generic[M]):
+class UncommittedReader(Aclosing, Generic[M]):
     """Messages as they lie in a journal: an async iterator of batches.
 
     Args:
@@ -161,13 +140,13 @@ class UncommittedReader(_Closing, Generic[M]):
                 raise
             self._decoder.feed(self._reader.offset - len(piece), piece)
 
-    @override
     async def aclose(self) -> None:
+        """End the read, and close the reader of the content."""
         await self._reader.aclose()
 
 
 @final
-class CommittedReader(_Closing, Generic[M]):
+class CommittedReader(Aclosing, Generic[M]):
     """Messages of a journal that are committed, each once, and ACKs behind what they commit.
 
     An async iterator of batches. Transactions that are larger than the ring are read again, and
@@ -245,8 +224,8 @@ class CommittedReader(_Closing, Generic[M]):
                 self._sequencer.step()
         return used
 
-    @override
     async def aclose(self) -> None:
+        """As `UncommittedReader.aclose`."""
         replayed, self._replayed = self._replayed, None
         if replayed is not None:
             await replayed[1].aclose()

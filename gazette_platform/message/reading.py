@@ -8,10 +8,10 @@ from gazette_platform.client.loop_thread import next_or_none
 from gazette_platform.message.readers import CommittedReader, UncommittedReader
 from gazette_platform.message.registry import framing_of_labels
 from gazette_platform.message.sequencer import RING_SIZE, ReplayRange
+from gazette_platform.ops.closing import Closing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from types import TracebackType
 
     from gazette_platform.client import AsyncClient, Client
     from gazette_platform.message.envelope import Envelope
@@ -117,7 +117,7 @@ class _Batches(Protocol[M]):
 
 
 @final
-class MessageIterator(Generic[M]):
+class MessageIterator(Closing, Generic[M]):
     """A reader of messages for programs without asyncio: an iterator of batches, to be closed.
 
     Args:
@@ -142,14 +142,3 @@ class MessageIterator(Generic[M]):
     def close(self) -> None:
         """End the read."""
         self._client.run(self._reader.aclose())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
