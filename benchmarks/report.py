@@ -128,11 +128,11 @@ def matrix_table(figures: Mapping[str, float], baseline: Baseline) -> Table:
     """
     table = _table("Appends of 100 B, 16 KiB and 1 MiB, 1, 8 and 64 at a time", "case")
     table.caption = (
-        "CPU in seconds per GB of 10^9 bytes. Go: one broker, as it would do at the speed of this "
-        "machine, and its CPU; ÷ Go: ours divided by that"
+        "broker, client, Go CPU: seconds per GB of 10^9 bytes. Go: one broker, as it would do at "
+        "the speed of this machine; ÷ Go: ours divided by that"
     )
-    headings = ("way", "rate", "p50 ms", "p99 ms", "CPU broker", "CPU client")
-    for heading in (*headings, "Go", "÷ Go", "CPU Go"):
+    headings = ("way", "rate", "p50 ms", "p99 ms", "broker", "client", "Go", "÷ Go", "Go CPU")
+    for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     table.columns[0].no_wrap = True
     for row in _matrix_rows():
