@@ -53,6 +53,7 @@ from gazette_platform.message.sequencer import (
     Sequencer,
     SequencerCheckpoint,
 )
+from gazette_platform.message.sequencer_counts import SequencerCounts
 from gazette_platform.message.uuid import (
     CLOCK_TICK,
     NO_UUID,
@@ -102,6 +103,7 @@ __all__ = [
     "ReplayRange",
     "Sequencer",
     "SequencerCheckpoint",
+    "SequencerCounts",
     "SyncArrowReader",
     "UncommittedReader",
     "UuidParts",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self, final
 
 from gazette_platform.client.loop_thread import next_or_none
 from gazette_platform.errors import DataError, Desynchronized, ValidationError
+from gazette_platform.message.arrow_committed import CommittedBlocks
 from gazette_platform.message.arrow_parsers import arrow_parser
 from gazette_platform.message.framing import FRAME_BYTES_MAX
 from gazette_platform.message.selection import JournalSpan, Nothing, Until, select_spans
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from gazette_platform.client import AsyncClient, Client
     from gazette_platform.client.records import PieceReader
     from gazette_platform.message.arrow_parsers import ArrowParser
+    from gazette_platform.message.sequencer import SequencerCheckpoint
     from gazette_platform.protocol import LabelSelector
 
 __all__ = ["ArrowBatch", "ArrowReader", "SyncArrowReader", "read_arrow"]
@@ -35,7 +37,7 @@ class ArrowBatch(NamedTuple):
     begin: int
     """Byte offset of the first one."""
     end: int
-    """Byte offset behind the last one: a place to go on at."""
+    """Byte offset behind the last one: a place to go on at, unless only committed ones are read."""
     batch: pa.RecordBatch
 
 
@@ -44,7 +46,9 @@ def read_arrow(
     selector: LabelSelector | str,
     *,
     until: Until = "head",
+    committed: bool = False,
     offsets: Mapping[str, int] | None = None,
+    checkpoints: Mapping[str, SequencerCheckpoint] | None = None,
     schema: pa.Schema | None = None,
     columns: Sequence[str] | None = None,
     direct: bool = True,
@@ -55,7 +59,10 @@ def read_arrow(
         selector: as of `Client.list`; ``name:prefix=orders/`` is every journal of a prefix.
         until: ``head``: each is read to where it ends when the read begins; ``never``: only for one
             journal, which is waited at.
+        committed: whether to read only messages that are committed, each once, without ACKs. Their UUIDs
+            have to be looked at one by one, which takes several times as long.
         offsets: where to begin in each journal, where a message must begin; others from 0.
+        checkpoints: where to go on in journals that were read committed; used instead of `offsets`.
         schema: of the batches; default: each batch has what Arrow finds in it. Each key that one message
             has is then a column of all that lie near it: give a schema if keys are data, or anybody's.
         columns: names of the columns of CSV, which has no header; default: ``f0``, ``f1`` and so on.
@@ -69,7 +76,9 @@ def read_arrow(
             client.asynchronous,
             selector,
             until=until,
+            committed=committed,
             offsets=offsets,
+            checkpoints=checkpoints,
             schema=schema,
             columns=columns,
             direct=direct,
@@ -82,10 +91,12 @@ class ArrowReader(Aclosing):
     """For asyncio programs, what `read_arrow` is for others: an async iterator of `ArrowBatch`.
 
     Args:
-        client, selector, until, offsets, schema, columns, direct: as of `read_arrow`.
+        client, selector, until, committed, offsets, checkpoints, schema, columns, direct: as of
+            `read_arrow`.
 
     Attributes:
-        offsets: of each journal that was read of, where to go on.
+        offsets: of each journal that was read of, where to go on; empty if `committed`.
+        checkpoints: likewise, if `committed`.
     """
 
     def __init__(
@@ -94,22 +105,30 @@ class ArrowReader(Aclosing):
         selector: LabelSelector | str,
         *,
         until: Until = "head",
+        committed: bool = False,
         offsets: Mapping[str, int] | None = None,
+        checkpoints: Mapping[str, SequencerCheckpoint] | None = None,
         schema: pa.Schema | None = None,
         columns: Sequence[str] | None = None,
         direct: bool = True,
     ) -> None:
+        if checkpoints and not committed:
+            raise ValidationError("are of reads of what is committed", path="checkpoints")
         required("pyarrow", extra="arrow", by="Arrow batches")
         self.offsets: dict[str, int] = {}
+        self.checkpoints: dict[str, SequencerCheckpoint] = {}
         self._client = client
         self._selector = selector
         self._until: Until = until
-        self._begins = offsets
+        self._committed = committed
+        self._known = dict(checkpoints or {})
+        reached = {name: known.offsets.get(name, 0) for name, known in self._known.items()}
+        self._begins = {**(offsets or {}), **reached}
         self._schema = schema
         self._columns = columns
         self._direct = direct
         self._spans: list[JournalSpan] | None = None
-        self._blocks: _Blocks | None = None
+        self._blocks: _Blocks | CommittedBlocks | None = None
         self._ready: list[ArrowBatch] = []
 
     def __aiter__(self) -> Self:
@@ -120,7 +139,8 @@ class ArrowReader(Aclosing):
 
         Raises: DataError: content is not what its framing says, or ends within a message; and what
             `select_spans` and `Reader` raise.
-        Cancellation: content that is being parsed is lost: go on with a new reader, at `offsets`.
+        Cancellation: content that is being parsed is lost: go on with a new reader, at `offsets`, or
+            `checkpoints`.
         """
         if self._spans is None:
             spans = await select_spans(
@@ -141,6 +161,8 @@ class ArrowReader(Aclosing):
             blocks = self._blocks
             begin, content = await blocks.next()
             if not content:
+                if self._committed:  # maybe behind messages of which none was committed
+                    self._reached(blocks)
                 self._blocks = None
                 await blocks.aclose()
                 continue
@@ -150,19 +172,35 @@ class ArrowReader(Aclosing):
                 raise DataError(
                     f"{blocks.span.journal}: messages from offset {begin} on: {err}"
                 ) from err
-            end = begin + len(content)
             self._ready = [
-                ArrowBatch(blocks.span.journal, begin, end, batch) for batch in reversed(parsed)
+                ArrowBatch(blocks.span.journal, begin, blocks.end, batch)
+                for batch in reversed(parsed)
             ]
             if not parsed:
-                self.offsets[blocks.span.journal] = end
+                self._reached(blocks)
         batch = self._ready.pop()
-        if not self._ready:
-            self.offsets[batch.journal] = batch.end
+        if not self._ready and self._blocks is not None:
+            self._reached(self._blocks)
         return batch
 
-    def _open(self, span: JournalSpan) -> _Blocks:
+    def _reached(self, blocks: _Blocks | CommittedBlocks) -> None:
+        """All that `blocks` has given was returned."""
+        if isinstance(blocks, CommittedBlocks):
+            self.checkpoints[blocks.span.journal] = blocks.checkpoint
+        else:
+            self.offsets[blocks.span.journal] = blocks.end
+
+    def _open(self, span: JournalSpan) -> _Blocks | CommittedBlocks:
         parser = arrow_parser(span, self._schema, self._columns)
+        if self._committed:
+            return CommittedBlocks(
+                self._client,
+                span,
+                parser,
+                checkpoint=self._known.get(span.journal),
+                block_bytes=_BLOCK_BYTES,
+                direct=self._direct,
+            )
         if span.is_empty:
             return _Blocks(span, Nothing(span), parser)
         reader = self._client.read(
@@ -201,8 +239,13 @@ class SyncArrowReader(Closing):
 
     @property
     def offsets(self) -> dict[str, int]:
-        """Of each journal that was read of, where to go on."""
+        """Of each journal that was read of, where to go on; empty if only committed messages were."""
         return self._reader.offsets
+
+    @property
+    def checkpoints(self) -> dict[str, SequencerCheckpoint]:
+        """Likewise, if only committed messages were."""
+        return self._reader.checkpoints
 
     def batches(self) -> Iterator[ArrowBatch]:
         """Batches with their journals and offsets."""
@@ -234,6 +277,11 @@ class _Blocks:
         self._held_bytes = 0
         self._enough_bytes = _BLOCK_BYTES if span.end is not None else 1
         self._offset = span.begin
+
+    @property
+    def end(self) -> int:
+        """Behind the block that was given."""
+        return self._offset
 
     async def next(self) -> tuple[int, bytes]:
         """The next block and its offset; an empty one at the end. Raises: DataError, OffsetJump."""

@@ -23,6 +23,7 @@ __all__ = [
     "Decoder",
     "Framing",
     "LineSplitter",
+    "Unframing",
     "frame_fixed",
     "split_fixed",
     "unexpected_eof",
@@ -109,8 +110,8 @@ class Decoder(Protocol[M_co]):
         ...
 
 
-class Framing(Protocol[M]):
-    """How messages of one content-type are written, and where they have their UUIDs."""
+class Unframing(Protocol[M]):
+    """How messages of one content-type are read, and where they have their UUIDs."""
 
     @property
     def content_type(self) -> str:
@@ -121,12 +122,16 @@ class Framing(Protocol[M]):
         """A new one, for content that begins with a frame."""
         ...
 
-    def encode(self, message: M) -> bytes:
-        """The frame of a message. Raises: ValidationError: it cannot be written so."""
-        ...
-
     def uuid_of(self, message: M) -> UuidParts:
         """`NO_UUID` if it has none. Raises: DataError: what it has is not a UUID."""
+        ...
+
+
+class Framing(Unframing[M], Protocol[M]):
+    """How messages of one content-type are read and written, and where they have their UUIDs."""
+
+    def encode(self, message: M) -> bytes:
+        """The frame of a message. Raises: ValidationError: it cannot be written so."""
         ...
 
     def stamp(self, message: M, uuid: UUID) -> M:

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from gazette_platform.client.records import PieceReader
-    from gazette_platform.message.framing import Decoder, Framing
+    from gazette_platform.message.framing import Decoder, Unframing
     from gazette_platform.message.sequencer import SequencerCheckpoint
+    from gazette_platform.message.sequencer_counts import SequencerCounts
 
 __all__ = ["CommittedReader", "MessageDecoder", "UncommittedReader"]
 
@@ -37,7 +38,7 @@ class MessageDecoder(Generic[M]):
         offset: behind the last message that was taken, or not readable; -1 before any content.
     """
 
-    def __init__(self, journal: str, framing: Framing[M]) -> None:
+    def __init__(self, journal: str, framing: Unframing[M]) -> None:
         self.offset = -1
         self._journal = journal
         self._framing = framing
@@ -110,7 +111,7 @@ class UncommittedReader(Aclosing, Generic[M]):
         framing: of the messages.
     """
 
-    def __init__(self, reader: PieceReader, framing: Framing[M]) -> None:
+    def __init__(self, reader: PieceReader, framing: Unframing[M]) -> None:
         self._reader = reader
         self._decoder = MessageDecoder(reader.journal, framing)
 
@@ -157,6 +158,7 @@ class CommittedReader(Aclosing, Generic[M]):
         replay: reads a range of the journal again.
         ring_size: see `Sequencer`.
         checkpoint: where to go on.
+        counts: is to count what becomes of messages.
     """
 
     def __init__(
@@ -166,10 +168,13 @@ class CommittedReader(Aclosing, Generic[M]):
         *,
         ring_size: int = RING_SIZE,
         checkpoint: SequencerCheckpoint | None = None,
+        counts: SequencerCounts | None = None,
     ) -> None:
         self._uncommitted = uncommitted
         self._replay = replay
-        self._sequencer: Sequencer[M] = Sequencer(ring_size=ring_size, checkpoint=checkpoint)
+        self._sequencer: Sequencer[M] = Sequencer(
+            ring_size=ring_size, checkpoint=checkpoint, counts=counts
+        )
         self._steps: Iterator[list[Envelope[M]] | ReplayRange] = iter(())
         self._replayed: tuple[ReplayRange, UncommittedReader[M]] | None = None
 

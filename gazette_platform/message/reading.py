@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
     from gazette_platform.client import AsyncClient, Client
     from gazette_platform.message.envelope import Envelope
-    from gazette_platform.message.framing import Framing
+    from gazette_platform.message.framing import Unframing
     from gazette_platform.message.sequencer import SequencerCheckpoint
+    from gazette_platform.message.sequencer_counts import SequencerCounts
 
 __all__ = ["MessageIterator", "read_committed", "read_uncommitted"]
 
@@ -28,7 +29,7 @@ async def read_uncommitted(
     journal: str,
     offset: int = 0,
     *,
-    framing: Framing[M] | None = None,
+    framing: Unframing[M] | None = None,
     block: bool = False,
     end_offset: int = 0,
     direct: bool = False,
@@ -65,11 +66,12 @@ async def read_committed(
     *,
     checkpoint: SequencerCheckpoint | None = None,
     ring_size: int = RING_SIZE,
-    framing: Framing[M] | None = None,
+    framing: Unframing[M] | None = None,
     block: bool = False,
     end_offset: int = 0,
     direct: bool = False,
     from_savepoint: str = "",
+    counts: SequencerCounts | None = None,
 ) -> CommittedReader[M]:
     """Messages of `journal` that are committed, each once.
 
@@ -78,6 +80,7 @@ async def read_committed(
         from_savepoint: name of a savepoint; used instead of `offset`, likewise.
         checkpoint: of a reader before; see `CommittedReader.checkpoint`.
         ring_size: messages of open transactions to keep in memory.
+        counts: is to count what becomes of messages, for metrics.
         framing, block, end_offset, direct: as of `read_uncommitted`.
 
     Raises: as `read_uncommitted`.
@@ -103,7 +106,9 @@ async def read_committed(
         )
         return UncommittedReader(again, used)
 
-    return CommittedReader(uncommitted, replay, ring_size=ring_size, checkpoint=checkpoint)
+    return CommittedReader(
+        uncommitted, replay, ring_size=ring_size, checkpoint=checkpoint, counts=counts
+    )
 
 
 class _Batches(Protocol[M]):

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from gazette_platform.message.envelope import Envelope
+    from gazette_platform.message.sequencer_counts import SequencerCounts
 
 __all__ = [
     "PRUNE_HORIZON",
@@ -149,6 +150,7 @@ class Sequencer(Generic[M]):
         checkpoint: where to go on.
         warn: is told what should not be: flags without meaning, spans that their producer dropped,
             and ACKs that take back what was delivered.
+        counts: is to count what becomes of messages.
     """
 
     def __init__(
@@ -157,6 +159,7 @@ class Sequencer(Generic[M]):
         ring_size: int = RING_SIZE,
         checkpoint: SequencerCheckpoint | None = None,
         warn: Callable[[str], None] = _log.warning,
+        counts: SequencerCounts | None = None,
     ) -> None:
         start = checkpoint or SequencerCheckpoint()
         self.dequeued: Envelope[M] | None = None
@@ -169,6 +172,7 @@ class Sequencer(Generic[M]):
         self._ring: list[deque[Envelope[M]] | None] = [None] * max(1, ring_size)
         self._head = 0
         self._warn = warn
+        self._counts = counts
         # The commit that is being delivered: its ACK, or the message itself; the producer's state; the
         # largest clock of the span that was looked at; how far a replay has come.
         self._last: Envelope[M] | None = None
@@ -191,6 +195,12 @@ class Sequencer(Generic[M]):
 
         Raises: ValidationError: what was committed before is not used up yet.
         """
+        outcome = self._queue(envelope)
+        if self._counts is not None:
+            self._counts.queued[envelope.journal, envelope.uuid.flags, outcome] += 1
+        return outcome
+
+    def _queue(self, envelope: Envelope[M]) -> Outcome:
         if self._last is not None:
             raise ValidationError(
                 f"{envelope.journal}: step through what is committed before you queue another message"
@@ -258,6 +268,8 @@ class Sequencer(Generic[M]):
                 f"outside of {self._replayed} to {wanted.end}"
             )
         self._replayed = envelope.end
+        if self._counts is not None:
+            self._counts.replayed[envelope.journal] += 1
         uuid = envelope.uuid
         if uuid.producer != last.uuid.producer or uuid.flags != _CONTINUE:
             return False

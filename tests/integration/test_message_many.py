@@ -210,3 +210,117 @@ def test_the_snippet_of_the_readme_reads_every_journal_of_a_prefix(shared):
     found = {}
     exec(snippet.replace("http://localhost:8080", shared.address), found)
     assert found["table"].column("order").to_pylist() == [1, 2, 1, 2]
+
+
+async def publish(client, name, messages, framing=FRAMING):
+    """Append messages (producer, tick, flags, fields) with one call."""
+    frames = [
+        framing.encode(framing.stamp(fields, build_uuid(producer, tick, flags)))
+        for producer, tick, flags, fields in messages
+    ]
+    await client.append(name, b"".join(frames))
+
+
+async def test_committed_messages_as_arrow_are_each_there_once(client, prefix):
+    name, other = await create(client, prefix, count=2)
+    a, b = new_producer_id(), new_producer_id()
+    await publish(
+        client,
+        name,
+        [
+            (a, 10, OUT, {"n": 1}),
+            (a, 20, CONT, {"n": 2}),
+            (a, 20, CONT, {"n": 2}),  # appended twice
+            (b, 15, OUT, {"n": 3, "only": "b"}),
+            (a, 30, CONT, {"n": 4}),
+            (a, 40, ACK, {}),
+            (b, 16, CONT, {"n": 5}),  # taken back
+            (b, 15, ACK, {}),
+            (b, 20, CONT, {"n": 6}),  # open
+        ],
+    )
+    read = ArrowReader(client, f"name:prefix={prefix}/", committed=True)
+    table = await read.read_all()
+    assert table.column_names == ["n", "UUID", "only"]
+    assert table.column("n").to_pylist() == [1, 3, 2, 4]
+    assert table.column("only").to_pylist() == [None, "b", None, None]
+    assert (read.offsets, list(read.checkpoints)) == ({}, [name, other])
+    every = await ArrowReader(client, f"name:prefix={prefix}/").read_all()
+    assert every.num_rows == 9
+    await publish(client, name, [(b, 30, ACK, {}), (a, 50, OUT, {"n": 7})])
+    again = ArrowReader(
+        client, f"name:prefix={prefix}/", committed=True, checkpoints=read.checkpoints
+    )
+    assert (await again.read_all()).column("n").to_pylist() == [6, 7]
+    last = ArrowReader(
+        client, f"name:prefix={prefix}/", committed=True, checkpoints=again.checkpoints
+    )
+    assert (await last.read_all()).num_rows == 0
+    with pytest.raises(ValidationError, match="checkpoints: are of reads of what is committed"):
+        ArrowReader(client, f"name:prefix={prefix}/", checkpoints=read.checkpoints)
+
+
+async def test_large_transactions_and_small_blocks_are_whole_as_arrow(client, prefix, monkeypatch):
+    monkeypatch.setattr("gazette_platform.message.arrow._BLOCK_BYTES", 100_000)
+    (name,) = await create(client, prefix, count=1)
+    producer = new_producer_id()
+    count = 20_000  # more than the ring of the sequencer holds
+    messages = [(producer, 10 + tick, CONT, {"n": tick}) for tick in range(count)]
+    await publish(client, name, [*messages, (producer, 10 + count, ACK, {})])
+    reader = ArrowReader(client, f"name={name}", committed=True, direct=False)
+    batches = [batch async for batch in reader]
+    assert len(batches) > 1
+    assert [n for each in batches for n in each.batch.column("n").to_pylist()] == [*range(count)]
+    # Going on within the transaction, where a block ended.
+    partly = ArrowReader(client, f"name={name}", committed=True)
+    first = await anext(partly)
+    await partly.aclose()
+    rest = ArrowReader(client, f"name={name}", committed=True, checkpoints=partly.checkpoints)
+    numbers = (await rest.read_all()).column("n").to_pylist()
+    assert numbers == [*range(first.batch.num_rows, count)]
+
+
+async def test_a_committed_read_into_arrow_waits_for_more(client, prefix):
+    (name,) = await create(client, prefix, count=1)
+    producer = new_producer_id()
+    reader = ArrowReader(client, f"name={name}", until="never", committed=True)
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(anext(reader))
+        await publish(client, name, [(producer, 10, CONT, {"n": 1})])
+        await publish(client, name, [(producer, 20, CONT, {"n": 2})])
+        await publish(client, name, [(producer, 30, ACK, {})])
+    found = waiting.result()
+    assert found.batch.column("n").to_pylist() == [1, 2]
+    await reader.aclose()
+
+
+async def test_what_was_committed_before_a_broken_message_comes_first(client, prefix):
+    (name,) = await create(client, prefix, count=1)
+    producer = new_producer_id()
+    await publish(client, name, [(producer, 10, OUT, {"n": 1})])
+    await client.append(name, b"broken\n")
+    await publish(client, name, [(producer, 20, OUT, {"n": 2})])
+    reader = ArrowReader(client, f"name={name}", committed=True)
+    assert (await anext(reader)).batch.column("n").to_pylist() == [1]
+    with pytest.raises(DataError, match="is not JSON"):
+        await anext(reader)
+    assert (await anext(reader)).batch.column("n").to_pylist() == [2]
+
+
+def test_committed_csv_as_arrow_by_a_synchronous_client(shared, prefix):
+    from gazette_platform import CsvFraming
+
+    framing, producer = CsvFraming(), new_producer_id()
+    name = f"{prefix}/csv"
+    config = ClientConfig(address=shared.address, file_root=shared.fragments)
+    with Client(config) as client:
+        client.apply([Change(spec(name, "text/csv"))])
+        rows = [(10, CONT, ["", "x", "1"]), (20, ACK, ["", "", ""]), (30, CONT, ["", "y", "2"])]
+        frames = [
+            framing.encode(framing.stamp(row, build_uuid(producer, tick, flags)))
+            for tick, flags, row in rows
+        ]
+        client.append(name, b"".join(frames))
+        reader = read_arrow(client, f"name={name}", committed=True, columns=["uuid", "t", "n"])
+        assert reader.read_all().column("t").to_pylist() == ["x"]
+        assert list(reader.checkpoints) == [name]

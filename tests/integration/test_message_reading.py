@@ -11,6 +11,7 @@ from gazette_platform.message import (
     JsonFraming,
     MessageClock,
     MessageIterator,
+    SequencerCounts,
     UncommittedReader,
     build_uuid,
     framing_of,
@@ -99,10 +100,14 @@ async def test_mr1_readers_of_a_journal_see_what_they_are_to(client, rides):
             (f"{rides.journal};mine", rides.ends[2], rides.ends[3]),
             (f"{rides.journal};mine", rides.ends[3], rides.ends[4]),
         ]
-    for ring_size in (1, 8192):
-        async with await read_committed(client, rides.journal, ring_size=ring_size) as reader:
+    for ring_size, replayed in ((1, {rides.journal: 3}), (8192, {})):
+        counts = SequencerCounts()
+        async with await read_committed(
+            client, rides.journal, ring_size=ring_size, counts=counts
+        ) as reader:
             assert await numbers(reader) == [0, 1, 2, 3, "ack"]
             checkpoint = reader.checkpoint()
+        assert (sum(counts.queued.values()), counts.replayed) == (6, replayed)
     await rides.publish({"n": "ack"}, ACK)
     async with await read_committed(client, rides.journal, checkpoint=checkpoint) as reader:
         assert await numbers(reader) == [4, "ack"]
