@@ -23,9 +23,8 @@ from gazette_platform.client import (
     Change,
     JournalListing,
     ListSnapshot,
-    apply_request,
-    list_response,
 )
+from gazette_platform.client.listing import apply_request, list_response
 from gazette_platform.errors import EtcdTransactionFailed, GazetteError, SetupError, ValidationError
 from gazette_platform.protocol import (
     LabelSelector,

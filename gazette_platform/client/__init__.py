@@ -17,7 +17,6 @@ from gazette_platform.client.appender import AppendOptions
 from gazette_platform.client.async_client import AsyncClient
 from gazette_platform.client.config import ClientConfig
 from gazette_platform.client.direct import read_fragment
-from gazette_platform.client.listing import apply_request, list_response
 from gazette_platform.client.reader import Reader
 from gazette_platform.client.record_writer import RecordWriter
 from gazette_platform.client.records import (
@@ -40,7 +39,7 @@ from gazette_platform.client.results import (
 )
 from gazette_platform.client.sync_client import Client
 from gazette_platform.client.sync_reader import SyncReader
-from gazette_platform.client.sync_service import SyncAppendService
+from gazette_platform.client.sync_service import SyncAppendService, SyncServiceTicket
 from gazette_platform.client.sync_writer import SyncAppendTicket, SyncAppendWriter
 from gazette_platform.client.wire import CallFailed, CallUnanswered
 from gazette_platform.protocol import JournalChange as Change
@@ -78,10 +77,9 @@ __all__ = [
     "SyncAppendTicket",
     "SyncAppendWriter",
     "SyncReader",
-    "apply_request",
+    "SyncServiceTicket",
     "json_lines",
     "lines",
-    "list_response",
     "read_fragment",
     "read_store",
     "split_lines",

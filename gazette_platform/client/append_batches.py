@@ -19,7 +19,21 @@ if TYPE_CHECKING:
     from gazette_platform.client.appender import AppendOptions, Content
     from gazette_platform.errors import GazetteError
 
-__all__ = ["NO_NEEDS", "Batch", "BatchChain", "Needs", "as_content"]
+__all__ = [
+    "BATCH_BYTES_MAX",
+    "BUFFER_BYTES_MAX",
+    "NO_NEEDS",
+    "Batch",
+    "BatchChain",
+    "Needs",
+    "as_content",
+]
+
+BATCH_BYTES_MAX: Final = 16 << 20
+"""Bytes that become one append, unless told otherwise: all of them are sent again if it fails."""
+
+BUFFER_BYTES_MAX: Final = 64 << 20
+"""Bytes that may wait, unless told otherwise: the batch under way, and some behind it."""
 
 
 def as_content(journal: str, data: object) -> bytes:

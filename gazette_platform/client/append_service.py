@@ -5,7 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final, final
 
-from gazette_platform.client.append_batches import NO_NEEDS, as_content
+from gazette_platform.client.append_batches import (
+    BATCH_BYTES_MAX,
+    BUFFER_BYTES_MAX,
+    NO_NEEDS,
+    as_content,
+)
 from gazette_platform.client.append_queue import AppendQueue, AppendTicket, wait_for
 from gazette_platform.client.appender import AppendOptions
 from gazette_platform.client.byte_budget import ByteBudget
@@ -45,8 +50,8 @@ class AppendService(AsyncClosing):
     def __init__(
         self,
         transport: Transport,
-        batch_bytes_max: int = 16 << 20,
-        buffer_bytes_max: int = 64 << 20,
+        batch_bytes_max: int = BATCH_BYTES_MAX,
+        buffer_bytes_max: int = BUFFER_BYTES_MAX,
     ) -> None:
         if batch_bytes_max < 1:
             raise ValidationError("must be positive", path="batch_bytes_max")

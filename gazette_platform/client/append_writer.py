@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.client.append_batches import as_content
+from gazette_platform.client.append_batches import BATCH_BYTES_MAX, BUFFER_BYTES_MAX, as_content
 from gazette_platform.client.append_queue import AppendQueue, AppendTicket
 from gazette_platform.client.byte_budget import ByteBudget
 from gazette_platform.errors import ValidationError
@@ -37,8 +37,8 @@ class AppendWriter(AsyncClosing):
         transport: Transport,
         journal: str,
         options: AppendOptions,
-        batch_bytes_max: int = 16 << 20,
-        buffer_bytes_max: int = 64 << 20,
+        batch_bytes_max: int = BATCH_BYTES_MAX,
+        buffer_bytes_max: int = BUFFER_BYTES_MAX,
     ) -> None:
         if options.offset:
             raise ValidationError("an append writer cannot check offsets", path="offset")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, final
 
 from gazette_platform.client import flushes, heads, listing, savepoints
+from gazette_platform.client.append_batches import BATCH_BYTES_MAX, BUFFER_BYTES_MAX
 from gazette_platform.client.append_service import AppendService
 from gazette_platform.client.append_writer import AppendWriter
 from gazette_platform.client.appender import AppendOptions, Content, ContentSource, append
@@ -204,7 +205,7 @@ class AsyncClient(AsyncClosing):
         return await append(self._transport, _journal(journal), Content(data), options)
 
     def append_service(
-        self, *, batch_bytes_max: int = 16 << 20, buffer_bytes_max: int = 64 << 20
+        self, *, batch_bytes_max: int = BATCH_BYTES_MAX, buffer_bytes_max: int = BUFFER_BYTES_MAX
     ) -> AppendService:
         """Appends to many journals of many callers, in few RPCs; see `AppendService`.
 
@@ -221,8 +222,8 @@ class AsyncClient(AsyncClosing):
         check_registers: LabelSelector | None = None,
         union_registers: LabelSet | None = None,
         subtract_registers: LabelSet | None = None,
-        batch_bytes_max: int = 16 << 20,
-        buffer_bytes_max: int = 64 << 20,
+        batch_bytes_max: int = BATCH_BYTES_MAX,
+        buffer_bytes_max: int = BUFFER_BYTES_MAX,
     ) -> AppendWriter:
         """A writer that turns many small writes into few appends; see `AppendWriter`.
 

@@ -14,6 +14,7 @@ from collections.abc import (
 )
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
 
+from gazette_platform.client.append_batches import BATCH_BYTES_MAX, BUFFER_BYTES_MAX
 from gazette_platform.client.appender import ContentSource, iter_is_fresh
 from gazette_platform.client.async_client import (
     AsyncClient,
@@ -131,7 +132,7 @@ class Client(Closing):
         )
 
     def append_service(
-        self, *, batch_bytes_max: int = 16 << 20, buffer_bytes_max: int = 64 << 20
+        self, *, batch_bytes_max: int = BATCH_BYTES_MAX, buffer_bytes_max: int = BUFFER_BYTES_MAX
     ) -> SyncAppendService:
         """As `AsyncClient.append_service`; the service may be shared by threads."""
 
@@ -150,8 +151,8 @@ class Client(Closing):
         check_registers: LabelSelector | None = None,
         union_registers: LabelSet | None = None,
         subtract_registers: LabelSet | None = None,
-        batch_bytes_max: int = 16 << 20,
-        buffer_bytes_max: int = 64 << 20,
+        batch_bytes_max: int = BATCH_BYTES_MAX,
+        buffer_bytes_max: int = BUFFER_BYTES_MAX,
     ) -> SyncAppendWriter:
         """As `AsyncClient.append_writer`; the writer may be shared by threads."""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.client.appender import AppendOptions
 from gazette_platform.client.sync_writer import SyncAppendWriter
+from gazette_platform.errors import TransportError
 from gazette_platform.ops.closing import Closing
 
 if TYPE_CHECKING:
@@ -35,15 +37,22 @@ class SyncServiceTicket:
         """Whether it was committed or has failed."""
         return self.ticket.is_done
 
-    def result(self) -> tuple[int, int]:
-        """Begin and end that it was committed at. Raises: GazetteError: what it failed for."""
+    def result(self, timeout_s: float | None = None) -> tuple[int, int]:
+        """Begin and end that it was committed at.
+
+        Raises: GazetteError: what it failed for. TransportError: not within `timeout_s`.
+        """
         if self.ticket.is_done:
             return self.ticket.span()
 
         async def wait() -> tuple[int, int]:
-            return await self.ticket
+            async with asyncio.timeout(timeout_s):
+                return await self.ticket
 
-        return self._loop.run(wait())
+        try:
+            return self._loop.run(wait())
+        except TimeoutError as err:
+            raise TransportError(f"the append was not committed within {timeout_s} s") from err
 
 
 @final

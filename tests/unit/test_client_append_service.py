@@ -505,3 +505,11 @@ async def test_threads_share_a_service():
         assert len(spans) == 80
         assert all(content(broker)[begin:end] == data for data, (begin, end) in spans.items())
         assert content(broker, "a/two") == b"then" + b"0123456789" * 1000
+
+
+def test_a_ticket_of_threads_is_waited_for_no_longer_than_asked():
+    with Client(ClientConfig(address="http://127.0.0.1:9")) as client:
+        ticket = client.append_service().submit("a/one", b"x")
+        with pytest.raises(TransportError, match=r"not committed within 0\.05 s"):
+            ticket.result(0.05)
+        assert not ticket.is_done
