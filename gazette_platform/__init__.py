@@ -4,115 +4,14 @@ What users of a cluster need is here, of `client` (bytes) and of `message` (reco
 when it is first used: brokers and commands import only what they need.
 """
 
+# ruff: noqa: F403, F405  the names are those of the `__all__` of both homes, as a test sees to
 import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gazette_platform.client import (
-        AppendOptions,
-        AppendResult,
-        AppendService,
-        AppendTicket,
-        AppendWriter,
-        AsyncClient,
-        AwaitedBroker,
-        CallFailed,
-        CallUnanswered,
-        Change,
-        Client,
-        ClientConfig,
-        Dependency,
-        FragmentListing,
-        FragmentPage,
-        HeadState,
-        JournalListing,
-        JsonReader,
-        LineReader,
-        ListSnapshot,
-        Reader,
-        RecordWriter,
-        Savepoint,
-        StoreHealth,
-        StoreReader,
-        SyncAppendService,
-        SyncAppendTicket,
-        SyncAppendWriter,
-        SyncReader,
-        SyncServiceTicket,
-        json_lines,
-        lines,
-        read_fragment,
-        read_store,
-        split_lines,
-    )
-    from gazette_platform.message import (
-        AVRO_CONTENT_TYPE,
-        CLOCK_TICK,
-        FIXED_MAGIC,
-        FRAME_BYTES_MAX,
-        NO_UUID,
-        PRUNE_HORIZON,
-        RING_SIZE,
-        AckIntent,
-        ArrowBatch,
-        ArrowReader,
-        AvroBlock,
-        AvroContainers,
-        AvroFraming,
-        CommittedReader,
-        CsvFraming,
-        Decoder,
-        Envelope,
-        Flags,
-        Framing,
-        JournalSpan,
-        JsonFraming,
-        Mapped,
-        MergedReader,
-        MessageClock,
-        MessageDecoder,
-        MessageIterator,
-        Outcome,
-        ProducerState,
-        ProtoFraming,
-        Publisher,
-        ReplayRange,
-        Sequencer,
-        SequencerCheckpoint,
-        SequencerCounts,
-        SyncArrowReader,
-        UncommittedReader,
-        UuidParts,
-        avro_records,
-        build_uuid,
-        check_avro_spec,
-        clock_of,
-        encode_avro_file,
-        fnv1a32,
-        frame_fixed,
-        framing_of,
-        framing_of_labels,
-        go_json,
-        modulo,
-        modulo_mapping,
-        new_producer_id,
-        parse_uuid,
-        parse_uuids,
-        random_mapping,
-        read_arrow,
-        read_committed,
-        read_journals,
-        read_merged,
-        read_uncommitted,
-        register_framing,
-        rendezvous,
-        rendezvous_mapping,
-        select_spans,
-        split_fixed,
-        unix_ns_of,
-        uuid_bytes,
-    )
+    from gazette_platform.client import *
+    from gazette_platform.message import *
 
 __all__ = [
     "AVRO_CONTENT_TYPE",
@@ -224,9 +123,11 @@ _HOMES = ("gazette_platform.client", "gazette_platform.message")
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
 
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        for home in map(importlib.import_module, _HOMES):
-            if name in home.__all__:
-                return getattr(home, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # to which any name would be there
+
+    def __getattr__(name: str) -> Any:
+        if name in __all__:
+            for home in map(importlib.import_module, _HOMES):
+                if name in home.__all__:
+                    return getattr(home, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

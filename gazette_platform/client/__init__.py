@@ -86,10 +86,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # They bring the stores and the index of brokers along, which most users never read from.
-    if name not in ("StoreReader", "read_store"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from gazette_platform.client import store_reader  # noqa: PLC0415
+if not TYPE_CHECKING:  # to which any name would be there
 
-    return getattr(store_reader, name)
+    def __getattr__(name: str) -> Any:
+        # They bring the stores and the index of brokers along, which most users never read from.
+        if name not in ("StoreReader", "read_store"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from gazette_platform.client import store_reader  # noqa: PLC0415
+
+        return getattr(store_reader, name)
