@@ -127,3 +127,15 @@ def test_the_kept_run_is_told_with_the_targets_that_it_missed():
     assert named == missed, (
         "docs/internals/performance.md names the targets that the kept run missed"
     )
+
+
+def test_every_module_of_the_larger_packages_is_on_the_map():
+    """Who adds a module says in ARCHITECTURE.md, among "Where things are", what it is for."""
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    told = set(re.findall(r"`([\w/]+)`", page[page.index("## Where things are") :]))
+    packages = [
+        ROOT / "gazette_platform" / name for name in ("broker", "client", "message", "stores")
+    ]
+    modules = {path.stem for package in packages for path in package.rglob("*.py")}
+    unknown = modules - told - {"__init__"}
+    assert not unknown, f"name them in ARCHITECTURE.md: {sorted(unknown)}"
