@@ -72,6 +72,9 @@ def prune(
     unless the journal is suspended; recovery logs; what a savepoint names, and what follows it; and what
     lies in the middle, before a fragment stored within the last six hours, as reads do not jump there yet.
 
+    How old a fragment is, its store tells by its own clock: for that a small object is written beside those
+    of health checks, and removed.
+
     Other journals go on when one fails; then the exit status is 1. Run it again to do the rest.
 
     **Examples**

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, final
 
+from gazette_platform.cli.store_time import StoreTime
 from gazette_platform.client.wire import CallFailed
 from gazette_platform.errors import (
     GazetteError,
@@ -100,6 +101,7 @@ class Pruner:
         self._file_root = file_root
         self._rule = rule
         self._dry_run = dry_run
+        self._time = StoreTime(clock, tell)
         self._savepoints = None if ignore_savepoints else _Savepoints(client, clock)
         self._tell = tell
         self._on_planned = on_planned
@@ -147,7 +149,7 @@ class Pruner:
         plan = plan_prune(
             stored,
             rule,
-            now_s=self._clock.now().timestamp(),
+            now_s=await self._time.now_s(self._stores[url] for url in _urls_of(stored)),
             local=[each.fragment for each in known if not each.is_persisted],
             noted_head=noted_head,
             savepoint=await self._savepoint(journal.name),
@@ -265,6 +267,11 @@ class Pruner:
 
         with suppress(ObjectNotFound):  # somebody else pruned it
             await insist(call, is_over=lambda: self._clock.monotonic() > give_up_at)
+
+
+def _urls_of(stored: Iterable[StoredFragment]) -> list[str]:
+    """The stores that hold anything."""
+    return list(dict.fromkeys(each.fragment.backing_store for each in stored))
 
 
 def _check_is_same(named: list[Fragment], stored: list[StoredFragment]) -> None:

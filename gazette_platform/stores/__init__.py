@@ -9,7 +9,7 @@ Guarantee: when `FragmentStore.put` returns, the object survives a crash of the 
 
 from __future__ import annotations
 
-from gazette_platform.stores.health import delete_probe, health_check
+from gazette_platform.stores.health import clock_probe, delete_probe, health_check
 from gazette_platform.stores.interface import FragmentStore, StoredObject
 from gazette_platform.stores.opener import open_store
 from gazette_platform.stores.registry import ActiveStore, StoreHealth, StoreRegistry
@@ -20,6 +20,7 @@ __all__ = [
     "StoreHealth",
     "StoreRegistry",
     "StoredObject",
+    "clock_probe",
     "delete_probe",
     "health_check",
     "open_store",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import aclosing
+import secrets
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Final
 
-from gazette_platform.errors import GazetteError, StoreError, StoreUnavailable
+from gazette_platform.errors import GazetteError, ObjectNotFound, StoreError, StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -18,6 +19,7 @@ __all__ = [
     "DELETE_PROBE_PATH",
     "HEALTH_CHECK_CONTENT",
     "HEALTH_CHECK_PATH",
+    "clock_probe",
     "delete_probe",
     "health_check",
     "put_bytes",
@@ -116,6 +118,36 @@ async def delete_probe(
         raise StoreUnavailable(f"delete-probe {step} failed: over {timeout_s:g} s") from err
     except (GazetteError, OSError) as err:
         raise _of_step(f"delete-probe {step} failed", err) from err
+
+
+async def clock_probe(store: FragmentStore, *, timeout_s: float = _CHECK_TIMEOUT_S) -> int:
+    """Write, list and remove a small object, to learn what time it is by the clock of the store.
+
+    Args:
+        timeout_s: seconds for all steps.
+
+    Returns: the Unix seconds at which the store says that it was written.
+    Raises: StoreError: names the step that failed.
+    Cancellation: the object may stay, beside that of health checks, where no journal is.
+    """
+    folder = HEALTH_CHECK_PATH.rpartition("/")[0]
+    name = f"clock-{secrets.token_hex(8)}"
+    step = "PUT"
+    try:
+        async with asyncio.timeout(timeout_s):
+            await put_bytes(store, f"{folder}/{name}", _DELETE_PROBE_CONTENT)
+            step = "LIST"
+            times = [item.mod_time async for item in store.list(f"{folder}/") if item.path == name]
+            step = "DELETE"
+            with suppress(ObjectNotFound):
+                await store.remove(f"{folder}/{name}")
+    except TimeoutError as err:
+        raise StoreUnavailable(f"clock probe {step} failed: over {timeout_s:g} s") from err
+    except (GazetteError, OSError) as err:
+        raise _of_step(f"clock probe {step} failed", err) from err
+    if not times:
+        raise StoreUnavailable("clock probe LIST failed: what was just written is not listed")
+    return times[0]
 
 
 async def _content(store: FragmentStore) -> bytes:

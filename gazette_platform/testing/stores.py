@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gazette_platform.errors import DataError, ObjectNotFound, StoreError
-from gazette_platform.stores.health import delete_probe, health_check, put_bytes
+from gazette_platform.ops.clock import SystemClock
+from gazette_platform.stores.health import clock_probe, delete_probe, health_check, put_bytes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -155,3 +156,12 @@ class StoreConformance:
         await delete_probe(store)
         assert await store.exists(".test/health-check")
         assert not await store.exists(".gazette-delete-probe")
+
+    async def test_the_clock_probe_tells_when_it_wrote_and_leaves_nothing(
+        self, store: FragmentStore
+    ) -> None:
+        """A store that the tests start has the clock of this machine."""
+        before = SystemClock.unix_s()
+        written_at = await clock_probe(store)
+        assert before - 2 <= written_at <= SystemClock.unix_s() + 2
+        assert [item.path async for item in store.list(".test/") if "clock" in item.path] == []

@@ -3,11 +3,13 @@
 import os
 import shutil
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
 from gazette_platform.cli.removal_bar import RemovalBar
 from gazette_platform.errors import AccessDenied
+from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from gazette_platform.stores.fs import FileStore
 
@@ -77,6 +79,61 @@ def test_prune_says_what_it_could_not_remove(gazctl, broker, tmp_path):
         "--file-root: is not a directory"
         in gazctl("prune", "-l", "name=a/short", "--file-root", "no").err
     )
+
+
+class WrongClock:
+    """The clock of a machine that is off by so many seconds."""
+
+    off_s = 0.0
+
+    def now(self):
+        return datetime.fromtimestamp(self.unix_s(), UTC)
+
+    def unix_s(self):
+        return SystemClock.unix_s() + self.off_s
+
+    def monotonic(self):
+        return SystemClock.monotonic()
+
+
+@pytest.mark.parametrize(
+    ("off_s", "told"), [(3 * 3600, "180 min behind that of"), (-3600, "60 min ahead of that of")]
+)
+def test_ages_are_by_the_clock_of_the_store(gazctl, broker, tmp_path, monkeypatch, off_s, told):
+    monkeypatch.setattr(WrongClock, "off_s", off_s)
+    monkeypatch.setattr("gazette_platform.cli.gazctl_journals_prune.SystemClock", WrongClock)
+    put(broker, "a/short", 1800, tmp_path)
+    old, *young = sorted((tmp_path / "a/short").iterdir())
+    os.utime(
+        old, (SystemClock.unix_s() - 1860,) * 2
+    )  # which a clock that is an hour behind takes for young
+    for file in young:
+        os.utime(file, (SystemClock.unix_s() - 60,) * 2)
+    flags = ("--ignore-savepoints", "--file-root", tmp_path)
+    result = gazctl("prune", "a/short", *flags)
+    assert result.code == 0
+    assert sorted((tmp_path / "a/short").iterdir()) == young
+    assert f"warning: the clock of file:/// is {told} this machine" in result.err
+    assert [*(tmp_path / ".test").iterdir()] == []  # what was written to learn it is gone
+
+
+def test_a_clock_that_is_right_is_not_spoken_of_and_one_that_is_unknown_is(
+    gazctl, broker, tmp_path, monkeypatch
+):
+    put(broker, "a/short", 60, tmp_path)
+    flags = ("--ignore-savepoints", "--file-root", tmp_path, "--dry-run")
+    assert "clock" not in gazctl("prune", "a/short", *flags).err
+
+    async def put_nothing(self, path, fd, length, *, content_encoding=""):
+        raise AccessDenied(f"{path}: no")
+
+    monkeypatch.setattr(FileStore, "put", put_nothing)
+    result = gazctl("prune", "a/short", *flags)
+    assert result.code == 0
+    assert (
+        "file:/// does not tell its time: ages of fragments are by the clock of this" in result.err
+    )
+    assert "2 of 3 fragments would be removed" in result.err
 
 
 def test_prune_leaves_a_copy_of_the_stores_alone(gazctl, broker, tmp_path):

@@ -24,6 +24,7 @@ from gazette_platform.stores import (
     ActiveStore,
     StoredObject,
     StoreRegistry,
+    clock_probe,
     delete_probe,
     health_check,
     open_store,
@@ -321,11 +322,20 @@ async def test_so5_a_check_that_hangs_fails():
         await health_check(Hanging(), timeout_s=0.001)
     with pytest.raises(StoreUnavailable, match=r"delete-probe PUT failed: over 0\.001 s"):
         await delete_probe(Hanging(), timeout_s=0.001)
+    with pytest.raises(StoreUnavailable, match=r"clock probe PUT failed: over 0\.001 s"):
+        await clock_probe(Hanging(), timeout_s=0.001)
 
 
 async def test_so5_failure_keeps_its_kind():
     with pytest.raises(AccessDenied):
         await health_check(ScriptedStore(put=AccessDenied("denied")))
+
+
+async def test_a_clock_probe_that_is_not_listed_is_an_error():
+    with pytest.raises(StoreUnavailable, match="what was just written is not listed"):
+        await clock_probe(ScriptedStore())
+    with pytest.raises(AccessDenied, match="clock probe PUT failed: denied"):
+        await clock_probe(ScriptedStore(put=AccessDenied("denied")))
 
 
 async def test_so6_delete_probe():
