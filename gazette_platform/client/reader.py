@@ -378,7 +378,11 @@ class Reader(Aclosing):
             )
         if self._options.on_jump == "raise":
             raise OffsetJump(self.journal, at, offset)
-        _log.warning("%s: content from offset %d to %d is gone", self.journal, at, offset)
+        if self._options.begin_mod_time:
+            # That is what was asked for, as a rule, and nobody tells it from what was pruned.
+            _log.info("%s: content from offset %d to %d is skipped", self.journal, at, offset)
+        else:
+            _log.warning("%s: content from offset %d to %d is gone", self.journal, at, offset)
 
     async def _ended(self) -> None:
         """The RPC ended in order: at our end, at a fragment to fetch, or because its broker ended."""

@@ -42,17 +42,24 @@ class StoreHealth:
     """Why the store is unhealthy; None if it is well."""
     checks: int
     """Checks that ended so far, this one included."""
+    failures: int = 0
+    """Checks that failed in a row, this one included."""
+    since_s: float = 0.0
+    """Second of the monotonic clock since which the store is well, or is not known to be."""
 
 
 @final
 class ActiveStore:
     """A store in use: its operations, and the result of its latest health check."""
 
-    def __init__(self, store: FragmentStore) -> None:
+    def __init__(self, store: FragmentStore, clock: Clock) -> None:
         self._store = store
+        self._clock = clock
         self._changed = asyncio.Event()
         self._health = StoreHealth(
-            error=StoreUnavailable("first health check hasn't completed yet"), checks=0
+            error=StoreUnavailable("first health check hasn't completed yet"),
+            checks=0,
+            since_s=clock.monotonic(),
         )
         self.is_marked = True
         """Whether it was asked for since the last sweep."""
@@ -83,7 +90,14 @@ class ActiveStore:
 
     def update_health(self, error: StoreError | None, *, is_check: bool = True) -> None:
         """Publish a result and wake those who wait for one."""
-        self._health = StoreHealth(error=error, checks=self._health.checks + is_check)
+        before = self._health
+        is_same = (error is None) == (before.error is None)
+        self._health = StoreHealth(
+            error=error,
+            checks=before.checks + is_check,
+            failures=0 if error is None else before.failures + is_check,
+            since_s=before.since_s if is_same else self._clock.monotonic(),
+        )
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -169,7 +183,7 @@ class StoreRegistry:
         self._sweep_if_due()
         active = self._stores.get(url)
         if active is None:
-            active = ActiveStore(self._opener(url))
+            active = ActiveStore(self._opener(url), self._clock)
             self._stores[url] = active
             self._loops[url] = self._tasks.spawn(self._watch(active), name=f"health of {url}")
         active.is_marked = True

@@ -17,7 +17,7 @@ import pytest
 from gazette_platform.broker.append import events, fsm
 from gazette_platform.broker.append.batch import Pending, content_sum
 from gazette_platform.broker.config import FsyncMode
-from gazette_platform.broker.journal import pulses as pulses_module
+from gazette_platform.broker.journal import known as known_module, pulses as pulses_module
 from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.broker.journal.timers import FLUSH_RETRY_S
 from gazette_platform.broker.metrics import BrokerMetrics
@@ -56,8 +56,11 @@ class Health:
         self.changed = asyncio.Event()
         self.set(None, checks=1)
 
-    def set(self, error, *, checks):
-        self.health = SimpleNamespace(error=error, checks=checks)
+    def set(self, error, *, checks, since_s=0.0):
+        failures = checks if error else 0
+        self.health = SimpleNamespace(
+            error=error, checks=checks, failures=failures, since_s=since_s
+        )
         self.changed.set()
 
     async def wait_health_change(self, since):
@@ -377,6 +380,23 @@ async def test_fs16_more_than_five_failed_checks_are_the_end(bench):
         assert not waiting.done(), checks
     bench.store.set(StoreUnavailable("too bad"), checks=6)
     assert await waiting == "fragment store file:/// unhealthy: too bad"
+
+
+async def test_fs16_appends_wait_no_longer_once_a_store_has_failed_for_long(bench):
+    """Its next check is 100 s away: callers that gave up before it were told no reason."""
+    bench.store.set(StoreUnavailable("still bad"), checks=6)
+    async with asyncio.timeout(5):
+        assert await bench.replica.wait_ready() == "fragment store file:/// unhealthy: still bad"
+
+
+async def test_fs16_appends_wait_for_a_store_that_does_not_answer_for_a_bounded_time(bench):
+    """Its first check may take longer than any caller waits."""
+    bench.store.set(StoreUnavailable("no answer yet"), checks=0)
+    bench.clock.advance(known_module._UNHEALTHY_S)
+    async with asyncio.timeout(5):
+        assert (
+            await bench.replica.wait_ready() == "fragment store file:/// unhealthy: no answer yet"
+        )
 
 
 async def test_fs16_a_store_that_recovers_is_ready(bench):

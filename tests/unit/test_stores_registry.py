@@ -235,9 +235,24 @@ async def test_intervals_of_checks(tasks):
     assert checks.waits == [0, 0.1, 1, 1, 10, 10, 100, 100, 1800, 1800, 0]
 
 
+async def test_health_says_for_how_long_a_store_fails():
+    clock = ManualClock()
+    store = ActiveStore(ScriptedStore(), clock)
+    error = StoreUnavailable("away")
+    begun_s = clock.monotonic()
+    found = []
+    for result in (None, error, error, error, None):
+        clock.advance(1)
+        store.update_health(result)
+        found.append((store.health.failures, store.health.since_s - begun_s))
+    assert found == [(0, 1), (1, 2), (2, 2), (3, 2), (0, 5)]
+    store.update_health(error, is_check=False)
+    assert (store.health.failures, store.health.checks) == (0, 5)
+
+
 async def test_so4_active_store_delegates():
     scripted = ScriptedStore("file:///x/", sign_get="file:///signed")
-    store = ActiveStore(scripted)
+    store = ActiveStore(scripted, ManualClock())
     assert store.url == "file:///x/"
     assert store.store is scripted
     assert await store.exists("p")
@@ -260,7 +275,7 @@ async def test_so4_active_store_delegates():
 
 async def test_so4_active_store_passes_errors_on():
     error = ObjectNotFound("gone")
-    store = ActiveStore(ScriptedStore(exists=error, remove=error))
+    store = ActiveStore(ScriptedStore(exists=error, remove=error), ManualClock())
     for call in (store.exists, store.remove):
         with pytest.raises(ObjectNotFound, match="gone"):
             await call("p")

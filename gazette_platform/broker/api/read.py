@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.broker.api.prologue import decode, find_readable
 from gazette_platform.broker.journal.known import check_fence, wait_known, wait_synced
-from gazette_platform.broker.wire.interface import Code, RpcFailed
+from gazette_platform.broker.wire.interface import Code, NotNow, RpcFailed
 from gazette_platform.codecs import decompress_steps, decompressor
-from gazette_platform.errors import DataError, GazetteError, StoreError
+from gazette_platform.errors import DataError, GazetteError, ObjectNotFound, StoreError
 from gazette_platform.fragment.index import QueryResult
 from gazette_platform.protocol import (
     CompressionCodec,
@@ -203,7 +203,7 @@ class ReadApi:
                 if file is not None:
                     await self._send_local(file, fragment, offset, end, send)
                 else:
-                    await self._send_stored(fragment, offset, end, send)
+                    await self._send_stored(replica, fragment, offset, end, send)
                 offset = end
             finally:
                 if file is not None:
@@ -314,13 +314,22 @@ class ReadApi:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(context.readers, os.pread, fd, length, at)
 
-    async def _send_stored(self, fragment: Fragment, offset: int, end: int, send: Send) -> None:
+    async def _send_stored(
+        self, replica: Replica, fragment: Fragment, offset: int, end: int, send: Send
+    ) -> None:
         """Send bytes [offset, end) of the journal from a store."""
         part = _Part(fragment, offset, end, send)
         try:
             # The object is read from its beginning, however little of it is sent.
             with self._sending(fragment.content_length) as piece_bytes:
                 await self._send_part(part, fragment, piece_bytes)
+        except ObjectNotFound as err:
+            # It was pruned, as a rule. Once the store was listed again the read goes on behind it.
+            replica.miss()
+            raise NotNow(
+                f"{fragment.journal}: {fragment.content_path} is not in {fragment.backing_store} any "
+                "more, whose fragments are being listed again"
+            ) from err
         except (DataError, StoreError) as err:
             raise RpcFailed(
                 Code.UNKNOWN, f"{fragment.journal}: reading {fragment.content_path}: {err}"

@@ -15,6 +15,7 @@ from gazette_platform.broker.append.content import RateBalance
 from gazette_platform.broker.epochs import GoOn
 from gazette_platform.broker.journal.claims import HoldersAway, claim_journal, forget_holders
 from gazette_platform.broker.journal.gaps import KNOWN_WAIT_S, Gaps
+from gazette_platform.broker.journal.known import wait_healthy
 from gazette_platform.broker.journal.pulses import Pulses, barrier
 from gazette_platform.broker.journal.spec_writes import write_suspend
 from gazette_platform.broker.journal.timers import FlushTimer, RefreshTimer
@@ -61,8 +62,9 @@ _HOLE_REFRESHES_S = tuple(accumulate((0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 30, 
 # Seconds for storing what we had of a journal before. If it takes longer, the caller asks again.
 _FORMER_TIMEOUT_S = 10.0
 
-# How many failed health checks an append waits for before it is refused.
-_HEALTH_CHECKS_MAX = 5
+# Seconds between listings that were asked for by reads of fragments which are gone. A listing that tells of
+# them all the same must not make every read a request that costs money.
+_MISS_INTERVAL_S = 5.0
 
 _REFRESH_JITTER = 0.1
 
@@ -122,6 +124,7 @@ class Replica:
         )
         self._refresher = Refresher(self.index, context.lister, context.clock)
         self._refresh_failures = 0
+        self._missed_at = -math.inf
         self.balance = RateBalance.start(self._max_rate(), context.clock.monotonic())
         self._throttled_route = self.route
         self.spool = JournalSpool(
@@ -289,25 +292,13 @@ class Replica:
             store = self._first_store()
             if store is not None:
                 url = store.url
-                problem = await self._wait_healthy(store)
+                problem = await wait_healthy(store, self._context.clock)
                 if problem:
                     return problem
         except GazetteError as err:  # the store cannot even be opened
             url = self._stores[0] if self._stores else url
             return f"fragment store {url} unhealthy: {err}"
         return await self._refresher.wait_first()
-
-    @staticmethod
-    async def _wait_healthy(store: ActiveStore) -> str:
-        failures = 0
-        health = store.health
-        while health.error is not None:
-            if health.checks:
-                failures += 1
-            if failures > _HEALTH_CHECKS_MAX:
-                return f"fragment store {store.url} unhealthy: {health.error}"
-            health = await store.wait_health_change(health)
-        return ""
 
     def _first_store(self) -> ActiveStore | None:
         spec = self.spec
@@ -380,6 +371,13 @@ class Replica:
     def refresh(self) -> None:
         """List the stores now."""
         self._refresh_timer.soon()
+
+    def miss(self) -> None:
+        """A fragment that the index has is not in its store: list the stores, but not all the time."""
+        now_s = self._context.clock.monotonic()
+        if now_s >= self._missed_at + _MISS_INTERVAL_S:
+            self._missed_at = now_s
+            self.refresh()
 
     async def _refresh(self) -> float | None:
         """List the stores. Returns: seconds until the next listing; None: we do none any more."""
