@@ -1,7 +1,4 @@
-"""Waits until a broker knows all that a journal holds, before it tells a reader where that ends.
-
-And until the store of its fragments is well, before anything is appended.
-"""
+"""Waits until a broker knows all that a journal holds, before it tells a reader where that ends."""
 
 from __future__ import annotations
 
@@ -15,30 +12,12 @@ from gazette_platform.client.wire import ASK_ANOTHER
 
 if TYPE_CHECKING:
     from gazette_platform.broker.journal.replica import Replica
-    from gazette_platform.ops.clock import Clock
-    from gazette_platform.stores import ActiveStore
 
-__all__ = ["check_fence", "wait_healthy", "wait_known", "wait_synced"]
+__all__ = ["check_fence", "wait_known", "wait_synced"]
 
 
 # Seconds that a reader waits for a new primary to know a head no older than one it was told before.
 _SYNC_WAIT_S = 1.0
-
-# Appends wait for a store that is not well until so many checks of it failed in a row, or it has been so
-# for so many seconds, as one that answers nothing. Clients wait 30 s for an answer, and would never be
-# told why. It is counted from when the store failed: checks of one that is away for long are 100 s apart.
-_HEALTH_CHECKS_MAX = 5
-_UNHEALTHY_S = 20.0
-
-
-async def wait_healthy(store: ActiveStore, clock: Clock) -> str:
-    """Wait until a store is well. Returns: "", or why it stays unhealthy. Cancellation: safe."""
-    health = store.health
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(health.since_s + _UNHEALTHY_S - clock.monotonic()):
-            while health.error is not None and health.failures <= _HEALTH_CHECKS_MAX:
-                health = await store.wait_health_change(health)
-    return "" if health.error is None else f"fragment store {store.url} unhealthy: {health.error}"
 
 
 async def wait_synced(replica: Replica) -> None:

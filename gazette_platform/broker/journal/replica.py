@@ -15,7 +15,7 @@ from gazette_platform.broker.append.content import RateBalance
 from gazette_platform.broker.epochs import GoOn
 from gazette_platform.broker.journal.claims import HoldersAway, claim_journal, forget_holders
 from gazette_platform.broker.journal.gaps import KNOWN_WAIT_S, Gaps
-from gazette_platform.broker.journal.known import wait_healthy
+from gazette_platform.broker.journal.healthy import wait_healthy
 from gazette_platform.broker.journal.pulses import Pulses, barrier
 from gazette_platform.broker.journal.spec_writes import write_suspend
 from gazette_platform.broker.journal.timers import FlushTimer, RefreshTimer
