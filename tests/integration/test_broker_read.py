@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import hashlib
 import os
 import shutil
@@ -423,22 +422,6 @@ async def test_rs15_changed_stores_are_listed_at_once(cluster, stub, tmp_path):
     await eventually(lambda: _head_is(stub, 16))
     await set_stores()
     await eventually(lambda: _head_is(stub, 0))
-
-
-async def test_a_read_of_what_was_removed_goes_on_behind_it_before_the_next_listing(
-    cluster, broker, stub
-):
-    """It failed until then: for the refresh interval of the journal, a minute or an hour."""
-    store_fragment(cluster.fragments, JOURNAL, 0, b"0123456789", stored_at=1)
-    store_fragment(cluster.fragments, JOURNAL, 10, b"abcdef", stored_at=1)
-    seldom = spec()
-    fragment = dataclasses.replace(seldom.fragment, refresh_interval_ns=3600 * 10**9)
-    await cluster.apply(stub, dataclasses.replace(seldom, fragment=fragment))
-    assert await read_all(stub, JOURNAL) == b"0123456789abcdef"
-    stored(cluster)[0].unlink()
-    async with AsyncClient(ClientConfig(address=broker.endpoint)) as client:
-        async with asyncio.timeout(30):
-            assert await client.read(JOURNAL, on_jump="continue").read() == b"abcdef"
 
 
 # ---------------------------------------------------------------------------------------- restarts

@@ -129,15 +129,6 @@ async def test_rr1_offset_jump_is_raised_once_and_reading_goes_on():
         assert await client.read("a/journal", 7, on_jump="continue").read() == b"tail"
 
 
-async def test_only_what_nobody_asked_to_skip_is_said_to_be_gone(caplog):
-    async with connected(b"tail") as (broker, client):
-        broker.journals["a/journal"].begin = 100
-        await client.read("a/journal", 7, on_jump="continue", begin_mod_time=1).read()
-        assert caplog.text == ""
-        await client.read("a/journal", 7, on_jump="continue").read()
-        assert "content from offset 7 to 100 is gone" in caplog.text
-
-
 async def test_re2_read_from_the_head_is_no_jump():
     async with connected(b"tail") as (broker, client):
         broker.journals["a/journal"].begin = 100

@@ -325,7 +325,7 @@ class ReadApi:
                 await self._send_part(part, fragment, piece_bytes)
         except ObjectNotFound as err:
             # It was pruned, as a rule. Once the store was listed again the read goes on behind it.
-            replica.miss()
+            replica.refresh(is_missed=True)
             raise NotNow(
                 f"{fragment.journal}: {fragment.content_path} is not in {fragment.backing_store} any "
                 "more, whose fragments are being listed again"

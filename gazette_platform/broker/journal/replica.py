@@ -62,10 +62,6 @@ _HOLE_REFRESHES_S = tuple(accumulate((0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 30, 
 # Seconds for storing what we had of a journal before. If it takes longer, the caller asks again.
 _FORMER_TIMEOUT_S = 10.0
 
-# Seconds between listings that were asked for by reads of fragments which are gone. A listing that tells of
-# them all the same must not make every read a request that costs money.
-_MISS_INTERVAL_S = 5.0
-
 _REFRESH_JITTER = 0.1
 
 # Seconds without appends after which --broker.auto-suspend considers suspending a journal.
@@ -124,7 +120,6 @@ class Replica:
         )
         self._refresher = Refresher(self.index, context.lister, context.clock)
         self._refresh_failures = 0
-        self._missed_at = -math.inf
         self.balance = RateBalance.start(self._max_rate(), context.clock.monotonic())
         self._throttled_route = self.route
         self.spool = JournalSpool(
@@ -368,16 +363,9 @@ class Replica:
             self._flush_timer.set(self.spool.spool.first_append_at)
         return True
 
-    def refresh(self) -> None:
-        """List the stores now."""
-        self._refresh_timer.soon()
-
-    def miss(self) -> None:
-        """A fragment that the index has is not in its store: list the stores, but not all the time."""
-        now_s = self._context.clock.monotonic()
-        if now_s >= self._missed_at + _MISS_INTERVAL_S:
-            self._missed_at = now_s
-            self.refresh()
+    def refresh(self, *, is_missed: bool = False) -> None:
+        """List the stores now. `is_missed`: for a read of a fragment that is not there; not all the time."""
+        self._refresh_timer.missed() if is_missed else self._refresh_timer.soon()
 
     async def _refresh(self) -> float | None:
         """List the stores. Returns: seconds until the next listing; None: we do none any more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.ops.durations import SECOND_NS
@@ -23,6 +24,8 @@ __all__ = ["FLUSH_RETRY_S", "FlushTimer", "RefreshTimer"]
 _FLUSH_JITTER_S = 2.0
 
 FLUSH_RETRY_S: Final = 0.25
+
+_MISSED_PAUSE_S: Final = 5.0
 """Seconds until we look again at a window that ended while appends were under way. They may close its
 fragment by themselves."""
 
@@ -103,6 +106,7 @@ class RefreshTimer:
         self._tasks = tasks
         self._handle: asyncio.TimerHandle | None = None
         self._is_stopped = False
+        self._missed_at = -math.inf
 
     @property
     def due_in_s(self) -> float | None:
@@ -116,6 +120,16 @@ class RefreshTimer:
             self._handle = None
         if not self._is_stopped:
             self._handle = asyncio.get_running_loop().call_later(delay_s, self._fire)
+
+    def missed(self) -> None:
+        """List them now, unless that was asked for just now.
+
+        A listing that names what is gone must not make each read of it a request that costs money.
+        """
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._missed_at + _MISSED_PAUSE_S:
+            self._missed_at = now_s
+            self.soon()
 
     def stop(self) -> None:
         """Start no more listings. One that is under way ends by itself."""
