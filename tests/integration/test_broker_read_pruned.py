@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.protocol import FragmentSpec, JournalSpec
+from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.local_broker import read_all, store_fragment
 
 pytestmark = pytest.mark.etcd
@@ -22,7 +22,12 @@ async def test_a_read_goes_on_behind_what_was_removed_before_the_next_listing(cl
     stub = cluster.stub(broker)
     first = store_fragment(cluster.fragments, JOURNAL, 0, b"0123456789", stored_at=1)
     store_fragment(cluster.fragments, JOURNAL, 10, b"abcdef", stored_at=1)
-    fragment = FragmentSpec(length=1 << 20, stores=("file:///",), refresh_interval_ns=HOUR_NS)
+    fragment = FragmentSpec(
+        length=1 << 20,
+        codec=CompressionCodec.NONE,
+        stores=("file:///",),
+        refresh_interval_ns=HOUR_NS,
+    )
     await cluster.apply(stub, JournalSpec(JOURNAL, 1, fragment=fragment))
     assert await read_all(stub, JOURNAL) == b"0123456789abcdef"
     (cluster.fragments / first.content_path).unlink()
