@@ -7,6 +7,8 @@ import typer
 from gazette_platform.cli import (
     gazctl_attach_uuids,
     gazctl_journals_append,
+    gazctl_journals_apply,
+    gazctl_journals_describe,
     gazctl_journals_fragments,
     gazctl_journals_list,
     gazctl_journals_prune,
@@ -44,10 +46,10 @@ journals = typer.Typer(
 )
 journals.callback()(connect)
 journals.command("list")(gazctl_journals_list.list_journals)
-journals.command("describe")(gazctl_journals_top.describe)
+journals.command("describe")(gazctl_journals_describe.describe)
 journals.command("top")(gazctl_journals_top.top)
-journals.command("apply")(gazctl_journals_list.apply)
-journals.command("edit")(gazctl_journals_list.edit)
+journals.command("apply")(gazctl_journals_apply.apply)
+journals.command("edit")(gazctl_journals_apply.edit)
 journals.command("append")(gazctl_journals_append.append)
 journals.command("read")(gazctl_journals_read.read)
 journals.command("fragments")(gazctl_journals_fragments.fragments)

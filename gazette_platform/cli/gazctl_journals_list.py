@@ -1,41 +1,29 @@
-"""`gazctl journals list`, `apply` and `edit`: specs."""
+"""`gazctl journals list`."""
 
 import enum
-import os
-import shlex
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import aclosing, nullcontext, suppress
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gazette_platform.cli.aftermath import aftermath, check_stores
-from gazette_platform.cli.connection import connected, matching, opened
-from gazette_platform.cli.errors import one_line
-from gazette_platform.cli.output import NONE, note, print_json, print_table, print_text
+from gazette_platform.cli.connection import connected
+from gazette_platform.cli.output import NONE, print_json, print_table, print_text
 from gazette_platform.cli.selection import Names, Selection, SelectorOrNames
 from gazette_platform.client import (
     AsyncClient,
-    Change,
     JournalListing,
     ListSnapshot,
 )
-from gazette_platform.client.listing import apply_request, list_response
-from gazette_platform.errors import EtcdTransactionFailed, GazetteError, SetupError, ValidationError
+from gazette_platform.client.listing import list_response
 from gazette_platform.protocol import (
-    LabelSelector,
     SuspendLevel,
     journal_listing_jsonpb,
     list_response_jsonpb,
     message_text,
-    validate_apply_request,
 )
 
-__all__ = ["apply", "edit", "list_journals"]
+__all__ = ["list_journals", "spec_tree"]
 
 
 class ListFormat(enum.StrEnum):
@@ -140,7 +128,8 @@ def _stores(journal: JournalListing) -> str:
     return ",".join(journal.spec.fragment.stores) or NONE
 
 
-def _tree(journals: Iterable[JournalListing]) -> str:
+def spec_tree(journals: Iterable[JournalListing]) -> str:
+    """Specs as YAML, in a tree by their names."""
     from gazette_platform.yaml_specs import to_journal_tree  # noqa: PLC0415  slow to import
 
     return to_journal_tree([(each.spec, each.mod_revision) for each in journals])
@@ -148,7 +137,7 @@ def _tree(journals: Iterable[JournalListing]) -> str:
 
 def _print_listing(snapshot: ListSnapshot, output_format: ListFormat) -> None:
     if output_format is ListFormat.YAML:
-        print_text(_tree(snapshot), end="")
+        print_text(spec_tree(snapshot), end="")
     elif output_format is ListFormat.JSON:
         journals = [
             journal_listing_jsonpb(each.spec, each.mod_revision, each.create_revision, each.route)
@@ -157,188 +146,3 @@ def _print_listing(snapshot: ListSnapshot, output_format: ListFormat) -> None:
         print_json(list_response_jsonpb(snapshot.header, journals))
     else:
         print_text(message_text(list_response(snapshot)), end="")
-
-
-Specs = Annotated[
-    str, typer.Option("--specs", metavar="FILE", help="YAML tree of journals; - is stdin.")
-]
-BatchSize = Annotated[
-    int,
-    typer.Option(
-        "--max-txn-size", min=0, help="Changes a transaction; 0 makes one transaction of all."
-    ),
-]
-Force = Annotated[
-    bool,
-    typer.Option(
-        "-f", "--force", help="Also specs that name a store in which no broker can keep a journal."
-    ),
-]
-
-
-def apply(
-    ctx: typer.Context,
-    *,
-    specs: Specs = "-",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the specs, print the request, change nothing.")
-    ] = False,
-    max_txn_size: BatchSize = 0,
-    force: Force = False,
-) -> None:
-    """Create, update and delete journals as a YAML tree of specs says.
-
-    A journal's `revision` is the one it must be at: 0 or none creates it, -1 does not check.
-    `delete: true` deletes it. Children of the tree stand in the order of their names.
-
-    Nothing is applied if a store can never work with these brokers: its arguments are wrong, they have
-    no driver for its scheme, or their operator does not allow it. A warning says which journals cannot
-    work yet: of too few brokers, or with a store that none can use now.
-
-    **Examples**
-
-    gazctl journals apply --specs journal.yaml --dry-run
-
-    gazctl journals list -o yaml | sed 's/replication: 1/replication: 2/' | gazctl journals apply
-    """
-    changes = _parse(_read_specs(specs), specs)
-    if dry_run:
-        print_text(message_text(apply_request(changes)), end="")
-        return
-    _apply(ctx, changes, max_txn_size, force=force)
-
-
-def _apply(ctx: typer.Context, changes: Sequence[Change], batch_size: int, *, force: bool) -> None:
-    """Apply, and tell what came of it."""
-
-    async def work(client: AsyncClient) -> None:
-        if not force:
-            await check_stores(client, changes)
-        try:
-            revision = await client.apply(changes, batch_size=batch_size)
-        except EtcdTransactionFailed as err:
-            stale = await _stale(client, changes)
-            if not stale:
-                raise
-            raise EtcdTransactionFailed(stale) from err
-        note(_applied(changes, revision))
-        for text in await aftermath(client, changes):
-            note(text)
-
-    connected(ctx, work)
-
-
-async def _stale(client: AsyncClient, changes: Sequence[Change]) -> str:
-    """Which of the changes are at another revision than they expect, in words; empty if none."""
-    found = {each.name: each.mod_revision for each in await client.list_snapshot(LabelSelector())}
-    stale = []
-    for change in changes:
-        name = change.delete if change.spec is None else change.spec.name
-        at = found.get(name, 0)
-        if change.revision not in {-1, at}:
-            is_at = f"is at revision {at}" if at else "does not exist"
-            expected = f"revision {change.revision}" if change.revision else "that it is new"
-            stale.append(f"{name} {is_at}, and the specs expect {expected}")
-    more = f"; and {len(stale) - _STALE_MAX} more" if len(stale) > _STALE_MAX else ""
-    return "; ".join(stale[:_STALE_MAX]) + more
-
-
-_STALE_MAX = 3
-
-
-def _read_specs(specs: str) -> bytes:
-    if specs == "-":
-        return sys.stdin.buffer.read()
-    with opened(specs, "--specs") as file:
-        try:
-            return file.read()
-        except OSError as err:
-            raise ValidationError(f"cannot read {specs}: {err.strerror}", path="--specs") from err
-
-
-def _parse(document: bytes, name: str) -> list[Change]:
-    """Changes of a tree, checked as the broker would."""
-    from gazette_platform.yaml_specs import parse_journal_tree  # noqa: PLC0415  slow to import
-
-    try:
-        changes = parse_journal_tree(document)
-        validate_apply_request(apply_request(changes))
-    except ValidationError as err:
-        raise err.within("stdin" if name == "-" else name) from err
-    return changes
-
-
-def _applied(changes: Sequence[Change], revision: int) -> str:
-    deleted = sum(1 for change in changes if change.spec is None)
-    return f"applied {len(changes) - deleted} and deleted {deleted} journals, revision {revision}"
-
-
-def edit(
-    ctx: typer.Context,
-    names: Names = None,
-    *,
-    selector: SelectorOrNames = None,
-    max_txn_size: BatchSize = 0,
-    force: Force = False,
-) -> None:
-    """Edit the specs of journals in an editor, and apply them.
-
-    Opens $GAZ_EDITOR, $EDITOR or vi; again if the result cannot be applied. An unchanged or empty
-    file cancels.
-
-    **Example**
-
-    EDITOR=nano gazctl journals edit flights/
-    """
-    selection = Selection.of(names, selector)
-    original = connected(ctx, lambda client: _tree_of(client, selection))
-    header, text = _EDIT_HEADER, original
-    while True:
-        edited = _strip_header(_edited(header + text))
-        if not edited.strip() or edited == original:
-            note("edit cancelled: nothing was changed")
-            return
-        try:
-            changes = _parse(edited.encode(), "edited specs")
-            _apply(ctx, changes, max_txn_size, force=force)
-        except GazetteError as err:
-            if edited == text:
-                # Closing the editor without a change gives up on the error.
-                raise
-            header, text = f"{_EDIT_HEADER}#\N{WARNING SIGN} {one_line(str(err))}\n", edited
-        else:
-            return
-
-
-_EDIT_HEADER = (
-    "#\N{GEAR} Edit the specs, save, and leave the editor to apply them.\n"
-    "#\N{GEAR} Lines like these are ignored; an unchanged or empty file cancels.\n"
-)
-
-
-async def _tree_of(client: AsyncClient, selection: Selection) -> str:
-    journals = await matching(client, selection)
-    return _tree(journals)
-
-
-def _strip_header(text: str) -> str:
-    lines = text.splitlines(keepends=True)
-    return "".join(
-        each for each in lines if not each.startswith(("#\N{GEAR}", "#\N{WARNING SIGN}"))
-    )
-
-
-def _edited(text: str) -> str:
-    """`text` as the user leaves it in the editor."""
-    editor = os.environ.get("GAZ_EDITOR") or os.environ.get("EDITOR") or "vi"
-    with tempfile.TemporaryDirectory(prefix="gazctl-edit-") as folder:
-        file = Path(folder) / "journals.yaml"
-        file.write_text(text, encoding="utf-8")
-        try:
-            # The user's own command, which may have arguments.
-            subprocess.run([*shlex.split(editor), str(file)], check=True)  # noqa: S603
-        except FileNotFoundError as err:
-            raise SetupError(f"editor {editor} was not found (set EDITOR to yours)") from err
-        except subprocess.CalledProcessError as err:
-            raise SetupError(f"editor {editor} failed with exit code {err.returncode}") from err
-        return file.read_text(encoding="utf-8")

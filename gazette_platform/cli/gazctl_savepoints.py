@@ -1,18 +1,28 @@
 """`gazctl savepoints`: offsets of journals under names."""
 
+import enum
 from typing import Annotated
 
 import typer
 
-from gazette_platform.cli.connection import connected, parse_selector
+from gazette_platform.cli.connection import connected
 from gazette_platform.cli.output import print_json, print_table, print_text
+from gazette_platform.cli.selection import parse_selector
 from gazette_platform.client import AsyncClient, Savepoint
-from gazette_platform.errors import ValidationError
 
 __all__ = ["create", "delete", "get", "list_savepoints"]
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the savepoint.")]
-_Output = Annotated[str, typer.Option("-o", "--format", help="table or json.", metavar="FORMAT")]
+
+
+class SavepointFormat(enum.StrEnum):
+    """Formats of savepoints."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+_Output = Annotated[SavepointFormat, typer.Option("-o", "--format", help="Output format.")]
 
 
 def create(
@@ -52,7 +62,7 @@ def list_savepoints(
     prefix: Annotated[
         str, typer.Option("--prefix", help="Only those whose names begin with it.")
     ] = "",
-    output: _Output = "table",
+    output: _Output = SavepointFormat.TABLE,
 ) -> None:
     """List savepoints.
 
@@ -60,11 +70,10 @@ def list_savepoints(
 
     gazctl savepoints list --prefix nightly/
     """
-    _check_format(output)
 
     async def work(client: AsyncClient) -> None:
         found = await client.list_savepoints(prefix)
-        if output == "json":
+        if output is SavepointFormat.JSON:
             for savepoint in found:
                 print_json(_summary(savepoint))
         else:
@@ -74,7 +83,7 @@ def list_savepoints(
     connected(ctx, work)
 
 
-def get(ctx: typer.Context, name: _Name, *, output: _Output = "json") -> None:
+def get(ctx: typer.Context, name: _Name, *, output: _Output = SavepointFormat.JSON) -> None:
     """Print the offsets of a savepoint.
 
     As JSON they are what `gazctl journals read --offsets` takes.
@@ -83,11 +92,10 @@ def get(ctx: typer.Context, name: _Name, *, output: _Output = "json") -> None:
 
     gazctl savepoints get before-backfill > offsets.json
     """
-    _check_format(output)
 
     async def work(client: AsyncClient) -> None:
         savepoint = await client.get_savepoint(name)
-        if output == "json":
+        if output is SavepointFormat.JSON:
             print_json(dict(savepoint.offsets), indent=True)
         else:
             rows = [(journal, str(offset)) for journal, offset in savepoint.offsets.items()]
@@ -117,8 +125,3 @@ def _summary(savepoint: Savepoint) -> dict[str, object]:
         "journals": savepoint.journals,
         "created_at": savepoint.created_at.isoformat(),
     }
-
-
-def _check_format(output: str) -> None:
-    if output not in {"table", "json"}:
-        raise ValidationError(f"expected table or json, got {output!r}", path="--format")

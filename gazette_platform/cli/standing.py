@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from gazette_platform.errors import GazetteError
 from gazette_platform.ops.side_by_side import side_by_side
+from gazette_platform.protocol import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from gazette_platform.client import AsyncClient, FragmentListing, JournalListing
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["Standing", "Standings", "Stored", "add_up"]
+__all__ = ["Standing", "Standings", "Stored", "add_up", "lag_text"]
 
 # Journals asked about at once.
 _CONCURRENT_MAX = 32
@@ -110,6 +111,13 @@ class Standing:
             "mod_revision": self.listing.mod_revision,
             "error": None if is_known else str(self.error),
         }
+
+
+def lag_text(standing: Standing) -> str:
+    """The lag of a journal, for people."""
+    if standing.lag_s is None:
+        return "nothing stored yet"
+    return format_duration(int(standing.lag_s) * 1_000_000_000)
 
 
 @final
