@@ -47,6 +47,7 @@ __all__ = [
     "Flags",
     "FragmentListing",
     "FragmentPage",
+    "FragmentQuery",
     "Framing",
     "HeadState",
     "JournalListing",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, final
+from typing import TYPE_CHECKING, Literal, Unpack, final
 
 from gazette_platform.client import flushes, heads, listing, savepoints
 from gazette_platform.client.append_batches import BATCH_BYTES_MAX, BUFFER_BYTES_MAX
@@ -15,6 +15,7 @@ from gazette_platform.client.results import (
     AppendResult,
     FragmentListing,
     FragmentPage,
+    FragmentQuery,
     HeadState,
     JournalListing,
     ListSnapshot,
@@ -323,93 +324,31 @@ class AsyncClient(AsyncClosing):
 
     # ------------------------------------------------------------------ fragments and upkeep
 
-    async def fragment_page(
-        self,
-        journal: str,
-        *,
-        begin_mod_time: int = 0,
-        end_mod_time: int = 0,
-        next_page_token: int = 0,
-        page_limit: int = 0,
-        ttl_s: float = 0,
-    ) -> FragmentPage:
-        """One page of `fragments`, for callers that bound their work.
-
-        Args:
-            journal: its name.
-            begin_mod_time: as of `fragments`.
-            end_mod_time: as of `fragments`.
-            next_page_token: begin offset to list from.
-            page_limit: fragments per page; 0: 1000.
-            ttl_s: as of `fragments`.
-        """
-        return await listing.fragment_page(
-            self._transport,
-            _journal(journal),
-            begin_mod_time=begin_mod_time,
-            end_mod_time=end_mod_time,
-            next_page_token=next_page_token,
-            page_limit=page_limit,
-            ttl_s=ttl_s,
-        )
+    async def fragment_page(self, journal: str, **query: Unpack[FragmentQuery]) -> FragmentPage:
+        """One page of `fragments`, for callers that bound their work."""
+        return await listing.fragment_page(self._transport, _journal(journal), **query)
 
     async def fragment_pages(
-        self,
-        journal: str,
-        *,
-        begin_mod_time: int = 0,
-        end_mod_time: int = 0,
-        next_page_token: int = 0,
-        page_limit: int = 0,
-        ttl_s: float = 0,
+        self, journal: str, **query: Unpack[FragmentQuery]
     ) -> AsyncGenerator[FragmentPage, None]:
         """All pages of `fragments`, fetched as they are asked for."""
-        token = next_page_token
         while True:
-            page = await self.fragment_page(
-                journal,
-                begin_mod_time=begin_mod_time,
-                end_mod_time=end_mod_time,
-                next_page_token=token,
-                page_limit=page_limit,
-                ttl_s=ttl_s,
-            )
+            page = await self.fragment_page(journal, **query)
             yield page
-            token = page.next_page_token
-            if token == 0:
+            if page.next_page_token == 0:
                 return
+            query["next_page_token"] = page.next_page_token
 
-    async def fragments(
-        self,
-        journal: str,
-        *,
-        begin_mod_time: int = 0,
-        end_mod_time: int = 0,
-        next_page_token: int = 0,
-        page_limit: int = 0,
-        ttl_s: float = 0,
-    ) -> FragmentListings:
+    async def fragments(self, journal: str, **query: Unpack[FragmentQuery]) -> FragmentListings:
         """All fragments of a journal, by offset. Those that only brokers hold have no backing store.
 
         Args:
             journal: its name.
-            begin_mod_time: Unix seconds, inclusive; 0: no bound.
-            end_mod_time: Unix seconds, inclusive; 0: no bound. A bound leaves out what is not
-                persisted.
-            next_page_token: begin offset to list from.
-            page_limit: fragments per request; 0: 1000.
-            ttl_s: seconds that signed URLs are good for; 0: no signed URLs.
+            query: keyword arguments as of `FragmentQuery`.
 
         Raises: JournalNotFound, Suspended, NotAllowed, TransportError. Cancellation: safe.
         """
-        pages = self.fragment_pages(
-            journal,
-            begin_mod_time=begin_mod_time,
-            end_mod_time=end_mod_time,
-            next_page_token=next_page_token,
-            page_limit=page_limit,
-            ttl_s=ttl_s,
-        )
+        pages = self.fragment_pages(journal, **query)
         return [fragment async for page in pages for fragment in page.fragments]
 
     async def reset_head(self, journal: str, *, give_up: bool = False) -> int:

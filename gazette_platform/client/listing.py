@@ -276,7 +276,7 @@ async def fragment_page(
     page_limit: int = 0,
     ttl_s: float = 0,
 ) -> FragmentPage:
-    """One page of a journal's fragments; see `AsyncClient.fragments`."""
+    """One page of a journal's fragments; arguments as of `FragmentQuery`."""
     request = pb.FragmentsRequest(
         journal=journal,
         begin_mod_time=begin_mod_time,

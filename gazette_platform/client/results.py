@@ -1,9 +1,9 @@
-"""What calls return: plain typed values, free of gRPC and protobuf."""
+"""What calls take and return: plain typed values, free of gRPC and protobuf."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -16,6 +16,7 @@ __all__ = [
     "AwaitedBroker",
     "FragmentListing",
     "FragmentPage",
+    "FragmentQuery",
     "HeadState",
     "JournalListing",
     "ListSnapshot",
@@ -81,6 +82,21 @@ class FragmentListing:
     def is_persisted(self) -> bool:
         """Whether the fragment is in a store; else it is only in the brokers' spools."""
         return bool(self.fragment.backing_store)
+
+
+class FragmentQuery(TypedDict, total=False):
+    """Which fragments of a journal to list, as keyword arguments."""
+
+    begin_mod_time: int
+    """Unix seconds, inclusive; 0: no bound."""
+    end_mod_time: int
+    """Unix seconds, inclusive; 0: no bound. A bound leaves out what is not persisted."""
+    next_page_token: int
+    """Begin offset to list from."""
+    page_limit: int
+    """Fragments per request; 0: 1000."""
+    ttl_s: float
+    """Seconds that signed URLs are good for; 0: no signed URLs."""
 
 
 @dataclass(frozen=True, slots=True)

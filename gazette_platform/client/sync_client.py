@@ -12,7 +12,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, final
 
 from gazette_platform.client.append_batches import BATCH_BYTES_MAX, BUFFER_BYTES_MAX
 from gazette_platform.client.appender import ContentSource, iter_is_fresh
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from gazette_platform.client.results import (
         AppendResult,
         FragmentPage,
+        FragmentQuery,
         HeadState,
         JournalListing,
         ListSnapshot,
@@ -244,71 +245,19 @@ class Client(Closing):
         """As `AsyncClient.write_heads`."""
         return self._loop.run(self._client.write_heads(journals))
 
-    def fragment_page(
-        self,
-        journal: str,
-        *,
-        begin_mod_time: int = 0,
-        end_mod_time: int = 0,
-        next_page_token: int = 0,
-        page_limit: int = 0,
-        ttl_s: float = 0,
-    ) -> FragmentPage:
+    def fragment_page(self, journal: str, **query: Unpack[FragmentQuery]) -> FragmentPage:
         """As `AsyncClient.fragment_page`."""
-        return self._loop.run(
-            self._client.fragment_page(
-                journal,
-                begin_mod_time=begin_mod_time,
-                end_mod_time=end_mod_time,
-                next_page_token=next_page_token,
-                page_limit=page_limit,
-                ttl_s=ttl_s,
-            )
-        )
+        return self._loop.run(self._client.fragment_page(journal, **query))
 
     def fragment_pages(
-        self,
-        journal: str,
-        *,
-        begin_mod_time: int = 0,
-        end_mod_time: int = 0,
-        next_page_token: int = 0,
-        page_limit: int = 0,
-        ttl_s: float = 0,
+        self, journal: str, **query: Unpack[FragmentQuery]
     ) -> Iterator[FragmentPage]:
         """As `AsyncClient.fragment_pages`."""
-        return self._iterate(
-            self._client.fragment_pages(
-                journal,
-                begin_mod_time=begin_mod_time,
-                end_mod_time=end_mod_time,
-                next_page_token=next_page_token,
-                page_limit=page_limit,
-                ttl_s=ttl_s,
-            )
-        )
+        return self._iterate(self._client.fragment_pages(journal, **query))
 
-    def fragments(
-        self,
-        journal: str,
-        *,
-        begin_mod_time: int = 0,
-        end_mod_time: int = 0,
-        next_page_token: int = 0,
-        page_limit: int = 0,
-        ttl_s: float = 0,
-    ) -> FragmentListings:
+    def fragments(self, journal: str, **query: Unpack[FragmentQuery]) -> FragmentListings:
         """As `AsyncClient.fragments`."""
-        return self._loop.run(
-            self._client.fragments(
-                journal,
-                begin_mod_time=begin_mod_time,
-                end_mod_time=end_mod_time,
-                next_page_token=next_page_token,
-                page_limit=page_limit,
-                ttl_s=ttl_s,
-            )
-        )
+        return self._loop.run(self._client.fragments(journal, **query))
 
     def reset_head(self, journal: str, *, give_up: bool = False) -> int:
         """As `AsyncClient.reset_head`."""

@@ -184,6 +184,13 @@ async def test_li4_fragments_joins_pages_and_signs():
         assert (page.fragments[0].fragment.begin, page.next_page_token) == (20, 30)
 
 
+async def test_fragments_are_not_listed_by_what_nobody_knows():
+    async with AsyncClient() as client:
+        for ask in (client.fragment_page, client.fragments):
+            with pytest.raises(TypeError, match="unexpected keyword argument 'limit'"):
+                await ask("a/journal", limit=5)
+
+
 async def test_li4_fragments_surfaces_and_retries_statuses():
     async with connected("a/one") as (broker, client):
         broker.fail("ListFragments", Fault(status=pb.SUSPENDED))
