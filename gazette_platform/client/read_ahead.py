@@ -2,7 +2,9 @@
 
 A fragment's bytes pass three hands: one fetches and decompresses, one digests, one reads. The first two
 are jobs in threads, of C code that releases the GIL, so that fragments that come later are made ready
-meanwhile. No job waits for room: it ends, and the next content that is read begins it again.
+meanwhile. What is stored as it is passes two: it is digested as soon as it was fetched, by the same
+thread, while it is still in the cache. No job waits for room: it ends, and the next content that is read
+begins it again.
 """
 
 from __future__ import annotations
@@ -181,6 +183,7 @@ class FragmentStream:
         from gazette_platform.codecs import decompressor  # noqa: PLC0415  others go without
 
         self._inflate = decompressor(fragment.codec)
+        self._is_raw = fragment.codec is CompressionCodec.NONE
         self._digest = hashlib.sha1(usedforsecurity=False)
         # All below are guarded by the lock of the pool.
         self._ready: deque[_Piece] = deque()
@@ -306,17 +309,22 @@ class FragmentStream:
         if self._file is None:
             assert self._path is not None  # only files are fetched so
             self._file = _opened(self._path)
-        if self.fragment.codec is CompressionCodec.NONE:
-            return self._file.read(_STEP_BYTES) or None
         while True:
             stored = b""
             if self._inflate.needs_input:
-                stored = self._file.read(_STORED_BYTES) or b""
+                stored = self._file.read(_STEP_BYTES if self._is_raw else _STORED_BYTES) or b""
                 if not stored:
                     return None
-            content = self._inflate.decompress(stored, _STEP_BYTES)
+            content = self._step(stored)
             if content:
                 return content
+
+    def _step(self, stored: bytes) -> bytes:
+        """The content of stored bytes, or some of it; maybe none yet. In a thread."""
+        content = self._inflate.decompress(stored, _STEP_BYTES)
+        if self._is_raw:
+            self._digest.update(content)
+        return content
 
     async def _fetch(self, source: AsyncGenerator[bytes, None]) -> None:
         """The same, of bytes that the event loop gets."""
@@ -328,9 +336,7 @@ class FragmentStream:
                     while rest or not inflate.needs_input:
                         while not self._has_room():
                             await self._room.wait()
-                        content = await run(
-                            self._pool.executor, inflate.decompress, rest, _STEP_BYTES
-                        )
+                        content = await run(self._pool.executor, self._step, rest)
                         rest = b""
                         if content:
                             self._push(content)
@@ -351,33 +357,38 @@ class FragmentStream:
             return False
 
     def _push(self, content: bytes) -> None:
-        """Take in content: to be digested, and read."""
+        """Take in content: to be digested, unless it was, and read."""
         begin, self._at = self._at, self._at + len(content)
         if self._at > self.fragment.end:
             raise DataError(
                 f"did not read EOF at expected Fragment.End ({self.fragment.end}); "
                 "the stored object is longer than its name says"
             )
-        is_wanted = self._at > self._offset
-        piece = _Piece(content, 2 if is_wanted else 1)
+        wanted = content[max(self._offset - begin, 0) :]  # itself, but in the fragment's beginning
+        is_new_job = False
         with self._pool.lock:
             if self._is_closed:
                 return
-            self.held_bytes += len(content)
-            self._pool.held_bytes += len(content)
-            self._undigested.append(piece)
-            if is_wanted and begin < self._offset:
-                rest = _Piece(content[self._offset - begin :], 1)
-                piece.hands = 1
-                self.held_bytes += len(rest.content)
-                self._pool.held_bytes += len(rest.content)
-                self._ready.append(rest)
-            elif is_wanted:
-                self._ready.append(piece)
+            if self._is_raw:
+                if wanted:
+                    self._ready.append(self._held(_Piece(wanted, 1)))
+            else:
+                piece = self._held(_Piece(content, 2 if wanted is content else 1))
+                self._undigested.append(piece)
+                if wanted is content:
+                    self._ready.append(piece)
+                elif wanted:
+                    self._ready.append(self._held(_Piece(wanted, 1)))
+                is_new_job, self._is_digesting = not self._is_digesting, True
             self._wake()
-            is_new_job, self._is_digesting = not self._is_digesting, True
         if is_new_job:
             self._pool.submit(self._digest_pieces)
+
+    def _held(self, piece: _Piece) -> _Piece:
+        """Count a piece that is held from now on. Under the lock."""
+        self.held_bytes += len(piece.content)
+        self._pool.held_bytes += len(piece.content)
+        return piece
 
     def _end_fetch(self) -> None:
         self._close_file()
