@@ -28,7 +28,7 @@ from benchmarks.fsync import measure_fsync
 from benchmarks.matrix import matrix_cases, measure_matrix
 from benchmarks.memory import measure_memory
 from benchmarks.persist import measure_persist
-from benchmarks.reads import measure_reads
+from benchmarks.reads import measure_reads, measure_s3_reads
 from benchmarks.report import appends_table, load_baseline, matrix_table, others_table, quantity
 from benchmarks.tail import measure_tail
 from benchmarks.targets import judge
@@ -51,8 +51,8 @@ _SEED = 2013
 _WIDTH = 110  # of the tables, if no terminal says otherwise
 
 _GROUPS = (
-    *("tail", "persist", "matrix", "appends", "writer", "append_service", "reads", "cli"),
-    *("memory", "core", "fsync", "codecs"),
+    *("tail", "persist", "matrix", "appends", "writer", "append_service", "reads", "reads_s3"),
+    *("cli", "memory", "core", "fsync", "codecs"),
 )
 
 
@@ -99,6 +99,13 @@ class Run:
             ):
                 self.figures |= found
                 self._say(label, found)
+        if "reads_s3" in self._groups:
+            payloads, clock, scale = self._payloads, self._clock, self._scale
+            await self._collect(
+                measure_s3_reads(
+                    folder / "s3", etcd=etcd, payloads=payloads, clock=clock, scale=scale
+                )
+            )
         if "fsync" in self._groups:
             payloads, clock, scale = self._payloads, self._clock, self._scale
             await self._collect(

@@ -126,12 +126,14 @@ class Bench:
         yield lambda: procfs.cpu_s(self.broker.pid) - before
 
 
-def journal_spec(name: str, codec: str, *, fragment_bytes: int = _FRAGMENT_BYTES) -> JournalSpec:
-    """A journal with one replica, whose fragments go to the broker's file store."""
+def journal_spec(
+    name: str, codec: str, *, fragment_bytes: int = _FRAGMENT_BYTES, store: str = "file:///"
+) -> JournalSpec:
+    """A journal with one replica, whose fragments go to the broker's file store, or to another."""
     fragment = FragmentSpec(
         length=fragment_bytes,
         codec=CODECS[codec],
-        stores=("file:///",),
+        stores=(store,),
         refresh_interval_ns=_REFRESH_NS,
     )
     return JournalSpec(name=name, replication=1, fragment=fragment)

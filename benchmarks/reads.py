@@ -1,26 +1,33 @@
-"""Reads of history: from the broker's spool, through it from the store, and past it."""
+"""Reads of history: from the broker's spool, through it from a store, and past it."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import json
+import os
 import sys
 from functools import partial
 from typing import TYPE_CHECKING
+from unittest import mock
+from urllib.parse import quote
 
-from benchmarks.bench import create, delete, journal_spec
+from benchmarks.bench import Bench, create, delete, journal_spec, serving
 from benchmarks.content import SIZES
 from benchmarks.load import together
 from gazette_platform.errors import DataError
+from tests.benches.object_servers import s3_server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
+    from pathlib import Path
 
-    from benchmarks.bench import Bench
+    from benchmarks.bench import Scale
+    from benchmarks.content import Payloads
     from benchmarks.figures import Figures
+    from gazette_platform.ops.clock import Clock
 
-__all__ = ["measure_reads"]
+__all__ = ["measure_reads", "measure_s3_reads"]
 
 _CODECS = ("raw", "gzip")
 _WRITERS = 8
@@ -53,6 +60,33 @@ async def measure_reads(bench: Bench) -> AsyncGenerator[tuple[str, Figures], Non
         yield f"read through the broker, {codec}", await ways.measure(f"broker_{codec}")
         yield f"read from the store, {codec}", await ways.measure(f"direct_{codec}")
         await delete(bench, journal)
+
+
+async def measure_s3_reads(
+    folder: Path, *, etcd: str, payloads: Payloads, clock: Clock, scale: Scale
+) -> AsyncGenerator[tuple[str, Figures], None]:
+    """Yields the figures of direct reads from a real S3 server, which shares this machine.
+
+    Its broker is one of its own, whose CPU is told: no byte of such a read passes it.
+    """
+    journal, total = "bench/read-s3-gzip", scale.read_bytes
+    with s3_server(folder / "s3") as s3:
+        s3.make_bucket("bench")
+        keys = {"AWS_ACCESS_KEY_ID": s3.access_key, "AWS_SECRET_ACCESS_KEY": s3.secret_key}
+        url = f"s3://bench/fragments/?region=us-east-1&endpoint={quote(s3.endpoint, safe='')}"
+        with mock.patch.dict(os.environ, keys):
+            async with serving(folder / "broker-s3", etcd=etcd, prefix="/bench/s3") as servers:
+                bench = Bench(servers[1], servers[0], payloads, clock, scale)
+                spec = journal_spec(journal, "gzip", fragment_bytes=total, store=url)
+                await create(bench.client, spec)
+                begin = await bench.client.write_head(journal)
+                await _fill(bench, journal, total)
+                await _persist(bench, journal, begin + total)
+                ways = _Ways(bench, journal, begin, begin + total)
+                with bench.cpu() as used_s:
+                    found = await ways.measure("direct_s3_gzip")
+                    found["broker_cpu_s_read_direct_s3_gzip"] = used_s()
+                yield f"read {total >> 20} MiB from S3, gzip", found
 
 
 class _Ways:

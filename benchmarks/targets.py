@@ -27,6 +27,7 @@ BOUNDS: Mapping[str, str] = {
     "read_broker_spool_gzip_mb_per_s": "machine_grpc_receive_mb_per_s",
     "read_direct_raw_mb_per_s": "machine_sha1_mb_per_s",
     "read_direct_gzip_mb_per_s": "machine_sha1_mb_per_s",
+    "read_direct_s3_gzip_mb_per_s": "machine_sha1_mb_per_s",
     "tail_p50_ms": "machine_grpc_small_p50_ms",
 }
 
@@ -62,8 +63,10 @@ TARGETS = (
     Target("read_broker_gzip_mb_per_s", 250),
     Target("read_direct_raw_mb_per_s", 1500, is_of_reference=True),
     Target("read_direct_gzip_mb_per_s", 600, is_of_reference=True),
+    Target("read_direct_s3_gzip_mb_per_s", 400, is_of_reference=True),
     Target("read_direct_raw_rss_mb", 268, is_upper=True),
     Target("read_direct_gzip_rss_mb", 268, is_upper=True),
+    Target("read_direct_s3_gzip_rss_mb", 268, is_upper=True),
     Target("tail_behind_writer_gzip_mb_per_s", 150),
     Target("broker_rss_mb_100_journals_10_active", 250, is_upper=True),
     Target("gazctl_list_cpu_s", 0.35, is_upper=True),
