@@ -6,7 +6,12 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.errors import GazetteError, SetupError, Suspended
+from gazette_platform.errors import (
+    FragmentStoreUnhealthy,
+    GazetteError,
+    SetupError,
+    Suspended,
+)
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import FragmentSpec, JournalChange, JournalSpec, SuspendLevel
@@ -158,9 +163,14 @@ class Workload:
             return lacking
         if may_reset:
             await asyncio.gather(*(self._reset_head(client, name) for name in config.all_names))
+        unlisted = set()
         for name in config.journal_names:
-            await client.append(name, b"")
-        return set()
+            try:
+                await client.append(name, b"")
+            except FragmentStoreUnhealthy:
+                # Its broker could not list a store that was cut, and tries again some seconds later.
+                unlisted.add(name)
+        return unlisted
 
     async def _reset_head(self, client: AsyncClient, name: str) -> None:
         """Give up what is lost of a journal, if it refuses appends for it."""
