@@ -83,9 +83,9 @@ async def journals_of_a_cut_store(broker: BrokerServer) -> None:
                 await client.append(name, b"content\n")
 
 
-async def test_a_store_that_is_back_is_waited_for(broker, workload):
+async def test_a_store_that_is_back_is_waited_for(broker, workload, tasks):
     await journals_of_a_cut_store(broker)
-    settling = asyncio.create_task(workload.settle(90, is_stored=True))
+    settling = tasks.spawn(workload.settle(90, is_stored=True), name="settle")
     await asyncio.sleep(1)
     assert not settling.done()
     restore(broker.fragments)

@@ -160,7 +160,7 @@ def test_every_size_is_measured_1_8_and_64_at_a_time_both_ways():
         (size, concurrency) for size in ("100b", "16kib", "1mib") for concurrency in (1, 8, 64)
     ]
     names = [case.figure for case in cases] + [service_figure(case) for case in cases]
-    assert len(set(names)) == 18
+    assert len(set(names)) == 20
     assert set(matrix_cases(QUICK)) < set(cases) < set(append_cases(FULL))
 
 
@@ -206,7 +206,7 @@ def test_a_full_run_measures_all_sizes_with_all_codecs():
 
 
 def test_targets_and_bounds_name_each_figure_once():
-    assert len({target.name for target in TARGETS}) == len(TARGETS) == 18
+    assert len({target.name for target in TARGETS}) == len(TARGETS) == 20
     assert all(bound.startswith("machine_") for bound in BOUNDS.values())
 
 
