@@ -352,23 +352,48 @@ async def test_records_go_out_by_themselves_and_keep_their_place_among_appends()
             writer.write(b"8")
 
 
-async def test_a_writer_without_drain_is_told_and_loses_nothing_it_had_accepted():
+async def test_as7_a_buffer_that_is_full_refuses_again_and_again_and_loses_nothing_of_before():
     async with serving(buffer_bytes_max=2 << 20) as (broker, service):
         writer = service.writer("a/one")
-        written = itertools.count()
+        accepted = []
 
         def write_on():
-            for _ in written:
-                writer.write(bytes(10_000))
+            for number in itertools.count(len(accepted)):
+                record = b"%06d" % number * 1_000
+                writer.write(record)
+                accepted.append(record)
 
-        with pytest.raises(ValidationError, match=r"await writer\.drain"):
-            write_on()
-        accepted = (next(written) - 1) * 10_000
-        assert accepted < 4 << 20
-        await writer.drain()
+        for round_ in range(3):
+            for _ in range(2):  # a refusal changes nothing, nor does a second one
+                with pytest.raises(ValidationError, match=r"await writer\.drain"):
+                    write_on()
+            assert len(accepted) * 6_000 < (round_ + 1) * (4 << 20)
+            assert await service.append("a/two", b"%d" % round_) == (round_, round_ + 1)
+            await writer.drain()
         writer.write(b"end")
         await writer.flush()
-        assert len(content(broker)) == accepted + 3
+        assert content(broker) == b"".join([*accepted, b"end"])
+        assert service.buffered_bytes == 0
+
+
+async def test_as11_nothing_of_an_append_that_failed_is_in_a_later_one():
+    async with serving() as (broker, service):
+        kept = []
+        for size in (1, 10, 100_000, 1 << 20, 3):
+            broker.fail("Append", Fault(status=pb.REGISTER_MISMATCH))
+            writer = service.writer("a/one")
+            writer.write(b"W" * size)
+            lost = await service.submit("a/one", b"L" * size)
+            with pytest.raises(RegisterMismatch):
+                await lost
+            with pytest.raises(RegisterMismatch):
+                await writer.flush()
+            service.reset("a/one")
+            kept.append(b"%d;" % size)
+            begin = len(b"".join(kept[:-1]))
+            assert await service.append("a/one", kept[-1]) == (begin, begin + len(kept[-1]))
+        assert content(broker) == b"".join(kept)
+        assert service.buffered_bytes == 0
 
 
 async def test_drain_holds_up_a_writer_that_is_faster_than_the_broker():
