@@ -16,6 +16,8 @@ __all__ = ["EXIT_FAILED", "EXIT_INTERRUPTED", "one_line", "run"]
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 128 + signal.SIGINT
+# The parser's, of wrong usage.
+_EXIT_USAGE = 2
 
 _TRACE_VARIABLE = "GAZETTE_TRACEBACK"
 
@@ -23,8 +25,9 @@ _TRACE_VARIABLE = "GAZETTE_TRACEBACK"
 def run(app: typer.Typer, prog: str, argv: Sequence[str] | None = None) -> int:
     """Run a command line, and map how it ended to an exit code.
 
-    Usage errors exit with 2 and are printed by the parser; whatever else fails is one line on
-    stderr and exits with 1. ``GAZETTE_TRACEBACK=1`` adds the traceback.
+    What fails exits with 1, as Gazette's tools do: usage errors, also no command at all, for which
+    the parser prints how it is meant; and whatever else, with one line on stderr. ``GAZETTE_TRACEBACK=1``
+    adds the traceback.
 
     Args:
         argv: arguments without the program's name; None takes the process's.
@@ -72,7 +75,7 @@ def _exit_code(err: SystemExit, prog: str) -> int:
     if isinstance(err.code, int):
         if err.code == EXIT_INTERRUPTED:
             _say(prog, "interrupted")
-        return err.code
+        return EXIT_FAILED if err.code == _EXIT_USAGE else err.code
     return _fail(prog, one_line(str(err.code)))
 
 

@@ -141,6 +141,9 @@ def suspend(
 ) -> None:
     """Suspend journals, which then need fewer brokers, until they are appended to again.
 
+    Those are suspended of which nothing is left in brokers only, and nothing was stored for as long as
+    their flush interval is, or for a day if they have none.
+
     **Example**
 
     gazctl journals suspend archive/
@@ -154,7 +157,10 @@ def suspend(
             elif await client.suspend(journal.name, force=force):
                 print_text(f"{journal.name}: suspended")
             else:
-                print_text(f"{journal.name}: not suspended, not all of it is flushed (--force)")
+                print_text(
+                    f"{journal.name}: not suspended, as not all of it has been in its store for a flush "
+                    "interval (--force suspends it now)"
+                )
 
     connected(ctx, work)
 
