@@ -187,6 +187,7 @@ class WrongAppendOffset(StatusError):
     """The append named an offset other than the write head."""
 
     status = "WRONG_APPEND_OFFSET"
+    advice = "somebody else appended, or it never ended there: read its write head again"
 
 
 class IndexHasGreaterOffset(StatusError):

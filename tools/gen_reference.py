@@ -105,8 +105,8 @@ def page() -> str:
     """The whole page."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = [INTRO]
-    for name, target in sorted(project["scripts"].items(), reverse=True):
-        app = importlib.import_module(target.partition(":")[0]).app
+    for name in sorted(project["scripts"], reverse=True):
+        app = importlib.import_module(f"gazette_platform.cli.{name}").app
         lines += section(typer.main.get_command(app), name, 2, {})
     return "\n".join(lines)
 

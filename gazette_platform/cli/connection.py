@@ -10,13 +10,12 @@ import typer
 from typer.core import TyperGroup
 from typing_extensions import override
 
-from gazette_platform.cli.instants import UNIX_TIME_MAX
+from gazette_platform.cli.instants import UNIX_TIME_MAX, seconds_of
 from gazette_platform.cli.logs import set_up_logging
 from gazette_platform.cli.selection import Selection, Selector, no_match, parse_selector
 from gazette_platform.client import AsyncClient, ClientConfig, JournalListing, ListSnapshot
 from gazette_platform.client.loop_thread import on_loop_error
 from gazette_platform.errors import ValidationError
-from gazette_platform.protocol import parse_duration
 
 __all__ = [
     "CONNECTION_VARIABLES",
@@ -173,10 +172,7 @@ def connect(
             "has characters that no header may have, such as a line break; give the bare token",
             path="--broker.auth-token",
         )
-    try:
-        ttl_s = parse_duration(cache_ttl) / 1e9
-    except ValidationError as err:
-        raise err.within("--broker.cache.ttl") from err
+    ttl_s = seconds_of(cache_ttl, "--broker.cache.ttl")
     try:
         config = ClientConfig(
             address=address,

@@ -10,6 +10,7 @@ from typing import Annotated, BinaryIO
 import typer
 
 from gazette_platform.cli.connection import opened
+from gazette_platform.cli.output import writing
 from gazette_platform.errors import DataError, ValidationError
 from gazette_platform.ops.clock import SystemClock
 
@@ -58,8 +59,11 @@ def attach_uuids(
         with ExitStack() as stack:
             file = sys.stdin.buffer if name == "-" else stack.enter_context(opened(name, "FILE"))
             for line in _lines(file, name, max_length, skip=int(skip_header)):
-                out.write(write(next(uuids), line))
-    out.flush()
+                content = write(next(uuids), line)
+                with writing("stdout"):
+                    out.write(content)
+    with writing("stdout"):
+        out.flush()
 
 
 def _uuids() -> Iterator[bytes]:

@@ -24,6 +24,7 @@ __all__ = ["append"]
 
 _BLOCK_BYTES = 1 << 20
 _STDIN = 0
+_KEY_BYTES_SHOWN = 80
 
 # Content-types of which records are lines.
 _LINES = frozenset({"application/x-ndjson", "text/csv"})
@@ -227,7 +228,10 @@ async def _append_records(
         # Also after bad input: what came before it was accepted in order, and is told about.
         appended = await _close(writers)
         if router.count or sys.exc_info()[0] is None:
-            note(f"appended {router.count} records, {appended} bytes, to {len(journals)} journals")
+            count = "1 record" if router.count == 1 else f"{router.count} records"
+            used = sum(writer.committed_bytes > 0 for writer in writers)
+            where = journals[0] if len(journals) == 1 else f"{used} of {len(journals)} journals"
+            note(f"appended {count}, {appended} bytes, to {where}")
 
 
 async def _close(writers: list[AppendWriter]) -> int:
@@ -235,7 +239,7 @@ async def _close(writers: list[AppendWriter]) -> int:
     errors = [result for result in results if isinstance(result, BaseException)]
     appended = sum(writer.committed_bytes for writer in writers)
     if errors:
-        note(f"{appended} bytes were acknowledged before the error, by {len(writers)} journals")
+        note(f"{appended} bytes were acknowledged before the error")
         raise errors[0]
     return appended
 
@@ -308,7 +312,10 @@ class _Router:
     def finish(self) -> None:
         """Raises: DataError: a key was left without its record."""
         if self._key is not None:
-            raise DataError(f"unexpected EOF: no record follows the key {self._key[:80]!r}")
+            raise DataError(
+                f"unexpected EOF: no record follows the key {_shown(self._key)} (--mapping "
+                f"{self._mapping} takes a key before each record)"
+            )
 
     def _key_of(self, record: bytes) -> bytes:
         if self._framing is Framing.FIXED:
@@ -320,7 +327,7 @@ class _Router:
             return base64.b64decode(key, validate=True)
         except binascii.Error as err:
             raise DataError(
-                f"the key of record {self.count + 1} is not base64: {key[:80]!r}"
+                f"the key of record {self.count + 1} is not base64: {_shown(key)}"
             ) from err
 
     def _named(self, key: bytes) -> int:
@@ -328,6 +335,11 @@ class _Router:
         if name not in self._journals:
             raise DataError(
                 f'journal "{name}" of record {self.count + 1} is not among those that match the '
-                "selector"
+                "selector (apply it, or select it, too)"
             )
         return self._journals[name]
+
+
+def _shown(key: bytes) -> str:
+    """A key for people. Long ones are cut."""
+    return repr(key[:_KEY_BYTES_SHOWN].decode(errors="replace"))

@@ -9,9 +9,8 @@ import typer
 from gazette_platform.cli.connection import connected, matching
 from gazette_platform.cli.output import NONE, print_json, print_text
 from gazette_platform.cli.selection import Names, Selection, SelectorOrNames
-from gazette_platform.cli.standing import Standing, Standings, lag_text
+from gazette_platform.cli.standing import Standing, asker, lag_text
 from gazette_platform.client import AsyncClient
-from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import format_duration
 
 __all__ = ["describe"]
@@ -49,7 +48,8 @@ def describe(
 
     async def work(client: AsyncClient) -> None:
         journals = await matching(client, selection)
-        found = await Standings(client, SystemClock()).ask(journals)
+        async with asker(client) as standings:
+            found = await standings.ask(journals)
         for index, each in enumerate(found):
             if output_format is DescribeFormat.JSON:
                 print_json(each.json())
@@ -70,7 +70,7 @@ def _described(standing: Standing) -> Iterable[str]:
         rows += [
             ("Write head", str(standing.head)),
             ("First byte", str(stored.begin)),
-            ("Stored", f"{stored.stored_bytes} bytes in {stored.fragments} fragments"),
+            ("Stored", f"{stored.stored_bytes} bytes in {stored.fragments} fragment(s)"),
             ("Unpersisted", f"{stored.unpersisted_bytes} bytes, lag {lag_text(standing)}"),
         ]
     else:

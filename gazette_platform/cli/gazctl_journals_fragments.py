@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from gazette_platform.cli.connection import connected, matching
-from gazette_platform.cli.instants import instant_option
+from gazette_platform.cli.instants import instant_option, seconds_of
 from gazette_platform.cli.output import print_json, print_table, print_text
 from gazette_platform.cli.selection import Names, Selection, SelectorOrNames
 from gazette_platform.client import AsyncClient, FragmentListing, FragmentPage
 from gazette_platform.errors import ValidationError
-from gazette_platform.protocol import fragment_json, fragments_text, parse_duration
+from gazette_platform.protocol import fragment_json, fragments_text
 
 __all__ = ["fragments"]
 
@@ -70,10 +70,13 @@ def fragments(
     gazctl journals fragments -l name:prefix=a/ -o json --url-ttl 10m
     """
     selection = Selection.of(names, selector, is_needed=False)
-    try:
-        ttl_s = parse_duration(url_ttl) / 1e9
-    except ValidationError as err:
-        raise err.within("--url-ttl") from err
+    ttl_s = seconds_of(url_ttl, "--url-ttl")
+
+    if end_mod_time and end_mod_time <= begin_mod_time:
+        raise ValidationError(
+            f"ends at {_instant(end_mod_time)}, not after --from ({_instant(begin_mod_time)})",
+            path="--to",
+        )
 
     async def work(client: AsyncClient) -> None:
         found = _pages(client, selection, begin_mod_time, end_mod_time, ttl_s)

@@ -15,7 +15,7 @@ import typer
 
 from gazette_platform.cli.connection import Connection, connected, matching, opened
 from gazette_platform.cli.instants import instant_option
-from gazette_platform.cli.output import note
+from gazette_platform.cli.output import note, writing
 from gazette_platform.cli.selection import Names, Selection, SelectorOrNames
 from gazette_platform.client import AsyncClient, JournalListing, Reader
 from gazette_platform.errors import (
@@ -117,9 +117,11 @@ def read(
     async def work(client: AsyncClient) -> None:
         begins = await _of_savepoint(client, selection, from_savepoint) if from_savepoint else start
         out = sys.stdout.buffer if output == "-" else opened(output, "--output", "wb")
+        out_name = "stdout" if output == "-" else output
         merge = _Merge(
             client,
             out,
+            out_name,
             begins,
             default_offset=-1 if tail else 0,
             block=block,
@@ -130,9 +132,10 @@ def read(
             with _progress(merge, is_to_file=stat.S_ISREG(os.fstat(out.fileno()).st_mode)):
                 await merge.run(selection)
         finally:
-            out.flush()
-            if out is not sys.stdout.buffer:
-                out.close()
+            with writing(out_name):
+                out.flush()
+                if out is not sys.stdout.buffer:
+                    out.close()
             if offsets_out is not None:
                 _write_offsets(offsets_out, merge.offsets, keeps=offsets)
 
@@ -209,6 +212,7 @@ class _Merge:
         self,
         client: AsyncClient,
         out: BinaryIO,
+        out_name: str,
         offsets: dict[str, int],
         *,
         default_offset: int,
@@ -222,6 +226,7 @@ class _Merge:
         """Is told how many bytes were written."""
         self._client = client
         self._out = out
+        self._out_name = out_name
         self._default_offset = default_offset
         self._block = block
         self._begin_mod_time = begin_mod_time
@@ -262,6 +267,7 @@ class _Merge:
         """Read the journals that match; those that come later too, if blocking."""
         if not self._block:
             found = await matching(self._client, selection)
+            self._tell_unread({journal.name for journal in found})
             async with asyncio.TaskGroup() as group:
                 for journal in found:
                     if self._is_new(journal):
@@ -275,6 +281,12 @@ class _Merge:
                 for journal in found:
                     if self._is_new(journal):
                         group.create_task(self._read(journal.name))
+
+    def _tell_unread(self, found: set[str]) -> None:
+        """Say which journals offsets were given of, but are not read: a name may be misspelt."""
+        if unread := sorted(self.offsets.keys() - found):
+            more = f" and {len(unread) - 1} others" if len(unread) > 1 else ""
+            note(f"offsets are given of {unread[0]}{more}, which the command does not read")
 
     def _is_new(self, journal: JournalListing) -> bool:
         if journal.name in self._started:
@@ -313,13 +325,15 @@ class _Merge:
                     has_turn = True
                 # Written on the event loop, so that the offset is that of the last byte written whenever
                 # a signal comes. A slow consumer blocks the loop, which has nothing else to do.
-                self._out.write(piece)
+                with writing(self._out_name):
+                    self._out.write(piece)
                 self.offsets[reader.journal] = reader.offset
                 if self.on_bytes is not None:
                     self.on_bytes(len(piece))
                 fragment = reader.fragment
                 if fragment is None or reader.offset >= fragment.end:
-                    self._out.flush()
+                    with writing(self._out_name):
+                        self._out.flush()
                     self._turn.release()
                     has_turn = False
             if reader.offset > reader.write_head and reader.offset == start:

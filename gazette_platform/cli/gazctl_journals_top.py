@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gazette_platform.cli.connection import connected, matching
+from gazette_platform.cli.instants import seconds_of
 from gazette_platform.cli.output import NONE, print_json, print_table
 from gazette_platform.cli.selection import Names, Selection, SelectorOrNames
-from gazette_platform.cli.standing import Standing, Standings, lag_text
+from gazette_platform.cli.standing import Standing, asker, lag_text
 from gazette_platform.client import AsyncClient
 from gazette_platform.errors import ValidationError
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.protocol import parse_duration
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -63,10 +63,7 @@ def top(
     gazctl journals top flights/ --once -o json
     """
     selection = Selection.of(names, selector, is_needed=False)
-    try:
-        interval_s = parse_duration(interval) / 1e9
-    except ValidationError as err:
-        raise err.within("--interval") from err
+    interval_s = seconds_of(interval, "--interval")
     if interval_s < _INTERVAL_MIN_S:
         raise ValidationError(f"must be at least 100ms ({interval})", path="--interval")
 
@@ -88,15 +85,19 @@ async def _measured(
     client: AsyncClient, selection: Selection, interval_s: float
 ) -> AsyncGenerator[list[Standing], None]:
     """Journals by their rates, after each interval."""
-    standings = Standings(client, SystemClock())
-    await standings.ask(await matching(client, selection))
-    while True:
-        await asyncio.sleep(interval_s)
-        found = await standings.ask(await client.list_snapshot(selection.selector))
-        found.sort(
-            key=lambda each: (-each.bytes_per_s, -each.stored.unpersisted_bytes, each.listing.name)
-        )
-        yield found
+    async with asker(client) as standings:
+        await standings.ask(await matching(client, selection))
+        while True:
+            await asyncio.sleep(interval_s)
+            found = await standings.ask(await client.list_snapshot(selection.selector))
+            found.sort(
+                key=lambda each: (
+                    -each.bytes_per_s,
+                    -each.stored.unpersisted_bytes,
+                    each.listing.name,
+                )
+            )
+            yield found
 
 
 def _print(standings: list[Standing], output_format: TopFormat) -> None:

@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 
 from gazette_platform.cli.connection import connected, matching
+from gazette_platform.cli.instants import seconds_of
 from gazette_platform.cli.output import note, print_text
 from gazette_platform.cli.selection import Names, Selection, SelectorOrNames
 from gazette_platform.client import AsyncClient, HeadState
-from gazette_platform.errors import SpoolsAwaited, StoreUnavailable, ValidationError
-from gazette_platform.protocol import parse_duration
+from gazette_platform.errors import SpoolsAwaited, StoreUnavailable
 
 __all__ = ["flush", "reset_head", "store_health", "suspend"]
 
@@ -117,10 +117,7 @@ def flush(
     gazctl journals flush flights/
     """
     selection = Selection.of(names, selector)
-    try:
-        timeout_s = parse_duration(timeout) / 1e9
-    except ValidationError as err:
-        raise err.within("--timeout") from err
+    timeout_s = seconds_of(timeout, "--timeout")
 
     async def work(client: AsyncClient) -> None:
         await matching(client, selection)

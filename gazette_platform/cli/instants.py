@@ -10,7 +10,7 @@ from gazette_platform.errors import ValidationError
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import parse_duration
 
-__all__ = ["UNIX_TIME_MAX", "instant_option", "parse_instant"]
+__all__ = ["UNIX_TIME_MAX", "instant_option", "parse_instant", "seconds_of"]
 
 UNIX_TIME_MAX: Final = (1 << 63) - 1
 """Greatest second that a request can name."""
@@ -68,6 +68,14 @@ def _iso(text: str) -> int:
         return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp())
     except (ValueError, OverflowError) as err:
         raise ValidationError(f"{text!a} is no time ({_EXPECTED})") from err
+
+
+def seconds_of(text: str, option: str) -> float:
+    """The seconds of a duration that an option gave. Raises: ValidationError: shows one that can be."""
+    try:
+        return parse_duration(text) / 1e9
+    except ValidationError as err:
+        raise ValidationError(f"{err} (write it as 500ms, 10s or 1h30m)", path=option) from err
 
 
 def instant_option(text: str | int) -> int:

@@ -1,7 +1,8 @@
 """What commands print: tables for people, JSON, YAML and prototext for programs."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import orjson
 from rich.console import Console
@@ -9,7 +10,7 @@ from rich.table import Table
 
 from gazette_platform.protocol import escape_html
 
-__all__ = ["note", "print_json", "print_table", "print_text"]
+__all__ = ["note", "print_json", "print_table", "print_text", "writing"]
 
 NONE = "<none>"
 """What a table shows for a value that is missing."""
@@ -37,7 +38,22 @@ def print_json(value: object, *, indent: bool = False) -> None:
 
 def print_text(text: str, *, end: str = "\n") -> None:
     """Print text to stdout as it is, at once: a watcher may follow it."""
-    print(text, end=end, flush=True)
+    with writing("stdout"):
+        print(text, end=end, flush=True)
+
+
+@contextmanager
+def writing(name: str) -> Iterator[None]:
+    """Have errors of writes say what was written to, which the system does not.
+
+    Raises: OSError: with the name; BrokenPipeError as it is.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as err:
+        raise OSError(err.errno, f"cannot write: {err.strerror}", name) from err
 
 
 def note(text: str) -> None:

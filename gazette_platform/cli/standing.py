@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
+from gazette_platform.client import AsyncClient
 from gazette_platform.errors import GazetteError
+from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.side_by_side import side_by_side
 from gazette_platform.protocol import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import AsyncIterator, Iterable, Sequence
 
-    from gazette_platform.client import AsyncClient, FragmentListing, JournalListing
+    from gazette_platform.client import FragmentListing, JournalListing
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["Standing", "Standings", "Stored", "add_up", "lag_text"]
+__all__ = ["Standing", "Standings", "Stored", "add_up", "asker", "lag_text"]
 
 # Journals asked about at once.
 _CONCURRENT_MAX = 32
+
+# A journal whose brokers cannot tell of it now, as while its store cannot be listed, must not keep those
+# of all others from the screen for as long as a reader of it would wait.
+_PATIENCE_S = 1.0
+_CALL_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,3 +175,11 @@ class Standings:
         found = Standing(listing, head, stored, lag_s, max(0.0, rate))
         self._last[listing.name] = (now_s, found)
         return found
+
+
+@asynccontextmanager
+async def asker(client: AsyncClient) -> AsyncIterator[Standings]:
+    """What asks how journals stand, by a client that has less patience for each of them."""
+    config = replace(client.config, retry_timeout_s=_PATIENCE_S, call_timeout_s=_CALL_TIMEOUT_S)
+    async with AsyncClient(config) as asking:
+        yield Standings(asking, SystemClock())

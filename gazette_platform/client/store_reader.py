@@ -170,6 +170,12 @@ class StoreReader:
                 await asyncio.sleep(self._list_at - now)
             self._plan = await self._list()
             self._list_at = 0.0
+            if is_first and not self._plan.end:
+                _log.warning(
+                    "%s has no fragments in %s (look at its name, and the path of the URL)",
+                    self.journal,
+                    self._store.url,
+                )
             self.write_head = max(before, self._plan.end)
             if not is_first:
                 self._poll_s = next_poll_s(self._poll_s, is_new=self.write_head > before)

@@ -71,7 +71,11 @@ async def select_spans(
         raise ValidationError(f"must be head or never ({until})", path="until")
     journals = await client.list(selector)
     if not journals:
-        raise ValidationError(f"no journal matches {selector or 'the selector'}", path="selector")
+        raise ValidationError(
+            f"no journal matches {selector or 'it'} (write it as name=a/journal, or name:prefix=a/ for "
+            "all below; `gazctl journals list` shows which there are)",
+            path="selector",
+        )
     served = [journal for journal in journals if not journal.spec.is_fully_suspended]
     heads = await client.write_heads(served) if until == "head" else {}
     spans = []

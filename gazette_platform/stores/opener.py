@@ -89,7 +89,7 @@ def open_store(
         return _open_gcs(parsed)
     if file_root is None:
         raise StoreError(
-            f"fragment store {url} needs a directory (give its root with --broker.file-root)"
+            f"fragment store {url} needs a directory (give its root: --broker.file-root of brokers, --file-root of gazctl)"
         )
     return FileStore(
         parsed, file_root=file_root, executor=file_executor(), makes_folder=makes_folder

@@ -110,6 +110,29 @@ def test_top_once_prints_rates_of_one_interval(gazctl, client):
     assert gazctl("top", "-d", "1ms")[0] == 1
 
 
+@pytest.mark.slow
+def test_a_journal_that_nobody_can_tell_of_does_not_hold_up_the_others(gazctl, client, tmp_path):
+    """Its store cannot be listed: readers wait a minute for that, and each measurement did, too."""
+    specs = tmp_path / "away.yaml"
+    away = SPEC.replace("name: top/", "name: away/").replace("file:///", "hdfs://127.0.0.1:1/a/")
+    specs.write_text(away[: away.index("children:")] + "children: [{name: away/one}]\n")
+    assert gazctl("apply", "--specs", str(specs))[0] == 0
+    try:
+        began_s = time.monotonic()
+        code, out, err = gazctl("top", "--once", "-o", "json", "-d", "200ms")
+        assert time.monotonic() - began_s < 50, "it took 138 s"
+        assert code == 0, err
+        rows = {each["name"]: each for each in orjson.loads(out)["journals"]}
+        assert "its stores are not listed yet" in rows["away/one"]["error"]
+        assert rows["top/two"]["error"] is None
+        code, out, err = gazctl("describe", "away/one")
+        assert code == 1
+        assert "its stores are not listed yet" in err
+    finally:
+        specs.write_text("name: away/one\ndelete: true\nrevision: -1\n")
+        assert gazctl("apply", "--specs", str(specs))[0] == 0
+
+
 def command(broker, *arguments):
     program = [sys.executable, "-m", "gazette_platform.cli.gazctl", "journals", "top", *arguments]
     return [*program, "-d", "300ms", "--broker.address", broker.address]
