@@ -34,8 +34,6 @@ __all__ = [
     "AvroContainers",
     "AvroFraming",
     "AwaitedBroker",
-    "CallFailed",
-    "CallUnanswered",
     "Change",
     "Client",
     "ClientConfig",

@@ -7,6 +7,8 @@ to a gRPC status or to an exit code lives at the edges (``broker.*_api``, ``cli`
     ├── ValidationError       bad input: names, labels, specs, requests, configuration
     ├── StatusError           a status other than OK in a response (one class per status below)
     ├── TransportError        the peer could not be reached or the stream broke; outcome unknown
+    │   ├── CallFailed        the broker ended the call with an error of gRPC
+    │   │   └── CallUnanswered  it did not answer in time
     │   └── OutcomeUnknown    refused, but an earlier attempt of the same call may have been applied
     ├── EtcdError             ├── LeaseLost  └── TransactionFailed
     ├── StoreError            ├── ObjectNotFound ├── AccessDenied └── StoreUnavailable
@@ -24,6 +26,8 @@ from typing import ClassVar
 
 __all__ = [
     "AccessDenied",
+    "CallFailed",
+    "CallUnanswered",
     "ChecksumMismatch",
     "DataError",
     "DependencyFailed",
@@ -260,6 +264,29 @@ class TransportError(GazetteError):
 
     retriable = True
     may_be_applied = True
+
+
+class CallFailed(TransportError):
+    """The broker ended the call with a gRPC error. For an append the outcome is unknown.
+
+    Attributes:
+        code: name of the gRPC code, such as ``UNKNOWN`` or ``UNAUTHENTICATED``.
+        details: what the broker itself said.
+    """
+
+    retriable = False
+
+    def __init__(self, message: str, *, code: str, details: str = "") -> None:
+        self.code = code
+        self.details = details
+        super().__init__(message)
+
+
+class CallUnanswered(CallFailed):
+    """The broker did not answer in time. For an append the outcome is unknown."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="DEADLINE_EXCEEDED")
 
 
 class OutcomeUnknown(TransportError):

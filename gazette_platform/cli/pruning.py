@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.cli.store_time import StoreTime
-from gazette_platform.client.wire import CallFailed
 from gazette_platform.errors import (
+    CallFailed,
     GazetteError,
     ObjectNotFound,
     SavepointError,

@@ -42,7 +42,6 @@ from gazette_platform.client.sync_client import Client
 from gazette_platform.client.sync_reader import SyncReader
 from gazette_platform.client.sync_service import SyncAppendService, SyncServiceTicket
 from gazette_platform.client.sync_writer import SyncAppendTicket, SyncAppendWriter
-from gazette_platform.client.wire import CallFailed, CallUnanswered
 from gazette_platform.protocol import JournalChange as Change
 
 if TYPE_CHECKING:
@@ -56,8 +55,6 @@ __all__ = [
     "AppendWriter",
     "AsyncClient",
     "AwaitedBroker",
-    "CallFailed",
-    "CallUnanswered",
     "Change",
     "Client",
     "ClientConfig",

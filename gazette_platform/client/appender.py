@@ -12,12 +12,16 @@ from gazette_platform.client.append_outcome import settle
 from gazette_platform.client.results import AppendResult
 from gazette_platform.client.wire import (
     CALL_ERRORS,
-    CallFailed,
-    CallUnanswered,
     Wire,
     decoded,
 )
-from gazette_platform.errors import GazetteError, StatusError, status_error
+from gazette_platform.errors import (
+    CallFailed,
+    CallUnanswered,
+    GazetteError,
+    StatusError,
+    status_error,
+)
 from gazette_platform.protocol import (
     AppendSuspend,
     Header,

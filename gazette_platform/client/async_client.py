@@ -23,8 +23,8 @@ from gazette_platform.client.results import (
     StoreHealth,
 )
 from gazette_platform.client.transport import Transport
-from gazette_platform.client.wire import CallFailed
 from gazette_platform.errors import (
+    CallFailed,
     GazetteError,
     IndexHasGreaterOffset,
     JournalNotFound,

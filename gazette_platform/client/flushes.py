@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Final
 from gazette_platform.client.appender import AppendOptions, Content, append
 from gazette_platform.client.listing import fragment_page, list_journals
 from gazette_platform.client.unary import UnaryCall, UnaryMethod, ask_once
-from gazette_platform.client.wire import CallFailed, CallUnanswered
 from gazette_platform.errors import (
+    CallFailed,
+    CallUnanswered,
     GazetteError,
     JournalNotFound,
     Suspended,

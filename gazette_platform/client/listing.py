@@ -13,8 +13,14 @@ from gazette_platform.client.results import (
     StoreHealth,
 )
 from gazette_platform.client.unary import Repeat, UnaryCall, UnaryMethod, ask, may_repeat
-from gazette_platform.client.wire import CALL_ERRORS, CallFailed, decoded
-from gazette_platform.errors import DataError, GazetteError, TransportError, status_error
+from gazette_platform.client.wire import CALL_ERRORS, decoded
+from gazette_platform.errors import (
+    CallFailed,
+    DataError,
+    GazetteError,
+    TransportError,
+    status_error,
+)
 from gazette_platform.protocol import (
     Fragment,
     Header,

@@ -16,12 +16,12 @@ from gazette_platform.client.results import FragmentListing
 from gazette_platform.client.savepoints import savepoint_offset
 from gazette_platform.client.wire import (
     CALL_ERRORS,
-    CallFailed,
-    CallUnanswered,
     Wire,
     decoded,
 )
 from gazette_platform.errors import (
+    CallFailed,
+    CallUnanswered,
     DataError,
     GazetteError,
     JournalNotFound,

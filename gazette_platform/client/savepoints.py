@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from gazette_platform.client.results import Savepoint
 from gazette_platform.client.unary import Repeat, UnaryCall, UnaryMethod, ask
-from gazette_platform.client.wire import CallFailed
-from gazette_platform.errors import SavepointExists, SavepointNotFound
+from gazette_platform.errors import CallFailed, SavepointExists, SavepointNotFound
 from gazette_platform.protocol import strip_meta
 from gazette_platform.protocol.auth import Capability
 from gazette_platform.protocol.pb import admin_pb2 as pb

@@ -11,7 +11,6 @@ from gazette_platform.client.auth import Authorizer
 from gazette_platform.client.read_ahead import ReadAhead
 from gazette_platform.client.route_cache import RouteCache, pick_endpoint
 from gazette_platform.client.wire import (
-    CallUnanswered,
     NotYet,
     PeerUnreached,
     Wire,
@@ -19,7 +18,13 @@ from gazette_platform.client.wire import (
     call_error,
     minds_pings,
 )
-from gazette_platform.errors import DataError, GazetteError, TransportError, ValidationError
+from gazette_platform.errors import (
+    CallUnanswered,
+    DataError,
+    GazetteError,
+    TransportError,
+    ValidationError,
+)
 from gazette_platform.ops.retry import backoff_s
 from gazette_platform.protocol import Header, strip_meta
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 
-from gazette_platform.client.wire import CALL_ERRORS, CallUnanswered, Wire, decoded
-from gazette_platform.errors import GazetteError
+from gazette_platform.client.wire import CALL_ERRORS, Wire, decoded
+from gazette_platform.errors import CallUnanswered, GazetteError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

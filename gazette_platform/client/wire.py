@@ -15,7 +15,14 @@ import grpc.aio  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError, Message
 
 from gazette_platform.client.route_cache import Condition
-from gazette_platform.errors import DataError, SetupError, TransportError, ValidationError
+from gazette_platform.errors import (
+    CallFailed,
+    CallUnanswered,
+    DataError,
+    SetupError,
+    TransportError,
+    ValidationError,
+)
 from gazette_platform.ops.interrupt import is_cancelled
 from gazette_platform.ops.keepalive import keepalive_options
 from gazette_platform.protocol import Status, endpoint_grpc_address
@@ -37,8 +44,6 @@ __all__ = [
     "DROPPED",
     "TRY_AGAIN",
     "WRITE_FAILED",
-    "CallFailed",
-    "CallUnanswered",
     "NotYet",
     "PeerUnreached",
     "Wire",
@@ -79,29 +84,6 @@ DROPPED = "dropped the call, as it does while thousands wait for it, and when it
 CALL_ERRORS = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 _CONNECTING = frozenset({grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING})
 _BROKEN = frozenset({grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN})
-
-
-class CallFailed(TransportError):
-    """The broker ended the call with a gRPC error. For an append the outcome is unknown.
-
-    Attributes:
-        code: name of the gRPC code, such as ``UNKNOWN`` or ``UNAUTHENTICATED``.
-        details: what the broker itself said.
-    """
-
-    retriable = False
-
-    def __init__(self, message: str, *, code: str, details: str = "") -> None:
-        self.code = code
-        self.details = details
-        super().__init__(message)
-
-
-class CallUnanswered(CallFailed):
-    """The broker did not answer in time. For an append the outcome is unknown."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, code="DEADLINE_EXCEEDED")
 
 
 class PeerUnreached(TransportError):

@@ -12,8 +12,9 @@ import pytest
 from gazette_platform.broker.api.admin import AdminApi
 from gazette_platform.broker.side_keys import savepoint_key
 from gazette_platform.broker.wire.interface import Code, RpcFailed
-from gazette_platform.client import AsyncClient, CallFailed, Change, ClientConfig
+from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.errors import (
+    CallFailed,
     NotAllowed,
     SavepointExists,
     SavepointNotFound,

@@ -9,8 +9,7 @@ import grpc
 import pytest
 
 from gazette_platform.client import AsyncClient, ClientConfig
-from gazette_platform.client.wire import CallFailed
-from gazette_platform.errors import JournalNotFound
+from gazette_platform.errors import CallFailed, JournalNotFound
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import (
     CompressionCodec,

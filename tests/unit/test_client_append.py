@@ -8,13 +8,13 @@ import pytest
 from gazette_platform import errors
 from gazette_platform.client import (
     AsyncClient,
-    CallFailed,
-    CallUnanswered,
     ClientConfig,
     append_outcome,
 )
 from gazette_platform.client.appender import Content
 from gazette_platform.errors import (
+    CallFailed,
+    CallUnanswered,
     DataError,
     FragmentStoreUnhealthy,
     JournalNotFound,

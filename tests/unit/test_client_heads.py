@@ -1,12 +1,14 @@
-"""Write heads of many journals."""
+"""Write heads: of many journals, and as readers tell them."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
-from gazette_platform.client import AsyncClient, JournalListing
+from gazette_platform.client import AsyncClient, ClientConfig, JournalListing
 from gazette_platform.errors import TransportError
 from gazette_platform.protocol import JournalSpec, Route, SuspendLevel, SuspendSpec
+from gazette_platform.testing.fake_broker import FakeBroker
 
 
 def listed(name: str, suspend: SuspendSpec | None = None) -> JournalListing:
@@ -44,3 +46,21 @@ async def test_of_fully_suspended_journals_no_broker_is_asked(monkeypatch):
     async with AsyncClient() as client:
         assert await client.write_heads(journals) == {"a/none": 5, "a/part": 5, "a/full": 9}
     assert asked == ["a/none", "a/part"]
+
+
+async def test_content_from_stores_is_never_behind_the_head_that_is_told():
+    """Its fragments are listed later than the head was told, and one more may be stored by then."""
+
+    class Store:
+        whole = 0
+        current = SimpleNamespace(fragment=None, signed_url="")
+
+        async def next(self):
+            return b"0123456789"
+
+    async with FakeBroker() as broker, AsyncClient(ClientConfig(address=broker.address)) as client:
+        reader = client.read("a/journal", direct=True)
+        reader.write_head, reader._store = 5, Store()
+        assert await reader._next_stored() == b"0123456789"
+        assert (reader.offset, reader.write_head) == (10, 10)
+        reader._store = None

@@ -4,11 +4,12 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from gazette_platform.client import AsyncClient, CallFailed, Client, ClientConfig
+from gazette_platform.client import AsyncClient, Client, ClientConfig
 from gazette_platform.client.route_cache import Condition
 from gazette_platform.client.transport import Patience
 from gazette_platform.client.wire import condition_of
 from gazette_platform.errors import (
+    CallFailed,
     DataError,
     EtcdTransactionFailed,
     JournalNotFound,

@@ -7,16 +7,16 @@ import random
 import threading
 from contextlib import asynccontextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import SimpleNamespace
 
 import grpc
 import pytest
 
-from gazette_platform.client import AsyncClient, CallFailed, Client, ClientConfig
+from gazette_platform.client import AsyncClient, Client, ClientConfig
 from gazette_platform.client.direct import read_fragment
 from gazette_platform.client.transport import Patience
 from gazette_platform.codecs import compressor
 from gazette_platform.errors import (
+    CallFailed,
     ChecksumMismatch,
     DataError,
     JournalNotFound,
@@ -580,21 +580,3 @@ async def test_a_fragment_that_cannot_be_is_not_believed(monkeypatch):
             with pytest.raises(DataError, match=r"Fragment\.Journal: not a valid token"):
                 await anext(reader)
         assert reader.fragment is None
-
-
-async def test_content_from_stores_is_never_behind_the_head_that_is_told():
-    """Its fragments are listed later than the head was told, and one more may be stored by then."""
-
-    class Store:
-        whole = 0
-        current = SimpleNamespace(fragment=None, signed_url="")
-
-        async def next(self):
-            return b"0123456789"
-
-    async with FakeBroker() as broker, AsyncClient(ClientConfig(address=broker.address)) as client:
-        reader = client.read("a/journal", direct=True)
-        reader.write_head, reader._store = 5, Store()
-        assert await reader._next_stored() == b"0123456789"
-        assert (reader.offset, reader.write_head) == (10, 10)
-        reader._store = None

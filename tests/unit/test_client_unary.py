@@ -3,8 +3,13 @@
 import pytest
 
 from gazette_platform.client.unary import Repeat, may_repeat
-from gazette_platform.client.wire import CallFailed, CallUnanswered
-from gazette_platform.errors import DataError, NotJournalBroker, TransportError
+from gazette_platform.errors import (
+    CallFailed,
+    CallUnanswered,
+    DataError,
+    NotJournalBroker,
+    TransportError,
+)
 
 PASSING = TransportError("the broker is not reachable")
 LATE = CallUnanswered("the broker did not answer in time")

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 
-from gazette_platform.client import CallFailed
-from gazette_platform.errors import DataError, GazetteError
+from gazette_platform.errors import CallFailed, DataError, GazetteError
 from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
 from gazette_platform.testing.chaos.stored import stored_content, stored_fragments
 from gazette_platform.testing.recording import RecordingClient
