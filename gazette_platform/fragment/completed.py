@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import datetime
 
     from gazette_platform.fragment.files import CompressedForm
@@ -48,12 +49,19 @@ class CompletedSpool:
     """The content as far as it is compressed; None if it is not."""
     create_revision: int = 0
     """That of the journal's spec in etcd. A journal made anew under the same name has a greater one."""
+    is_stored: Callable[[int, int], bool] | None = None
+    """Whether listings of its journal have all bytes from a begin to an end; None: nobody says so."""
     _is_closed: bool = field(default=False, init=False, repr=False)
 
     @property
     def is_closed(self) -> bool:
         """Whether it is persisted, or nobody wants it."""
         return self._is_closed
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether a listing has all of its content."""
+        return self.is_stored is not None and self.is_stored(self.fragment.begin, self.fragment.end)
 
     @property
     def content_fd(self) -> int:

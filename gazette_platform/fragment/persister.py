@@ -4,7 +4,12 @@ The primary persists at once. Replicas keep their copies for two to three minute
 then the object is usually there, and they have nothing to do. What fails is tried again, for ever: the
 content was acknowledged, and may be nowhere else.
 
-Source: Gazette broker/fragment/persister.go. Departs: an invalid path postfix is a failure, which is
+A store that fails is tried with one or two fragments, after pauses that grow to half a minute. Once it has
+taken one it gets all the others. So what waits for it reaches it soon after it is back, and it is not
+asked for each of them while it is away.
+
+Source: Gazette broker/fragment/persister.go. Departs: there, a primary, too, tries again after two to
+three minutes only. An invalid path postfix is a failure, which is
 tried again until the spec is mended, instead of giving an object that no listing would take. Replicas
 list the store before they write, so that the same bytes do not end up in two partitions.
 """
@@ -17,6 +22,7 @@ import errno
 import functools
 import logging
 import os
+import random
 from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, final
@@ -35,11 +41,12 @@ from gazette_platform.protocol import CompressionCodec
 from gazette_platform.protocol.path_postfix import PathPostfixTemplate
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
     from concurrent.futures import Executor
     from pathlib import Path
 
     from gazette_platform.fragment.completed import CompletedSpool
+    from gazette_platform.fragment.index import Index
     from gazette_platform.fragment.refresh import FragmentLister
     from gazette_platform.ops.clock import Clock
     from gazette_platform.ops.faults import Faults
@@ -55,9 +62,23 @@ _CONCURRENT_MAX: Final = 32  # fragments on their way into one store
 _TICK_S: Final = 60.0
 _STORE_TIMEOUT_S: Final = 300.0
 
+# Pauses between tries of a store that fails, spread so that brokers do not come all at once.
+_RETRY_STEPS_S: Final = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+_RETRY_JITTER: Final = 0.2
+# Fragments that a try begins with, unless so many of former tries hang still.
+_PROBES_MAX: Final = 2
+
 # Bytes that are compressed in memory when the disk of spools is full: a fragment of the usual size.
 _MEMORY_BYTES_MAX: Final = 512 << 20
 _SEGMENT_BYTES_MAX: Final = 255
+
+
+class _StoreFailed(StoreError):
+    """A store that is tried again soon; the cause is its error."""
+
+    def __init__(self, url: str, error: StoreError) -> None:
+        super().__init__(str(error))
+        self.url = url
 
 
 @final
@@ -77,6 +98,7 @@ class Persister:
         executor: Executor,
         directory: Path,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        rng: random.Random | None = None,
     ) -> None:
         """Start with nothing to do.
 
@@ -93,6 +115,7 @@ class Persister:
             executor: threads for compression.
             directory: that of spools, for compressed files. These need not survive the process.
             sleep: waits a number of seconds.
+            rng: spreads the tries of many brokers.
         """
         self._registry = registry
         self._lister = lister
@@ -104,6 +127,7 @@ class Persister:
         self._executor = executor
         self._directory = directory
         self._sleep = sleep
+        self._rng = rng or random.Random()  # noqa: S311  not for secrets
         # Each store has its own: one that hangs must not keep fragments from the others.
         self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(_CONCURRENT_MAX)
@@ -115,6 +139,10 @@ class Persister:
         self._queues: list[list[CompletedSpool]] = [[], [], []]
         self._in_work: set[CompletedSpool] = set()
         self._changed = asyncio.Event()
+        # Of a primary, and failed by their store, which is tried again by a task. They wait in a queue, too.
+        self._failed: dict[CompletedSpool, str] = {}
+        # Stores that are tried again, and whether they took something since the last try.
+        self._retried: dict[str, bool] = {}
 
     def __len__(self) -> int:
         """The number of fragments that are not persisted yet."""
@@ -130,8 +158,14 @@ class Persister:
         """The journals with fragments that are not persisted yet."""
         return {spool.fragment.journal for spool in self._waiting()}
 
-    def add(self, spool: CompletedSpool) -> None:
-        """Take over a completed spool. It is closed once it is persisted, or nobody wants it any more."""
+    def add(self, spool: CompletedSpool, index: Index | None = None) -> None:
+        """Take over a completed spool. It is closed once it is persisted, or nobody wants it any more.
+
+        Args:
+            index: that of its journal; None: there is none that listings are taken into.
+        """
+        if index is not None:
+            spool.is_stored = index.is_stored
         if spool.fragment.content_length == 0:
             spool.close()
         elif spool.is_primary or self._is_exiting:
@@ -149,7 +183,15 @@ class Persister:
             self.tick()
 
     def tick(self) -> None:
-        """Start all of the queue that is due, and move the others up."""
+        """Start all of the queue that is due, and move the others up.
+
+        What replicas wait to look for, and a listing has meanwhile, is done.
+        """
+        for queue in self._queues:
+            for spool in [each for each in queue if not each.is_primary and each.is_listed]:
+                queue.remove(spool)
+                spool.close()
+                self._changed.set()
         due = self._queues.pop(0)
         self._queues.append([])
         for spool in due:
@@ -236,12 +278,49 @@ class Persister:
         name = f"persist {spool.fragment.content_path}"
         self._tasks.spawn(self._attempt(spool), name=name)
 
+    async def _retry(self, url: str) -> None:
+        """Try a store again that failed, until it has what waits for it."""
+        tries = 0
+        try:
+            while url in self._failed.values() and not self._is_exiting:
+                pause_s = backoff_s(tries, _RETRY_STEPS_S)
+                await self._sleep(pause_s * self._rng.uniform(1 - _RETRY_JITTER, 1 + _RETRY_JITTER))
+                tries += 1
+                waiting = self._failed_by(url)
+                under_way = list(self._failed.values()).count(url) - len(waiting)
+                probes = waiting[: max(0, _PROBES_MAX - under_way)]
+                self._start_queued(probes)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_RETRY_STEPS_S[-1]):
+                        while self._in_work.intersection(probes) and not self._retried[url]:
+                            self._changed.clear()
+                            await self._changed.wait()
+                if self._retried[url]:
+                    self._retried[url] = False
+                    self._start_queued(self._failed_by(url))
+        finally:
+            del self._retried[url]
+
+    def _failed_by(self, url: str) -> list[CompletedSpool]:
+        """What waits in queues since a store failed, that of the longest wait first."""
+        return [
+            spool for queue in self._queues for spool in queue if self._failed.get(spool) == url
+        ]
+
+    def _start_queued(self, spools: Collection[CompletedSpool]) -> None:
+        chosen = set(spools)
+        for number, queue in enumerate(self._queues):
+            self._queues[number] = [spool for spool in queue if spool not in chosen]
+        for spool in spools:
+            self._start(spool)
+
     async def _attempt(self, spool: CompletedSpool) -> None:
-        is_done = False
+        is_done, failed_by = False, ""
         try:
             await self._persist(spool)
             is_done = True
         except (GazetteError, OSError) as err:
+            failed_by = err.url if isinstance(err, _StoreFailed) else ""
             _log.error(
                 "persisting fragment %s failed, trying again later: %s",
                 spool.fragment.content_path,
@@ -253,11 +332,21 @@ class Persister:
         finally:
             # The spool of a cancelled attempt goes back, too: the process may still drain.
             self._in_work.discard(spool)
+            self._failed.pop(spool, None)
             if is_done:
                 spool.close()
             else:
                 self._queues[-1].append(spool)
+            # Replicas are slow on purpose: they would store what the primary is about to store again.
+            if failed_by and spool.is_primary:
+                self._failed[spool] = failed_by
+                self._retry_soon(failed_by)
             self._changed.set()
+
+    def _retry_soon(self, url: str) -> None:
+        if not (url in self._retried or self._is_exiting or self._tasks.is_closed):
+            self._retried[url] = False
+            self._tasks.spawn(self._retry(url), name=f"retry {url}")
 
     async def _persist(self, spool: CompletedSpool) -> None:
         spec = self._spec_for(spool)
@@ -291,9 +380,11 @@ class Persister:
                 is_last = url == spec.fragment.stores[-1]
                 is_refused = store is not None and isinstance(err, AccessDenied)
                 if is_last or not (self._is_exiting and is_refused):
-                    raise
+                    raise _StoreFailed(url, err) from err
                 _log.warning("store %s refuses %s: %s", url, fragment.content_path, err)
                 continue
+            if url in self._retried:
+                self._retried[url] = True
             stored_at = int(self._clock.now().timestamp())
             self._on_persisted(replace(fragment, backing_store=url, mod_time=stored_at))
             return

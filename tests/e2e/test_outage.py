@@ -26,7 +26,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.s3, pytest.mark.etcd, pytest.mark.slo
 
 OUTAGE_S = float(os.environ.get("GAZETTE_TEST_OUTAGE_S", "60"))
 QUIET_S = 5.0
-# What a broker could not store it tries again after two to three minutes.
+# The primaries try again within half a minute. What replicas hold is dropped once they listed the store,
+# and looked at what waits, each of which they do once a minute; a look that failed is repeated after two
+# to three minutes.
 DRAIN_S = 600.0
 JOURNALS = [f"outage/part-{number}" for number in range(4)]
 RECORD_BYTES = 4_000

@@ -1,165 +1,26 @@
-"""The persister: Gazette's cases, by their numbers, and what ours adds.
-
-Long because all cases share one bench.
-"""
+"""The persister: Gazette's cases, by their numbers, and what ours adds."""
 
 from __future__ import annotations
 
 import asyncio
 import gzip
-import hashlib
 import os
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
+from persister_bench import CONTENT, JOURNAL, PersisterBench
 
 from gazette_platform.codecs import decompressor
 from gazette_platform.errors import AccessDenied, StoreUnavailable
 from gazette_platform.fragment import persister
-from gazette_platform.fragment.completed import CompletedSpool
-from gazette_platform.fragment.files import CompressedForm, SpoolFile
-from gazette_platform.fragment.persister import Persister
 from gazette_platform.fragment.refresh import FragmentLister
-from gazette_platform.ops.clock import ManualClock
-from gazette_platform.ops.faults import Faults
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import (
     CompressionCodec,
-    Fragment,
-    FragmentSpec,
-    JournalSpec,
-    LabelSet,
 )
-from gazette_platform.stores import open_store
-
-CONTENT = b'{"some": "content"}\n' * 100_000
-JOURNAL = "a/journal"
-
-
-class FaultyStore:
-    """A directory of which a test chooses the faults."""
-
-    def __init__(self, store):
-        self.store = store
-        self.url = store.url
-        self.faults = []
-        self.puts = []
-        self.gate = None
-
-    def __getattr__(self, name):
-        return getattr(self.store, name)
-
-    async def put(self, path, fd, length, *, content_encoding=""):
-        if self.gate is not None:
-            await self.gate.wait()
-        if self.faults:
-            raise self.faults.pop(0)
-        self.puts.append((path, length, content_encoding))
-        await self.store.put(path, fd, length, content_encoding=content_encoding)
-
-
-class Registry:
-    def __init__(self, root):
-        self.root = root
-        self.stores = {}
-        self.broken = {}
-
-    def get(self, url):
-        if url in self.broken:
-            raise self.broken[url]
-        if url not in self.stores:
-            self.stores[url] = FaultyStore(open_store(url, file_root=self.root))
-        return self.stores[url]
-
-
-class Bench:
-    """A persister with everything around it."""
-
-    def __init__(self, root, tasks, executor):
-        self.root = root / "root"
-        self.root.mkdir()
-        scratch = root / "scratch"
-        scratch.mkdir()
-        self.scratch = scratch
-        self.clock = ManualClock()
-        self.faults = Faults()
-        self.registry = Registry(self.root)
-        self.specs = {}
-        self.persisted = []
-        self.was_persisted = asyncio.Event()
-        self.waits = []
-        self.files = []
-        self.configure("file:///")
-        self.persister = Persister(
-            registry=self.registry,
-            lister=FragmentLister(self.registry),
-            spec_of=lambda journal, _: self.specs.get(journal),
-            on_persisted=self.on_persisted,
-            clock=self.clock,
-            tasks=tasks,
-            faults=self.faults,
-            executor=executor,
-            directory=scratch,
-            sleep=self.sleep,
-        )
-
-    def on_persisted(self, fragment):
-        self.persisted.append(fragment)
-        self.was_persisted.set()
-
-    async def sleep(self, seconds):
-        self.waits.append(seconds)
-        await asyncio.sleep(0)
-
-    def configure(self, *stores, postfix="", journal=JOURNAL):
-        fragment = FragmentSpec(
-            codec=CompressionCodec.GZIP, stores=stores, path_postfix_template=postfix
-        )
-        self.specs[journal] = JournalSpec(journal, 1, fragment=fragment)
-
-    def spool(
-        self, *, codec=CompressionCodec.NONE, is_primary=True, begin=0, content=CONTENT, pre=False
-    ):
-        file = SpoolFile(self.scratch, begin)
-        self.files.append(file)
-        os.pwrite(file.fd, content + b"not committed", 0)
-        compressed = None
-        if pre:
-            compressed = CompressedForm(codec, self.scratch)
-            self.files.append(compressed.file)
-            compressed.step(file.fd, len(content))
-        digest = hashlib.sha1(content, usedforsecurity=False).digest()
-        return CompletedSpool(
-            fragment=Fragment(JOURNAL, begin, begin + len(content), digest, codec),
-            first_append_time=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
-            registers=LabelSet.of(),
-            is_primary=is_primary,
-            content=file,
-            compressed=compressed,
-        )
-
-    @property
-    def stored(self):
-        return sorted(
-            str(path.relative_to(self.root)) for path in self.root.rglob("*") if path.is_file()
-        )
-
-    def is_closed(self, spool):
-        """Whether nobody holds its content any more."""
-        try:
-            os.fstat(spool.content.fd)
-            spool.content.hold()
-        except (OSError, ValueError):
-            return True
-        spool.content.release()
-        return False
-
-    async def settle(self):
-        assert await self.persister.settle(timeout_s=5)
 
 
 @pytest.fixture
@@ -178,7 +39,7 @@ async def tasks():
 
 @pytest.fixture
 def bench(tmp_path, tasks, executor):
-    return Bench(tmp_path, tasks, executor)
+    return PersisterBench(tmp_path, tasks, executor)
 
 
 async def test_pe1_replica_spools_queue_empty_ones_do_not(bench):
@@ -571,8 +432,8 @@ async def test_a_replica_that_leaves_writes_what_it_cannot_look_for(bench):
     assert bench.stored == [replica.fragment.content_path]
 
 
-async def test_a_failed_attempt_waits_for_its_turn_again(bench):
-    """A store that is down is not asked more often than each three minutes for a fragment."""
+async def test_a_failed_attempt_has_its_turn_again_each_three_minutes(bench):
+    """However its store is tried meanwhile."""
     store = bench.registry.get("file:///")
     store.faults = [StoreUnavailable("down")]
     spool = bench.spool()

@@ -328,7 +328,7 @@ class Replica:
         self._context.metrics.spool_completed.inc()
         completed.create_revision = self.create_revision
         self.index.spool_commit(completed.fragment, completed.content)
-        self._context.persister.add(completed)
+        self._context.persister.add(completed, self.index)
 
     def on_persisted(self, fragment: Fragment) -> None:
         """A fragment of ours is in its store: show that to readers and lists at once."""
