@@ -70,6 +70,7 @@ class Transport:
         self.random = random.Random()  # noqa: S311  spreads retries, guards nothing
         self.read_ahead = ReadAhead(tasks, config.read_ahead_bytes_max)
         self._pool = WirePool(config, clock, tasks)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._addresses = config.addresses
         self._address = 0
         self._headers: dict[bytes, Header] = {}
@@ -77,7 +78,13 @@ class Transport:
         self._applied_at = 0.0
 
     def wire(self, journal: str = "", *, primary: bool = False) -> Wire:
-        """The broker to ask about `journal`: a cached replica or primary, or the service address."""
+        """The broker to ask about `journal`: a cached replica or primary, or the service address.
+
+        Raises: ValidationError: called in another event loop than before.
+        """
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._bind(loop)
         route = self.routes.get(strip_meta(journal)) if journal else None
         endpoint = ""
         if route is not None:
@@ -85,6 +92,15 @@ class Transport:
                 route, self.config.zone, primary=primary, condition=self._pool.condition
             )
         return self._pool.get(endpoint or self.address)
+
+    def _bind(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Be of `loop` from now on: what the calls of one loop wait for, another would never hear of."""
+        if self._loop is not None:
+            raise ValidationError(
+                "the client is of the event loop that it was used in first (make an AsyncClient in "
+                "each event loop, after a fork; any thread may use a Client)"
+            )
+        self._loop = loop
 
     @property
     def address(self) -> str:
