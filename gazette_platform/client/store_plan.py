@@ -16,6 +16,10 @@ POLL_S_MIN: Final = 1.0
 POLL_S_MAX: Final = 60.0
 # As of brokers: a younger hole may be a fragment that is still being stored.
 _JUMP_AGE_S: Final = 6 * 3600
+# The beginning of a journal is pruned in time, mostly of what is younger than that. Brokers ask each other
+# what of it is still to be stored; here there is nobody to ask. But fragments reach a store within minutes
+# of each other: what failed is tried again after three at the latest, and a put takes five at most.
+_PRUNED_AGE_S: Final = 600
 
 
 class Place(NamedTuple):
@@ -54,8 +58,8 @@ class StorePlan:
     def place(self, offset: int, now_s: float) -> Place | None:
         """Where to read on at `offset`; None: it is not stored, or not yet.
 
-        A hole is passed over at the beginning of the journal, which is pruned in time, and if what
-        follows was stored long ago.
+        A hole is passed over if what follows was stored long ago: at the beginning of the journal, which
+        is pruned in time, ten minutes, else six hours.
 
         Args:
             now_s: Unix seconds.
@@ -66,8 +70,9 @@ class StorePlan:
         if index == len(self._chain):
             return None
         fragment = self._chain[index].fragment
-        is_pruned = index == 0 and self._is_beginning
-        if is_pruned or fragment.mod_time < now_s - _JUMP_AGE_S:
+        is_beginning = index == 0 and self._is_beginning
+        age_s_min = _PRUNED_AGE_S if is_beginning else _JUMP_AGE_S
+        if fragment.mod_time < now_s - age_s_min:
             return Place(fragment.begin, self._chain[index])
         return None
 

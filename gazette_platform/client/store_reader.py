@@ -163,6 +163,14 @@ class StoreReader:
             if not is_first:
                 if not self._block:
                     self._is_done = True
+                    if self.offset < self.write_head:
+                        _log.warning(
+                            "%s: what follows offset %d is not stored, or not yet; the read ends there, "
+                            "before the %d that are stored",
+                            self.journal,
+                            self.offset,
+                            self.write_head,
+                        )
                     return
                 # Kept while callers come and go, who may be less patient than the pause is long.
                 now = asyncio.get_running_loop().time()

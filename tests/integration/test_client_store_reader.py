@@ -8,6 +8,7 @@ import pytest
 
 from gazette_platform import AsyncClient, Change, Client, ClientConfig, lines, read_store
 from gazette_platform.errors import ChecksumMismatch, OffsetJump, ValidationError
+from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.broker import BrokerServer
@@ -95,11 +96,32 @@ async def test_new_fragments_are_followed(client, shared, name):
     assert got == b"first\nsecond\nthird\n"
 
 
+async def test_a_beginning_that_may_be_about_to_be_stored(client, shared, name, caplog):
+    """Of two fragments that are stored side by side the second one may arrive first."""
+    await create(client, name)
+    fragments = await stored(client, name, b"one", b"two")
+    first = shared.fragments / fragments[0].content_path
+    aside = first.with_name(".aside")
+    first.rename(aside)
+    for on_jump in ("raise", "continue"):
+        async with read_store(url_of(shared), name, on_jump=on_jump) as reader:
+            assert await reader.read() == b""
+    assert "what follows offset 0 is not stored" in caplog.text
+    async with asyncio.timeout(60), read_store(url_of(shared), name, block=True) as reader:
+        waiting = asyncio.get_running_loop().create_task(anext(reader))
+        await asyncio.sleep(1.5)  # so long that the store was listed with the hole
+        assert not waiting.done()
+        aside.rename(first)
+        assert await waiting + await anext(reader) == b"onetwo"
+
+
 async def test_holes(client, shared, name):
     await create(client, name)
     fragments = await stored(client, name, b"one", b"two", b"three", b"four")
     paths = [shared.fragments / each.content_path for each in fragments]
     paths[0].unlink()
+    an_hour_ago = SystemClock().unix_s() - 3600
+    os.utime(paths[1], (an_hour_ago, an_hour_ago))
     reader = read_store(url_of(shared), name)
     with pytest.raises(OffsetJump) as jump:
         await anext(reader)

@@ -44,14 +44,27 @@ def test_the_fragment_that_reaches_farthest_is_read(offset, expected):
     assert plan.end == 50
 
 
-def test_holes_are_passed_over_at_the_beginning_and_where_they_are_old():
-    young, old = listed((10, 20), (30, 40)), listed((10, 20), (30, 40), age_s=7 * 3600)
-    assert place(StorePlan(young, is_beginning=True), 0) == (10, 10, 20)
-    # What was stored before is read already: the hole may be a fragment that is being stored.
-    assert place(StorePlan(young, is_beginning=False), 0) is None
-    assert place(StorePlan(young, is_beginning=True), 20) is None
-    assert place(StorePlan(old, is_beginning=False), 0) == (10, 10, 20)
-    assert place(StorePlan(old, is_beginning=True), 20) == (30, 30, 40)
+@pytest.mark.parametrize(
+    ("age_s", "is_beginning", "passed"),
+    [
+        # Fragments are stored side by side: the first one may be the second to arrive.
+        (0, True, []),
+        (600, True, []),
+        (601, True, [10]),
+        (6 * 3600, True, [10]),
+        (6 * 3600 + 1, True, [10, 30]),
+        # What was stored before is read already: the hole may be a fragment that is being stored.
+        (601, False, []),
+        (6 * 3600, False, []),
+        (6 * 3600 + 1, False, [10, 30]),
+    ],
+)
+def test_holes_are_passed_over_where_they_are_old(age_s, is_beginning, passed):
+    """At the beginning, which is pruned in time, sooner."""
+    plan = StorePlan(listed((10, 20), (30, 40), age_s=age_s), is_beginning=is_beginning)
+    expected = {0: (10, 10, 20), 20: (30, 30, 40)}
+    for offset, found in expected.items():
+        assert place(plan, offset) == (found if found[0] in passed else None)
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 10)), max_size=12), st.integers(0, 45))
