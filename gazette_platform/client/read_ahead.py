@@ -43,9 +43,12 @@ __all__ = ["READ_AHEAD_BYTES_MAX", "FragmentStream", "ReadAhead"]
 READ_AHEAD_BYTES_MAX: Final = 64 << 20
 """Of content that was fetched and not read yet: a process with a reader stays far below 256 MiB."""
 
-_STORED_BYTES = 512 << 10
-# Of content a step: much more would leave the cache before it is digested.
-_STEP_BYTES = 1 << 20
+# Of stored content a step: much more would leave the cache before it is digested.
+_RAW_BYTES = 1 << 20
+_COMPRESSED_BYTES = 512 << 10
+# Of content a step of decompression. Its output grows in steps, and each of a large one is memory that
+# the kernel has to clear first.
+_INFLATED_BYTES = 256 << 10
 # After so many steps a job lets others of its client have the thread.
 _STEPS_A_TURN = 8
 _THREADS_MIN, _THREADS_MAX = 4, 16
@@ -312,7 +315,7 @@ class FragmentStream:
         while True:
             stored = b""
             if self._inflate.needs_input:
-                stored = self._file.read(_STEP_BYTES if self._is_raw else _STORED_BYTES) or b""
+                stored = self._file.read(_RAW_BYTES if self._is_raw else _COMPRESSED_BYTES) or b""
                 if not stored:
                     return None
             content = self._step(stored)
@@ -321,7 +324,7 @@ class FragmentStream:
 
     def _step(self, stored: bytes) -> bytes:
         """The content of stored bytes, or some of it; maybe none yet. In a thread."""
-        content = self._inflate.decompress(stored, _STEP_BYTES)
+        content = self._inflate.decompress(stored, _INFLATED_BYTES)
         if self._is_raw:
             self._digest.update(content)
         return content
