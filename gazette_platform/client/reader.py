@@ -480,4 +480,7 @@ class Reader(Aclosing):
         if not self._has_read_direct or self._store_failures >= _STORE_FAILURES_MAX:
             self._is_direct = False
         which = f"up to {self._served_to} " if self._is_direct else ""
-        _log.warning("reading %s %sthrough brokers: %s", self.journal, which, err)
+        # Of a store on the disk of brokers, nobody has said that it is here, too.
+        is_expected = self._transport.config.file_root is None and store.current.is_file
+        level = logging.INFO if is_expected else logging.WARNING
+        _log.log(level, "reading %s %sthrough brokers: %s", self.journal, which, err)

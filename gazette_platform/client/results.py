@@ -83,6 +83,11 @@ class FragmentListing:
         """Whether the fragment is in a store; else it is only in the brokers' spools."""
         return bool(self.fragment.backing_store)
 
+    @property
+    def is_file(self) -> bool:
+        """Whether the URL is of a file on the disk of brokers, which may be none of ours."""
+        return self.signed_url.startswith("file:")
+
 
 class FragmentQuery(TypedDict, total=False):
     """Which fragments of a journal to list, as keyword arguments."""

@@ -115,6 +115,7 @@ class ArrowReader(Aclosing):
         if checkpoints and not committed:
             raise ValidationError("are of reads of what is committed", path="checkpoints")
         required("pyarrow", extra="arrow", by="Arrow batches")
+        _check_schema(schema)
         self.offsets: dict[str, int] = {}
         self.checkpoints: dict[str, SequencerCheckpoint] = {}
         self._client = client
@@ -331,6 +332,17 @@ class _Blocks:
 
     async def aclose(self) -> None:
         await self._reader.aclose()
+
+
+def _check_schema(schema: object) -> None:
+    """Raises: ValidationError: Arrow would pass over it."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    if schema is not None and not isinstance(schema, pa.Schema):
+        raise ValidationError(
+            f"must be of pyarrow, as pyarrow.schema({{'a': 'string'}}), and not {type(schema).__name__}",
+            path="schema",
+        )
 
 
 def _table_of(batches: list[pa.RecordBatch], schema: pa.Schema | None) -> pa.Table:

@@ -86,8 +86,25 @@ class _JsonParser:
                 parse_options=self._options,
             )
         except pa.ArrowException as err:
-            raise DataError(str(err)) from err
+            raise DataError(_why_no_table(content, err)) from err
         return [batch for batch in table.to_batches() if batch.num_rows]
+
+
+def _why_no_table(content: bytes, error: Exception) -> str:
+    """What is wrong with lines that Arrow does not take: one of them, or that they do not go together."""
+    at = 0
+    for line in content.split(b"\n"):
+        try:
+            is_object = not line.strip() or isinstance(orjson.loads(line), dict)
+        except ValueError as err:
+            return f"the line {at} bytes behind that is not JSON: {err}"
+        if not is_object:
+            return f"the line {at} bytes behind that is no JSON object, and has no columns"
+        at += len(line) + 1
+    return (
+        f"{error} (a field whose values are of several types is no column: leave it out, by a `schema` "
+        "that names the others, or read messages)"
+    )
 
 
 def _check_depth(content: bytes) -> None:

@@ -99,7 +99,9 @@ def encode_avro_file(schema: Any, records: Iterable[Any], *, codec: str = "defla
         if len(content) <= FRAGMENT_BYTES:  # the next append would join its fragment
             content = _written(avro, parsed, kept, codec, padding=FRAGMENT_BYTES)
     except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as err:
-        raise ValidationError(f"the records do not fit their Avro schema: {err}") from err
+        raise ValidationError(
+            f"the records do not fit their Avro schema, or {codec} is no codec of Avro: {err}"
+        ) from err
     return content
 
 

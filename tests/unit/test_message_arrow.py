@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 pa = pytest.importorskip("pyarrow")
 
 from gazette_platform.errors import DataError, ValidationError  # noqa: E402
-from gazette_platform.message import JsonFraming, register_framing  # noqa: E402
+from gazette_platform.message import ArrowReader, JsonFraming, register_framing  # noqa: E402
 from gazette_platform.message.arrow import _Blocks, _table_of  # noqa: E402
 from gazette_platform.message.arrow_parsers import (  # noqa: E402
     _CsvParser,
@@ -47,8 +47,20 @@ def test_json_lines_of_any_length_become_columns():
     assert batch.column("a").to_pylist() == [1, 2]
     assert batch.column("b")[1].as_py() is None
     assert parser.parse(b"\n") == []
-    with pytest.raises(DataError, match="JSON parse error"):
+    with pytest.raises(DataError, match="the line 8 bytes behind that is not JSON: "):
         parser.parse(b'{"a":1}\n{"a":\n')
+    with pytest.raises(DataError, match="the line 9 bytes behind that is no JSON object"):
+        parser.parse(b'{"a":1}\n\n[1]\n')
+    mixed = b'{"a":1,"b":2}\n{"a":"x"}\n'
+    with pytest.raises(DataError, match="several types is no column: leave it out, by a `schema`"):
+        parser.parse(mixed)
+    [batch] = _JsonParser(pa.schema([("b", pa.int64())])).parse(mixed)
+    assert batch.to_pylist() == [{"b": 2}, {"b": None}]
+
+
+def test_a_schema_that_arrow_would_pass_over_is_refused():
+    with pytest.raises(ValidationError, match=r"schema: must be of pyarrow, as .* and not dict"):
+        ArrowReader(None, "name=a/journal", schema={"a": "string"})
 
 
 def test_a_schema_chooses_columns_and_their_types():
