@@ -175,6 +175,23 @@ async def test_as5_a_cancelled_dependency_fails_what_depends_on_it():
         assert not broker.calls["Append"]
 
 
+@pytest.mark.parametrize("end", ["failed", "cancelled"])
+async def test_a_future_that_had_failed_before_fails_what_comes_after_it(end):
+    async with serving() as (broker, service):
+        futures = [asyncio.get_running_loop().create_future() for _ in range(2)]
+        futures[0].set_result(None)  # which holds nothing up
+        if end == "failed":
+            futures[1].set_exception(OSError("no checkpoint"))
+        else:
+            futures[1].cancel()
+        ticket = await service.submit("a/one", b"x", after=futures)
+        with pytest.raises(DependencyFailed, match=r"no checkpoint|CancelledError"):
+            await ticket
+        assert await service.append("a/two", b"y", after=futures[:1]) == (0, 1)
+        assert broker.calls["Append"] == 1
+        assert content(broker) == b""
+
+
 async def test_an_append_waits_for_a_future_and_those_behind_it_wait_too():
     async with serving() as (broker, service):
         future = asyncio.get_running_loop().create_future()
