@@ -37,6 +37,7 @@ __all__ = [
     "Change",
     "Client",
     "ClientConfig",
+    "ClientCounts",
     "CommittedReader",
     "CsvFraming",
     "Decoder",

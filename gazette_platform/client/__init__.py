@@ -16,6 +16,7 @@ from gazette_platform.client.append_writer import AppendWriter
 from gazette_platform.client.appender import AppendOptions
 from gazette_platform.client.async_client import AsyncClient
 from gazette_platform.client.config import ClientConfig
+from gazette_platform.client.counts import ClientCounts
 from gazette_platform.client.direct import read_fragment
 from gazette_platform.client.reader import Reader
 from gazette_platform.client.record_writer import RecordWriter
@@ -58,6 +59,7 @@ __all__ = [
     "Change",
     "Client",
     "ClientConfig",
+    "ClientCounts",
     "Dependency",
     "FragmentListing",
     "FragmentPage",

@@ -74,6 +74,7 @@ async def settle(
             end, sha1 = found
             if end == offset:
                 raise refusal  # without a byte there is nothing to find, and nothing was appended
+            transport.counts.appended_bytes[journal] += end - offset
             return AppendResult(offset, end, sha1, registers, header)
     raise OutcomeUnknown(
         f"append to {journal}: whether it was appended is unknown: an attempt was not answered "

@@ -403,6 +403,7 @@ def _result(transport: Transport, journal: str, response: pb.AppendResponse) -> 
             Status.from_wire(response.status).name, _detail(response), journal=journal
         )
     commit = response.commit
+    transport.counts.appended_bytes[journal] += commit.end - commit.begin
     return AppendResult(
         begin=commit.begin,
         end=commit.end,

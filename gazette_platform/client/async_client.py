@@ -49,6 +49,8 @@ from gazette_platform.protocol import (
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
+    from gazette_platform.client.counts import ClientCounts
+
 __all__ = ["AsyncClient"]
 
 # An attempt fails only if the head has moved meanwhile.
@@ -78,6 +80,11 @@ class AsyncClient(AsyncClosing):
         self._tasks = TaskGroup("client")
         self._transport = Transport(self.config, self._clock, self._tasks)
         self._is_closed = False
+
+    @property
+    def counts(self) -> ClientCounts:
+        """What it moved, for metrics."""
+        return self._transport.counts
 
     async def close(self) -> None:
         """End background appends and calls, and close all connections. May be called again.

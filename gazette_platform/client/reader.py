@@ -227,6 +227,7 @@ class Reader(Aclosing):
                 await self._retry_or_raise(err)
             else:
                 if piece is not None:
+                    self._transport.counts.read_bytes[self.journal] += len(piece)
                     return piece
         return None
 
@@ -418,6 +419,7 @@ class Reader(Aclosing):
             self._is_direct = False
 
     def _open_stream(self, listing: FragmentListing, offset: int, is_first: bool) -> FragmentStream:  # noqa: FBT001  as it is called back
+        self._transport.counts.open_fragment(listing.fragment, offset)
         return stream_of(
             self._transport.read_ahead,
             listing.fragment,
@@ -468,6 +470,7 @@ class Reader(Aclosing):
             self._is_done = True
             self._close_store()
         self.offset += len(piece)
+        self._transport.counts.read_fragment(current.fragment, len(piece))
         # Fragments ahead are asked for anew, and may end behind the head that was told with the first.
         self.write_head = max(self.write_head, self.offset)
         return piece

@@ -31,6 +31,7 @@ from gazette_platform.protocol import AppendSuspend, JournalChange, LabelSelecto
 
 if TYPE_CHECKING:
     from gazette_platform.client.config import ClientConfig
+    from gazette_platform.client.counts import ClientCounts
     from gazette_platform.client.results import (
         AppendResult,
         FragmentPage,
@@ -64,6 +65,11 @@ class Client(Closing):
     def config(self) -> ClientConfig:
         """The configuration in use."""
         return self._client.config
+
+    @property
+    def counts(self) -> ClientCounts:
+        """What it moved, for metrics."""
+        return self._client.counts
 
     def close(self) -> None:
         """As `AsyncClient.close`; also ends the thread."""

@@ -8,6 +8,7 @@ import random
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.client.auth import Authorizer
+from gazette_platform.client.counts import ClientCounts
 from gazette_platform.client.read_ahead import ReadAhead
 from gazette_platform.client.route_cache import RouteCache, pick_endpoint
 from gazette_platform.client.wire import (
@@ -68,6 +69,7 @@ class Transport:
         self.was_connected = False
         """Whether any broker ever answered: then a failure is likely to pass."""
         self.random = random.Random()  # noqa: S311  spreads retries, guards nothing
+        self.counts = ClientCounts()
         self.read_ahead = ReadAhead(tasks, config.read_ahead_bytes_max)
         self._pool = WirePool(config, clock, tasks)
         self._loop: asyncio.AbstractEventLoop | None = None

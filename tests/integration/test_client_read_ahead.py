@@ -12,6 +12,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from gazette_platform.client import AsyncClient, Change, Client, ClientConfig
 from gazette_platform.errors import ChecksumMismatch, DataError, GazetteError, OffsetJump
@@ -334,3 +335,30 @@ async def test_fragments_behind_http_are_fetched_ahead(client, shared, name):
     # The one that broke off came through the broker, and those behind it again from the store.
     assert len(set(requests)) == FRAGMENTS
     assert client._transport.read_ahead.held_bytes == 0
+
+
+async def test_a_client_counts_what_it_moves_by_gazettes_names(client, shared, name):
+    content = await filled(client, name, fragments=3)
+    async with client_of(shared) as other:
+        registry = CollectorRegistry()
+        registry.register(other.counts)
+
+        def value(metric, **labels):
+            return registry.get_sample_value(metric, {"journal": name, **labels})
+
+        assert value("gazette_read_bytes_total") is None
+        await other.append(name, b"12345")
+        async with other.read(name, SIZE // 4, direct=True) as reader:
+            assert await reader.read() == (content + b"12345")[SIZE // 4 :]
+        assert value("gazette_append_bytes_total") == 5
+        assert value("gazette_read_bytes_total") == len(content) + 5 - SIZE // 4
+        codec = {"codec": "GZIP"}
+        assert value("gazette_fragment_open_total", **codec) == 3
+        assert value("gazette_fragment_open_content_length_total", **codec) == 3 * SIZE
+        assert value("gazette_read_fragment_bytes_total", **codec) == 3 * SIZE - SIZE // 4
+        assert value("gazette_discard_fragment_bytes_total", **codec) == SIZE // 4
+        async with other.read(name) as reader:  # by brokers
+            await reader.read()
+        assert value("gazette_read_bytes_total") == 2 * (len(content) + 5) - SIZE // 4
+        assert value("gazette_fragment_open_total", **codec) == 3
+    assert client.counts.appended_bytes[name] == len(content)
