@@ -159,7 +159,12 @@ def edit(
     original = connected(ctx, lambda client: _tree_of(client, selection))
     header, text = _EDIT_HEADER, original
     while True:
-        edited = _strip_header(_edited(header + text))
+        try:
+            edited = _strip_header(_edited(header + text))
+        except GazetteError:
+            if text != original:
+                _keep(text)
+            raise
         if not edited.strip() or edited == original:
             note("edit cancelled: nothing was changed")
             return
@@ -169,6 +174,7 @@ def edit(
         except GazetteError as err:
             if edited == text:
                 # Closing the editor without a change gives up on the error.
+                _keep(edited)
                 raise
             header, text = f"{_EDIT_HEADER}#\N{WARNING SIGN} {one_line(str(err))}\n", edited
         else:
@@ -183,6 +189,15 @@ _EDIT_HEADER = (
 
 async def _tree_of(client: AsyncClient, selection: Selection) -> str:
     return spec_tree(await matching(client, selection))
+
+
+def _keep(edited: str) -> None:
+    """Leave what was edited where its author finds it."""
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="gazctl-edit-", suffix=".yaml", encoding="utf-8", delete=False
+    ) as file:
+        file.write(edited)
+    note(f"what was edited is in {file.name} (mend it; `gazctl journals apply --specs` takes it)")
 
 
 def _strip_header(text: str) -> str:

@@ -3,6 +3,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 
 import grpc
 import orjson
@@ -454,10 +455,15 @@ def test_edit_without_a_change_cancels(gazctl, broker, tmp_path, monkeypatch):
 
 def test_edit_gives_up_on_an_error_left_as_it_is(gazctl, broker, tmp_path, monkeypatch):
     gazctl("apply", stdin=SPEC)
-    editor(tmp_path, monkeypatch, "file.write_text('nonsense: 1')", "pass")
-    result = gazctl("edit", "-l", "name=a/one")
-    assert result.code == 1
-    assert "nonsense" in result.err
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for number, at_last in enumerate(("pass", "sys.exit(1)"), 1):
+        editor(tmp_path, monkeypatch, "file.write_text('nonsense: 1')", at_last)
+        result = gazctl("edit", "-l", "name=a/one")
+        assert result.code == 1
+        assert "nonsense" in result.err if number == 1 else "failed with exit code 1" in result.err
+        assert re.search(r"what was edited is in \S+/gazctl-edit-\w+\.yaml ", result.err)
+        kept = list(tmp_path.glob("gazctl-edit-*.yaml"))
+        assert [path.read_text() for path in kept] == ["nonsense: 1"] * number
 
 
 def test_missing_editor_is_named(gazctl, broker, monkeypatch):
