@@ -47,7 +47,7 @@ def test_unknown_status_is_a_plain_status_error():
 
 
 def test_status_error_without_journal_or_detail_is_its_name_and_advice():
-    assert str(errors.WrongAppendOffset()) == "WRONG_APPEND_OFFSET"
+    assert str(errors.ProposalMismatch()) == "PROPOSAL_MISMATCH"
     assert str(errors.JournalNotFound(journal="a/b")) == (
         "a/b: JOURNAL_NOT_FOUND "
         "(check the name with `gazctl journals list`, or create it with `gazctl journals apply`)"
