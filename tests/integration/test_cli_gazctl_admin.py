@@ -101,7 +101,7 @@ def test_savepoints_from_creation_to_deletion(gazctl, tmp_path):
 
 def test_unknown_formats_are_refused(gazctl):
     status, _, err = gazctl("savepoints", "list", "-o", "xml")
-    assert status == 2
+    assert status == 1
     assert "'xml' is not one of" in err
 
 
