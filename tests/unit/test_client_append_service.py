@@ -230,6 +230,22 @@ async def test_as6_after_a_refusal_a_journal_takes_nothing_until_reset():
         await service.close()
 
 
+async def test_a_reset_of_a_journal_that_has_not_failed_changes_nothing():
+    """Else what comes behind it would overtake what is under way."""
+    async with serving() as (broker, service):
+        broker.fail("Append", Fault(code=grpc.StatusCode.UNAVAILABLE, details="wait; try again"))
+        tasks = [start(service.append("a/one", b"first;"))]
+        await eventually(lambda: broker.calls["Append"] == 1)
+        tasks.append(start(service.append("a/one", b"second;")))
+        await asyncio.sleep(0)
+        service.reset("a/one")
+        service.reset("a/two")  # of which there is nothing
+        tasks.append(start(service.append("a/one", b"third;")))
+        assert await asyncio.gather(*tasks) == [(0, 6), (6, 13), (13, 19)]
+        assert content(broker) == b"first;second;third;"
+        assert service.buffered_bytes == 0
+
+
 async def test_only_the_batch_under_way_may_be_applied_when_the_client_closes():
     async with FakeBroker() as broker:
         broker.journal("a/one")

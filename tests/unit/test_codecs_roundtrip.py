@@ -95,6 +95,16 @@ def test_offloaded_gzip_is_one_member():
     assert not member.unused_data
 
 
+@pytest.mark.parametrize("size", [65_534, 65_535, 65_536, 2 * 65_535, 2 * 65_535 + 1])
+def test_stored_members_end_with_their_last_block(size):
+    """Which holds up to 65,535 bytes, and may be full."""
+    noise = os.urandom(size)
+    stored = compress(CompressionCodec.GZIP, noise, b"tail")
+    assert len(stored) > size, "it was compressed"
+    assert gzip.decompress(stored) == noise + b"tail"
+    assert decompress(CompressionCodec.GZIP, stored, 4096) == noise + b"tail"
+
+
 def test_incompressible_batches_are_stored_as_they_are():
     noise = os.urandom(200_001)
     stored = compress(CompressionCodec.GZIP, noise)

@@ -165,6 +165,41 @@ async def test_a_message_is_not_accepted_if_its_transaction_could_not_be_acknowl
         assert publisher.build_acks() == []
 
 
+class FailsAtTimes:
+    """JSON that cannot be written now and then."""
+
+    def __init__(self):
+        self.is_failing = False
+
+    def __getattr__(self, name):
+        return getattr(JSON, name)
+
+    def encode(self, message):
+        if self.is_failing:
+            raise ValidationError("cannot be written")
+        return JSON.encode(message)
+
+
+async def test_a_transaction_whose_acks_could_not_be_made_stays_open():
+    async with publishing() as (broker, _, former):
+        framing = FailsAtTimes()
+        publisher = Publisher(former.service, by_name, None, framing=framing)
+        for name in ("a/one", "a/two"):
+            await publisher.publish_uncommitted({"to": name})
+        framing.is_failing = True
+        with pytest.raises(ValidationError, match="cannot be written"):
+            publisher.build_acks()
+        framing.is_failing = False
+        intents = publisher.build_acks()
+        assert [each.journal for each in intents] == ["a/one", "a/two"]
+        await publisher.append_acks(intents)
+        for name in ("a/one", "a/two"):
+            assert [flags for _, flags in clocks(broker, name)] == [
+                Flags.CONTINUE_TXN,
+                Flags.ACK_TXN,
+            ]
+
+
 async def test_a_clock_of_the_callers_own_is_used():
     async with publishing() as (broker, _, publisher):
         own = Publisher(

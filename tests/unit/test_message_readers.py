@@ -278,6 +278,16 @@ async def test_a_replay_that_fails_can_be_gone_on_with_from_the_checkpoint():
     assert await numbers(again.reader) == [2, 4, 6, 3, 8]
 
 
+async def test_who_is_closed_in_the_middle_of_a_replay_closes_that_too():
+    committed = Committed(CONTENT, ring_size=1)
+    while not committed.again:
+        await anext(committed.reader)
+    assert [again.closed for again in committed.again] == [0]
+    await committed.reader.aclose()
+    assert [again.closed for again in committed.again] == [1]
+    assert committed.first.closed == 1
+
+
 async def test_a_reader_that_is_cancelled_goes_on(tasks):
     committed = Committed(CONTENT, size=40)
     gate = committed.first.gate = asyncio.Event()

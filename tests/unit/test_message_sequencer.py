@@ -389,6 +389,16 @@ def test_ms15_producers_that_lag_behind_are_forgotten(horizon, kept):
         assert [one.producer for one in states if one.journal == "b/journal"] == [A]
 
 
+def test_ms15_a_transaction_that_goes_on_is_kept_however_long_it_takes():
+    log = Log()
+    log.run((A, 1, CONT), (A, 100, CONT), (B, 110, OUT))
+    log.sequencer.checkpoint(horizon=20)
+    assert log.run((A, 111, CONT), (A, 112, ACK)) == [
+        (Outcome.CONTINUE_EXTEND_SPAN, []),
+        (Outcome.ACK_COMMIT_RING, [1, 100, 111, 112]),
+    ]
+
+
 def test_ms15_a_producer_that_was_forgotten_begins_anew():
     log = Log(ring_size=3)
     log.run((A, 1, CONT), (B, 200, OUT))
