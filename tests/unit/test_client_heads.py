@@ -1,13 +1,12 @@
 """Write heads: of many journals, and as readers tell them."""
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 
-from gazette_platform.client import AsyncClient, ClientConfig, JournalListing
+from gazette_platform.client import AsyncClient, ClientConfig, FragmentListing, JournalListing
 from gazette_platform.errors import TransportError
-from gazette_platform.protocol import JournalSpec, Route, SuspendLevel, SuspendSpec
+from gazette_platform.protocol import Fragment, JournalSpec, Route, SuspendLevel, SuspendSpec
 from gazette_platform.testing.fake_broker import FakeBroker
 
 
@@ -53,7 +52,7 @@ async def test_content_from_stores_is_never_behind_the_head_that_is_told():
 
     class Store:
         whole = 0
-        current = SimpleNamespace(fragment=None, signed_url="")
+        current = FragmentListing(Fragment("a/journal", 0, 10))
 
         async def next(self):
             return b"0123456789"
