@@ -6,6 +6,7 @@ import concurrent.futures
 import threading
 from typing import TYPE_CHECKING, Protocol, final
 
+from gazette_platform.client.append_batches import as_content
 from gazette_platform.errors import GazetteError, TransportError, ValidationError
 from gazette_platform.ops.closing import Closing
 
@@ -95,8 +96,11 @@ class SyncAppendWriter(Closing):
         """Accept `data`, in order; waits only while the buffer is full.
 
         Returns: a ticket to wait for the commit with; it may be dropped.
-        Raises: GazetteError: an earlier append failed for good. ValidationError: closed, or empty.
+        Raises: GazetteError: an earlier append failed for good.
+            ValidationError: closed, empty, or no bytes.
         """
+        if type(data) is not bytes:
+            data = as_content(self.journal, data)
         if not data:
             raise ValidationError(f"{self.journal}: nothing to write")
         self._check()  # before the lock, which is held for ever in a fork of a busy process

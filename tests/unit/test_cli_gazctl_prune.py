@@ -10,7 +10,14 @@ import pytest
 from gazette_platform.cli.removal_bar import RemovalBar
 from gazette_platform.errors import AccessDenied
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
+from gazette_platform.protocol import (
+    CompressionCodec,
+    FragmentSpec,
+    JournalSpec,
+    LabelSet,
+    SuspendLevel,
+    SuspendSpec,
+)
 from gazette_platform.stores.fs import FileStore
 
 
@@ -183,6 +190,23 @@ def test_prune_needs_a_broker_that_knows_savepoints(gazctl, broker, tmp_path):
     assert "keeps no savepoints" in result.err
     assert "--ignore-savepoints" in result.err
     assert len(list((tmp_path / "a/short").iterdir())) == 3
+
+
+@pytest.mark.parametrize(
+    ("level", "left"), [(SuspendLevel.PARTIAL, []), (SuspendLevel.NONE, [20]), (None, [20])]
+)
+def test_the_last_fragment_goes_only_while_the_journal_is_suspended(
+    gazctl, broker, tmp_path, level, left
+):
+    """Where it was resumed, its spec still says where; but appends look at what is stored."""
+    put(broker, "a/journal", 60, tmp_path)
+    journal = broker.journals["a/journal"]
+    if level is not None:
+        journal.spec = replace(journal.spec, suspend=SuspendSpec(level, 25))
+    result = gazctl("prune", "a/journal", "--ignore-savepoints", "--file-root", tmp_path)
+    assert result.code == 0, result.err
+    found = [int(file.name[:16], 16) for file in (tmp_path / "a/journal").iterdir()]
+    assert found == left
 
 
 def test_prune_leaves_recovery_logs_and_folders_that_two_journals_share(gazctl, broker, tmp_path):

@@ -1,3 +1,4 @@
+import array
 import asyncio
 import gc
 import itertools
@@ -238,8 +239,12 @@ async def test_threads_share_a_synchronous_writer():
                 with client.append_writer("a/journal", buffer_bytes_max=1000) as writer:
 
                     def produce(name):
-                        tickets = [writer.write(b"%d-%03d\n" % (name, n)) for n in range(200)]
-                        spans.extend(ticket.result(5) for ticket in tickets)
+                        lines = [b"%d-%03d\n" % (name, n) for n in range(200)]
+                        tickets = [writer.write(line) for line in lines]
+                        spans.extend(
+                            (*ticket.result(30), line)
+                            for ticket, line in zip(tickets, lines, strict=True)
+                        )
 
                     threads = [threading.Thread(target=produce, args=(n,)) for n in range(4)]
                     for thread in threads:
@@ -249,12 +254,48 @@ async def test_threads_share_a_synchronous_writer():
                 return spans
 
         spans = await asyncio.to_thread(run)
-        lines = bytes(broker.journals["a/journal"].content).splitlines()
+        content = bytes(broker.journals["a/journal"].content)
+        lines = content.splitlines()
         assert len(lines) == 800
-        assert sorted(spans) == [(n * 6, n * 6 + 6) for n in range(800)]
+        assert len(spans) == 800
+        assert all(content[begin:end] == line for begin, end, line in spans)
         for name in range(4):
             mine = [line for line in lines if line.startswith(b"%d-" % name)]
             assert mine == sorted(mine)
+
+
+async def test_what_is_no_bytes_harms_no_write_of_other_threads():
+    """It is refused, or taken as the bytes that it is now: what is gathered is joined later."""
+    numbers = memoryview(array.array("I", [1, 2]))
+    async with FakeBroker() as broker:
+        broker.journal("a/journal")
+
+        found = []
+
+        def run():
+            with (
+                Client(ClientConfig(address=broker.address)) as client,
+                client.append_service() as service,
+            ):
+                for writer in (client.append_writer("a/journal"), service.writer("a/journal")):
+                    tickets = [writer.write(b"first;")]
+                    for each in ("text", [1, 2], None, 7):
+                        with pytest.raises(ValidationError, match="cannot be appended, but bytes"):
+                            writer.write(each)
+                    with pytest.raises(ValidationError, match="nothing to write"):
+                        writer.write(bytearray())
+                    changing = bytearray(b"changing;")
+                    tickets += [writer.write(changing), writer.write(numbers)]
+                    changing[:] = b"........;"
+                    tickets.append(writer.write(b"last;"))
+                    found.extend(ticket.result(30) for ticket in tickets)
+                    writer.close()
+
+        await asyncio.to_thread(run)
+        content = bytes(broker.journals["a/journal"].content)
+    pieces = [b"first;", b"changing;", numbers.tobytes(), b"last;"] * 2
+    assert [content[begin:end] for begin, end in found] == pieces
+    assert content == b"".join(pieces)
 
 
 async def test_synchronous_writer_reports_its_error_once_and_for_all():

@@ -9,7 +9,7 @@ import pytest
 from gazette_platform.client.direct_read import URL_TTL_S, DirectRead, choose_next
 from gazette_platform.client.read_ahead import FragmentStream, ReadAhead
 from gazette_platform.client.results import FragmentListing
-from gazette_platform.errors import StoreUnavailable, TransportError
+from gazette_platform.errors import DataError, StoreUnavailable, TransportError
 from gazette_platform.protocol import Fragment
 
 CONTENT = bytes(range(256)) * 4
@@ -32,11 +32,12 @@ class Store:
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.error = None
+        self.surplus = b""  # behind the content of each file
 
     def open_stream(self, listing, offset, is_first):
         fragment = listing.fragment
         path = self.folder / fragment.content_name
-        path.write_bytes(CONTENT[fragment.begin : fragment.end])
+        path.write_bytes(CONTENT[fragment.begin : fragment.end] + self.surplus)
         self.opened.append((fragment.begin, fragment.end))
         return FragmentStream(
             self.pool, fragment, fragment.content_name, path, offset=offset, is_first=is_first
@@ -60,12 +61,16 @@ class Store:
         )
 
 
-async def rest(read):
-    pieces = []
+async def read_into(got, read):
     async with asyncio.timeout(60):
         while (piece := await read.next()) is not None:
-            pieces.append(piece)
-    return b"".join(pieces)
+            got += piece
+
+
+async def rest(read):
+    got = bytearray()
+    await read_into(got, read)
+    return got
 
 
 @pytest.fixture
@@ -166,6 +171,15 @@ async def test_urls_are_not_used_that_may_expire_during_the_fetch(store_of, age_
     got += await rest(read)
     assert got == CONTENT[:200]
     assert len(store.asked) == questions  # the last one behind the last fragment
+
+
+async def test_nothing_is_given_of_an_object_behind_the_end_that_its_name_says(store_of):
+    store = store_of((0, 100))
+    store.surplus = b"surplus"
+    read, got = store.read(), bytearray()
+    with pytest.raises(DataError, match="longer than its name says"):
+        await read_into(got, read)
+    assert CONTENT[:100].startswith(got)
 
 
 async def test_closing_ends_a_read_that_waits_and_all_that_was_fetched(store_of):

@@ -60,3 +60,24 @@ async def test_nothing_waits_for_a_fragment_that_is_opened_after_the_close(tmp_p
     with pytest.raises(TransportError, match="closed"):
         FragmentStream(pool, FRAGMENT, "stored", tmp_path / "none", offset=0, is_first=True)
     await tasks.close()
+
+
+async def test_who_waits_for_a_fetch_whose_task_is_ended_is_told():
+    has_begun = asyncio.Event()
+
+    async def stored():
+        yield CONTENT[:1000]
+        has_begun.set()
+        await asyncio.Event().wait()
+
+    tasks = TaskGroup("test")
+    pool = ReadAhead(tasks)
+    stream = FragmentStream(pool, FRAGMENT, "stored", stored(), offset=0, is_first=True)
+    assert await stream.next() == CONTENT[:1000]
+    await has_begun.wait()
+    await tasks.close()
+    async with asyncio.timeout(60):
+        with pytest.raises(TransportError, match="closed"):
+            await stream.next()
+    assert pool.held_bytes == 0
+    pool.close()

@@ -22,7 +22,8 @@ from gazette_platform.message import (
     read_committed,
     read_uncommitted,
 )
-from gazette_platform.testing.fake_broker import FakeBroker
+from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.testing.fake_broker import FakeBroker, Fault
 
 A, B, C = (bytes([n]) * 6 for n in (1, 3, 5))
 OUT, CONT, ACK = Flags.OUTSIDE_TXN, Flags.CONTINUE_TXN, Flags.ACK_TXN
@@ -298,6 +299,21 @@ async def test_a_reader_that_is_cancelled_goes_on(tasks):
         await waiting
     gate.set()
     assert await numbers(committed.reader) == [1, 5, 2, 4, 6, 3, 8]
+
+
+async def test_a_replay_waits_for_a_broker_that_does_not_know_all_of_it_yet():
+    async with FakeBroker() as broker:
+        broker.journal("a/journal", CONTENT)
+        async with (
+            AsyncClient(ClientConfig(address=broker.address)) as client,
+            await read_committed(client, "a/journal", framing=JSON, ring_size=1) as reader,
+        ):
+            assert [one.message["n"] for one in await anext(reader)] == [1, 5]
+            behind = Fault(status=pb.OFFSET_NOT_YET_AVAILABLE)
+            broker.fail("Read", behind, behind)
+            async with asyncio.timeout(60):
+                assert await numbers(reader) == [2, 4, 6, 3, 8]
+            assert not broker.faults["Read"]
 
 
 async def test_a_transaction_of_which_a_part_was_pruned_is_not_delivered_in_part():
