@@ -28,10 +28,10 @@ def attach(monkeypatch, tmp_path, capfdbinary):
 
 
 def test_each_line_gets_a_later_uuid_of_one_producer(attach):
-    code, out, _ = attach(stdin=b"one\r\ntwo,\xff\n\nlast")
+    code, out, _ = attach(stdin=b"one\r\ntwo,\xff\n\nlast\r")
     assert code == 0
     rows = [line.split(b",", 1) for line in out.removesuffix(b"\n").split(b"\n")]
-    assert [line for _, line in rows] == [b"one", b"two,\xff", b"", b"last"]
+    assert [line for _, line in rows] == [b"one", b"two,\xff", b"", b"last\r"]
     parts = [parse_uuid(uuid.decode()) for uuid, _ in rows]
     assert len({part.producer for part in parts}) == 1
     clocks = [part.clock for part in parts]

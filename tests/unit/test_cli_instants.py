@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import typer
 
@@ -30,6 +32,24 @@ NOW_S = 1_800_000_000.9
     ],
 )
 def test_times_are_unix_seconds(text, expected):
+    assert parse_instant(text, NOW_S) == expected
+
+
+@pytest.fixture
+def far_east(monkeypatch):
+    """This machine's own time is not UTC."""
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("far_east")
+@pytest.mark.parametrize(
+    ("text", "expected"), [("2023-11-14T22:13:20", 1_700_000_000), ("2023-11-14", 1_699_920_000)]
+)
+def test_a_time_without_offset_is_utc_wherever_this_machine_is(text, expected):
     assert parse_instant(text, NOW_S) == expected
 
 
