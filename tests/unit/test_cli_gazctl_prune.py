@@ -8,10 +8,12 @@ from datetime import UTC, datetime
 import pytest
 
 from gazette_platform.cli.removal_bar import RemovalBar
+from gazette_platform.client import AsyncClient, FragmentListing
 from gazette_platform.errors import AccessDenied
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import (
     CompressionCodec,
+    Fragment,
     FragmentSpec,
     JournalSpec,
     LabelSet,
@@ -207,6 +209,23 @@ def test_the_last_fragment_goes_only_while_the_journal_is_suspended(
     assert result.code == 0, result.err
     found = [int(file.name[:16], 16) for file in (tmp_path / "a/journal").iterdir()]
     assert found == left
+
+
+def test_nothing_goes_before_what_only_brokers_hold_as_reads_would_wait_there(
+    gazctl, broker, tmp_path, monkeypatch
+):
+    put(broker, "a/journal", 60, tmp_path)
+    original = AsyncClient.fragments
+
+    async def fragments(self, journal, **query):
+        local = FragmentListing(Fragment("a/journal", 5, 30))
+        return [*await original(self, journal, **query), local]
+
+    monkeypatch.setattr(AsyncClient, "fragments", fragments)
+    result = gazctl("prune", "a/journal", "--ignore-savepoints", "--file-root", tmp_path)
+    assert result.code == 0, result.err
+    assert "keeps 2 fragments in its middle: reads would wait at the gap" in result.err
+    assert len([*(tmp_path / "a/journal").iterdir()]) == 3
 
 
 def test_prune_leaves_recovery_logs_and_folders_that_two_journals_share(gazctl, broker, tmp_path):

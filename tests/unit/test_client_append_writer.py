@@ -264,6 +264,39 @@ async def test_threads_share_a_synchronous_writer():
             assert mine == sorted(mine)
 
 
+async def test_a_flush_of_threads_waits_for_what_gathered_behind_the_append_under_way():
+    async with FakeBroker() as broker:
+        broker.journal("a/journal")
+        broker.fail("Append", Fault(code=grpc.StatusCode.UNAVAILABLE, details="wait; try again"))
+
+        def run():
+            with Client(ClientConfig(address=broker.address)) as client:
+                writer = client.append_writer("a/journal")
+                tickets = [writer.write(b"%d;" % n) for n in range(3)]
+                writer.flush()
+                assert [ticket.is_done for ticket in tickets] == [True] * 3
+                return bytes(broker.journals["a/journal"].content)
+
+        assert await asyncio.to_thread(run) == b"0;1;2;"
+
+
+async def test_what_gathered_behind_an_append_that_failed_has_failed_too():
+    async with FakeBroker() as broker:
+        broker.journal("a/journal")
+        broker.fail("Append", Fault(status=pb.REGISTER_MISMATCH))
+
+        def run():
+            with Client(ClientConfig(address=broker.address)) as client:
+                writer = client.append_writer("a/journal")
+                tickets = [writer.write(b"%d;" % n) for n in range(3)]
+                for ticket in tickets:
+                    with pytest.raises(RegisterMismatch):
+                        ticket.result(30)
+
+        await asyncio.to_thread(run)
+        assert bytes(broker.journals["a/journal"].content) == b""
+
+
 async def test_what_is_no_bytes_harms_no_write_of_other_threads():
     """It is refused, or taken as the bytes that it is now: what is gathered is joined later."""
     numbers = memoryview(array.array("I", [1, 2]))
