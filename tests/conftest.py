@@ -58,18 +58,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Under GAZETTE_REQUIRE_SERVERS=1 (`make test`) a server that is missing fails its tests."""
+    """Under GAZETTE_REQUIRE_SERVERS=1 (`make test`) a server or library that is missing fails its tests."""
     report = yield
-    if (
-        report.skipped
-        and call.excinfo is not None
-        and os.environ.get("GAZETTE_REQUIRE_SERVERS") == "1"
-        and any(mark.name in _SERVER_MARKS for mark in item.iter_markers())
-    ):
+    if report.skipped and call.excinfo is not None:
         why = call.excinfo.value
+        needs_server = any(mark.name in _SERVER_MARKS for mark in item.iter_markers())
+        if needs_server or str(why).startswith("could not import"):  # as `importorskip` says
+            _allow_no_skip(report, why)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """So does a library whose lack skips a whole module."""
+    report = yield
+    if report.skipped:
+        _allow_no_skip(report, report.longrepr)
+    return report
+
+
+def _allow_no_skip(report: pytest.TestReport | pytest.CollectReport, why: object) -> None:
+    if os.environ.get("GAZETTE_REQUIRE_SERVERS") == "1":
         report.outcome = "failed"
         report.longrepr = f"skipped, but GAZETTE_REQUIRE_SERVERS=1 allows no skip here: {why}"
-    return report
 
 
 @pytest.fixture(scope="session")
