@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from gazette_platform.client import AsyncClient, Change, Client, ClientConfig
 from gazette_platform.errors import ChecksumMismatch, DataError, GazetteError, OffsetJump
+from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.testing.broker import BrokerServer
@@ -275,6 +276,25 @@ async def test_pruned_fragments_in_the_middle_are_a_jump(client, shared, name):
         assert got == content[: gone[0].begin]
         assert (jump.value.from_offset, jump.value.to_offset) == (gone[0].begin, gone[-1].end)
         assert await reader.read() == content[gone[-1].end :]
+
+
+async def test_what_was_stored_before_a_time_is_not_fetched_ahead(client, shared, name):
+    content = await filled(client, name, fragments=6)
+    fragments = await stored(client, name)
+    an_hour_ago = SystemClock().unix_s() - 3600
+    for fragment in fragments[2:4]:
+        os.utime(shared.fragments / fragment.content_path, (an_hour_ago, an_hour_ago))
+
+    async def is_listed():
+        return sum(each.mod_time <= an_hour_ago for each in await stored(client, name)) == 2
+
+    await eventually(is_listed)
+    since = int(an_hour_ago) + 60
+    async with asyncio.timeout(60):
+        found = await client.read(
+            name, direct=True, begin_mod_time=since, on_jump="continue"
+        ).read()
+    assert found == content[: fragments[2].begin] + content[fragments[3].end :]
 
 
 def test_threads_share_a_client_that_reads_directly(shared, name):

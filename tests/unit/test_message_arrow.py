@@ -163,3 +163,48 @@ async def test_a_message_whose_end_was_pruned_is_told_with_its_offset():
         await blocks.next()
     assert await blocks.next() == (100, line)
     assert await blocks.next() == (108, b"")
+
+
+async def test_offsets_are_behind_a_block_once_all_of_its_batches_were_returned():
+    """Whoever goes on at them after the first batch would else leave out the second."""
+    lines = [b'{"n":0}\n', b'{"n":1}\n', b"\n", b'{"n":2}\n']
+    span = JournalSpan("a/journal", LabelSet(), 0, sum(map(len, lines)))
+
+    class Content:
+        journal, offset = "a/journal", 0
+        pieces = (b"".join(lines[:2]), *lines[2:])
+        is_closed = False
+
+        def __init__(self):
+            self.left = [*self.pieces]
+
+        async def __anext__(self):
+            if not self.left:
+                raise StopAsyncIteration
+            self.offset += len(self.left[0])
+            return self.left.pop(0)
+
+        async def aclose(self):
+            self.is_closed = True
+
+    class OneByOne:
+        """Parses each line into a batch of its own."""
+
+        cut = staticmethod(len)
+
+        def parse(self, content):
+            parsed = [_JsonParser(None).parse(line) for line in content.splitlines(keepends=True)]
+            return [batch for batches in parsed for batch in batches]
+
+    content = Content()
+    blocks = _Blocks(span, content, OneByOne())
+    blocks._enough_bytes = 1
+    reader = ArrowReader(None, "name=a/journal")
+    reader._spans, reader._blocks = [], blocks
+    found = [(one.batch["n"].to_pylist(), one.end, reader.offsets.copy()) async for one in reader]
+    assert found == [
+        ([0], 16, {}),
+        ([1], 16, {"a/journal": 16}),
+        ([2], 25, {"a/journal": 25}),
+    ]
+    assert content.is_closed
