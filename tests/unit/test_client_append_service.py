@@ -305,6 +305,23 @@ async def test_a_lost_answer_is_told_by_attempts():
         assert content(broker) == b"twicetwice"
 
 
+async def test_an_attempt_that_was_refused_does_not_count():
+    async with serving() as (broker, service):
+        broker.fail("Append", Fault(status=pb.INSUFFICIENT_JOURNAL_BROKERS))
+        ticket = await service.submit("a/one", b"once")
+        assert await ticket == (0, 4)
+        assert (ticket.attempts, broker.calls["Append"]) == (1, 2)
+
+
+async def test_an_error_that_another_attempt_does_not_cure_is_told_at_once():
+    async with serving() as (broker, service):
+        denied = Fault(code=grpc.StatusCode.PERMISSION_DENIED, details="no")
+        broker.fail("Append", *([denied] * 3))
+        with pytest.raises(TransportError, match=": no"):
+            await service.append("a/one", b"x")
+        assert broker.calls["Append"] == 1
+
+
 async def test_appends_of_other_options_are_rpcs_of_their_own():
     async with serving() as (broker, service):
         mine = AppendOptions(union_registers=LabelSet.of(author="me"))
