@@ -85,6 +85,7 @@ async def test_each_fragment_is_one_file(cluster, replication):
     assert sorted(found) == [one["bike"] for number in range(FILES) for one in rides(number)]
 
 
+@pytest.mark.timeout(400)  # its servers, which other tests share, begin with it
 @pytest.mark.slow
 @pytest.mark.etcd
 @pytest.mark.hive

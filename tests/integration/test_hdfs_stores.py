@@ -26,7 +26,7 @@ from gazette_platform.stores import open_store
 from gazette_platform.stores.health import put_bytes
 from gazette_platform.testing.stores import StoreConformance, listing, read_all
 
-pytestmark = [pytest.mark.hive, pytest.mark.slow]
+pytestmark = [pytest.mark.hive, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
