@@ -10,7 +10,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, final
 
-from gazette_platform.errors import DataError, Desynchronized
+from gazette_platform.errors import DataError, Desynchronized, OffsetJump
 from gazette_platform.message.envelope import Envelope
 from gazette_platform.message.framing import FRAME_BYTES_MAX
 from gazette_platform.message.sequencer import RING_SIZE, ReplayRange, Sequencer
@@ -177,6 +177,7 @@ class CommittedReader(Aclosing, Generic[M]):
         )
         self._steps: Iterator[list[Envelope[M]] | ReplayRange] = iter(())
         self._replayed: tuple[ReplayRange, UncommittedReader[M]] | None = None
+        self._lost: DataError | OffsetJump | None = None
 
     def checkpoint(self) -> SequencerCheckpoint:
         """Where to go on behind all that was returned. Keep it together with what became of that."""
@@ -188,10 +189,14 @@ class CommittedReader(Aclosing, Generic[M]):
     async def __anext__(self) -> list[Envelope[M]]:
         """The next batch.
 
-        Raises: as `UncommittedReader`; and DataError: a replay ended before its range did.
+        Raises: as `UncommittedReader`; and DataError: a replay ended before its range did. Once a part
+            of a transaction is gone (OffsetJump) or damaged (DataError) as it is read again, each call
+            raises that, for its rest may not be returned. `checkpoint` is of what was returned before.
         Cancellation: safe, as far as that of what is read from is.
         """
         while True:
+            if self._lost is not None:
+                raise self._lost
             if self._replayed is not None:
                 batch = await self._next_replayed(*self._replayed)
             else:
@@ -222,6 +227,9 @@ class CommittedReader(Aclosing, Generic[M]):
             self._replayed = None
             await reader.aclose()
             return []
+        except (DataError, OffsetJump) as err:
+            self._lost = err
+            raise
         used: list[Envelope[M]] = []
         for envelope in batch:
             if self._sequencer.offer(envelope):

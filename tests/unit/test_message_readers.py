@@ -273,8 +273,9 @@ async def test_a_replay_that_fails_can_be_gone_on_with_from_the_checkpoint():
     reader = CommittedReader(uncommitted(CONTENT), failing, ring_size=1)
     assert [one.message["n"] for one in await anext(reader)] == [1]
     assert [one.message["n"] for one in await anext(reader)] == [5]
-    with pytest.raises(DataError, match="not JSON"):
-        await anext(reader)
+    for _ in range(2):  # who goes on gets no rest of that transaction
+        with pytest.raises(DataError, match="not JSON"):
+            await anext(reader)
     again = Committed(CONTENT, ring_size=1, checkpoint=reader.checkpoint())
     assert await numbers(again.reader) == [2, 4, 6, 3, 8]
 
@@ -330,8 +331,9 @@ async def test_a_transaction_of_which_a_part_was_pruned_is_not_delivered_in_part
             del pruned.content[: 2 * frame]
             pruned.begin = 2 * frame
             await broker.extend("a/journal", line(A, 5, ACK))
-            with pytest.raises(OffsetJump, match=f"from {frame} to {2 * frame}"):
-                await anext(reader)
+            for _ in range(2):  # who goes on gets no rest of it
+                with pytest.raises(OffsetJump, match=f"from {frame} to {2 * frame}"):
+                    await anext(reader)
             # Who wants all that is there, reads what is not committed, too.
             async with await read_uncommitted(client, "a/journal", framing=JSON) as every:
                 assert await numbers(every) == [3, 4, 5]
