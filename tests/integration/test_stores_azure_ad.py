@@ -14,21 +14,19 @@ import uuid
 import aiohttp
 import pytest
 from object_servers import azure_server, need_npm
+from stored_journal import persist_and_restart
 from token_authority import token_authority
 
 from gazette_platform.errors import AccessDenied, StoreUnavailable
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
-from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.stores import health_check, open_store
 from gazette_platform.stores.health import put_bytes
 from gazette_platform.testing.certificates import CertificateAuthority
-from gazette_platform.testing.local_broker import append, eventually, read_all as read_journal
+from gazette_platform.testing.local_broker import eventually
 from gazette_platform.testing.stores import StoreConformance, listing, read_all
 
 # The first test may install the server.
 pytestmark = [pytest.mark.azure, pytest.mark.slow, pytest.mark.timeout(900)]
 
-JOURNAL = "a/journal"
 PART_BYTES = 8 << 20
 
 
@@ -204,27 +202,5 @@ async def test_an_environment_without_an_application(root, container, monkeypatc
 
 @pytest.mark.etcd
 async def test_a_journal_persists_and_is_read_back_after_a_restart(cluster, root, container):
-    content = os.urandom(200_000)
-    fragment = FragmentSpec(
-        length=1 << 16,
-        codec=CompressionCodec.NONE,
-        stores=(f"{root}/{container}/p/",),
-        refresh_interval_ns=10**9,
-    )
-    broker = await cluster.start(drain_timeout_s=20.0)
-    stub = cluster.stub(broker)
-    await cluster.apply(stub, JournalSpec(JOURNAL, 1, fragment=fragment))
-    for begin in range(0, len(content), 50_000):
-        await append(stub, JOURNAL, content[begin : begin + 50_000])
-    await broker.drain()
-    stub = cluster.stub(await cluster.start())
-
-    async def all_stored():
-        request = pb.FragmentsRequest(journal=JOURNAL, signatureTTL={"seconds": 60})
-        found = (await stub.ListFragments(request, timeout=30)).fragments
-        return found if found and found[-1].spec.end == len(content) else None
-
-    found = await eventually(all_stored)
-    assert await read_journal(stub, JOURNAL) == content
-    bodies = [(await fetch(item.signed_url))[1] for item in found]
+    content, bodies = await persist_and_restart(cluster, f"{root}/{container}/p/", fetch)
     assert b"".join(bodies) == content

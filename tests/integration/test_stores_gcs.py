@@ -24,14 +24,14 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from object_servers import gcs_server, need_go
+from stored_journal import persist_and_restart
 
 from gazette_platform.errors import AccessDenied, ObjectNotFound, StoreUnavailable, ValidationError
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
-from gazette_platform.protocol.pb import protocol_pb2 as pb
+from gazette_platform.protocol import CompressionCodec
 from gazette_platform.stores import gcs_bucket, health_check, open_store
 from gazette_platform.stores.health import put_bytes
-from gazette_platform.testing.local_broker import append, eventually, read_all as read_journal
+from gazette_platform.testing.local_broker import eventually
 from gazette_platform.testing.stores import StoreConformance, listing, read_all
 
 # The first test may build the server.
@@ -45,7 +45,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 
-JOURNAL = "a/journal"
 ACCOUNT = "broker@project.iam.gserviceaccount.com"
 PART_BYTES = 8 << 20
 
@@ -436,26 +435,7 @@ async def test_a_key_that_is_no_path_fails_the_listing_by_name(server, bucket):
     "codec", [CompressionCodec.NONE, CompressionCodec.GZIP_OFFLOAD_DECOMPRESSION]
 )
 async def test_a_journal_persists_and_is_read_back_after_a_restart(cluster, bucket, codec):
-    content = os.urandom(200_000)
-    fragment = FragmentSpec(
-        length=1 << 16, codec=codec, stores=(f"gs://{bucket}/p/",), refresh_interval_ns=10**9
-    )
-    broker = await cluster.start(drain_timeout_s=20.0)
-    stub = cluster.stub(broker)
-    await cluster.apply(stub, JournalSpec(JOURNAL, 1, fragment=fragment))
-    for begin in range(0, len(content), 50_000):
-        await append(stub, JOURNAL, content[begin : begin + 50_000])
-    await broker.drain()
-    stub = cluster.stub(await cluster.start())
-
-    async def all_stored():
-        request = pb.FragmentsRequest(journal=JOURNAL, signatureTTL={"seconds": 60})
-        found = (await stub.ListFragments(request, timeout=30)).fragments
-        return found if found and found[-1].spec.end == len(content) else None
-
-    found = await eventually(all_stored)
-    assert await read_journal(stub, JOURNAL) == content
-    bodies = [(await fetch(item.signed_url))[1] for item in found]
+    content, bodies = await persist_and_restart(cluster, f"gs://{bucket}/p/", fetch, codec)
     if codec is not CompressionCodec.NONE:
         bodies = [gzip.decompress(body) for body in bodies]
     assert b"".join(bodies) == content
