@@ -104,4 +104,27 @@ def test_a_run_that_ended_in_the_middle_is_completed_by_another(stored, rule, kn
             left.append(each)
     again = plan_prune(left, rule, now_s=NOW_S, **known)
     done = plan.remove[: len(stored) - len(left)]
-    assert Counter(done) + Counter(again.remove) == Counter(plan.remove)
+    removed = Counter(done) + Counter(again.remove)
+    assert removed <= Counter(plan.remove)
+    # What brokers have, too, was in stores at first. If the first run removed it, brokers may be about to
+    # store it again: then the other run makes no gap behind it yet.
+    before, after = (CoverSet(each.fragment for each in of) for of in (stored, left))
+    if all(
+        before.covers(each.begin, each.end) == after.covers(each.begin, each.end)
+        for each in known["local"]
+    ):
+        assert removed == Counter(plan.remove)
+
+
+def test_a_run_behind_one_that_removed_what_brokers_have_too_waits_for_them():
+    def one(begin, age_h):
+        mod_time = int(NOW_S - age_h * HOUR_S)
+        fragment = Fragment("a/one", begin, begin + 1, backing_store="file:///", mod_time=mod_time)
+        return StoredFragment(fragment, 1)
+
+    first, second, last = one(0, 1), one(1, 1), one(2, 0)
+    rule, local = PruneRule(retention_s=HOUR_S), [Fragment("a/one", 0, 1)]
+    plan = plan_prune([first, second, last], rule, now_s=NOW_S, local=local)
+    assert plan.remove == (first, second)
+    again = plan_prune([second, last], rule, now_s=NOW_S, local=local)
+    assert again.remove == ()
