@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,8 @@ _SERVER_MARKS = frozenset(
     {"etcd", "s3", "azure", "gcs", "hive", "trino", "spark", "e2e", "browser"}
 )
 
+_conformance: defaultdict[str, Counter[str]] = defaultdict(Counter)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--run-slow", action="store_true", help="also run tests marked slow")
@@ -65,7 +68,19 @@ def pytest_runtest_makereport(
         needs_server = any(mark.name in _SERVER_MARKS for mark in item.iter_markers())
         if needs_server or str(why).startswith("could not import"):  # as `importorskip` says
             _allow_no_skip(report, why)
+    server = getattr(getattr(item, "cls", None), "served_by", "")
+    if server and report.when == "call":
+        _conformance[server][report.outcome] += 1
     return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which real server stood behind each kind of store."""
+    if _conformance:
+        terminalreporter.section("conformance of stores")
+    for server, outcomes in sorted(_conformance.items()):
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
+        terminalreporter.line(f"{server}: {counts}")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
@@ -40,6 +40,9 @@ async def listing(store: FragmentStore, prefix: str) -> list[StoredObject]:
 
 class StoreConformance:
     """The promises of `FragmentStore`; subclasses give the fixture ``store``."""
+
+    served_by: ClassVar[str] = ""
+    """Scheme of the store, and what real server is behind it, for reports."""
 
     @pytest.fixture
     def store(self) -> FragmentStore | AsyncGenerator[FragmentStore, None]:

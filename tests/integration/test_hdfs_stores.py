@@ -43,12 +43,16 @@ def opened(hdfs, path="", *, user="", more=""):
 
 
 class TestWebHdfsConformance(StoreConformance):
+    served_by = "hdfs://, of a NameNode and a DataNode of Hadoop"
+
     @pytest.fixture
     def store(self, hdfs):
         return opened(hdfs)
 
 
 class TestWebHdfsOfAnotherUserConformance(StoreConformance):
+    served_by = "hdfs://, of a NameNode and a DataNode of Hadoop"
+
     @pytest.fixture
     async def store(self, hdfs):
         """Of a user who may write below one folder alone."""

@@ -60,12 +60,16 @@ async def fetch(url):
 
 
 class TestAzureConformance(StoreConformance):
+    served_by = "azure://, of azurite"
+
     @pytest.fixture
     def store(self, container):
         return opened(f"azure://{container}/")
 
 
 class TestPrefixedAzureConformance(StoreConformance):
+    served_by = "azure://, of azurite"
+
     @pytest.fixture
     def store(self, container):
         return opened(f"azure://{container}/some/prefix=1/")

@@ -92,12 +92,16 @@ async def fetch(url):
 
 
 class TestAzureAdConformance(StoreConformance):
+    served_by = "azure-ad://, of azurite"
+
     @pytest.fixture
     def store(self, root, container):
         return opened(f"{root}/{container}/")
 
 
 class TestPrefixedAzureAdConformance(StoreConformance):
+    served_by = "azure-ad://, of azurite"
+
     @pytest.fixture
     def store(self, root, container):
         return opened(f"{root}/{container}/some/prefix=1/")

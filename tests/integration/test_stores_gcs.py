@@ -133,18 +133,24 @@ async def answering(monkeypatch, answer):
 
 
 class TestGcsConformance(StoreConformance):
+    served_by = "gs://, of fake-gcs-server"
+
     @pytest.fixture
     def store(self, bucket):
         return opened(f"gs://{bucket}/")
 
 
 class TestPrefixedGcsConformance(StoreConformance):
+    served_by = "gs://, of fake-gcs-server"
+
     @pytest.fixture
     def store(self, bucket):
         return opened(f"gs://{bucket}/some/prefix=1/")
 
 
 class TestRewritingGcsConformance(StoreConformance):
+    served_by = "gs://, of fake-gcs-server"
+
     @pytest.fixture
     def store(self, bucket):
         return opened(f"gs://{bucket}/p/?find=a/journal/&replace=rewritten/to/")

@@ -79,18 +79,24 @@ async def fetch(url, **headers):
 
 
 class TestS3Conformance(StoreConformance):
+    served_by = "s3://, of versitygw"
+
     @pytest.fixture
     def store(self, url_of):
         return opened(url_of())
 
 
 class TestPrefixedS3Conformance(StoreConformance):
+    served_by = "s3://, of versitygw"
+
     @pytest.fixture
     def store(self, url_of):
         return opened(url_of("some/prefix=1/"))
 
 
 class TestRewritingS3Conformance(StoreConformance):
+    served_by = "s3://, of versitygw"
+
     @pytest.fixture
     def store(self, url_of):
         return opened(url_of("p/", "&find=journal/&Replace=elsewhere/"))

@@ -43,12 +43,16 @@ def make(tmp_path, executor, url="file:///"):
 
 
 class TestFileStoreConformance(StoreConformance):
+    served_by = "file://, of the file system"
+
     @pytest.fixture
     def store(self, tmp_path, executor):
         return make(tmp_path, executor)
 
 
 class TestPrefixedFileStoreConformance(StoreConformance):
+    served_by = "file://, of the file system"
+
     @pytest.fixture
     def store(self, tmp_path, executor):
         return make(tmp_path, executor, "file:///some/prefix/")

@@ -35,6 +35,8 @@ def store(tmp_path, executor, registry):
 
 
 class TestMeasuredStoreConformance(StoreConformance):
+    served_by = "file://, of the file system"
+
     @pytest.fixture
     def store(self, tmp_path, executor):
         driver = FileStore(parse_store_url(URL), file_root=tmp_path, executor=executor)
