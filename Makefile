@@ -49,8 +49,12 @@ test: $(STAMP) ## All tests, with real etcd, metastore, Trino, Spark and Dagster
 	$(PY) tools/check_needs.py
 	GAZETTE_REQUIRE_SERVERS=1 $(BIN)/pytest --run-slow $(PYTEST_ARGS)
 
-test-fast: $(STAMP) ## Unit, property, scenario and quick etcd tests: under 5 minutes
-	GAZETTE_REQUIRE_SERVERS=1 $(BIN)/pytest -m "not (hive or trino or spark or e2e or slow)" $(PYTEST_ARGS)
+# As in tools/try_pythons: modules, and a whole broker process with its client and command.
+FAST = -m "not (hive or trino or spark or e2e or slow)" tests/unit tests/property tests/scenario \
+	$(addprefix tests/integration/test_,broker_serve.py client_broker.py cli_gazctl.py)
+
+test-fast: $(STAMP) ## Tests of modules, and of one broker with its client: under 5 minutes
+	GAZETTE_REQUIRE_SERVERS=1 $(BIN)/pytest $(FAST) $(PYTEST_ARGS)
 
 test-pythons: $(STAMP) ## The fast tests on each later Python that this machine has
 	tools/try_pythons
@@ -59,7 +63,7 @@ mutants: $(STAMP) ## Break the modules that decide, and name changes that no tes
 	$(PY) tools/mutants.py $(MODULES)
 
 coverage: $(STAMP) ## Branch coverage of test-fast
-	$(BIN)/coverage run -m pytest -q -m "not (hive or trino or spark or e2e or slow)" $(PYTEST_ARGS)
+	$(BIN)/coverage run -m pytest -q $(FAST) $(PYTEST_ARGS)
 	$(BIN)/coverage report --skip-covered --sort=cover
 
 bench: $(STAMP) ## Measure throughput and latency; writes benchmarks/results/latest.json
