@@ -185,7 +185,8 @@ class GoOn:
     """Begin at this offset first, with these registers."""
 
     head: int
-    registers: LabelSet
+    registers: LabelSet | None
+    """None: those that the spools have."""
 
 
 @dataclass(frozen=True, slots=True)

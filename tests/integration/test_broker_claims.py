@@ -12,7 +12,7 @@ import pytest
 
 from gazette_platform.broker.epoch_store import read_record, write_record
 from gazette_platform.broker.epochs import EpochRecord, Holder
-from gazette_platform.broker.journal import claims
+from gazette_platform.broker.journal import claims, replica
 from gazette_platform.broker.journal.unstored import ask_other
 from gazette_platform.client import AsyncClient, Change, ClientConfig
 from gazette_platform.errors import StoreUnavailable
@@ -31,6 +31,7 @@ from gazette_platform.protocol import (
     SuspendLevel,
     SuspendSpec,
 )
+from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.local_broker import append, eventually, read_all
 
 pytestmark = pytest.mark.etcd
@@ -66,6 +67,33 @@ async def crash(broker):
     await broker._server.stop(grace_s=0.0)
     await broker._lease.revoke()
     await broker.abandon()
+
+
+async def test_a_noted_head_counts_though_the_spec_is_applied_anew_behind_the_claim(
+    cluster, monkeypatch
+):
+    """The claim deletes what else is known of the head, so the spool has to be there by then."""
+    first = await cluster.start(drain_timeout_s=20.0)
+    await cluster.apply(cluster.stub(first), spec(1))
+    await append(cluster.stub(first), JOURNAL, b"content, ")
+    await first.drain()
+    applied = []
+
+    async def claim_then_apply(context, *args, **options):
+        found = await claims.claim_journal(context, *args, **options)
+        if isinstance(found, claims.Claimed) and found.is_done and not applied:
+            key = item_key(context.config.etcd_prefix, JOURNAL)
+            result = await context.etcd.txn([], [Put(key, encode_journal_spec(spec(1)))])
+            await context.space.wait_for_revision(result.header.revision)
+            applied.append(result)
+        return found
+
+    monkeypatch.setattr(replica, "claim_journal", claim_then_apply)
+    second = await cluster.start()
+    stub = cluster.stub(second)
+    assert (await append(stub, JOURNAL, b"and more")).status == pb.OK
+    assert applied
+    assert await read_all(stub, JOURNAL) == b"content, and more"
 
 
 async def test_brokers_are_no_holders_that_came_while_etcd_was_asked(cluster, tasks, monkeypatch):

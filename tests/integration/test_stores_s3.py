@@ -389,7 +389,7 @@ async def test_a_journal_reads_the_union_of_its_stores(cluster, bucket, url_of):
     change = request.changes.add(expect_mod_revision=listed[0].journals[0].mod_revision)
     change.upsert.CopyFrom(spec(url_of(), "file:///").to_pb())
     assert (await stub.Apply(request, timeout=20)).status == pb.OK
-    await append(stub, JOURNAL, b"and in a bucket")
+    assert (await append(stub, JOURNAL, b"and in a bucket")).status == pb.OK
     await second.drain()
     stub = cluster.stub(await cluster.start())
     found = await eventually(lambda: all_stored(stub, 26))

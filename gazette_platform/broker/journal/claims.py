@@ -15,6 +15,7 @@ from gazette_platform.errors import GazetteError
 from gazette_platform.etcd import Compare, Delete, Put
 from gazette_platform.keyspace import assignments_prefix, encode_route, item_key
 from gazette_platform.protocol import SuspendLevel
+from gazette_platform.protocol.request_rules import OFFSET_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -98,19 +99,22 @@ async def claim_journal(
     has_noted_head = suspend is not None and (
         suspend.level is not SuspendLevel.NONE or suspend.offset > 0
     )
-    if suspend is not None and not is_reset:
-        end = max(end, suspend.offset)  # the appends that follow begin there
+    goes_on_at = end if suspend is None or is_reset else max(end, suspend.offset)
     decision = epochs.claim(
         record,
         create_revision=create_revision,
         holders=holders,
-        end=end,
+        end=goes_on_at,
         registers=registers,
         has_noted_head=has_noted_head,
         is_reset=is_reset,
     )
     if isinstance(decision, GoOn):
         return decision
+    if end < goes_on_at <= OFFSET_MAX:
+        # The spools go there before the claim, which deletes the only other note of that offset. If
+        # somebody then applied a spec without it, appends would begin where content already is.
+        return GoOn(goes_on_at, None)
     if isinstance(decision, Await):
         if decision.record is not None:
             await write_record(context.etcd, prefix, journal, decision.record, mod_revision)
