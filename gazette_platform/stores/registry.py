@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
 import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
@@ -31,6 +33,8 @@ _HEALTHY_INTERVAL_S: Final = 30 * 60.0
 # one that is down for long shall not be hammered by every broker.
 _FAILURE_INTERVALS_S: Final = (0.0, 0.1, 1.0, 1.0, 10.0, 10.0, 100.0)
 _JITTER: Final = 0.2
+# How often whoever needs an unhealthy store may have it checked before its wait is over.
+_ASKED_INTERVAL_S: Final = 2.0
 _SWEEP_INTERVAL_S: Final = 3600.0
 
 
@@ -63,6 +67,9 @@ class ActiveStore:
         )
         self.is_marked = True
         """Whether it was asked for since the last sweep."""
+        self.check_asked = asyncio.Event()
+        """Set when somebody asks for a check now."""
+        self._asked_at = -math.inf
 
     @property
     def store(self) -> FragmentStore:
@@ -87,6 +94,18 @@ class ActiveStore:
         while self._health is since:
             await self._changed.wait()
         return self._health
+
+    def ask_check(self) -> bool:
+        """Have an unhealthy store checked now, not after its wait. Returns: whether it will be.
+
+        Checks that were asked for are some seconds apart.
+        """
+        now = self._clock.monotonic()
+        if self._health.error is None or now - self._asked_at < _ASKED_INTERVAL_S:
+            return False
+        self._asked_at = now
+        self.check_asked.set()
+        return True
 
     def update_health(self, error: StoreError | None, *, is_check: bool = True) -> None:
         """Publish a result and wake those who wait for one."""
@@ -145,7 +164,7 @@ class StoreRegistry:
         *,
         rng: random.Random | None = None,
         check: Callable[[FragmentStore], Awaitable[None]] = health_check,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        pause: Callable[[float, asyncio.Event], Awaitable[None]] | None = None,
         faults: Faults | None = None,
     ) -> None:
         """Start without stores.
@@ -156,7 +175,7 @@ class StoreRegistry:
             tasks: owns the health loops, one per store, which end with it.
             rng: spreads the checks of many brokers.
             check: raises a `StoreError` if the store is not well.
-            sleep: waits a number of seconds.
+            pause: waits a number of seconds, or until an event is set if that is sooner.
             faults: told of checks that fail in a way that nobody foresaw.
         """
         self._opener = opener
@@ -164,7 +183,7 @@ class StoreRegistry:
         self._tasks = tasks
         self._rng = rng or random.Random()  # noqa: S311  not for secrets
         self._check = check
-        self._sleep = sleep
+        self._pause = pause or _pause
         self._faults = faults or Faults()
         self._stores: dict[str, ActiveStore] = {}
         self._loops: dict[str, asyncio.Task[None]] = {}
@@ -228,5 +247,14 @@ class StoreRegistry:
                     _log.info("fragment store %s is healthy again", active.url)
                 failures = 0
                 interval_s = _HEALTHY_INTERVAL_S
+            active.check_asked.clear()
             active.update_health(error)
-            await self._sleep(interval_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER))
+            await self._pause(
+                interval_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER), active.check_asked
+            )
+
+
+async def _pause(seconds: float, asked: asyncio.Event) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await asked.wait()

@@ -86,7 +86,7 @@ class Checks:
         if result is not None:
             raise result
 
-    async def sleep(self, seconds):
+    async def pause(self, seconds, asked):
         self.waits.append(seconds)
 
 
@@ -106,7 +106,7 @@ def make(tasks, opener=ScriptedStore, clock=None, checks=None, rng=None):
         tasks,
         rng=rng or random.Random(1),
         check=checks.check,
-        sleep=checks.sleep,
+        pause=checks.pause,
     )
 
 
@@ -408,11 +408,11 @@ async def test_without_file_descriptors_a_store_is_unhealthy_for_now(tasks):
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     pause = asyncio.Event()
 
-    async def sleep(_):
+    async def until_set(*_):
         await pause.wait()
         pause.clear()
 
-    registry = StoreRegistry(ScriptedStore, ManualClock(), tasks, sleep=sleep)
+    registry = StoreRegistry(ScriptedStore, ManualClock(), tasks, pause=until_set)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
         store = registry.get("file:///")
@@ -432,7 +432,7 @@ async def test_a_check_that_fails_in_a_way_that_nobody_foresaw_is_an_unhealthy_s
         ManualClock(),
         tasks,
         check=checks.check,
-        sleep=checks.sleep,
+        pause=checks.pause,
         faults=faults,
     )
     store = registry.get("file:///")

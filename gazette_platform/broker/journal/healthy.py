@@ -17,6 +17,9 @@ __all__ = ["wait_healthy"]
 # told why. It is counted from when the store failed: checks of one that is away for long are 100 s apart.
 _HEALTH_CHECKS_MAX = 5
 _UNHEALTHY_S = 20.0
+# A store that is back shall take appends again at once: one that needs it asks for a check, and waits
+# for the answer of a store that answers.
+_ASKED_S = 0.5
 
 
 async def wait_healthy(store: ActiveStore, clock: Clock) -> str:
@@ -25,5 +28,9 @@ async def wait_healthy(store: ActiveStore, clock: Clock) -> str:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(health.since_s + _UNHEALTHY_S - clock.monotonic()):
             while health.error is not None and health.failures <= _HEALTH_CHECKS_MAX:
+                health = await store.wait_health_change(health)
+    if health.error is not None and store.ask_check():
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ASKED_S):
                 health = await store.wait_health_change(health)
     return "" if health.error is None else f"fragment store {store.url} unhealthy: {health.error}"
