@@ -13,26 +13,27 @@ from gazette_platform.ops import turns as module
 from gazette_platform.ops.turns import Turns
 
 
+# Time is that of this thread's CPU: what other processes take counts for nothing.
 def busy(seconds):
-    until = time.perf_counter() + seconds
-    while time.perf_counter() < until:
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
         pass
 
 
 async def compute(rounds):
     turns = Turns()
     for _ in range(rounds):
-        busy(0.002)
+        busy(0.0005)
         await turns.take()
 
 
 async def longest_gap_s(work):
     """How long the loop let nobody else have a turn while `work` went on."""
     task = asyncio.ensure_future(work)  # noqa: TID251  awaited below
-    longest, last = 0.0, time.perf_counter()
+    longest, last = 0.0, time.thread_time()
     while not task.done():
         await asyncio.sleep(0)
-        now = time.perf_counter()
+        now = time.thread_time()
         longest, last = max(longest, now - last), now
     await task
     return longest
@@ -42,9 +43,9 @@ async def longest_gap_s(work):
 async def test_computations_hold_nobody_up_however_many_there_are(count):
     # Of one turn each in every round of the loop it would be 0.6 s.
     async def all_of_them():
-        await asyncio.gather(*[compute(8) for _ in range(count)])
+        await asyncio.gather(*[compute(32) for _ in range(count)])
 
-    assert await longest_gap_s(all_of_them()) < 0.3
+    assert await longest_gap_s(all_of_them()) < 0.15
 
 
 async def test_turns_come_in_order_and_pass_over_who_has_left():

@@ -180,27 +180,27 @@ async def test_half_open_tells_the_upstream_only(proxy, dial, echo):
 
 async def test_delay_adds_up_over_both_directions(proxy, dial):
     reader, writer = await dial()
-    proxy.delay(0.05)
+    proxy.delay(0.25)
     began = time.monotonic()
     writer.write(b"a")
     await said(reader, 1)
-    assert 0.1 <= time.monotonic() - began < 1.0
+    assert 0.5 <= time.monotonic() - began < 5.0
     await proxy.heal()
     began = time.monotonic()
     writer.write(b"b")
     assert await said(reader, 1) == b"b"
-    assert time.monotonic() - began < 0.1
+    assert time.monotonic() - began < 0.5
 
 
 async def test_delay_does_not_limit_the_rate(proxy, dial):
     reader, writer = await dial()
-    proxy.delay(0.05, Direction.TO_UPSTREAM)
+    proxy.delay(0.3, Direction.TO_UPSTREAM)
     began = time.monotonic()
     for number in range(10):
         writer.write(bytes([number]))
         await asyncio.sleep(0.005)
     assert await said(reader, 10) == bytes(range(10))
-    assert time.monotonic() - began < 0.45
+    assert time.monotonic() - began < 2.0  # of one behind the other it would be 3
 
 
 async def test_limit_of_the_rate(proxy, dial):
@@ -209,7 +209,7 @@ async def test_limit_of_the_rate(proxy, dial):
     began = time.monotonic()
     writer.write(b"x" * 20_000)
     await said(reader, 20_000)
-    assert 0.15 <= time.monotonic() - began < 1.0
+    assert 0.15 <= time.monotonic() - began < 5.0
 
 
 async def test_upstream_that_is_not_there_resets_clients(dial, proxy):
