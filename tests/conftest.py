@@ -123,7 +123,8 @@ def sturdy_etcd_binary() -> Path:
 
 @pytest.fixture
 async def tasks() -> AsyncGenerator[TaskGroup]:
-    """Owns the tasks of a test, and ends those that are left."""
+    """Owns the tasks of a test, and ends those that are left; none may have failed."""
     group = TaskGroup("test")
     yield group
     await group.close()
+    assert group.failure is None

@@ -1,20 +1,18 @@
 """Every command of gazctl against a real broker process and a real etcd."""
 
-import io
 import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-import types
 from pathlib import Path
 
 import orjson
 import pytest
 import yaml
+from gazctl_runner import gazctl_runner
 
-from gazette_platform.cli.gazctl import main
 from gazette_platform.testing.broker import BrokerServer
 
 pytestmark = pytest.mark.etcd
@@ -78,18 +76,8 @@ def start(shared, tmp_path):
 
 @pytest.fixture
 def gazctl(shared, monkeypatch, tmp_path, capfdbinary):
-    """Run a command to its end, in this process: starting one takes a second."""
-    monkeypatch.setenv("BROKER_ADDRESS", shared.address)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-
-    def run(*args, stdin=b""):
-        monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=io.BytesIO(stdin)))
-        code = main(["journals", *map(str, args)])
-        out, err = capfdbinary.readouterr()
-        return types.SimpleNamespace(code=code, out=out, err=err.decode())
-
-    return run
+    """Run a command of `gazctl journals` to its end, in this process."""
+    return gazctl_runner(shared.address, monkeypatch, tmp_path, capfdbinary)
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ import base64
 import os
 import uuid
 
-import aiohttp
 import pytest
 from object_servers import azure_server, need_npm
+from object_stores import fetch, opened
 from stored_journal import persist_and_restart
 
 from gazette_platform.errors import AccessDenied, StoreUnavailable
-from gazette_platform.stores import health_check, open_store
+from gazette_platform.stores import health_check
 from gazette_platform.stores.health import put_bytes
 from gazette_platform.testing.stores import StoreConformance, listing, read_all
 
@@ -44,19 +44,6 @@ def container(server):
     name = f"c{uuid.uuid4().hex}"
     server.make_container(name)
     return name
-
-
-def opened(url):
-    return open_store(url, file_root=None)
-
-
-async def fetch(url):
-    """GET without credentials, and without decompressing. Returns: response and body."""
-    async with (
-        aiohttp.ClientSession(auto_decompress=False) as session,
-        session.get(url) as response,
-    ):
-        return response, await response.read()
 
 
 class TestAzureConformance(StoreConformance):

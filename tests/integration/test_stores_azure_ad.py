@@ -14,11 +14,12 @@ import uuid
 import aiohttp
 import pytest
 from object_servers import azure_server, need_npm
+from object_stores import fetch, opened
 from stored_journal import persist_and_restart
 from token_authority import token_authority
 
 from gazette_platform.errors import AccessDenied, StoreUnavailable
-from gazette_platform.stores import health_check, open_store
+from gazette_platform.stores import health_check
 from gazette_platform.stores.health import put_bytes
 from gazette_platform.testing.certificates import CertificateAuthority
 from gazette_platform.testing.local_broker import eventually
@@ -76,19 +77,6 @@ def container(server):
 def root(server, authority):
     """Of the URLs of stores."""
     return f"azure-ad://{authority.tenant}/{server.account}"
-
-
-def opened(url):
-    return open_store(url, file_root=None)
-
-
-async def fetch(url):
-    """GET without credentials, and without decompressing. Returns: response and body."""
-    async with (
-        aiohttp.ClientSession(auto_decompress=False) as session,
-        session.get(url) as response,
-    ):
-        return response, await response.read()
 
 
 class TestAzureAdConformance(StoreConformance):

@@ -16,20 +16,19 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-import aiohttp
 import pytest
-import yarl
 from aiohttp import web
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from object_servers import gcs_server, need_go
+from object_stores import fetch, opened
 from stored_journal import persist_and_restart
 
 from gazette_platform.errors import AccessDenied, ObjectNotFound, StoreUnavailable, ValidationError
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import CompressionCodec
-from gazette_platform.stores import gcs_bucket, health_check, open_store
+from gazette_platform.stores import gcs_bucket, health_check
 from gazette_platform.stores.health import put_bytes
 from gazette_platform.testing.local_broker import eventually
 from gazette_platform.testing.stores import StoreConformance, listing, read_all
@@ -100,19 +99,6 @@ def bucket(server):
     name = f"b{uuid.uuid4().hex}"
     server.make_bucket(name)
     return name
-
-
-def opened(url):
-    return open_store(url, file_root=None)
-
-
-async def fetch(url, **headers):
-    """GET without credentials, and without decompressing. Returns: response and body."""
-    async with (
-        aiohttp.ClientSession(auto_decompress=False) as session,
-        session.get(yarl.URL(url, encoded=True), headers=headers) as response,
-    ):
-        return response, await response.read()
 
 
 @asynccontextmanager

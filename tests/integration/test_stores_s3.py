@@ -10,15 +10,15 @@ import uuid
 from datetime import timedelta
 from pathlib import Path
 
-import aiohttp
 import pytest
 from grpc import aio
 from object_servers import need_go, s3_server
+from object_stores import fetch, opened
 
 from gazette_platform.errors import AccessDenied, DataError, StoreUnavailable, ValidationError
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 from gazette_platform.protocol.pb import protocol_pb2 as pb, protocol_pb2_grpc
-from gazette_platform.stores import health_check, open_store, s3
+from gazette_platform.stores import health_check, s3
 from gazette_platform.stores.health import put_bytes
 from gazette_platform.testing.local_broker import append, eventually, read_all as read_journal
 from gazette_platform.testing.stores import StoreConformance, listing, read_all
@@ -63,19 +63,6 @@ def url_of(server, bucket):
     return lambda prefix="", more="": (
         f"s3://{bucket}/{prefix}?endpoint={server.endpoint}&region=us-east-1{more}"
     )
-
-
-def opened(url):
-    return open_store(url, file_root=None)
-
-
-async def fetch(url, **headers):
-    """GET without credentials, and without decompressing. Returns: response and body."""
-    async with (
-        aiohttp.ClientSession(auto_decompress=False) as session,
-        session.get(url, headers=headers) as response,
-    ):
-        return response, await response.read()
 
 
 class TestS3Conformance(StoreConformance):

@@ -33,7 +33,6 @@ from gazette_platform.keyspace import (
 )
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.faults import Faults
-from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import (
     BrokerSpec,
     CompressionCodec,
@@ -232,14 +231,6 @@ def chunk(content):
 async def peer():
     async with Peer() as peer:
         yield peer
-
-
-@pytest.fixture
-async def tasks():
-    group = TaskGroup("test")
-    yield group
-    assert group.failure is None
-    await group.close()
 
 
 @pytest.fixture

@@ -1,12 +1,8 @@
 """A fake broker in a thread of its own, and gazctl, which asks it."""
 
-import io
-import sys
-import types
-
 import pytest
+from gazctl_runner import gazctl_runner
 
-from gazette_platform.cli.gazctl import main
 from gazette_platform.client.loop_thread import LoopThread
 from gazette_platform.testing.fake_broker import FakeBroker
 
@@ -29,14 +25,4 @@ def broker():
 @pytest.fixture
 def gazctl(broker, monkeypatch, tmp_path, capfdbinary):
     """Run a command of `gazctl journals` in an empty folder."""
-    monkeypatch.setenv("BROKER_ADDRESS", broker.address)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-
-    def run(*args, stdin=b""):
-        monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=io.BytesIO(stdin)))
-        code = main(["journals", *map(str, args)])
-        out, err = capfdbinary.readouterr()
-        return types.SimpleNamespace(code=code, out=out, err=err.decode())
-
-    return run
+    return gazctl_runner(broker.address, monkeypatch, tmp_path, capfdbinary)

@@ -24,7 +24,6 @@ from gazette_platform.broker.append.content import (
 from gazette_platform.broker.journal.resolver import Resolution
 from gazette_platform.broker.wire.interface import READ_AHEAD_BYTES, Code, RpcFailed
 from gazette_platform.ops.clock import ManualClock
-from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import (
     ZERO_SUM,
     CompressionCodec,
@@ -55,14 +54,6 @@ class Client:
         if isinstance(message, Exception):
             raise message
         return message
-
-
-@pytest.fixture
-async def tasks():
-    group = TaskGroup("test")
-    yield group
-    assert group.failure is None
-    await group.close()
 
 
 def receive(client, *, clock=None, min_rate=1000, max_rate=0):

@@ -50,14 +50,6 @@ class Bench:
 
 
 @pytest.fixture
-async def tasks():
-    group = TaskGroup("test")
-    yield group
-    assert group.failure is None
-    await group.close()
-
-
-@pytest.fixture
 async def bench(tasks):
     return Bench(tasks)
 

@@ -3,28 +3,14 @@
 import re
 
 import orjson
+from gazctl_runner import TWO_JOURNALS
 from google.protobuf import text_format
 
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 
-SPEC = b"""
-name: a/
-replication: 1
-fragment:
-  length: 1048576
-  compression_codec: GZIP
-  stores: [file:///]
-  refresh_interval: 1m
-  retention: 1h
-children:
-- name: a/one
-- name: a/two
-  labels: [{name: env, value: test}]
-"""
-
 
 def test_list_as_json_and_prototext(gazctl, broker):
-    gazctl("apply", stdin=SPEC)
+    gazctl("apply", stdin=TWO_JOURNALS)
     listing = orjson.loads(gazctl("list", "-l", "name=a/one", "-o", "json").out)
     assert listing["status"] == "OK"
     assert listing["journals"][0]["spec"]["fragment"]["refresh_interval"] == "60s"
@@ -107,11 +93,13 @@ LISTING_JSON = (
 
 
 def test_listings_are_of_these_bytes(gazctl, broker):
-    gazctl("apply", stdin=SPEC)
+    gazctl("apply", stdin=TWO_JOURNALS)
     assert gazctl("list", "-o", "yaml").out.decode() == LISTING_YAML
     listed = gazctl("list", "a/two", "-o", "json").out.decode()
     assert listed == LISTING_JSON.format(address=broker.address)
-    with_query = SPEC.replace(b"file:///", b"s3://b/?profile=p&endpoint=e").replace(b"a/", b"b/")
+    with_query = TWO_JOURNALS.replace(b"file:///", b"s3://b/?profile=p&endpoint=e").replace(
+        b"a/", b"b/"
+    )
     gazctl("apply", stdin=with_query)
     listed = gazctl("list", "b/two", "-o", "json").out.decode()
     assert '"stores":["s3://b/?profile=p\\u0026endpoint=e"]' in listed

@@ -9,6 +9,7 @@ import grpc
 import orjson
 import pytest
 import yaml
+from gazctl_runner import TWO_JOURNALS
 
 from gazette_platform.cli.gazctl import main
 from gazette_platform.message import fnv1a32, frame_fixed, modulo
@@ -16,24 +17,11 @@ from gazette_platform.protocol import Status
 from gazette_platform.protocol.pb import protocol_pb2 as pb
 from gazette_platform.testing.fake_broker import Fault
 
-SPEC = b"""
-name: a/
-replication: 1
-fragment:
-  length: 1048576
-  compression_codec: GZIP
-  stores: [file:///]
-  refresh_interval: 1m
-  retention: 1h
-children:
-- name: a/one
-- name: a/two
-  labels: [{name: env, value: test}]
-"""
-
 
 def test_apply_list_and_delete(gazctl, broker):
-    assert gazctl("apply", stdin=SPEC).err == "applied 2 and deleted 0 journals, revision 2\n"
+    assert (
+        gazctl("apply", stdin=TWO_JOURNALS).err == "applied 2 and deleted 0 journals, revision 2\n"
+    )
     assert gazctl("list").out == b"Name\na/one\na/two\n"
     table = gazctl("list", "-p", "-r", "--rf", "--stores", "-L", "env", "-l", "env=test")
     assert table.out.splitlines()[1].split() == [
@@ -47,7 +35,7 @@ def test_apply_list_and_delete(gazctl, broker):
 
 
 def test_dry_run_prints_the_request_and_changes_nothing(gazctl, broker):
-    result = gazctl("apply", "--dry-run", stdin=SPEC)
+    result = gazctl("apply", "--dry-run", stdin=TWO_JOURNALS)
     assert result.out.startswith(b'changes: <\n  upsert: <\n    name: "a/one"')
     assert broker.calls["Apply"] == 0
 
@@ -57,10 +45,13 @@ def test_dry_run_prints_the_request_and_changes_nothing(gazctl, broker):
     [
         (b"name: [", "stdin: "),
         (b"nme: a/one", "nme"),
-        (SPEC.replace(b"a/two", b"b/two"), "expected parent Name to prefix child"),
-        (SPEC.replace(b"GZIP", b"GZIPPED"), "GZIPPED"),
-        (SPEC.replace(b"refresh_interval: 1m", b""), "RefreshInterval"),
-        (SPEC + b"---\n" + SPEC, "expected a single document in the stream, but found another"),
+        (TWO_JOURNALS.replace(b"a/two", b"b/two"), "expected parent Name to prefix child"),
+        (TWO_JOURNALS.replace(b"GZIP", b"GZIPPED"), "GZIPPED"),
+        (TWO_JOURNALS.replace(b"refresh_interval: 1m", b""), "RefreshInterval"),
+        (
+            TWO_JOURNALS + b"---\n" + TWO_JOURNALS,
+            "expected a single document in the stream, but found another",
+        ),
         (b"name: a/", "expected one or more Children (a name that is empty or ends in '/'"),
     ],
     ids=["broken", "key", "prefix", "codec", "interval", "documents", "directory"],
@@ -75,8 +66,8 @@ def test_bad_specs_are_one_line_and_change_nothing(gazctl, broker, document, tex
 
 
 def test_stale_revision_is_told_with_what_to_do(gazctl):
-    gazctl("apply", stdin=SPEC)
-    result = gazctl("apply", stdin=SPEC)
+    gazctl("apply", stdin=TWO_JOURNALS)
+    result = gazctl("apply", stdin=TWO_JOURNALS)
     assert result.code == 1
     assert "a/one is at revision 2, and the specs expect that it is new" in result.err
     assert "list the journals again" in result.err
@@ -208,7 +199,7 @@ def test_times_beyond_64_bits_are_usage_errors(gazctl, broker, option):
 
 
 def test_lines_without_their_last_newline_are_told(gazctl, broker, tmp_path):
-    lines = SPEC.replace(b"name: env, value: test", b"name: content-type, value: text/csv")
+    lines = TWO_JOURNALS.replace(b"name: env, value: test", b"name: content-type, value: text/csv")
     assert gazctl("apply", stdin=lines).code == 0
     (tmp_path / "cut").write_bytes(b"1,2\n3,4")
     (tmp_path / "whole").write_bytes(b"1,2\n")
@@ -432,7 +423,7 @@ def editor(tmp_path, monkeypatch, *scripts):
 
 
 def test_edit_applies_and_opens_again_on_error(gazctl, broker, tmp_path, monkeypatch):
-    gazctl("apply", stdin=SPEC)
+    gazctl("apply", stdin=TWO_JOURNALS)
     editor(
         tmp_path,
         monkeypatch,
@@ -446,7 +437,7 @@ def test_edit_applies_and_opens_again_on_error(gazctl, broker, tmp_path, monkeyp
 
 
 def test_edit_without_a_change_cancels(gazctl, broker, tmp_path, monkeypatch):
-    gazctl("apply", stdin=SPEC)
+    gazctl("apply", stdin=TWO_JOURNALS)
     editor(tmp_path, monkeypatch, "pass", "file.write_text('')")
     for _ in range(2):
         assert gazctl("edit", "-l", "name=a/one").err == "edit cancelled: nothing was changed\n"
@@ -454,7 +445,7 @@ def test_edit_without_a_change_cancels(gazctl, broker, tmp_path, monkeypatch):
 
 
 def test_edit_gives_up_on_an_error_left_as_it_is(gazctl, broker, tmp_path, monkeypatch):
-    gazctl("apply", stdin=SPEC)
+    gazctl("apply", stdin=TWO_JOURNALS)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for number, at_last in enumerate(("pass", "sys.exit(1)"), 1):
         editor(tmp_path, monkeypatch, "file.write_text('nonsense: 1')", at_last)
@@ -467,7 +458,7 @@ def test_edit_gives_up_on_an_error_left_as_it_is(gazctl, broker, tmp_path, monke
 
 
 def test_missing_editor_is_named(gazctl, broker, monkeypatch):
-    gazctl("apply", stdin=SPEC)
+    gazctl("apply", stdin=TWO_JOURNALS)
     monkeypatch.setenv("GAZ_EDITOR", "/no/such/editor")
     assert "editor /no/such/editor was not found" in gazctl("edit", "-l", "name=a/one").err
 

@@ -10,7 +10,6 @@ import pytest
 from gazette_platform.fragment.cover_set import CoverSet
 from gazette_platform.fragment.index import Index, IndexSummary
 from gazette_platform.ops.clock import ManualClock
-from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import Fragment, Status
 
 HOUR_S = 3600
@@ -63,14 +62,6 @@ def clock():
 @pytest.fixture
 def index(clock):
     return Index(clock)
-
-
-@pytest.fixture
-async def tasks():
-    group = TaskGroup("test")
-    yield group
-    await group.close()
-    assert group.failure is None
 
 
 async def blocked(tasks, coro):

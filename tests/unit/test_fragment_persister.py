@@ -17,29 +17,15 @@ from gazette_platform.codecs import decompressor
 from gazette_platform.errors import AccessDenied, StoreUnavailable
 from gazette_platform.fragment import persister
 from gazette_platform.fragment.refresh import FragmentLister
-from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import (
     CompressionCodec,
 )
 
 
 @pytest.fixture
-def executor():
+def bench(tmp_path, tasks):
     with ThreadPoolExecutor(2) as pool:
-        yield pool
-
-
-@pytest.fixture
-async def tasks():
-    group = TaskGroup("test")
-    yield group
-    await group.close()
-    assert group.failure is None
-
-
-@pytest.fixture
-def bench(tmp_path, tasks, executor):
-    return PersisterBench(tmp_path, tasks, executor)
+        yield PersisterBench(tmp_path, tasks, pool)
 
 
 async def test_pe1_replica_spools_queue_empty_ones_do_not(bench):

@@ -12,26 +12,12 @@ from persister_bench import PersisterBench
 from gazette_platform.errors import AccessDenied, StoreUnavailable
 from gazette_platform.fragment.cover_set import CoverSet
 from gazette_platform.fragment.index import Index
-from gazette_platform.ops.tasks import TaskGroup
 
 
 @pytest.fixture
-def executor():
+def bench(tmp_path, tasks):
     with ThreadPoolExecutor(2) as pool:
-        yield pool
-
-
-@pytest.fixture
-async def tasks():
-    group = TaskGroup("test")
-    yield group
-    await group.close()
-    assert group.failure is None
-
-
-@pytest.fixture
-def bench(tmp_path, tasks, executor):
-    return PersisterBench(tmp_path, tasks, executor)
+        yield PersisterBench(tmp_path, tasks, pool)
 
 
 def small_spools(bench, count, **settings):

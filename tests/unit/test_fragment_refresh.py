@@ -14,7 +14,6 @@ from gazette_platform.fragment.cover_set import CoverSet
 from gazette_platform.fragment.index import KEPT_S, Index
 from gazette_platform.fragment.refresh import FragmentLister, Refresher
 from gazette_platform.ops.clock import ManualClock
-from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import CompressionCodec, Fragment, FragmentSpec, JournalSpec
 from gazette_platform.stores import open_store
 
@@ -242,13 +241,6 @@ async def test_what_is_persisted_while_a_listing_runs_is_not_asked_for(tmp_path)
     await bench.store(0, 100, is_ours=True)
     assert bench.index.lately_stored(CoverSet(), STORES, listing=listing) == []
     assert len(bench.index.lately_stored(CoverSet(), STORES, listing=listing + 2)) == 1
-
-
-@pytest.fixture
-async def tasks():
-    group = TaskGroup("test")
-    yield group
-    await group.close()
 
 
 class Waiting:

@@ -19,7 +19,6 @@ from gazette_platform.errors import (
 )
 from gazette_platform.ops.clock import ManualClock
 from gazette_platform.ops.faults import Faults
-from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.stores import (
     ActiveStore,
     StoredObject,
@@ -88,14 +87,6 @@ class Checks:
 
     async def pause(self, seconds, asked):
         self.waits.append(seconds)
-
-
-@pytest.fixture
-async def tasks():
-    group = TaskGroup("test")
-    yield group
-    await group.close()
-    assert group.failure is None
 
 
 def make(tasks, opener=ScriptedStore, clock=None, checks=None, rng=None):
