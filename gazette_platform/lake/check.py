@@ -69,7 +69,7 @@ def _check_json(spec: TableSpec, lines: list[bytes], where: str) -> None:
             f"{_shown(lines[0])}): correct `format` of the table spec, or `selector`"
         )
     keys = dict.fromkeys(key for record in records for key in record)
-    wanted = {c.name for c in spec.columns}
+    wanted = {c.key for c in spec.columns}
     if wanted.isdisjoint(keys):
         found = ", ".join(list(keys)[:_KEYS_SHOWN]) or "none"
         raise SchemaMismatch(
@@ -77,7 +77,7 @@ def _check_json(spec: TableSpec, lines: list[bytes], where: str) -> None:
             f"(keys found: {found}; their case matters): correct `columns` of the table spec"
         )
     for column in spec.columns:
-        values = [r[column.name] for r in records if r.get(column.name) is not None]
+        values = [r[column.key] for r in records if r.get(column.key) is not None]
         parsed = column.parsed
         if values and not any(_is_of(parsed, value) for value in values):
             raise SchemaMismatch(

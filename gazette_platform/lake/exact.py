@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from gazette_platform.errors import SchemaMismatch
 from gazette_platform.hive import HiveTable, StorageFormat
 from gazette_platform.lake.schema import parse_type
+from gazette_platform.lake.tables import spark_schema
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -65,12 +66,8 @@ def exact_view(
         "view.query.out.numCols": str(len(names)),
         **{f"view.query.out.col.{index}": name for index, name in enumerate(names)},
         # So that Spark keeps the case of names. The view has no data source of its own.
-        **{
-            key: value
-            for key, value in table.parameters.items()
-            if key == "spark.sql.create.version"
-            or (key.startswith("spark.sql.sources.schema") and "artCol" not in key)
-        },
+        **{k: v for k, v in table.parameters.items() if k == "spark.sql.create.version"},
+        **(_view_schema(spec, table) if spec.format == "json" else {}),
     }
     return HiveTable(
         database=table.database,
@@ -81,8 +78,13 @@ def exact_view(
         storage=_STORAGE,
         parameters=parameters,
         view_original=_trino_definition(table, comment, _trino_sql(table, excluded)),
-        view_expanded=_spark_sql(spec, table, names, excluded),
+        view_expanded=_spark_sql(spec, table, excluded),
     )
+
+
+def _view_schema(spec: TableSpec, table: HiveTable) -> dict[str, str]:
+    keys = [(c.name, c.type) for c in table.partition_columns]
+    return spark_schema([c.name for c in spec.columns], spec, keys)
 
 
 def ensure_exact_view(
@@ -165,10 +167,13 @@ def _trino_sql(table: HiveTable, excluded: Mapping[tuple[str, ...], Collection[s
 def _spark_sql(
     spec: TableSpec,
     table: HiveTable,
-    names: Iterable[str],
     excluded: Mapping[tuple[str, ...], Collection[str]],
 ) -> str:
-    columns = ", ".join(f"`{name}`" for name in names)
+    # Spark calls columns of the table by the records' keys; those of the view have their names.
+    columns = ", ".join(
+        [f"{_quoted(c.source)} AS `{c.name}`" if c.source else f"`{c.name}`" for c in spec.columns]
+        + [f"`{c.name}`" for c in table.partition_columns]
+    )
     source, file_name = f"`{table.database}`.`{table.name}`", "_metadata.file_name"
     if spec.format != "json" and excluded:
         # Only Spark's own sources know `_metadata`. For a Hive SerDe the path has to be taken in a
@@ -185,6 +190,10 @@ def _spark_sql(
         listed = ", ".join(_spark_literal("string", name) for name in files)
         conditions.append(f"NOT ({' AND '.join([*keys, f'{file_name} IN ({listed})'])})")
     return f"{sql} WHERE {' AND '.join(conditions)}" if conditions else sql
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
 
 
 def _trino_literal(kind: str, value: str) -> str:

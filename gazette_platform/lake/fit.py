@@ -136,8 +136,8 @@ class FitChecker:
 
 
 def json_columns(spec: TableSpec) -> frozenset[str]:
-    """Names to look for in records: CSV has columns by position only."""
-    return frozenset(c.name for c in spec.columns) if spec.format == "json" else frozenset()
+    """Keys to look for in records: CSV has columns by position only."""
+    return frozenset(c.key for c in spec.columns) if spec.format == "json" else frozenset()
 
 
 def without_columns(finding: Finding, spec: TableSpec, seen: Iterable[str]) -> Finding | None:

@@ -193,7 +193,7 @@ def partition_columns(spec: TableSpec, layout: Layout) -> tuple[PartitionColumn,
             f"{spec.name}: partition key {missing[0]!r} is in no journal name or path postfix "
             f"(found: {', '.join(layout.keys) or 'none'}); correct `partitions`"
         )
-    data = {c.name.lower() for c in spec.columns}
+    data = spec.data_names
     columns: list[PartitionColumn] = []
     for key in layout.keys:
         partition = described.get(key, Partition(name=key))

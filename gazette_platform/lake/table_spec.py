@@ -9,6 +9,7 @@ A spec is a YAML file:
     fresh_within: 24h                   # Dagster shows the table as stale after that
     columns:
       - {name: carrier, type: string, comment: two letters}
+      - {name: tail_no, from: tail no., type: string}   # a key that is no SQL name
     partitions:                         # optional: types and names of keys found in the path
       - {name: hour, as: fragment_hour, type: int}
 
@@ -31,7 +32,7 @@ from gazette_platform.protocol import LabelSelector, parse_duration
 from gazette_platform.yaml_specs.strict_yaml import check_yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "check_clash",
     "load_table_specs",
     "parse_table_spec",
+    "read_table_spec",
     "specs_digest",
 ]
 
@@ -50,6 +52,7 @@ _COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,126}\Z")
 # Hive partition unnoticed.
 _PARTITION_TYPES = ("string", "tinyint", "smallint", "int", "bigint", "date")
 _COLUMNS_MAX = 2000
+_KEY_CHARACTERS_MAX = 256
 # Dagster looks once a minute or so.
 _FRESH_MIN_S = 120
 _SPEC_BYTES_MAX = 1 << 20
@@ -62,12 +65,21 @@ _NO_VALUE = re.compile(r"(?P<term>[^,()]*=)\s*(,|\Z)")
 _ENUM = re.compile(r"Invalid enum value (?P<found>'.*') - at")
 
 
-class Column(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A data column; the name is matched with the record's key as written."""
+class Column(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """A data column; its `key` is matched with the record's as written."""
 
     name: str
     type: str
     comment: str = ""
+    source: str = msgspec.field(default="", name="from")
+    """The record's key, where that is no SQL name."""
+
+    @property
+    def key(self) -> str:
+        """The key that records have."""
+        return self.source or self.name
 
     @property
     def parsed(self) -> ColumnType:
@@ -112,6 +124,11 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return self.name.partition(".")[2]
 
     @property
+    def data_names(self) -> set[str]:
+        """Names of the data columns in any engine, in lower case: Spark goes by records' keys."""
+        return {name.lower() for c in self.columns for name in (c.name, c.key)}
+
+    @property
     def label_selector(self) -> LabelSelector:
         """The parsed selector."""
         return LabelSelector.parse(self.selector)
@@ -131,22 +148,35 @@ def parse_table_spec(text: str | bytes) -> TableSpec:
     """The spec in YAML `text`.
 
     Raises: ValidationError: not YAML, unknown or missing keys, or a rule is broken; the path names
-        the key.
+        the key. Of several errors the message holds all, each with its key.
     """
+    spec, errors = read_table_spec(text)
+    if spec is None:
+        if len(errors) == 1:
+            raise errors[0]
+        raise ValidationError("; ".join(map(str, errors)))
+    return spec
+
+
+def read_table_spec(text: str | bytes) -> tuple[TableSpec | None, list[ValidationError]]:
+    """The spec in YAML `text`, or else all that is wrong with it, in the order of its keys."""
     try:
         check_yaml(text)
     except ValidationError as err:
-        raise ValidationError(f"not valid YAML: {err.message.removeprefix('yaml: ')}") from err
+        message = err.message.removeprefix("yaml: ")
+        return None, [ValidationError(f"not valid YAML: {message}")]
     try:
-        spec = msgspec.yaml.decode(text, type=TableSpec)
-    except msgspec.ValidationError as err:
-        raise _shape_error(str(err)) from err
+        raw = msgspec.yaml.decode(text)
     # Besides what it says, constructors of scalars raise what they meet: of a date such as
     # 2001-99-99, or a number of thousands of digits.
-    except Exception as err:
-        raise ValidationError(f"not valid YAML: {' '.join(str(err).split())}") from err
-    _validate(spec)
-    return spec
+    except Exception as err:  # noqa: BLE001  see above
+        return None, [ValidationError(f"not valid YAML: {' '.join(str(err).split())}")]
+    try:
+        spec = msgspec.convert(raw, type=TableSpec)
+    except msgspec.ValidationError as err:
+        return None, _shape_errors(raw) or [_shape_error(str(err))]
+    errors = list(_errors(spec))
+    return (None, errors) if errors else (spec, [])
 
 
 def load_table_specs(folder: Path) -> tuple[dict[str, TableSpec], dict[str, ValidationError]]:
@@ -210,89 +240,173 @@ def _shape_error(text: str) -> ValidationError:
     return ValidationError(f"{text} (docs/reference/table-spec.md has an example and all keys)")
 
 
+def _shape_errors(raw: object) -> list[ValidationError]:
+    """Each part of a spec that has another shape, by trying the parts one by one."""
+    if not isinstance(raw, dict):
+        return []
+    fields = {field.encode_name: field for field in msgspec.structs.fields(TableSpec)}
+    found = [
+        _shape_error(f"Object contains unknown field `{key}`") for key in raw if key not in fields
+    ]
+    for name, field in fields.items():
+        if name not in raw:
+            if field.required:
+                found.append(_shape_error(f"Object missing required field `{name}`"))
+            continue
+        parts: list[tuple[str, object, object]] = [(f"$.{name}", raw[name], field.type)]
+        if name in _ITEMS and isinstance(raw[name], list):
+            parts = [
+                (f"$.{name}[{index}]", item, _ITEMS[name]) for index, item in enumerate(raw[name])
+            ]
+        for at, value, kind in parts:
+            try:
+                msgspec.convert(value, type=kind)
+            except msgspec.ValidationError as err:
+                text, _, below = str(err).partition(" - at `$")
+                found.append(_shape_error(f"{text} - at `{at}{below or '`'}"))
+    return found
+
+
+_ITEMS: dict[str, type] = {"columns": Column, "partitions": Partition}
+
+
 def _shown(text: str) -> str:
     """A text of a spec, in an error."""
     return repr(text) if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]!r}…"
 
 
-def _validate(spec: TableSpec) -> None:
+def _errors(spec: TableSpec) -> Iterator[ValidationError]:
+    """Each rule that the spec breaks."""
     if not _TABLE_NAME.match(spec.name):
-        raise ValidationError(
+        yield ValidationError(
             f"{_shown(spec.name)} is not schema.table (lower-case letters, digits, `_`)",
             path="name",
         )
+    yield from _selector_errors(spec)
+    try:
+        if spec.fresh_within_s < _FRESH_MIN_S:
+            yield ValidationError(
+                f"{spec.fresh_within} is less than {_FRESH_MIN_S // 60}m, as often as Dagster looks",
+                path="fresh_within",
+            )
+    except ValidationError as err:
+        yield ValidationError(f"{err}: not {_FRESH_EXAMPLE}", path="fresh_within")
+    if not 1 <= len(spec.columns) <= _COLUMNS_MAX:
+        yield ValidationError(f"needs 1 to {_COLUMNS_MAX} columns", path="columns")
+    types: dict[int, ColumnType] = {}
+    for index, column in enumerate(spec.columns):
+        try:
+            types[index] = column.parsed
+        except ValidationError as err:
+            yield err.within(f"columns[{index}].type")
+    yield from _column_errors(spec, types)
+    if spec.format == "json":
+        yield from _key_errors(spec, types)
+    yield from _partition_errors(spec)
+
+
+def _selector_errors(spec: TableSpec) -> Iterator[ValidationError]:
     if not spec.selector.strip():
-        raise ValidationError(f"may not be empty; {_SELECTOR_EXAMPLE}", path="selector")
+        yield ValidationError(f"may not be empty; {_SELECTOR_EXAMPLE}", path="selector")
+        return
     try:
         _ = spec.label_selector
     except ValidationError as err:
-        raise ValidationError(f"{err}; {_SELECTOR_EXAMPLE}", path="selector") from err
+        yield ValidationError(f"{err}; {_SELECTOR_EXAMPLE}", path="selector")
+        return
     if no_value := _NO_VALUE.search(spec.selector):
-        raise ValidationError(
+        yield ValidationError(
             f"{no_value['term'].strip()!r} has no value; {_SELECTOR_EXAMPLE}", path="selector"
         )
-    try:
-        seconds = spec.fresh_within_s
-    except ValidationError as err:
-        raise ValidationError(f"{err}: not {_FRESH_EXAMPLE}", path="fresh_within") from err
-    if seconds < _FRESH_MIN_S:
-        raise ValidationError(
-            f"{spec.fresh_within} is less than {_FRESH_MIN_S // 60}m, as often as Dagster looks",
-            path="fresh_within",
-        )
-    if not 1 <= len(spec.columns) <= _COLUMNS_MAX:
-        raise ValidationError(f"needs 1 to {_COLUMNS_MAX} columns", path="columns")
-    _validate_columns(spec)
-    _validate_partitions(spec)
 
 
-def _validate_columns(spec: TableSpec) -> None:
+def _column_errors(spec: TableSpec, types: Mapping[int, ColumnType]) -> Iterator[ValidationError]:
     seen: dict[str, str] = {}
     for index, column in enumerate(spec.columns):
         path = f"columns[{index}]"
         if not _COLUMN_NAME.match(column.name):
-            raise ValidationError(
-                f"{_shown(column.name)} is not a column name (letters, digits, `_`)",
+            yield ValidationError(
+                f"{_shown(column.name)} is not a column name (letters, digits, `_`); a JSON key "
+                "that is none is given by `from`, e.g. `{name: order_id, from: order-id, …}`",
                 path=f"{path}.name",
             )
-        key = column.name.lower()
-        if key in seen:
-            raise ValidationError(
-                f"{column.name!r} repeats {seen[key]!r}; engines ignore case", path=f"{path}.name"
+        name = column.name.lower()
+        if name in seen:
+            yield ValidationError(
+                f"{column.name!r} repeats {seen[name]!r}; engines ignore case", path=f"{path}.name"
             )
-        seen[key] = column.name
-        try:
-            parsed = column.parsed
-        except ValidationError as err:
-            raise err.within(f"{path}.type") from err
-        if spec.format == "csv" and parsed.name != "string":
-            raise ValidationError(
+        seen[name] = column.name
+        if spec.format == "csv" and index in types and types[index].name != "string":
+            yield ValidationError(
                 f"column {column.name} is {column.type}, but raw CSV tables hold strings in both "
                 "engines; declare `string` and cast in SQL",
                 path=f"{path}.type",
             )
+        if spec.format == "csv" and column.source:
+            yield ValidationError(
+                "columns of CSV go by position; leave `from` out", path=f"{path}.from"
+            )
 
 
-def _validate_partitions(spec: TableSpec) -> None:
-    data = {c.name.lower() for c in spec.columns}
+def _key_errors(spec: TableSpec, types: Mapping[int, ColumnType]) -> Iterator[ValidationError]:
+    """Keys of records that no reader could tell apart, or name."""
+    seen: dict[str, str] = {}
+    fields = {name for parsed in types.values() for name in _field_names(parsed)}
+    for index, column in enumerate(spec.columns):
+        path = f"columns[{index}].from"
+        key = column.key
+        if len(key) > _KEY_CHARACTERS_MAX or not key.isprintable():
+            yield ValidationError(
+                f"{_shown(key)} is longer than {_KEY_CHARACTERS_MAX} characters, or has some that "
+                "cannot be printed; no engine can be told of such a key",
+                path=path,
+            )
+        if key.lower() in seen and (column.source or seen[key.lower()] != key):
+            yield ValidationError(
+                f"the key {_shown(key)} is that of another column ({_shown(seen[key.lower()])}); "
+                "Trino ignores the case of keys",
+                path=path,
+            )
+        seen.setdefault(key.lower(), key)
+        # Trino applies the mapping of a column to every field of that name, at any depth.
+        if column.source and column.name.lower() in fields:
+            yield ValidationError(
+                f"a struct has a field {column.name!r}, which Trino would look for under "
+                f"{_shown(key)}, too; give this column another name",
+                path=path,
+            )
+
+
+def _field_names(parsed: ColumnType) -> Iterator[str]:
+    """Names of struct fields at any depth, lower case."""
+    yield from (name.lower() for name in parsed.field_names)
+    for argument in parsed.arguments:
+        yield from _field_names(argument)
+
+
+def _partition_errors(spec: TableSpec) -> Iterator[ValidationError]:
+    data = spec.data_names
     keys: set[str] = set()
     columns: set[str] = set()
     for index, partition in enumerate(spec.partitions):
         path = f"partitions[{index}]"
-        for name in (partition.name, partition.column):
+        for name in dict.fromkeys((partition.name, partition.column)):
             if not _COLUMN_NAME.match(name):
-                raise ValidationError(
+                yield ValidationError(
                     f"{_shown(name)} is not a column name (letters, digits, `_`)", path=path
                 )
         if partition.type not in _PARTITION_TYPES:
-            raise ValidationError(
+            yield ValidationError(
                 f"{_shown(partition.type)} is not a type of partition columns "
                 f"(use one of {', '.join(_PARTITION_TYPES)})",
                 path=f"{path}.type",
             )
         if partition.name in keys or partition.column in columns:
-            raise ValidationError(f"{partition.name!r} repeats another", path=path)
-        check_clash(partition.name, partition.column, data, path=path)
+            yield ValidationError(f"{partition.name!r} repeats another", path=path)
+        try:
+            check_clash(partition.name, partition.column, data, path=path)
+        except ValidationError as err:
+            yield err
         keys.add(partition.name)
         columns.add(partition.column)
 

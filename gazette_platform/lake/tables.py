@@ -33,11 +33,20 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.table_spec import TableSpec
 
-__all__ = ["DIGEST", "LAYOUT", "ensure_table", "evolved_table", "table_definition"]
+__all__ = [
+    "DIGEST",
+    "LAYOUT",
+    "ensure_table",
+    "evolved_table",
+    "key_mappings",
+    "spark_schema",
+    "table_definition",
+]
 
 LAYOUT = "gazette.layout"
 DIGEST = "gazette.spec"
 _TABLE = "gazette.table"
+_MAPPING = "mapping."
 
 # Older metastores keep a parameter in 4,000 characters; Spark joins numbered parts again.
 _PARAMETER_CHARACTERS_MAX = 4000
@@ -61,6 +70,8 @@ def table_definition(spec: TableSpec, layout: Layout, location: str) -> HiveTabl
         LAYOUT: str(layout),
         "gazette.selector": spec.selector,
         **({"comment": spec.comment} if spec.comment else {}),
+        # As parameters of the table, Trino applies them to Hive partitions of any age.
+        **key_mappings(spec),
         **(_spark_parameters(spec, keys) if spec.format == "json" else {}),
     }
     return HiveTable(
@@ -117,7 +128,7 @@ def evolved_table(existing: HiveTable, wanted: HiveTable) -> HiveTable | None:
             f"table {wanted.full_name} cannot become its spec: {'; '.join(differences)}. Undo that "
             "part of the spec, or `DROP TABLE` (no file is deleted) and let it be made anew"
         )
-    ours = ("gazette.", "spark.sql.", "comment")
+    ours = ("gazette.", "spark.sql.", "comment", _MAPPING)
     kept = {k: v for k, v in parameters.items() if not k.startswith(ours)}
     stats = {k: v for k, v in parameters.items() if k.startswith("gazette.") and k not in kept}
     return replace(
@@ -163,35 +174,28 @@ def _listed(columns: Sequence[tuple[str, str]]) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in columns) or "none"
 
 
+def key_mappings(spec: TableSpec) -> dict[str, str]:
+    """Parameters that tell the OpenX SerDe which keys the columns have, where names differ."""
+    return {f"{_MAPPING}{c.name.lower()}": c.source for c in spec.columns if c.source}
+
+
 def _storage(spec: TableSpec, location: str) -> StorageFormat:
     if spec.format == "csv":
         return CSV_STORAGE
     # Spark's own sources take the table's folder from this SerDe parameter, not from the location.
     return replace(
-        JSON_STORAGE, serde_parameters={**JSON_STORAGE.serde_parameters, "path": location}
+        JSON_STORAGE,
+        serde_parameters={**JSON_STORAGE.serde_parameters, **key_mappings(spec), "path": location},
     )
 
 
 def _spark_parameters(spec: TableSpec, keys: Sequence[PartitionColumn]) -> dict[str, str]:
     """Parameters by which Spark reads the table with its JSON source, keeping the case of keys."""
-    fields: list[dict[str, Any]] = [
-        {
-            "name": c.name,
-            "type": c.parsed.spark,
-            "nullable": True,
-            "metadata": {"comment": c.comment} if c.comment else {},
-        }
-        for c in spec.columns
-    ]
-    fields += [
-        {"name": k.column, "type": parse_type(k.type).spark, "nullable": True, "metadata": {}}
-        for k in keys
-    ]
-    schema = json.dumps({"type": "struct", "fields": fields}, separators=(",", ":"))
     parameters = {
         "spark.sql.create.version": "4.1.0",
         "spark.sql.sources.provider": "json",
-        **_in_parts("spark.sql.sources.schema", schema),
+        # Spark's JSON source knows records' keys only as names of columns.
+        **spark_schema([c.key for c in spec.columns], spec, [(k.column, k.type) for k in keys]),
     }
     if keys:
         parameters["spark.sql.partitionProvider"] = "catalog"
@@ -199,6 +203,33 @@ def _spark_parameters(spec: TableSpec, keys: Sequence[PartitionColumn]) -> dict[
         for index, key in enumerate(keys):
             parameters[f"spark.sql.sources.schema.partCol.{index}"] = key.column
     return parameters
+
+
+def spark_schema(
+    names: Sequence[str], spec: TableSpec, keys: Sequence[tuple[str, str]]
+) -> dict[str, str]:
+    """Parameters that tell Spark the columns, as `names` calls those of `spec`.
+
+    Args:
+        names: of the data columns, in their order.
+        spec: the table's spec.
+        keys: names and Hive types of the partition columns.
+    """
+    fields: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "type": c.parsed.spark,
+            "nullable": True,
+            "metadata": {"comment": c.comment} if c.comment else {},
+        }
+        for name, c in zip(names, spec.columns, strict=True)
+    ]
+    fields += [
+        {"name": name, "type": parse_type(kind).spark, "nullable": True, "metadata": {}}
+        for name, kind in keys
+    ]
+    schema = json.dumps({"type": "struct", "fields": fields}, separators=(",", ":"))
+    return _in_parts("spark.sql.sources.schema", schema)
 
 
 def _in_parts(name: str, text: str) -> dict[str, str]:

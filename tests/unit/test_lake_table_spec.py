@@ -6,7 +6,11 @@ import tracemalloc
 import pytest
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.lake.table_spec import load_table_specs, parse_table_spec
+from gazette_platform.lake.table_spec import (
+    load_table_specs,
+    parse_table_spec,
+    read_table_spec,
+)
 
 GOOD = """
 name: flights.flights
@@ -83,6 +87,96 @@ def test_mistake_is_named_with_its_place(old, new, message):
     assert old in GOOD
     with pytest.raises(ValidationError, match=message):
         parse_table_spec(GOOD.replace(old, new, 1))
+
+
+ODD = """
+name: shop.orders
+selector: name:prefix=orders/
+format: json
+columns:
+  - {name: order_id, from: order id, type: bigint}
+  - {name: unit_price, from: unit.price, type: double}
+  - {name: place, type: "struct<city:string>"}
+"""
+
+
+def test_column_may_be_called_otherwise_than_its_key():
+    spec = parse_table_spec(ODD)
+    assert [(c.name, c.key) for c in spec.columns] == [
+        ("order_id", "order id"),
+        ("unit_price", "unit.price"),
+        ("place", "place"),
+    ]
+    assert spec.data_names == {"order_id", "order id", "unit_price", "unit.price", "place"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("from: order id", 'from: "a\\tb"', r"columns\[0\].from: 'a\\tb' is longer than 256"),
+        ("from: order id", f"from: {'x' * 257}", r"columns\[0\].from: 'xx.*longer than 256"),
+        (
+            "from: unit.price",
+            "from: Order ID",
+            r"columns\[1\].from: the key 'Order ID' is that of an",
+        ),
+        (
+            "from: unit.price",
+            "from: order id",
+            r"columns\[1\].from: the key 'order id' is that of an",
+        ),
+        ("city", "ORDER_ID", r"columns\[0\].from: a struct has a field 'order_id'"),
+        ("columns:", "partitions:\n  - {name: order_id}\ncolumns:", "also a data column"),
+        ("name: order_id, from: order id", "name: o, from: date", None),
+    ],
+)
+def test_keys_that_engines_cannot_tell_apart_are_refused(old, new, message):
+    assert old in ODD
+    text = ODD.replace(old, new, 1)
+    if message is None:  # Spark's column has the key's name, so a partition may not
+        parse_table_spec(text)
+        text += "partitions: [{name: date, type: date}]\n"
+        message = r"partitions\[0\]: partition key 'date' is also a data column"
+    with pytest.raises(ValidationError, match=message):
+        parse_table_spec(text)
+
+
+def test_keys_are_not_for_csv():
+    text = "name: a.b\nselector: a\nformat: csv\ncolumns: [{name: x, from: y z, type: string}]"
+    with pytest.raises(ValidationError, match=r"columns\[0\].from: columns of CSV go by position"):
+        parse_table_spec(text)
+
+
+def test_all_that_is_wrong_is_told_at_once():
+    text = GOOD.replace("flights.flights", "F").replace("type: int}", "type: integr}", 1)
+    text = text.replace("name:prefix=flights/", "''").replace("type: date", "type: double")
+    spec, errors = read_table_spec(text)
+    assert spec is None
+    assert [e.path for e in errors] == ["name", "selector", "columns[1].type", "partitions[0].type"]
+    with pytest.raises(ValidationError) as found:
+        parse_table_spec(text)
+    assert all(str(error) in str(found.value) for error in errors)
+
+
+def test_all_that_has_another_shape_is_told_at_once():
+    text = (
+        "name: 5\nfromat: x\nformat: xml\ncolumns:\n  - a\n  - {name: b}\n"
+        "  - {name: b, type: c, kind: d}\n"
+    )
+    spec, errors = read_table_spec(text)
+    assert spec is None
+    told = [str(error) for error in errors]
+    for expected in (
+        "unknown field `fromat`",
+        "at `$.name`",
+        "missing required field `selector`",
+        "'xml' is not a format",
+        "at `$.columns[0]`",
+        "missing required field `type` - at `$.columns[1]`",
+        "unknown field `kind` - at `$.columns[2]`",
+    ):
+        assert sum(expected in each for each in told) == 1, told
+    assert len(told) == 7
 
 
 def test_clash_names_both_ways_out():
