@@ -51,7 +51,10 @@ _SHOWN = 20
 
 
 def check_evaluations(table: str, findings: Sequence[Finding]) -> list[AssetCheckEvaluation]:
-    """One evaluation per check: red, with every finding (the first 20 in words)."""
+    """One evaluation per check: red, with every finding (the first 20 in words).
+
+    What could not be looked at is a warning, never green.
+    """
     return [
         AssetCheckEvaluation(
             asset_key=table_key(table),
@@ -97,7 +100,9 @@ def _checks(spec: TableSpec) -> AssetChecksDefinition:
             for journal in source.journals(spec.label_selector):
                 begin: int | None = 0
                 while begin is not None:
-                    found = auditor.audit(session, spec, table, journal.name, begin=begin)
+                    found = auditor.audit(
+                        session, spec, table, journal.name, begin=begin, lists_objects=True
+                    )
                     findings += found.findings
                     begin = found.end
                 for fragment in all_fragments(source, journal.name):
@@ -128,18 +133,29 @@ def _severity(findings: Sequence[Finding]) -> AssetCheckSeverity:
 def _description(findings: Sequence[Finding]) -> str:
     if not findings:
         return "As it should be."
-    lines = [f.text for f in findings[:_SHOWN]]
+    ordered = _wrong_first(findings)
+    lines = [f.text for f in ordered[:_SHOWN]]
     if len(findings) > _SHOWN:
         lines.append(f"… and {len(findings) - _SHOWN} more.")
     return "\n".join(lines)
 
 
+def _wrong_first(findings: Sequence[Finding]) -> list[Finding]:
+    """What is wrong, then what was not checked."""
+    return sorted(findings, key=lambda f: not f.is_checked)
+
+
 def _metadata(findings: Sequence[Finding]) -> dict[str, int | JsonMetadataValue]:
     if not findings:
         return {"findings": 0}
+    found = [f for f in findings if f.is_checked]
     return {
-        "findings": len(findings),
+        "findings": len(found),
+        "not_checked": len(findings) - len(found),
         "offsets": MetadataValue.json(
-            [{"journal": f.journal, "begin": f.begin, "end": f.end} for f in findings[:_SHOWN]]
+            [
+                {"journal": f.journal, "begin": f.begin, "end": f.end}
+                for f in _wrong_first(findings)[:_SHOWN]
+            ]
         ),
     }

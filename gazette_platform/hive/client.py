@@ -185,6 +185,25 @@ class MetastoreSession:
             names = self._client.get_partition_names(table.database, table.name, -1)
         return self._partitions_named(table, sorted(names))
 
+    def partition_names(self, table: HiveTable, values: Sequence[str] = ()) -> list[str]:
+        """Names of the Hive partitions of `table`, sorted.
+
+        Args:
+            values: what the first partition columns must be; an empty text: anything.
+        """
+        with self._calling(f"list the partitions of {table.full_name}"):
+            if any(values):
+                names = self._client.get_partition_names_ps(
+                    table.database, table.name, list(values), -1
+                )
+            else:
+                names = self._client.get_partition_names(table.database, table.name, -1)
+        return sorted(names)
+
+    def partitions_named(self, table: HiveTable, names: Sequence[str]) -> list[HivePartition]:
+        """Those of the Hive partitions with the given `names` that exist, in batches."""
+        return self._partitions_named(table, names)
+
     def partitions_of(
         self, table: HiveTable, values: Sequence[tuple[str, ...]]
     ) -> dict[tuple[str, ...], HivePartition]:

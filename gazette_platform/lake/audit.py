@@ -1,9 +1,10 @@
 """Do a table, the files that engines read, and the brokers' index agree? What is wrong, by name.
 
 An audit looks at one journal, from an offset on, within a bound. It compares three things: what the
-brokers list, the files in the journal's directories (where they are local), and the accounts of the
-Hive partitions. It changes nothing. Cost: a ListFragments call, a walk of the journal's directories,
-one metastore call.
+brokers list, the accounts of the Hive partitions, and the files in their directories. It changes
+nothing. Cost: a ListFragments call, two or three metastore calls, and a listing of each directory. On
+object stores, where listings cost money, only those directories are listed whose accounts say that
+bytes are in two files, unless all are asked for; of what was not looked at, it says so.
 """
 
 from __future__ import annotations
@@ -11,26 +12,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.errors import LakeError
-from gazette_platform.lake.coverage import Span, choose, clusters, gaps, uncovered
+from gazette_platform.lake.accounts import Accounts, read_accounts
+from gazette_platform.lake.coverage import Span, choose, clusters, gaps, lowered, uncovered
 from gazette_platform.lake.files import JournalFiles, journal_files
 from gazette_platform.lake.findings import Finding
-from gazette_platform.lake.layout import Layout, StoreRoots, partition_columns
-from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.planning import directory_of
-from gazette_platform.lake.tables import LAYOUT
+from gazette_platform.lake.storage import Storage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from gazette_platform.hive import HiveTable, MetastoreSession
+    from gazette_platform.lake.findings import FindingKind
+    from gazette_platform.lake.layout import StoreRoots
     from gazette_platform.lake.source import FragmentSource
     from gazette_platform.lake.table_spec import TableSpec
     from gazette_platform.protocol import Fragment
 
 __all__ = ["Audit", "Auditor"]
 
-_States = dict[str, tuple[tuple[str, ...], PartitionState | None]]
+# Directories of object stores that one audit lists because of what accounts say.
+_SUSPECTS_MAX = 32
+_FILE_KINDS: tuple[FindingKind, ...] = ("count", "overlap")
 
 
 @final
@@ -43,6 +46,17 @@ class Audit:
     end: int | None
     """None: up to the journal's head, and the next audit may start at 0 again."""
     findings: tuple[Finding, ...]
+    unlisted: frozenset[str] = frozenset()
+    """Directories whose files were not looked at: what was known of them before still holds."""
+
+    def replaces(self, finding: Finding) -> bool:
+        """Whether this audit looked at what `finding`, of an earlier one, is about."""
+        return (
+            finding.journal == self.journal
+            and finding.begin >= self.begin
+            and (self.end is None or finding.begin < self.end)
+            and not (finding.directory in self.unlisted and finding.kind in _FILE_KINDS)
+        )
 
 
 @final
@@ -57,6 +71,7 @@ class Auditor:
     def __init__(self, source: FragmentSource, roots: StoreRoots) -> None:
         self._source = source
         self._roots = roots
+        self._storage = Storage(roots)
 
     def audit(
         self,
@@ -68,6 +83,7 @@ class Auditor:
         begin: int = 0,
         registered: int | None = None,
         limit: int = 1000,
+        lists_objects: bool = False,
     ) -> Audit:
         """What is wrong with the journal from `begin` on.
 
@@ -79,72 +95,159 @@ class Auditor:
             begin: offset to begin at; lowered if a file spans it.
             registered: offset up to which the journal is registered; None: as the accounts say.
             limit: fragments to ask for; the audit ends where they end.
+            lists_objects: whether directories of object stores are listed, too: a request for each.
 
         Raises: GazetteError: a server cannot be reached.
         """
+        view = self._view(session, spec, table, journal, begin, limit, lists_objects=lists_objects)
+        low = view.low(begin)
+        if low < begin:
+            wider = self._view(
+                session, spec, table, journal, low, limit, lists_objects=lists_objects
+            )
+            # Where there is more below than one audit takes, this goes on above all the same.
+            if wider.end is None or wider.end > begin:
+                view = wider
+        return view.audit(journal, registered)
+
+    def _view(  # noqa: PLR0917
+        self,
+        session: MetastoreSession,
+        spec: TableSpec,
+        table: HiveTable,
+        journal: str,
+        begin: int,
+        limit: int,
+        *,
+        lists_objects: bool,
+    ) -> _View:
         listed = self._source.fragments(journal, begin, limit)
         # Where nothing begins any more, the first fragment tells where the journal's files lie.
-        files = journal_files(self._roots, journal, listed or self._source.fragments(journal, 0, 1))
-        low = files.lowered(begin)
-        if low < begin:
-            begin, listed = low, self._source.fragments(journal, low, limit)
+        anchors = listed or self._source.fragments(journal, 0, 1)
+        reach = listed[-1].begin if len(listed) >= limit else None
+        accounts = read_accounts(session, spec, table, self._roots, journal, anchors, begin, reach)
+        overlaps = accounts.overlaps(begin, reach)
+        suspects = set(list(overlaps)[:_SUSPECTS_MAX])
+        places = [
+            (place.store, place.directory)
+            for place in accounts.places.values()
+            if lists_objects
+            or place.directory in suspects
+            or self._storage.files(place.store).is_local
+        ]
+        files = journal_files(self._storage, journal, places)
         # At the limit, the audit ends where the last fragment listed begins.
         end = None
-        if len(listed) >= limit:
-            cut = files.lowered(listed[-1].begin)
+        if reach is not None:
+            cut = lowered(reach, [*files.fragments.values(), *((f.begin, f.end) for f in listed)])
             end = cut if cut > begin else None
         if end is not None:
             listed = [f for f in listed if f.begin < end]
+        read = [
+            f
+            for f in listed
+            if f.backing_store
+            and accounts.reads(
+                self._roots.location(f.backing_store, directory_of(f)), directory_of(f)
+            )
+        ]
+        return _View(accounts, files, listed, read, overlaps, begin, end)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _View:
+    """All that an audit compares, of offsets [begin, end) of a journal."""
+
+    accounts: Accounts
+    files: JournalFiles
+    fragments: Sequence[Fragment]
+    read: Sequence[Fragment]
+    """Those of the fragments whose files engines read."""
+    overlaps: dict[str, tuple[int, int]]
+    begin: int
+    end: int | None
+
+    def low(self, begin: int) -> int:
+        """Where an audit from `begin` on has to begin for what spans that offset."""
+        shared = [r for d in self.overlaps for r in self.accounts.places[d].state.ranges]
+        return lowered(begin, [*self.files.fragments.values(), *shared])
+
+    def audit(self, journal: str, registered: int | None) -> Audit:
+        """What is wrong."""
+        files, accounts = self.files, self.accounts
         files.keep(
             {
                 file: (low, high)
                 for file, (low, high) in files.fragments.items()
-                if low >= begin and (end is None or low < end)
+                if low >= self.begin and (self.end is None or low < self.end)
             }
         )
-        states = self._states(session, spec, table, listed, files)
         if registered is None:
-            accounts = [state for _, state in states.values() if state is not None]
-            registered = max((end for a in accounts for _, end in a.ranges), default=0)
-        findings = [
-            *_gap_findings(journal, listed),
-            *_registration_findings(listed, registered, states),
-            *_file_findings(journal, listed, files, begin),
-            *_overlap_findings(journal, _spans(listed, files, states), states),
-        ]
-        return Audit(journal, begin, end, tuple(findings))
-
-    @staticmethod
-    def _states(
-        session: MetastoreSession,
-        spec: TableSpec,
-        table: HiveTable,
-        listed: Sequence[Fragment],
-        files: JournalFiles,
-    ) -> _States:
-        """Per directory: values of its Hive partition, and its accounts if it is registered."""
-        layout = Layout.parse(table.parameters[LAYOUT])
-        columns = partition_columns(spec, layout)
-        directories = {directory_of(f) for f in listed if f.backing_store}
-        directories |= {directory for directory, _ in files.fragments}
-        values: dict[str, tuple[str, ...]] = {}
-        for directory in sorted(directories):
-            try:
-                texts = layout.match(directory)
-                values[directory] = tuple(c.value(t) for c, t in zip(columns, texts, strict=True))
-            except LakeError:
-                continue  # not of this table; registration says so where it matters
-        if not columns:
-            state = PartitionState.from_parameters(table.parameters)
-            return dict.fromkeys(values, ((), state))
-        found = session.partitions_of(table, sorted(set(values.values())))
-        return {
-            directory: (
-                named,
-                PartitionState.from_parameters(found[named].parameters) if named in found else None,
-            )
-            for directory, named in values.items()
+            states = accounts.states.values()
+            ends = (e for s in states if s.journal == journal for _, e in s.ranges)
+            registered = max(ends, default=0)
+        unlisted = {
+            place.directory: files.unlisted.get(place.directory, _NOT_ASKED)
+            for place in accounts.places.values()
+            if place.directory not in files.listed
         }
+        spans = _spans(self.read, files)
+        findings = [
+            *_gap_findings(journal, self.fragments),
+            *_registration_findings(self.fragments, registered, accounts),
+            *_file_findings(journal, self.fragments, files, self.begin),
+            *_overlap_findings(journal, spans, accounts),
+            *self._account_findings(journal, unlisted),
+            *self._unchecked_findings(journal, unlisted),
+        ]
+        return Audit(journal, self.begin, self.end, tuple(findings), frozenset(unlisted))
+
+    def _account_findings(self, journal: str, unlisted: dict[str, str]) -> list[Finding]:
+        """Of what accounts say is twice, and whose files could not be looked at."""
+        return [
+            Finding(
+                kind="overlap",
+                journal=journal,
+                begin=max(begin, self.begin),
+                end=end,
+                text=f"files in {directory} hold bytes of [{begin}, {end}) of {journal} that another "
+                "file holds, too, as the accounts of the Hive partitions say: queries of the table "
+                "see rows twice, and so does the view `…_exact`, because the files could not be "
+                f"listed to find out which ({unlisted[directory]})",
+            )
+            for directory, (begin, end) in self.overlaps.items()
+            if directory in unlisted
+        ]
+
+    def _unchecked_findings(self, journal: str, unlisted: dict[str, str]) -> list[Finding]:
+        reasons = dict.fromkeys(unlisted.values())
+        if not self.accounts.is_complete:
+            reasons["there are more Hive partitions than one audit reads"] = None
+        if not reasons:
+            return []
+        why = "; ".join(reasons)
+        upto = "" if self.end is None else f" to {self.end}"
+        return [
+            Finding(
+                kind=kind,
+                journal=journal,
+                begin=self.begin,
+                end=self.begin if self.end is None else self.end,
+                is_error=False,
+                is_checked=False,
+                text=f"not checked: files of {journal} from offset {self.begin}{upto} in "
+                f"{len(unlisted)} directories were not listed ({why}), so {_UNSEEN[kind]}",
+            )
+            for kind in _FILE_KINDS
+        ]
+
+
+_NOT_ASKED = "the sensor lists no object stores; execute the check to do so"
+_UNSEEN = {
+    "count": "files that are gone, or that nobody registered, would not be seen",
+    "overlap": "only files that were registered are known to hold no byte twice",
+}
 
 
 def _gap_findings(journal: str, listed: Sequence[Fragment]) -> list[Finding]:
@@ -166,15 +269,13 @@ def _gap_findings(journal: str, listed: Sequence[Fragment]) -> list[Finding]:
 
 
 def _registration_findings(
-    listed: Sequence[Fragment],
-    registered: int,
-    states: _States,
+    listed: Sequence[Fragment], registered: int, accounts: Accounts
 ) -> list[Finding]:
     found: list[Finding] = []
     for fragment in listed:
         if not fragment.backing_store or not fragment.content_length or fragment.end > registered:
             continue
-        _, state = states.get(directory_of(fragment), ((), None))
+        state = accounts.state_of(directory_of(fragment))
         if state is not None and state.covers(fragment.begin, fragment.end):
             continue
         found.append(
@@ -194,8 +295,6 @@ def _registration_findings(
 def _file_findings(
     journal: str, listed: Sequence[Fragment], files: JournalFiles, begin: int
 ) -> list[Finding]:
-    if not files.is_known:
-        return []
     found = [
         Finding(
             kind="count",
@@ -204,10 +303,12 @@ def _file_findings(
             end=f.end,
             text=f"the brokers list fragment {f.content_path}, but its file is gone, so queries "
             "miss it: restore it (or, if it was just pruned, wait for the brokers' next refresh)",
+            directory=directory_of(f),
         )
         for f in listed
         if f.backing_store
         and f.content_length
+        and directory_of(f) in files.listed
         and (directory_of(f), f.content_name) not in files.fragments
     ]
     known = {(f.begin, f.end) for f in listed}
@@ -224,6 +325,7 @@ def _file_findings(
                     end=high,
                     text=f"queries read file {directory}/{name}, which the brokers do not list "
                     "(yet): wait for their next refresh, or move it out of the table",
+                    directory=directory,
                 )
             )
     if begin == 0:
@@ -234,33 +336,31 @@ def _file_findings(
                 begin=0,
                 end=0,
                 text=f"queries read file {path}, which is no fragment: move it out of the table",
+                directory=path.rpartition("/")[0],
             )
             for path in sorted(files.others)
         ]
     return found
 
 
-def _spans(listed: Sequence[Fragment], files: JournalFiles, states: _States) -> list[Span]:
-    """What engines read of these offsets: what is listed, and other files of Hive partitions."""
+def _spans(read: Sequence[Fragment], files: JournalFiles) -> list[Span]:
+    """What engines read of these offsets: files in the directories of Hive partitions.
+
+    What brokers list is one of them only if its directory is registered, and the file there: nothing
+    may be left out in favour of rows that no query sees.
+    """
     spans: dict[tuple[str, str], Span] = {}
-    for f in listed:
-        if f.backing_store and f.content_length:
-            directory = directory_of(f)
-            spans[directory, f.content_name] = Span(
-                f.begin, f.end, directory, f.content_name, is_listed=True
-            )
-    for (directory, name), (low, high) in files.fragments.items():
-        is_read = states.get(directory, ((), None))[1] is not None
-        if is_read and high > low and (directory, name) not in spans:
-            spans[directory, name] = Span(low, high, directory, name, is_listed=False)
+    for f in read:
+        place = (directory_of(f), f.content_name)
+        if f.content_length and (place[0] not in files.listed or place in files.fragments):
+            spans[place] = Span(f.begin, f.end, *place, is_listed=True)
+    for place, (low, high) in files.fragments.items():
+        if high > low and place not in spans:
+            spans[place] = Span(low, high, *place, is_listed=False)
     return list(spans.values())
 
 
-def _overlap_findings(
-    journal: str,
-    spans: Iterable[Span],
-    states: _States,
-) -> list[Finding]:
+def _overlap_findings(journal: str, spans: Iterable[Span], accounts: Accounts) -> list[Finding]:
     found: list[Finding] = []
     for cluster in clusters(spans):
         if len(cluster) == 1:
@@ -269,9 +369,8 @@ def _overlap_findings(
         for span in cluster:
             if span in kept:
                 continue
-            rivals = ", ".join(
-                f"[{s.begin}, {s.end})" for s in kept if s.begin < span.end and span.begin < s.end
-            )
+            over = [s for s in kept if s.begin < span.end and span.begin < s.end]
+            rivals = ", ".join(f"[{s.begin}, {s.end})" for s in over)
             found.append(
                 Finding(
                     kind="overlap",
@@ -283,7 +382,8 @@ def _overlap_findings(
                     "twice; the view `…_exact` leaves this file out",
                     excluded=span.name,
                     directory=span.directory,
-                    values=states.get(span.directory, ((), None))[0],
+                    values=accounts.places[span.directory].values,
+                    since=min(span.begin, *(s.begin for s in over)),
                 )
             )
         found += [
@@ -294,6 +394,7 @@ def _overlap_findings(
                 end=end,
                 text=f"{journal}: bytes [{begin}, {end}) are only in files that overlap others in "
                 "part, so the view `…_exact` lacks them; read them from the journal",
+                directory=cluster[0].directory,
             )
             for begin, end in uncovered(cluster, kept)
         ]

@@ -2,31 +2,45 @@
 
 Counting reads each new fragment once, decompressed in large blocks by C code that releases the GIL
 (about half a gigabyte of content a second a core), and never asks an engine. A row is a line; a last
-line without newline counts, as it does in Trino and Spark.
+line without newline counts, as it does in Trino and Spark. What lies in an object store is read there,
+by this process; where that is not possible, through brokers.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 from urllib.parse import urlsplit
 
 import orjson
+from typing_extensions import override
 
 from gazette_platform.codecs import decompress_steps, decompressor
-from gazette_platform.errors import DataError, LakeError
+from gazette_platform.errors import (
+    DataError,
+    GazetteError,
+    LakeError,
+    ObjectNotFound,
+    StoreError,
+)
 from gazette_platform.lake.check import SAMPLE_BYTES
+from gazette_platform.lake.storage import object_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from gazette_platform.lake.source import FragmentSource
+    from gazette_platform.lake.storage import StoreFiles
     from gazette_platform.protocol import Fragment
 
 __all__ = ["FragmentContent", "FragmentCount", "local_path"]
 
+_log = logging.getLogger(__name__)
 _STORED_BLOCK_BYTES = 1 << 20
+# Compressed, this is enough for a sample in nearly all cases.
+_HEAD_BYTES = 64 << 10
 # A stored block may inflate a thousandfold.
 _CONTENT_BLOCK_BYTES = 4 << 20
 
@@ -34,7 +48,7 @@ _CONTENT_BLOCK_BYTES = 4 << 20
 @final
 @dataclass(frozen=True, slots=True)
 class FragmentCount:
-    """What reading a fragment told: rows, and stored bytes if it is a local file."""
+    """What reading a fragment told: rows, and stored bytes if this process could see its file."""
 
     rows: int
     stored_bytes: int | None
@@ -46,7 +60,7 @@ class FragmentCount:
 
 @final
 class FragmentContent:
-    """Content of fragments: from local files where the location is one, else through brokers."""
+    """Content of fragments: from their files, else through brokers."""
 
     def __init__(self, source: FragmentSource) -> None:
         self._source = source
@@ -59,24 +73,35 @@ class FragmentContent:
 
         Raises: LakeError: there is no such file. DataError: it is damaged.
         """
-        path = local_path(fragment, location)
-        if path is None:
+        yield from self._blocks(fragment, location, _Tally())
+
+    def _blocks(self, fragment: Fragment, location: str, tally: _Tally) -> Iterator[bytes]:
+        pieces = self._stored(fragment, location)
+        if pieces is None:
             yield from self._source.content(fragment)
             return
-        codec = decompressor(fragment.codec)
+        yield from _decompressed(fragment, _Where(fragment, location), pieces, tally)
+
+    def _stored(self, fragment: Fragment, location: str) -> Iterator[bytes] | None:
+        """Stored bytes; None if the store does not serve this process: then brokers do.
+
+        Raises: LakeError: there is no such file.
+        """
+        path = local_path(fragment, location)
+        if path is not None:
+            return _read_file(fragment, path)
+        files = _files(fragment)
+        if files is None:
+            return None
+        pieces = files.read(fragment.content_path)
         try:
-            with path.open("rb", buffering=0) as file:
-                while stored := file.read(_STORED_BLOCK_BYTES):
-                    yield from decompress_steps(codec, stored, step_bytes_max=_CONTENT_BLOCK_BYTES)
-            codec.finish()
-        except FileNotFoundError as err:
-            raise _missing(fragment, path) from err
-        except OSError as err:
-            raise LakeError(f"cannot read fragment {path}: {err.strerror}") from err
-        except DataError as err:
-            raise DataError(
-                f"fragment {path} is damaged: {err} (restore the file, or move it out of the table)"
-            ) from err
+            first = next(pieces, b"")
+        except ObjectNotFound as err:
+            raise _missing(fragment, f"{location}/{fragment.content_name}") from err
+        except StoreError as err:
+            _note_away(fragment, files, err)
+            return None
+        return _tail(fragment, first, pieces)
 
     def count(
         self, fragment: Fragment, location: str, *, columns: Iterable[str] = ()
@@ -92,7 +117,8 @@ class FragmentContent:
         head, last = b"", b"\n"
         unseen = {name: orjson.dumps(name) for name in columns}
         seen: set[str] = set()
-        for block in self.blocks(fragment, location):
+        tally = _Tally()
+        for block in self._blocks(fragment, location, tally):
             if len(head) < SAMPLE_BYTES:
                 head += bytes(block[: SAMPLE_BYTES - len(head)])
             if unseen:
@@ -107,28 +133,141 @@ class FragmentContent:
                 raise _wrong_length(fragment, "more")
         if length != fragment.content_length:
             raise _wrong_length(fragment, str(length))
-        path = local_path(fragment, location)
-        stored = path.stat().st_size if path is not None else None
-        return FragmentCount(rows + (last != b"\n"), stored, head, frozenset(seen))
+        return FragmentCount(rows + (last != b"\n"), tally.stored, head, frozenset(seen))
 
     def require_stored(self, fragment: Fragment, location: str) -> None:
-        """Refuse a local location without the fragment's file: a wrong root, most likely.
+        """Refuse a location without the fragment's file: a wrong root, most likely.
 
         Raises: LakeError: names the file and the setting.
         """
         path = local_path(fragment, location)
-        if path is not None and not path.is_file():
-            raise _missing(fragment, path)
+        if path is not None:
+            if not path.is_file():
+                raise _missing(fragment, str(path))
+            return
+        files = _files(fragment)
+        if files is None:
+            return
+        try:
+            if not files.exists(fragment.content_path):
+                raise _missing(fragment, f"{location}/{fragment.content_name}")
+        except StoreError as err:
+            _note_away(fragment, files, err)
 
     def head(self, fragment: Fragment, location: str, length: int) -> bytes:
         """The first `length` bytes of content, or all if there are fewer."""
         head = b""
-        blocks = self.blocks(fragment, location)
-        for block in blocks:
+        for block in self._head_blocks(fragment, location):
             head += block
             if len(head) >= length:
                 break
         return head[:length]
+
+    def _head_blocks(self, fragment: Fragment, location: str) -> Iterator[bytes]:
+        """Content from the beginning on, for who needs little of it: of an object by ranges."""
+        files = _files(fragment) if local_path(fragment, location) is None else None
+        if files is None:
+            yield from self.blocks(fragment, location)
+            return
+        try:
+            size = files.size(fragment.content_path)
+            first = b"".join(files.read(fragment.content_path, 0, min(size, _HEAD_BYTES)))
+        except ObjectNotFound as err:
+            raise _missing(fragment, f"{location}/{fragment.content_name}") from err
+        except StoreError as err:
+            _note_away(fragment, files, err)
+            yield from self._source.content(fragment)
+            return
+        pieces = _tail(fragment, first, _ranges(files, fragment.content_path, len(first), size))
+        yield from _decompressed(fragment, _Where(fragment, location), pieces, _Tally())
+
+
+@final
+@dataclass(slots=True)
+class _Tally:
+    """What a read of stored bytes has come to; None: others read them."""
+
+    stored: int | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """Names a file in messages."""
+
+    fragment: Fragment
+    location: str
+
+    @override
+    def __str__(self) -> str:
+        path = local_path(self.fragment, self.location)
+        return str(path) if path is not None else f"{self.location}/{self.fragment.content_name}"
+
+
+def _decompressed(
+    fragment: Fragment, where: _Where, pieces: Iterable[bytes], tally: _Tally
+) -> Iterator[bytes]:
+    codec = decompressor(fragment.codec)
+    tally.stored = 0
+    try:
+        for stored in pieces:
+            tally.stored += len(stored)
+            yield from decompress_steps(codec, stored, step_bytes_max=_CONTENT_BLOCK_BYTES)
+        codec.finish()
+    except DataError as err:
+        raise DataError(
+            f"fragment {where} is damaged: {err} (restore the file, or move it out of the table)"
+        ) from err
+
+
+def _read_file(fragment: Fragment, path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb", buffering=0) as file:
+            while stored := file.read(_STORED_BLOCK_BYTES):
+                yield stored
+    except FileNotFoundError as err:
+        raise _missing(fragment, str(path)) from err
+    except OSError as err:
+        raise LakeError(f"cannot read fragment {path}: {err.strerror}") from err
+
+
+def _tail(fragment: Fragment, first: bytes, rest: Iterable[bytes]) -> Iterator[bytes]:
+    """`first`, and what follows it; errors of the store as those of the lake."""
+    yield first
+    try:
+        yield from rest
+    except StoreError as err:
+        raise LakeError(
+            f"{fragment.content_path} of {fragment.backing_store} cannot be read to its end: {err} "
+            "(it is tried again)"
+        ) from err
+
+
+def _ranges(files: StoreFiles, path: str, begin: int, size: int) -> Iterator[bytes]:
+    length = _STORED_BLOCK_BYTES
+    while begin < size:
+        yield from files.read(path, begin, min(size, begin + length))
+        begin, length = begin + length, 2 * length
+
+
+def _files(fragment: Fragment) -> StoreFiles | None:
+    """The files of a fragment's object store; None if it does not serve this process."""
+    try:
+        files = object_files(fragment.backing_store)
+    except GazetteError as err:
+        _log.debug("%s is read through brokers: %s", fragment.backing_store, err)
+        return None
+    return None if files.is_away else files
+
+
+def _note_away(fragment: Fragment, files: StoreFiles, err: StoreError) -> None:
+    files.note_away()
+    _log.warning(
+        "%s does not serve this process, so its fragments are read through brokers, which is slower: "
+        "%s",
+        fragment.backing_store,
+        err,
+    )
 
 
 def _wrong_length(fragment: Fragment, held: str) -> DataError:
@@ -138,9 +277,9 @@ def _wrong_length(fragment: Fragment, held: str) -> DataError:
     )
 
 
-def _missing(fragment: Fragment, path: Path) -> LakeError:
+def _missing(fragment: Fragment, where: str) -> LakeError:
     return LakeError(
-        f"the broker says that {fragment.content_path} is persisted, but there is no file {path}: "
+        f"the broker says that {fragment.content_path} is persisted, but there is no file {where}: "
         f"does `lake.store_roots` map {fragment.backing_store} to the right place?"
     )
 

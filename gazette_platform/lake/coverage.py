@@ -8,14 +8,26 @@ twice. Brokers split journals between appends, so such a set nearly always cover
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-__all__ = ["Span", "chain", "choose", "clusters", "gaps", "uncovered"]
+__all__ = [
+    "Span",
+    "chain",
+    "choose",
+    "clusters",
+    "gaps",
+    "in_time",
+    "lowered",
+    "overlapping",
+    "uncovered",
+    "walk_outward",
+]
 
 
 @final
@@ -113,3 +125,103 @@ def gaps(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
             found.append((at, begin))
         at = end if at is None else max(at, end)
     return found
+
+
+def lowered(begin: int, spans: Iterable[tuple[int, int]]) -> int:
+    """The greatest offset ≤ `begin` that none of `spans` spans.
+
+    >>> lowered(7, [(0, 2), (3, 6), (5, 9)])
+    3
+    """
+    for low, high in sorted(spans, reverse=True):
+        if low < begin < high:
+            begin = low
+    return begin
+
+
+def overlapping(
+    ranges: Mapping[str, Iterable[tuple[int, int]]], begin: int, end: int | None
+) -> dict[str, tuple[int, int]]:
+    """Names of which a range shares bytes of [begin, end) with one of another name, and the bytes.
+
+    Where a name shares several, the bytes are from the first to the last of them.
+
+    >>> overlapping({"a": [(0, 9)], "b": [(6, 12)], "c": [(12, 20)]}, 0, None)
+    {'a': (6, 9), 'b': (6, 9)}
+    """
+    found: dict[str, tuple[int, int]] = {}
+    ordered = sorted((low, high, name) for name, spans in ranges.items() for low, high in spans)
+    open_ones: list[tuple[int, str]] = []
+    for low, high, name in ordered:
+        open_ones = [one for one in open_ones if one[0] > low]
+        for other_end, other in open_ones:
+            shared = (
+                max(low, begin),
+                min(high, other_end) if end is None else min(high, other_end, end),
+            )
+            if other == name or shared[0] >= shared[1]:
+                continue
+            for each in (name, other):
+                before = found.get(each, shared)
+                found[each] = (min(before[0], shared[0]), max(before[1], shared[1]))
+        open_ones.append((high, name))
+    return dict(sorted(found.items()))
+
+
+def in_time(name: str) -> list[tuple[int, str]]:
+    """A key by which names of Hive partitions are in the order of time, since numbers have no zeros.
+
+    >>> sorted(["hour=10", "hour=9"], key=in_time)
+    ['hour=9', 'hour=10']
+    """
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in _NUMBERS.split(name)]
+
+
+_NUMBERS = re.compile(r"([0-9]+)")
+
+
+def walk_outward(
+    names: Sequence[str],
+    touched: Collection[str],
+    meets: Callable[[Sequence[str]], bool],
+    *,
+    step: int,
+    names_max: int,
+) -> bool:
+    """Show `meets` all names between the first and the last of `touched`, and beyond while it is true.
+
+    What overlaps is nearly always next to each other in the order of names, which is that of time. So
+    beyond both ends it is asked of `step` names at once, until none of them meets.
+
+    Args:
+        names: in order.
+        touched: some of them.
+        meets: whether any of the given names is of interest.
+        step: names to show at once.
+        names_max: names to show at most.
+
+    Returns: whether it came to an end within `names_max`.
+    """
+    places = [index for index, name in enumerate(names) if name in touched]
+    if not places:
+        return True
+    first, last = places[0], places[-1] + 1
+    inner = names[first : min(last, first + names_max)]
+    meets(inner)
+    shown = len(inner)
+    if shown < last - first:
+        return False
+    for direction in (-1, 1):
+        while True:
+            batch = (
+                names[max(0, first - step) : first] if direction < 0 else names[last : last + step]
+            )
+            if not batch or not meets(batch):
+                break
+            shown += len(batch)
+            if shown >= names_max:
+                return False
+            first, last = (
+                (first - len(batch), last) if direction < 0 else (first, last + len(batch))
+            )
+    return True

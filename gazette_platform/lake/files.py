@@ -1,24 +1,20 @@
-"""Files of a journal's directories, where these are local: what engines will read."""
+"""Files in the directories of a journal's Hive partitions: what engines will read."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.errors import ValidationError
+from gazette_platform.errors import StoreError, ValidationError
+from gazette_platform.lake.coverage import lowered
 from gazette_platform.protocol import parse_fragment_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from gazette_platform.lake.layout import StoreRoots
-    from gazette_platform.protocol import Fragment
+    from gazette_platform.lake.storage import Storage
 
-__all__ = ["JournalFiles", "journal_files", "local_folder"]
-
-_HIDDEN = (".", "_")
+__all__ = ["JournalFiles", "journal_files"]
 
 
 @final
@@ -29,9 +25,13 @@ class JournalFiles:
     fragments: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     stores: dict[tuple[str, str], str] = field(default_factory=dict)
     """URL of the store of each fragment."""
+    sizes: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Stored bytes of each fragment."""
     others: list[str] = field(default_factory=list)
-    is_known: bool = False
-    """Whether directories could be listed at all: they are local."""
+    listed: set[str] = field(default_factory=set)
+    """Directories that were listed; of others nothing is known."""
+    unlisted: dict[str, str] = field(default_factory=dict)
+    """Directories that could not be listed, and why."""
 
     def lowered(self, begin: int) -> int:
         """The greatest offset ≤ `begin` that no file spans."""
@@ -42,49 +42,40 @@ class JournalFiles:
         self.fragments = dict(wanted)
 
 
-def lowered(begin: int, spans: Iterable[tuple[int, int]]) -> int:
-    """The greatest offset ≤ `begin` that none of `spans` spans."""
-    for low, high in sorted(spans, reverse=True):
-        if low < begin < high:
-            begin = low
-    return begin
+def journal_files(
+    storage: Storage, journal: str, places: Iterable[tuple[str, str]]
+) -> JournalFiles:
+    """Files there are right now in `places`: directories of `journal`, each of a store.
 
-
-def local_folder(roots: StoreRoots, store: str, directory: str) -> Path | None:
-    """The folder of `directory` on this machine, or None if its store is not a folder.
-
-    Raises: LakeError: a file store that no root maps.
-    """
-    location = roots.location(store, directory)
-    # Locations hold paths as they are: engines and brokers do not percent-encode them.
-    return Path(location.removeprefix("file://")) if location.startswith("file://") else None
-
-
-def journal_files(roots: StoreRoots, journal: str, listed: Iterable[Fragment]) -> JournalFiles:
-    """Files there are right now, in the stores that `listed` fragments name.
+    Args:
+        places: URL of the store, and directory below it.
 
     Raises: LakeError: a file store that no root maps.
     """
     files = JournalFiles()
-    for store in dict.fromkeys(f.backing_store for f in listed if f.backing_store):
-        root = local_folder(roots, store, journal)
-        if root is None:
-            continue
-        files.is_known = True
-        for folder, _, names in os.walk(root):
-            below = Path(folder).relative_to(root).as_posix()
-            postfix = "" if below == "." else below
-            if any(part.startswith(_HIDDEN) for part in postfix.split("/") if part):
-                continue
-            directory = f"{journal}/{postfix}" if postfix else journal
-            for name in names:
-                if name.startswith(_HIDDEN):
-                    continue  # engines see no such file
-                try:
-                    found = parse_fragment_path(journal, name)
-                except ValidationError:
-                    files.others.append(f"{directory}/{name}")
-                    continue
-                files.fragments[directory, name] = (found.begin, found.end)
-                files.stores[directory, name] = store
+    failures: dict[str, str] = {}
+    for store, directory in dict.fromkeys(places):
+        # A store that does not answer once is not asked for each of its folders.
+        reason = failures.get(store)
+        if reason is None:
+            try:
+                _list(files, storage, journal, store, directory)
+            except StoreError as err:
+                reason = failures[store] = str(err)
+        if reason is not None:
+            files.unlisted[directory] = reason
     return files
+
+
+def _list(files: JournalFiles, storage: Storage, journal: str, store: str, directory: str) -> None:
+    for item in storage.files(store).list(directory):
+        try:
+            found = parse_fragment_path(journal, item.path)
+        except ValidationError:
+            files.others.append(f"{directory}/{item.path}")
+            continue
+        place = (directory, item.path)
+        files.fragments[place] = (found.begin, found.end)
+        files.stores[place] = store
+        files.sizes[place] = item.size
+    files.listed.add(directory)

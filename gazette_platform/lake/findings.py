@@ -26,7 +26,11 @@ class Finding:
     excluded: str = ""
     """Name of a file that the exact view leaves out; empty if this is not about one."""
     directory: str = ""
-    """Where the excluded file lies, below its store."""
+    """Where the file that this is about lies, below its store; empty if it is about none."""
+    since: int = 0
+    """Of an overlap: offset of the first byte of all files that are concerned."""
+    is_checked: bool = True
+    """False: it says that something could not be looked at, and why; nothing is known to be wrong."""
     values: tuple[str, ...] = ()
     """The Hive partition of the excluded file; or what a finding ``fit`` depends on."""
 

@@ -29,6 +29,7 @@ __all__ = [
     "is_same_location",
     "partition_columns",
     "partition_key",
+    "plain_location",
     "require_location",
 ]
 
@@ -282,10 +283,11 @@ def is_same_location(first: str, second: str) -> bool:
     >>> is_same_location("file:/a", "file:///a/"), is_same_location("file:/a", "s3://a")
     (True, False)
     """
-    return _plain(first) == _plain(second)
+    return plain_location(first) == plain_location(second)
 
 
-def _plain(location: str) -> str:
+def plain_location(location: str) -> str:
+    """A location as it compares with others."""
     return re.sub(r"\Afile:/+", "file:/", location).rstrip("/")
 
 

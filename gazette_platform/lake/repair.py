@@ -5,29 +5,29 @@ list, that are registered and that are there right now hold the same bytes. All 
 anew, and the bytes are compared, immediately before. Nothing is deleted, so a move can be undone by
 hand. Outside of a journal's folder brokers do not list a file again, and engines skip its name.
 
-Done where stores are folders on this machine. Others are left as they are: the check stays red and
-the exact view right.
+In a folder of this machine that is a rename. Object stores have none: there a file is copied, and
+removed when the copy is there. If that ends in the middle the file is where it was, and a copy is left
+over. What this process may not write is left as it is: the check stays red and the exact view right.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.errors import DataError, LakeError
+from gazette_platform.errors import DataError, LakeError, StoreError
 from gazette_platform.lake.content import FragmentContent
 from gazette_platform.lake.coverage import Span, chain
-from gazette_platform.lake.files import JournalFiles, journal_files, local_folder
+from gazette_platform.lake.files import JournalFiles, journal_files
 from gazette_platform.lake.layout import PartitionColumn, partition_key
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.planning import directory_of
+from gazette_platform.lake.storage import Storage
 from gazette_platform.protocol import parse_fragment_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from gazette_platform.hive import HivePartition, HiveTable, MetastoreSession
     from gazette_platform.lake.findings import Finding
@@ -39,6 +39,8 @@ __all__ = ["COVERED", "MovedFile", "Repair", "RepairLimits", "Repairer"]
 
 COVERED = ".covered"
 _LISTED_MAX = 1000
+# Of as many fragments, in one journal.
+_ROUNDS_MAX = 4
 
 
 @final
@@ -94,6 +96,7 @@ class Repairer:
         self._roots = roots
         self._limits = limits or RepairLimits()
         self._content = FragmentContent(source)
+        self._storage = Storage(roots)
 
     def repair(
         self,
@@ -127,20 +130,47 @@ class Repairer:
         registered: int,
         repair: Repair,
     ) -> None:
+        left = sorted(targets, key=lambda f: f.since)
+        for _ in range(_ROUNDS_MAX):
+            if not left:
+                return
+            now, reach = self._look(left, registered)
+            # What begins behind the last fragment listed is for the next round.
+            within = [f for f in left if reach is None or f.end <= reach] or left[:1]
+            left = [f for f in left if f not in within]
+            if not self._repair_within(session, table, within, now, repair):
+                return
+
+    def _look(self, targets: Sequence[Finding], registered: int) -> tuple[_Now, int | None]:
+        """What there is around `targets`, and up to which offset; None: to the end."""
         journal = targets[0].journal
-        begin = min(f.begin for f in targets)
-        # One fragment tells where the journal's files lie, and files that span `begin` how far
-        # back to look.
-        files = journal_files(self._roots, journal, self._source.fragments(journal, 0, 1))
-        listed = self._source.fragments(journal, files.lowered(begin), _LISTED_MAX)
+        listed = self._source.fragments(journal, targets[0].since, _LISTED_MAX)
+        reach = listed[-1].end if len(listed) >= _LISTED_MAX else None
+        end = max(f.end for f in targets)
+        listed = [f for f in listed if f.backing_store]
+        stores = dict.fromkeys(f.backing_store for f in listed)
+        # A file lies where the finding says, in one of the stores.
+        places = [(store, f.directory) for f in targets for store in stores]
+        places += [(f.backing_store, directory_of(f)) for f in listed if f.begin < end]
         now = _Now(
-            journal_files(self._roots, journal, listed),
-            {(directory_of(f), f.content_name): f for f in listed if f.backing_store},
+            journal_files(self._storage, journal, places),
+            {(directory_of(f), f.content_name): f for f in listed},
             registered,
         )
+        return now, reach
+
+    def _repair_within(
+        self,
+        session: MetastoreSession,
+        table: HiveTable,
+        targets: Sequence[Finding],
+        now: _Now,
+        repair: Repair,
+    ) -> bool:
+        """Returns: whether there is time for more."""
         for target in targets:
             if len(repair.moved) >= self._limits.files_max:
-                return
+                return False
             place = (target.directory, target.excluded)
             if place not in now.files.fragments:
                 continue  # gone, or not on this machine
@@ -155,23 +185,24 @@ class Repairer:
             cost = sum(f.content_length for f in covers) + target.end - target.begin
             budget = self._limits.content_bytes_max
             if repair.content_bytes and repair.content_bytes + cost > budget:
-                return
+                return False
             repair.content_bytes += cost
             fragment = _fragment(target, now.files.stores[place])
             rows = self._rows_of_twin(fragment, target, covers, repair)
             if rows is not None:
                 accounts = _Accounts.read(session, table, target)
                 self._move(accounts, fragment, rows, covers, now, repair)
+        return True
 
     def _rows_of_twin(
         self, fragment: Fragment, target: Finding, covers: Sequence[Fragment], repair: Repair
     ) -> int | None:
         """Rows of the file, if `covers` hold the same bytes; None: `repair` has the reason."""
-        folder = self._path(fragment).parent
-        if not os.access(folder, os.W_OK):
-            repair.waiting[target.path] = (
-                f"it cannot be moved, because {folder} is not writable for this process"
-            )
+        files = self._storage.files(fragment.backing_store)
+        try:
+            files.check_movable(target.path)
+        except StoreError as err:
+            repair.waiting[target.path] = f"it cannot be moved, because {err}"
             return None
         try:
             rows, own = self._digest([fragment], fragment)
@@ -200,27 +231,45 @@ class Repairer:
         repair: Repair,
     ) -> None:
         target = accounts.target
-        source = self._path(fragment)
-        hidden = local_folder(self._roots, fragment.backing_store, f"{COVERED}/{target.directory}")
-        state = accounts.without(fragment, rows, _size(source), now)
+        place = (target.directory, target.excluded)
+        state = accounts.without(fragment, rows, now.files.sizes[place], now)
         # First the accounts: if this ends here, the next time finds them done.
         accounts.write(state)
         try:
-            moved = _rename(source, hidden or source.parent, [self._path(c) for c in covers])
-        except LakeError as err:
+            moved = self._put_aside(fragment.backing_store, target, covers)
+        except (LakeError, StoreError) as err:
             accounts.write(accounts.state)
             repair.waiting[target.path] = f"it is not moved now: {err}"
             return
-        del now.files.fragments[target.directory, target.excluded]
+        del now.files.fragments[place]
         repair.moved.append(
-            MovedFile(finding=target, key=accounts.key, target=str(moved), rows=rows, state=state)
+            MovedFile(finding=target, key=accounts.key, target=moved, rows=rows, state=state)
         )
 
-    def _path(self, fragment: Fragment) -> Path:
-        folder = local_folder(self._roots, fragment.backing_store, directory_of(fragment))
-        if folder is None:
-            raise LakeError(f"{fragment.content_path} is not on this machine")
-        return folder / fragment.content_name
+    def _put_aside(self, store: str, target: Finding, covers: Sequence[Fragment]) -> str:
+        """Move the file of `target` to where engines and brokers do not look. Returns: where it is.
+
+        Raises: LakeError: one of `covers` is gone; the file stays. StoreError: the store refuses.
+        """
+        files = self._storage.files(store)
+        hidden, number = f"{COVERED}/{target.path}", 1
+        while files.exists(hidden):  # moved once before, and restored
+            number += 1
+            hidden = f"{COVERED}/{target.path}~{number}"
+        self._require(covers)
+        files.move(target.path, hidden)
+        try:
+            self._require(covers)
+        except (LakeError, StoreError):
+            files.move(hidden, target.path)
+            raise
+        return files.text(hidden)
+
+    def _require(self, covers: Sequence[Fragment]) -> None:
+        for cover in covers:
+            files = self._storage.files(cover.backing_store)
+            if not files.exists(cover.content_path):
+                raise LakeError(f"file {files.text(cover.content_path)}, which covers it, has gone")
 
     def _digest(self, fragments: Sequence[Fragment], wanted: Fragment) -> tuple[int, bytes]:
         """Rows and digest of the bytes of `wanted`, read from `fragments`, which hold them all.
@@ -333,39 +382,3 @@ def _fragment(target: Finding, store: str) -> Fragment:
     parsed = parse_fragment_path(target.journal, target.excluded)
     postfix = target.directory[len(target.journal) + 1 :]
     return replace(parsed, backing_store=store, path_postfix=postfix)
-
-
-def _rename(source: Path, hidden: Path, covers: Sequence[Path]) -> Path:
-    """Move `source` into the folder `hidden`. Returns: where it is now.
-
-    Raises: LakeError: one of `covers` is gone, or the operating system refuses; `source` stays.
-    """
-    try:
-        hidden.mkdir(parents=True, exist_ok=True)
-        target, number = hidden / source.name, 1
-        while target.exists():  # moved once before, and restored
-            number += 1
-            target = hidden / f"{source.name}~{number}"
-        _require(covers)
-        source.rename(target)
-        try:
-            _require(covers)
-        except LakeError:
-            target.rename(source)
-            raise
-    except OSError as err:
-        raise LakeError(f"{source} cannot be moved to {hidden}: {err.strerror}") from err
-    return target
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0  # another process was quicker, as the move will find
-
-
-def _require(paths: Sequence[Path]) -> None:
-    gone = [path for path in paths if not path.is_file()]
-    if gone:
-        raise LakeError(f"file {gone[0]}, which covers it, has gone")

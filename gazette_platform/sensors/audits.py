@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, final
 
@@ -41,10 +42,12 @@ if TYPE_CHECKING:
 __all__ = ["AuditOutcome", "AuditState", "TableAudits"]
 
 _JOURNALS_MAX = 16
+# Of a kind. Files that the exact view leaves out are kept whatever their number, without their texts.
 _FINDINGS_MAX = 500
 _FITS_MAX = 50
 _FIELDS = (
-    "kind", "journal", "begin", "end", "text", "is_error", "excluded", "directory", "values",
+    "kind", "journal", "begin", "end", "text", "is_error", "excluded", "directory", "since",
+    "is_checked", "values",
 )  # fmt: skip
 
 
@@ -167,11 +170,12 @@ class TableAudits:
         ensure_exact_view(session, spec, table, excluded_files(findings))
         told = [_with_reason(f, {**repair.waiting, **refused}) for f in findings]
         told += sorted(fits, key=lambda f: (f.journal, f.begin, f.end))
-        digest = hashlib.sha256(json.dumps([f.text for f in told]).encode()).hexdigest()[:16]
+        texts = [f.text or f.path for f in _kept(told)]
+        digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
         return AuditOutcome(
             replace(
                 state,
-                findings=tuple(findings[:_FINDINGS_MAX]),
+                findings=_kept(findings),
                 fits=tuple(fits[:_FITS_MAX]),
                 refused=refused,
                 told=digest,
@@ -239,11 +243,21 @@ def _slices(
 
 
 def _merged(findings: Sequence[Finding], audit: Audit) -> list[Finding]:
-    kept = [
-        f
-        for f in findings
-        if f.journal != audit.journal
-        or f.begin < audit.begin
-        or (audit.end is not None and f.begin >= audit.end)
-    ]
-    return kept + list(audit.findings)
+    kept = [f for f in findings if not audit.replaces(f)]
+    return list(dict.fromkeys([*kept, *audit.findings]))
+
+
+def _kept(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Of each kind as many as are shown at most, and all files that the exact view leaves out.
+
+    A table with many gaps must not lose sight of its overlaps, nor show a row twice for their number.
+    """
+    kept: list[Finding] = []
+    counts: Counter[str] = Counter()
+    for finding in findings:
+        counts[finding.kind] += 1
+        if counts[finding.kind] <= _FINDINGS_MAX:
+            kept.append(finding)
+        elif finding.excluded:
+            kept.append(replace(finding, text=""))
+    return tuple(kept)

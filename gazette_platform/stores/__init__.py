@@ -10,13 +10,14 @@ Guarantee: when `FragmentStore.put` returns, the object survives a crash of the 
 from __future__ import annotations
 
 from gazette_platform.stores.health import clock_probe, delete_probe, health_check
-from gazette_platform.stores.interface import FragmentStore, StoredObject
+from gazette_platform.stores.interface import FragmentStore, ServerSideStore, StoredObject
 from gazette_platform.stores.opener import open_store
 from gazette_platform.stores.registry import ActiveStore, StoreHealth, StoreRegistry
 
 __all__ = [
     "ActiveStore",
     "FragmentStore",
+    "ServerSideStore",
     "StoreHealth",
     "StoreRegistry",
     "StoredObject",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
     from pathlib import Path
 
-__all__ = ["PIECE_BYTES", "FragmentStore", "StoredObject"]
+__all__ = ["PIECE_BYTES", "FragmentStore", "ServerSideStore", "StoredObject"]
 
 # Size in which objects are read: large enough that the hop between threads does not count.
 PIECE_BYTES: Final = 1024 * 1024
@@ -88,4 +88,24 @@ class FragmentStore(Protocol):
 
     def local_path(self, path: str) -> Path | None:
         """Where the object lies in this machine's file system; None if it does not."""
+        ...
+
+
+@runtime_checkable
+class ServerSideStore(FragmentStore, Protocol):
+    """A store that does by itself what else takes the reading of a whole object, or of a folder."""
+
+    async def size(self, path: str) -> int:
+        """Stored bytes of the object. Raises: ObjectNotFound. Cancellation: safe."""
+        ...
+
+    def get_range(self, path: str, begin: int, end: int) -> AsyncGenerator[bytes, None]:
+        """Stored bytes [begin, end), in pieces; fewer where the object ends, none behind its end."""
+        ...
+
+    async def copy(self, path: str, target: str) -> None:
+        """Give the object a second path, replacing what is there; content passes through nobody.
+
+        Raises: ObjectNotFound. Cancellation: there may be a copy, of the whole object, or none.
+        """
         ...

@@ -160,6 +160,20 @@ class ObjectStore:
                 return
             yield bytes(piece)
 
+    async def get_range(self, path: str, begin: int, end: int) -> AsyncGenerator[bytes, None]:
+        """Stored bytes [begin, end), in pieces; see `ServerSideStore.get_range`."""
+        import obstore  # noqa: PLC0415  an extra
+
+        size = await self.size(path)  # servers refuse what begins behind the end
+        key, end = self._rule.key(path), min(end, size)
+        while begin < end:
+            upto = min(end, begin + _PART_BYTES)
+            with self._errors(f"GET {key}"):
+                bucket = await self._connected()
+                piece = await obstore.get_range_async(bucket, key, start=begin, end=upto)
+            yield bytes(piece)
+            begin = upto
+
     async def put(self, path: str, fd: int, length: int, *, content_encoding: str = "") -> None:
         """Store the first `length` bytes of `fd`; see `FragmentStore.put`.
 
@@ -264,6 +278,21 @@ class ObjectStore:
                     "go on (it must know version 2 of ListObjects)"
                 )
 
+    async def size(self, path: str) -> int:
+        """Stored bytes of the object; see `ServerSideStore.size`."""
+        return await self._head(path)
+
+    async def copy(self, path: str, target: str) -> None:
+        """Give the object a second path; see `ServerSideStore.copy`.
+
+        S3 itself refuses objects beyond 5 GiB, which fragments have not.
+        """
+        import obstore  # noqa: PLC0415  an extra
+
+        key, copy = self._rule.key(path), self._rule.key(target)
+        with self._errors(f"COPY {key} to {copy}"):
+            await obstore.copy_async(await self._connected(), key, copy)
+
     async def remove(self, path: str) -> None:
         """Delete the object; see `FragmentStore.remove`."""
         import obstore  # noqa: PLC0415  an extra
@@ -292,12 +321,13 @@ class ObjectStore:
         """None: objects are elsewhere."""
         return None
 
-    async def _head(self, path: str) -> None:
+    async def _head(self, path: str) -> int:
         import obstore  # noqa: PLC0415  an extra
 
         key = self._rule.key(path)
         with self._errors(f"HEAD {key}"):
-            await obstore.head_async(await self._connected(), key)
+            meta = await obstore.head_async(await self._connected(), key)
+        return int(meta["size"])
 
     async def _connected(self) -> Bucket:
         """The client, with credentials that last for a while.

@@ -189,6 +189,15 @@ class _MemoryThrift:
     def get_partition_names(self, database: str, name: str, _limit: int) -> list[str]:
         return sorted(self._partitions[database, name])
 
+    def get_partition_names_ps(
+        self, database: str, name: str, values: Sequence[str], _limit: int
+    ) -> list[str]:
+        return sorted(
+            key
+            for key, partition in self._partitions[database, name].items()
+            if all(w in ("", v) for w, v in zip(values, partition.values, strict=False))
+        )
+
     def get_partitions_by_names(self, database: str, name: str, names: Sequence[str]) -> list[Any]:
         found = self._partitions[database, name]
         return [copy.deepcopy(found[n]) for n in names if n in found]

@@ -251,6 +251,6 @@ def test_folder_that_is_not_writable_is_named(lake, monkeypatch):
     lake.append(0, 4)
     planted = lake.plant(1, 2)
     lake.register()
-    monkeypatch.setattr("gazette_platform.lake.repair.os.access", lambda *_: False)
+    monkeypatch.setattr("gazette_platform.lake.storage.os.access", lambda *_: False)
     reason = lake.repair().waiting[planted.content_path]
     assert f"{lake.path(planted).parent} is not writable" in reason

@@ -1,0 +1,331 @@
+"""Registration, overlaps and repair of tables whose fragments lie on a real S3 server."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import uuid
+from dataclasses import replace
+
+import pytest
+from lake_bench import FragmentFiles, MemoryMetastore
+from object_servers import need_go, s3_server
+
+from gazette_platform.codecs import compressor
+from gazette_platform.errors import LakeError, ObjectNotFound
+from gazette_platform.lake import (
+    Auditor,
+    Registrar,
+    Repairer,
+    StoreRoots,
+    excluded_files,
+    parse_table_spec,
+)
+from gazette_platform.lake.content import FragmentContent
+from gazette_platform.lake.partition_state import PartitionState
+from gazette_platform.lake.storage import Storage, object_files
+
+# The first test may build the server.
+pytestmark = [pytest.mark.s3, pytest.mark.slow, pytest.mark.timeout(900)]
+
+SPEC = """
+name: s.events
+selector: name:prefix=events/
+format: json
+columns: [{name: id, type: bigint}]
+partitions: [{name: hour, type: int}]
+"""
+JOURNAL = "events/part=a%3Db+c"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    need_go("GAZETTE_VERSITYGW")
+    with s3_server(tmp_path_factory.mktemp("s3")) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def keys(server, monkeypatch, tmp_path):
+    """The server's own, as AWS tools find them; nothing of this machine's user."""
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.secret_key)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+
+
+@pytest.fixture
+def bucket(server):
+    name = f"bucket-{uuid.uuid4().hex}"
+    server.make_bucket(name)
+    return server.folder / name
+
+
+@pytest.fixture
+def store(server, bucket):
+    return f"s3://{bucket.name}/lake/?endpoint={server.endpoint}&region=us-east-1"
+
+
+def lines(begin, end):
+    return b"".join(b'{"id":%d}\n' % (n % 10) for n in range(begin, end))
+
+
+class BucketSource(FragmentFiles):
+    """What brokers list, of fragments in a bucket; content through brokers is counted, and refused."""
+
+    def __init__(self, root, store):
+        super().__init__(root)
+        self.store = store
+        self.read_through_brokers = 0
+
+    def persist(self, fragment, *, postfix="", **options):
+        stored = replace(
+            super().persist(fragment, postfix=postfix, **options), backing_store=self.store
+        )
+        fragments = self._fragments[fragment.journal]
+        fragments[fragments.index(replace(stored, backing_store="file:///"))] = stored
+        local = self.root / stored.content_path
+        put(self.store, stored.content_path, local.read_bytes())
+        local.unlink()
+        return stored
+
+    def content(self, fragment):
+        self.read_through_brokers += 1
+        return super().content(fragment)
+
+
+def put(store, path, content):
+    from gazette_platform.lake.storage import _wait
+
+    with tempfile.TemporaryFile(buffering=0) as file:
+        file.write(content)
+        _wait(object_files(store)._driver.put(path, file.fileno(), len(content)))
+
+
+class Lake:
+    """A journal of lines of 9 bytes in a bucket; `plant` stores what brokers do not list."""
+
+    def __init__(self, tmp_path, store, bucket):
+        self.bucket, self.store = bucket, store
+        self.files = BucketSource(tmp_path / "fragments", store)
+        self.metastore = MemoryMetastore()
+        self.roots = StoreRoots({})
+        self.registrar = Registrar(self.files, self.metastore, self.roots)
+        self.auditor = Auditor(self.files, self.roots)
+        self.spec = parse_table_spec(SPEC)
+
+    def append(self, begin, end, *, hour=5, content=None):
+        content = lines(begin, end) if content is None else content
+        return self.files.append(JOURNAL, content, postfix=f"hour={hour:02}", begin=9 * begin)
+
+    def plant(self, begin, end, **options):
+        planted = self.append(begin, end, **options)
+        self.files.forget(planted)
+        return planted
+
+    def register(self):
+        return self.registrar.tick(self.spec, {})
+
+    def audit(self, **options):
+        with self.metastore.connect() as session:
+            table = session.table("s", "events")
+            return self.auditor.audit(session, self.spec, table, JOURNAL, **options)
+
+    def kinds(self, **options):
+        return sorted((f.kind, f.is_error, f.is_checked) for f in self.audit(**options).findings)
+
+    def repair(self, findings):
+        repairer = Repairer(self.files, self.roots)
+        with self.metastore.connect() as session:
+            table = session.table("s", "events")
+            return repairer.repair(session, table, findings, {JOURNAL: 1 << 40})
+
+    def states(self):
+        with self.metastore.connect() as session:
+            table = session.table("s", "events")
+            return {
+                p.values[1]: (p.location, PartitionState.from_parameters(p.parameters))
+                for p in session.partitions(table)
+            }
+
+    def object(self, path):
+        return self.bucket / "lake" / path
+
+
+@pytest.fixture
+def lake(tmp_path, store, bucket):
+    return Lake(tmp_path, store, bucket)
+
+
+UNCHECKED = [("count", False, False), ("overlap", False, False)]
+
+
+def test_fragments_are_read_in_the_bucket_and_counted_as_on_files(lake):
+    first = lake.append(0, 2)
+    second = lake.append(2, 40)
+    report = lake.register()
+    assert report.errors == []
+    (location, state) = lake.states()["5"]
+    assert location == f"s3://{lake.bucket.name}/lake/{JOURNAL}/hour=05"
+    assert (state.rows, state.fragments) == (40, 2)
+    sizes = [lake.object(f.content_path).stat().st_size for f in (first, second)]
+    assert state.stored_bytes == sum(sizes)
+    assert lake.files.read_through_brokers == 0
+
+
+def test_listing_is_asked_for_and_what_was_not_listed_is_not_green(lake):
+    lake.append(0, 2)
+    lake.append(2, 4, hour=6)
+    lake.register()
+    # As the metastore of Hive, and consoles, make them for folders.
+    (lake.object(f"{JOURNAL}/hour=05") / "hour=05").mkdir()
+    assert lake.kinds() == UNCHECKED
+    assert lake.kinds(lists_objects=True) == []
+    planted = lake.plant(1, 2)
+    put(lake.store, f"{JOURNAL}/hour=06/notes.txt", b"x")
+    put(lake.store, f"{JOURNAL}/hour=06/_hidden", b"x")
+    gone = lake.append(4, 5, hour=6)
+    lake.register()
+    object_files(lake.store).remove(gone.content_path)
+    assert lake.kinds() == UNCHECKED
+    found = lake.audit(lists_objects=True).findings
+    assert sorted((f.kind, f.begin, f.excluded) for f in found) == [
+        ("count", 0, ""),
+        ("count", 36, ""),
+        ("overlap", 9, planted.content_name),
+    ]
+
+
+def test_overlaps_are_found_from_accounts_and_only_their_folders_are_listed(lake, monkeypatch):
+    small = lake.append(0, 2)
+    lake.append(2, 4, hour=6)
+    for hour in range(7, 12):
+        lake.append(4 * hour, 4 * hour + 4, hour=hour)
+    lake.register()
+    lake.append(0, 4, hour=6)
+    lake.register()
+    lake.files.forget(small)
+    listed = []
+    lists = Storage.files
+
+    def files(self, store):
+        found = lists(self, store)
+        monkeypatch.setattr(type(found), "list", noted)
+        return found
+
+    plain = type(object_files(lake.store)).list
+
+    def noted(self, directory):
+        listed.append(directory)
+        return plain(self, directory)
+
+    monkeypatch.setattr(Storage, "files", files)
+    findings = lake.audit().findings
+    assert sorted(listed) == [f"{JOURNAL}/hour=05", f"{JOURNAL}/hour=06"]
+    excluded = excluded_files(findings)
+    assert small.content_name in excluded[JOURNAL.partition("=")[2], "5"]
+
+
+def test_covered_objects_are_moved_by_copy_and_accounts_follow(lake):
+    small = lake.append(0, 2)
+    lake.append(2, 3)
+    lake.register()
+    large = lake.append(0, 3, hour=6)
+    lake.files.forget(small)
+    lake.register()
+    findings = lake.audit().findings
+    stored = lake.object(small.content_path).read_bytes()
+    (moved,) = lake.repair(findings).moved
+    assert moved.target.startswith(f".covered/{small.content_path} of s3://")
+    assert lake.object(f".covered/{small.content_path}").read_bytes() == stored
+    assert not lake.object(small.content_path).exists()
+    assert lake.object(large.content_path).exists()
+    assert moved.rows == 2
+    assert lake.states()["5"][1].rows == 1
+    # Restored by a person, and found again: both are kept.
+    put(lake.store, small.content_path, stored)
+    again = lake.audit(lists_objects=True).findings
+    (moved,) = lake.repair(again).moved
+    assert f"{small.content_name}~2" in moved.target
+
+
+def test_objects_with_other_bytes_and_without_cover_stay(lake):
+    cover = lake.append(0, 4)
+    other = lake.plant(1, 2, content=b'{"id":7}\n')
+    inside = lake.plant(2, 3)
+    lake.register()
+    findings = lake.audit(lists_objects=True).findings
+    repair = lake.repair([f for f in findings if f.excluded == other.content_name])
+    assert "holds other bytes" in repair.refused[other.content_path]
+    object_files(lake.store).remove(cover.content_path)
+    assert lake.repair([f for f in findings if f.excluded == inside.content_name]).moved == []
+    assert lake.object(inside.content_path).exists()
+
+
+def test_a_store_that_refuses_us_is_read_through_brokers_and_says_so(lake, server, monkeypatch):
+    lake.append(0, 3)
+    server.add_user("nobody", "nobody-secret")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nobody-secret")
+    object_files.cache_clear()
+    lake.register()
+    (_, state) = lake.states()["5"]
+    assert (state.rows, state.stored_bytes) == (3, None)
+    assert lake.files.read_through_brokers > 0
+    audit = lake.audit(lists_objects=True)
+    assert sorted((f.kind, f.is_error, f.is_checked) for f in audit.findings) == UNCHECKED
+    assert "allow it to the credentials" in audit.findings[0].text
+    object_files.cache_clear()
+
+
+def test_a_fragment_that_is_gone_is_named(lake):
+    fragment = lake.append(0, 3)
+    object_files(lake.store).remove(fragment.content_path)
+    content = FragmentContent(lake.files)
+    location = f"s3://{lake.bucket.name}/lake/{JOURNAL}/hour=05"
+    for call in (
+        lambda: content.count(fragment, location),
+        lambda: content.require_stored(fragment, location),
+        lambda: content.head(fragment, location, 10),
+    ):
+        with pytest.raises(LakeError, match=f"no file {location.replace('+', '.')}/0000"):
+            call()
+
+
+def test_what_a_store_does(lake, store):
+    files = object_files(store)
+    content = os.urandom(3 << 20)
+    put(store, "j/x/large", content)
+    assert (files.size("j/x/large"), files.is_local) == (3 << 20, False)
+    assert b"".join(files.read("j/x/large")) == content
+    assert b"".join(files.read("j/x/large", 5, 9)) == content[5:9]
+    assert b"".join(files.read("j/x/large", (3 << 20) - 2, 4 << 20)) == content[-2:]
+    assert b"".join(files.read("j/x/large", (1 << 20) + 7)) == content[(1 << 20) + 7 :]
+    assert list(files.read("j/x/large", 4 << 20, 5 << 20)) == []
+    files.copy("j/x/large", "k/y")
+    assert files.exists("k/y")
+    assert [(i.path, i.size) for i in files.list("j/x")] == [("large", 3 << 20)]
+    assert files.list("j") == []
+    assert files.list("absent") == []
+    files.remove("k/y")
+    with pytest.raises(ObjectNotFound):
+        files.size("k/y")
+    with pytest.raises(ObjectNotFound):
+        list(files.read("k/y"))
+
+
+def test_head_of_an_object_is_read_by_ranges(lake):
+    content = FragmentContent(lake.files)
+    location = f"s3://{lake.bucket.name}/lake/{JOURNAL}/hour=05"
+    fragment = lake.append(0, 40_000)
+    assert content.head(fragment, location, 100) == lines(0, 40_000)[:100]
+    noise = os.urandom(1 << 20).hex().encode() + b"\n"
+    fragment = lake.append(0, 0, content=noise)
+    assert content.head(fragment, location, len(noise)) == noise
+    codec = compressor(fragment.codec)
+    assert len(codec.compress(noise) + codec.finish()) > 1 << 20
+    assert lake.files.read_through_brokers == 0
