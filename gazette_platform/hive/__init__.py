@@ -11,6 +11,7 @@ about a millisecond a call, and about 20 ms a new Hive partition on the server.
 
 from gazette_platform.hive.client import MetastoreClient, MetastoreSession
 from gazette_platform.hive.model import (
+    CSV_ESCAPE,
     CSV_STORAGE,
     JSON_STORAGE,
     HiveColumn,
@@ -21,6 +22,7 @@ from gazette_platform.hive.model import (
 )
 
 __all__ = [
+    "CSV_ESCAPE",
     "CSV_STORAGE",
     "JSON_STORAGE",
     "HiveColumn",

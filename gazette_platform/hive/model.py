@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 __all__ = [
+    "CSV_ESCAPE",
     "CSV_STORAGE",
     "JSON_STORAGE",
     "HiveColumn",
@@ -50,6 +51,9 @@ JSON_STORAGE = StorageFormat(
     serde="org.openx.data.jsonserde.JsonSerDe",
     serde_parameters={"ignore.malformed.json": "true"},
 )
+
+# RFC 4180 has no escape character.
+CSV_ESCAPE = "\x01"
 
 CSV_STORAGE = StorageFormat(
     input_format=_TEXT_INPUT,

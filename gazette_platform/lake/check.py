@@ -88,8 +88,16 @@ def _check_json(spec: TableSpec, lines: list[bytes], where: str) -> None:
 
 
 def _check_csv(spec: TableSpec, lines: list[bytes], where: str) -> None:
-    text = (line.decode("utf-8", "replace") for line in lines)
-    widths = [len(row) for row in csv.reader(text, escapechar="\\")]
+    text = [line.decode("utf-8", "replace") + "\n" for line in lines]
+    rows = list(csv.reader(text))
+    widths = [len(row) for row in rows]
+    several = [row for row in rows if len(row) == len(spec.columns) and "\n" in "".join(row)]
+    if several:
+        raise SchemaMismatch(
+            f"{spec.name}: records of {where} are of several lines (a field in quotes has a line "
+            f"break in it: {_shown(','.join(several[0]).encode())}), which engines would take for "
+            "several rows: write line breaks in fields in another way, or publish JSON lines"
+        )
     if all(width != len(spec.columns) for width in widths):
         raise SchemaMismatch(
             f"{spec.name}: lines of {where} have {widths[0]} fields, not the {len(spec.columns)} "

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.source import FragmentSource
     from gazette_platform.lake.storage import StoreFiles
+    from gazette_platform.lake.values import LineScanner, ValueReport
     from gazette_platform.protocol import Fragment
 
 __all__ = ["FragmentContent", "FragmentCount", "local_path"]
@@ -56,6 +57,8 @@ class FragmentCount:
     """The first bytes of content, at most `SAMPLE_BYTES`."""
     columns: frozenset[str] = frozenset()
     """Those of the columns asked for that occur as keys of JSON records."""
+    values: ValueReport | None = None
+    """What a scanner of values found, if there was one."""
 
 
 @final
@@ -104,12 +107,18 @@ class FragmentContent:
         return _tail(fragment, first, pieces)
 
     def count(
-        self, fragment: Fragment, location: str, *, columns: Iterable[str] = ()
+        self,
+        fragment: Fragment,
+        location: str,
+        *,
+        columns: Iterable[str] = (),
+        scanner: LineScanner | None = None,
     ) -> FragmentCount:
         """Rows and stored size of a fragment, as engines will see them.
 
         Args:
             columns: names to look for.
+            scanner: looks at all lines; a new one for each fragment.
 
         Raises: LakeError: there is no such file. DataError: it is damaged, or of another length.
         """
@@ -126,6 +135,8 @@ class FragmentContent:
                 seen.update(found)
                 for name in found:
                     del unseen[name]
+            if scanner is not None:
+                scanner.feed(block)
             rows += block.count(b"\n")
             length += len(block)
             last = block[-1:] or last
@@ -133,7 +144,8 @@ class FragmentContent:
                 raise _wrong_length(fragment, "more")
         if length != fragment.content_length:
             raise _wrong_length(fragment, str(length))
-        return FragmentCount(rows + (last != b"\n"), tally.stored, head, frozenset(seen))
+        values = scanner.report() if scanner is not None else None
+        return FragmentCount(rows + (last != b"\n"), tally.stored, head, frozenset(seen), values)
 
     def require_stored(self, fragment: Fragment, location: str) -> None:
         """Refuse a location without the fragment's file: a wrong root, most likely.

@@ -1,7 +1,7 @@
 """Do fragments hold what the table spec says? Findings of kind ``fit``.
 
-Engines give NULL where a value is missing or of another type, and fail on a damaged file. Each new
-fragment is read once to count its rows; what that shows is told here.
+Engines give NULL where a value is missing, read one of another type each in its own way, and fail on
+a damaged file. Each new fragment is read once to count its rows; what that shows is told here.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from gazette_platform.lake.check import check_sample
 from gazette_platform.lake.content import FragmentContent, FragmentCount, local_path
 from gazette_platform.lake.findings import Finding
 from gazette_platform.lake.planning import directory_of
+from gazette_platform.lake.values_csv import CsvScanner
+from gazette_platform.lake.values_json import JsonScanner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.layout import StoreRoots
     from gazette_platform.lake.source import FragmentSource
     from gazette_platform.lake.table_spec import TableSpec
+    from gazette_platform.lake.values import LineScanner, Unfit, ValueReport
     from gazette_platform.protocol import Fragment
 
 __all__ = [
@@ -28,10 +31,16 @@ __all__ = [
     "json_columns",
     "misfit",
     "missing_columns",
+    "value_scanner",
     "without_columns",
 ]
 
 _NAMES_SHOWN = 12
+
+
+def value_scanner(spec: TableSpec) -> LineScanner:
+    """A scanner of the values of one fragment."""
+    return CsvScanner(spec) if spec.format == "csv" else JsonScanner(spec)
 
 
 def mark(spec: TableSpec, fragment: Fragment, location: str) -> tuple[str, ...]:
@@ -59,19 +68,52 @@ def damage(spec: TableSpec, fragment: Fragment, location: str, error: DataError)
 def misfit(
     spec: TableSpec, fragment: Fragment, location: str, counted: FragmentCount
 ) -> Finding | None:
-    """The finding that a fragment's first lines do not fit `spec`; None if they do."""
+    """The finding that values of a fragment do not fit `spec`; None if all do."""
+    where = f"fragment {fragment.content_path}"
+    texts: list[str] = []
     try:
-        check_sample(spec, counted.head, f"fragment {fragment.content_path}")
+        check_sample(spec, counted.head, where)
     except SchemaMismatch as err:
-        return Finding(
-            kind="fit",
-            journal=fragment.journal,
-            begin=fragment.begin,
-            end=fragment.end,
-            text=str(err),
-            values=mark(spec, fragment, location),
+        texts.append(str(err))
+    if counted.values is not None and counted.values.count:
+        texts.append(_counts(spec, where, counted.values))
+    if not texts:
+        return None
+    return Finding(
+        kind="fit",
+        journal=fragment.journal,
+        begin=fragment.begin,
+        end=fragment.end,
+        text="; ".join(texts),
+        values=mark(spec, fragment, location),
+    )
+
+
+def _counts(spec: TableSpec, where: str, values: ValueReport) -> str:
+    """What does not fit, in words."""
+    types = {c.name: c.type for c in spec.columns}
+    most = sorted(values.columns.items(), key=lambda item: -item[1].count)
+    found = [f"{name} ({types[name]}): {_times(unfit)}" for name, unfit in most[:_NAMES_SHOWN]]
+    if len(most) > _NAMES_SHOWN:
+        rest = sum(unfit.count for _, unfit in most[_NAMES_SHOWN:])
+        found.append(f"{len(most) - _NAMES_SHOWN} other columns: {rest}")
+    found += [f"{what}: {_times(unfit)}" for what, unfit in values.lines.items()]
+    text = (
+        f"{spec.name}: {where} holds {values.count} values or lines that do not fit, which Trino and "
+        f"Spark read differently, or as NULL: {'; '.join(found)}. Correct the types in the table "
+        "spec (`string` takes any value), or how they are written"
+    )
+    if values.breaking_unpartitioned:
+        shown = sorted(values.breaking_unpartitioned)[:_NAMES_SHOWN]
+        text += (
+            f". Trino fails at a list or object where {', '.join(shown)} "
+            f"{'has' if len(shown) == 1 else 'have'} another type"
         )
-    return None
+    return text
+
+
+def _times(unfit: Unfit) -> str:
+    return f"{unfit.count}, such as {unfit.shown}" if unfit.example else f"{unfit.count}"
 
 
 def missing_columns(spec: TableSpec, columns: Iterable[str]) -> Finding | None:
@@ -127,7 +169,9 @@ class FitChecker:
             return None, frozenset()
         location = self._roots.location(fragment.backing_store, directory_of(fragment))
         try:
-            counted = self._content.count(fragment, location, columns=json_columns(spec))
+            counted = self._content.count(
+                fragment, location, columns=json_columns(spec), scanner=value_scanner(spec)
+            )
         except DataError as err:
             return damage(spec, fragment, location, err), frozenset()
         except LakeError:

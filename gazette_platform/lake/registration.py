@@ -23,7 +23,7 @@ from gazette_platform.errors import (
 from gazette_platform.hive import HivePartition, HiveTable, MetastoreSession
 from gazette_platform.lake.check import SAMPLE_BYTES, check_sample
 from gazette_platform.lake.content import FragmentContent
-from gazette_platform.lake.fit import damage, json_columns, misfit
+from gazette_platform.lake.fit import damage, json_columns, misfit, value_scanner
 from gazette_platform.lake.layout import Layout, StoreRoots, partition_columns, require_location
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.planning import (
@@ -275,16 +275,18 @@ class Registrar:
             directory = directory_of(first)
             layout = Layout.of_directory(directory)
             location = self._roots.location(first.backing_store, layout.base)
-        self._require_fit(spec, firsts)
-        return ensure_table(session, table_definition(spec, layout, location))
+        wanted = table_definition(spec, layout, location)
+        if existing is None or existing.columns != wanted.columns:
+            self._require_fit(spec, [*firsts, *_lasts(listed)])
+        return ensure_table(session, wanted)
 
-    def _require_fit(self, spec: TableSpec, firsts: Sequence[Fragment]) -> None:
-        """Refuse a spec that none of `firsts` fits.
+    def _require_fit(self, spec: TableSpec, samples: Sequence[Fragment]) -> None:
+        """Refuse a spec that none of `samples` fits.
 
         Raises: GazetteError: what is wrong with the first of them.
         """
         error: GazetteError | None = None
-        for first in firsts:
+        for first in samples:
             where = self._roots.location(first.backing_store, directory_of(first))
             try:
                 sample = self._content.head(first, where, SAMPLE_BYTES)
@@ -403,7 +405,10 @@ class Registrar:
             rows = stored = None
             try:
                 counted = self._content.count(
-                    fragment, planned.location, columns=json_columns(spec) - report.columns
+                    fragment,
+                    planned.location,
+                    columns=json_columns(spec) - report.columns,
+                    scanner=value_scanner(spec),
                 )
             except DataError as err:
                 # Its Hive partition is registered all the same: the other files are good, and the
@@ -446,6 +451,11 @@ def _firsts(listed: Mapping[str, Sequence[Fragment]]) -> list[Fragment]:
     ]
     rounds = zip_longest(*persisted)
     return [f for fragments in rounds for f in fragments if f is not None][:_SAMPLES_MAX]
+
+
+def _lasts(listed: Mapping[str, Sequence[Fragment]]) -> list[Fragment]:
+    """A few persisted fragments: the last ones, so that bad first ones refuse no table for ever."""
+    return _firsts({journal: list(reversed(fragments)) for journal, fragments in listed.items()})
 
 
 def _codec_warnings(spec: TableSpec, journals: Sequence[JournalSpec]) -> list[str]:
