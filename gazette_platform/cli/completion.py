@@ -1,14 +1,16 @@
 """Names of journals for a shell that completes a command line."""
 
 import asyncio
+import os
 from collections.abc import Iterable
+from pathlib import Path
 
 import typer
 
 from gazette_platform.errors import GazetteError
 from gazette_platform.protocol import LabelSelector, LabelSet
 
-__all__ = ["complete_names", "offers"]
+__all__ = ["complete_names", "complete_tables", "offers"]
 
 # Whoever pressed the key waits.
 _ANSWERED_S = 2.0
@@ -52,3 +54,16 @@ def complete_names(ctx: typer.Context, incomplete: str) -> list[str]:
         return offers(asyncio.run(ask()), incomplete)
     except (GazetteError, OSError, TimeoutError, KeyError):
         return []  # nothing to offer is no error: the command itself tells what is wrong
+
+
+def complete_tables(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of tables that begin so, of the folder of specs of the command line; else none."""
+    try:
+        from gazette_platform.lake.settings import LakeSettings  # noqa: PLC0415  completion only
+        from gazette_platform.lake.table_spec import load_table_specs  # noqa: PLC0415  as well
+
+        folder = ctx.params.get("tables") or LakeSettings.from_environment(os.environ).tables
+        names = load_table_specs(Path(folder))[0] if folder else {}
+    except (ImportError, GazetteError, OSError):
+        return []
+    return [name for name in names if name.startswith(incomplete)]

@@ -15,6 +15,7 @@ from gazette_platform.cli import (
     gazctl_journals_read,
     gazctl_journals_top,
     gazctl_journals_upkeep,
+    gazctl_lake,
     gazctl_savepoints,
 )
 from gazette_platform.cli.connection import CONNECTION_VARIABLES, CommonOptionsGroup, connect
@@ -72,6 +73,20 @@ savepoints.command("list")(gazctl_savepoints.list_savepoints)
 savepoints.command("get")(gazctl_savepoints.get)
 savepoints.command("delete")(gazctl_savepoints.delete)
 app.add_typer(savepoints, name="savepoints")
+lake = typer.Typer(
+    cls=CommonOptionsGroup,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Describe journals as tables, and see how these stand. Not of Gazette's tools.",
+    epilog=_EPILOG,
+)
+lake.callback()(connect)
+lake.command("apply")(gazctl_lake.apply)
+lake.command("list")(gazctl_lake.list_tables)
+lake.command("describe")(gazctl_lake.describe)
+lake.command("infer")(gazctl_lake.infer)
+lake.command("ddl")(gazctl_lake.ddl)
+app.add_typer(lake, name="lake")
 app.command("attach-uuids")(gazctl_attach_uuids.attach_uuids)
 
 

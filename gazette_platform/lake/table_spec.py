@@ -36,13 +36,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
+    "COLUMNS_MAX",
     "Column",
     "Partition",
     "TableSpec",
     "check_clash",
+    "fields_below",
+    "is_column_name",
+    "is_key",
     "load_table_specs",
     "parse_table_spec",
     "read_table_spec",
+    "specs_by_file",
     "specs_digest",
 ]
 
@@ -51,7 +56,7 @@ _COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,126}\Z")
 # Types whose text in a path has one canonical value, so that two directories never claim one
 # Hive partition unnoticed.
 _PARTITION_TYPES = ("string", "tinyint", "smallint", "int", "bigint", "date")
-_COLUMNS_MAX = 2000
+COLUMNS_MAX = 2000
 _KEY_CHARACTERS_MAX = 256
 # Dagster looks once a minute or so.
 _FRESH_MIN_S = 120
@@ -188,11 +193,7 @@ def load_table_specs(folder: Path) -> tuple[dict[str, TableSpec], dict[str, Vali
     specs: dict[str, TableSpec] = {}
     errors: dict[str, ValidationError] = {}
     origins: dict[str, str] = {}
-    if not folder.is_dir():
-        return specs, errors
-    for path in sorted(p for p in folder.iterdir() if p.suffix in {".yaml", ".yml"}):
-        if path.name.startswith("."):
-            continue
+    for path in _spec_files(folder):
         try:
             spec = _load(path)
         except ValidationError as err:
@@ -208,6 +209,27 @@ def load_table_specs(folder: Path) -> tuple[dict[str, TableSpec], dict[str, Vali
         specs[spec.name] = spec
         origins[spec.name] = path.name
     return dict(sorted(specs.items())), errors
+
+
+def specs_by_file(folder: Path) -> dict[str, TableSpec]:
+    """The good specs of a folder by file name, those of one table each; a missing one is empty."""
+    found: dict[str, TableSpec] = {}
+    for path in _spec_files(folder):
+        try:
+            found[path.name] = _load(path)
+        except ValidationError:
+            continue  # whoever lists the folder is told
+    return found
+
+
+def _spec_files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.suffix in {".yaml", ".yml"} and not path.name.startswith(".")
+    )
 
 
 def specs_digest(specs: Mapping[str, TableSpec]) -> str:
@@ -291,8 +313,8 @@ def _errors(spec: TableSpec) -> Iterator[ValidationError]:
             )
     except ValidationError as err:
         yield ValidationError(f"{err}: not {_FRESH_EXAMPLE}", path="fresh_within")
-    if not 1 <= len(spec.columns) <= _COLUMNS_MAX:
-        yield ValidationError(f"needs 1 to {_COLUMNS_MAX} columns", path="columns")
+    if not 1 <= len(spec.columns) <= COLUMNS_MAX:
+        yield ValidationError(f"needs 1 to {COLUMNS_MAX} columns", path="columns")
     types: dict[int, ColumnType] = {}
     for index, column in enumerate(spec.columns):
         try:
@@ -324,7 +346,7 @@ def _column_errors(spec: TableSpec, types: Mapping[int, ColumnType]) -> Iterator
     seen: dict[str, str] = {}
     for index, column in enumerate(spec.columns):
         path = f"columns[{index}]"
-        if not _COLUMN_NAME.match(column.name):
+        if not is_column_name(column.name):
             yield ValidationError(
                 f"{_shown(column.name)} is not a column name (letters, digits, `_`); a JSON key "
                 "that is none is given by `from`, e.g. `{name: order_id, from: order-id, …}`",
@@ -351,11 +373,11 @@ def _column_errors(spec: TableSpec, types: Mapping[int, ColumnType]) -> Iterator
 def _key_errors(spec: TableSpec, types: Mapping[int, ColumnType]) -> Iterator[ValidationError]:
     """Keys of records that no reader could tell apart, or name."""
     seen: dict[str, str] = {}
-    fields = {name for parsed in types.values() for name in _field_names(parsed)}
+    fields = {name for parsed in types.values() for name in fields_below(parsed)}
     for index, column in enumerate(spec.columns):
         path = f"columns[{index}].from"
         key = column.key
-        if len(key) > _KEY_CHARACTERS_MAX or not key.isprintable():
+        if not is_key(key):
             yield ValidationError(
                 f"{_shown(key)} is longer than {_KEY_CHARACTERS_MAX} characters, or has some that "
                 "cannot be printed; no engine can be told of such a key",
@@ -377,11 +399,21 @@ def _key_errors(spec: TableSpec, types: Mapping[int, ColumnType]) -> Iterator[Va
             )
 
 
-def _field_names(parsed: ColumnType) -> Iterator[str]:
+def is_column_name(text: str) -> bool:
+    """Whether the text can be the name of a column."""
+    return _COLUMN_NAME.match(text) is not None
+
+
+def is_key(text: str) -> bool:
+    """Whether metastore and engines can be told of the key of a record."""
+    return 0 < len(text) <= _KEY_CHARACTERS_MAX and text.isprintable()
+
+
+def fields_below(parsed: ColumnType) -> Iterator[str]:
     """Names of struct fields at any depth, lower case."""
     yield from (name.lower() for name in parsed.field_names)
     for argument in parsed.arguments:
-        yield from _field_names(argument)
+        yield from fields_below(argument)
 
 
 def _partition_errors(spec: TableSpec) -> Iterator[ValidationError]:
@@ -391,7 +423,7 @@ def _partition_errors(spec: TableSpec) -> Iterator[ValidationError]:
     for index, partition in enumerate(spec.partitions):
         path = f"partitions[{index}]"
         for name in dict.fromkeys((partition.name, partition.column)):
-            if not _COLUMN_NAME.match(name):
+            if not is_column_name(name):
                 yield ValidationError(
                     f"{_shown(name)} is not a column name (letters, digits, `_`)", path=path
                 )

@@ -1,4 +1,4 @@
-"""Runs `gazctl journals` to its end in this process: starting one takes a second."""
+"""Runs `gazctl` to its end in this process: starting one takes a second."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def gazctl_runner(address, monkeypatch, folder, capfdbinary):
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.chdir(folder)
 
-    def run(*args, stdin=b""):
+    def run(*args, group="journals", stdin=b""):
         monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=io.BytesIO(stdin)))
-        code = main(["journals", *map(str, args)])
+        code = main([group, *map(str, args)])
         out, err = capfdbinary.readouterr()
         return types.SimpleNamespace(code=code, out=out, err=err.decode())
 

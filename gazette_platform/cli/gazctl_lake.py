@@ -1,0 +1,225 @@
+"""`gazctl lake`: tables over journals."""
+
+import enum
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated
+
+import typer
+
+from gazette_platform.cli.completion import complete_tables
+from gazette_platform.cli.selection import Selector
+from gazette_platform.errors import SetupError
+
+__all__ = ["OutputFormat", "apply", "ddl", "describe", "infer", "list_tables"]
+
+
+class OutputFormat(enum.StrEnum):
+    """Formats of what is told of tables."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+
+
+class DataFormat(enum.StrEnum):
+    """Formats of the records of raw tables."""
+
+    JSON = "json"
+    CSV = "csv"
+
+
+class Dialect(enum.StrEnum):
+    """Dialects of SQL."""
+
+    TRINO = "trino"
+    SPARK = "spark"
+    HIVE = "hive"
+    BIGQUERY = "bigquery"
+    SNOWFLAKE = "snowflake"
+    DUCKDB = "duckdb"
+
+
+Tables = Annotated[
+    Path | None,
+    typer.Option(
+        "--tables",
+        envvar="GAZETTE_TABLES",
+        metavar="DIR",
+        show_default=False,
+        help="Folder of table specs; else `tables` beside the endpoints file.",
+    ),
+]
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[TABLE]...",
+        show_default=False,
+        autocompletion=complete_tables,
+        help="Tables by name, as schema.table; none means all.",
+    ),
+]
+Output = Annotated[OutputFormat, typer.Option("-o", "--format", help="Output format.")]
+
+
+def _body(name: str) -> ModuleType:
+    """The module that does the work: the lake is an extra, and slow to import.
+
+    Raises: SetupError: a library of the extra is missing.
+    """
+    try:
+        return import_module(f"gazette_platform.cli.gazctl_lake_{name}")
+    except ModuleNotFoundError as err:
+        raise SetupError(
+            f"`gazctl lake` needs the library {err.name} (install the extra: "
+            "pip install 'gazette-platform[lake]')"
+        ) from err
+
+
+def apply(
+    ctx: typer.Context,
+    files: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE...", help="Table specs; - is stdin, called after its table."),
+    ],
+    *,
+    tables: Tables = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the specs, show what changes, change nothing.")
+    ] = False,
+    force: Annotated[
+        bool,
+        typer.Option("-f", "--force", help="Also specs whose selector matches no journal yet."),
+    ] = False,
+) -> None:
+    """Check table specs, and put them into the folder that the platform reads.
+
+    All specs are checked before anything changes: each by itself, against each other and the folder,
+    against the journals that they select (layout, codecs, stores, what records hold) and against the
+    tables that exist, if a metastore is configured. Every error of every spec is told, with file and key.
+
+    **Examples**
+
+    gazctl lake apply orders.yaml customers.yaml --dry-run
+
+    gazctl lake infer -l name:prefix=orders/ --name shop.orders | gazctl lake apply -
+    """
+    _body("apply").apply(ctx, files, tables, dry_run=dry_run, force=force)
+
+
+def infer(
+    ctx: typer.Context,
+    *,
+    selector: Selector,
+    name: Annotated[
+        str, typer.Option("--name", metavar="SCHEMA.TABLE", help="What the table is to be called.")
+    ],
+    data_format: Annotated[
+        DataFormat | None,
+        typer.Option("--data", help="Format of the records; else it is found out."),
+    ] = None,
+    journals_max: Annotated[
+        int, typer.Option("--journals", min=1, help="Journals to look into at most.")
+    ] = 16,
+    sample_bytes: Annotated[
+        int,
+        typer.Option(
+            "--bytes", min=1024, help="Bytes to read of each of the up to four places in a journal."
+        ),
+    ] = 128 << 10,
+) -> None:
+    """Write a table spec for journals, out of samples of their records.
+
+    The spec goes to stdout, and a report to stderr: what was seen of each key, where values were of
+    several types, dates, times, numbers beyond 64 bits, and keys that are no SQL names. Read are the
+    beginning, two fragments amid, and what was appended last, of some of the journals.
+
+    **Examples**
+
+    gazctl lake infer -l name:prefix=orders/ --name shop.orders > orders.yaml
+
+    gazctl lake infer -l kind=orders --name shop.orders --journals 100 --bytes 1000000
+    """
+    _body("infer").infer(
+        ctx,
+        selector,
+        name,
+        data_format=data_format.value if data_format is not None else "",
+        journals_max=journals_max,
+        sample_bytes=sample_bytes,
+    )
+
+
+def list_tables(
+    ctx: typer.Context,
+    names: Names = None,
+    *,
+    tables: Tables = None,
+    output_format: Output = OutputFormat.TABLE,
+) -> None:
+    """List tables: their journals, Hive partitions, rows, lag, and what is wrong.
+
+    The lag is what was appended and is in no Hive partition yet. Specs that are refused are listed, too.
+
+    **Examples**
+
+    gazctl lake list
+
+    gazctl lake list shop.orders -o json
+    """
+    _body("list").list_tables(ctx, names or [], tables, output_format)
+
+
+def describe(
+    ctx: typer.Context,
+    names: Names = None,
+    *,
+    tables: Tables = None,
+    output_format: Output = OutputFormat.TABLE,
+) -> None:
+    """Describe tables: columns, journals with their lag, newest Hive partitions, and what is wrong.
+
+    **Examples**
+
+    gazctl lake describe shop.orders
+
+    gazctl lake describe -o yaml
+    """
+    _body("list").describe(ctx, names or [], tables, output_format)
+
+
+def ddl(
+    ctx: typer.Context,
+    table: Annotated[
+        str,
+        typer.Argument(
+            metavar="TABLE|FILE",
+            autocompletion=complete_tables,
+            help="A table by name, or the file of a spec.",
+        ),
+    ],
+    *,
+    dialect: Annotated[Dialect, typer.Option("--dialect", help="Of which engine.")],
+    location: Annotated[
+        str,
+        typer.Option(
+            "--location",
+            metavar="URL",
+            show_default=False,
+            help="Folder of the files, if the engine has them elsewhere.",
+        ),
+    ] = "",
+    tables: Tables = None,
+) -> None:
+    """Print the CREATE statement of a table, for another catalog or engine.
+
+    The platform makes its own tables; this is for others that are to read the same files.
+
+    **Examples**
+
+    gazctl lake ddl shop.orders --dialect duckdb | duckdb -init /dev/stdin
+
+    gazctl lake ddl shop.orders --dialect bigquery --location gs://bucket/orders
+    """
+    _body("ddl").ddl(ctx, table, dialect.value, location, tables)

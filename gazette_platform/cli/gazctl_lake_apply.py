@@ -1,0 +1,111 @@
+"""`gazctl lake apply`."""
+
+import sys
+from pathlib import Path
+
+import typer
+
+from gazette_platform.cli.gazctl_lake_context import brokers, metastore, settings_of, tables_folder
+from gazette_platform.cli.output import note, print_text
+from gazette_platform.client import Client
+from gazette_platform.errors import GazetteError, ValidationError
+from gazette_platform.hive import MetastoreSession
+from gazette_platform.lake import LakeSettings, StoreRoots, TableSpec
+from gazette_platform.lake.applying import (
+    SpecFile,
+    in_file,
+    problems_among,
+    problems_with_data,
+    problems_with_journals,
+    problems_with_table,
+    put_files,
+)
+from gazette_platform.lake.check import SAMPLE_BYTES
+from gazette_platform.lake.sampling import BrokerContent, spread
+from gazette_platform.lake.table_spec import read_table_spec, specs_by_file
+from gazette_platform.ops.clock import SystemClock
+from gazette_platform.protocol import JournalSpec
+
+__all__ = ["apply"]
+
+_JOURNALS_READ_MAX = 5
+
+
+def apply(
+    ctx: typer.Context, names: list[str], tables: Path | None, *, dry_run: bool, force: bool
+) -> None:
+    """Check specs, and put them into the folder."""
+    settings = settings_of()
+    folder = tables_folder(settings, tables)
+    files = [_read(name, folder) for name in names]
+    problems = [error for file in files for error in file.errors]
+    problems += problems_among(files, specs_by_file(folder))
+    specs = [(file.name, file.spec) for file in files if file.spec is not None]
+    if specs:
+        with brokers(ctx, settings) as client, metastore(settings) as session:
+            for name, spec in specs:
+                found = _problems(client, session, settings, spec, may_be_none=force)
+                problems += [in_file(name, problem) for problem in found]
+    for problem in problems:
+        note(f"  {problem}")
+    if problems:
+        raise ValidationError(
+            f"{len(problems)} error(s) in {len(files)} spec(s), as above; nothing was applied"
+        )
+    if dry_run:
+        print_text("".join(file.diff() for file in files), end="")
+        changed = [file.name for file in files if file.is_changed]
+        note(f"would apply {len(changed)} of {len(files)} spec(s) to {folder}")
+        return
+    put = put_files(files, folder)
+    for file in files:
+        if file.spec is not None:
+            state = "unchanged" if file.name not in put else "changed" if file.before else "new"
+            note(f"{file.spec.name}: {state} ({folder / file.name})")
+
+
+def _read(name: str, folder: Path) -> SpecFile:
+    if name != "-":
+        path = Path(name)
+        return SpecFile.of(path.name, path.read_bytes(), folder)
+    text = sys.stdin.buffer.read()
+    spec, _ = read_table_spec(text)
+    return SpecFile.of(f"{spec.name}.yaml" if spec is not None else "stdin.yaml", text, folder)
+
+
+def _problems(
+    client: Client,
+    session: MetastoreSession | None,
+    settings: LakeSettings,
+    spec: TableSpec,
+    *,
+    may_be_none: bool,
+) -> list[ValidationError]:
+    """What speaks against a spec whose text is well."""
+    journals = [listing.spec for listing in client.list(spec.label_selector)]
+    if not journals and may_be_none:
+        return []
+    now = SystemClock().now()
+    problems = problems_with_journals(spec, journals, now)
+    if problems:
+        return problems
+    if session is not None:
+        roots = StoreRoots(settings.store_roots)
+        existing = session.table(spec.schema, spec.table)
+        problems += problems_with_table(spec, journals, existing, roots=roots, at=now)
+    return problems + problems_with_data(spec, _samples(client, journals))
+
+
+def _samples(client: Client, journals: list[JournalSpec]) -> list[tuple[str, bytes]]:
+    """What the first records of some journals are. One that cannot be read is left out, and told."""
+    content = BrokerContent(client)
+    samples: list[tuple[str, bytes]] = []
+    for journal in spread(journals, _JOURNALS_READ_MAX):
+        try:
+            begin, head = content.span(journal.name)
+            first = content.read(journal.name, begin, min(head, begin + SAMPLE_BYTES))
+        except GazetteError as err:
+            note(f"note: {journal.name} cannot be read, so its records are not looked at ({err})")
+            continue
+        samples.append((f"journal {journal.name}", first))
+    return samples

@@ -1,0 +1,82 @@
+"""What commands of `gazctl lake` work with: settings, the folder of specs, brokers, the metastore."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import typer
+
+from gazette_platform.cli.connection import Connection
+from gazette_platform.cli.output import note
+from gazette_platform.client import Client
+from gazette_platform.errors import LakeError, ValidationError
+from gazette_platform.hive import MetastoreClient, MetastoreSession
+from gazette_platform.lake import LakeSettings, TableSpec, load_table_specs
+
+__all__ = ["brokers", "metastore", "settings_of", "specs_named", "tables_folder"]
+
+
+def settings_of() -> LakeSettings:
+    """Settings of the environment.
+
+    Raises: ValidationError: a file or variable is malformed.
+    """
+    return LakeSettings.from_environment(os.environ)
+
+
+def tables_folder(settings: LakeSettings, given: Path | None) -> Path:
+    """The folder of table specs.
+
+    Raises: SetupError: none is configured.
+    """
+    return given if given is not None else Path(settings.required("tables"))
+
+
+@contextmanager
+def brokers(ctx: typer.Context, settings: LakeSettings) -> Iterator[Client]:
+    """A client of the brokers that options told, else of the platform's; closed at the end."""
+    config = ctx.find_object(Connection).client  # type: ignore[union-attr]
+    source = ctx.parent.get_parameter_source("address") if ctx.parent is not None else None
+    if source is not None and source.name == "DEFAULT" and settings.broker:
+        config = replace(config, address=settings.broker)
+    with Client(config) as client:
+        yield client
+
+
+@contextmanager
+def metastore(settings: LakeSettings) -> Iterator[MetastoreSession | None]:
+    """A session of the metastore, closed at the end; None, after a note, if there is none."""
+    if not settings.metastore:
+        yield None
+        return
+    opened = MetastoreClient(settings.metastore).connect()
+    try:
+        session = opened.__enter__()
+    except LakeError as err:
+        note(f"note: {err}; what exists there is not looked at")
+        yield None
+        return
+    try:
+        yield session
+    finally:
+        opened.__exit__(None, None, None)
+
+
+def specs_named(
+    folder: Path, names: list[str]
+) -> tuple[dict[str, TableSpec], dict[str, ValidationError]]:
+    """Specs of the tables that were named, or all; and errors by file.
+
+    Raises: ValidationError: a table that was named has no spec.
+    """
+    specs, errors = load_table_specs(folder)
+    missing = [name for name in names if name not in specs]
+    if missing:
+        broken = f"; {len(errors)} files there are refused" if errors else ""
+        raise ValidationError(
+            f"no spec in {folder} is of table {', '.join(missing)}{broken} "
+            "(`gazctl lake list` shows all)"
+        )
+    return ({name: specs[name] for name in names} if names else specs), errors

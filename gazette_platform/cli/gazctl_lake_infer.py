@@ -1,0 +1,69 @@
+"""`gazctl lake infer`."""
+
+from typing import Literal, cast
+
+import typer
+
+from gazette_platform.cli.connection import no_match, parse_selector
+from gazette_platform.cli.gazctl_lake_context import brokers, settings_of
+from gazette_platform.cli.output import note, print_text
+from gazette_platform.lake.infer import Inference, infer_spec
+from gazette_platform.lake.sampling import BrokerContent, Sample, SampleLimits, sample_lines
+
+__all__ = ["infer"]
+
+_LINES_SHOWN = 3
+_LINE_BYTES_SHOWN = 60
+
+
+def infer(
+    ctx: typer.Context,
+    selector: str,
+    name: str,
+    *,
+    data_format: str,
+    journals_max: int,
+    sample_bytes: int,
+) -> None:
+    """Print a spec, and tell what it was inferred of."""
+    parsed = parse_selector(selector)
+    limits = SampleLimits(journals_max=journals_max, sample_bytes=sample_bytes)
+    with brokers(ctx, settings_of()) as client:
+        journals = [listing.spec for listing in client.list(parsed)]
+        if not journals:
+            raise no_match(selector)
+        lines, samples = sample_lines(BrokerContent(client), journals, limits)
+    found = infer_spec(
+        name,
+        selector,
+        lines,
+        journals,
+        data_format=cast('Literal["json", "csv", ""]', data_format),
+    )
+    _report(found, samples, len(journals))
+    print_text(found.text, end="")
+
+
+def _report(found: Inference, samples: list[Sample], journals: int) -> None:
+    read = sum(sample.end - sample.begin for sample in samples)
+    looked_into = len({sample.journal for sample in samples})
+    note(
+        f"{found.spec.name}: {found.records} records, {read} bytes, of {looked_into} of "
+        f"{journals} journal(s)"
+    )
+    rows = [["column", "key", "type", "seen", "null", "missing", "values"]]
+    for column in found.columns:
+        values = ", ".join(f"{count} {kind}" for kind, count in column.kinds.items())
+        counts = (str(count) for count in (column.seen, column.nulls, column.missing))
+        key = column.key if column.key != column.name else ""
+        rows.append([column.name, key, column.type, *counts, values])
+    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
+    for row in rows:
+        note("  " + "  ".join(map(str.ljust, row, widths)).rstrip())
+    for column in found.columns:
+        for remark in column.remarks:
+            note(f"  {column.name}: {remark}")
+    for remark in found.remarks:
+        note(f"  note: {remark}")
+    for line in found.unread[:_LINES_SHOWN]:
+        note(f"  not read: {line[:_LINE_BYTES_SHOWN].decode('utf-8', 'backslashreplace')!r}")

@@ -1,0 +1,177 @@
+"""`gazctl lake list` and `describe`."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+import yaml
+
+from gazette_platform.cli.gazctl_lake import OutputFormat
+from gazette_platform.cli.gazctl_lake_context import (
+    brokers,
+    metastore,
+    settings_of,
+    specs_named,
+    tables_folder,
+)
+from gazette_platform.cli.output import NONE, note, print_json, print_table, print_text
+from gazette_platform.errors import ValidationError
+from gazette_platform.lake.standing import TableStanding, table_standing
+from gazette_platform.ops.clock import SystemClock
+
+__all__ = ["describe", "list_tables"]
+
+_PARTITIONS_SHOWN = 20
+
+
+def list_tables(
+    ctx: typer.Context, names: list[str], tables: Path | None, output_format: OutputFormat
+) -> None:
+    """List tables."""
+    standings, refused = _standings(ctx, names, tables)
+    if output_format is not OutputFormat.TABLE:
+        _print([standing.summary() for standing in standings] + _refused(refused), output_format)
+        return
+    print_table(
+        ["Table", "Format", "Journals", "Partitions", "Rows", "Lag bytes", "Problems"],
+        [_row(standing) for standing in standings],
+    )
+    for standing in standings:
+        for problem in standing.problems:
+            note(f"{standing.spec.name}: {problem}")
+    for error in refused.values():
+        note(f"refused: {error}")
+
+
+def describe(
+    ctx: typer.Context, names: list[str], tables: Path | None, output_format: OutputFormat
+) -> None:
+    """Describe tables."""
+    standings, refused = _standings(ctx, names, tables)
+    if output_format is not OutputFormat.TABLE:
+        _print([_full(standing) for standing in standings] + _refused(refused), output_format)
+        return
+    for index, standing in enumerate(standings):
+        print_text(("\n" if index else "") + "\n".join(_lines(standing)))
+    for error in refused.values():
+        note(f"refused: {error}")
+
+
+def _standings(
+    ctx: typer.Context, names: list[str], tables: Path | None
+) -> tuple[list[TableStanding], dict[str, ValidationError]]:
+    settings = settings_of()
+    specs, errors = specs_named(tables_folder(settings, tables), names)
+    now = SystemClock().now()
+    found: list[TableStanding] = []
+    with brokers(ctx, settings) as client, metastore(settings) as session:
+        for spec in specs.values():
+            listings = client.list(spec.label_selector)
+            heads = client.write_heads(listings)
+            journals = [listing.spec for listing in listings]
+            found.append(table_standing(spec, journals, heads, session, now))
+    return found, {} if names else errors
+
+
+def _row(standing: TableStanding) -> list[str]:
+    summary = standing.summary()
+    cells = ("table", "format", "journals", "partitions", "rows", "lag_bytes")
+    problems = str(len(standing.problems)) if standing.problems else ""
+    return [*(_cell(summary[name]) for name in cells), problems]
+
+
+def _cell(value: object) -> str:
+    return NONE if value is None else str(value)
+
+
+def _refused(errors: dict[str, ValidationError]) -> list[dict[str, Any]]:
+    return [{"file": name, "problems": [str(error)]} for name, error in errors.items()]
+
+
+def _full(standing: TableStanding) -> dict[str, Any]:
+    spec = standing.spec
+    return {
+        **standing.summary(),
+        "selector": spec.selector,
+        "comment": spec.comment,
+        "location": standing.location or None,
+        "columns": [
+            {"name": c.name, "from": c.key, "type": c.parsed.hive, "comment": c.comment}
+            for c in spec.columns
+        ],
+        "journal_offsets": [
+            {
+                "journal": journal.journal,
+                "registered": journal.registered if standing.is_known else None,
+                "head": journal.head,
+            }
+            for journal in standing.journals
+        ],
+        "hive_partitions": [
+            {
+                "key": partition.key,
+                "location": partition.location,
+                "fragments": partition.state.fragments,
+                "rows": partition.state.rows,
+                "content_bytes": partition.state.content_bytes,
+            }
+            for partition in standing.partitions
+        ],
+    }
+
+
+def _lines(standing: TableStanding) -> Iterable[str]:
+    spec = standing.spec
+    summary = standing.summary()
+    yield spec.name + (f": {spec.comment}" if spec.comment else "")
+    rows = [
+        ("Selector", spec.selector),
+        ("Format", spec.format),
+        ("Location", standing.location or NONE),
+        ("Rows", _cell(summary["rows"])),
+        ("Lag", f"{_cell(summary['lag_bytes'])} bytes"),
+    ]
+    yield from (f"  {title + ':':<12}{value}" for title, value in rows)
+    yield "  Columns:"
+    yield from _aligned(
+        [
+            [c.name, c.parsed.hive, *([f"from {c.source!r}"] if c.source else []), c.comment]
+            for c in spec.columns
+        ]
+    )
+    yield f"  Journals ({len(standing.journals)}):"
+    yield from _aligned(
+        [
+            [each.journal, f"head {each.head}", f"registered {each.registered}"]
+            if standing.is_known
+            else [each.journal, f"head {each.head}"]
+            for each in standing.journals
+        ]
+    )
+    newest = standing.partitions[-_PARTITIONS_SHOWN:]
+    yield f"  Hive partitions ({len(standing.partitions)}):"
+    yield from _aligned(
+        [
+            [each.key, f"{_cell(each.state.rows)} rows", f"{each.state.fragments} fragments"]
+            for each in newest
+        ]
+    )
+    if len(newest) < len(standing.partitions):
+        yield f"    … {len(standing.partitions) - len(newest)} before these"
+    yield from (f"  Problem:    {problem}" for problem in standing.problems)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterable[str]:
+    count = max(map(len, rows), default=0)
+    widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(count)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=False))
+        yield "    " + "  ".join(cells).rstrip()
+
+
+def _print(value: list[dict[str, Any]], output_format: OutputFormat) -> None:
+    if output_format is OutputFormat.JSON:
+        print_json(value, indent=True)
+    else:
+        print_text(yaml.safe_dump(value, sort_keys=False, allow_unicode=True), end="")

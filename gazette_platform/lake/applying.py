@@ -1,0 +1,265 @@
+"""Table specs on their way into the folder: what speaks against them, and how they get there.
+
+Nothing is written before a whole set of specs is found good; each file then takes its place at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tempfile
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+from gazette_platform.errors import GazetteError, LakeError, SchemaMismatch, ValidationError
+from gazette_platform.lake.check import check_sample
+from gazette_platform.lake.exact import EXACT_SUFFIX
+from gazette_platform.lake.expected import expected_layout, expected_location
+from gazette_platform.lake.layout import Layout, partition_columns
+from gazette_platform.lake.planning import require_codec
+from gazette_platform.lake.table_spec import TableSpec, read_table_spec
+from gazette_platform.lake.tables import LAYOUT, evolved_table, table_definition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from datetime import datetime
+
+    from gazette_platform.hive import HiveTable
+    from gazette_platform.lake.layout import StoreRoots
+    from gazette_platform.protocol import JournalSpec
+
+__all__ = [
+    "SpecFile",
+    "in_file",
+    "problems_among",
+    "problems_with_data",
+    "problems_with_journals",
+    "problems_with_table",
+    "put_files",
+]
+
+_SUFFIXES = (".yaml", ".yml")
+_JOURNALS_TOLD_MAX = 5
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecFile:
+    """A file with a table spec, and what it is to replace."""
+
+    name: str
+    """Of the file in the folder."""
+    text: bytes
+    spec: TableSpec | None
+    errors: tuple[ValidationError, ...]
+    """All that is wrong with the text, each with the file's name and the key."""
+    before: bytes | None
+    """What the folder has under that name, if anything."""
+
+    @classmethod
+    def of(cls, name: str, text: bytes, folder: Path) -> SpecFile:
+        """The file called `name` that is to go into `folder`.
+
+        Raises: OSError: the file that is there cannot be read.
+        """
+        spec, errors = read_table_spec(text)
+        if Path(name).suffix not in _SUFFIXES:
+            errors = [*errors, ValidationError("is not called *.yaml, so no sensor would read it")]
+        elif name.startswith("."):
+            errors = [*errors, ValidationError("begins with a dot, so no sensor would read it")]
+        target = folder / name
+        return cls(
+            name=name,
+            text=text,
+            spec=spec,
+            errors=tuple(in_file(name, error) for error in errors),
+            before=target.read_bytes() if target.is_file() else None,
+        )
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the folder has something else under that name, or nothing."""
+        return self.text != self.before
+
+    def diff(self) -> str:
+        """What changes in the folder, as a unified diff; empty if nothing does."""
+        old, new = ((each or b"").decode("utf-8", "replace") for each in (self.before, self.text))
+        lines = difflib.unified_diff(
+            old.splitlines(),
+            new.splitlines(),
+            "/dev/null" if self.before is None else f"a/{self.name}",
+            f"b/{self.name}",
+            lineterm="",
+        )
+        return "".join(f"{line}\n" for line in lines)
+
+
+def in_file(name: str, error: ValidationError) -> ValidationError:
+    """The error with the name of its file before the key."""
+    return ValidationError(str(error), path=name)
+
+
+def problems_among(
+    files: Sequence[SpecFile], folder: Mapping[str, TableSpec]
+) -> list[ValidationError]:
+    """What speaks against the files as a set, beside the specs that stay in the folder.
+
+    Args:
+        files: to be applied.
+        folder: by file name, valid specs of the folder now.
+    """
+    found: list[ValidationError] = []
+    stays = {name: spec for name, spec in folder.items() if name not in {f.name for f in files}}
+    owners = {spec.name: name for name, spec in stays.items()}
+    tables: dict[str, str] = {}
+    names: set[str] = set()
+    for file in files:
+        if file.name in names:
+            found.append(ValidationError("is given twice; rename one", path=file.name))
+        names.add(file.name)
+        if file.spec is None:
+            continue
+        table = file.spec.name
+        other = tables.get(table) or owners.get(table)
+        if other is not None:
+            found.append(
+                ValidationError(
+                    f"table {table} is defined in {other} already; apply it under that name, or "
+                    "remove one",
+                    path=f"{file.name}: name",
+                )
+            )
+        tables.setdefault(table, file.name)
+    every = {**owners, **tables}
+    for table, name in tables.items():
+        base = table.removesuffix(EXACT_SUFFIX)
+        if base != table and base in every:
+            found.append(
+                ValidationError(
+                    f"{table} is the name of the view that table {base} of {every[base]} gets; "
+                    "rename one",
+                    path=f"{name}: name",
+                )
+            )
+    return found
+
+
+def problems_with_journals(
+    spec: TableSpec, journals: Sequence[JournalSpec], at: datetime
+) -> list[ValidationError]:
+    """What speaks against a spec over `journals`, which its selector matches.
+
+    Args:
+        spec: the spec.
+        journals: specs of the journals.
+        at: a time that postfixes are tried with.
+    """
+    if not journals:
+        return [
+            ValidationError(
+                f"{spec.selector!r} matches no journal: correct it (`gazctl journals list -l …` "
+                "tries one), or make the journals first",
+                path="selector",
+            )
+        ]
+    found: list[ValidationError] = []
+    for journal in journals:
+        if len(found) < _JOURNALS_TOLD_MAX:
+            found += _told("selector", partial(_require_readable, journal))
+    try:
+        layout = expected_layout(journals, at)
+    except GazetteError as err:
+        return [*found, ValidationError(str(err), path="selector")]
+    return found + _told("partitions", lambda: partition_columns(spec, layout))
+
+
+def _require_readable(journal: JournalSpec) -> None:
+    require_codec(journal.name, journal.fragment.codec)
+    if not journal.fragment.stores:
+        raise LakeError(
+            f"{journal.name} has no fragment store, so no engine can read it: give it one under "
+            "`fragment.stores` of the journal's spec"
+        )
+
+
+def problems_with_table(
+    spec: TableSpec,
+    journals: Sequence[JournalSpec],
+    existing: HiveTable | None,
+    *,
+    roots: StoreRoots,
+    at: datetime,
+) -> list[ValidationError]:
+    """What keeps the table that exists from becoming its spec, if there is one."""
+    if existing is None:
+        return []
+
+    def evolve() -> None:
+        text = existing.parameters.get(LAYOUT)
+        layout = Layout.parse(text) if text is not None else expected_layout(journals, at)
+        location = existing.location or expected_location(journals, layout, roots)
+        evolved_table(existing, table_definition(spec, layout, location))
+
+    return _told("columns", evolve)
+
+
+def problems_with_data(
+    spec: TableSpec, samples: Iterable[tuple[str, bytes]]
+) -> list[ValidationError]:
+    """Why none of `samples`, by what they are of, fits the spec; nothing if one does, or none is."""
+    error: SchemaMismatch | None = None
+    for where, content in samples:
+        try:
+            check_sample(spec, content, where)
+        except SchemaMismatch as err:
+            error = error or err
+        else:
+            return []
+    return [] if error is None else [ValidationError(str(error), path="columns")]
+
+
+def _told(path: str, work: Callable[[], object]) -> list[ValidationError]:
+    try:
+        work()
+    except GazetteError as err:
+        is_placed = isinstance(err, ValidationError) and err.path
+        return [ValidationError(str(err), path="" if is_placed else path)]
+    return []
+
+
+def put_files(files: Iterable[SpecFile], folder: Path) -> list[str]:
+    """Put the changed files into the folder, which is made if need be.
+
+    Each takes its place at once, and is on disk before. Files that are read meanwhile are either the
+    old or the new one; a crash leaves some of either, and the same call again finishes.
+
+    Returns: names of those that changed.
+    Raises: OSError: the folder or a file cannot be written; says which.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    put: list[str] = []
+    for file in files:
+        if not file.is_changed:
+            continue
+        # A name with a dot is none that sensors read.
+        handle, path = tempfile.mkstemp(prefix=f".{file.name}.", dir=folder)
+        try:
+            with os.fdopen(handle, "wb") as out:
+                out.write(file.text)
+                out.flush()
+                os.fsync(out.fileno())
+            Path(path).chmod(0o644)
+            Path(path).replace(folder / file.name)
+        except OSError:
+            Path(path).unlink(missing_ok=True)
+            raise
+        put.append(file.name)
+    if put:
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    return put

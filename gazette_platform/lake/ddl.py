@@ -1,0 +1,401 @@
+"""CREATE statements of a raw table in the dialects of engines: for those that are not ours.
+
+The platform makes its own tables through the metastore (`lake.tables`). These statements mount the
+same files elsewhere: another catalog, a warehouse in the cloud, a laptop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+from gazette_platform.errors import ValidationError
+from gazette_platform.hive import CSV_STORAGE, JSON_STORAGE
+from gazette_platform.lake.schema import parse_type
+from gazette_platform.lake.tables import key_mappings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from gazette_platform.lake.layout import Layout, PartitionColumn
+    from gazette_platform.lake.schema import ColumnType
+    from gazette_platform.lake.table_spec import TableSpec
+
+__all__ = ["DIALECTS", "MountedTable", "create_statement"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MountedTable:
+    """A table and where its files are."""
+
+    spec: TableSpec
+    layout: Layout
+    partitions: tuple[PartitionColumn, ...]
+    location: str
+    """URL of the folder of all its files, without a trailing slash."""
+
+    @property
+    def folders_below(self) -> int:
+        """How many folders lie between the location and a file."""
+        base = self.layout.base
+        return len(self.layout.segments) - (base.count("/") + 1 if base else 0)
+
+
+def create_statement(table: MountedTable, dialect: str) -> str:
+    """SQL that mounts the table, with comments on what else is to be done. Ends with a newline.
+
+    Raises: ValidationError: no such dialect.
+    """
+    make = _MAKERS.get(dialect)
+    if make is None:
+        raise ValidationError(
+            f"{dialect!r} is no dialect (use one of {', '.join(DIALECTS)})", path="--dialect"
+        )
+    return make(table)
+
+
+# ------------------------------------------------------------------ Trino, Spark, Hive
+
+
+def _trino(table: MountedTable) -> str:
+    spec = table.spec
+    columns = [
+        f'"{c.name.lower()}" {_trino_type(c.parsed)}{_comment(c.comment)}' for c in spec.columns
+    ]
+    columns += [
+        f'"{p.column}" {_trino_type(parse_type(p.type))}{_comment(p.comment)}'
+        for p in table.partitions
+    ]
+    properties = {
+        "external_location": _text(table.location),
+        "format": "'OPENX_JSON'" if spec.format == "json" else "'CSV'",
+    }
+    if table.partitions:
+        names = ", ".join(_text(p.column) for p in table.partitions)
+        properties["partitioned_by"] = f"ARRAY[{names}]"
+    if spec.format == "json":
+        extra = {**JSON_STORAGE.serde_parameters, **key_mappings(spec)}
+        keys, values = (", ".join(map(_text, each)) for each in (extra, extra.values()))
+        properties["extra_properties"] = f"MAP(ARRAY[{keys}], ARRAY[{values}])"
+    given = ",\n".join(f"  {name} = {value}" for name, value in properties.items())
+    return (
+        f'CREATE SCHEMA IF NOT EXISTS "{spec.schema}";\n\n'
+        f'CREATE TABLE "{spec.schema}"."{spec.table}" (\n{_lines(columns)}\n)\n'
+        f"{_comment(spec.comment, end=chr(10)).lstrip()}WITH (\n{given}\n);\n"
+        + _note(
+            table,
+            "Hive partitions are added by CALL system.register_partition(…), which needs "
+            "hive.allow-register-partition-procedure=true",
+        )
+    )
+
+
+def _trino_type(kind: ColumnType) -> str:
+    match kind.name:
+        case "array" | "map":
+            return f"{kind.name}({', '.join(map(_trino_type, kind.arguments))})"
+        case "struct":
+            fields = zip(kind.field_names, kind.arguments, strict=True)
+            return f"row({', '.join(f'{_double(n)} {_trino_type(t)}' for n, t in fields)})"
+        case _:
+            return kind.trino
+
+
+def _spark(table: MountedTable) -> str:
+    spec = table.spec
+    columns = [
+        f"{_tick(c.key)} {_hive_type(c.parsed)}{_spark_comment(c.comment)}" for c in spec.columns
+    ]
+    columns += [
+        f"{_tick(p.column)} {_hive_type(parse_type(p.type))}{_spark_comment(p.comment)}"
+        for p in table.partitions
+    ]
+    using = "json" if spec.format == "json" else "csv"
+    keys = ", ".join(_tick(p.column) for p in table.partitions)
+    renamed = [f"{_tick(c.source)} for {c.name}" for c in spec.columns if c.source]
+    return (
+        f"CREATE SCHEMA IF NOT EXISTS {_tick(spec.schema)};\n\n"
+        f"CREATE TABLE {_tick(spec.schema)}.{_tick(spec.table)} (\n{_lines(columns)}\n)\n"
+        f"USING {using}\n"
+        + (f"PARTITIONED BY ({keys})\n" if keys else "")
+        + f"LOCATION {_spark_text(table.location)}"
+        + (f"\nCOMMENT {_spark_text(spec.comment)}" if spec.comment else "")
+        + ";\n"
+        + (_note(table, "Hive partitions are added by ALTER TABLE … ADD IF NOT EXISTS PARTITION …"))
+        + (
+            f"-- Spark's JSON reader calls columns by their keys: {', '.join(renamed)}.\n"
+            if renamed
+            else ""
+        )
+    )
+
+
+def _hive(table: MountedTable) -> str:
+    spec = table.spec
+    storage = JSON_STORAGE if spec.format == "json" else CSV_STORAGE
+    columns = [
+        f"{_tick(c.name.lower())} {_hive_type(c.parsed)}{_spark_comment(c.comment)}"
+        for c in spec.columns
+    ]
+    keys = [
+        f"{_tick(p.column)} {_hive_type(parse_type(p.type))}{_spark_comment(p.comment)}"
+        for p in table.partitions
+    ]
+    serde = {**storage.serde_parameters, **(key_mappings(spec) if spec.format == "json" else {})}
+    properties = ", ".join(f"{_spark_text(k)} = {_spark_text(v)}" for k, v in serde.items())
+    return (
+        f"CREATE DATABASE IF NOT EXISTS {_tick(spec.schema)};\n\n"
+        f"CREATE EXTERNAL TABLE {_tick(spec.schema)}.{_tick(spec.table)} (\n{_lines(columns)}\n)\n"
+        + (f"COMMENT {_spark_text(spec.comment)}\n" if spec.comment else "")
+        + (f"PARTITIONED BY (\n{_lines(keys)}\n)\n" if keys else "")
+        + f"ROW FORMAT SERDE {_spark_text(storage.serde)}\n"
+        + f"WITH SERDEPROPERTIES ({properties})\n"
+        + f"STORED AS INPUTFORMAT {_spark_text(storage.input_format)}\n"
+        + f"OUTPUTFORMAT {_spark_text(storage.output_format)}\n"
+        + f"LOCATION {_spark_text(table.location)};\n"
+        + _note(table, "Hive partitions are added by MSCK REPAIR TABLE, or ALTER TABLE … ADD")
+    )
+
+
+def _hive_type(kind: ColumnType) -> str:
+    match kind.name:
+        case "array" | "map":
+            return f"{kind.name}<{', '.join(map(_hive_type, kind.arguments))}>"
+        case "struct":
+            fields = zip(kind.field_names, kind.arguments, strict=True)
+            return f"struct<{', '.join(f'{_tick(n)}: {_hive_type(t)}' for n, t in fields)}>"
+        case _:
+            return kind.hive
+
+
+# ------------------------------------------------------------------ warehouses
+
+
+def _bigquery(table: MountedTable) -> str:
+    spec = table.spec
+    # BigQuery calls partition columns by the keys in the path, beside which no data has room.
+    in_path = {p.key.lower() for p in table.partitions}
+    data = [c for c in spec.columns if c.name.lower() not in in_path]
+    columns = [f"{_tick(c.name)} {_bigquery_type(c.parsed)}" for c in data]
+    keys = [f"{_tick(p.key)} {_bigquery_type(parse_type(p.type))}" for p in table.partitions]
+    location = table.location
+    options = {
+        "format": "'JSON'" if spec.format == "json" else "'CSV'",
+        "uris": f"[{_spark_text(f'{location}/*')}]",
+        **({"hive_partition_uri_prefix": _spark_text(location)} if keys else {}),
+        "ignore_unknown_values": "TRUE",
+        **({"description": _spark_text(spec.comment)} if spec.comment else {}),
+    }
+    given = ",\n".join(f"  {name} = {value}" for name, value in options.items())
+    notes = []
+    if not location.startswith("gs://"):
+        notes.append("BigQuery reads gs:// only: copy the files to a bucket, and name it here.")
+    notes += [
+        f"{c.name} of the records is left out: the path has a key of that name."
+        for c in spec.columns
+        if c not in data
+    ]
+    lost = [f"{c.name} ({c.source!r})" for c in data if c.source]
+    if lost:
+        notes.append(
+            f"BigQuery finds columns by their keys only, so these are NULL: {', '.join(lost)}. "
+            "Load such records as one column of type JSON instead."
+        )
+    notes += [
+        f"{p.column} is called {p.key} here, as in the path."
+        for p in table.partitions
+        if p.column != p.key
+    ]
+    return (
+        f"CREATE SCHEMA IF NOT EXISTS {_tick(spec.schema)};\n\n"
+        f"CREATE EXTERNAL TABLE {_tick(spec.schema)}.{_tick(spec.table)} (\n{_lines(columns)}\n)\n"
+        + (f"WITH PARTITION COLUMNS (\n{_lines(keys)}\n)\n" if keys else "")
+        + f"OPTIONS (\n{given}\n);\n"
+        + "".join(f"-- {note}\n" for note in notes)
+    )
+
+
+_BIGQUERY = {
+    "string": "STRING", "boolean": "BOOL", "float": "FLOAT64", "double": "FLOAT64", "date": "DATE",
+    **dict.fromkeys(("tinyint", "smallint", "int", "bigint"), "INT64"),
+}  # fmt: skip
+
+
+def _bigquery_type(kind: ColumnType) -> str:
+    match kind.name:
+        case "decimal":
+            return f"BIGNUMERIC({kind.precision}, {kind.scale})"
+        case "array" if kind.arguments[0].name == "array":
+            return "JSON"  # there are no arrays of arrays
+        case "array":
+            return f"ARRAY<{_bigquery_type(kind.arguments[0])}>"
+        case "map":
+            return "JSON"
+        case "struct":
+            fields = zip(kind.field_names, kind.arguments, strict=True)
+            return f"STRUCT<{', '.join(f'{_tick(n)} {_bigquery_type(t)}' for n, t in fields)}>"
+        case _:
+            return _BIGQUERY[kind.name]
+
+
+def _snowflake(table: MountedTable) -> str:
+    spec = table.spec
+    columns = []
+    for index, column in enumerate(spec.columns, 1):
+        value = f"VALUE:{_double(column.key)}" if spec.format == "json" else f"VALUE:c{index}"
+        kind = _snowflake_type(column.parsed)
+        columns.append(f"{_double(column.name.upper())} {kind} AS ({value}::{kind})")
+    for partition in table.partitions:
+        kind = _snowflake_type(parse_type(partition.type))
+        pattern = f"'(^|/){partition.key}=([^/]*)'"
+        found = f"REGEXP_SUBSTR(METADATA$FILENAME, {pattern}, 1, 1, 'e', 2)"
+        columns.append(f"{_double(partition.column.upper())} {kind} AS ({found}::{kind})")
+    keys = ", ".join(_double(p.column.upper()) for p in table.partitions)
+    kind = "JSON" if spec.format == "json" else """CSV FIELD_OPTIONALLY_ENCLOSED_BY = '"'"""
+    return (
+        f"CREATE SCHEMA IF NOT EXISTS {spec.schema};\n\n"
+        f"CREATE EXTERNAL TABLE {spec.schema}.{spec.table} (\n{_lines(columns)}\n)\n"
+        + (f"PARTITION BY ({keys})\n" if keys else "")
+        + f"LOCATION = @gazette/{table.layout.base}/\n"
+        + "AUTO_REFRESH = FALSE\n"
+        + f"FILE_FORMAT = (TYPE = {kind})"
+        + (f"\nCOMMENT = {_text(spec.comment)}" if spec.comment else "")
+        + ";\n"
+        + f"-- Before: CREATE STAGE gazette over the store that holds {table.location}\n"
+        + "-- After, and whenever files have come: ALTER EXTERNAL TABLE … REFRESH\n"
+    )
+
+
+_SNOWFLAKE = {
+    "string": "VARCHAR", "boolean": "BOOLEAN", "float": "FLOAT", "double": "DOUBLE", "date": "DATE",
+    "tinyint": "TINYINT", "smallint": "SMALLINT", "int": "INT", "bigint": "BIGINT",
+    "array": "ARRAY", "map": "OBJECT", "struct": "OBJECT",
+}  # fmt: skip
+
+
+def _snowflake_type(kind: ColumnType) -> str:
+    if kind.name == "decimal":
+        return f"NUMBER({kind.precision}, {kind.scale})"
+    return _SNOWFLAKE[kind.name]
+
+
+# ------------------------------------------------------------------ DuckDB
+
+
+def _duckdb(table: MountedTable) -> str:
+    spec = table.spec
+    files = _path(table.location) + "/*" * (table.folders_below + 1)
+    typed = {c.key: _duckdb_type(c.parsed) for c in spec.columns}
+    options: dict[str, str] = {
+        "columns": "{" + ", ".join(f"{_text(k)}: {_text(t)}" for k, t in typed.items()) + "}"
+    }
+    selected = [
+        f"{_double(c.source)} AS {_double(c.name)}" if c.source else _double(c.name)
+        for c in spec.columns
+    ]
+    # A key of the path that is a key of records, too, would take the place of the latter.
+    is_apart = spec.data_names.isdisjoint(p.key.lower() for p in table.partitions)
+    if table.partitions and is_apart:
+        kinds = {p.key: _duckdb_type(parse_type(p.type)) for p in table.partitions}
+        options["hive_partitioning"] = "true"
+        options["hive_types"] = (
+            "{" + ", ".join(f"{_text(key)}: {kind}" for key, kind in kinds.items()) + "}"
+        )
+        selected += [
+            _double(p.key) if p.key == p.column else f"{_double(p.key)} AS {_double(p.column)}"
+            for p in table.partitions
+        ]
+    elif table.partitions:
+        options |= {"hive_partitioning": "false", "filename": "true"}
+        selected += [
+            f"regexp_extract(filename, '/{p.key}=([^/]*)/', 1)::"
+            f"{_duckdb_type(parse_type(p.type))} AS {_double(p.column)}"
+            for p in table.partitions
+        ]
+    else:
+        options["hive_partitioning"] = "false"
+    if spec.format == "json":
+        options |= {"format": "'newline_delimited'", "ignore_errors": "true"}
+    else:
+        options |= {"header": "false", "auto_detect": "false", "delim": "','", "quote": "'\"'"}
+        options |= {"escape": "'\"'", "null_padding": "true"}
+    reader = "read_json" if spec.format == "json" else "read_csv"
+    given = "".join(f",\n  {name} = {value}" for name, value in options.items())
+    return (
+        f"CREATE SCHEMA IF NOT EXISTS {_double(spec.schema)};\n\n"
+        f"CREATE OR REPLACE VIEW {_double(spec.schema)}.{_double(spec.table)} AS\n"
+        f"SELECT\n{_lines(selected)}\nFROM {reader}(\n  {_text(files)}{given}\n);\n"
+    )
+
+
+_DUCKDB = {
+    "string": "VARCHAR", "boolean": "BOOLEAN", "float": "FLOAT", "double": "DOUBLE", "date": "DATE",
+    "tinyint": "TINYINT", "smallint": "SMALLINT", "int": "INTEGER", "bigint": "BIGINT",
+}  # fmt: skip
+
+
+def _duckdb_type(kind: ColumnType) -> str:
+    match kind.name:
+        case "decimal":
+            return f"DECIMAL({kind.precision}, {kind.scale})"
+        case "array":
+            return f"{_duckdb_type(kind.arguments[0])}[]"
+        case "map":
+            return f"MAP({', '.join(map(_duckdb_type, kind.arguments))})"
+        case "struct":
+            fields = zip(kind.field_names, kind.arguments, strict=True)
+            return f"STRUCT({', '.join(f'{_double(n)} {_duckdb_type(t)}' for n, t in fields)})"
+        case _:
+            return _DUCKDB[kind.name]
+
+
+# ------------------------------------------------------------------ texts
+
+
+def _path(location: str) -> str:
+    return location.removeprefix("file://")
+
+
+def _lines(items: Iterable[str]) -> str:
+    return ",\n".join(f"  {item}" for item in items)
+
+
+def _text(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _spark_text(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _double(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _tick(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _comment(text: str, *, end: str = "") -> str:
+    return f" COMMENT {_text(text)}{end}" if text else ""
+
+
+def _spark_comment(text: str) -> str:
+    return f" COMMENT {_spark_text(text)}" if text else ""
+
+
+def _note(table: MountedTable, text: str) -> str:
+    return f"-- {text}.\n" if table.partitions else ""
+
+
+_MAKERS: Mapping[str, Callable[[MountedTable], str]] = {
+    "trino": _trino,
+    "spark": _spark,
+    "hive": _hive,
+    "bigquery": _bigquery,
+    "snowflake": _snowflake,
+    "duckdb": _duckdb,
+}
+DIALECTS = tuple(_MAKERS)
+"""Names of the dialects."""

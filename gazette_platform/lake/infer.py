@@ -1,0 +1,390 @@
+"""A table spec out of samples of journals, and a report of what was seen and decided.
+
+Takes bytes and specs of journals, gives text: nothing is asked of a server here.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import unicodedata
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, final
+
+import yaml
+
+from gazette_platform.errors import SchemaMismatch
+from gazette_platform.lake.infer_types import InferredType, infer_type
+from gazette_platform.lake.layout import Layout
+from gazette_platform.lake.profile import Profile, Profiler, decoded
+from gazette_platform.lake.schema import parse_type
+from gazette_platform.lake.table_spec import (
+    COLUMNS_MAX,
+    TableSpec,
+    fields_below,
+    is_column_name,
+    is_key,
+    parse_table_spec,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from gazette_platform.protocol import JournalSpec
+
+__all__ = ["Inference", "InferredColumn", "infer_spec"]
+
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]+")
+_NAME_CHARACTERS_MAX = 100
+_LEFT_OUT_SHOWN = 5
+# What a path postfix such as `date={{ .Spool.FirstAppendTime.Format "2006-01-02" }}` always renders.
+_POSTFIX_FORMAT = re.compile(r"(?:\A|/)(\w+)=\{\{[^{}]*Format\s+[\"`]([^\"`]+)[\"`]\s*\}\}(?=/|\Z)")
+_FORMAT_TYPES = {"2006-01-02": "date"} | dict.fromkeys(("2006", "01", "02", "15", "04"), "int")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferredColumn:
+    """A column of an inferred spec, and what it was inferred of."""
+
+    name: str
+    key: str
+    type: str
+    seen: int
+    """Records that have a value."""
+    nulls: int
+    missing: int
+    """Records without the key."""
+    kinds: Mapping[str, int]
+    remarks: tuple[str, ...] = ()
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Inference:
+    """A spec that `parse_table_spec` takes, and what to know of it."""
+
+    text: str
+    """YAML."""
+    spec: TableSpec
+    columns: list[InferredColumn]
+    records: int
+    unread: list[bytes] = field(default_factory=list)
+    """Lines that are no record."""
+    remarks: list[str] = field(default_factory=list)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What the table is to be."""
+
+    name: str
+    selector: str
+    format: str
+
+
+@final
+@dataclass(slots=True)
+class _Partitions:
+    """Partition columns of the journals' paths."""
+
+    columns: dict[str, str] = field(default_factory=dict)
+    """Column by key of the path."""
+    types: dict[str, str] = field(default_factory=dict)
+
+
+def infer_spec(
+    name: str,
+    selector: str,
+    lines: Sequence[bytes],
+    journals: Sequence[JournalSpec] = (),
+    *,
+    data_format: Literal["json", "csv", ""] = "",
+) -> Inference:
+    """Infer a spec.
+
+    Args:
+        name: schema.table.
+        selector: of the journals, as text.
+        lines: whole lines of their content.
+        journals: their specs, from which partition columns follow.
+        data_format: of the content; empty: found out.
+
+    Raises: SchemaMismatch: no line is of the format, or there is none. LakeError: the journals
+        have no layout in common. ValidationError: the name or the selector is none.
+    """
+    if not any(line.strip() for line in lines):
+        raise SchemaMismatch(
+            f"{name}: there is nothing to infer columns from; append some records first"
+        )
+    partitions = _partitions(journals)
+    records, others = decoded(lines) if data_format != "csv" else ([], [])
+    if data_format == "csv" or (data_format == "" and len(others) > len(records)):
+        return _infer_csv(_Target(name, selector, "csv"), lines, partitions)
+    if not records:
+        raise SchemaMismatch(
+            f"{name}: no line is a JSON object (the first one begins {others[0][:60]!r}); give "
+            "`--format csv`, or select other journals"
+        )
+    profiler = Profiler()
+    for record in records:
+        profiler.add(record)
+    found = _infer_json(_Target(name, selector, "json"), profiler, partitions)
+    found.unread = others
+    if others:
+        found.remarks.insert(
+            0, f"{len(others)} lines are no JSON objects; they are rows of NULL in both engines"
+        )
+    return found
+
+
+def _infer_json(target: _Target, profiler: Profiler, partitions: _Partitions) -> Inference:
+    records = profiler.records.kinds["object"]
+    remarks: list[str] = []
+    if profiler.is_cut:
+        remarks.append("records have too many different keys to look at all of them")
+    fields = _usable_fields(profiler.records.fields, remarks)
+    types = {key: infer_type(profile) for key, profile in fields.items()}
+    names = _names(types)
+    taken = {text.lower() for key, column in names.items() for text in (key, column)}
+    columns = [
+        InferredColumn(
+            name=names[key],
+            key=key,
+            type=types[key].text,
+            seen=profile.seen,
+            nulls=profile.nulls,
+            missing=records - profile.seen - profile.nulls,
+            kinds=dict(profile.kinds),
+            remarks=tuple(
+                f"{place}: {text}" if place else text for place, text in types[key].remarks
+            ),
+        )
+        for key, profile in fields.items()
+    ]
+    if not columns:
+        raise SchemaMismatch(f"{target.name}: no record has a key that can be a column")
+    text = _yaml(target, columns, _apart(partitions, taken, remarks))
+    return _inference(text, columns, records, remarks)
+
+
+def _usable_fields(fields: Mapping[str, Profile], remarks: list[str]) -> dict[str, Profile]:
+    """Fields that can be columns: of keys that differ in case only the one with most values."""
+    usable: dict[str, Profile] = {}
+    kept: dict[str, str] = {}
+    odd: list[str] = []
+    # Most values first, then as they appeared.
+    for key in sorted(fields, key=lambda each: -fields[each].seen):
+        if not is_key(key):
+            odd.append(key)
+        elif key.lower() in kept:
+            remarks.append(
+                f"keys {key!r} and {kept[key.lower()]!r} differ in case only, which Trino ignores: "
+                "the first is left out"
+            )
+        elif len(usable) == COLUMNS_MAX:
+            remarks.append(f"there are more than {COLUMNS_MAX} keys; the rarer are left out")
+            break
+        else:
+            kept[key.lower()] = key
+            usable[key] = fields[key]
+    if odd:
+        shown = ", ".join(repr(key[:40]) for key in odd[:_LEFT_OUT_SHOWN])
+        remarks.append(f"keys that no engine can be told of are left out: {shown}")
+    return {key: profile for key, profile in fields.items() if key in usable}
+
+
+def _names(types: Mapping[str, InferredType]) -> dict[str, str]:
+    """A column name for each key: the key itself where it is one.
+
+    A column with another name than its key shares that name with no field of a struct, to which
+    Trino would apply its key as well.
+    """
+    names = {key: key for key in types if is_column_name(key)}
+    taken = {name.lower() for name in names}
+    taken |= {key.lower() for key in types}
+    taken |= {each for found in types.values() for each in fields_below(parse_type(found.text))}
+    for key in types:
+        if key not in names:
+            names[key] = _free(_as_name(key), taken)
+            taken.add(names[key])
+    return names
+
+
+def _as_name(text: str) -> str:
+    """A column name like `text`.
+
+    >>> _as_name("Straße no."), _as_name("2nd"), _as_name("…")
+    ('stra_e_no', '_2nd', 'column')
+    """
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "replace").decode()
+    name = _NOT_IN_NAMES.sub("_", plain).strip("_").lower()[:_NAME_CHARACTERS_MAX]
+    if not name:
+        return "column"
+    return f"_{name}" if name[0].isdigit() else name
+
+
+def _free(name: str, taken: set[str]) -> str:
+    if name not in taken:
+        return name
+    number = 2
+    while f"{name}_{number}" in taken:
+        number += 1
+    return f"{name}_{number}"
+
+
+def _partitions(journals: Sequence[JournalSpec]) -> _Partitions:
+    """Partition columns of all `journals`, and types of those that a postfix template fixes."""
+    found = _Partitions()
+    if not journals:
+        return found
+    keys = list(Layout.of_journals(journal.name for journal in journals).keys)
+    formats = [
+        dict(_POSTFIX_FORMAT.findall(journal.fragment.path_postfix_template))
+        for journal in journals
+    ]
+    # Every key of the template is a column, also one that is not made by `Format`.
+    templates = {journal.fragment.path_postfix_template for journal in journals}
+    for template in sorted(templates):
+        keys += re.findall(r"(?:\A|/)(\w+)=", template)
+    for key in dict.fromkeys(keys):
+        found.columns[key] = key.lower()
+        types = {_FORMAT_TYPES.get(each.get(key, ""), "string") for each in formats}
+        found.types[key] = types.pop() if len(types) == 1 else "string"
+    return found
+
+
+def _apart(partitions: _Partitions, taken: set[str], remarks: list[str]) -> _Partitions:
+    """Partition columns renamed so that they differ from the data's."""
+    for key, column in partitions.columns.items():
+        if column in taken:
+            partitions.columns[key] = _free(f"fragment_{column}", taken)
+            remarks.append(
+                f"{key!r} is a key of records and of the path: the column of the path is called "
+                f"{partitions.columns[key]}"
+            )
+        taken.add(partitions.columns[key])
+    return partitions
+
+
+def _infer_csv(target: _Target, lines: Sequence[bytes], partitions: _Partitions) -> Inference:
+    texts = [line.decode("utf-8", "replace").removesuffix("\r") for line in lines if line.strip()]
+    try:
+        rows = list(csv.reader(texts))
+    except csv.Error as err:
+        raise SchemaMismatch(
+            f"{target.name}: lines are neither JSON objects nor CSV ({err}; the first one begins "
+            f"{texts[0][:60]!r}); raw tables are of `json` or `csv`"
+        ) from err
+    width, count = Counter(map(len, rows)).most_common(1)[0]
+    if width == 1 and not any("," in text for text in texts):
+        raise SchemaMismatch(
+            f"{target.name}: lines are neither JSON objects nor have they several fields (the first one "
+            f"begins {texts[0][:60]!r}); raw tables are of `json` or `csv`"
+        )
+    remarks = ["columns of CSV go by position, and are strings: cast them in SQL"]
+    if len(rows) < len(texts):
+        remarks.append(
+            "some quoted fields go over several lines, which engines read as rows of their own: "
+            "write such data as JSON lines"
+        )
+    if count < len(rows):
+        remarks.append(f"{len(rows) - count} of {len(rows)} lines do not have {width} fields")
+    head = next(row for row in rows if len(row) == width)
+    names, is_header = _header(head, rows)
+    if is_header:
+        remarks.append(
+            "the first line names the columns; as raw tables know no header, it is a row, too: "
+            "leave it out when you append"
+        )
+    taken = set(map(str.lower, names))
+    columns = [
+        InferredColumn(
+            name=column,
+            key=column,
+            type="string",
+            seen=sum(1 for row in rows if index < len(row) and row[index] != ""),
+            nulls=0,
+            missing=sum(1 for row in rows if index >= len(row) or row[index] == ""),
+            kinds={"text": len(rows)},
+        )
+        for index, column in enumerate(names)
+    ]
+    text = _yaml(target, columns, _apart(partitions, taken, remarks))
+    return _inference(text, columns, len(rows), remarks)
+
+
+def _header(head: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], bool]:
+    """Names of columns, and whether `head` gives them: distinct words over columns of other texts."""
+    rest = [row for row in rows if len(row) == len(head) and list(row) != list(head)]
+    are_words = all(text and not text[:1].isdigit() and len(text) < 64 for text in head)
+    is_header = (
+        are_words
+        and len({text.lower() for text in head}) == len(head)
+        and any(rest and all(_is_number(row[index]) for row in rest) for index in range(len(head)))
+    )
+    taken: set[str] = set()
+    names: list[str] = []
+    for index, text in enumerate(head):
+        name = _free(_as_name(text) if is_header else f"c{index + 1}", taken)
+        taken.add(name)
+        names.append(name)
+    return names, is_header
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _inference(
+    text: str, columns: list[InferredColumn], records: int, remarks: list[str]
+) -> Inference:
+    spec = parse_table_spec(text)
+    return Inference(text=text, spec=spec, columns=columns, records=records, remarks=remarks)
+
+
+def _yaml(target: _Target, columns: Iterable[InferredColumn], partitions: _Partitions) -> str:
+    """The spec's text, a column a line, with remarks as comments above."""
+    head = {"name": target.name, "selector": target.selector, "format": target.format}
+    lines = [f"{key}: {_scalar(value)}" for key, value in head.items()]
+    lines.append("columns:")
+    for column in columns:
+        lines += [f"  # {column.name}{_at(remark)}" for remark in column.remarks]
+        entry = {"name": column.name}
+        if column.key != column.name:
+            entry["from"] = column.key
+        lines.append(f"  - {_flow({**entry, 'type': column.type})}")
+    described = [
+        {
+            "name": key,
+            **({"as": column} if column != key.lower() else {}),
+            **({"type": partitions.types[key]} if partitions.types[key] != "string" else {}),
+        }
+        for key, column in partitions.columns.items()
+    ]
+    entries = [entry for entry in described if len(entry) > 1]
+    if entries:
+        lines += ["partitions:", *(f"  - {_flow(entry)}" for entry in entries)]
+    return "\n".join(lines) + "\n"
+
+
+def _at(remark: str) -> str:
+    place, colon, text = remark.partition(": ")
+    return f"{place}: {text}" if colon and place[:1] in ".[{" else f": {remark}"
+
+
+def _flow(entry: Mapping[str, str]) -> str:
+    text = yaml.safe_dump(
+        dict(entry), default_flow_style=True, sort_keys=False, allow_unicode=True, width=1 << 30
+    )
+    return str(text).strip()
+
+
+def _scalar(value: str) -> str:
+    return _flow({"k": value}).removeprefix("{k: ").removesuffix("}")

@@ -1,0 +1,165 @@
+"""The column type that holds all values of a profile, and what a person should know of the choice.
+
+Nothing is lost: where values differ in kind, the type is string, in which both engines keep the text
+of any value. So data that was seen always fits the type that was inferred of it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, final
+
+from gazette_platform.lake.profile import Profile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = ["InferredType", "infer_type"]
+
+_FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_DECIMAL_DIGITS_MAX = 38
+# Objects with more keys than this are more likely maps by an identifier, if their values are alike.
+_LIKELY_FIELDS_MAX = 64
+_FIELDS_MAX = 400
+# A type's text has at most 32 KiB.
+_TEXT_MAX = 16 << 10
+
+
+@final
+@dataclass(slots=True)
+class InferredType:
+    """A type as table specs write it, and remarks, each with the place below the column."""
+
+    text: str
+    remarks: list[tuple[str, str]] = field(default_factory=list)
+
+    def remark(self, text: str) -> InferredType:
+        """Add a remark on the place itself."""
+        self.remarks.append(("", text))
+        return self
+
+    def take(self, place: str, other: InferredType) -> str:
+        """Take over remarks on a place below. Returns: the type there."""
+        self.remarks += [(place + at, text) for at, text in other.remarks]
+        return other.text
+
+
+def infer_type(profile: Profile) -> InferredType:
+    """The narrowest type that every value of `profile` is of."""
+    kinds = set(profile.kinds)
+    if not kinds:
+        return InferredType("string").remark("only null was seen, so it is a string")
+    if kinds <= {"integer", "number"}:
+        return _number(profile)
+    if len(kinds) > 1:
+        return InferredType("string").remark(f"mixed: {_told(profile)}; kept as text")
+    return _OF_ONE_KIND[kinds.pop()](profile)
+
+
+def _told(profile: Profile) -> str:
+    return ", ".join(
+        f"{count} {kind} (e.g. {profile.examples.get(kind, '…')})"
+        for kind, count in profile.kinds.most_common()
+    )
+
+
+def _number(profile: Profile) -> InferredType:
+    if "number" in profile.kinds:
+        found = InferredType("double")
+        if "integer" in profile.kinds and not profile.is_exact_in_double:
+            found.remark("integers beyond 2^53 are rounded in a double")
+        return found
+    if profile.is_bigint:
+        return InferredType("bigint")
+    if profile.digits <= _DECIMAL_DIGITS_MAX:
+        found = InferredType(f"decimal({_DECIMAL_DIGITS_MAX},0)")
+    else:
+        found = InferredType("string")
+    low, high = profile.low, profile.high
+    largest = str(max(low, high, key=abs))[:24]
+    return found.remark(f"integers beyond 64 bits (as {largest}…), which no bigint holds")
+
+
+def _text(profile: Profile) -> InferredType:
+    count = profile.kinds["text"]
+    if profile.dates == count:
+        return InferredType("date")
+    found = InferredType("string")
+    if profile.times == count:
+        found.remark("times, kept as text: cast them in SQL or in a typed table")
+    elif profile.numerals == count:
+        found.remark("numbers written as text, kept as text: cast them in SQL")
+    elif profile.dates:
+        other = f"{count - profile.dates} of {count} texts are no dates"
+        found.remark(f"{other}, so it is a string")
+    return found
+
+
+def _array(profile: Profile) -> InferredType:
+    found = InferredType("")
+    element = infer_type(profile.elements or Profile())
+    if profile.elements is None or not (profile.elements.seen or profile.elements.nulls):
+        element = InferredType("string").remark("only empty arrays were seen")
+    found.text = f"array<{found.take('[]', element)}>"
+    return _short(found)
+
+
+def _object(profile: Profile) -> InferredType:
+    names = list(profile.fields)
+    if not names:
+        return InferredType("map<string,string>").remark("only empty objects were seen")
+    are_names = all(map(_FIELD_NAME.match, names)) and _are_distinct(names)
+    if not are_names or len(names) > _LIKELY_FIELDS_MAX:
+        as_map = _map(profile, are_names=are_names)
+        if as_map is not None:
+            return as_map
+    if are_names and len(names) <= _FIELDS_MAX:
+        found = InferredType("")
+        fields = [
+            f"{name}:{found.take(f'.{name}', infer_type(below))}"
+            for name, below in profile.fields.items()
+        ]
+        found.text = f"struct<{','.join(fields)}>"
+        return _short(found)
+    why = "many" if are_names else "keys that are no SQL names"
+    return InferredType("string").remark(f"an object with {why}: kept as JSON text")
+
+
+def _map(profile: Profile, *, are_names: bool) -> InferredType | None:
+    """A map, if values are of one simple kind; else None."""
+    values = Profile()
+    for below in profile.fields.values():
+        values.absorb(below)
+    kinds = set(values.kinds)
+    is_alike = len(kinds) <= 1 or kinds == {"integer", "number"}
+    if not is_alike or kinds & {"array", "object", "deep"}:
+        return None
+    found = InferredType("")
+    found.text = f"map<string,{found.take('{}', infer_type(values))}>"
+    why = f"{len(profile.fields)} keys" if are_names else "keys that are no SQL names"
+    return found.remark(f"an object with {why}, so it is a map")
+
+
+def _are_distinct(names: Iterable[str]) -> bool:
+    lower = [name.lower() for name in names]
+    return len(set(lower)) == len(lower)
+
+
+def _short(found: InferredType) -> InferredType:
+    if len(found.text) <= _TEXT_MAX:
+        return found
+    return InferredType("string").remark("too many fields for a type: kept as JSON text")
+
+
+def _deep(_: Profile) -> InferredType:
+    return InferredType("string").remark("nested deeper than is looked at: kept as JSON text")
+
+
+_OF_ONE_KIND: dict[str, Callable[[Profile], InferredType]] = {
+    "boolean": lambda _: InferredType("boolean"),
+    "text": _text,
+    "array": _array,
+    "object": _object,
+    "deep": _deep,
+}

@@ -1,0 +1,158 @@
+"""How a raw table stands: what of its journals is in Hive partitions, and what is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, final
+
+from gazette_platform.errors import GazetteError
+from gazette_platform.lake.applying import problems_with_journals
+from gazette_platform.lake.layout import Layout, partition_columns, partition_key
+from gazette_platform.lake.partition_state import PartitionState
+from gazette_platform.lake.tables import DIGEST, LAYOUT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
+
+    from gazette_platform.hive import HivePartition, HiveTable, MetastoreSession
+    from gazette_platform.lake.table_spec import TableSpec
+    from gazette_platform.protocol import JournalSpec
+
+__all__ = ["JournalStanding", "PartitionStanding", "TableStanding", "table_standing"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class JournalStanding:
+    """A journal of a table: its head, and the offset up to which it is registered."""
+
+    journal: str
+    registered: int
+    head: int
+
+    @property
+    def lag_bytes(self) -> int:
+        """Bytes appended, and in no Hive partition."""
+        return max(0, self.head - self.registered)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PartitionStanding:
+    """A Hive partition, by Dagster's key, and what it holds."""
+
+    key: str
+    location: str
+    state: PartitionState
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class TableStanding:
+    """How one table stands."""
+
+    spec: TableSpec
+    journals: list[JournalStanding] = field(default_factory=list)
+    partitions: list[PartitionStanding] = field(default_factory=list)
+    location: str = ""
+    """Where the table is; empty while it is not made."""
+    is_known: bool = True
+    """Whether a metastore could be asked."""
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int | None:
+        """Rows of all Hive partitions; None if those of some are not known."""
+        counts = [partition.state.rows for partition in self.partitions]
+        return None if None in counts else sum(count or 0 for count in counts)
+
+    @property
+    def content_bytes(self) -> int:
+        """Decompressed bytes of all fragments."""
+        return sum(partition.state.content_bytes for partition in self.partitions)
+
+    @property
+    def lag_bytes(self) -> int:
+        """Bytes of all journals that are in no Hive partition."""
+        return sum(journal.lag_bytes for journal in self.journals)
+
+    def summary(self) -> dict[str, Any]:
+        """What a list shows, as plain values; None is what is not known."""
+        is_made = bool(self.location)
+        return {
+            "table": self.spec.name,
+            "format": self.spec.format,
+            "journals": len(self.journals),
+            "partitions": len(self.partitions) if self.is_known else None,
+            "rows": self.rows if self.is_known else None,
+            "content_bytes": self.content_bytes if self.is_known else None,
+            "lag_bytes": self.lag_bytes if self.is_known else None,
+            "is_made": is_made if self.is_known else None,
+            "problems": self.problems,
+        }
+
+
+def table_standing(
+    spec: TableSpec,
+    journals: Sequence[JournalSpec],
+    heads: Mapping[str, int],
+    session: MetastoreSession | None,
+    at: datetime,
+) -> TableStanding:
+    """How the table of `spec` stands.
+
+    Args:
+        spec: its spec.
+        journals: specs of its journals.
+        heads: their write heads, by name.
+        session: the metastore; None if there is none to ask.
+        at: the time now.
+
+    Raises: GazetteError: the metastore broke off.
+    """
+    standing = TableStanding(spec=spec, is_known=session is not None)
+    standing.problems += map(str, problems_with_journals(spec, journals, at))
+    table = session.table(spec.schema, spec.table) if session is not None else None
+    if session is not None and table is not None:
+        standing.location = table.location
+        _look_at(standing, session, table)
+    registered: dict[str, int] = {}
+    for partition in standing.partitions:
+        journal, ranges = partition.state.journal, partition.state.ranges
+        if ranges:
+            registered[journal] = max(registered.get(journal, 0), ranges[-1][1])
+    standing.journals = [
+        JournalStanding(j.name, registered.get(j.name, 0), heads.get(j.name, 0)) for j in journals
+    ]
+    if standing.is_known and table is None and journals and not standing.problems:
+        why = (
+            "wait for the flush interval, or see the ticks of the sensor `fragments`"
+            if any(heads.values())
+            else "its journals are empty"
+        )
+        standing.problems.append(f"the table is not made yet: {why}")
+    return standing
+
+
+def _look_at(standing: TableStanding, session: MetastoreSession, table: HiveTable) -> None:
+    """Take Hive partitions, and what is wrong with the table itself."""
+    spec = standing.spec
+    if table.parameters.get(DIGEST) != spec.digest:
+        standing.problems.append(
+            "the table is not as its spec says yet: see the ticks of the sensor `fragments`"
+        )
+    try:
+        layout = Layout.parse(table.parameters.get(LAYOUT, ""))
+        columns = partition_columns(spec, layout)
+        found: list[tuple[str, HivePartition | HiveTable]]
+        if columns:
+            found = [(partition_key(columns, p.values), p) for p in session.partitions(table)]
+        else:
+            found = [("all", table)]
+        standing.partitions = [
+            PartitionStanding(key, each.location, PartitionState.from_parameters(each.parameters))
+            for key, each in found
+        ]
+    except GazetteError as err:
+        standing.problems.append(str(err))
