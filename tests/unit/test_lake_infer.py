@@ -12,6 +12,7 @@ from gazette_platform.lake.applying import problems_with_data
 from gazette_platform.lake.check import check_sample
 from gazette_platform.lake.infer import infer_spec
 from gazette_platform.lake.table_spec import COLUMNS_MAX, parse_table_spec
+from gazette_platform.lake.values_json import JsonScanner
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 
 NAME, SELECTOR = "shop.orders", "name:prefix=orders/"
@@ -231,6 +232,9 @@ def test_what_is_inferred_is_accepted_and_fits_every_record(records, others):
     for record, line in zip(records, lines, strict=True):
         if keys & set(record):
             check_sample(found.spec, line, "this record alone")
+    # What both engines would show as different texts is no matter of the type.
+    texts = {c.name for c in found.spec.columns if "string" in c.type}
+    assert set(unfit(JsonScanner(found.spec), lines).columns) <= texts
 
 
 # Backslashes mean different things to readers of CSV.
@@ -250,3 +254,23 @@ def test_what_is_inferred_of_csv_is_accepted_and_fits(rows):
     assert parse_table_spec(found.text) == found.spec
     assert len(found.spec.columns) == len(rows[0])
     check_sample(found.spec, content, "this file")
+
+
+def unfit(scanner, lines):
+    scanner.feed(b"".join(line + b"\n" for line in lines))
+    return scanner.report()
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [None, 1, 2.5, True, 2**64, "x", "2026-01-02", [1], [2.5], {"a": 1}, {"a": None}]
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_every_value_fits_unless_kinds_are_mixed(values):
+    lines = [json.dumps({"v": value}, separators=(",", ":")).encode() for value in values]
+    found = infer_spec(NAME, SELECTOR, lines)
+    assert unfit(JsonScanner(found.spec), lines).count == 0, found.text
