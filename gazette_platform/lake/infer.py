@@ -192,7 +192,7 @@ def _usable_fields(fields: Mapping[str, Profile], remarks: list[str]) -> dict[st
             usable[key] = fields[key]
     if odd:
         shown = ", ".join(repr(key[:40]) for key in odd[:_LEFT_OUT_SHOWN])
-        remarks.append(f"keys that no engine can be told of are left out: {shown}")
+        remarks.append(f"keys that not all readers can be told of are left out: {shown}")
     return {key: profile for key, profile in fields.items() if key in usable}
 
 

@@ -380,7 +380,7 @@ def _key_errors(spec: TableSpec, types: Mapping[int, ColumnType]) -> Iterator[Va
         if not is_key(key):
             yield ValidationError(
                 f"{_shown(key)} is longer than {_KEY_CHARACTERS_MAX} characters, or has some that "
-                "cannot be printed; no engine can be told of such a key",
+                'cannot be printed, or " or \\; not all readers can be told of such a key',
                 path=path,
             )
         if key.lower() in seen and (column.source or seen[key.lower()] != key):
@@ -405,8 +405,9 @@ def is_column_name(text: str) -> bool:
 
 
 def is_key(text: str) -> bool:
-    """Whether metastore and engines can be told of the key of a record."""
-    return 0 < len(text) <= _KEY_CHARACTERS_MAX and text.isprintable()
+    """Whether metastore, engines and checks can be told of the key of a record."""
+    is_plain = text.isprintable() and not set('"\\') & set(text)
+    return is_plain and 0 < len(text) <= _KEY_CHARACTERS_MAX
 
 
 def fields_below(parsed: ColumnType) -> Iterator[str]:

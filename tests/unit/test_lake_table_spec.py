@@ -114,6 +114,7 @@ def test_column_may_be_called_otherwise_than_its_key():
     ("old", "new", "message"),
     [
         ("from: order id", 'from: "a\\tb"', r"columns\[0\].from: 'a\\tb' is longer than 256"),
+        ("from: order id", "from: 'a\"b'", r"columns\[0\].from: 'a\"b' is longer than 256"),
         ("from: order id", f"from: {'x' * 257}", r"columns\[0\].from: 'xx.*longer than 256"),
         (
             "from: unit.price",
