@@ -1,0 +1,183 @@
+"""One JSON value as a value of a column: the rules for what does not fit as it is. Pure.
+
+Content that fits is parsed by Arrow, and gives the same. Here is what Arrow refuses: it would refuse all
+of a block for one value.
+
+| column | takes | else NULL |
+|---|---|---|
+| string | a text; a number or truth value as written; an array or object as JSON text | |
+| boolean | `true`, `false`, and the same as texts | numbers |
+| integers | whole numbers, also as `5.0` or `"5"` | out of range, fractions |
+| float, double | numbers, also as texts | |
+| decimal | numbers, also as texts, rounded half up to the scale | too many digits |
+| date | `"2020-01-31"` | all other texts, numbers |
+| array, map, struct | arrays, objects, objects; their values by these rules | |
+
+A line that is no JSON object is a row of NULLs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import date
+from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
+from typing import TYPE_CHECKING, Any, Final, final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gazette_platform.lake.schema import ColumnType
+
+__all__ = ["Numeral", "fitted", "parse_line"]
+
+_BITS: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
+_NUMERAL: Final = re.compile(
+    r"[+-]?(\d{1,400}(\.\d{0,400})?|\.\d{1,400})([eE][+-]?\d{1,4})?\Z", re.ASCII
+)
+_DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}\Z", re.ASCII)
+_NOT_FINITE: Final = ("NaN", "Infinity", "-Infinity")
+# More digits than any column has: sums and products are never rounded on the way.
+_EXACT: Final = Context(prec=1000)
+
+
+@final
+class Numeral(str):
+    """A number of JSON, as written: a float would lose digits of decimals."""
+
+    __slots__ = ()
+
+
+def _refuse(text: str) -> object:
+    raise ValueError(f"{text} is no JSON")
+
+
+_DECODER: Final = json.JSONDecoder(
+    parse_float=Numeral, parse_int=Numeral, parse_constant=_refuse, strict=True
+)
+
+
+def parse_line(line: str) -> dict[str, Any] | None:
+    """The object in a line, whose numbers are `Numeral`; None: it is none."""
+    try:
+        value = _DECODER.decode(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def fitted(value: Any, kind: ColumnType) -> Any:
+    """A value of `parse_line` as Python value for a column of type `kind`; None if it does not fit.
+
+    Maps are lists of pairs, as Arrow takes them.
+    """
+    if value is None:
+        return None
+    return _FITS[kind.name](value, kind)
+
+
+def _string(value: Any, _: ColumnType) -> str:
+    if isinstance(value, str):
+        # A lone surrogate, which JSON can name and UTF-8 cannot hold.
+        return str(value) if value.isascii() else value.encode("utf-8", "replace").decode()
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    """JSON of a value, with its numbers as they were written."""
+    match value:
+        case Numeral():
+            return str(value)
+        case list():
+            return f"[{','.join(map(_text, value))}]"
+        case dict():
+            return f"{{{','.join(f'{_text(k)}:{_text(v)}' for k, v in value.items())}}}"
+        case str():
+            return json.dumps(_string(value, _STRING), ensure_ascii=False)
+        case _:
+            return json.dumps(value)
+
+
+_STRING: Any = None  # the type is of no account to texts
+
+
+def _boolean(value: Any, _: ColumnType) -> bool | None:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and not isinstance(value, Numeral):
+        return {"true": True, "false": False}.get(value.lower())
+    return None
+
+
+def _number(value: Any) -> Decimal | None:
+    if isinstance(value, str) and _NUMERAL.match(value):
+        return Decimal(value)
+    return None
+
+
+def _integer(value: Any, kind: ColumnType) -> int | None:
+    number = _number(value)
+    bits = _BITS[kind.name]
+    # Compared first: `1e9999` has no place as an integer.
+    if number is None or not -(1 << bits - 1) <= number < 1 << bits - 1:
+        return None
+    return int(number) if number == number.to_integral_value(context=_EXACT) else None
+
+
+def _floating(value: Any, _: ColumnType) -> float | None:
+    if isinstance(value, str) and (value in _NOT_FINITE or _NUMERAL.match(value)):
+        return float(value)
+    return None
+
+
+def _decimal(value: Any, kind: ColumnType) -> Decimal | None:
+    number = _number(value)
+    if number is None:
+        return None
+    try:
+        rounded = number.quantize(
+            Decimal(1).scaleb(-kind.scale), rounding=ROUND_HALF_UP, context=_EXACT
+        )
+    except InvalidOperation:  # more digits than fit anywhere
+        return None
+    return rounded if abs(rounded) < Decimal(10) ** (kind.precision - kind.scale) else None
+
+
+def _date(value: Any, _: ColumnType) -> date | None:
+    if isinstance(value, str) and _DATE.match(value):
+        try:
+            return date.fromisoformat(value)
+        except ValueError:
+            return None
+    return None
+
+
+def _array(value: Any, kind: ColumnType) -> list[Any] | None:
+    return [fitted(v, kind.arguments[0]) for v in value] if isinstance(value, list) else None
+
+
+def _map(value: Any, kind: ColumnType) -> list[tuple[str, Any]] | None:
+    if not isinstance(value, dict):
+        return None
+    return [(_string(k, kind), fitted(v, kind.arguments[1])) for k, v in value.items()]
+
+
+def _struct(value: Any, kind: ColumnType) -> dict[str, Any] | None:
+    if not isinstance(value, dict):
+        return None
+    fields = zip(kind.field_names, kind.arguments, strict=True)
+    return {name: fitted(value.get(name), of) for name, of in fields}
+
+
+_FITS: Final[dict[str, Callable[[Any, ColumnType], Any]]] = {
+    "string": _string,
+    "boolean": _boolean,
+    **dict.fromkeys(_BITS, _integer),
+    "float": _floating,
+    "double": _floating,
+    "decimal": _decimal,
+    "date": _date,
+    "array": _array,
+    "map": _map,
+    "struct": _struct,
+}

@@ -1,0 +1,264 @@
+"""Content of a table as Arrow columns: all that fits by Arrow's parsers, the rest value by value.
+
+Arrow parses a block at a quarter of a gigabyte a second and refuses it whole for one value that does not
+fit. Such a block is parsed line by line, by the rules of `json_values`, at a tenth of that. Which of both
+it was is not to be seen in the rows.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import TYPE_CHECKING, Any, Final, Protocol, final
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+from gazette_platform.errors import DataError
+from gazette_platform.lake.local_sql.json_values import fitted, parse_line
+from gazette_platform.message.arrow_parsers import arrow_parser, cut_csv
+from gazette_platform.message.selection import JournalSpan
+from gazette_platform.protocol import LabelSet
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gazette_platform.lake.schema import ColumnType
+    from gazette_platform.lake.table_spec import TableSpec
+
+__all__ = ["RowParser", "arrow_type", "row_parser"]
+
+_PRIMITIVES: Final = {
+    "string": pa.string(),
+    "boolean": pa.bool_(),
+    "tinyint": pa.int8(),
+    "smallint": pa.int16(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "date": pa.date32(),
+}
+_CSV_FIELD_BYTES_MAX: Final = 64 << 20
+
+
+def arrow_type(kind: ColumnType) -> pa.DataType:
+    """Arrow's type of a column.
+
+    >>> from gazette_platform.lake.schema import parse_type
+    >>> str(arrow_type(parse_type("array<decimal(5,2)>")))
+    'list<element: decimal128(5, 2)>'
+    """
+    match kind.name:
+        case "decimal":
+            return pa.decimal128(kind.precision, kind.scale)
+        case "array":
+            return pa.list_(pa.field("element", arrow_type(kind.arguments[0])))
+        case "map":
+            return pa.map_(pa.string(), arrow_type(kind.arguments[1]))
+        case "struct":
+            fields = zip(kind.field_names, kind.arguments, strict=True)
+            return pa.struct([(name, arrow_type(of)) for name, of in fields])
+        case _:
+            return _PRIMITIVES[kind.name]
+
+
+class RowParser(Protocol):
+    """Cuts content into records, and makes columns of them."""
+
+    def cut(self, content: bytes) -> int:
+        """How many bytes of `content` are whole records."""
+        ...
+
+    def ends(self, content: bytes) -> pa.Int64Array:
+        """Where each of the whole records of `content` ends, behind its newline."""
+        ...
+
+    def count(self, content: bytes) -> int:
+        """How many records there are; as many as `ends` gives."""
+        ...
+
+    def columns(self, content: bytes, names: Sequence[str]) -> list[pa.Array]:
+        """The columns `names`, at least one, of the whole records of `content`."""
+        ...
+
+
+def row_parser(spec: TableSpec) -> RowParser:
+    """The parser of a table's format."""
+    return _JsonRows(spec) if spec.format == "json" else _CsvRows(spec)
+
+
+def _span(content_type: str) -> JournalSpan:
+    labels = LabelSet.of({"content-type": content_type})
+    return JournalSpan("", labels, 0, 0)
+
+
+def _line_ends(content: bytes) -> pa.Int64Array:
+    lines = pc.split_pattern(pa.array([content], pa.large_binary()), "\n").flatten()
+    lengths = pc.add(pc.binary_length(lines.slice(0, len(lines) - 1)), 1)
+    return pc.cumulative_sum(pc.cast(lengths, pa.int64()))
+
+
+def _utf8(content: bytes) -> bytes:
+    """Content that is UTF-8: what is not becomes U+FFFD, as in engines."""
+    if content.isascii():
+        return content
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return content.decode("utf-8", "replace").encode()
+    return content
+
+
+@final
+class _JsonRows:
+    def __init__(self, spec: TableSpec) -> None:
+        self._kinds = {column.name: column.parsed for column in spec.columns}
+
+    def cut(self, content: bytes) -> int:
+        """See `RowParser`."""
+        return content.rfind(b"\n") + 1
+
+    def count(self, content: bytes) -> int:
+        """See `RowParser`."""
+        return content.count(b"\n")
+
+    def ends(self, content: bytes) -> pa.Int64Array:
+        """See `RowParser`."""
+        return _line_ends(content)
+
+    def columns(self, content: bytes, names: Sequence[str]) -> list[pa.Array]:
+        """See `RowParser`."""
+        content = _utf8(content)
+        fast = self._fast(content, names)
+        return fast if fast is not None else self._slow(content, names)
+
+    def _fast(self, content: bytes, names: Sequence[str]) -> list[pa.Array] | None:
+        """By Arrow; None where that would not give what line by line gives."""
+        rows = content.count(b"\n")
+        kinds = [self._kinds[name] for name in names]
+        if any(map(_has_no_fast_form, kinds)) or not _is_plain(content, rows):
+            return None
+        schema = pa.schema(
+            [
+                (name, pa.string() if kind.name == "date" else arrow_type(kind))
+                for name, kind in zip(names, kinds, strict=True)
+            ]
+        )
+        try:
+            batches = arrow_parser(_JSON, schema, None).parse(content)
+            table = pa.Table.from_batches(batches, schema)
+            if table.num_rows != rows:
+                return None
+            return [
+                pc.cast(column, arrow_type(kind)) if kind.name == "date" else column
+                for column, kind in zip(
+                    (c.combine_chunks() for c in table.columns), kinds, strict=True
+                )
+            ]
+        except (DataError, pa.ArrowException):
+            return None
+
+    def _slow(self, content: bytes, names: Sequence[str]) -> list[pa.Array]:
+        kinds = [self._kinds[name] for name in names]
+        found: list[list[Any]] = [[] for _ in names]
+        for line in content[: self.cut(content)].decode().split("\n")[:-1]:
+            row = parse_line(line) or {}
+            for values, name, kind in zip(found, names, kinds, strict=True):
+                values.append(fitted(row.get(name), kind))
+        return [
+            pa.array(values, arrow_type(kind)) for values, kind in zip(found, kinds, strict=True)
+        ]
+
+
+_JSON: Final = _span("application/x-ndjson")
+
+
+def _has_no_fast_form(kind: ColumnType) -> bool:
+    """Whether Arrow reads no such JSON: maps, and dates that are not a column of their own."""
+    return kind.name == "map" or any(
+        of.name == "date" or _has_no_fast_form(of) for of in kind.arguments
+    )
+
+
+def _is_plain(content: bytes, rows: int) -> bool:
+    """Whether each line begins with ``{`` and ends with ``}``, and no number is infinite.
+
+    Arrow takes values from wherever they stand: an object over two lines, two in one, or none, which may
+    even end the process (a line ``null``). Between such ends a row never spans lines: behind ``}`` a
+    ``{`` begins another value. So with as many rows as lines, each line is one.
+    """
+    return (
+        content[:1] == b"{"
+        and content.count(b"\n{") == rows - 1
+        and content.count(b"}\n") + content.count(b"}\r\n") == rows
+        and b"NaN" not in content
+        and b"Inf" not in content
+    )
+
+
+@final
+class _CsvRows:
+    """By RFC 4180: quotes are doubled within quotes, and newlines may stand there."""
+
+    def __init__(self, spec: TableSpec) -> None:
+        self._names = [column.name for column in spec.columns]
+
+    def cut(self, content: bytes) -> int:
+        """See `RowParser`."""
+        return cut_csv(content)
+
+    def count(self, content: bytes) -> int:
+        """See `RowParser`."""
+        return len(self.ends(content)) if b'"' in content else content.count(b"\n")
+
+    def ends(self, content: bytes) -> pa.Int64Array:
+        """See `RowParser`."""
+        if b'"' not in content:
+            return _line_ends(content)
+        ends: list[int] = []
+        at, is_open = 0, False
+        for line in content.split(b"\n")[:-1]:
+            at += len(line) + 1
+            is_open ^= line.count(b'"') % 2 == 1
+            if not is_open:
+                ends.append(at)
+        return pa.array(ends, pa.int64())
+
+    def columns(self, content: bytes, names: Sequence[str]) -> list[pa.Array]:
+        """See `RowParser`."""
+        ends = self.ends(content)
+        text = _utf8(content)
+        fast = self._fast(text, names, len(ends))
+        return fast if fast is not None else self._slow(content, ends, names)
+
+    def _fast(self, content: bytes, names: Sequence[str], rows: int) -> list[pa.Array] | None:
+        schema = pa.schema([(name, pa.string()) for name in self._names])
+        try:
+            batches = arrow_parser(_CSV, schema, None).parse(content)
+        except DataError:
+            return None
+        table = pa.Table.from_batches(batches, schema).select(list(names))
+        # Arrow passes over empty lines.
+        if table.num_rows != rows:
+            return None
+        return [column.combine_chunks() for column in table.columns]
+
+    def _slow(self, content: bytes, ends: pa.Int64Array, names: Sequence[str]) -> list[pa.Array]:
+        places = [self._names.index(name) for name in names]
+        found: list[list[str | None]] = [[] for _ in names]
+        csv.field_size_limit(_CSV_FIELD_BYTES_MAX)
+        begin = 0
+        for end in ends.to_pylist():
+            record = content[begin:end].decode("utf-8", "replace")
+            begin = end
+            try:
+                row = next(csv.reader(io.StringIO(record, newline="")), [])
+            except csv.Error:
+                row = []
+            for values, place in zip(found, places, strict=True):
+                values.append(row[place] if place < len(row) else None)
+        return [pa.array(values, pa.string()) for values in found]
+
+
+_CSV: Final = _span("text/csv")

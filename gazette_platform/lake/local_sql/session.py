@@ -1,0 +1,397 @@
+"""A connection to DuckDB in which table specs are tables: persisted fragments and the live tail in one query."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
+
+from gazette_platform.client import Client, ClientConfig
+from gazette_platform.client.read_ahead import ReadAhead
+from gazette_platform.errors import GazetteError, LakeError, ValidationError
+from gazette_platform.lake.layout import StoreRoots
+from gazette_platform.lake.local_sql.snapshot import take_snapshot
+from gazette_platform.lake.settings import LakeSettings
+from gazette_platform.lake.table_spec import load_table_specs
+from gazette_platform.ops.clock import Clock, SystemClock
+from gazette_platform.ops.closing import Closing
+from gazette_platform.ops.extras import required
+from gazette_platform.ops.side_by_side import side_by_side
+from gazette_platform.ops.tasks import TaskGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    import duckdb
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+    from gazette_platform.lake.local_sql.dataset import TableDataset
+    from gazette_platform.lake.local_sql.reading import Piece, ScanCounts, SegmentReader
+    from gazette_platform.lake.local_sql.rows import RowParser
+    from gazette_platform.lake.local_sql.segments import Segment
+    from gazette_platform.lake.local_sql.snapshot import TableSnapshot
+    from gazette_platform.lake.table_spec import TableSpec
+
+__all__ = ["OFFSETS_SUFFIX", "LocalSql", "QueryResult", "connect"]
+
+T = TypeVar("T")
+
+OFFSETS_SUFFIX: Final = "$offsets"
+"""Behind a table's name: the same table with the columns `_journal`, `_offset` and `_fragment`."""
+
+_TABLES_AT_A_TIME: Final = 8
+_BATCH_ROWS: Final = 65536
+_UNKNOWN_TABLE: Final = re.compile(r"Table with name (\S+) does not exist")
+_NAMES_SHOWN: Final = 20
+
+
+def connect(
+    tables: str | Path | Iterable[TableSpec] | None = None,
+    *,
+    client: Client | None = None,
+    settings: LakeSettings | None = None,
+) -> LocalSql:
+    """SQL over table specs, in this process: DuckDB reads what is persisted, and the tail up to now.
+
+    Args:
+        tables: the folder of table specs, or specs; default: the settings'.
+        client: stays its caller's to close; default: one for the settings' brokers.
+        settings: where brokers, specs and fragment files are; default: of the environment, as
+            `LakeSettings.from_environment` reads it.
+
+    Raises: SetupError: DuckDB is not installed, or no brokers or specs are known. ValidationError: a
+        setting or spec is malformed, or the folder has none.
+    """
+    required("duckdb", extra="sql", by="SQL queries")
+    required("pyarrow.dataset", extra="sql", by="SQL queries")
+    settings = settings or LakeSettings.from_environment(os.environ)
+    if tables is None:
+        tables = settings.required("tables")
+    specs = _specs(Path(tables)) if isinstance(tables, str | Path) else {t.name: t for t in tables}
+    owned = None
+    if client is None:
+        client = owned = Client(ClientConfig(address=settings.required("broker")))
+    try:
+        return LocalSql(specs, client=client, roots=settings.store_roots, owned=owned)
+    except BaseException:
+        if owned is not None:
+            owned.close()
+        raise
+
+
+def _specs(folder: Path) -> dict[str, TableSpec]:
+    """Raises: ValidationError: there is no good one."""
+    if not folder.is_dir():
+        raise ValidationError(f"there is no folder {folder} of table specs", path="tables")
+    specs, errors = load_table_specs(folder)
+    if not specs:
+        if errors:
+            raise next(iter(errors.values()))
+        raise ValidationError(
+            f"{folder} holds no table spec (*.yaml; docs/reference/table-spec.md has an example)",
+            path="tables",
+        )
+    return specs
+
+
+@final
+class LocalSql(Closing):
+    """Tables of specs in a DuckDB of this process. Made by `connect`. One thread at a time uses it.
+
+    Each query sees one snapshot of every table that it names: journals up to their write heads when it
+    began. Content is streamed, and only that of Hive partitions that the query may need. A table
+    ``schema.table`` has that name, and ``table`` alone if no other schema has one.
+
+    Args:
+        specs: by name.
+        client: of brokers.
+        roots: fragment-store URL → where it lies on this machine.
+        owned: a client to close at the end.
+        clock: by which snapshots are dated.
+    """
+
+    def __init__(
+        self,
+        specs: Mapping[str, TableSpec],
+        *,
+        client: Client,
+        roots: Mapping[str, str],
+        owned: Client | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        import duckdb  # noqa: PLC0415  the core goes without it
+
+        self._specs = dict(specs)
+        self._client = client
+        self._owned = owned
+        self._roots = StoreRoots(roots)
+        self._clock = clock or SystemClock()
+        self._names = _names_of(self._specs)
+        self._datasets: dict[str, TableDataset] = {}
+        self._failure: BaseException | None = None
+        self._tasks = TaskGroup("local-sql")
+        self._pool = ReadAhead(self._tasks, client.config.read_ahead_bytes_max)
+        # In memory: views over journals make no sense in a file. Tables of one's own go to one by ATTACH.
+        self._duckdb = duckdb.connect()
+        for schema in sorted({spec.schema for spec in self._specs.values()}):
+            self._duckdb.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
+
+    @property
+    def duckdb(self) -> duckdb.DuckDBPyConnection:
+        """The connection underneath, in which tables are as the last query, or `refresh`, saw them."""
+        return self._duckdb
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Names of the tables, as ``schema.table``, sorted."""
+        return tuple(sorted(self._specs))
+
+    def execute(self, query: str, parameters: Sequence[Any] | None = None) -> QueryResult:
+        """Run a query, on snapshots taken now of the tables that it names.
+
+        Args:
+            query: DuckDB's SQL.
+            parameters: for ``?`` in it.
+
+        Raises: LakeError: DuckDB refuses it; names the known tables if it names another one.
+            ValidationError, TransportError, DataError: a table cannot be read.
+        """
+        import duckdb  # noqa: PLC0415
+
+        self._failure = None
+        try:
+            try:
+                named = self._duckdb.get_table_names(query, qualified=True)
+            except duckdb.Error:  # DESCRIBE, SHOW, several statements: any may be meant
+                named = set()
+            wanted = {self._names[key] for name in named if (key := _key(name)) in self._names}
+            if named:
+                self.refresh(wanted)
+            else:
+                self._refresh_all()
+            return QueryResult(self, self._duckdb.execute(query, parameters))
+        except duckdb.Error as err:
+            raise self._told(err) from err
+
+    def refresh(self, tables: Iterable[str] | None = None) -> None:
+        """Take new snapshots of `tables`, by full name; of all by default.
+
+        Raises: ValidationError: not a table's name, or a table's journals are not there. LakeError,
+            TransportError: as `take_snapshot`.
+        """
+        wanted = self.tables if tables is None else tuple(sorted(tables))
+        for name in wanted:
+            if name not in self._specs:
+                raise ValidationError(self._unknown(name))
+        for snapshot in self._client.run(self._snapshots(wanted)):
+            if isinstance(snapshot, GazetteError):
+                raise snapshot
+            self._register(snapshot)
+
+    def snapshot(self, table: str) -> TableSnapshot:
+        """What the last query saw of `table`, by full name: its journals, their heads, and the seams.
+
+        Raises: ValidationError: no query has named it.
+        """
+        if table not in self._datasets:
+            raise ValidationError(f"{table}: no query has read it yet (run one, or `refresh`)")
+        return self._datasets[table].snapshot
+
+    def scans(self) -> dict[str, list[ScanCounts]]:
+        """What scans of the last query read, by table, in the order in which they began."""
+        return {name: list(d.counts) for name, d in self._datasets.items() if d.counts}
+
+    def close(self) -> None:
+        """End all that is under way."""
+        self._duckdb.close()
+        self._client.run(self._close_reads())
+        if self._owned is not None:
+            self._owned.close()
+
+    async def _close_reads(self) -> None:
+        self._pool.close()
+        await self._tasks.close()
+
+    def _refresh_all(self) -> None:
+        """As `refresh`, for queries that may mean any table: those that cannot be had are left out."""
+        found = self._client.run(self._snapshots(self.tables))
+        for snapshot in found:
+            if not isinstance(snapshot, GazetteError):
+                self._register(snapshot)
+        if found and all(isinstance(each, GazetteError) for each in found):
+            raise next(each for each in found if isinstance(each, GazetteError))
+
+    async def _snapshots(self, names: Sequence[str]) -> list[TableSnapshot | GazetteError]:
+        async def one(name: str) -> TableSnapshot | GazetteError:
+            try:
+                return await take_snapshot(
+                    self._client.asynchronous, self._specs[name], self._clock.now()
+                )
+            except GazetteError as err:
+                return err
+
+        return await side_by_side(one, names, at_a_time=_TABLES_AT_A_TIME)
+
+    def _register(self, snapshot: TableSnapshot) -> None:
+        from gazette_platform.lake.local_sql.dataset import TableDataset  # noqa: PLC0415
+
+        spec = snapshot.spec
+        dataset = TableDataset(
+            snapshot,
+            open_reader=self._reader,
+            next_block=self._next_block,
+            close=self._close_reader,
+            failed=self._failed,
+        )
+        self._datasets[spec.name] = dataset
+        is_short = self._names.get(spec.table) == spec.name
+        whole = f"{spec.table if is_short else spec.name}{OFFSETS_SUFFIX}"
+        self._duckdb.register(whole, dataset)
+        columns = [c.name for c in spec.columns] + [c.column for c in snapshot.columns]
+        listed = ", ".join(map(_quoted, columns))
+        views = [f"VIEW {_quoted(spec.schema)}.{_quoted(spec.table)}"]
+        if is_short:
+            views.append(f"TEMP VIEW {_quoted(spec.table)}")
+            self._duckdb.execute(
+                f"CREATE OR REPLACE VIEW {_quoted(spec.schema)}."
+                f"{_quoted(spec.table + OFFSETS_SUFFIX)} AS FROM {_quoted(whole)}"
+            )
+        for view in views:
+            self._duckdb.execute(
+                f"CREATE OR REPLACE {view} AS SELECT {listed} FROM {_quoted(whole)}"  # noqa: S608
+            )
+
+    # ------------------------------------------------------------------ in DuckDB's threads
+
+    def _reader(
+        self, segments: Sequence[Segment], parser: RowParser, counts: ScanCounts
+    ) -> SegmentReader:
+        from gazette_platform.lake.local_sql.reading import SegmentReader  # noqa: PLC0415
+
+        return SegmentReader(
+            self._client.asynchronous,
+            self._pool,
+            segments,
+            roots=self._roots,
+            parser=parser,
+            counts=counts,
+        )
+
+    def _next_block(self, reader: SegmentReader) -> list[Piece]:
+        return self._client.run(reader.next_block())
+
+    def _close_reader(self, reader: SegmentReader) -> None:
+        self._client.run(reader.aclose())
+
+    def _failed(self, error: BaseException) -> None:
+        self._failure = self._failure or error
+
+    # ------------------------------------------------------------------ errors
+
+    def _told(self, error: Exception) -> BaseException:
+        """What to raise for what DuckDB raised: the cause, if it is ours."""
+        import duckdb  # noqa: PLC0415
+
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            return failure
+        if isinstance(error, duckdb.InterruptException):
+            return KeyboardInterrupt()
+        if found := _UNKNOWN_TABLE.search(str(error)):
+            return LakeError(self._unknown(found[1]))
+        return LakeError(_first_line(error))
+
+    def _unknown(self, name: str) -> str:
+        shown = ", ".join(self.tables[:_NAMES_SHOWN])
+        more = len(self.tables) - _NAMES_SHOWN
+        return (
+            f"there is no table {name} (known: {shown}{f' and {more} more' if more > 0 else ''}; a spec "
+            "in the tables folder makes another one)"
+        )
+
+
+@final
+class QueryResult:
+    """Rows of a query, once. Of a statement without rows it is empty.
+
+    All methods raise as `LocalSql.execute`: content is read as rows are taken.
+    """
+
+    def __init__(self, owner: LocalSql, result: duckdb.DuckDBPyConnection) -> None:
+        self._owner = owner
+        self._result = result
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns, in order."""
+        return [column[0] for column in self._result.description or ()]
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        """All rows that are left."""
+        return self._run(self._result.fetchall)
+
+    def fetchone(self) -> tuple[Any, ...] | None:
+        """The next row; None at the end."""
+        return self._run(self._result.fetchone)
+
+    def arrow(self) -> pa.Table:
+        """All rows that are left, as an Arrow table: for pandas, polars and others."""
+        return self._run(self._result.fetch_arrow_table)
+
+    def batches(self, rows: int = _BATCH_ROWS) -> Iterator[pa.RecordBatch]:
+        """Rows as Arrow record batches of at most about `rows` rows, as they come."""
+        reader = self.reader(rows)
+        while True:
+            try:
+                batch = self._run(reader.read_next_batch)
+            except StopIteration:
+                return
+            yield batch
+
+    def reader(self, rows: int = _BATCH_ROWS) -> pa.RecordBatchReader:
+        """The batches, as a reader. What fails is an error of Arrow: `batches` raises ours."""
+        return self._run(lambda: self._result.fetch_record_batch(rows))
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        while (row := self.fetchone()) is not None:
+            yield row
+
+    def _run(self, take: Callable[[], T]) -> T:
+        import duckdb  # noqa: PLC0415
+
+        try:
+            return take()
+        except duckdb.Error as err:
+            raise self._owner._told(err) from err  # noqa: SLF001  its owner
+        except OSError as err:  # as Arrow calls what a stream fails with
+            raise self._owner._told(err) from err  # noqa: SLF001
+
+
+def _names_of(specs: Mapping[str, TableSpec]) -> dict[str, str]:
+    """Full names by what queries may call tables; a short name that two have is none."""
+    names: dict[str, str] = {}
+    shorts = [spec.table for spec in specs.values()]
+    for spec in specs.values():
+        names[spec.name] = spec.name
+        if shorts.count(spec.table) == 1:
+            names[spec.table] = spec.name
+    return names
+
+
+def _key(name: str) -> str:
+    """What a query calls a table, as in `_names_of`.
+
+    >>> _key('"orders$offsets"'), _key("Shop.orders"), _key("memory.shop.orders")
+    ('orders', 'shop.orders', 'shop.orders')
+    """
+    parts = name.replace('"', "").lower().removesuffix(OFFSETS_SUFFIX).split(".")
+    return ".".join(parts[-2:])
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
