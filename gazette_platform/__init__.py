@@ -1,16 +1,17 @@
 """A streaming log whose storage is the data lake itself.
 
-What users of a cluster need is here, of `client` (bytes) and of `message` (records, Arrow), and is imported
-when it is first used: brokers and commands import only what they need.
+What users of a cluster need is here, of `client` (bytes), of `message` (records, Arrow) and of `lake`
+(`connect`: SQL), and is imported when it is first used: brokers and commands import only what they need.
 """
 
-# ruff: noqa: F403, F405  the names are those of the `__all__` of both homes, as a test sees to
+# ruff: noqa: F403, F405  the names are those of the `__all__` of client and message, as a test sees to
 import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gazette_platform.client import *
+    from gazette_platform.lake.local_sql import connect
     from gazette_platform.message import *
 
 __all__ = [
@@ -85,6 +86,7 @@ __all__ = [
     "build_uuid",
     "check_avro_spec",
     "clock_of",
+    "connect",
     "encode_avro_file",
     "fnv1a32",
     "frame_fixed",
@@ -117,6 +119,7 @@ __all__ = [
 ]
 
 _HOMES = ("gazette_platform.client", "gazette_platform.message")
+_SQL = "gazette_platform.lake.local_sql"
 
 # gRPC's newer event engine hands each read and write to another thread, which costs small messages
 # a fifth of their rate. Read once, when grpc is imported: so it stands here, and yields to the user.
@@ -126,6 +129,8 @@ os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_li
 if not TYPE_CHECKING:  # to which any name would be there
 
     def __getattr__(name: str) -> Any:
+        if name == "connect":
+            return importlib.import_module(_SQL).connect
         if name in __all__:
             for home in map(importlib.import_module, _HOMES):
                 if name in home.__all__:

@@ -17,6 +17,7 @@ from gazette_platform.cli import (
     gazctl_journals_upkeep,
     gazctl_lake,
     gazctl_savepoints,
+    gazctl_sql,
 )
 from gazette_platform.cli.connection import CONNECTION_VARIABLES, CommonOptionsGroup, connect
 from gazette_platform.cli.errors import EXIT_FAILED, run
@@ -87,6 +88,7 @@ lake.command("describe")(gazctl_lake.describe)
 lake.command("infer")(gazctl_lake.infer)
 lake.command("ddl")(gazctl_lake.ddl)
 app.add_typer(lake, name="lake")
+app.command("sql", epilog=_EPILOG)(gazctl_sql.sql)
 app.command("attach-uuids")(gazctl_attach_uuids.attach_uuids)
 
 

@@ -12,6 +12,7 @@ SLOW = (
     "cramjam",
     "cryptography",
     "dagster",
+    "duckdb",
     "google.auth",
     "google.cloud",
     "importlib.metadata",

@@ -114,6 +114,7 @@ def _utf8(content: bytes) -> bytes:
 class _JsonRows:
     def __init__(self, spec: TableSpec) -> None:
         self._kinds = {column.name: column.parsed for column in spec.columns}
+        self._keys = {column.name: column.key for column in spec.columns}
 
     def cut(self, content: bytes) -> int:
         """See `RowParser`."""
@@ -141,7 +142,7 @@ class _JsonRows:
             return None
         schema = pa.schema(
             [
-                (name, pa.string() if kind.name == "date" else arrow_type(kind))
+                (self._keys[name], pa.string() if kind.name == "date" else arrow_type(kind))
                 for name, kind in zip(names, kinds, strict=True)
             ]
         )
@@ -161,11 +162,12 @@ class _JsonRows:
 
     def _slow(self, content: bytes, names: Sequence[str]) -> list[pa.Array]:
         kinds = [self._kinds[name] for name in names]
+        keys = [self._keys[name] for name in names]
         found: list[list[Any]] = [[] for _ in names]
         for line in content[: self.cut(content)].decode().split("\n")[:-1]:
             row = parse_line(line) or {}
-            for values, name, kind in zip(found, names, kinds, strict=True):
-                values.append(fitted(row.get(name), kind))
+            for values, key, kind in zip(found, keys, kinds, strict=True):
+                values.append(fitted(row.get(key), kind))
         return [
             pa.array(values, arrow_type(kind)) for values, kind in zip(found, kinds, strict=True)
         ]

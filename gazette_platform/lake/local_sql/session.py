@@ -109,6 +109,9 @@ class LocalSql(Closing):
         roots: fragment-store URL → where it lies on this machine.
         owned: a client to close at the end.
         clock: by which snapshots are dated.
+
+    Attributes:
+        on_progress: called when more was read, in any thread; `scans` tells how much.
     """
 
     def __init__(
@@ -130,6 +133,7 @@ class LocalSql(Closing):
         self._names = _names_of(self._specs)
         self._datasets: dict[str, TableDataset] = {}
         self._failure: BaseException | None = None
+        self.on_progress: Callable[[], None] | None = None
         self._tasks = TaskGroup("local-sql")
         self._pool = ReadAhead(self._tasks, client.config.read_ahead_bytes_max)
         # In memory: views over journals make no sense in a file. Tables of one's own go to one by ATTACH.
@@ -279,7 +283,10 @@ class LocalSql(Closing):
         )
 
     def _next_block(self, reader: SegmentReader) -> list[Piece]:
-        return self._client.run(reader.next_block())
+        pieces = self._client.run(reader.next_block())
+        if self.on_progress is not None:
+            self.on_progress()
+        return pieces
 
     def _close_reader(self, reader: SegmentReader) -> None:
         self._client.run(reader.aclose())
@@ -337,21 +344,24 @@ class QueryResult:
 
     def arrow(self) -> pa.Table:
         """All rows that are left, as an Arrow table: for pandas, polars and others."""
-        return self._run(self._result.fetch_arrow_table)
+        return self._run(self._result.to_arrow_table)
 
     def batches(self, rows: int = _BATCH_ROWS) -> Iterator[pa.RecordBatch]:
         """Rows as Arrow record batches of at most about `rows` rows, as they come."""
-        reader = self.reader(rows)
+        return self.batches_of(self.reader(rows))
+
+    def reader(self, rows: int = _BATCH_ROWS) -> pa.RecordBatchReader:
+        """The batches, as a reader. What fails is an error of Arrow: `batches_of` raises ours."""
+        return self._run(lambda: self._result.to_arrow_reader(rows))
+
+    def batches_of(self, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+        """What is left of a `reader`."""
         while True:
             try:
                 batch = self._run(reader.read_next_batch)
             except StopIteration:
                 return
             yield batch
-
-    def reader(self, rows: int = _BATCH_ROWS) -> pa.RecordBatchReader:
-        """The batches, as a reader. What fails is an error of Arrow: `batches` raises ours."""
-        return self._run(lambda: self._result.fetch_record_batch(rows))
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         while (row := self.fetchone()) is not None:

@@ -1,0 +1,203 @@
+"""What `gazctl sql` does. Apart, because DuckDB and Arrow are extras, and slow to import."""
+
+import csv
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from itertools import islice
+from pathlib import Path
+from typing import Any, TextIO
+
+import orjson
+import typer
+
+from gazette_platform.cli.connection import Connection
+from gazette_platform.cli.gazctl_sql import SqlFormat
+from gazette_platform.cli.output import note, print_table, writing
+from gazette_platform.client import Client
+from gazette_platform.errors import ValidationError
+from gazette_platform.lake.local_sql import LocalSql, QueryResult, connect
+from gazette_platform.lake.settings import LakeSettings
+from gazette_platform.ops.extras import required
+
+__all__ = ["run"]
+
+_NULL = "NULL"
+
+
+def run(
+    ctx: typer.Context,
+    query: str,
+    output_format: SqlFormat,
+    to: Path | None,
+    tables: Path | None,
+    *,
+    rows_max: int,
+    explain: bool,
+) -> None:
+    """Run `query` and write its rows.
+
+    Raises: as `connect` and `LocalSql.execute`. ValidationError: the output makes no sense.
+    """
+    if output_format is SqlFormat.PARQUET and to is None:
+        raise ValidationError("names the file that parquet goes to: give it", path="--to")
+    if to is not None and output_format is SqlFormat.TABLE:
+        raise ValidationError("goes with -o json, csv or parquet", path="--to")
+    settings = LakeSettings.from_environment(os.environ)
+    config = ctx.find_object(Connection).client  # type: ignore[union-attr]
+    source = ctx.get_parameter_source("address")
+    if source is not None and source.name == "DEFAULT" and settings.broker:
+        config = replace(config, address=settings.broker)
+    text = sys.stdin.read() if query == "-" else query
+    with Client(config) as client, connect(tables, client=client, settings=settings) as sql:
+        with _progress(sql):
+            _write(sql.execute(text), output_format, to, rows_max)
+        _tell(sql, explain=explain)
+
+
+def _write(result: QueryResult, output_format: SqlFormat, to: Path | None, rows_max: int) -> None:
+    match output_format:
+        case SqlFormat.TABLE:
+            _table(result, rows_max)
+        case SqlFormat.JSON:
+            _to(to, lambda out: _json(result, out))
+        case SqlFormat.CSV:
+            _to(to, lambda out: _csv(result, out))
+        case SqlFormat.PARQUET:
+            assert to is not None  # checked before the query ran
+            _parquet(result, to)
+
+
+def _table(result: QueryResult, rows_max: int) -> None:
+    if not result.columns:
+        return
+    rows = list(islice(result, rows_max + 1))
+    print_table(result.columns, [[_cell(value) for value in row] for row in rows[:rows_max]])
+    if len(rows) > rows_max:
+        note(f"the first {rows_max} rows; --rows shows more, and -o json, csv or parquet give all")
+
+
+def _cell(value: object) -> str:
+    match value:
+        case None:
+            return _NULL
+        case bool():
+            return str(value).lower()
+        case list() | dict():
+            return orjson.dumps(value, default=_plain).decode()
+        case _:
+            return str(value)
+
+
+def _plain(value: object) -> object:
+    """What JSON has for a value of SQL: decimals as texts, which lose no digit."""
+    match value:
+        case Decimal() | date():
+            return str(value)
+        case bytes():
+            return value.hex()
+        case _:
+            return str(value)
+
+
+def _to(to: Path | None, write: Callable[[TextIO], None]) -> None:
+    if to is None:
+        with writing("stdout"):
+            write(sys.stdout)
+            sys.stdout.flush()
+        return
+    with _replaced(to) as temporary, temporary.open("w", encoding="utf-8", newline="") as out:
+        write(out)
+
+
+@contextmanager
+def _replaced(to: Path) -> Iterator[Path]:
+    """A file beside `to`, which takes its place when all is well: no half a file is left."""
+    temporary = to.with_name(f".{to.name}.{os.getpid()}.temp")
+    try:
+        with writing(str(to)):
+            yield temporary
+            temporary.replace(to)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _json(result: QueryResult, out: TextIO) -> None:
+    columns = result.columns
+    for row in result:
+        line = orjson.dumps(
+            dict(zip(columns, row, strict=True)), default=_plain, option=orjson.OPT_NON_STR_KEYS
+        )
+        out.write(line.decode() + "\n")
+
+
+def _csv(result: QueryResult, out: TextIO) -> None:
+    rows = csv.writer(out, lineterminator="\n")
+    rows.writerow(result.columns)
+    for row in result:
+        rows.writerow(["" if value is None else _cell(value) for value in row])
+
+
+def _parquet(result: QueryResult, to: Path) -> None:
+    parquet: Any = required("pyarrow.parquet", extra="sql", by="Parquet files")
+    with _replaced(to) as temporary:
+        reader = result.reader()
+        with parquet.ParquetWriter(str(temporary), reader.schema, compression="zstd") as writer:
+            for batch in result.batches_of(reader):
+                writer.write_batch(batch)
+
+
+@contextmanager
+def _progress(sql: LocalSql) -> Iterator[None]:
+    """Show on a terminal how much of what has to be read was read."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from gazette_platform.cli.transfer_bar import transfer_bar  # noqa: PLC0415  slow to import
+
+    with transfer_bar("reading", is_shown=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def show() -> None:
+            scans = [scan for each in sql.scans().values() for scan in each]
+            done = sum(scan.bytes_stored + scan.bytes_served for scan in scans)
+            bar.update(task, completed=done, total=sum(scan.bytes_planned for scan in scans))
+
+        sql.on_progress = show
+        yield
+        sql.on_progress = None
+
+
+def _tell(sql: LocalSql, *, explain: bool) -> None:
+    """Say what is missing; and what was read, if asked for."""
+    for name, scans in sql.scans().items():
+        snapshot = sql.snapshot(name)
+        for journal in snapshot.journals:
+            for begin, end in journal.gaps:
+                note(f"{name}: nobody holds bytes [{begin}, {end}) of {journal.journal} now")
+        missing = sum(scan.bytes_missing for scan in scans)
+        if missing:
+            note(f"{name}: {missing} bytes were not there any more when they were read")
+        if not explain:
+            continue
+        at = snapshot.taken_at.astimezone(UTC)
+        note(f"{name} as of {_instant(at)}:")
+        for journal in snapshot.journals:
+            note(
+                f"  {journal.journal}: [{journal.begin}, {journal.persisted_end}) in "
+                f"{journal.fragments} fragments, live to {journal.head}"
+            )
+        for scan in scans:
+            note(
+                f"  scan: {scan.segments} of {scan.segments_planned} parts, {scan.fragments_opened} "
+                f"fragments fetched, {scan.bytes_stored} bytes from stores, {scan.bytes_served} "
+                "through brokers"
+            )
+
+
+def _instant(at: datetime) -> str:
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,429 @@
+"""SQL in this process over journals of a live broker: what is persisted, and the tail up to now."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from datetime import date
+from decimal import Decimal
+from types import SimpleNamespace
+
+import pyarrow.parquet as pq
+import pytest
+
+from gazette_platform import Change, Client, ClientConfig
+from gazette_platform.cli.gazctl import main
+from gazette_platform.errors import DataError, LakeError, ValidationError
+from gazette_platform.lake.local_sql import connect
+from gazette_platform.lake.settings import LakeSettings
+from gazette_platform.lake.table_spec import parse_table_spec
+from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.protocol import CompressionCodec, Fragment, FragmentSpec, JournalSpec
+from gazette_platform.testing.broker import BrokerServer
+
+pytestmark = pytest.mark.etcd
+
+HOUR = 'hour={{ .Spool.FirstAppendTime.Format "15" }}'
+
+
+@pytest.fixture(scope="module")
+def server(etcd_server, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("broker")
+    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix="/test-local-sql") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with Client(ClientConfig(address=server.address)) as client:
+        yield client
+
+
+@pytest.fixture
+def settings(server):
+    return LakeSettings(
+        broker=server.address, store_roots={"file:///": f"file://{server.fragments}/"}
+    )
+
+
+def create(client, name, *, postfix=HOUR, codec=CompressionCodec.GZIP):
+    fragment = FragmentSpec(
+        length=1 << 20,
+        codec=codec,
+        stores=("file:///",),
+        refresh_interval_ns=SECOND_NS,
+        path_postfix_template=postfix,
+    )
+    client.apply([Change(JournalSpec(name=name, replication=1, fragment=fragment))])
+
+
+def store(server, name, begin, content, postfix):
+    """A fragment as a broker of before stored it."""
+    digest = hashlib.sha1(content).digest()
+    fragment = Fragment(
+        name, begin, begin + len(content), digest, CompressionCodec.GZIP, path_postfix=postfix
+    )
+    path = server.fragments / fragment.content_path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(content))
+    return fragment
+
+
+def lines(*rows):
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def orders(first, count):
+    return [{"id": n, "item": f"item {n}"} for n in range(first, first + count)]
+
+
+def table(name, prefix, columns, **more):
+    fields = [f"  - {{name: {n}, type: '{t}'}}" for n, t in columns.items()]
+    extra = [f"{key}: {value}" for key, value in more.items()]
+    text = [f"name: {name}", f"selector: name:prefix={prefix}/", "format: json", "columns:"]
+    if "format" in more:
+        text.remove("format: json")
+    return parse_table_spec("\n".join([*text, *fields, *extra]))
+
+
+ORDERS = {"id": "bigint", "item": "string"}
+BY_HOUR = "[{name: hour, type: int}]"
+
+
+@pytest.fixture(scope="module")
+def shop(server, client):
+    """Journals of two regions whose hours 0 to 5 are persisted and overlap in part, and a live tail."""
+    rows = {}
+    for region in ("eu", "us"):
+        name = f"shop/region={region}"
+        first = 0 if region == "eu" else 10_000
+        hours = [orders(first + 100 * hour, 100) for hour in range(6)]
+        begin = 0
+        for hour, batch in enumerate(hours):
+            store(server, name, begin, lines(*batch), f"hour={hour:02}")
+            if hour == 3:  # and of another broker, which had halves of the hours beside it
+                inner = [*hours[3][50:], *hours[4], *hours[5][:50]]
+                store(server, name, begin + len(lines(*batch[:50])), lines(*inner), "hour=04")
+            begin += len(lines(*batch))
+        create(client, name)
+        client.reset_head(name)
+        live = orders(first + 600, 50)
+        client.append(name, lines(*live))
+        rows[region] = [row for batch in [*hours, live] for row in batch]
+    return rows
+
+
+@pytest.fixture
+def sql(shop, settings, client):
+    specs = [
+        table("shop.orders", "shop", ORDERS, partitions=BY_HOUR),
+        table("shop.nothing", "nowhere", ORDERS),
+    ]
+    with connect(specs, client=client, settings=settings) as sql:
+        yield sql
+
+
+def test_each_record_is_there_once_with_its_partition(sql, shop):
+    found = sql.execute("SELECT id, item, region FROM orders ORDER BY id").fetchall()
+    expected = [(r["id"], r["item"], region) for region in shop for r in shop[region]]
+    assert found == sorted(expected)
+    by_hour = dict(
+        sql.execute(
+            "SELECT hour, count(*) FROM shop.orders WHERE region = 'eu' AND id < 600 GROUP BY 1"
+        ).fetchall()
+    )
+    assert sum(by_hour.values()) == 600
+    # Where fragments overlap, the one that reaches farthest goes on, and the next is cut.
+    assert by_hour == {0: 100, 1: 100, 2: 100, 3: 100, 4: 150, 5: 50}
+    described = sql.execute("DESCRIBE orders").fetchall()
+    assert [row[:2] for row in described] == [
+        ("id", "BIGINT"), ("item", "VARCHAR"), ("region", "VARCHAR"), ("hour", "INTEGER"),
+    ]  # fmt: skip
+    assert ("orders",) in sql.execute("SHOW TABLES").fetchall()
+
+
+def test_a_query_opens_only_fragments_that_it_needs(sql):
+    def opened(query):
+        found = sql.execute(query).fetchall()
+        (scan,) = sql.scans()["shop.orders"]
+        return found, scan.fragments_opened, scan.bytes_served
+
+    everything, fragments, _ = opened("SELECT count(*) FROM orders")
+    assert (everything, fragments) == ([(1300,)], 12)
+    five = "SELECT count(*), min(hour), max(hour) FROM orders WHERE hour = 5 AND id % 10000 < 600"
+    found, fragments, _ = opened(five)
+    assert (found, fragments) == ([(100, 5, 5)], 2)
+    found, fragments, _ = opened(
+        "SELECT count(*) FROM orders WHERE hour IN (0, 2) AND region = 'us'"
+    )
+    assert (fragments, found[0][0] >= 200) == (2, True)
+    assert opened("SELECT * FROM orders WHERE region = 'asia'") == ([], 0, 0)
+    (first,), (last,) = (
+        sql.execute(
+            f"SELECT _offset FROM \"orders$offsets\" WHERE region = 'eu' AND id = {n}"
+        ).fetchall()[0]
+        for n in (250, 260)
+    )
+    where = f"_journal = 'shop/region=eu' AND _offset BETWEEN {first} AND {last}"
+    found, fragments, _ = opened(f'SELECT id FROM "orders$offsets" WHERE {where} ORDER BY 1')
+    assert (found, fragments) == ([(n,) for n in range(250, 261)], 1)
+
+
+def test_rows_tell_where_they_come_from(sql, shop, client):
+    rows = sql.execute('SELECT _journal, _offset, id, _fragment FROM "orders$offsets"').fetchall()
+    assert len(rows) == 1300
+    for journal, offset, number, fragment in rows[:: len(rows) // 20]:
+        with client.read(journal, offset) as reader:
+            assert json.loads(reader.readline())["id"] == number
+        if fragment is not None:
+            begin, end = (int(part, 16) for part in fragment.split("-")[:2])
+            assert begin <= offset < end
+    assert {fragment is None for *_, fragment in rows} == {True, False}
+
+
+def test_a_query_sees_one_snapshot_and_the_next_what_was_appended(client, settings):
+    name = "news/all"
+    create(client, name)
+    client.append(name, lines(*orders(0, 500)))
+    client.flush(f"name={name}")
+    client.append(name, lines(*orders(500, 50)))
+    with connect([table("news.all", "news", ORDERS)], client=client, settings=settings) as sql:
+        both = 'SELECT count(*), count(DISTINCT a.id) FROM news."all" a JOIN "all" b USING (id)'
+        assert sql.execute(both).fetchall() == [(550, 550)]
+        (journal,) = sql.snapshot("news.all").journals
+        assert journal.begin == 0 < journal.persisted_end < journal.head
+        assert (journal.head, journal.gaps) == (client.write_head(name), ())
+        more = client.append(name, lines({"id": -1, "item": "now"}))
+        started = time.monotonic()
+        assert sql.execute('SELECT item FROM "all" WHERE id < 0').fetchall() == [("now",)]
+        assert time.monotonic() - started < 4  # one second on a quiet machine
+        assert sql.snapshot("news.all").journals[0].head == more.end
+        client.flush(f"name={name}")
+        assert sql.execute('SELECT item FROM "all" WHERE id < 0').fetchall() == [("now",)]
+        assert sql.execute('SELECT count(*) FROM "all"').fetchone() == (551,)
+        assert sql.scans()["news.all"][0].bytes_served == 0
+
+
+def test_no_record_is_missed_or_doubled_while_fragments_are_persisted(server, client, settings):
+    name = "moving/all"
+    create(client, name)
+    done = threading.Event()
+    written = []
+
+    def write():
+        with Client(ClientConfig(address=server.address)) as writer:
+            for n in range(400):
+                writer.append(name, lines({"id": n}))
+                written.append(n)
+                if n % 20 == 0:
+                    writer.flush(f"name={name}")
+        done.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    spec = table("moving.all", "moving", {"id": "int"})
+    with connect([spec], client=client, settings=settings) as sql:
+        queries = 0
+        while not done.is_set() or not queries:
+            before = len(written)
+            found = sorted(n for (n,) in sql.execute('SELECT id FROM "moving"."all"'))
+            assert found == list(range(len(found)))
+            assert before <= len(found)
+            queries += 1
+        thread.join()
+        assert sql.execute('SELECT count(*), sum(id) FROM "all"').fetchall() == [(400, 79800)]
+
+
+def test_values_that_do_not_fit_are_null(client, settings):
+    name = "odd/all"
+    create(client, name, postfix="")
+    clean = {
+        "n": 1,
+        "d": "2020-01-31",
+        "p": 12.345,
+        "b": True,
+        "s": "é",
+        "a": [1, 2],
+        "m": {"k": 1},
+    }
+    content = lines(clean, {"n": {"value": 6}, "s": {"a": 1.50}}, {"n": "7", "d": "2020-13-45"}, {})
+    content += b'null\n\nnot json\n{"n": 5.0, "p": 12345678901234567890.125, "s": 1e3, "b": 0}\n'
+    content += b'{"n": 1}{"n": 2}\n[1]\n{"s": "\xff"}\n{"n": 8'
+    client.append(name, content)
+    columns = {
+        "n": "bigint",
+        "d": "date",
+        "p": "decimal(30,3)",
+        "b": "boolean",
+        "s": "string",
+        "a": "array<int>",
+        "m": "map<string,int>",
+    }
+    expected = [
+        (1, date(2020, 1, 31), Decimal("12.345"), True, "é", [1, 2], {"k": 1}),
+        (None, None, None, None, '{"a":1.5}', None, None),
+        (7, None, None, None, None, None, None),
+        *[(None,) * 7] * 4,
+        (5, None, Decimal("12345678901234567890.125"), None, "1e3", None, None),
+        (None,) * 7,
+        (None,) * 7,
+        (None, None, None, None, "�", None, None),
+        (None,) * 7,
+    ]
+    with connect([table("odd.values", "odd", columns)], client=client, settings=settings) as sql:
+        for state in ("live", "persisted"):
+            found = sql.execute("SELECT * FROM odd.values").fetchall()
+            assert found == expected, state
+            assert sql.execute("SELECT count(*) FROM odd.values").fetchone() == (len(expected),)
+            client.flush(f"name={name}")
+        assert sql.scans()["odd.values"][0].bytes_served == 0
+
+
+def test_csv_is_read_by_its_rules(client, settings):
+    name = "csv/all"
+    create(client, name)
+    client.append(name, b'1,plain\n2,"with, comma"\n3,"two\nlines"\n4,"a ""quote"""\n5\n6,x,y\n')
+    spec = table("csv.rows", "csv", {"a": "string", "b": "string"}, format="csv")
+    expected = [
+        ("1", "plain"), ("2", "with, comma"), ("3", "two\nlines"), ("4", 'a "quote"'), ("5", None), ("6", "x"),
+    ]  # fmt: skip
+    with connect([spec], client=client, settings=settings) as sql:
+        assert sql.execute("SELECT a, b FROM csv.rows").fetchall() == expected
+        assert sql.execute("SELECT b FROM csv.rows WHERE a = '3'").fetchall() == [("two\nlines",)]
+        offsets = sql.execute('SELECT _offset FROM "rows$offsets"').fetchall()
+        assert offsets == [(0,), (8,), (24,), (38,), (54,), (56,)]
+
+
+def test_a_store_out_of_reach_is_read_through_brokers(shop, client):
+    spec = table("shop.orders", "shop", ORDERS, partitions=BY_HOUR)
+    elsewhere = LakeSettings(store_roots={"file:///": "file:///nowhere/at/all/"})
+    for settings in (elsewhere, LakeSettings()):
+        with connect([spec], client=client, settings=settings) as sql:
+            (found,) = sql.execute("SELECT count(DISTINCT id) FROM orders").fetchone()
+            assert found == sum(map(len, shop.values()))
+            (scan,) = sql.scans()["shop.orders"]
+            assert (scan.bytes_stored, scan.bytes_served) == (0, scan.bytes_planned)
+
+
+def test_errors_are_ours_and_say_what_to_do(sql, server, client, settings):
+    with pytest.raises(LakeError, match=r"no table nobody \(known: shop.nothing, shop.orders"):
+        sql.execute("SELECT * FROM nobody")
+    with pytest.raises(LakeError, match='Referenced column "nope" not found'):
+        sql.execute("SELECT nope FROM orders")
+    with pytest.raises(
+        ValidationError, match=r"no journal matches the selector 'name:prefix=nowhere/'"
+    ):
+        sql.execute("SELECT * FROM nothing")
+    with pytest.raises(LakeError, match="syntax error"):
+        sql.execute("SELEKT 1")
+    assert sql.execute("SELECT 1").fetchall() == [(1,)]
+    name = "broken/all"
+    content = lines(*orders(0, 100))
+    fragment = store(server, name, 0, content, "")
+    create(client, name, postfix="")
+    path = server.fragments / fragment.content_path
+    path.write_bytes(gzip.compress(content.replace(b"item 7", b"item 8")))
+    with (
+        connect([table("broken.all", "broken", ORDERS)], client=client, settings=settings) as sql,
+        pytest.raises(DataError, match=r"content has SHA-1 .* expected"),
+    ):
+        sql.execute('SELECT count(*) FROM broken."all"').fetchall()
+
+
+def test_a_long_scan_is_streamed_and_may_be_left(server, client, settings):
+    name = "long/all"
+    batch = lines(*orders(0, 20_000))
+    begin = 0
+    for _ in range(40):
+        store(server, name, begin, batch, "hour=01")
+        begin += len(batch)
+    create(client, name)
+    with connect([table("long.all", "long", ORDERS)], client=client, settings=settings) as sql:
+        assert len(sql.execute('SELECT * FROM long."all" LIMIT 3').fetchall()) == 3
+        (scan,) = sql.scans()["long.all"]
+        assert scan.bytes_stored < scan.bytes_planned / 2
+        counts = Counter()
+        for part in sql.execute('SELECT id, item FROM long."all"').batches():
+            counts.update(part.column("id").to_pylist())
+        assert set(counts.values()) == {40}
+        assert len(counts) == 20_000
+
+
+@pytest.fixture
+def gazctl(shop, server, monkeypatch, tmp_path, capfdbinary):
+    """Run `gazctl sql` in this process, in a folder with specs in `tables`."""
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "orders.yaml").write_text(
+        f"name: shop.orders\nselector: name:prefix=shop/\nformat: json\npartitions: {BY_HOUR}\n"
+        "columns: [{name: id, type: bigint}, {name: item, type: string}]\n"
+    )
+    (tmp_path / "tables" / "nothing.yaml").write_text(
+        "name: shop.nothing\nselector: name=none\nformat: json\ncolumns: [{name: a, type: int}]\n"
+    )
+    (tmp_path / "endpoints.json").write_text(json.dumps({"broker": server.address}))
+    (tmp_path / "fragments").symlink_to(server.fragments)
+    monkeypatch.setenv("GAZETTE_ENDPOINTS", str(tmp_path / "endpoints.json"))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args, stdin=""):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        code = main(["sql", *args])
+        out, err = capfdbinary.readouterr()
+        return SimpleNamespace(code=code, out=out.decode(), err=err.decode())
+
+    return run
+
+
+def test_gazctl_writes_each_format(gazctl, tmp_path):
+    query = "SELECT id, item, hour FROM orders WHERE region = 'eu' AND id IN (1, 2) ORDER BY id"
+    ran = gazctl(query)
+    assert ran.code == 0, ran.err
+    assert ran.out.split() == ["id", "item", "hour", "1", "item", "1", "0", "2", "item", "2", "0"]
+    assert gazctl("-", "-o", "csv", stdin=query).out == "id,item,hour\n1,item 1,0\n2,item 2,0\n"
+    rows = [json.loads(line) for line in gazctl(query, "-o", "json").out.splitlines()]
+    assert rows == [{"id": n, "item": f"item {n}", "hour": 0} for n in (1, 2)]
+    ran = gazctl("SELECT NULL AS a, 1.50 AS b, DATE '2020-01-31' AS c", "-o", "json")
+    assert json.loads(ran.out) == {"a": None, "b": "1.50", "c": "2020-01-31"}
+    file = tmp_path / "orders.parquet"
+    ran = gazctl("FROM orders", "-o", "parquet", "--to", str(file), "--explain")
+    assert (ran.code, pq.read_table(file).num_rows) == (0, 1300)
+    assert "shop/region=eu: [0, 17690) in 6 fragments, live to 19240" in ran.err
+    assert "12 fragments fetched" in ran.err
+    assert [path.name for path in tmp_path.glob(".orders*")] == []
+    shown = gazctl("FROM orders", "--rows", "2")
+    assert (len(shown.out.splitlines()), "the first 2 rows" in shown.err) == (3, True)
+    assert "orders" in gazctl("SHOW TABLES").out
+
+
+def test_gazctl_tells_what_is_wrong_in_one_line(gazctl, tmp_path):
+    for args, told in (
+        (("FROM nobody",), "no table nobody (known: shop.nothing, shop.orders"),
+        (("SELECT nope FROM orders",), 'Referenced column "nope" not found'),
+        (("FROM nothing",), "no journal matches the selector 'name=none'"),
+        (("FROM orders", "-o", "parquet"), "--to: names the file that parquet goes to"),
+        (("FROM orders", "--tables", "absent"), "there is no folder absent of table specs"),
+        (("FROM orders", "-o", "csv", "--to", "absent/x.csv"), "cannot write"),
+    ):
+        ran = gazctl(*args)
+        assert (ran.code, ran.out) == (1, ""), args
+        assert told in ran.err, args
+        assert len(ran.err.splitlines()) == 1, ran.err
+
+
+def test_the_first_answer_of_a_process_comes_at_once(gazctl):
+    command = [sys.executable, "-m", "gazette_platform.cli.gazctl", "sql"]
+    query = "SELECT hour, count(*), max(id) FROM orders GROUP BY hour ORDER BY hour"
+    started = time.monotonic()
+    ended = subprocess.run(
+        [*command, query], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert len(ended.stdout.splitlines()) >= 7
+    assert time.monotonic() - started < 8  # one second on a quiet machine
