@@ -394,7 +394,7 @@ def test_gazctl_writes_each_format(gazctl, tmp_path):
     file = tmp_path / "orders.parquet"
     ran = gazctl("FROM orders", "-o", "parquet", "--to", str(file), "--explain")
     assert (ran.code, pq.read_table(file).num_rows) == (0, 1300)
-    assert "shop/region=eu: [0, 17690) in 6 fragments, live to 19240" in ran.err
+    assert "shop/region=eu: [0, 18980) in 6 fragments, live to 20580" in ran.err
     assert "12 fragments fetched" in ran.err
     assert [path.name for path in tmp_path.glob(".orders*")] == []
     shown = gazctl("FROM orders", "--rows", "2")

@@ -1,0 +1,244 @@
+"""What SQL in this process decides without a server: segments, values, rows, pruning."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from datetime import UTC, date, datetime
+from decimal import Decimal
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+from hypothesis import given, strategies as st
+
+from gazette_platform import FragmentListing
+from gazette_platform.lake.layout import PartitionColumn
+from gazette_platform.lake.local_sql.dataset import prune
+from gazette_platform.lake.local_sql.json_values import fitted, parse_line
+from gazette_platform.lake.local_sql.rows import arrow_type, row_parser
+from gazette_platform.lake.local_sql.segments import Segment, plan_segments
+from gazette_platform.lake.local_sql.snapshot import TableSnapshot
+from gazette_platform.lake.schema import parse_type
+from gazette_platform.lake.table_spec import parse_table_spec
+from gazette_platform.protocol import Fragment
+
+
+def listing(begin, end, store="file:///"):
+    return FragmentListing(Fragment("a/b", begin, end, backing_store=store))
+
+
+def planned(listed, head):
+    return plan_segments("a/b", listed, head, values_of=lambda _: ("x",), live_values=(None,))
+
+
+def spans(plan):
+    return [(s.begin, s.end, s.listing and s.listing.fragment.begin) for s in plan.segments]
+
+
+@pytest.mark.parametrize(
+    ("listed", "head", "expected"),
+    [
+        ([], 0, []),
+        ([], 5, [(0, 5, None)]),
+        ([listing(0, 5)], 5, [(0, 5, 0)]),
+        ([listing(0, 5)], 9, [(0, 5, 0), (5, 9, None)]),
+        # What was persisted behind the head is of another query.
+        ([listing(0, 9)], 5, [(0, 5, 0)]),
+        ([listing(0, 5), listing(5, 9)], 5, [(0, 5, 0)]),
+        # In part, covered, and in a chain.
+        ([listing(0, 6), listing(4, 9)], 9, [(0, 6, 0), (6, 9, 4)]),
+        ([listing(0, 9), listing(2, 5)], 9, [(0, 9, 0)]),
+        ([listing(0, 4), listing(2, 6), listing(3, 9)], 9, [(0, 4, 0), (4, 9, 3)]),
+        # Pruned in front; a spool in the middle, as while one of two is still being stored.
+        ([listing(4, 9)], 9, [(4, 9, 4)]),
+        ([listing(0, 3), listing(3, 6, ""), listing(6, 9)], 9, [(0, 3, 0), (3, 6, None), (6, 9, 6)]),
+        ([listing(2, 4, ""), listing(6, 9)], 9, [(2, 4, None), (6, 9, 6)]),
+    ],
+)  # fmt: skip
+def test_each_byte_has_one_holder(listed, head, expected):
+    assert spans(planned(listed, head)) == expected
+
+
+def test_holes_are_told():
+    plan = planned([listing(2, 4), listing(6, 8), listing(7, 9, "")], 12)
+    assert (plan.begin, plan.persisted_end, plan.gaps) == (2, 8, ((4, 6),))
+    assert spans(plan) == [(2, 4, 2), (6, 8, 6), (8, 12, None)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12), st.booleans()), max_size=12),
+    st.integers(0, 60),
+)
+def test_segments_are_what_is_held_and_nothing_twice(pieces, head):
+    listed = [listing(b, b + n, "file:///" if stored else "") for b, n, stored in pieces]
+    plan = planned(listed, head)
+    covered: list[int] = []
+    for segment in plan.segments:
+        assert segment.begin < segment.end <= head
+        covered += range(segment.begin, segment.end)
+        if segment.listing is not None:
+            fragment = segment.listing.fragment
+            assert fragment.begin <= segment.begin < segment.end <= fragment.end
+            assert segment.listing.is_persisted
+    assert covered == sorted(set(covered))
+    held = {at for f in listed for at in range(f.fragment.begin, f.fragment.end) if at < head}
+    assert held <= set(covered)
+    gaps = {at for begin, end in plan.gaps for at in range(begin, end)}
+    assert not gaps & set(covered)
+    if held:
+        assert gaps | set(covered) == set(range(plan.begin, head))
+
+
+FITS = [
+    ("string", '"a"', "a"), ("string", "1.50", "1.50"), ("string", "true", "true"),
+    ("string", '{"a":[1.0,null,"é"]}', '{"a":[1.0,null,"é"]}'), ("string", '"\\ud800"', "?"),
+    ("boolean", "true", True), ("boolean", '"FALSE"', False), ("boolean", "0", None),
+    ("tinyint", "127", 127), ("tinyint", "128", None), ("tinyint", "-128", -128),
+    ("bigint", "9223372036854775807", (1 << 63) - 1), ("bigint", "9223372036854775808", None),
+    ("bigint", "5.0", 5), ("bigint", "5.5", None), ("bigint", '"12"', 12), ("bigint", '" 12"', None),
+    ("bigint", "1e3", 1000), ("bigint", "1e9999", None), ("bigint", "true", None),
+    ("bigint", "[1]", None), ("bigint", "{}", None), ("int", '"٣"', None),
+    ("double", "1e3", 1000.0), ("double", '"1.5"', 1.5), ("double", '"x"', None),
+    ("double", '"NaN"', "nan"), ("double", "false", None), ("double", "1e400", float("inf")),
+    ("decimal(5,2)", "1.005", Decimal("1.01")), ("decimal(5,2)", "999.995", None),
+    ("decimal(5,2)", '"-1"', Decimal("-1.00")), ("decimal(5,2)", "1e9999", None),
+    ("decimal(38,9)", "12345678901234567890.123456789", Decimal("12345678901234567890.123456789")),
+    ("date", '"2020-02-29"', date(2020, 2, 29)), ("date", '"2019-02-29"', None),
+    ("date", '"20200229"', None), ("date", "18263", None), ("date", '"2020-02-29T00:00"', None),
+    ("array<int>", "[1,null,\"x\"]", [1, None, None]), ("array<int>", "1", None),
+    ("map<string,int>", '{"a":1,"b":{}}', [("a", 1), ("b", None)]), ("map<string,int>", "[]", None),
+    ("struct<a:int,B:date>", '{"a":"1","B":"2020-01-01","c":0}', {"a": 1, "B": date(2020, 1, 1)}),
+    ("struct<a:int>", "[1]", None), ("struct<a:int>", "5", None),
+]  # fmt: skip
+
+
+def spec_of(kind, data_format="json"):
+    source = "from: 'w w', " if data_format == "json" else ""
+    return parse_table_spec(
+        f"name: a.b\nselector: name=a\nformat: {data_format}\n"
+        f"columns: [{{name: v, type: '{kind}'}}, {{name: w, {source}type: string}}]"
+    )
+
+
+@pytest.mark.parametrize(("kind", "text", "expected"), FITS)
+def test_a_value_fits_or_is_null(kind, text, expected):
+    row = parse_line(f'{{"v": {text}}}')
+    found = fitted(row["v"], parse_type(kind))
+    if expected == "nan":
+        assert found != found
+        return
+    assert found == expected
+    assert type(found) is type(expected)
+
+
+@pytest.mark.parametrize(("kind", "text", "expected"), FITS)
+def test_what_arrow_takes_is_what_the_rules_give(kind, text, expected):
+    """A line by itself, where Arrow may parse it, and beside one that Arrow refuses."""
+    rows = row_parser(spec_of(kind))
+    line = f'{{"v": {text}, "w w": "x"}}\n'.encode()
+    alone, w = rows.columns(line, ["v", "w"])
+    beside = rows.columns(line + b"nonsense\n", ["v"])[0]
+    assert (len(alone), len(beside), w.to_pylist()) == (1, 2, ["x"])
+    assert str(alone.to_pylist()[:1]) == str(beside.to_pylist()[:1])
+    assert alone.type == beside.type == arrow_type(parse_type(kind))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"null\n", b"\n", b"[1]\n", b'{"v":1\n', b'{"v":1}{"v":2}\n', b'{"v":\n1}\n', b'\xef\xbb\xbf{"v":1}\n',
+        b'{"v":1}{"v":2}\n{"w":\n{}}\n', b'{"v":1} \n', b'{"v":1}\r\n{"v":2}\n', b'{"v":NaN}\n', b"{}\n",
+        b'{"v":1,"v":2}\n', b'{"v":1}\n\n{"v":3}\n', b"{" * 3000 + b"\n", b'{"w w":"\xff\xfe"}\n', b'{"v":01}\n',
+    ],
+)  # fmt: skip
+def test_each_line_is_a_row_whatever_it_holds(content):
+    """None ends the process, moves values to other rows, or adds any."""
+    rows = row_parser(spec_of("bigint"))
+    count = content.count(b"\n")
+    (found,) = rows.columns(content, ["v"])
+    expected = []
+    for line in content.decode("utf-8", "replace").split("\n")[:-1]:
+        try:
+            value = json.loads(line, parse_constant=lambda _: 1 / 0)
+        except (ValueError, RecursionError, ArithmeticError):
+            value = None
+        expected.append(value.get("v") if isinstance(value, dict) else None)
+    assert found.to_pylist() == expected
+    assert (rows.count(content), len(rows.ends(content))) == (count, count)
+
+
+@given(
+    st.lists(st.lists(st.text(alphabet='a,"\né', max_size=4), min_size=1, max_size=3), max_size=6)
+)
+def test_csv_rows_are_what_was_written(records):
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n", quoting=csv.QUOTE_ALL).writerows(records)
+    content = out.getvalue().encode()
+    rows = row_parser(spec_of("string", "csv"))
+    assert rows.cut(content) == len(content)
+    assert rows.count(content) == len(records)
+    if records:
+        v, w = rows.columns(content, ["v", "w"])
+        padded = [[*record, None, None][:2] for record in records]
+        assert [list(row) for row in zip(v.to_pylist(), w.to_pylist(), strict=True)] == padded
+        ends = rows.ends(content).to_pylist()
+        assert ends == sorted(ends)
+        assert ends[-1] == len(content)
+
+
+SCHEMA = pa.schema(
+    [("_journal", pa.string()), ("_offset", pa.int64()), ("v", pa.string()), ("hour", pa.int32()), ("day", pa.date32())]
+)  # fmt: skip
+
+
+def test_segments_that_cannot_match_are_pruned():
+    segments = tuple(
+        Segment("a/b", 10 * hour, 10 * hour + 10, (str(hour), "2020-01-02"), None)
+        for hour in range(24)
+    )
+    live = Segment("a/b", 240, 250, (None, None), None)
+    columns = (
+        PartitionColumn(key="hour", column="hour", type="int"),
+        PartitionColumn(key="day", column="day", type="date"),
+    )
+    snapshot = TableSnapshot(
+        spec=spec_of("string"),
+        columns=columns,
+        journals=(),
+        segments=(*segments, live),
+        taken_at=datetime(2020, 1, 2, tzinfo=UTC),
+    )
+    hour, offset, day = ds.field("hour"), ds.field("_offset"), ds.field("day")
+    other = ds.field("v") == "x"
+
+    def begins(condition):
+        return [segment.begin for segment in prune(snapshot, SCHEMA, condition)]
+
+    assert begins(None) == [*range(0, 250, 10)]
+    assert begins(hour == 5) == [50]
+    assert begins((hour == 5) & other) == [50]
+    assert begins((hour == 5) | other) == [*range(0, 250, 10)]
+    assert begins(hour.isin([5, 7])) == [50, 70]
+    assert begins((hour > 21) & (day == pa.scalar(date(2020, 1, 2)))) == [220, 230]
+    assert begins(day == pa.scalar(date(2020, 1, 3))) == []
+    assert begins(hour.is_null()) == [240]
+    assert begins((offset >= 15) & (offset < 31)) == [10, 20, 30]
+    assert begins(ds.field("_journal") == "other") == []
+
+
+def test_it_needs_neither_metastore_nor_dagster():
+    program = (
+        "import sys, gazette_platform.cli.gazctl_sql_run, gazette_platform.lake.local_sql.dataset\n"
+        "print(*sys.modules, sep='\\n')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    loaded = set(done.stdout.split())
+    assert loaded.isdisjoint(
+        {"hive_metastore", "hive_metastore.ttypes", "dagster", "pyspark", "trino"}
+    )
