@@ -16,7 +16,6 @@ import orjson
 import typer
 
 from gazette_platform.cli.connection import Connection
-from gazette_platform.cli.gazctl_sql import SqlFormat
 from gazette_platform.cli.output import note, print_table, writing
 from gazette_platform.client import Client
 from gazette_platform.errors import ValidationError
@@ -32,20 +31,20 @@ _NULL = "NULL"
 def run(
     ctx: typer.Context,
     query: str,
-    output_format: SqlFormat,
+    output_format: str,
     to: Path | None,
     tables: Path | None,
     *,
     rows_max: int,
     explain: bool,
 ) -> None:
-    """Run `query` and write its rows.
+    """Run `query` and write its rows as table, json, csv or parquet.
 
     Raises: as `connect` and `LocalSql.execute`. ValidationError: the output makes no sense.
     """
-    if output_format is SqlFormat.PARQUET and to is None:
+    if output_format == "parquet" and to is None:
         raise ValidationError("names the file that parquet goes to: give it", path="--to")
-    if to is not None and output_format is SqlFormat.TABLE:
+    if to is not None and output_format == "table":
         raise ValidationError("goes with -o json, csv or parquet", path="--to")
     settings = LakeSettings.from_environment(os.environ)
     config = ctx.find_object(Connection).client  # type: ignore[union-attr]
@@ -59,15 +58,15 @@ def run(
         _tell(sql, explain=explain)
 
 
-def _write(result: QueryResult, output_format: SqlFormat, to: Path | None, rows_max: int) -> None:
+def _write(result: QueryResult, output_format: str, to: Path | None, rows_max: int) -> None:
     match output_format:
-        case SqlFormat.TABLE:
+        case "table":
             _table(result, rows_max)
-        case SqlFormat.JSON:
+        case "json":
             _to(to, lambda out: _json(result, out))
-        case SqlFormat.CSV:
+        case "csv":
             _to(to, lambda out: _csv(result, out))
-        case SqlFormat.PARQUET:
+        case _:
             assert to is not None  # checked before the query ran
             _parquet(result, to)
 
