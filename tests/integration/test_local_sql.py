@@ -322,7 +322,7 @@ def test_errors_are_ours_and_say_what_to_do(sql, server, client, settings):
     ):
         sql.execute("SELECT * FROM nothing")
     with pytest.raises(LakeError, match="syntax error"):
-        sql.execute("SELEKT 1")
+        sql.execute("SELECT FROM FROM")
     assert sql.execute("SELECT 1").fetchall() == [(1,)]
     name = "broken/all"
     content = lines(*orders(0, 100))
