@@ -9,6 +9,7 @@ values that do not fit, and parsing lines in SQL is half as fast.
 
 from __future__ import annotations
 
+from collections import deque
 from datetime import date
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
@@ -24,6 +25,7 @@ from gazette_platform.lake.schema import parse_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from concurrent.futures import Future, ThreadPoolExecutor
 
     from gazette_platform.lake.local_sql.reading import Piece
     from gazette_platform.lake.local_sql.rows import RowParser
@@ -35,6 +37,9 @@ __all__ = ["ORIGIN_COLUMNS", "TableDataset", "prune"]
 ORIGIN_COLUMNS: Final = ("_journal", "_offset", "_fragment")
 """Where a row comes from: its journal, the byte offset of its record, and the name of the persisted
 fragment's file, NULL in the live tail."""
+
+# That are parsed while another one is used: as many as make a scan use two cores, and memory for three.
+_BLOCKS_AHEAD: Final = 2
 
 _ORIGIN_TYPES: Final = (pa.string(), pa.int64(), pa.string())
 
@@ -55,6 +60,7 @@ class TableDataset(ds.Dataset):  # type: ignore[misc]
         open_reader: makes the reader of a scan.
         next_block, close: drive it, from any thread.
         failed: is told why a scan fails: DuckDB passes texts on only.
+        parsers: threads that parse blocks, two at a time for each scan.
 
     Attributes:
         counts: of each scan, in order.
@@ -68,12 +74,14 @@ class TableDataset(ds.Dataset):  # type: ignore[misc]
         next_block: Callable[[SegmentReader], list[Piece]],
         close: Callable[[SegmentReader], None],
         failed: Callable[[BaseException], None],
+        parsers: ThreadPoolExecutor,
     ) -> None:
         self.snapshot = snapshot
         self.counts: list[ScanCounts] = []
         self._open_reader = open_reader
         self._blocks = _Blocks(next_block, close)
         self._failed = failed
+        self._parsers = parsers
         self._parser = row_parser(snapshot.spec)
         self._schema = _schema_of(snapshot)
 
@@ -122,23 +130,28 @@ class TableDataset(ds.Dataset):  # type: ignore[misc]
         if not segments:
             return
         reader = self._open_reader(segments, self._parser, counts)
+        parsed: deque[Future[pa.Table]] = deque()
         try:
             while pieces := self._blocks.next(reader):
-                table = self._table(pieces, read)
-                if condition is not None:
-                    table = table.filter(condition)
-                if table.num_rows:
-                    yield from table.select(wanted.names).cast(wanted).to_batches()
+                parsed.append(self._parsers.submit(self._table, pieces, read, condition))
+                if len(parsed) > _BLOCKS_AHEAD:
+                    yield from _batches_of(parsed.popleft(), wanted)
+            while parsed:
+                yield from _batches_of(parsed.popleft(), wanted)
         except GeneratorExit:
             raise
         except BaseException as err:
             self._failed(err)
             raise
         finally:
+            for future in parsed:
+                future.cancel()
             self._blocks.close(reader)
 
-    def _table(self, pieces: Sequence[Piece], read: Sequence[str]) -> pa.Table:
-        """The columns `read` of all records of `pieces`."""
+    def _table(
+        self, pieces: Sequence[Piece], read: Sequence[str], condition: pc.Expression | None
+    ) -> pa.Table:
+        """The columns `read` of the records of `pieces` for which `condition` is true. In a thread."""
         rows = [self._parser.count(piece.content) for piece in pieces]
         data = [column.name for column in self.snapshot.spec.columns if column.name in read]
         content = b"".join(piece.content for piece in pieces) if data else b""
@@ -158,14 +171,21 @@ class TableDataset(ds.Dataset):  # type: ignore[misc]
                 arrays.append(_repeated([p.segment.journal for p in pieces], rows, kind))
             else:
                 arrays.append(_repeated([_file_name(p.segment) for p in pieces], rows, kind))
-        return pa.Table.from_arrays(
+        table = pa.Table.from_arrays(
             arrays, schema=pa.schema([self._schema.field(name) for name in read])
         )
+        return table if condition is None else table.filter(condition)
 
     def _offsets(self, piece: Piece) -> pa.Int64Array:
         ends = self._parser.ends(piece.content)
         begins = pa.concat_arrays([pa.array([0], pa.int64()), ends.slice(0, len(ends) - 1)])
         return pc.add(begins, piece.begin)
+
+
+def _batches_of(parsed: Future[pa.Table], wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+    table = parsed.result()
+    if table.num_rows:
+        yield from table.select(wanted.names).cast(wanted).to_batches()
 
 
 @final

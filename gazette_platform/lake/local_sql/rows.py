@@ -184,18 +184,19 @@ def _has_no_fast_form(kind: ColumnType) -> bool:
 
 
 def _is_plain(content: bytes, rows: int) -> bool:
-    """Whether each line begins with ``{`` and ends with ``}``, and no number is infinite.
+    """Whether each line begins with ``{`` and ends with ``}``, and no number may be infinite.
 
     Arrow takes values from wherever they stand: an object over two lines, two in one, or none, which may
     even end the process (a line ``null``). Between such ends a row never spans lines: behind ``}`` a
     ``{`` begins another value. So with as many rows as lines, each line is one.
     """
+    end = b"}\r\n" if content.endswith(b"\r\n") else b"}\n"
     return (
-        content[:1] == b"{"
-        and content.count(b"\n{") == rows - 1
-        and content.count(b"}\n") + content.count(b"}\r\n") == rows
+        content.startswith(b"{")
+        and content.endswith(end)
+        and content.count(end + b"{") == rows - 1
+        and b"Inf" not in content  # which Arrow reads as a number
         and b"NaN" not in content
-        and b"Inf" not in content
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
@@ -41,6 +42,7 @@ OFFSETS_SUFFIX: Final = "$offsets"
 """Behind a table's name: the same table with the columns `_journal`, `_offset` and `_fragment`."""
 
 _TABLES_AT_A_TIME: Final = 8
+_PARSERS: Final = min(4, os.cpu_count() or 1)
 _BATCH_ROWS: Final = 65536
 _UNKNOWN_TABLE: Final = re.compile(r"Table with name (\S+) does not exist")
 _NAMES_SHOWN: Final = 20
@@ -136,6 +138,7 @@ class LocalSql(Closing):
         self.on_progress: Callable[[], None] | None = None
         self._tasks = TaskGroup("local-sql")
         self._pool = ReadAhead(self._tasks, client.config.read_ahead_bytes_max)
+        self._parsers = ThreadPoolExecutor(_PARSERS, "gazette-sql")
         # In memory: views over journals make no sense in a file. Tables of one's own go to one by ATTACH.
         self._duckdb = duckdb.connect()
         for schema in sorted({spec.schema for spec in self._specs.values()}):
@@ -210,6 +213,7 @@ class LocalSql(Closing):
         """End all that is under way."""
         self._duckdb.close()
         self._client.run(self._close_reads())
+        self._parsers.shutdown(cancel_futures=True)
         if self._owned is not None:
             self._owned.close()
 
@@ -247,6 +251,7 @@ class LocalSql(Closing):
             next_block=self._next_block,
             close=self._close_reader,
             failed=self._failed,
+            parsers=self._parsers,
         )
         self._datasets[spec.name] = dataset
         is_short = self._names.get(spec.table) == spec.name
