@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
+from object_servers import need_go, s3_server
 
 from gazette_platform import Change, Client, ClientConfig
 from gazette_platform.cli.gazctl import main
@@ -53,11 +54,11 @@ def settings(server):
     )
 
 
-def create(client, name, *, postfix=HOUR, codec=CompressionCodec.GZIP):
+def create(client, name, *, postfix=HOUR, codec=CompressionCodec.GZIP, store="file:///"):
     fragment = FragmentSpec(
         length=1 << 20,
         codec=codec,
-        stores=("file:///",),
+        stores=(store,),
         refresh_interval_ns=SECOND_NS,
         path_postfix_template=postfix,
     )
@@ -310,6 +311,43 @@ def test_a_store_out_of_reach_is_read_through_brokers(shop, client):
             assert found == sum(map(len, shop.values()))
             (scan,) = sql.scans()["shop.orders"]
             assert (scan.bytes_stored, scan.bytes_served) == (0, scan.bytes_planned)
+
+
+@pytest.mark.s3
+def test_fragments_in_a_bucket_are_fetched_past_the_brokers(etcd_server, tmp_path, monkeypatch):
+    need_go("GAZETTE_VERSITYGW")
+    with s3_server(tmp_path / "s3") as bucket:
+        bucket.make_bucket("lake")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", bucket.access_key)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", bucket.secret_key)
+        url = f"s3://lake/of/?endpoint={bucket.endpoint}&region=us-east-1"
+        with (
+            BrokerServer(tmp_path, etcd=etcd_server.endpoint, prefix="/test-sql-s3") as server,
+            Client(ClientConfig(address=server.address)) as client,
+        ):
+            name = "far/kind=a%2Bb+c"
+            for codec in (CompressionCodec.GZIP, CompressionCodec.ZSTANDARD):
+                create(client, f"{name}/{codec.name}", codec=codec, store=url)
+                for first in (0, 1000):
+                    client.append(f"{name}/{codec.name}", lines(*orders(first, 1000)))
+                    client.flush(f"name={name}/{codec.name}")
+                client.append(f"{name}/{codec.name}", lines(*orders(2000, 10)))
+            specs = [
+                parse_table_spec(
+                    f"name: far.{codec.name.lower()}\nselector: name={name}/{codec.name}\n"
+                    "format: json\ncolumns: [{name: id, type: bigint}]"
+                )
+                for codec in (CompressionCodec.GZIP, CompressionCodec.ZSTANDARD)
+            ]
+            with connect(specs, client=client, settings=LakeSettings()) as sql:
+                for spec in specs:
+                    found = sql.execute(
+                        f"SELECT count(*), sum(id), min(kind) FROM {spec.name}"
+                    ).fetchall()
+                    assert found == [(2010, sum(range(2010)), "a%2Bb+c")]
+                    (scan,) = sql.scans()[spec.name]
+                    assert scan.fragments_opened == 2
+                    assert scan.bytes_served == len(lines(*orders(2000, 10)))
 
 
 def test_errors_are_ours_and_say_what_to_do(sql, server, client, settings):
