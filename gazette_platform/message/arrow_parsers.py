@@ -6,6 +6,7 @@ message. Messages of other framings, if they are dictionaries, are decoded one b
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 import orjson
@@ -25,6 +26,8 @@ __all__ = ["ArrowParser", "arrow_parser", "cut_csv"]
 
 # Of values of JSON within each other. Arrow's work grows with the square: 10,000 take it minutes.
 _DEPTH_MAX = 500
+# With such a first value Arrow ends the process by a signal.
+_NULL_FIRST = re.compile(rb"(\xef\xbb\xbf)?\s*null")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]\n"))
 
 
@@ -77,6 +80,8 @@ class _JsonParser:
 
         if not content.strip():
             return []
+        if _NULL_FIRST.match(content):
+            raise DataError(_why_no_table(content, ValueError("null is no JSON object")))
         _check_depth(content)
         try:
             table = self._json.read_json(

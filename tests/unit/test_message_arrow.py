@@ -58,6 +58,15 @@ def test_json_lines_of_any_length_become_columns():
     assert batch.to_pylist() == [{"b": 2}, {"b": None}]
 
 
+@pytest.mark.parametrize("schema", [None, pa.schema([("a", pa.int64())])])
+@pytest.mark.parametrize(
+    "content", [b"null\n", b" \r\n null\n", b"\xef\xbb\xbfnull\n", b'null{"a":1}\n']
+)
+def test_null_in_front_is_told_and_does_not_end_the_process(content, schema):
+    with pytest.raises(DataError, match=r"the line . bytes behind that is no"):
+        _JsonParser(schema).parse(content)
+
+
 def test_a_schema_that_arrow_would_pass_over_is_refused():
     with pytest.raises(ValidationError, match=r"schema: must be of pyarrow, as .* and not dict"):
         ArrowReader(None, "name=a/journal", schema={"a": "string"})
