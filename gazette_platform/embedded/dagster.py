@@ -1,4 +1,9 @@
-"""Dagster as two components: the web server, and the daemon that runs sensors and schedules."""
+"""Dagster as three components: one that has our code, the web server, and the daemon.
+
+The web server and the daemon ask the code server for definitions, and have it run sensors and
+launch runs. Left to themselves each would start code servers of its own: two at least, and one more at
+each edit of a table spec, since a former one goes on until its last client has gone.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
-from gazette_platform.embedded.component import Component
+from gazette_platform.embedded.component import Component, answers_tcp
 from gazette_platform.embedded.ports import HOST
 from gazette_platform.errors import SetupError
 from gazette_platform.ops.clock import SystemClock
@@ -18,8 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["DAEMON", "WEBSERVER", "dagster_components"]
+__all__ = ["CODE_SERVER", "DAEMON", "WEBSERVER", "dagster_components"]
 
+CODE_SERVER = "dagster-code"
 WEBSERVER = "dagster"
 DAEMON = "dagster-daemon"
 
@@ -59,22 +65,31 @@ retention:
       skipped: 1
       failure: 7
       success: 7
-code_servers:
-  local_startup_timeout: 180
 """
+# Written at each start, since ports may change.
+_WORKSPACE = """\
+# Written by `gazette up`: what Dagster's web server and daemon load.
+load_from:
+  - grpc_server: {{host: {host}, port: {port}, location_name: {name}}}
+"""
+_LOAD_TIMEOUT_S = 180
 
 
 def dagster_components(
     home: Path,
     *,
     port: int,
+    code_port: int,
     environment: Mapping[str, str],
     requires: tuple[str, ...],
     uses: tuple[str, ...],
 ) -> list[Component]:
-    """The web server and the daemon, over one DAGSTER_HOME.
+    """The code server, the web server and the daemon, over one DAGSTER_HOME.
 
     Args:
+        home: of Dagster.
+        port: of the web server.
+        code_port: of the code server.
         environment: what the definitions need to find the platform.
         requires: what the definitions and sensors call.
         uses: what only runs call.
@@ -102,6 +117,30 @@ def dagster_components(
     # daemon waits for the web server.
     is_fresh = not all((home / database).exists() for database in _DATABASES)
     asked_at = SystemClock().now().timestamp()
+    workspace = home / "workspace.yaml"
+    workspace.write_text(_WORKSPACE.format(host=HOST, port=code_port, name=_DEFINITIONS), "utf-8")
+    code = Component(
+        name=CODE_SERVER,
+        command=(
+            sys.executable,
+            "-m",
+            "gazette_platform.embedded.dagster_code_main",
+            f"--host={HOST}",
+            f"--port={code_port}",
+            f"--module-name={_DEFINITIONS}",
+            f"--location-name={_DEFINITIONS}",
+            f"--startup-timeout={_LOAD_TIMEOUT_S}",
+            _LOG_FORMAT,
+        ),
+        uses=(*requires, *uses),
+        ports=(code_port,),
+        environment=all_environment,
+        folder=home,
+        ready=lambda: answers_tcp(HOST, code_port),
+        start_timeout_s=_LOAD_TIMEOUT_S,
+        stop_timeout_s=30.0,
+        is_restarted=True,
+    )
     webserver = Component(
         name=WEBSERVER,
         command=(
@@ -110,10 +149,10 @@ def dagster_components(
             "gazette_platform.embedded.dagster_main",
             f"--host={HOST}",
             f"--port={port}",
-            f"--module-name={_DEFINITIONS}",
+            f"--workspace={workspace}",
             _LOG_FORMAT,
         ),
-        requires=requires,
+        requires=(*requires, CODE_SERVER),
         ports=(port,),
         environment=all_environment,
         folder=home,
@@ -127,17 +166,17 @@ def dagster_components(
             "-m",
             "dagster._daemon",
             "run",
-            f"--module-name={_DEFINITIONS}",
+            f"--workspace={workspace}",
             _LOG_FORMAT,
         ),
-        requires=(*requires, WEBSERVER) if is_fresh else requires,
+        requires=(*requires, CODE_SERVER, *((WEBSERVER,) if is_fresh else ())),
         uses=uses,
         environment=all_environment,
         folder=home,
         ready=lambda: _daemon_beats(port, since=asked_at),
         stop_timeout_s=30.0,
     )
-    return [webserver, daemon]
+    return [code, webserver, daemon]
 
 
 def _graphql(port: int, query: str) -> dict[str, Any] | None:

@@ -90,7 +90,8 @@ class PlatformOptions:
         names = ["etcd", "etcd-peer"]
         for broker_name in self.broker_names():
             names += [broker_name, f"{broker_name}-http"]
-        return names + [name for name in ("metastore", "trino", "dagster") if self.has(name)]
+        names += [name for name in ("metastore", "trino", "dagster") if self.has(name)]
+        return names + (["dagster-code"] if self.has("dagster") else [])
 
 
 def endpoints_of(options: PlatformOptions, ports: Mapping[str, int]) -> Endpoints:
@@ -207,6 +208,7 @@ def components_of(
         found += dagster.dagster_components(
             layout.dagster,
             port=ports["dagster"],
+            code_port=ports["dagster-code"],
             environment=environment_of(layout, endpoints),
             requires=(*brokers, *lake),
             uses=tuple(name for name in (trino.NAME,) if options.has(name)),

@@ -2,8 +2,8 @@
 
 Dagster reads definitions when it loads a code location. A spec written later is served by the
 sensor `fragments` at once, but its description, lineage, checks and freshness policy are shown only
-after a reload. This sensor asks the web server for one when the specs have changed; the daemon loads
-definitions anew each minute by itself.
+after a reload. This sensor asks the web server for one when the specs have changed. The daemon sees it at
+once where both have one code server, as under `gazette up`; else it loads definitions anew each minute.
 """
 
 from urllib.parse import urlsplit

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -13,9 +14,22 @@ from pathlib import Path
 import pytest
 from browser import Browser, find_chromium
 
+from gazette_platform.embedded.dagster_code_main import children_of
+from gazette_platform.errors import SetupError
+from gazette_platform.sensors.catalog import reload_location
+from gazette_platform.testing.local_broker import eventually
+
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
 DEMO_TIMEOUT_S = 600
+SPEC = """
+name: raw.nobody
+selector: name:prefix=nobody/
+format: json
+comment: {comment}
+columns:
+  - {{name: a, type: string}}
+"""
 LAST_LINE = re.compile(
     r"^demo: ok appended=336776 tailed=336776 trino=336776 spark=336776 "
     r"partitions=(\d+) rollup_rows=(\d+) freshness_s=([\d.]+)$"
@@ -130,3 +144,52 @@ class TestDagsterUi:
         folder = os.environ.get("GAZETTE_SCREENSHOTS")
         if folder:
             await browser.screenshot(Path(folder) / f"{name}.png")
+
+
+@pytest.mark.filterwarnings("ignore:Using variable_values:DeprecationWarning")  # of gql, by Dagster
+class TestCodeServer:
+    """The one process that has the definitions, for the web server and the daemon alike."""
+
+    @pytest.fixture
+    def served_by(self, demo):
+        """The processes that have the definitions now."""
+        _, root = demo
+
+        def found():
+            pids = json.loads((root / "endpoints.json").read_text())["pids"]
+            return children_of(pids["dagster-code"])
+
+        return found
+
+    async def test_edits_of_specs_leave_no_process_behind(self, demo, served_by):
+        _, root = demo
+        for edit in range(2):
+            (former,) = await eventually(lambda: only(served_by()), timeout_s=60)
+            spec = SPEC.format(comment=f"edit {edit}")
+            (root / "tables" / "nobody.yaml").write_text(spec)
+            await eventually(lambda former=former: is_another(served_by(), former), timeout_s=120)
+
+    async def test_one_that_is_killed_is_replaced(self, served_by, dagster):
+        (former,) = await eventually(lambda: only(served_by()), timeout_s=60)
+        os.kill(former, signal.SIGKILL)
+        await eventually(lambda: is_another(served_by(), former), timeout_s=120)
+        # The web server goes on with the new one.
+        await eventually(lambda: is_reloaded(dagster), timeout_s=120)
+
+
+def is_reloaded(dagster):
+    """Whether the definitions could be loaded again."""
+    try:
+        reload_location(dagster, "gazette_platform.definitions")
+    except SetupError:
+        return False
+    return True
+
+
+def only(found):
+    """What was found, once it is one."""
+    return found if len(found) == 1 else None
+
+
+def is_another(found, former):
+    return len(found) == 1 and found != [former]
