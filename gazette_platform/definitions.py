@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 
 from dagster import AssetsDefinition, Definitions, definitions, in_process_executor
-from dagster_pyspark import LazyPySparkResource
 
 from gazette_platform.assets import (
     delays_by_month,
@@ -18,14 +17,8 @@ from gazette_platform.assets import (
     rollup_schedules,
     route_by_month,
 )
-from gazette_platform.lake import LakeSettings, load_table_specs, specs_digest
-from gazette_platform.lake.spark import spark_configuration
-from gazette_platform.resources import (
-    BrokerResource,
-    LakeResource,
-    MetastoreResource,
-    TrinoResource,
-)
+from gazette_platform.lake import LakeSettings, load_table_specs
+from gazette_platform.resources import platform_resources
 from gazette_platform.sensors import catalog_sensor, fragments_sensor
 
 __all__ = ["build_definitions", "defs"]
@@ -38,23 +31,11 @@ def build_definitions(settings: LakeSettings) -> Definitions:
     """
     specs, _ = load_table_specs(Path(settings.tables)) if settings.tables else ({}, {})
     rollups: list[AssetsDefinition] = []
-    resources: dict[str, object] = {
-        "broker": BrokerResource(address=settings.broker),
-        "metastore": MetastoreResource(uri=settings.metastore),
-        "lake": LakeResource(
-            tables=settings.tables,
-            store_roots=dict(settings.store_roots),
-            trino_ui=settings.trino,
-            dagster_ui=settings.dagster,
-            loaded=specs_digest(specs),
-        ),
-    }
+    resources = platform_resources(settings, specs=specs)
     if settings.trino:
         rollups.append(route_by_month)
-        resources["trino"] = TrinoResource(uri=settings.trino)
-    if settings.metastore and settings.iceberg_jar:
+    if "spark" in resources:
         rollups.append(delays_by_month)
-        resources["spark"] = LazyPySparkResource(spark_config=spark_configuration(settings))
     jobs = rollup_jobs(rollups)
     return Definitions(
         assets=[*raw_asset_specs(specs.values()), *rollups],

@@ -133,6 +133,12 @@ def up(
         list[str] | None,
         typer.Option(metavar="NAME=PORT", help="Fix a port, as trino=8080. Repeatable."),
     ] = None,
+    definitions: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="Python file with Dagster assets of your own. Repeatable."
+        ),
+    ] = None,
     *,
     detach: Annotated[bool, typer.Option("--detach", help="Return when all is ready.")] = False,
 ) -> None:
@@ -147,6 +153,8 @@ def up(
     gazette up --root ~/platform --detach
 
     gazette up --root /tmp/p --without dagster,trino --port broker-1=8080
+
+    gazette up --root ~/platform --definitions my_assets.py
     """
     from gazette_platform.embedded.board import Board  # noqa: PLC0415  an extra
     from gazette_platform.embedded.control import start_detached  # noqa: PLC0415
@@ -155,7 +163,7 @@ def up(
     from gazette_platform.embedded.supervisor import ComponentFailed, Supervisor  # noqa: PLC0415
 
     layout = PlatformDir.at(root)
-    options = _platform_options(brokers, without or [], port or [])
+    options = _platform_options(brokers, without or [], port or [], definitions or [])
     check_extras(options)
     try:
         with Board() as board:
@@ -172,7 +180,9 @@ def up(
         raise
 
 
-def _platform_options(brokers: int, without: list[str], ports: list[str]) -> PlatformOptions:
+def _platform_options(
+    brokers: int, without: list[str], ports: list[str], definitions: list[Path]
+) -> PlatformOptions:
     from gazette_platform.embedded.platform import PlatformOptions  # noqa: PLC0415
 
     names = frozenset(name.strip() for text in without for name in text.split(",") if name.strip())
@@ -184,7 +194,12 @@ def _platform_options(brokers: int, without: list[str], ports: list[str]) -> Pla
                 f"expected NAME=PORT with a port from 1 to 65535, got {text!r}", path="--port"
             )
         fixed[name] = int(number)
-    return PlatformOptions(brokers=brokers, without=names, ports=fixed)
+    return PlatformOptions(
+        brokers=brokers,
+        without=names,
+        ports=fixed,
+        definitions=tuple(str(path.expanduser().absolute()) for path in definitions),
+    )
 
 
 def _show_log(log: Path) -> None:

@@ -1,17 +1,21 @@
-"""Dagster as three components: one that has our code, the web server, and the daemon.
+"""Dagster as components: servers that have our code and users' own, the web server, and the daemon.
 
-The web server and the daemon ask the code server for definitions, and have it run sensors and
+The web server and the daemon ask the code servers for definitions, and have them run sensors and
 launch runs. Left to themselves each would start code servers of its own: two at least, and one more at
-each edit of a table spec, since a former one goes on until its last client has gone.
+each edit of a table spec, since a former one goes on until its last client has gone. Users' files have
+servers of their own: what is wrong with one is told in the UI, and holds up nothing else.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import sys
 import urllib.error
 import urllib.request
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gazette_platform.embedded.component import Component, answers_tcp
@@ -20,10 +24,11 @@ from gazette_platform.errors import SetupError
 from gazette_platform.ops.clock import SystemClock
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Collection, Mapping
 
-__all__ = ["CODE_SERVER", "DAEMON", "WEBSERVER", "dagster_components"]
+__all__ = ["CODE_SERVER", "DAEMON", "WEBSERVER", "code_servers", "dagster_components"]
+
+_log = logging.getLogger(__name__)
 
 CODE_SERVER = "dagster-code"
 WEBSERVER = "dagster"
@@ -66,20 +71,31 @@ retention:
       failure: 7
       success: 7
 """
-# Written at each start, since ports may change.
-_WORKSPACE = """\
-# Written by `gazette up`: what Dagster's web server and daemon load.
-load_from:
-  - grpc_server: {{host: {host}, port: {port}, location_name: {name}}}
-"""
 _LOAD_TIMEOUT_S = 180
+
+
+def code_servers(definitions: Collection[str]) -> dict[str, str]:
+    """Names of the components that have code, and the path of each one's file; "": our own.
+
+    Args:
+        definitions: paths of users' files; no two have one name.
+    """
+    return {CODE_SERVER: "", **{f"{CODE_SERVER}-{Path(path).stem}": path for path in definitions}}
+
+
+def _what_to_load(path: str) -> tuple[str, ...]:
+    if not path:
+        return (f"--module-name={_DEFINITIONS}",)
+    # Files beside it can be imported.
+    return f"--python-file={path}", f"--working-directory={Path(path).parent}"
 
 
 def dagster_components(
     home: Path,
     *,
     port: int,
-    code_port: int,
+    code_ports: Mapping[str, int],
+    definitions: Collection[str] = (),
     environment: Mapping[str, str],
     requires: tuple[str, ...],
     uses: tuple[str, ...],
@@ -89,7 +105,8 @@ def dagster_components(
     Args:
         home: of Dagster.
         port: of the web server.
-        code_port: of the code server.
+        code_ports: of the code servers, by the names that `code_servers` gives.
+        definitions: paths of users' Python files, each with definitions of Dagster.
         environment: what the definitions need to find the platform.
         requires: what the definitions and sensors call.
         uses: what only runs call.
@@ -117,30 +134,40 @@ def dagster_components(
     # daemon waits for the web server.
     is_fresh = not all((home / database).exists() for database in _DATABASES)
     asked_at = SystemClock().now().timestamp()
+    served = code_servers(definitions)
+    locations = {name: Path(path).name if path else _DEFINITIONS for name, path in served.items()}
     workspace = home / "workspace.yaml"
-    workspace.write_text(_WORKSPACE.format(host=HOST, port=code_port, name=_DEFINITIONS), "utf-8")
-    code = Component(
-        name=CODE_SERVER,
-        command=(
-            sys.executable,
-            "-m",
-            "gazette_platform.embedded.dagster_code_main",
-            f"--host={HOST}",
-            f"--port={code_port}",
-            f"--module-name={_DEFINITIONS}",
-            f"--location-name={_DEFINITIONS}",
-            f"--startup-timeout={_LOAD_TIMEOUT_S}",
-            _LOG_FORMAT,
-        ),
-        uses=(*requires, *uses),
-        ports=(code_port,),
-        environment=all_environment,
-        folder=home,
-        ready=lambda: answers_tcp(HOST, code_port),
-        start_timeout_s=_LOAD_TIMEOUT_S,
-        stop_timeout_s=30.0,
-        is_restarted=True,
-    )
+    servers = [
+        {"grpc_server": {"host": HOST, "port": code_ports[name], "location_name": location}}
+        for name, location in locations.items()
+    ]
+    # JSON is YAML. It is written at each start, since ports may change.
+    workspace.write_text(json.dumps({"load_from": servers}, indent=2), "utf-8")
+    code = [
+        Component(
+            name=name,
+            command=(
+                sys.executable,
+                "-m",
+                "gazette_platform.embedded.dagster_code_main",
+                f"--host={HOST}",
+                f"--port={code_ports[name]}",
+                *_what_to_load(path),
+                f"--location-name={locations[name]}",
+                f"--startup-timeout={_LOAD_TIMEOUT_S}",
+                _LOG_FORMAT,
+            ),
+            uses=(*requires, *uses),
+            ports=(code_ports[name],),
+            environment=all_environment,
+            folder=home,
+            ready=partial(answers_tcp, HOST, code_ports[name]),
+            start_timeout_s=_LOAD_TIMEOUT_S,
+            stop_timeout_s=30.0,
+            is_restarted=True,
+        )
+        for name, path in served.items()
+    ]
     webserver = Component(
         name=WEBSERVER,
         command=(
@@ -152,7 +179,7 @@ def dagster_components(
             f"--workspace={workspace}",
             _LOG_FORMAT,
         ),
-        requires=(*requires, CODE_SERVER),
+        requires=(*requires, *served),
         ports=(port,),
         environment=all_environment,
         folder=home,
@@ -169,14 +196,14 @@ def dagster_components(
             f"--workspace={workspace}",
             _LOG_FORMAT,
         ),
-        requires=(*requires, CODE_SERVER, *((WEBSERVER,) if is_fresh else ())),
+        requires=(*requires, *served, *((WEBSERVER,) if is_fresh else ())),
         uses=uses,
         environment=all_environment,
         folder=home,
         ready=lambda: _daemon_beats(port, since=asked_at),
         stop_timeout_s=30.0,
     )
-    return [code, webserver, daemon]
+    return [*code, webserver, daemon]
 
 
 def _graphql(port: int, query: str) -> dict[str, Any] | None:
@@ -198,7 +225,10 @@ def _definitions_loaded(port: int) -> bool:
     entries = [] if data is None else data["workspaceOrError"].get("locationEntries", [])
     for entry in entries:
         message = (entry["locationOrLoadError"] or {}).get("message")
-        if message:
+        if message and entry["name"] != _DEFINITIONS:
+            # A user's file: it is to be mended while the platform runs.
+            _log.warning("Dagster cannot load %s (the UI says more): %s", entry["name"], message)
+        elif message:
             raise SetupError(f"Dagster cannot load {entry['name']}: {message.strip()}")
     return bool(entries) and all(entry["loadStatus"] == "LOADED" for entry in entries)
 

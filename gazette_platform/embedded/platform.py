@@ -6,6 +6,7 @@ import importlib.util
 import json
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gazette_platform.embedded import broker, dagster, etcd, metastore, tools, trino
@@ -48,6 +49,8 @@ class PlatformOptions:
     """Components to leave out, of `OPTIONAL`."""
     ports: Mapping[str, int] = field(default_factory=dict)
     """Fixed ports, by the names of `port_names`."""
+    definitions: tuple[str, ...] = ()
+    """Paths of Python files with definitions of Dagster, besides our own."""
 
     def __post_init__(self) -> None:
         unknown = sorted(self.without - set(OPTIONAL))
@@ -60,6 +63,7 @@ class PlatformOptions:
             raise ValidationError(
                 f"expected 1 to {_BROKERS_MAX}, got {self.brokers}", path="--brokers"
             )
+        self._check_definitions()
         unknown = sorted(set(self.ports) - set(self.port_names()))
         if unknown:
             raise ValidationError(
@@ -74,6 +78,19 @@ class PlatformOptions:
                     path="--port",
                 )
             by_port[port] = name
+
+    def _check_definitions(self) -> None:
+        if self.definitions and not self.has("dagster"):
+            raise ValidationError("without dagster nothing would load it", path="--definitions")
+        stems: set[str] = set()
+        for path in map(Path, self.definitions):
+            if path.suffix != ".py" or not path.is_file():
+                raise ValidationError(f"{path} is no Python file (*.py)", path="--definitions")
+            if path.stem in stems:
+                raise ValidationError(
+                    f"{path.name} is there twice: rename one of the files", path="--definitions"
+                )
+            stems.add(path.stem)
 
     def has(self, name: str) -> bool:
         """Whether the component `name` is part of the platform."""
@@ -91,7 +108,7 @@ class PlatformOptions:
         for broker_name in self.broker_names():
             names += [broker_name, f"{broker_name}-http"]
         names += [name for name in ("metastore", "trino", "dagster") if self.has(name)]
-        return names + (["dagster-code"] if self.has("dagster") else [])
+        return names + list(dagster.code_servers(self.definitions) if self.has("dagster") else ())
 
 
 def endpoints_of(options: PlatformOptions, ports: Mapping[str, int]) -> Endpoints:
@@ -208,7 +225,8 @@ def components_of(
         found += dagster.dagster_components(
             layout.dagster,
             port=ports["dagster"],
-            code_port=ports["dagster-code"],
+            code_ports=ports,
+            definitions=options.definitions,
             environment=environment_of(layout, endpoints),
             requires=(*brokers, *lake),
             uses=tuple(name for name in (trino.NAME,) if options.has(name)),
