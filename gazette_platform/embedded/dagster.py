@@ -131,7 +131,7 @@ def dagster_components(
         "DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS": "180",
     }
     # Two processes cannot make the tables of a new home at the same time, so at the first start the
-    # daemon waits for the web server.
+    # daemon waits for the web server, and that and users' code for ours.
     is_fresh = not all((home / database).exists() for database in _DATABASES)
     asked_at = SystemClock().now().timestamp()
     served = code_servers(definitions)
@@ -157,6 +157,7 @@ def dagster_components(
                 f"--startup-timeout={_LOAD_TIMEOUT_S}",
                 _LOG_FORMAT,
             ),
+            requires=(CODE_SERVER,) if is_fresh and path else (),
             uses=(*requires, *uses),
             ports=(code_ports[name],),
             environment=all_environment,
@@ -227,7 +228,8 @@ def _definitions_loaded(port: int) -> bool:
         message = (entry["locationOrLoadError"] or {}).get("message")
         if message and entry["name"] != _DEFINITIONS:
             # A user's file: it is to be mended while the platform runs.
-            _log.warning("Dagster cannot load %s (the UI says more): %s", entry["name"], message)
+            text = " ".join(message.split())
+            _log.warning("Dagster cannot load %s (the UI says more): %s", entry["name"], text)
         elif message:
             raise SetupError(f"Dagster cannot load {entry['name']}: {message.strip()}")
     return bool(entries) and all(entry["loadStatus"] == "LOADED" for entry in entries)

@@ -50,6 +50,17 @@ def test_tables_of_a_new_home_are_made_by_one_process(tmp_path, missing):
     assert requires_of_the_daemon(tmp_path) == ("broker-1", CODE_SERVER)
 
 
+def test_code_of_users_waits_for_ours_to_make_the_tables_of_a_new_home(tmp_path):
+    found = {one.name: one.requires for one in components(tmp_path, definitions=("/a/mine.py",))}
+    assert found[CODE_SERVER] == ()
+    assert found["dagster-code-mine"] == (CODE_SERVER,)
+    for database in DATABASES:
+        (tmp_path / database).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / database).touch()
+    found = {one.name: one.requires for one in components(tmp_path, definitions=("/a/mine.py",))}
+    assert found["dagster-code-mine"] == ()
+
+
 def test_each_file_of_a_user_has_a_process_and_a_location_of_its_own(tmp_path):
     found = {one.name: one for one in components(tmp_path, definitions=("/a/mine.py", "/b/c.py"))}
     assert [*found] == [CODE_SERVER, "dagster-code-mine", "dagster-code-c", WEBSERVER, DAEMON]
