@@ -151,7 +151,7 @@ class TestCodeServer:
     """The one process that has the definitions, for the web server and the daemon alike."""
 
     @pytest.fixture
-    def served_by(self, demo):
+    def processes(self, demo):
         """The processes that have the definitions now."""
         _, root = demo
 
@@ -161,18 +161,18 @@ class TestCodeServer:
 
         return found
 
-    async def test_edits_of_specs_leave_no_process_behind(self, demo, served_by):
+    async def test_edits_of_specs_leave_no_process_behind(self, demo, processes):
         _, root = demo
         for edit in range(2):
-            (former,) = await eventually(lambda: only(served_by()), timeout_s=60)
+            (former,) = await eventually(lambda: only(processes()), timeout_s=60)
             spec = SPEC.format(comment=f"edit {edit}")
             (root / "tables" / "nobody.yaml").write_text(spec)
-            await eventually(lambda former=former: is_another(served_by(), former), timeout_s=120)
+            await eventually(lambda former=former: is_another(processes(), former), timeout_s=120)
 
-    async def test_one_that_is_killed_is_replaced(self, served_by, dagster):
-        (former,) = await eventually(lambda: only(served_by()), timeout_s=60)
+    async def test_one_that_is_killed_is_replaced(self, processes, dagster):
+        (former,) = await eventually(lambda: only(processes()), timeout_s=60)
         os.kill(former, signal.SIGKILL)
-        await eventually(lambda: is_another(served_by(), former), timeout_s=120)
+        await eventually(lambda: is_another(processes(), former), timeout_s=120)
         # The web server goes on with the new one.
         await eventually(lambda: is_reloaded(dagster), timeout_s=120)
 
