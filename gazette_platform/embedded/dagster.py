@@ -14,6 +14,7 @@ import logging
 import sys
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,13 +84,6 @@ def code_servers(definitions: Collection[str]) -> dict[str, str]:
     return {CODE_SERVER: "", **{f"{CODE_SERVER}-{Path(path).stem}": path for path in definitions}}
 
 
-def _what_to_load(path: str) -> tuple[str, ...]:
-    if not path:
-        return (f"--module-name={_DEFINITIONS}",)
-    # Files beside it can be imported.
-    return f"--python-file={path}", f"--working-directory={Path(path).parent}"
-
-
 def dagster_components(
     home: Path,
     *,
@@ -135,37 +129,14 @@ def dagster_components(
     is_fresh = not all((home / database).exists() for database in _DATABASES)
     asked_at = SystemClock().now().timestamp()
     served = code_servers(definitions)
-    locations = {name: Path(path).name if path else _DEFINITIONS for name, path in served.items()}
     workspace = home / "workspace.yaml"
-    servers = [
-        {"grpc_server": {"host": HOST, "port": code_ports[name], "location_name": location}}
-        for name, location in locations.items()
-    ]
     # JSON is YAML. It is written at each start, since ports may change.
-    workspace.write_text(json.dumps({"load_from": servers}, indent=2), "utf-8")
+    workspace.write_text(json.dumps(_workspace(served, code_ports), indent=2), "utf-8")
     code = [
-        Component(
-            name=name,
-            command=(
-                sys.executable,
-                "-m",
-                "gazette_platform.embedded.dagster_code_main",
-                f"--host={HOST}",
-                f"--port={code_ports[name]}",
-                *_what_to_load(path),
-                f"--location-name={locations[name]}",
-                f"--startup-timeout={_LOAD_TIMEOUT_S}",
-                _LOG_FORMAT,
-            ),
+        replace(
+            _code_server(name, path, port=code_ports[name], home=home, environment=all_environment),
             requires=(CODE_SERVER,) if is_fresh and path else (),
             uses=(*requires, *uses),
-            ports=(code_ports[name],),
-            environment=all_environment,
-            folder=home,
-            ready=partial(answers_tcp, HOST, code_ports[name]),
-            start_timeout_s=_LOAD_TIMEOUT_S,
-            stop_timeout_s=30.0,
-            is_restarted=True,
         )
         for name, path in served.items()
     ]
@@ -205,6 +176,59 @@ def dagster_components(
         stop_timeout_s=30.0,
     )
     return [*code, webserver, daemon]
+
+
+def _workspace(served: Mapping[str, str], ports: Mapping[str, int]) -> dict[str, Any]:
+    """What the web server and the daemon load."""
+    return {
+        "load_from": [
+            {
+                "grpc_server": {
+                    "host": HOST,
+                    "port": ports[name],
+                    "location_name": _location_of(path),
+                }
+            }
+            for name, path in served.items()
+        ]
+    }
+
+
+def _location_of(path: str) -> str:
+    """The name by which Dagster shows what is loaded from a user's file; of our own for ""."""
+    return Path(path).name if path else _DEFINITIONS
+
+
+def _code_server(
+    name: str, path: str, *, port: int, home: Path, environment: Mapping[str, str]
+) -> Component:
+    what = (
+        # Files beside it can be imported.
+        (f"--python-file={path}", f"--working-directory={Path(path).parent}")
+        if path
+        else (f"--module-name={_DEFINITIONS}",)
+    )
+    return Component(
+        name=name,
+        command=(
+            sys.executable,
+            "-m",
+            "gazette_platform.embedded.dagster_code_main",
+            f"--host={HOST}",
+            f"--port={port}",
+            *what,
+            f"--location-name={_location_of(path)}",
+            f"--startup-timeout={_LOAD_TIMEOUT_S}",
+            _LOG_FORMAT,
+        ),
+        ports=(port,),
+        environment=environment,
+        folder=home,
+        ready=partial(answers_tcp, HOST, port),
+        start_timeout_s=_LOAD_TIMEOUT_S,
+        stop_timeout_s=30.0,
+        is_restarted=True,
+    )
 
 
 def _graphql(port: int, query: str) -> dict[str, Any] | None:
