@@ -13,7 +13,7 @@ REPLICATION ?= 3
 MODULES ?=
 OUTAGE_S ?= 600
 
-.PHONY: help install dev demo fmt lint types test test-fast test-pythons mutants coverage bench bench-cluster bench-failover bench-allocator chaos test-outage fuzz gen gen-check docs clean
+.PHONY: help install dev demo fmt lint types test test-fast test-pythons mutants coverage bench bench-cluster bench-failover bench-allocator bench-lake chaos test-outage fuzz gen gen-check docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,6 +77,9 @@ bench-failover: $(STAMP) ## Measure how long appends stall when a primary is kil
 
 bench-allocator: $(STAMP) ## Measure the assignment of 10,000 journals; adds to latest.json
 	$(PY) -m benchmarks.bench_allocator
+
+bench-lake: $(STAMP) ## Measure how soon tables answer in SQL; adds to latest.json
+	$(PY) -m benchmarks.bench_lake
 
 chaos: $(STAMP) ## Break a cluster on purpose, and check what clients saw (SEED, MINUTES, REPLICATION)
 	$(PY) -m gazette_platform.testing.chaos --seed $(SEED) --minutes $(MINUTES) --replication $(REPLICATION)
