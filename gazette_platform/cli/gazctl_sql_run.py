@@ -53,6 +53,8 @@ def run(
         config = replace(config, address=settings.broker)
     text = sys.stdin.read() if query == "-" else query
     with Client(config) as client, connect(tables, client=client, settings=settings) as sql:
+        for error in sql.refused.values():
+            note(f"note: no table of this spec: {error}")
         with _progress(sql):
             _write(sql.execute(text), output_format, to, rows_max)
         _tell(sql, explain=explain)

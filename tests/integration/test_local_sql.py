@@ -198,17 +198,20 @@ def test_a_query_sees_one_snapshot_and_the_next_what_was_appended(client, settin
     with connect([table("news.all", "news", ORDERS)], client=client, settings=settings) as sql:
         both = 'SELECT count(*), count(DISTINCT a.id) FROM news."all" a JOIN "all" b USING (id)'
         assert sql.execute(both).fetchall() == [(550, 550)]
+        sql.execute('CREATE VIEW mine AS SELECT max(id) AS newest FROM news."all"')
         (journal,) = sql.snapshot("news.all").journals
         assert journal.begin == 0 < journal.persisted_end < journal.head
         assert (journal.head, journal.gaps) == (client.write_head(name), ())
         more = client.append(name, lines({"id": -1, "item": "now"}))
         started = time.monotonic()
-        assert sql.execute('SELECT item FROM "all" WHERE id < 0').fetchall() == [("now",)]
+        assert sql.execute('SELECT item FROM "all" AS a WHERE id < 0').fetchall() == [("now",)]
         assert time.monotonic() - started < 4  # one second on a quiet machine
         assert sql.snapshot("news.all").journals[0].head == more.end
+        client.append(name, lines({"id": 9999, "item": "later"}))
+        assert sql.execute("SELECT newest FROM mine").fetchall() == [(9999,)]
         client.flush(f"name={name}")
         assert sql.execute('SELECT item FROM "all" WHERE id < 0').fetchall() == [("now",)]
-        assert sql.execute('SELECT count(*) FROM "all"').fetchone() == (551,)
+        assert sql.execute('SELECT count(*) FROM "all"').fetchone() == (552,)
         assert sql.scans()["news.all"][0].bytes_served == 0
 
 
@@ -359,6 +362,8 @@ def test_errors_are_ours_and_say_what_to_do(sql, server, client, settings):
         ValidationError, match=r"no journal matches the selector 'name:prefix=nowhere/'"
     ):
         sql.execute("SELECT * FROM nothing")
+    with pytest.raises(ValidationError, match=r"no journal matches the selector"):
+        sql.execute("SELECT 1; SELECT * FROM shop.nothing")
     with pytest.raises(LakeError, match="syntax error"):
         sql.execute("SELECT FROM FROM")
     assert sql.execute("SELECT 1").fetchall() == [(1,)]
@@ -438,6 +443,10 @@ def test_gazctl_writes_each_format(gazctl, tmp_path):
     shown = gazctl("FROM orders", "--rows", "2")
     assert (len(shown.out.splitlines()), "the first 2 rows" in shown.err) == (3, True)
     assert "orders" in gazctl("SHOW TABLES").out
+    (tmp_path / "tables" / "bad.yaml").write_text("name: bad")
+    ran = gazctl("SELECT 1 AS one")
+    assert (ran.code, ran.out.split()) == (0, ["one", "1"])
+    assert "note: no table of this spec: bad.yaml: " in ran.err
 
 
 def test_gazctl_tells_what_is_wrong_in_one_line(gazctl, tmp_path):

@@ -45,6 +45,8 @@ _TABLES_AT_A_TIME: Final = 8
 _PARSERS: Final = min(4, os.cpu_count() or 1)
 _BATCH_ROWS: Final = 65536
 _UNKNOWN_TABLE: Final = re.compile(r"Table with name (\S+) does not exist")
+# What a query without a table may be about, nevertheless.
+_LISTS: Final = re.compile(r"\b(show|information_schema|pragma|duckdb_\w+)\b", re.IGNORECASE)
 _NAMES_SHOWN: Final = 20
 
 
@@ -70,20 +72,26 @@ def connect(
     settings = settings or LakeSettings.from_environment(os.environ)
     if tables is None:
         tables = settings.required("tables")
-    specs = _specs(Path(tables)) if isinstance(tables, str | Path) else {t.name: t for t in tables}
+    refused: dict[str, ValidationError] = {}
+    if isinstance(tables, str | Path):
+        specs, refused = _specs(Path(tables))
+    else:
+        specs = {spec.name: spec for spec in tables}
     owned = None
     if client is None:
         client = owned = Client(ClientConfig(address=settings.required("broker")))
     try:
-        return LocalSql(specs, client=client, roots=settings.store_roots, owned=owned)
+        return LocalSql(
+            specs, client=client, roots=settings.store_roots, refused=refused, owned=owned
+        )
     except BaseException:
         if owned is not None:
             owned.close()
         raise
 
 
-def _specs(folder: Path) -> dict[str, TableSpec]:
-    """Raises: ValidationError: there is no good one."""
+def _specs(folder: Path) -> tuple[dict[str, TableSpec], dict[str, ValidationError]]:
+    """As `load_table_specs`. Raises: ValidationError: there is no good one."""
     if not folder.is_dir():
         raise ValidationError(f"there is no folder {folder} of table specs", path="tables")
     specs, errors = load_table_specs(folder)
@@ -94,7 +102,7 @@ def _specs(folder: Path) -> dict[str, TableSpec]:
             f"{folder} holds no table spec (*.yaml; docs/reference/table-spec.md has an example)",
             path="tables",
         )
-    return specs
+    return specs, errors
 
 
 @final
@@ -109,10 +117,12 @@ class LocalSql(Closing):
         specs: by name.
         client: of brokers.
         roots: fragment-store URL → where it lies on this machine.
+        refused: what is wrong with other specs, by file name.
         owned: a client to close at the end.
         clock: by which snapshots are dated.
 
     Attributes:
+        refused: why specs of the folder make no table, by file name.
         on_progress: called when more was read, in any thread; `scans` tells how much.
     """
 
@@ -122,6 +132,7 @@ class LocalSql(Closing):
         *,
         client: Client,
         roots: Mapping[str, str],
+        refused: Mapping[str, ValidationError] | None = None,
         owned: Client | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -135,12 +146,16 @@ class LocalSql(Closing):
         self._names = _names_of(self._specs)
         self._datasets: dict[str, TableDataset] = {}
         self._failure: BaseException | None = None
+        self._unavailable: dict[str, GazetteError] = {}
+        self.refused = dict(refused or {})
         self.on_progress: Callable[[], None] | None = None
         self._tasks = TaskGroup("local-sql")
         self._pool = ReadAhead(self._tasks, client.config.read_ahead_bytes_max)
         self._parsers = ThreadPoolExecutor(_PARSERS, "gazette-sql")
         # In memory: views over journals make no sense in a file. Tables of one's own go to one by ATTACH.
         self._duckdb = duckdb.connect()
+        # Which tables a query names is asked where there are none: views would be looked through.
+        self._empty = duckdb.connect()
         for schema in sorted({spec.schema for spec in self._specs.values()}):
             self._duckdb.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
 
@@ -167,16 +182,10 @@ class LocalSql(Closing):
         import duckdb  # noqa: PLC0415
 
         self._failure = None
+        for dataset in self._datasets.values():
+            dataset.counts = []
         try:
-            try:
-                named = self._duckdb.get_table_names(query, qualified=True)
-            except duckdb.Error:  # DESCRIBE, SHOW, several statements: any may be meant
-                named = set()
-            wanted = {self._names[key] for name in named if (key := _key(name)) in self._names}
-            if named:
-                self.refresh(wanted)
-            else:
-                self._refresh_all()
+            self._refresh_for(query)
             return QueryResult(self, self._duckdb.execute(query, parameters))
         except duckdb.Error as err:
             raise self._told(err) from err
@@ -212,6 +221,7 @@ class LocalSql(Closing):
     def close(self) -> None:
         """End all that is under way."""
         self._duckdb.close()
+        self._empty.close()
         self._client.run(self._close_reads())
         self._parsers.shutdown(cancel_futures=True)
         if self._owned is not None:
@@ -221,14 +231,35 @@ class LocalSql(Closing):
         self._pool.close()
         await self._tasks.close()
 
+    def _refresh_for(self, query: str) -> None:
+        """Take the snapshots that a query needs."""
+        import duckdb  # noqa: PLC0415
+
+        try:
+            named = {_key(name) for name in self._empty.get_table_names(query, qualified=True)}
+        except (
+            duckdb.Error
+        ):  # several statements, or a name that is not there yet: any may be meant
+            self._refresh_all()
+            return
+        wanted = {self._names[name] for name in named if name in self._names}
+        if named - self._names.keys():  # it may be a view over tables of ours
+            wanted |= self._datasets.keys()
+        if wanted:
+            self.refresh(wanted)
+        elif not named and _LISTS.search(query):
+            self._refresh_all()
+
     def _refresh_all(self) -> None:
-        """As `refresh`, for queries that may mean any table: those that cannot be had are left out."""
+        """As `refresh`, for queries that may mean any table: one that fails is told when it is asked for."""
+        self._unavailable = {}
         found = self._client.run(self._snapshots(self.tables))
-        for snapshot in found:
-            if not isinstance(snapshot, GazetteError):
+        for name, snapshot in zip(self.tables, found, strict=True):
+            if isinstance(snapshot, GazetteError):
+                self._unavailable[name] = snapshot
+                self._unregister(name)
+            else:
                 self._register(snapshot)
-        if found and all(isinstance(each, GazetteError) for each in found):
-            raise next(each for each in found if isinstance(each, GazetteError))
 
     async def _snapshots(self, names: Sequence[str]) -> list[TableSnapshot | GazetteError]:
         async def one(name: str) -> TableSnapshot | GazetteError:
@@ -240,6 +271,18 @@ class LocalSql(Closing):
                 return err
 
         return await side_by_side(one, names, at_a_time=_TABLES_AT_A_TIME)
+
+    def _unregister(self, name: str) -> None:
+        """Leave no table of an earlier query in the place of one that cannot be had now."""
+        dataset = self._datasets.pop(name, None)
+        if dataset is None:
+            return
+        spec = dataset.snapshot.spec
+        for suffix in ("", OFFSETS_SUFFIX):
+            view = _quoted(spec.table + suffix)
+            self._duckdb.execute(f"DROP VIEW IF EXISTS {_quoted(spec.schema)}.{view}")
+            if self._names.get(spec.table) == name:
+                self._duckdb.execute(f"DROP VIEW IF EXISTS temp.{view}")
 
     def _register(self, snapshot: TableSnapshot) -> None:
         from gazette_platform.lake.local_sql.dataset import TableDataset  # noqa: PLC0415
@@ -311,15 +354,19 @@ class LocalSql(Closing):
         if isinstance(error, duckdb.InterruptException):
             return KeyboardInterrupt()
         if found := _UNKNOWN_TABLE.search(str(error)):
+            name = self._names.get(_key(found[1]), "")
+            if name in self._unavailable:
+                return self._unavailable[name]
             return LakeError(self._unknown(found[1]))
         return LakeError(_first_line(error))
 
     def _unknown(self, name: str) -> str:
         shown = ", ".join(self.tables[:_NAMES_SHOWN])
         more = len(self.tables) - _NAMES_SHOWN
+        refused = f"; refused: {next(iter(self.refused.values()))}" if self.refused else ""
         return (
             f"there is no table {name} (known: {shown}{f' and {more} more' if more > 0 else ''}; a spec "
-            "in the tables folder makes another one)"
+            f"in the tables folder makes another one{refused})"
         )
 
 
@@ -395,12 +442,13 @@ def _names_of(specs: Mapping[str, TableSpec]) -> dict[str, str]:
 
 
 def _key(name: str) -> str:
-    """What a query calls a table, as in `_names_of`.
+    """What a query calls a table, as in `_names_of`; DuckDB adds what else it is called there.
 
-    >>> _key('"orders$offsets"'), _key("Shop.orders"), _key("memory.shop.orders")
+    >>> _key('"orders$offsets"'), _key("Shop.orders AS o"), _key("memory.shop.orders")
     ('orders', 'shop.orders', 'shop.orders')
     """
-    parts = name.replace('"', "").lower().removesuffix(OFFSETS_SUFFIX).split(".")
+    name = name.partition(" AS ")[0].replace('"', "").lower()
+    parts = name.removesuffix(OFFSETS_SUFFIX).split(".")
     return ".".join(parts[-2:])
 
 
