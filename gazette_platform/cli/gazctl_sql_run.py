@@ -3,6 +3,7 @@
 import csv
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +17,7 @@ import orjson
 import typer
 
 from gazette_platform.cli.connection import Connection
+from gazette_platform.cli.errors import EXIT_INTERRUPTED
 from gazette_platform.cli.output import note, print_table, writing
 from gazette_platform.client import Client
 from gazette_platform.errors import ValidationError
@@ -26,6 +28,9 @@ from gazette_platform.ops.extras import required
 __all__ = ["run"]
 
 _NULL = "NULL"
+_JOIN_S = 0.1
+# DuckDB looks for an interrupt between pieces of work, of which some take very long.
+_INTERRUPT_S = 2.0
 
 
 def run(
@@ -56,8 +61,37 @@ def run(
         for error in sql.refused.values():
             note(f"note: no table of this spec: {error}")
         with _progress(sql):
-            _write(sql.execute(text), output_format, to, rows_max)
+            _in_thread(sql, lambda: _write(sql.execute(text), output_format, to, rows_max))
         _tell(sql, explain=explain)
+
+
+def _in_thread(sql: LocalSql, work: Callable[[], None]) -> None:
+    """Do `work` in a thread, so that an interrupt is heard: DuckDB may compute for minutes.
+
+    Raises: what `work` raises. KeyboardInterrupt: once it has ended; it is not waited for long.
+    """
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as err:  # noqa: BLE001  raised below
+            errors.append(err)
+
+    thread = threading.Thread(target=run, name="gazctl-sql", daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(_JOIN_S)
+    except KeyboardInterrupt:
+        sql.interrupt()
+        thread.join(_INTERRUPT_S)
+        if thread.is_alive():
+            print("gazctl: error: interrupted", file=sys.stderr, flush=True)
+            os._exit(EXIT_INTERRUPTED)
+        raise
+    if errors:
+        raise errors[0]
 
 
 def _write(result: QueryResult, output_format: str, to: Path | None, rows_max: int) -> None:

@@ -218,6 +218,10 @@ class LocalSql(Closing):
         """What scans of the last query read, by table, in the order in which they began."""
         return {name: list(d.counts) for name, d in self._datasets.items() if d.counts}
 
+    def interrupt(self) -> None:
+        """Have the query that another thread runs fail with a KeyboardInterrupt, soon."""
+        self._duckdb.interrupt()
+
     def close(self) -> None:
         """End all that is under way."""
         self._duckdb.close()
