@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -474,3 +475,19 @@ def test_the_first_answer_of_a_process_comes_at_once(gazctl):
     assert (ended.returncode, ended.stderr) == (0, "")
     assert len(ended.stdout.splitlines()) >= 7
     assert time.monotonic() - started < 8  # one second on a quiet machine
+
+
+def test_an_interrupt_ends_it(gazctl):
+    command = [sys.executable, "-m", "gazette_platform.cli.gazctl", "sql", "-o", "csv"]
+    query = "SELECT a.range FROM range(10000000000) a JOIN orders ON id = 1"
+    with subprocess.Popen(
+        [*command, query], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout.readline() == "range\n"
+            assert process.stdout.readline() == "0\n"
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, err) == (130, "gazctl: error: interrupted\n")

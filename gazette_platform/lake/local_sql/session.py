@@ -376,7 +376,7 @@ class LocalSql(Closing):
 
 @final
 class QueryResult:
-    """Rows of a query, once. Of a statement without rows it is empty.
+    """Rows of a query, once. Of a statement without rows it is empty. The next query ends it.
 
     All methods raise as `LocalSql.execute`: content is read as rows are taken.
     """
