@@ -9,7 +9,8 @@ the server and the object. Cost: one connection per `MetastoreClient.connect` sc
 about a millisecond a call, and about 20 ms a new Hive partition on the server.
 """
 
-from gazette_platform.hive.client import MetastoreClient, MetastoreSession
+from gazette_platform.hive.client import MetastoreClient, MetastoreSession, SharedMetastore
+from gazette_platform.hive.locks import HeldLock
 from gazette_platform.hive.model import (
     CSV_ESCAPE,
     CSV_STORAGE,
@@ -25,11 +26,13 @@ __all__ = [
     "CSV_ESCAPE",
     "CSV_STORAGE",
     "JSON_STORAGE",
+    "HeldLock",
     "HiveColumn",
     "HivePartition",
     "HiveTable",
     "MetastoreClient",
     "MetastoreSession",
+    "SharedMetastore",
     "StorageFormat",
     "partition_name",
 ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, final
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Protocol, Self, final
 from urllib.parse import urlsplit
 
 from gazette_platform.errors import LakeError, ValidationError
+from gazette_platform.hive.locks import LEASE_S, HeldLock
 from gazette_platform.hive.model import HivePartition, HiveTable, partition_name
 from gazette_platform.hive.thrift import (
     TBinaryProtocol,
@@ -17,15 +18,20 @@ from gazette_platform.hive.thrift import (
     hive_client,
     ttypes,
 )
+from gazette_platform.ops.clock import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
 
-__all__ = ["MetastoreClient", "MetastoreSession"]
+    from gazette_platform.ops.clock import Clock
+
+__all__ = ["MetastoreClient", "MetastoreSession", "SharedMetastore"]
 
 # A request of 500 Hive partitions takes the server about 10 s with Derby on a small machine,
 # well inside the timeout below, and its message is far under Thrift's frame limits.
 _BATCH = 500
+_LOCK_WAIT_S = 10.0
 
 
 @final
@@ -78,13 +84,58 @@ class MetastoreClient:
             transport.close()
 
 
+class _Connects(Protocol):
+    def connect(self) -> AbstractContextManager[MetastoreSession]: ...
+
+
+@final
+class SharedMetastore:
+    """One session for several users one after another, as in a tick; closed with its scope.
+
+    A session whose user failed is not given to the next one, who gets a new connection.
+
+    Args:
+        metastore: what opens sessions.
+    """
+
+    def __init__(self, metastore: _Connects) -> None:
+        self._metastore = metastore
+        self._session: MetastoreSession | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    @contextmanager
+    def connect(self) -> Iterator[MetastoreSession]:
+        """The session, opened if there is none.
+
+        Raises: LakeError: the metastore cannot be reached.
+        """
+        if self._session is None:
+            self._session = self._stack.enter_context(self._metastore.connect())
+        try:
+            yield self._session
+        except BaseException:
+            self._close()
+            raise
+
+    def _close(self) -> None:
+        self._session = None
+        self._stack.close()
+
+
 @final
 class MetastoreSession:
     """Calls over one connection; not for use by several threads at once."""
 
-    def __init__(self, client: Any, uri: str) -> None:
+    def __init__(self, client: Any, uri: str, *, clock: Clock | None = None) -> None:
         self._client = client
         self._uri = uri
+        self._clock = clock or SystemClock()
 
     @contextmanager
     def _calling(self, what: str) -> Iterator[None]:
@@ -176,6 +227,39 @@ class MetastoreSession:
                 self._client.drop_table(database, name, False)
             except ttypes.NoSuchObjectException:
                 return
+
+    @contextmanager
+    def accounts_lock(
+        self, database: str, table: str, *, wait_s: float = _LOCK_WAIT_S, lease_s: float = LEASE_S
+    ) -> Iterator[HeldLock]:
+        """Sole right to change what the table, and its Hive partitions, say of their content.
+
+        Read what is to be changed anew within the scope, and call `HeldLock.require` before each
+        write. No reader waits for this lock.
+
+        Args:
+            wait_s: seconds to wait for others.
+            lease_s: seconds after which others take the lock from a holder that is gone.
+
+        Raises: LakeError: others hold it too long, or took it away, so that what was written may be
+            overwritten: do it again.
+        """
+        lock = HeldLock(self._client, database, table, self._clock)
+        with self._calling(f"lock the accounts of {database}.{table}"):
+            lock.acquire(wait_s=wait_s, lease_s=lease_s)
+        try:
+            yield lock
+        except BaseException:
+            with suppress(LakeError), self._calling("unlock"):
+                lock.release()
+            raise
+        with self._calling(f"unlock the accounts of {database}.{table}"):
+            is_ours = lock.release()
+        if not is_ours:
+            raise LakeError(
+                f"others took the lock of {database}.{table} away, since this process was held up; "
+                "what it wrote is looked at again at the next tick"
+            )
 
     # -------------------------------------------------------- Hive partitions
 

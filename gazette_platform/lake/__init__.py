@@ -8,19 +8,16 @@ tick: a List call, a ListFragments call a journal, two metastore calls, and read
 once to count its rows. The lake is a client: it knows nothing of brokers' inside, nor of Dagster.
 """
 
+from gazette_platform.lake.accounting import PartitionAccount, PartitionUpdate
 from gazette_platform.lake.audit import Audit, Auditor
 from gazette_platform.lake.exact import ensure_exact_view, excluded_files
 from gazette_platform.lake.findings import Finding, FindingKind
 from gazette_platform.lake.fit import FitChecker, json_columns, missing_columns, without_columns
 from gazette_platform.lake.layout import Layout, PartitionColumn, StoreRoots, partition_key
+from gazette_platform.lake.listing import SweepPoint
 from gazette_platform.lake.planning import Limits
-from gazette_platform.lake.registration import (
-    JournalProgress,
-    PartitionUpdate,
-    Registrar,
-    RegistrationCursor,
-    TableReport,
-)
+from gazette_platform.lake.progress import JournalCursor, RegistrationCursor
+from gazette_platform.lake.registration import JournalProgress, Registrar, TableReport
 from gazette_platform.lake.repair import MovedFile, Repair, Repairer
 from gazette_platform.lake.settings import LakeSettings
 from gazette_platform.lake.source import BrokerSource, FragmentSource, all_fragments
@@ -39,11 +36,13 @@ __all__ = [
     "FindingKind",
     "FitChecker",
     "FragmentSource",
+    "JournalCursor",
     "JournalProgress",
     "LakeSettings",
     "Layout",
     "Limits",
     "MovedFile",
+    "PartitionAccount",
     "PartitionColumn",
     "PartitionUpdate",
     "Registrar",
@@ -51,6 +50,7 @@ __all__ = [
     "Repair",
     "Repairer",
     "StoreRoots",
+    "SweepPoint",
     "TableReport",
     "TableSpec",
     "all_fragments",

@@ -261,8 +261,8 @@ def _gap_findings(journal: str, listed: Sequence[Fragment]) -> list[Finding]:
             text=f"{journal}: bytes [{begin}, {end}) are in no fragment that the brokers know, "
             "though bytes before and after them are: they were pruned, or given up by `reset-head`. "
             "The table lacks no row that a reader of the journal gets. If there is a copy of the "
-            "files, put it back in its place and clear the cursor of sensor `fragments`; else "
-            "nothing is to be done",
+            "files, put it back in its place: a round of sensor `fragments` finds and registers it; "
+            "else nothing is to be done",
         )
         for begin, end in gaps((f.begin, f.end) for f in listed if f.content_length)
     ]
@@ -285,8 +285,9 @@ def _registration_findings(
                 begin=fragment.begin,
                 end=fragment.end,
                 text=f"fragment {fragment.content_path} is behind the sensor's cursor and in no "
-                "Hive partition, so queries miss it (was a partition dropped?): clear the cursor "
-                "of sensor `fragments`, which repeats no row",
+                "Hive partition, so queries miss it (was a partition dropped?): the round of "
+                "sensor `fragments` over old fragments registers it; its tick says what it cannot "
+                "take",
             )
         )
     return found

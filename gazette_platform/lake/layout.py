@@ -299,6 +299,6 @@ def require_location(table: str, key: str, registered: str, found: str) -> None:
     if not is_same_location(registered, found):
         raise PartitionConflict(
             f"{table}: Hive partition {key} is at {registered}, but fragments lie in {found} (has "
-            "the store of the journal changed, or do two directories have one value?); move the "
-            "files to one place, or give the new ones another key"
+            "the store of the journal changed? then list the old store behind the new one in its spec, "
+            "and they are copied there; or do two directories have one value? then rename a key)"
         )

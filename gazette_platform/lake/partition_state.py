@@ -19,6 +19,7 @@ __all__ = ["PartitionState"]
 
 _STATE = "gazette.state"
 _VERSION = 1
+_FIGURES = frozenset({"numFiles", "numRows", "totalSize"})
 # A parameter has 4,000 characters in the oldest metastores, which is room for 60 ranges in any case.
 _RANGES_MAX = 60
 
@@ -92,6 +93,14 @@ class PartitionState:
             parameters["totalSize"] = str(self.stored_bytes)
         return parameters
 
+    def within(self, parameters: Mapping[str, str]) -> dict[str, str]:
+        """`parameters` with this state in place of the one that they keep; others' stay.
+
+        A figure that is not known any more must not stay behind: engines would believe it.
+        """
+        kept = {k: v for k, v in parameters.items() if k not in _FIGURES}
+        return {**kept, **self.to_parameters()}
+
     def covers(self, begin: int, end: int) -> bool:
         """Whether bytes [begin, end) are in one range."""
         return any(b <= begin and end <= e for b, e in self.ranges)
@@ -160,8 +169,9 @@ class PartitionState:
 
     @property
     def data_version(self) -> str:
-        """Text that changes exactly when the covered bytes do."""
-        return " ".join(f"{begin}-{end}" for begin, end in self.ranges)
+        """Text that changes exactly when the covered bytes do, or those that are there twice."""
+        covered = " ".join(f"{begin}-{end}" for begin, end in self.ranges)
+        return f"{covered} twice-{self.overlap_bytes}" if self.overlap_bytes else covered
 
 
 def _merged(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:

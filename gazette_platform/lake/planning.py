@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import GazetteError, LakeError
@@ -27,7 +28,7 @@ class Limits:
     content_bytes_max: int = 1 << 30
     """Decompressed bytes to read for row counts; one larger fragment alone is allowed."""
     page_limit: int = 1000
-    """Fragments asked of the broker at once, per journal."""
+    """Fragments asked of the broker in one call."""
 
 
 @final
@@ -39,6 +40,7 @@ class PlannedPartition:
     key: str
     """Dagster's partition key."""
     location: str
+    """Where the first of its fragments lies."""
     journal: str
     fragments: tuple[Fragment, ...]
 
@@ -46,12 +48,11 @@ class PlannedPartition:
 @final
 @dataclass(slots=True, kw_only=True)
 class Plan:
-    """What to do in this tick, and the offsets to start the next one from."""
+    """What to do in this tick."""
 
     partitions: list[PlannedPartition] = field(default_factory=list)
-    offsets: dict[str, int] = field(default_factory=dict)
     errors: dict[str, GazetteError] = field(default_factory=dict)
-    """By journal: why its fragments from some offset on are left out; they are tried again."""
+    """By journal: why the first of its fragments that are left out is; they are tried again."""
     is_complete: bool = True
     """False if a limit ended the plan before all that is persisted was in it."""
 
@@ -70,62 +71,57 @@ def require_codec(journal: str, codec: CompressionCodec) -> None:
 
 
 def make_plan(
-    listed: Mapping[str, Sequence[Fragment]],
+    wanted: Mapping[str, Sequence[Fragment]],
     *,
-    offsets: Mapping[str, int],
     layout: Layout,
     columns: Sequence[PartitionColumn],
     roots: StoreRoots,
     limits: Limits,
+    old: Sequence[Fragment] = (),
 ) -> Plan:
-    """Place the persisted fragments of `listed`.
+    """Place the persisted fragments of `wanted`.
 
-    A journal's fragments are taken in offset order up to the first that is not persisted yet, so an
-    offset says that all before it is done. An error in one journal does not hold up the others.
+    Journals take turns, so that none uses up the limits. A fragment that cannot be placed is left
+    out, with an error, and holds up no other; one that is not persisted yet is left out, too.
 
     Args:
-        listed: per journal, fragments in offset order.
-        offsets: per journal, where to go on; 0 if absent.
+        wanted: per journal, new fragments in offset order.
         layout: the table's layout.
         columns: the table's partition columns, in the order of the layout's keys.
         roots: where stores lie for engines.
         limits: bounds of the plan.
+        old: fragments to look at again, if the limits leave room.
     """
-    plan = Plan(offsets=dict(offsets))
+    plan = Plan()
     placed: dict[tuple[str, ...], list[Fragment]] = {}
-    locations: dict[tuple[str, ...], tuple[str, str]] = {}
-    count = length = 0
-    for journal, fragments in listed.items():
-        for fragment in fragments:
-            if fragment.end <= plan.offsets.get(journal, 0) or not fragment.content_length:
-                continue
-            if not fragment.backing_store:
-                break
-            try:
-                values, location = _place(fragment, layout, columns, roots)
-                _require_one_place(locations.get(values), location, journal)
-            except GazetteError as err:
-                plan.errors[journal] = err
-                break
-            is_over = count > 0 and (
-                count >= limits.fragments_max
-                or length + fragment.content_length > limits.content_bytes_max
-                or (values not in placed and len(placed) >= limits.partitions_max)
-            )
-            if is_over:
-                plan.is_complete = False
-                break
-            placed.setdefault(values, []).append(fragment)
-            locations[values] = (location, journal)
-            plan.offsets[journal] = fragment.end
-            count += 1
-            length += fragment.content_length
+    homes: dict[tuple[str, ...], _Home] = {}
+    count = 0
+    rounds = zip_longest(*wanted.values())
+    for fragment in chain((f for turn in rounds for f in turn if f is not None), old):
+        if not fragment.backing_store or not fragment.content_length:
+            continue
+        try:
+            values, home = _place(fragment, layout, columns, roots)
+            _require_one_place(homes.get(values), home)
+        except GazetteError as err:
+            plan.errors.setdefault(fragment.journal, err)
+            continue
+        is_over = count > 0 and (
+            count >= limits.fragments_max
+            or (values not in placed and len(placed) >= limits.partitions_max)
+        )
+        if is_over:
+            plan.is_complete = False
+            break
+        placed.setdefault(values, []).append(fragment)
+        homes.setdefault(values, home)
+        count += 1
     plan.partitions = [
         PlannedPartition(
             values=values,
             key=partition_key(columns, values),
-            location=locations[values][0],
-            journal=locations[values][1],
+            location=homes[values].location,
+            journal=homes[values].journal,
             fragments=tuple(fragments),
         )
         for values, fragments in placed.items()
@@ -133,14 +129,25 @@ def make_plan(
     return plan
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class _Home:
+    """Where fragments of a Hive partition lie. Of one directory in two stores, the first counts."""
+
+    journal: str
+    directory: str
+    location: str
+
+
 def _place(
     fragment: Fragment, layout: Layout, columns: Sequence[PartitionColumn], roots: StoreRoots
-) -> tuple[tuple[str, ...], str]:
+) -> tuple[tuple[str, ...], _Home]:
     require_codec(fragment.journal, fragment.codec)
     directory = directory_of(fragment)
     texts = layout.match(directory)
     values = tuple(c.value(t) for c, t in zip(columns, texts, strict=True))
-    return values, roots.location(fragment.backing_store, directory)
+    location = roots.location(fragment.backing_store, directory)
+    return values, _Home(fragment.journal, directory, location)
 
 
 def directory_of(fragment: Fragment) -> str:
@@ -148,10 +155,10 @@ def directory_of(fragment: Fragment) -> str:
     return fragment.content_path.rpartition("/")[0]
 
 
-def _require_one_place(known: tuple[str, str] | None, location: str, journal: str) -> None:
-    if known is not None and known != (location, journal):
+def _require_one_place(known: _Home | None, home: _Home) -> None:
+    if known is not None and (known.journal, known.directory) != (home.journal, home.directory):
         raise LakeError(
-            f"{journal}: fragments in {location} belong to the same Hive partition as those in "
-            f"{known[0]} ({known[1]}); two directories may not have one value: rename a key, or "
-            "type it as string"
+            f"{home.journal}: fragments in {home.location} belong to the same Hive partition as those "
+            f"in {known.location} ({known.journal}); two directories may not have one value: rename a "
+            "key, or type it as string"
         )

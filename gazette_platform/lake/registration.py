@@ -2,60 +2,50 @@
 
 One call of `Registrar.tick` moves one table on: it lists fragments since the cursor, makes or evolves
 the table, adds the Hive partitions that are new and brings the accounts of all touched ones up to
-date. The order is table, Hive partitions, accounts, and only then the caller stores the cursor: a
-crash anywhere is healed by running the same tick again, which finds what is done and repeats none.
+date. The order is table, Hive partitions, accounts, and only then the caller tells of the accounts
+and stores the cursor. A crash anywhere is healed by running the same tick again: what it touches is
+told of by what the accounts say, not by who changed them.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Protocol, final
 
-from gazette_platform.errors import (
-    DataError,
-    GazetteError,
-    LakeError,
-    SchemaMismatch,
-    ValidationError,
-)
-from gazette_platform.hive import HivePartition, HiveTable, MetastoreSession
+from gazette_platform.errors import DataError, GazetteError, SchemaMismatch
+from gazette_platform.lake.accounting import Accountant, PartitionAccount, PartitionUpdate
 from gazette_platform.lake.check import SAMPLE_BYTES, check_sample
 from gazette_platform.lake.content import FragmentContent
-from gazette_platform.lake.fit import damage, json_columns, misfit, value_scanner
-from gazette_platform.lake.layout import Layout, StoreRoots, partition_columns, require_location
-from gazette_platform.lake.partition_state import PartitionState
-from gazette_platform.lake.planning import (
-    Limits,
-    Plan,
-    PlannedPartition,
-    directory_of,
-    make_plan,
-    require_codec,
+from gazette_platform.lake.cutover import Cutover
+from gazette_platform.lake.layout import Layout, StoreRoots, partition_columns
+from gazette_platform.lake.listing import (
+    JournalListing,
+    SweepPoint,
+    list_holes,
+    list_new,
+    list_sweep,
 )
+from gazette_platform.lake.planning import Limits, directory_of, make_plan, require_codec
+from gazette_platform.lake.progress import JournalCursor, advance
+from gazette_platform.lake.storage import Storage
 from gazette_platform.lake.tables import DIGEST, LAYOUT, ensure_table, table_definition
+from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import CompressionCodec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
+    from gazette_platform.hive import HiveTable, MetastoreSession
     from gazette_platform.lake.findings import Finding
     from gazette_platform.lake.source import FragmentSource
     from gazette_platform.lake.table_spec import TableSpec
+    from gazette_platform.ops.clock import Clock
     from gazette_platform.protocol import Fragment, JournalSpec
 
-__all__ = [
-    "JournalProgress",
-    "Metastore",
-    "PartitionUpdate",
-    "Registrar",
-    "RegistrationCursor",
-    "TableReport",
-]
+__all__ = ["JournalProgress", "Metastore", "Registrar", "TableReport"]
 
-_CURSOR_VERSION = 1
 _SAMPLES_MAX = 5
 
 
@@ -69,75 +59,20 @@ class Metastore(Protocol):
 
 @final
 @dataclass(frozen=True, slots=True)
-class RegistrationCursor:
-    """Per table and journal, the offset up to which all is registered. No times are in it."""
-
-    offsets: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, text: str | None) -> RegistrationCursor:
-        """The cursor whose `str` was `text`; empty for None.
-
-        Raises: ValidationError: not a cursor of this version; says how to reset it.
-        """
-        if not text:
-            return cls()
-        try:
-            raw = json.loads(text)
-            if raw["version"] != _CURSOR_VERSION:
-                raise ValidationError(f"cursor has version {raw['version']}", path="cursor")
-            return cls(
-                {
-                    str(table): {str(j): int(offset) for j, offset in journals.items()}
-                    for table, journals in raw["tables"].items()
-                }
-            )
-        except (ValueError, KeyError, TypeError, AttributeError) as err:
-            raise ValidationError(
-                f"{text[:60]!r} is not a cursor of this sensor: clear it in the Dagster UI; "
-                "everything is then registered anew, which repeats no row",
-                path="cursor",
-            ) from err
-
-    def dump(self) -> str:
-        """The cursor as text, in one canonical form."""
-        return json.dumps(
-            {"version": _CURSOR_VERSION, "tables": self.offsets},
-            sort_keys=True,
-            separators=(",", ":"),
-        )
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionUpdate:
-    """A Hive partition that a tick changed."""
-
-    key: str
-    values: tuple[str, ...]
-    location: str
-    journal: str
-    is_new: bool
-    fragments_added: int
-    rows_added: int | None
-    content_bytes_added: int
-    state: PartitionState
-    """Totals after the tick."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
 class JournalProgress:
     """How far a journal is registered, and where its listed content ends."""
 
     journal: str
     registered: int
+    """End of the furthest fragment that is registered."""
     write_head: int
+    hole_bytes: int = 0
+    """Bytes before `registered` that are awaited."""
 
     @property
     def lag_bytes(self) -> int:
         """Bytes appended but not registered."""
-        return max(0, self.write_head - self.registered)
+        return max(0, self.write_head - self.registered) + self.hole_bytes
 
 
 @final
@@ -146,9 +81,13 @@ class TableReport:
     """What one tick did to one table."""
 
     table: str
-    offsets: dict[str, int] = field(default_factory=dict)
+    cursors: dict[str, JournalCursor] = field(default_factory=dict)
+    """By journal, where the next tick goes on."""
     journals: list[JournalProgress] = field(default_factory=list)
     updates: list[PartitionUpdate] = field(default_factory=list)
+    accounts: list[PartitionAccount] = field(default_factory=list)
+    """Of all Hive partitions that were looked at: those changed now, and those changed before by a
+    tick that did not end, or by others."""
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     """What works otherwise than one may expect; told once, when the table is made or changed."""
@@ -159,8 +98,19 @@ class TableReport:
     is_changed: bool = False
     """Whether the table was made, or follows another spec, since the last tick."""
     has_more: bool = False
+    swept: SweepPoint | None = None
+    """Where the round of looking again goes on; None: it is through, or was not asked for."""
     definition: HiveTable | None = None
     """The table in the metastore, if it exists."""
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        """By journal, the offset before which all is registered or given up."""
+        return {journal: cursor.complete_to for journal, cursor in self.cursors.items()}
+
+
+def _never() -> bool:
+    return False
 
 
 @final
@@ -172,6 +122,7 @@ class Registrar:
         metastore: where tables are made.
         roots: where fragment stores lie for engines.
         limits: bounds of one table's tick.
+        clock: tells how old fragments are.
     """
 
     def __init__(
@@ -180,25 +131,38 @@ class Registrar:
         metastore: Metastore,
         roots: StoreRoots,
         limits: Limits | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self._source = source
         self._metastore = metastore
         self._roots = roots
         self._limits = limits or Limits()
+        self._clock = clock or SystemClock()
+        self._storage = Storage(roots)
         self._content = FragmentContent(source)
 
-    def tick(self, spec: TableSpec, offsets: Mapping[str, int]) -> TableReport:
+    def tick(
+        self,
+        spec: TableSpec,
+        cursors: Mapping[str, JournalCursor],
+        *,
+        sweep: SweepPoint | None = None,
+        is_over: Callable[[], bool] = _never,
+    ) -> TableReport:
         """Register what is new of one table, within the limits.
 
         Args:
             spec: the table.
-            offsets: the table's part of the cursor.
+            cursors: the table's part of the cursor.
+            sweep: where to look at old fragments again, which finds what came late, what others
+                overwrote and what was never told; None: nowhere.
+            is_over: whether time is up; what is left is done at the next tick.
 
-        Returns: what was done, with the offsets to store; errors of single journals are in it.
+        Returns: what was done, with the cursors to store; errors of single fragments are in it.
         Raises: GazetteError: broker or metastore cannot be reached, or the spec does not fit the
-            data or the table that exists. Nothing is registered then, and the offsets stay.
+            data or the table that exists. The cursors of before hold.
         """
-        report = TableReport(table=spec.name, offsets=dict(offsets))
+        report = TableReport(table=spec.name, cursors=dict(cursors))
         journals = self._source.journals(spec.label_selector)
         if not journals:
             return report
@@ -206,49 +170,45 @@ class Registrar:
             table = session.table(spec.schema, spec.table)
             if table is None:
                 # The table was never made, or was dropped: it gets everything.
-                report.offsets = {}
-            listed = self._list([j.name for j in journals], report)
+                report.cursors = {}
+            before = {j.name: report.cursors.get(j.name, JournalCursor()) for j in journals}
+            listed = self._list(before, is_over)
+            report.has_more = len(listed) < len(before)
+            report.has_more |= any(one.has_more for one in listed.values())
             is_current = table is not None and table.parameters.get(DIGEST) == spec.digest
             if table is None or not is_current:
                 table = self._make_table(session, spec, journals, listed, table)
                 if table is None:
+                    report.journals = _progress(report, listed)
                     return report
                 report.warnings += _codec_warnings(spec, journals)
                 report.is_changed = True
             report.definition = table
-            self._register(session, spec, table, listed, report)
-        heads = {p.journal: p.write_head for p in report.journals}
-        report.journals = [
-            JournalProgress(journal, report.offsets.get(journal, 0), head)
-            for journal, head in heads.items()
-        ]
+            old: Sequence[Fragment] = ()
+            if sweep is not None and not is_over():
+                _, page, report.swept = list_sweep(self._source, list(before), sweep)
+                old = page.fragments
+            stores = {j.name: j.fragment.stores for j in journals}
+            self._register(session, spec, table, stores, listed, old, report, is_over)
+        report.journals = _progress(report, listed)
         return report
 
-    def _list(self, journals: Sequence[str], report: TableReport) -> dict[str, list[Fragment]]:
-        """Fragments since the report's offsets, of as many journals as the limits allow.
-
-        A fragment is found by its begin. When the first one found begins beyond the offset, a
-        larger fragment that took the place of smaller ones may span it: then all are listed.
-        """
-        listed: dict[str, list[Fragment]] = {}
-        budget = self._limits.fragments_max
-        for journal in journals:
-            if budget <= 0:
-                report.has_more = True
-                break
-            offset = report.offsets.get(journal, 0)
-            limit = min(self._limits.page_limit, budget)
-            fragments = self._source.fragments(journal, offset, limit)
-            if offset and fragments and fragments[0].begin > offset:
-                spanning = [
-                    f for f in self._source.fragments(journal, 0, limit) if f.begin < offset < f.end
-                ]
-                fragments = spanning + fragments
-            listed[journal] = fragments
-            budget -= len(fragments)
-            report.has_more = report.has_more or len(fragments) >= limit
-            head = max((f.end for f in fragments), default=offset)
-            report.journals.append(JournalProgress(journal, offset, head))
+    def _list(
+        self, cursors: Mapping[str, JournalCursor], is_over: Callable[[], bool]
+    ) -> dict[str, JournalListing]:
+        """What to look at of each journal: what is new, then what is awaited."""
+        listed = list_new(
+            self._source,
+            cursors,
+            fragments_max=self._limits.fragments_max,
+            page_limit=self._limits.page_limit,
+            is_over=is_over,
+        )
+        for journal, listing in listed.items():
+            if listing.cursor.holes and not is_over():
+                listing.pages += list_holes(
+                    self._source, journal, listing.cursor, now_s=self._clock.unix_s()
+                )
         return listed
 
     def _make_table(
@@ -256,13 +216,14 @@ class Registrar:
         session: MetastoreSession,
         spec: TableSpec,
         journals: Sequence[JournalSpec],
-        listed: Mapping[str, Sequence[Fragment]],
+        listed: Mapping[str, JournalListing],
         existing: HiveTable | None,
     ) -> HiveTable | None:
         """Make or evolve the table, or do nothing while no fragment shows its layout."""
         for journal in journals:
             require_codec(journal.name, journal.fragment.codec)
-        firsts = _firsts(listed)
+        wanted_fragments = {j: listing.wanted() for j, listing in listed.items()}
+        firsts = _firsts(wanted_fragments)
         first = firsts[0] if firsts else None
         if existing is not None and LAYOUT in existing.parameters:
             # The spec changed: its columns may, its layout may not.
@@ -277,8 +238,11 @@ class Registrar:
             location = self._roots.location(first.backing_store, layout.base)
         wanted = table_definition(spec, layout, location)
         if existing is None or existing.columns != wanted.columns:
-            self._require_fit(spec, [*firsts, *_lasts(listed)])
-        return ensure_table(session, wanted)
+            self._require_fit(spec, [*firsts, *_lasts(wanted_fragments)])
+        # A table without keys has its accounts in what is altered here.
+        with session.accounts_lock(spec.schema, spec.table) as lock:
+            lock.require()
+            return ensure_table(session, wanted)
 
     def _require_fit(self, spec: TableSpec, samples: Sequence[Fragment]) -> None:
         """Refuse a spec that none of `samples` fits.
@@ -298,149 +262,64 @@ class Registrar:
         if error is not None:
             raise error
 
-    def _register(
+    def _register(  # noqa: PLR0917
         self,
         session: MetastoreSession,
         spec: TableSpec,
         table: HiveTable,
-        listed: Mapping[str, Sequence[Fragment]],
+        stores: Mapping[str, Sequence[str]],
+        listed: Mapping[str, JournalListing],
+        old: Sequence[Fragment],
         report: TableReport,
+        is_over: Callable[[], bool],
     ) -> None:
         layout = Layout.parse(table.parameters[LAYOUT])
+        wanted = {journal: listing.wanted() for journal, listing in listed.items()}
+        new = {(f.journal, f.begin, f.end) for fragments in wanted.values() for f in fragments}
         plan = make_plan(
-            listed,
-            offsets=report.offsets,
+            wanted,
             layout=layout,
             columns=partition_columns(spec, layout),
             roots=self._roots,
             limits=self._limits,
+            old=[f for f in old if (f.journal, f.begin, f.end) not in new],
         )
-        report.errors += [str(err) for err in plan.errors.values()]
-        report.has_more = report.has_more or not plan.is_complete
-        if not plan.partitions:
-            report.offsets = plan.offsets
-            return
-        if layout.keys:
-            self._account_partitions(session, spec, table, plan, report)
-        else:
-            self._account_table(session, spec, table, plan, report)
-        report.offsets = plan.offsets
-
-    def _account_partitions(
-        self,
-        session: MetastoreSession,
-        spec: TableSpec,
-        table: HiveTable,
-        plan: Plan,
-        report: TableReport,
-    ) -> None:
-        existing = session.partitions_of(table, [p.values for p in plan.partitions])
-        missing = [p for p in plan.partitions if p.values not in existing]
-        for planned in missing:
-            # A wrong root must not make Hive partitions that are empty for ever.
-            self._content.require_stored(planned.fragments[0], planned.location)
-        # New ones first become visible to engines; counting rows may take a while.
-        session.add_partitions(
-            table,
-            [
-                HivePartition(
-                    values=p.values,
-                    location=p.location,
-                    parameters=PartitionState().to_parameters(),
-                )
-                for p in missing
-            ],
-        )
-        changed: list[HivePartition] = []
-        for planned in plan.partitions:
-            found = existing.get(planned.values)
-            parameters = found.parameters if found is not None else {}
-            if found is not None:
-                require_location(table.full_name, planned.key, found.location, planned.location)
-            update = self._account(spec, planned, parameters, is_new=found is None, report=report)
-            if update is not None:
-                report.updates.append(update)
-                changed.append(
-                    HivePartition(
-                        values=planned.values,
-                        location=found.location if found is not None else planned.location,
-                        parameters={**parameters, **update.state.to_parameters()},
-                    )
-                )
-        session.alter_partitions(table, changed)
-
-    def _account_table(
-        self,
-        session: MetastoreSession,
-        spec: TableSpec,
-        table: HiveTable,
-        plan: Plan,
-        report: TableReport,
-    ) -> None:
-        """A table without keys has one directory, and its accounts in its own parameters."""
-        (planned,) = plan.partitions
-        require_location(table.full_name, planned.key, table.location, planned.location)
-        update = self._account(spec, planned, table.parameters, is_new=False, report=report)
-        if update is not None:
-            parameters = {**table.parameters, **update.state.to_parameters()}
-            session.alter_table(replace(table, parameters=parameters))
-            report.updates.append(update)
-
-    def _account(
-        self,
-        spec: TableSpec,
-        planned: PlannedPartition,
-        parameters: Mapping[str, str],
-        *,
-        is_new: bool,
-        report: TableReport,
-    ) -> PartitionUpdate | None:
-        """Count what is new in a Hive partition. Returns: None if nothing is."""
-        before = PartitionState.from_parameters(parameters)
-        state = before
-        rows_added: int | None = 0
-        for fragment in planned.fragments:
-            if state.covers(fragment.begin, fragment.end):
-                continue
-            rows = stored = None
-            try:
-                counted = self._content.count(
-                    fragment,
-                    planned.location,
-                    columns=json_columns(spec) - report.columns,
-                    scanner=value_scanner(spec),
-                )
-            except DataError as err:
-                # Its Hive partition is registered all the same: the other files are good, and the
-                # engines, too, name the damaged one.
-                report.misfits.append(damage(spec, fragment, planned.location, err))
-            else:
-                rows, stored = counted.rows, counted.stored_bytes
-                report.columns |= counted.columns
-                found = misfit(spec, fragment, planned.location, counted)
-                report.misfits += [found] if found is not None else []
-            rows_added = None if rows is None or rows_added is None else rows_added + rows
-            state = state.adding(
-                fragment.journal, fragment.begin, fragment.end, rows=rows, stored_bytes=stored
+        errors = dict(plan.errors)
+        done: set[tuple[str, int, int]] = set()
+        if plan.partitions:
+            accountant = Accountant(
+                self._content,
+                Cutover(self._storage, self._roots, stores),
+                session,
+                spec,
+                table,
+                content_bytes_max=self._limits.content_bytes_max,
+                is_over=is_over,
             )
-        if state == before:
-            return None
-        if before.journal not in ("", planned.journal):
-            raise LakeError(
-                f"Hive partition {planned.key} of {report.table} holds journal {before.journal} "
-                f"already, so {planned.journal} may not write there; give them different keys"
-            )
-        return PartitionUpdate(
-            key=planned.key,
-            values=planned.values,
-            location=planned.location,
-            journal=planned.journal,
-            is_new=is_new,
-            fragments_added=state.fragments - before.fragments,
-            rows_added=rows_added,
-            content_bytes_added=state.content_bytes - before.content_bytes,
-            state=state,
-        )
+            result = accountant.run(plan.partitions)
+            done = result.done
+            errors = {**result.errors, **errors}
+            report.updates += result.updates
+            report.accounts += result.accounts
+            report.misfits += result.misfits
+            report.columns |= result.columns
+            report.has_more |= not result.is_complete
+        report.has_more |= not plan.is_complete
+        report.errors += [str(errors[journal]) for journal in sorted(errors)]
+        now_s = self._clock.unix_s()
+        for journal, listing in listed.items():
+            held = {(begin, end) for name, begin, end in done if name == journal}
+            # What the cursor does not want was registered before.
+            held &= {(f.begin, f.end) for f in wanted[journal]}
+            report.cursors[journal] = advance(listing.cursor, listing.pages, held, now_s=now_s)
+
+
+def _progress(report: TableReport, listed: Mapping[str, JournalListing]) -> list[JournalProgress]:
+    found: list[JournalProgress] = []
+    for journal, listing in listed.items():
+        cursor = report.cursors.get(journal, listing.cursor)
+        found.append(JournalProgress(journal, cursor.offset, listing.write_head, cursor.hole_bytes))
+    return found
 
 
 def _firsts(listed: Mapping[str, Sequence[Fragment]]) -> list[Fragment]:

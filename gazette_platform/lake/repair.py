@@ -13,6 +13,7 @@ over. What this process may not write is left as it is: the check stays red and 
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, final
 
@@ -29,7 +30,7 @@ from gazette_platform.protocol import parse_fragment_path
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gazette_platform.hive import HivePartition, HiveTable, MetastoreSession
+    from gazette_platform.hive import HeldLock, HivePartition, HiveTable, MetastoreSession
     from gazette_platform.lake.findings import Finding
     from gazette_platform.lake.layout import StoreRoots
     from gazette_platform.lake.source import FragmentSource
@@ -190,8 +191,9 @@ class Repairer:
             fragment = _fragment(target, now.files.stores[place])
             rows = self._rows_of_twin(fragment, target, covers, repair)
             if rows is not None:
-                accounts = _Accounts.read(session, table, target)
-                self._move(accounts, fragment, rows, covers, now, repair)
+                with session.accounts_lock(table.database, table.name) as lock:
+                    accounts = _Accounts.read(session, table, target, lock)
+                    self._move(accounts, fragment, rows, covers, now, repair)
         return True
 
     def _rows_of_twin(
@@ -238,7 +240,9 @@ class Repairer:
         try:
             moved = self._put_aside(fragment.backing_store, target, covers)
         except (LakeError, StoreError) as err:
-            accounts.write(accounts.state)
+            # If this fails, too, the next time finds the accounts done and the file to be moved.
+            with suppress(LakeError):
+                accounts.write(accounts.state)
             repair.waiting[target.path] = f"it is not moved now: {err}"
             return
         del now.files.fragments[place]
@@ -328,16 +332,20 @@ class _Accounts:
     target: Finding
     state: PartitionState
     partition: HivePartition | None
+    lock: HeldLock
 
     @classmethod
-    def read(cls, session: MetastoreSession, table: HiveTable, target: Finding) -> _Accounts:
+    def read(
+        cls, session: MetastoreSession, table: HiveTable, target: Finding, lock: HeldLock
+    ) -> _Accounts:
         if not table.partition_columns:
             current = session.table(table.database, table.name) or table
             state = PartitionState.from_parameters(current.parameters)
-            return cls(session, current, target, state, None)
+            return cls(session, current, target, state, None, lock)
         found = session.partitions_of(table, [target.values]).get(target.values)
         parameters = found.parameters if found is not None else {}
-        return cls(session, table, target, PartitionState.from_parameters(parameters), found)
+        state = PartitionState.from_parameters(parameters)
+        return cls(session, table, target, state, found, lock)
 
     @property
     def key(self) -> str:
@@ -369,12 +377,13 @@ class _Accounts:
         )
 
     def write(self, state: PartitionState) -> None:
+        self.lock.require()
         if self.partition is not None:
-            parameters = {**self.partition.parameters, **state.to_parameters()}
+            parameters = state.within(self.partition.parameters)
             partition = replace(self.partition, parameters=parameters)
             self.session.alter_partitions(self.table, [partition])
         elif not self.table.partition_columns:
-            parameters = {**self.table.parameters, **state.to_parameters()}
+            parameters = state.within(self.table.parameters)
             self.session.alter_table(replace(self.table, parameters=parameters))
 
 

@@ -139,6 +139,14 @@ class StoreFiles:
                 file.write(piece)
             _wait(self._driver.put(place, file.fileno(), file.tell()), _COPY_TIMEOUT_S)
 
+    def take(self, source: StoreFiles, path: str) -> None:
+        """Have a copy of a file of `source`, at the same path. What was there, is replaced."""
+        with tempfile.TemporaryFile(buffering=0) as file:
+            for piece in source.read(path):
+                file.write(piece)
+            put = self._driver.put(self._place(path), file.fileno(), file.tell())
+            _wait(put, _COPY_TIMEOUT_S)
+
     def remove(self, path: str) -> None:
         """Delete a file."""
         _wait(self._driver.remove(self._place(path)))

@@ -68,6 +68,11 @@ class AuditState:
     told: str = ""
     """Digest of the findings last told to Dagster; empty: never."""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the table is to be looked at at once: never told of, or something is wrong."""
+        return not self.told or bool(self.findings or self.fits)
+
     @classmethod
     def from_json(cls, raw: Any) -> AuditState:
         """The state whose `to_json` was `raw`; an empty one if it is of another release.

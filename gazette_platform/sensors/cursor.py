@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.lake import RegistrationCursor
+from gazette_platform.lake import RegistrationCursor, SweepPoint
 from gazette_platform.sensors.audits import AuditState
 
 if TYPE_CHECKING:
@@ -27,6 +27,14 @@ class SensorCursor:
     """Digest of the problem last told, by table; absent when there is none."""
     audits: Mapping[str, AuditState] = field(default_factory=dict)
     """What the audits of each table know."""
+    turn: str = ""
+    """The table that comes first, since the time was up before it had its turn; empty: none."""
+    swept: str = ""
+    """The table whose old fragments are looked at again."""
+    sweep: SweepPoint = field(default_factory=SweepPoint)
+    """Where that goes on."""
+    audited: str = ""
+    """The table audited last in turn."""
 
     @classmethod
     def parse(cls, text: str | None) -> SensorCursor:
@@ -42,10 +50,15 @@ class SensorCursor:
         audits = raw.get("audits", {})
         if not isinstance(audits, dict):
             raise ValidationError("audits is not an object", path="cursor")
+        swept, journal, offset = _sweep(raw.get("sweep"))
         return cls(
             registered,
             {str(table): str(digest) for table, digest in problems.items()},
             {str(table): AuditState.from_json(state) for table, state in audits.items()},
+            turn=str(raw.get("turn", "")),
+            swept=swept,
+            sweep=SweepPoint(journal, offset),
+            audited=str(raw.get("audited", "")),
         )
 
     def dump(self) -> str:
@@ -55,7 +68,22 @@ class SensorCursor:
             raw["problems"] = dict(self.problems)
         if self.audits:
             raw["audits"] = {table: state.to_json() for table, state in self.audits.items()}
+        if self.turn:
+            raw["turn"] = self.turn
+        if self.swept:
+            raw["sweep"] = [self.swept, self.sweep.journal, self.sweep.offset]
+        if self.audited:
+            raw["audited"] = self.audited
         return json.dumps(raw, sort_keys=True, separators=(",", ":"))
+
+
+def _sweep(raw: Any) -> tuple[str, str, int]:
+    """Where a round of looking again stood; at its begin if that cannot be read."""
+    try:
+        table, journal, offset = raw
+        return str(table), str(journal), int(offset)
+    except (TypeError, ValueError):
+        return "", "", 0
 
 
 def problem_digest(texts: list[str]) -> str:

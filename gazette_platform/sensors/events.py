@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING
 
 from dagster import AssetMaterialization, AssetObservation, MetadataValue
 
 from gazette_platform.assets.raw import column_schema, journals_key, table_key
 from gazette_platform.lake import PartitionColumn, partition_key
+from gazette_platform.sensors.versions import DATA_VERSION, data_version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dagster import RawMetadataValue
 
-    from gazette_platform.lake import JournalProgress, MovedFile, PartitionUpdate, TableSpec
+    from gazette_platform.lake import JournalProgress, MovedFile, PartitionAccount, TableSpec
     from gazette_platform.lake.partition_state import PartitionState
+    from gazette_platform.sensors.told import Added
 
 __all__ = [
     "journal_partition",
@@ -26,34 +27,32 @@ __all__ = [
     "repair_materialization",
 ]
 
-_DATA_VERSION = "dagster/data_version"
-_TAG_CHARACTERS_MAX = 63
 _JOURNAL = PartitionColumn(key="journal", column="journal", type="string")
 _PROBLEMS_SHOWN = 20
 
 
 def materialization(
-    spec: TableSpec, update: PartitionUpdate, *, trino_ui: str = ""
+    spec: TableSpec, account: PartitionAccount, added: Added, *, trino_ui: str = ""
 ) -> AssetMaterialization:
-    """The event of a Hive partition that a tick changed, with its totals and what was added."""
-    state = update.state
-    metadata = _totals(spec, update.journal, state) | {
-        "location": MetadataValue.path(update.location),
-        "fragments_added": update.fragments_added,
-        "content_bytes_added": update.content_bytes_added,
+    """The event of a Hive partition: its totals, and what they have more than the event before."""
+    state = account.state
+    metadata = _totals(spec, account.journal, state) | {
+        "location": MetadataValue.path(account.location),
+        "fragments_added": added.fragments,
+        "content_bytes_added": added.content_bytes,
     }
-    if update.rows_added is not None:
-        metadata["rows_added"] = update.rows_added
-    if update.is_new:
+    if added.rows is not None:
+        metadata["rows_added"] = added.rows
+    if added.is_first:
         metadata["dagster/column_schema"] = column_schema(spec)
     if trino_ui:
         metadata["trino"] = MetadataValue.url(f"{trino_ui}/ui/")
     return AssetMaterialization(
         asset_key=table_key(spec.name),
-        partition=update.key,
-        description=f"{update.fragments_added} fragments of {update.journal}",
+        partition=account.key,
+        description=f"{added.fragments} fragments of {account.journal}",
         metadata=metadata,
-        tags={_DATA_VERSION: _version(state.data_version)},
+        tags={DATA_VERSION: data_version(state)},
     )
 
 
@@ -73,7 +72,7 @@ def repair_materialization(spec: TableSpec, moved: Sequence[MovedFile]) -> Asset
                 [{"file": m.finding.path, "to": m.target} for m in moved[:_PROBLEMS_SHOWN]]
             ),
         },
-        tags={_DATA_VERSION: _version(last.state.data_version)},
+        tags={DATA_VERSION: data_version(last.state)},
     )
 
 
@@ -110,8 +109,10 @@ def observation(table: str, progress: JournalProgress) -> AssetObservation:
             "write_head": progress.write_head,
             "registered": progress.registered,
             "lag_bytes": progress.lag_bytes,
+            # Bytes before `registered` that no broker has stored yet, or that cannot be taken.
+            "awaited_bytes": progress.hole_bytes,
         },
-        tags={_DATA_VERSION: str(progress.write_head)},
+        tags={DATA_VERSION: str(progress.write_head)},
     )
 
 
@@ -126,11 +127,3 @@ def problem_observation(table: str, problems: Sequence[str]) -> AssetObservation
 def journal_partition(journal: str) -> str:
     """Dagster's partition key of a journal, distinct for distinct names; slashes stay readable."""
     return partition_key([_JOURNAL], [journal]).partition("=")[2].replace("%2F", "/")
-
-
-def _version(text: str) -> str:
-    if not text:
-        return "empty"
-    if len(text) <= _TAG_CHARACTERS_MAX:
-        return text.replace(" ", "_")
-    return hashlib.sha256(text.encode()).hexdigest()[:32]

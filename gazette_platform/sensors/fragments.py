@@ -6,10 +6,14 @@ table on by a bounded amount of work. A table with a problem holds up no other: 
 tick's skip reason, a line in its log and, once per change, an observation of the table's asset.
 
 Dagster stores a tick's events first and its cursor last, so a crash between them replays the tick.
-Registration is idempotent by content, so the replay finds nothing new.
+Registration is idempotent by content, so the replay registers nothing twice; and events follow from
+what accounts say and Dagster was told, so it tells just what was not told.
+
+Work is shared out by turns. A tick ends by its own clock, and the next one begins with the table that
+had no time; and each looks again at one slice of what was registered long ago.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import final
 
@@ -24,9 +28,17 @@ from dagster import (
 )
 from dagster._core.definitions.dynamic_partitions_request import AddDynamicPartitionsRequest
 
-from gazette_platform.assets.raw import journals_partitions, table_partitions
+from gazette_platform.assets.raw import journals_partitions, table_key, table_partitions
 from gazette_platform.errors import GazetteError, TransportError
-from gazette_platform.lake import Registrar, RegistrationCursor, Repair, TableReport, TableSpec
+from gazette_platform.hive import SharedMetastore
+from gazette_platform.lake import (
+    Registrar,
+    Repair,
+    SweepPoint,
+    TableReport,
+    TableSpec,
+)
+from gazette_platform.ops.clock import SystemClock
 from gazette_platform.resources import BrokerResource, LakeResource, MetastoreResource
 from gazette_platform.sensors.audits import AuditState, TableAudits
 from gazette_platform.sensors.cursor import SensorCursor, problem_digest
@@ -37,13 +49,22 @@ from gazette_platform.sensors.events import (
     problem_observation,
     repair_materialization,
 )
+from gazette_platform.sensors.told import InstanceTold, Told, added_since, untold
+from gazette_platform.sensors.turns import TickState, following, in_turn
 
-__all__ = ["TickOutcome", "fragments_sensor", "run_tick"]
+__all__ = ["TickOutcome", "TickPorts", "fragments_sensor", "run_tick"]
 
 _INTERVAL_S = 3
 # Each event is a write of some milliseconds to Dagster's storage: a tick that tells more than this
 # leaves the other tables to the next one.
 _EVENTS_MAX = 2000
+# Seconds after which a tick begins nothing more. Dagster gives up on one, with all its events, after
+# 60 s unless it is told otherwise; what was begun by then has the rest.
+_TICK_S = 25.0
+
+
+def _never() -> bool:
+    return False
 
 
 @final
@@ -80,23 +101,30 @@ def fragments_sensor(
     lake: LakeResource,
 ) -> SensorResult:
     """Register what is new of every table."""
+    clock = SystemClock()
+    ends_at = clock.monotonic() + _TICK_S
     cursor = SensorCursor.parse(context.cursor)
     specs, errors = lake.specs()
     problems = [str(err) for _, err in sorted(errors.items())]
     if not specs and not problems:
+        # The folder may just not be there: nothing is forgotten.
         return SensorResult(
-            skip_reason=f"No table specs (*.yaml) in {lake.tables}.", cursor=SensorCursor().dump()
+            skip_reason=f"No table specs (*.yaml) in {lake.tables}.", cursor=cursor.dump()
         )
-    with broker.source() as source:
-        client = metastore.client()
+    with broker.source() as source, SharedMetastore(metastore.client()) as shared:
         outcome = run_tick(
-            lake.registrar(source, client),
-            TableAudits(
-                lake.auditor(source), lake.repairer(source), lake.fit_checker(source), client
+            TickPorts(
+                registrar=lake.registrar(source, shared),
+                audits=TableAudits(
+                    lake.auditor(source), lake.repairer(source), lake.fit_checker(source), shared
+                ),
+                told=InstanceTold(context.instance),
+                is_over=lambda: clock.monotonic() >= ends_at,
+                trino_ui=lake.trino_ui,
             ),
             specs,
             cursor,
-            trino_ui=lake.trino_ui,
+            has_all_specs=not errors,
         )
     outcome.problems[:0] = problems
     for problem in outcome.problems:
@@ -111,85 +139,161 @@ def fragments_sensor(
     )
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TickPorts:
+    """What a tick asks, and what it acts through."""
+
+    registrar: Registrar
+    audits: TableAudits
+    told: Told
+    is_over: Callable[[], bool] = _never
+    """Whether the tick's time is up."""
+    trino_ui: str = ""
+
+
 def run_tick(
-    registrar: Registrar,
-    audits: TableAudits,
+    ports: TickPorts,
     specs: Mapping[str, TableSpec],
     cursor: SensorCursor,
     *,
-    trino_ui: str = "",
+    has_all_specs: bool = True,
 ) -> TickOutcome:
-    """Move every table on. Tables whose spec is gone are forgotten by the cursor.
+    """Move every table on, in turn. Tables whose spec is gone are forgotten by the cursor.
+
+    Args:
+        ports: registrar, audits, and what Dagster was told.
+        specs: of the tables, by name.
+        cursor: of the last tick.
+        has_all_specs: whether all specs could be read; if not, no table is forgotten.
 
     Raises: TransportError: no broker can be reached, and nothing was registered before; the tick is
         then red in the UI, and the next one tries again.
     """
+    names = list(specs)
     outcome = TickOutcome()
-    known: dict[str, AuditState] = {}
-    offsets: dict[str, Mapping[str, int]] = {}
-    told: dict[str, str] = {}
-    is_over = False
-    for name, spec in specs.items():
-        offsets[name] = before = cursor.registered.offsets.get(name, {})
-        former = cursor.problems.get(name, "")
-        if name in cursor.audits:
-            known[name] = cursor.audits[name]
-        if is_over or len(outcome.events) >= _EVENTS_MAX:
-            if former:
-                told[name] = former
-            continue
-        problems: list[str] = []
-        try:
-            report = registrar.tick(spec, before)
-            offsets[name] = report.offsets
-            problems = [_one_line(text) for text in report.errors]
-            outcome.warnings += [*report.warnings, *(_one_line(f.text) for f in report.misfits)]
-            _tell(outcome, spec, report, trino_ui)
-            audited = audits.run(spec, report, known.get(name, AuditState()))
-            _tell_repair(outcome, spec, audited.repair)
-            outcome.events += audited.evaluations
-            known[name] = audited.state
-        except TransportError as err:
-            if not outcome.events:
-                raise
+    kept = None if has_all_specs else cursor
+    state = TickState.of(cursor, names, kept)
+    swept = following(names, cursor.swept, is_again=True)
+    sweep = cursor.sweep if swept == cursor.swept else SweepPoint()
+    audited = following(names, cursor.audited)
+    turn = ""
+    for name in in_turn(names, cursor.turn):
+        if ports.is_over() or len(outcome.events) >= _EVENTS_MAX:
+            turn = name
+            break
+        ran = _run_table(
+            ports,
+            specs[name],
+            state,
+            outcome,
+            sweep=sweep if name == swept else None,
+            is_audited=name == audited,
+        )
+        if name == swept:
+            # A table with a problem loses its turn, so that the others get theirs.
+            state.swept = name if ran.sweep is not None else following(names, name)
+            state.sweep = ran.sweep or SweepPoint()
+        if ran.is_last:
             # The others would wait in vain for the same brokers.
-            is_over = True
-            problems.append(_one_line(str(err)))
-        except GazetteError as err:
-            problems.append(_one_line(str(err)))
-        outcome.problems += problems
-        digest = problem_digest(problems)
-        if digest != former:
-            outcome.events.append(problem_observation(name, problems))
-        if digest:
-            told[name] = digest
-    known = {name: state for name, state in known.items() if state != AuditState()}
-    outcome.cursor = SensorCursor(RegistrationCursor(offsets), told, known)
+            turn = following(names, name)
+            break
+    outcome.cursor = state.cursor(turn=turn, audited=audited)
     return outcome
 
 
-def _tell(outcome: TickOutcome, spec: TableSpec, report: TableReport, trino_ui: str) -> None:
-    if not report.updates:
+@final
+@dataclass(slots=True)
+class _Ran:
+    """What one table's part of a tick means for the rest of it."""
+
+    sweep: SweepPoint | None = None
+    """Where to go on with its old fragments; None: with those of the next table."""
+    is_last: bool = False
+    """Whether there is no point in going on to other tables."""
+
+
+def _run_table(
+    ports: TickPorts,
+    spec: TableSpec,
+    state: TickState,
+    outcome: TickOutcome,
+    *,
+    sweep: SweepPoint | None,
+    is_audited: bool,
+) -> _Ran:
+    """One table's part of a tick."""
+    name = spec.name
+    ran = _Ran()
+    problems: list[str] = []
+    try:
+        report = ports.registrar.tick(
+            spec, state.tables.get(name, {}), sweep=sweep, is_over=ports.is_over
+        )
+        _tell(outcome, spec, report, ports)
+        # Only now: what is not told would not be touched again.
+        state.tables[name] = report.cursors
+        ran.sweep = report.swept
+        problems = [_one_line(text) for text in report.errors]
+        outcome.warnings += [*report.warnings, *(_one_line(f.text) for f in report.misfits)]
+        known = state.audits.get(name, AuditState())
+        is_due = is_audited or known.is_open or bool(report.updates) or report.is_changed
+        if is_due and not ports.is_over():
+            audited = ports.audits.run(spec, report, known)
+            _tell_repair(outcome, spec, audited.repair)
+            outcome.events += audited.evaluations
+            state.audits[name] = audited.state
+    except TransportError as err:
+        if not outcome.events:
+            raise
+        ran.is_last = True
+        problems.append(_one_line(str(err)))
+    except GazetteError as err:
+        problems.append(_one_line(str(err)))
+    outcome.problems += problems
+    digest = problem_digest(problems)
+    if digest != state.problems.get(name, ""):
+        outcome.events.append(problem_observation(name, problems))
+    state.problems[name] = digest
+    return ran
+
+
+def _tell(outcome: TickOutcome, spec: TableSpec, report: TableReport, ports: TickPorts) -> None:
+    """Events of what differs from what was told, and partitions that Dagster lacks."""
+    if not report.accounts:
         return
-    outcome.events += [materialization(spec, u, trino_ui=trino_ui) for u in report.updates]
-    touched = {u.journal for u in report.updates}
+    asset, keys = table_key(spec.name), list(dict.fromkeys(a.key for a in report.accounts))
+    accounts = untold(report.accounts, ports.told.versions(asset, keys))
+    for account in accounts:
+        added = added_since(account.state, ports.told.totals(asset, account.key))
+        outcome.events.append(materialization(spec, account, added, trino_ui=ports.trino_ui))
+    touched = {a.journal for a in accounts}
     progress = [p for p in report.journals if p.journal in touched]
     outcome.events += [observation(spec.name, p) for p in progress]
-    outcome.partitions += [
-        table_partitions(spec.name).build_add_request([u.key for u in report.updates]),
-        journals_partitions(spec.name).build_add_request(
-            [journal_partition(p.journal) for p in progress]
-        ),
-    ]
-    rows = [u.rows_added for u in report.updates]
-    known = sum(n for n in rows if n is not None)
-    outcome.summaries.append(
-        f"{spec.name}: {sum(u.fragments_added for u in report.updates)} fragments in "
-        f"{len(report.updates)} Hive partitions, {known} rows"
-        + (" or more" if None in rows else "")
-        + ("; more at the next tick" if report.has_more else "")
-        + "."
-    )
+    journals = [journal_partition(a.journal) for a in report.accounts]
+    for definition, wanted in (
+        (table_partitions(spec.name), keys),
+        (journals_partitions(spec.name), list(dict.fromkeys(journals))),
+    ):
+        # A tick may have ended between its events and its partitions.
+        known = ports.told.partitions(str(definition.name))
+        missing = [key for key in wanted if key not in known]
+        if missing:
+            outcome.partitions.append(definition.build_add_request(missing))
+    if report.updates:
+        rows = [u.rows_added for u in report.updates]
+        outcome.summaries.append(
+            f"{spec.name}: {sum(u.fragments_added for u in report.updates)} fragments in "
+            f"{len(report.updates)} Hive partitions, {sum(n for n in rows if n is not None)} rows"
+            + (" or more" if None in rows else "")
+            + ("; more at the next tick" if report.has_more else "")
+            + "."
+        )
+    late = {a.key for a in accounts} - {u.key for u in report.updates}
+    if late:
+        outcome.summaries.append(
+            f"{spec.name}: told of {len(late)} Hive partitions that were registered before."
+        )
 
 
 def _tell_repair(outcome: TickOutcome, spec: TableSpec, repair: Repair) -> None:

@@ -47,15 +47,21 @@ class FragmentFiles:
         """The mapping of ``file:///`` to the folder, as for `StoreRoots`."""
         return {"file:///": f"file://{self.root}/"}
 
-    def create(self, journal: str, *, codec: CompressionCodec = CompressionCodec.GZIP) -> None:
-        """A journal without fragments."""
+    def create(
+        self,
+        journal: str,
+        *,
+        codec: CompressionCodec = CompressionCodec.GZIP,
+        stores: tuple[str, ...] = ("file:///",),
+    ) -> None:
+        """A journal without fragments, or with those that it had and other `stores`."""
         self._specs[journal] = JournalSpec(
             name=journal,
             replication=1,
             fragment=FragmentSpec(
                 length=1 << 20,
                 codec=codec,
-                stores=("file:///",),
+                stores=stores,
                 refresh_interval_ns=60 * SECOND_NS,
             ),
         )
@@ -70,6 +76,8 @@ class FragmentFiles:
         codec: CompressionCodec = CompressionCodec.GZIP,
         is_persisted: bool = True,
         begin: int | None = None,
+        mod_time: int = 1,
+        store: str = "file:///",
     ) -> Fragment:
         """One fragment, at the end of the journal unless `begin` says where."""
         if journal not in self._specs:
@@ -87,12 +95,21 @@ class FragmentFiles:
         fragments.append(fragment)
         fragments.sort(key=lambda f: f.begin)
         self._contents[(journal, fragment.begin, fragment.end)] = content
-        return self.persist(fragment, postfix=postfix) if is_persisted else fragment
+        if not is_persisted:
+            return fragment
+        return self.persist(fragment, postfix=postfix, mod_time=mod_time, store=store)
 
-    def persist(self, fragment: Fragment, *, postfix: str = "") -> Fragment:
-        """Write the file of a fragment that was only local."""
-        stored = replace(fragment, backing_store="file:///", mod_time=1, path_postfix=postfix)
-        path = self.root / stored.content_path
+    def persist(
+        self,
+        fragment: Fragment,
+        *,
+        postfix: str = "",
+        mod_time: int = 1,
+        store: str = "file:///",
+    ) -> Fragment:
+        """Write the file of a fragment that was only local. A `store` may be a folder of the root."""
+        stored = replace(fragment, backing_store=store, mod_time=mod_time, path_postfix=postfix)
+        path = self.root / store.removeprefix("file:///") / stored.content_path
         path.parent.mkdir(parents=True, exist_ok=True)
         codec = compressor(fragment.codec)
         content = self._contents[(fragment.journal, fragment.begin, fragment.end)]
@@ -136,6 +153,9 @@ class _MemoryThrift:
     def __init__(self) -> None:
         self.added = 0
         self.altered = 0
+        self._locks: dict[int, Any] = {}
+        self._locks_made = 0
+        self._clock_ms = 0
         self._databases: dict[str, Any] = {}
         self._tables: dict[tuple[str, str], Any] = {}
         self._partitions: dict[tuple[str, str], dict[str, Any]] = {}
@@ -222,6 +242,48 @@ class _MemoryThrift:
                 raise ttypes.InvalidOperationException(self._name(partition))
             found[self._name(partition)] = copy.deepcopy(partition)
         self.altered += len(partitions)
+
+    def pass_time(self, seconds: float) -> None:
+        self._clock_ms += int(seconds * 1000)
+
+    def lock(self, request: Any) -> Any:
+        (component,) = request.component
+        self._locks_made += 1
+        self._clock_ms += 1
+        self._locks[self._locks_made] = ttypes.ShowLocksResponseElement(
+            lockid=self._locks_made,
+            dbname=component.dbname,
+            tablename=component.tablename,
+            acquiredat=self._clock_ms,
+            lastheartbeat=self._clock_ms,
+            agentInfo=request.agentInfo,
+        )
+        return self.check_lock(ttypes.CheckLockRequest(lockid=self._locks_made))
+
+    def check_lock(self, request: Any) -> Any:
+        own = self._locks.get(request.lockid)
+        if own is None:
+            raise ttypes.NoSuchLockException(str(request.lockid))
+        own.lastheartbeat = self._clock_ms
+        is_free = not any(
+            (lock.dbname, lock.tablename) == (own.dbname, own.tablename)
+            for lock_id, lock in self._locks.items()
+            if lock_id < request.lockid
+        )
+        state = ttypes.LockState.ACQUIRED if is_free else ttypes.LockState.WAITING
+        return ttypes.LockResponse(lockid=request.lockid, state=state)
+
+    def show_locks(self, request: Any) -> Any:
+        found = [
+            lock
+            for _, lock in sorted(self._locks.items())
+            if (lock.dbname, lock.tablename) == (request.dbname, request.tablename)
+        ]
+        return ttypes.ShowLocksResponse(locks=copy.deepcopy(found))
+
+    def unlock(self, request: Any) -> None:
+        if self._locks.pop(request.lockid, None) is None:
+            raise ttypes.NoSuchLockException(str(request.lockid))
 
     def drop_partition(
         self, database: str, name: str, values: Sequence[str], _delete: object

@@ -129,7 +129,7 @@ def test_both_engines_read_the_same_rows(registrar, files, trino, spark):
     files.append("events/part=0", event(99), postfix="date=2026-01-02/hour=06")
     assert trino.query("SELECT count(*) FROM hive.engines.events") == [(41,)]
     assert in_spark(spark, "SELECT count(*) FROM engines.events") == [(41,)]
-    again = registrar.tick(spec, report.offsets)
+    again = registrar.tick(spec, report.cursors)
     assert [(u.is_new, u.state.rows) for u in again.updates] == [(False, 11)]
 
     # And twice the same tick changes nothing.
@@ -168,7 +168,7 @@ def test_new_column_shows_in_old_partitions_of_both(registrar, files, trino, spa
     files.append("events/part=0", event(21), postfix="date=2026-01-02/hour=05")
     report = registrar.tick(parse_table_spec(EVENTS), {})
     wider = EVENTS.replace("  - {name: id,", "  - {name: extra, type: int}\n  - {name: id,")
-    registrar.tick(parse_table_spec(wider), report.offsets)
+    registrar.tick(parse_table_spec(wider), report.cursors)
     query = "SELECT extra, id FROM {}engines.events"
     assert trino.query(query.format("hive.")) == [(42, 21)]
     assert in_spark(spark, query.format("")) == [(42, 21)]
@@ -182,7 +182,7 @@ def test_unpartitioned_csv_table(registrar, files, trino, spark):
     files.append("plain/log", b'1,"x, y"\n2,"say ""hi"""\n')
     report = registrar.tick(spec, {})
     files.append("plain/log", b"3,z\n")
-    report = registrar.tick(spec, report.offsets)
+    report = registrar.tick(spec, report.cursors)
     assert report.updates[0].state.rows == 3
     query = "SELECT a, b FROM {}engines.plain ORDER BY a"
     expected = [("1", "x, y"), ("2", 'say "hi"'), ("3", "z")]
@@ -201,7 +201,7 @@ def test_unpartitioned_json_table_sees_new_fragments(registrar, files, trino, sp
     assert trino.query(query.format("hive.")) == [(1, 1)]
     assert in_spark(spark, query.format("")) == [(1, 1)]
     files.append("flat/log", event(2))
-    registrar.tick(spec, report.offsets)
+    registrar.tick(spec, report.cursors)
     assert trino.query(query.format("hive.")) == [(2, 3)]
     assert in_spark(spark, query.format("")) == [(2, 3)]
 
@@ -430,7 +430,7 @@ def test_values_of_another_type_are_no_values_of_the_table(registrar, files, tri
     assert report.misfits == []
     assert report.columns == {"id"}
     bad = files.append("typed/log", b'{"id":"many"}\n' * 2)
-    report = registrar.tick(spec, report.offsets)
+    report = registrar.tick(spec, report.cursors)
     assert f"column id is bigint, but fragment {bad.content_path}" in report.misfits[0].text
     query = "SELECT count(*), count(id), count(gone) FROM {}engines.typed"
     assert trino.query(query.format("hive.")) == [(3, 1, 0)]

@@ -1,11 +1,26 @@
 """The metastore client against a real Hive Metastore."""
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+from lake_bench import FragmentFiles
 
 from gazette_platform.errors import LakeError
-from gazette_platform.hive import CSV_STORAGE, HiveColumn, HivePartition, HiveTable
+from gazette_platform.hive import (
+    CSV_STORAGE,
+    HiveColumn,
+    HivePartition,
+    HiveTable,
+    MetastoreSession,
+)
+from gazette_platform.hive.locks import this_process
+from gazette_platform.hive.thrift import ttypes
+from gazette_platform.lake import Registrar, StoreRoots, parse_table_spec
+from gazette_platform.lake.partition_state import PartitionState
 
 pytestmark = [pytest.mark.hive, pytest.mark.trino, pytest.mark.timeout(400)]
 
@@ -86,3 +101,110 @@ def test_widened_table_reaches_partitions(session, table):
 def test_refusal_is_one_clear_message(session, table, metastore):
     with pytest.raises(LakeError, match=f"{metastore.uri} refused drop database client_test: "):
         session.drop_database("client_test")
+
+
+def lock_of(table, holder=""):
+    component = ttypes.LockComponent(
+        type=ttypes.LockType.EXCLUSIVE,
+        level=ttypes.LockLevel.TABLE,
+        dbname="client_test",
+        tablename=table,
+    )
+    return ttypes.LockRequest(
+        component=[component], user="u", hostname="elsewhere", agentInfo=holder or "Unknown"
+    )
+
+
+def test_one_at_a_time_holds_the_lock_of_accounts(session, table, metastore):
+    with metastore.connect() as other:
+        with session.accounts_lock("client_test", "t"):
+            with (
+                pytest.raises(LakeError, match=f"are being changed by {this_process()}"),
+                other.accounts_lock("client_test", "t", wait_s=0.3),
+            ):
+                pytest.fail("two hold it")
+            # Engines and other clients lock the table itself.
+            of_table = other._client.lock(lock_of("t"))
+            assert of_table.state == ttypes.LockState.ACQUIRED
+            other._client.unlock(ttypes.UnlockRequest(lockid=of_table.lockid))
+            with other.accounts_lock("client_test", "t2", wait_s=0):
+                pass
+        with other.accounts_lock("client_test", "t", wait_s=0):
+            pass
+    assert not session._client.show_locks(ttypes.ShowLocksRequest(dbname="client_test")).locks
+
+
+def test_locks_that_were_left_behind_are_broken(session, table):
+    """By a process of another machine, after its lease; by a call of this process, at once."""
+    session._client.lock(lock_of("t.gazette_accounts", "gazette elsewhere - 1 1"))
+    started = time.monotonic()
+    with session.accounts_lock("client_test", "t", wait_s=60, lease_s=3):
+        assert time.monotonic() - started > 2
+    session._client.lock(lock_of("t.gazette_accounts", f"{this_process()} 0"))
+    with session.accounts_lock("client_test", "t", wait_s=30, lease_s=1000):
+        pass
+    assert not session._client.show_locks(ttypes.ShowLocksRequest(dbname="client_test")).locks
+
+
+class Half:
+    """A source that shows every other fragment: what one of two registrars happens to see."""
+
+    def __init__(self, files, parity, meet):
+        self.files, self.parity, self.meet = files, parity, meet
+
+    def journals(self, selector):
+        self.meet.wait(60)
+        return self.files.journals(selector)
+
+    def fragments(self, journal, offset, limit):
+        listed = self.files.fragments(journal, offset, limit)
+        return [f for f in listed if f.begin // 9 % 2 == self.parity]
+
+
+class Slow:
+    """A metastore whose answers to reads take long: what was read is old when it is used."""
+
+    def __init__(self, metastore):
+        self.metastore = metastore
+
+    @contextmanager
+    def connect(self):
+        with self.metastore.connect() as opened:
+            self.client = opened._client
+            yield MetastoreSession(self, "thrift://slow:1")
+
+    def __getattr__(self, name):
+        return getattr(self.client, name)
+
+    def get_partitions_by_names(self, *arguments):
+        found = self.client.get_partitions_by_names(*arguments)
+        time.sleep(0.2)
+        return found
+
+
+def test_two_registrars_count_everything_once(session, metastore, tmp_path):
+    """Both add to the same account at the same time; unlocked, the later would undo the earlier."""
+    spec = parse_table_spec(
+        "{name: client_test.raced, selector: 'name:prefix=raced/', format: json, "
+        "columns: [{name: id, type: bigint}]}"
+    )
+    files = FragmentFiles(tmp_path / "fragments")
+    meet = threading.Barrier(2)
+    roots = StoreRoots(files.roots)
+    registrars = [Registrar(Half(files, n, meet), Slow(metastore), roots) for n in (0, 1)]
+    cursors = [{}, {}]
+    files.append("raced/part=0", b'{"id":1}\n', postfix="hour=05")
+    files.append("raced/part=0", b'{"id":1}\n', postfix="hour=05")
+    rounds = 4
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(rounds):
+            files.append("raced/part=0", b'{"id":1}\n', postfix="hour=05")
+            files.append("raced/part=0", b'{"id":1}\n', postfix="hour=05")
+            ticks = [
+                threads.submit(r.tick, spec, c) for r, c in zip(registrars, cursors, strict=True)
+            ]
+            cursors = [tick.result(120).cursors for tick in ticks]
+    (partition,) = session.partitions(session.table("client_test", "raced"))
+    state = PartitionState.from_parameters(partition.parameters)
+    count = 2 * rounds + 2
+    assert (state.fragments, state.rows, state.ranges) == (count, count, ((0, 9 * count),))

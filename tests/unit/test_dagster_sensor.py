@@ -2,6 +2,7 @@
 
 import json
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from dagster import (
@@ -15,7 +16,15 @@ from lake_bench import FragmentFiles, MemoryMetastore
 
 from gazette_platform.assets import raw_checks
 from gazette_platform.errors import TransportError, ValidationError
-from gazette_platform.lake import Finding, parse_table_spec
+from gazette_platform.lake import (
+    Finding,
+    JournalCursor,
+    Registrar,
+    RegistrationCursor,
+    StoreRoots,
+    SweepPoint,
+    parse_table_spec,
+)
 from gazette_platform.resources import LakeResource
 from gazette_platform.sensors import fragments_sensor
 from gazette_platform.sensors.audits import AuditState
@@ -82,8 +91,22 @@ class Platform:
             },
         )
         result = fragments_sensor(context)
-        self.cursor = result.cursor
+        self.store(result)
         return result
+
+    def store(self, result, *, events=None, is_killed=False):
+        """Keep what a tick told, as the daemon does: events, partitions, cursor, in this order.
+
+        With `is_killed` the daemon dies after the first `events` events.
+        """
+        for event in result.asset_events[:events]:
+            self.instance.report_runless_asset_event(event)
+        if not is_killed:
+            for request in result.dynamic_partitions_requests or ():
+                self.instance.add_dynamic_partitions(
+                    request.partitions_def_name, request.partition_keys
+                )
+            self.cursor = result.cursor
 
 
 @pytest.fixture
@@ -133,7 +156,12 @@ def test_each_partition_gives_one_event_with_its_accounts(platform):
     assert result.skip_reason.skip_message == "s.a: 5 fragments in 2 Hive partitions, 5 rows."
     cursor = json.loads(result.cursor)
     assert cursor.pop("audits")["s.a"].keys() == {"journal", "offset", "told"}
-    assert cursor == {"version": 1, "tables": {"s.a": {"a/part=0": 45}}}
+    assert cursor == {
+        "version": 2,
+        "tables": {"s.a": {"a/part=0": [45, 36]}},
+        "sweep": ["s.a", "", 0],
+        "audited": "s.a",
+    }
 
 
 def test_quiet_tick_tells_nothing_and_keeps_the_cursor(platform):
@@ -155,6 +183,84 @@ def test_replay_after_a_lost_cursor_tells_nothing_twice(platform):
     again = platform.tick()
     assert again.asset_events == []
     assert again.cursor == cursor
+
+
+def numbers(instance, table):
+    """What Dagster was told of each partition of a table: rows added, one number an event."""
+    records = instance.fetch_materializations(AssetKey(["s", table]), limit=1000).records
+    found = {}
+    for event in (record.asset_materialization for record in reversed(records)):
+        found.setdefault(event.partition, []).append(event.metadata["rows_added"].value)
+    return found
+
+
+def test_events_of_a_killed_tick_are_told_by_the_next_one(platform):
+    platform.write_spec("a")
+    for hour in ("05", "06", "07"):
+        platform.files.append("a/part=0", line(1), postfix=f"hour={hour}")
+    cursor = platform.cursor
+    store = platform.store
+    platform.store = lambda result: store(result, events=1, is_killed=True)
+    platform.tick()
+    assert numbers(platform.instance, "a") == {"part=0/hour=05": [1]}
+    assert (platform.cursor, platform.instance.get_dynamic_partitions("s.a")) == (cursor, [])
+    platform.store = store
+    platform.files.append("a/part=0", line(1), postfix="hour=05")  # arrived meanwhile
+    platform.tick()
+    told = {"part=0/hour=05": [1, 1], "part=0/hour=06": [1], "part=0/hour=07": [1]}
+    assert numbers(platform.instance, "a") == told
+    assert sorted(platform.instance.get_dynamic_partitions("s.a")) == sorted(told)
+    assert platform.instance.get_dynamic_partitions("journals.s.a") == ["a/part=0"]
+    assert platform.tick().asset_events == []
+
+
+def test_a_lost_dagster_home_is_told_everything_again(platform):
+    platform.write_spec("a")
+    for n in range(3):
+        platform.files.append("a/part=0", line(n), postfix="hour=05")
+        platform.tick()
+    assert numbers(platform.instance, "a") == {"part=0/hour=05": [1, 1, 1]}
+    altered = platform.metastore.partitions_altered
+    platform.instance, platform.cursor = DagsterInstance.ephemeral(), None
+    platform.tick()
+    assert numbers(platform.instance, "a") == {"part=0/hour=05": [3]}
+    assert platform.metastore.partitions_altered == altered
+
+
+def test_what_others_registered_is_told(platform):
+    """Such as `gazctl lake flush`, beside the sensor; also long ago, by a round over what is old."""
+    platform.write_spec("a")
+    platform.files.append("a/part=0", line(1), postfix="hour=05")
+    platform.tick()
+    platform.files.append("a/part=0", line(2), postfix="hour=05")
+    other = Registrar(platform.files, platform.metastore, StoreRoots(platform.files.roots))
+    report = other.tick(parse_table_spec(SPEC.format(table="a")), {})
+    assert report.updates[0].fragments_added == 1
+    result = platform.tick()
+    assert numbers(platform.instance, "a") == {"part=0/hour=05": [1, 1]}
+    assert "told of 1 Hive partitions that were registered before" in (
+        result.skip_reason.skip_message
+    )
+    platform.instance.wipe_assets([AssetKey(["s", "a"])])
+    platform.tick()
+    assert numbers(platform.instance, "a") == {"part=0/hour=05": [2]}
+
+
+def test_a_hive_partition_that_was_dropped_or_overwritten_is_made_again(platform):
+    platform.write_spec("a")
+    for hour in ("05", "06"):
+        platform.files.append("a/part=0", line(1) + line(2), postfix=f"hour={hour}")
+    platform.tick()
+    with platform.metastore.connect() as session:
+        table = session.table("s", "a")
+        one, two = session.partitions(table)
+        session.drop_partition(table, one.values)
+        session.alter_partitions(table, [replace(two, parameters={})])
+    platform.tick()
+    with platform.metastore.connect() as session:
+        found = [p.parameters["numRows"] for p in session.partitions(table)]
+    assert found == ["2", "2"]
+    assert passed(platform).get("counts_agree") in (None, True)
 
 
 def test_data_version_changes_with_the_covered_offsets(platform):
@@ -223,9 +329,15 @@ def test_unreachable_broker_fails_the_tick(platform):
 def test_spec_that_is_gone_is_forgotten(platform):
     platform.write_spec("a")
     platform.files.append("a/part=0", line(1))
-    platform.tick()
+    platform.write_spec("b")
+    before = json.loads(platform.tick().cursor)["tables"]
+    assert before == {"s.a": {"a/part=0": [9, 0]}, "s.b": {}}
+    (platform.tables / "a.yaml").write_text("name: [")  # broken for one tick
+    assert json.loads(platform.tick().cursor)["tables"] == before
     (platform.tables / "a.yaml").unlink()
-    assert json.loads(platform.tick().cursor) == {"version": 1, "tables": {}}
+    assert json.loads(platform.tick().cursor)["tables"] == {"s.b": {}}
+    (platform.tables / "b.yaml").unlink()  # or the folder is not there
+    assert json.loads(platform.tick().cursor)["tables"] == {"s.b": {}}
 
 
 ALL_GREEN = {"no_gap": True, "no_overlap": True, "counts_agree": True, "fits_spec": True}
@@ -399,11 +511,19 @@ def test_checks_can_be_executed(platform, tmp_path):
 
 
 def test_cursor_keeps_problems_told():
-    cursor = SensorCursor(problems={"s.a": problem_digest(["x"])})
+    cursor = SensorCursor(
+        RegistrationCursor({"s.a": {"a/part=0": JournalCursor(9, 3, ((1, 2),))}}),
+        problems={"s.a": problem_digest(["x"])},
+        turn="s.b",
+        swept="s.a",
+        sweep=SweepPoint("a/part=0", 7),
+        audited="s.c",
+    )
     assert SensorCursor.parse(cursor.dump()) == cursor
     assert problem_digest([]) == ""
     with pytest.raises(ValidationError, match="clear it in the Dagster UI"):
         SensorCursor.parse('{"version": 9}')
+    assert SensorCursor.parse('{"version":2,"tables":{},"sweep":3}') == SensorCursor()
     with pytest.raises(ValidationError, match="problems"):
         SensorCursor.parse('{"version":1,"tables":{},"problems":3}')
 

@@ -46,7 +46,7 @@ def test_every_value_that_does_not_fit_is_counted_and_shown(files, registrar):
         GOOD * 5000 + b'{"id":5.0}\n{"id":"x","price":"1"}\nnope\n' + GOOD,
         postfix=HOUR_5,
     )
-    (found,) = registrar.tick(spec_of(), report.offsets).misfits
+    (found,) = registrar.tick(spec_of(), report.cursors).misfits
     assert (found.kind, found.begin, found.is_error) == ("fit", bad.begin, True)
     assert "holds 4 values or lines that do not fit" in found.text
     assert "id (bigint): 2, such as '5.0'; price (decimal(10,2)): 1, such as '\"1\"'" in found.text

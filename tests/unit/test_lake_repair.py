@@ -34,7 +34,7 @@ class Lake:
         self.registrar = Registrar(self.files, self.metastore, self.roots)
         self.auditor = Auditor(self.files, self.roots)
         self.spec = parse_table_spec(SPEC)
-        self.offsets = {}
+        self.cursors, self.offsets = {}, {}
 
     def append(self, begin, end, *, hour="hour=05", content=None):
         content = lines(begin, end) if content is None else content
@@ -46,7 +46,8 @@ class Lake:
         return planted
 
     def register(self):
-        self.offsets = self.registrar.tick(self.spec, self.offsets).offsets
+        report = self.registrar.tick(self.spec, self.cursors)
+        self.cursors, self.offsets = report.cursors, report.offsets
 
     def find(self):
         with self.metastore.connect() as session:
@@ -112,7 +113,7 @@ def test_accounts_lose_a_file_that_they_counted(lake):
     lake.register()
     lake.append(0, 3, hour="hour=06")
     lake.files.forget(small)
-    lake.offsets = {}
+    lake.cursors = {}
     lake.register()
     assert lake.state(5).content_bytes == 27
     (moved,) = lake.repair().moved

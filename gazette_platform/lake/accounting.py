@@ -1,0 +1,329 @@
+"""Accounts of Hive partitions: what each holds, counted once, and changed by one process at a time.
+
+Reading fragments takes long, so it is done first; then, under the metastore's lock, the accounts are
+read anew, what others have counted meanwhile is left out, and the rest is added. So two registrars
+that meet count everything once, and whoever loses has only read in vain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, final
+
+from gazette_platform.errors import DataError, GazetteError, LakeError, TransportError
+from gazette_platform.hive import HivePartition
+from gazette_platform.lake.fit import damage, json_columns, misfit, value_scanner
+from gazette_platform.lake.partition_state import PartitionState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from gazette_platform.hive import HiveTable, MetastoreSession
+    from gazette_platform.lake.content import FragmentContent
+    from gazette_platform.lake.cutover import Cutover
+    from gazette_platform.lake.findings import Finding
+    from gazette_platform.lake.planning import PlannedPartition
+    from gazette_platform.lake.table_spec import TableSpec
+    from gazette_platform.protocol import Fragment
+
+__all__ = ["Accountant", "Accounted", "PartitionAccount", "PartitionUpdate"]
+
+# What is added at once, and written under one lock: a second or two, so that a tick ends in time, and
+# well within half of the lease on a slow metastore.
+_COMMIT_MAX: Final = 50
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionAccount:
+    """A Hive partition as its accounts say, whoever changed them."""
+
+    key: str
+    """Dagster's partition key."""
+    values: tuple[str, ...]
+    location: str
+    journal: str
+    state: PartitionState
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionUpdate:
+    """A Hive partition that a tick changed."""
+
+    key: str
+    values: tuple[str, ...]
+    location: str
+    journal: str
+    is_new: bool
+    fragments_added: int
+    rows_added: int | None
+    content_bytes_added: int
+    state: PartitionState
+    """Totals after the tick."""
+
+
+@final
+@dataclass(slots=True)
+class Accounted:
+    """What was done with planned Hive partitions."""
+
+    done: set[tuple[str, int, int]] = field(default_factory=set)
+    """Journal, begin and end of the fragments that the accounts hold now."""
+    accounts: list[PartitionAccount] = field(default_factory=list)
+    """Of all planned Hive partitions that were looked at, changed or not."""
+    updates: list[PartitionUpdate] = field(default_factory=list)
+    errors: dict[str, GazetteError] = field(default_factory=dict)
+    """By journal, the first one; its fragments are tried again."""
+    misfits: list[Finding] = field(default_factory=list)
+    columns: set[str] = field(default_factory=set)
+    is_complete: bool = True
+    """False if time or the limit of bytes was up before all was counted."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    rows: int | None
+    stored_bytes: int | None
+
+
+_Counts = dict["Fragment", _Counted]
+
+
+@final
+class Accountant:
+    """Counts the fragments of one tick's plan for one table.
+
+    Args:
+        content: reads fragments.
+        cutover: brings those that lie in another store than the rest of their Hive partition.
+        session: the metastore.
+        spec: the table's spec.
+        table: the table as the metastore has it.
+        content_bytes_max: to read at most; one larger fragment alone is allowed.
+        is_over: whether the tick's time is over; what is counted by then is kept.
+    """
+
+    def __init__(
+        self,
+        content: FragmentContent,
+        cutover: Cutover,
+        session: MetastoreSession,
+        spec: TableSpec,
+        table: HiveTable,
+        *,
+        content_bytes_max: int,
+        is_over: Callable[[], bool],
+    ) -> None:
+        self._content = content
+        self._cutover = cutover
+        self._session = session
+        self._spec = spec
+        self._table = table
+        self._bytes_left = content_bytes_max
+        self._has_counted = False
+        self._is_over = is_over
+        self.result = Accounted()
+
+    def run(self, planned: Sequence[PlannedPartition]) -> Accounted:
+        """Add Hive partitions that are new, and bring the accounts of all up to date. Idempotent.
+
+        Raises: GazetteError: a server cannot be reached; what was written so far is found next time.
+        """
+        for start in range(0, len(planned), _COMMIT_MAX):
+            if start and self._is_over():
+                self.result.is_complete = False
+                break
+            self._run(planned[start : start + _COMMIT_MAX])
+        return self.result
+
+    def _run(self, planned: Sequence[PlannedPartition]) -> None:
+        found = self._read(planned)
+        good = [p for p in planned if self._is_good(p, found.get(p.values))]
+        missing = [p for p in good if p.values not in found]
+        if missing:
+            # New ones first become visible to engines; counting rows may take a while.
+            self._session.add_partitions(self._table, [_empty(p) for p in missing])
+        batch: list[tuple[PlannedPartition, _Counts]] = []
+        for planned_one in good:
+            known = found.get(planned_one.values)
+            one = planned_one if known is None else replace(planned_one, location=known.location)
+            state = PartitionState.from_parameters(known.parameters if known is not None else {})
+            counts = self._count(one, state)
+            if counts:
+                batch.append((one, counts))
+            else:
+                self._settle(one, state)
+        self._commit(batch)
+
+    # ------------------------------------------------------------------- reading
+
+    def _read(self, planned: Sequence[PlannedPartition]) -> Mapping[tuple[str, ...], HivePartition]:
+        """What the metastore has of them now. A table without keys counts as one Hive partition."""
+        table = self._table
+        if table.partition_columns:
+            return self._session.partitions_of(table, [p.values for p in planned])
+        current = self._session.table(table.database, table.name)
+        if current is None:
+            raise LakeError(f"table {table.full_name} was dropped meanwhile; it is made again")
+        self._table = current
+        return {
+            (): HivePartition(values=(), location=current.location, parameters=current.parameters)
+        }
+
+    def _is_good(self, planned: PlannedPartition, found: HivePartition | None) -> bool:
+        """Whether fragments may be added to it; if not, the result has the reason."""
+        try:
+            if found is None:
+                # A wrong root must not make Hive partitions that are empty for ever.
+                self._content.require_stored(planned.fragments[0], planned.location)
+                return True
+            _require_journal(
+                self._spec.name, planned, PartitionState.from_parameters(found.parameters)
+            )
+        except LakeError as err:
+            self.result.errors.setdefault(planned.journal, err)
+            return False
+        return True
+
+    def _count(self, planned: PlannedPartition, state: PartitionState) -> _Counts:
+        """Read those of its fragments that `state` does not hold."""
+        result = self.result
+        counts: _Counts = {}
+        for fragment in planned.fragments:
+            if state.covers(fragment.begin, fragment.end):
+                continue
+            # One at least, so that a tick that was late from the start gets on, too.
+            if self._has_counted and (
+                self._is_over() or fragment.content_length > self._bytes_left
+            ):
+                result.is_complete = False
+                break
+            self._has_counted = True
+            self._bytes_left -= fragment.content_length
+            wanted = json_columns(self._spec) - result.columns
+            try:
+                self._cutover.bring(self._spec.name, planned.key, fragment, planned.location)
+                counted = self._content.count(
+                    fragment, planned.location, columns=wanted, scanner=value_scanner(self._spec)
+                )
+            except TransportError:
+                raise
+            except DataError as err:
+                # Its Hive partition is registered all the same: the other files are good, and the
+                # engines, too, name the damaged one.
+                result.misfits.append(damage(self._spec, fragment, planned.location, err))
+                counts[fragment] = _Counted(None, None)
+            except GazetteError as err:
+                result.errors.setdefault(planned.journal, err)
+            else:
+                counts[fragment] = _Counted(counted.rows, counted.stored_bytes)
+                result.columns |= counted.columns
+                found = misfit(self._spec, fragment, planned.location, counted)
+                result.misfits += [found] if found is not None else []
+        return counts
+
+    # ------------------------------------------------------------------- writing
+
+    def _commit(self, batch: Sequence[tuple[PlannedPartition, _Counts]]) -> None:
+        """Add what was counted to the accounts as they are now."""
+        if not batch:
+            return
+        table = self._table
+        with self._session.accounts_lock(table.database, table.name) as lock:
+            found = self._read([planned for planned, _ in batch])
+            changed: list[HivePartition] = []
+            settled: list[tuple[PlannedPartition, PartitionState, PartitionUpdate | None]] = []
+            for planned, counts in batch:
+                now = found.get(planned.values)
+                if now is None:
+                    continue  # dropped meanwhile: its fragments stay awaited
+                before = PartitionState.from_parameters(now.parameters)
+                try:
+                    _require_journal(self._spec.name, planned, before)
+                except LakeError as err:
+                    self.result.errors.setdefault(planned.journal, err)
+                    continue
+                update = _update(planned, counts, before)
+                settled.append((planned, update.state if update is not None else before, update))
+                if update is not None:
+                    parameters = update.state.within(now.parameters)
+                    changed.append(replace(now, parameters=parameters))
+            if changed:
+                lock.require()
+                self._write(changed)
+        for planned, state, update in settled:
+            self._settle(planned, state)
+            self.result.updates += [update] if update is not None else []
+
+    def _write(self, changed: Sequence[HivePartition]) -> None:
+        if self._table.partition_columns:
+            self._session.alter_partitions(self._table, changed)
+        else:
+            (one,) = changed
+            self._session.alter_table(replace(self._table, parameters=one.parameters))
+
+    def _settle(self, planned: PlannedPartition, state: PartitionState) -> None:
+        held = [f for f in planned.fragments if state.covers(f.begin, f.end)]
+        self.result.done |= {(f.journal, f.begin, f.end) for f in held}
+        if state.ranges:
+            self.result.accounts.append(
+                PartitionAccount(
+                    key=planned.key,
+                    values=planned.values,
+                    location=planned.location,
+                    journal=planned.journal,
+                    state=state,
+                )
+            )
+
+
+def _empty(planned: PlannedPartition) -> HivePartition:
+    return HivePartition(
+        values=planned.values,
+        location=planned.location,
+        parameters=PartitionState().to_parameters(),
+    )
+
+
+def _require_journal(table: str, planned: PlannedPartition, state: PartitionState) -> None:
+    if state.journal not in ("", planned.journal):
+        raise LakeError(
+            f"Hive partition {planned.key} of {table} holds journal {state.journal} already, so "
+            f"{planned.journal} may not write there; give them different keys"
+        )
+
+
+def _update(
+    planned: PlannedPartition, counts: _Counts, before: PartitionState
+) -> PartitionUpdate | None:
+    """`before` with those of `counts` that it does not hold; None if it holds all."""
+    state = before
+    rows_added: int | None = 0
+    for fragment, counted in counts.items():
+        if state.covers(fragment.begin, fragment.end):
+            continue
+        rows_added = (
+            None if counted.rows is None or rows_added is None else rows_added + counted.rows
+        )
+        state = state.adding(
+            fragment.journal,
+            fragment.begin,
+            fragment.end,
+            rows=counted.rows,
+            stored_bytes=counted.stored_bytes,
+        )
+    if state == before:
+        return None
+    return PartitionUpdate(
+        key=planned.key,
+        values=planned.values,
+        location=planned.location,
+        journal=planned.journal,
+        is_new=before == PartitionState(),
+        fragments_added=state.fragments - before.fragments,
+        rows_added=rows_added,
+        content_bytes_added=state.content_bytes - before.content_bytes,
+        state=state,
+    )

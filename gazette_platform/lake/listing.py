@@ -1,0 +1,194 @@
+"""Which fragments a tick looks at: what is new, what is awaited, and a slice of what is old.
+
+ListFragments answers with fragments that *begin* at an offset or later. So each journal is asked from
+the begin of the last fragment that is registered: if brokers still list it, what follows is new; if
+not, a larger fragment may have taken its place, which begins before, and is looked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, final
+
+from gazette_platform.lake.progress import JournalCursor, Page
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping, Sequence
+
+    from gazette_platform.lake.source import FragmentSource
+    from gazette_platform.protocol import Fragment
+
+__all__ = ["JournalListing", "SweepPoint", "list_holes", "list_new", "list_sweep", "nearest_before"]
+
+_HOLES_LOOKED_MAX: Final = 4
+_HOLE_PAGE: Final = 100
+_SEARCH_PAGE: Final = 16
+# A search widens 16-fold and then halves: far more steps than 2**63 offsets need.
+_SEARCH_STEPS_MAX: Final = 128
+_SEARCH_FIRST_BYTES: Final = 1 << 20
+# A slice small enough that a tick hardly notices it, metastore included.
+_SWEEP_PAGE: Final = 200
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SweepPoint:
+    """Where the round of looking again at what was registered stands within a table."""
+
+    journal: str = ""
+    offset: int = 0
+
+
+@final
+@dataclass(slots=True)
+class JournalListing:
+    """What a tick was shown of one journal."""
+
+    cursor: JournalCursor
+    pages: list[Page] = field(default_factory=list)
+    has_more: bool = False
+
+    @property
+    def write_head(self) -> int:
+        """End of the furthest fragment shown, or registered before."""
+        ends = [f.end for page in self.pages for f in page.fragments]
+        return max(ends, default=self.cursor.offset)
+
+    def wanted(self) -> list[Fragment]:
+        """Fragments to register, in offset order, each once."""
+        found: dict[tuple[int, int], Fragment] = {}
+        for page in self.pages:
+            found |= {(f.begin, f.end): f for f in page.fragments if self.cursor.wants(f)}
+        return [found[key] for key in sorted(found) if found[key].content_length]
+
+
+def list_new(
+    source: FragmentSource,
+    cursors: Mapping[str, JournalCursor],
+    *,
+    fragments_max: int,
+    page_limit: int,
+    is_over: Callable[[], bool],
+) -> dict[str, JournalListing]:
+    """Fragments since each journal's cursor.
+
+    The budget is shared out: first each journal gets an equal part of it, then those that have more
+    share the rest in turn, so one with a huge backlog holds up no other.
+
+    Args:
+        source: lists fragments.
+        cursors: of all journals.
+        fragments_max: to list at once, over all journals; at least one new one each.
+        page_limit: to list of a journal at once.
+        is_over: whether the tick's time is over; journals not asked by then are not in the result.
+    """
+    listings: dict[str, JournalListing] = {}
+    budget = fragments_max
+    share = max(1, min(page_limit, budget // max(1, len(cursors))))
+    for journal, cursor in cursors.items():
+        if is_over():
+            break
+        listings[journal] = listing = _list_journal(source, journal, cursor, share)
+        budget -= len(listing.wanted())
+    while budget > 0 and not is_over():
+        hungry = [(j, listing) for j, listing in listings.items() if listing.has_more]
+        if not hungry:
+            break
+        limit = max(1, min(page_limit, budget // len(hungry)))
+        for journal, listing in hungry[:budget]:
+            page = listing.pages[0]
+            more = source.fragments(journal, page.fragments[-1].begin + 1, limit)
+            listing.pages[0] = Page(page.begin, [*page.fragments, *more])
+            listing.has_more = len(more) >= limit
+            budget -= len(more)
+    return listings
+
+
+def _list_journal(
+    source: FragmentSource, journal: str, cursor: JournalCursor, limit: int
+) -> JournalListing:
+    begin = cursor.offset if cursor.last is None else min(cursor.last, cursor.offset)
+    # One more than wanted, since the first is known.
+    limit += begin < cursor.offset
+    found = source.fragments(journal, begin, limit)
+    listing = JournalListing(cursor, [Page(begin, found)], has_more=len(found) >= limit)
+    is_known = bool(found) and found[0].begin == begin
+    if begin < cursor.offset and not is_known:
+        listing.pages += _spanning(source, journal, begin, cursor.offset)
+    return listing
+
+
+def _spanning(source: FragmentSource, journal: str, begin: int, offset: int) -> list[Page]:
+    """The fragment that begins before `begin` and reaches beyond `offset`, if there is one."""
+    near = nearest_before(source, journal, begin)
+    return [Page(near.begin, [near])] if near is not None and near.end > offset else []
+
+
+def list_holes(
+    source: FragmentSource, journal: str, cursor: JournalCursor, *, now_s: float
+) -> list[Page]:
+    """What is listed now of bytes that are awaited; a few holes at a time, in turn."""
+    holes = cursor.holes
+    first = int(now_s) % len(holes) if len(holes) > _HOLES_LOOKED_MAX else 0
+    pages: list[Page] = []
+    for begin, _ in (*holes[first:], *holes[:first])[:_HOLES_LOOKED_MAX]:
+        found = source.fragments(journal, begin, _HOLE_PAGE)
+        pages.append(Page(begin, found))
+        if not any(f.begin == begin for f in found):
+            pages += _spanning(source, journal, begin, begin)
+    return pages
+
+
+def list_sweep(
+    source: FragmentSource, journals: Sequence[str], point: SweepPoint
+) -> tuple[str, Page, SweepPoint | None]:
+    """The slice of old fragments that is in turn, and where to go on; None: the table is through."""
+    at = next((i for i, j in enumerate(journals) if j >= point.journal), len(journals) - 1)
+    journal = journals[at]
+    begin = point.offset if journal == point.journal else 0
+    found = source.fragments(journal, begin, _SWEEP_PAGE)
+    following: SweepPoint | None = None
+    if len(found) >= _SWEEP_PAGE:
+        following = SweepPoint(journal, found[-1].begin + 1)
+    elif at + 1 < len(journals):
+        following = SweepPoint(journals[at + 1], 0)
+    return journal, Page(begin, found), following
+
+
+def nearest_before(source: FragmentSource, journal: str, offset: int) -> Fragment | None:
+    """The last fragment that begins before `offset`, found without listing all before it."""
+    if offset <= 0:
+        return None
+    search = _search(offset)
+    token = next(search)
+    while True:
+        page = source.fragments(journal, token, _SEARCH_PAGE)
+        try:
+            token = search.send(page)
+        except StopIteration as end:
+            found: Fragment | None = end.value
+            return found
+
+
+def _search(offset: int) -> Generator[int, Sequence[Fragment], Fragment | None]:
+    """Steps of `nearest_before`: yields where to list from, and is sent what was listed there."""
+    high, low = offset, -1  # nothing begins in [high, offset); if low >= 0, `best` begins there
+    best: Fragment | None = None
+    distance = _SEARCH_FIRST_BYTES
+    for _ in range(_SEARCH_STEPS_MAX):
+        if low < 0 < high:
+            token = max(0, high - distance)
+        elif low >= 0 and low + 1 < high:
+            token = (low + 1 + high) // 2
+        else:
+            break
+        page = yield token
+        before = [f for f in page if f.begin < high]
+        if not before:
+            high = token
+            distance *= 16
+            continue
+        best, low = before[-1], before[-1].begin
+        if len(before) < len(page) or len(page) < _SEARCH_PAGE:
+            break  # the page reaches beyond: none is nearer
+    return best

@@ -1,0 +1,238 @@
+"""How far each journal of a table is registered, and what of it is still awaited: decided purely.
+
+A journal's cursor says where to go on, and which bytes before that are missing: *holes*. A hole is
+waited for, because another broker may still be uploading its fragment, but what lies behind it is
+registered all the same. It is given up when the fragment behind it is as old as brokers let readers
+wait, and no sooner, so neither a slow store nor one bad file holds anything else up.
+
+Times are those of fragments. None is in the cursor, so its text is the same for the same progress.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, final
+
+from gazette_platform.errors import ValidationError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from gazette_platform.protocol import Fragment
+
+__all__ = [
+    "HOLES_MAX",
+    "JUMP_AGE_S",
+    "JournalCursor",
+    "Page",
+    "RegistrationCursor",
+    "advance",
+    "bounded",
+    "subtract",
+]
+
+HOLES_MAX: Final = 32
+"""Per journal. Beyond it, the two nearest are taken as one: what lies between is looked at again."""
+
+JUMP_AGE_S: Final = 6 * 3600
+"""Seconds, as in `fragment.index`: brokers let readers jump a hole when what follows is this old."""
+
+_VERSION = 2
+_Range = tuple[int, int]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class JournalCursor:
+    """Where to go on in a journal."""
+
+    offset: int = 0
+    """End of the furthest fragment that is registered."""
+    last: int | None = None
+    """Begin of that fragment; `offset` if brokers list it no more, None if it is not known."""
+    holes: tuple[_Range, ...] = ()
+    """Bytes before `offset` that are awaited: disjoint, ascending."""
+
+    @property
+    def complete_to(self) -> int:
+        """All bytes before this are registered, or given up."""
+        return self.holes[0][0] if self.holes else self.offset
+
+    @property
+    def hole_bytes(self) -> int:
+        """Bytes awaited before `offset`."""
+        return sum(end - begin for begin, end in self.holes)
+
+    def wants(self, fragment: Fragment) -> bool:
+        """Whether `fragment` holds bytes that are not registered as far as the cursor knows."""
+        return fragment.end > self.offset or any(
+            begin < fragment.end and fragment.begin < end for begin, end in self.holes
+        )
+
+    def to_json(self) -> Any:
+        """An offset alone if there is no more to say, else a list."""
+        if self.last is None and not self.holes:
+            return self.offset
+        return [self.offset, self.last, *(list(hole) for hole in self.holes)]
+
+    @classmethod
+    def from_json(cls, raw: Any) -> JournalCursor:
+        """The cursor whose `to_json` was `raw`, or an offset as older releases wrote it.
+
+        Raises: ValueError, TypeError: neither.
+        """
+        if isinstance(raw, int):
+            return cls(raw)
+        offset, last, *holes = raw
+        return cls(
+            int(offset),
+            None if last is None else int(last),
+            tuple((int(begin), int(end)) for begin, end in holes),
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RegistrationCursor:
+    """Per table and journal, how far all is registered."""
+
+    tables: Mapping[str, Mapping[str, JournalCursor]] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str | None) -> RegistrationCursor:
+        """The cursor whose `dump` was `text`, also one of the first version; empty for None.
+
+        Raises: ValidationError: not a cursor of a version known here; says how to reset it.
+        """
+        if not text:
+            return cls()
+        try:
+            raw = json.loads(text)
+            if raw["version"] not in (1, _VERSION):
+                raise ValidationError(f"cursor has version {raw['version']}", path="cursor")
+            return cls(
+                {
+                    str(table): {str(j): JournalCursor.from_json(c) for j, c in journals.items()}
+                    for table, journals in raw["tables"].items()
+                }
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as err:
+            raise ValidationError(
+                f"{text[:60]!r} is not a cursor of this sensor: clear it in the Dagster UI; "
+                "everything is then registered anew, which repeats no row and no event",
+                path="cursor",
+            ) from err
+
+    def dump(self) -> str:
+        """The cursor as text, in one canonical form."""
+        tables = {
+            table: {journal: cursor.to_json() for journal, cursor in journals.items()}
+            for table, journals in self.tables.items()
+        }
+        return json.dumps(
+            {"version": _VERSION, "tables": tables}, sort_keys=True, separators=(",", ":")
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Page:
+    """All fragments of a journal that begin at `begin` or later, up to the last of `fragments`."""
+
+    begin: int
+    fragments: Sequence[Fragment]
+
+
+def advance(
+    cursor: JournalCursor, pages: Iterable[Page], done: Collection[_Range], *, now_s: float
+) -> JournalCursor:
+    """The cursor after a tick that was shown `pages` and registered `done`.
+
+    What a page shows and is not done (not persisted yet, refused, or out of time) stays awaited, as
+    long as brokers list it. A gap between what they list is given up at the age of `JUMP_AGE_S`.
+
+    Args:
+        cursor: before.
+        pages: what was listed.
+        done: begin and end of fragments that are registered, now or before.
+        now_s: unix seconds.
+    """
+    pages = list(pages)
+    offset = max((end for _, end in done), default=0)
+    offset = max(offset, cursor.offset)
+    awaited = [*cursor.holes, *([(cursor.offset, offset)] if offset > cursor.offset else [])]
+    left = subtract(awaited, done)
+    listed = [(f.begin, f.end) for page in pages for f in page.fragments]
+    gaps = [gap for page in pages for gap in _given_up(page, now_s - JUMP_AGE_S)]
+    left = subtract(left, subtract(gaps, listed))
+    return JournalCursor(offset, _last(cursor, offset, pages, done), bounded(left))
+
+
+def _given_up(page: Page, before_s: float) -> list[_Range]:
+    """Gaps of a page that lie before a fragment older than `before_s`."""
+    found: list[_Range] = []
+    reach = page.begin
+    for fragment in page.fragments:
+        if fragment.begin > reach and fragment.backing_store and fragment.mod_time < before_s:
+            found.append((reach, fragment.begin))
+        reach = max(reach, fragment.end)
+    return found
+
+
+def _last(
+    cursor: JournalCursor, offset: int, pages: Sequence[Page], done: Collection[_Range]
+) -> int | None:
+    ending = [begin for begin, end in done if end == offset]
+    ending += [f.begin for page in pages for f in page.fragments if f.end == offset]
+    if ending:
+        return max(ending)
+    was_looked_for = any(cursor.last is not None and p.begin <= cursor.last for p in pages)
+    return offset if offset > cursor.offset or was_looked_for else cursor.last
+
+
+def subtract(ranges: Iterable[_Range], taken: Iterable[_Range]) -> list[_Range]:
+    """Bytes of `ranges` that are in none of `taken`: disjoint, merged, ascending.
+
+    >>> subtract([(0, 10), (10, 20)], [(3, 5), (18, 30)])
+    [(0, 3), (5, 18)]
+    """
+    left: list[_Range] = []
+    removed = sorted(taken)
+    for begin, end in sorted(ranges):
+        at = begin
+        if left:
+            at = max(at, left[-1][1])
+        for low, high in removed:
+            if high <= at:
+                continue
+            if low >= end:
+                break
+            if low > at:
+                left.append((at, low))
+            at = max(at, high)
+        if at < end:
+            left.append((at, end))
+    merged: list[_Range] = []
+    for begin, end in left:
+        if merged and begin == merged[-1][1]:
+            merged[-1] = (merged[-1][0], end)
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def bounded(holes: Sequence[_Range], count_max: int = HOLES_MAX) -> tuple[_Range, ...]:
+    """At most `count_max` ranges that hold all of `holes`, the nearest ones taken together.
+
+    >>> bounded([(0, 1), (5, 6), (7, 8)], 2)
+    ((0, 1), (5, 8))
+    """
+    if len(holes) <= count_max:
+        return tuple(holes)
+    # The widest distances stay; holes on both sides of any other become one.
+    apart = sorted(range(1, len(holes)), key=lambda i: (holes[i - 1][1] - holes[i][0], i))
+    cuts = sorted(apart[: count_max - 1])
+    bounds = [0, *cuts, len(holes)]
+    return tuple((holes[low][0], holes[high - 1][1]) for low, high in pairwise(bounds))

@@ -1,0 +1,131 @@
+"""What Dagster was told of Hive partitions, and what is to be told: whatever differs.
+
+Accounts in the metastore say what is registered. Dagster's own log says what it was told. An event is
+made from the account and from the newest event of its Hive partition, never from the act of
+registering, so it does not matter who registered, or what ended before it could tell. Added up, the
+events of a Hive partition give its account, however often ticks were repeated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, final
+
+from dagster import AssetKey, AssetRecordsFilter, DagsterEventType
+
+from gazette_platform.sensors.versions import DATA_VERSION, data_version
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from dagster import DagsterInstance
+
+    from gazette_platform.lake import PartitionAccount
+    from gazette_platform.lake.partition_state import PartitionState
+
+__all__ = ["Added", "InstanceTold", "Told", "Totals", "added_since", "untold"]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What the newest event of a Hive partition says that it holds."""
+
+    fragments: int = 0
+    content_bytes: int = 0
+    rows: int | None = 0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Added:
+    """What an account has more than was told; less, if files were moved out of it."""
+
+    fragments: int
+    content_bytes: int
+    rows: int | None
+    is_first: bool
+
+
+class Told(Protocol):
+    """Answers what Dagster was told."""
+
+    def versions(self, asset: AssetKey, partitions: Sequence[str]) -> Mapping[str, str]:
+        """Data version of the newest event of each of `partitions` that has one."""
+        ...
+
+    def totals(self, asset: AssetKey, partition: str) -> Totals | None:
+        """What the newest event of a partition says; None if there is none."""
+        ...
+
+    def partitions(self, name: str) -> Collection[str]:
+        """Keys of the dynamic partitions `name`."""
+        ...
+
+
+def untold(
+    accounts: Sequence[PartitionAccount], versions: Mapping[str, str]
+) -> list[PartitionAccount]:
+    """Those of `accounts` that Dagster does not know as they are; the last one of each key."""
+    latest = {account.key: account for account in accounts}
+    return [a for a in latest.values() if versions.get(a.key) != data_version(a.state)]
+
+
+def added_since(state: PartitionState, told: Totals | None) -> Added:
+    """What is more in `state` than was told."""
+    before = told or Totals()
+    is_known = state.rows is not None and before.rows is not None
+    return Added(
+        fragments=state.fragments - before.fragments,
+        content_bytes=state.content_bytes - before.content_bytes,
+        rows=(state.rows or 0) - (before.rows or 0) if is_known else None,
+        is_first=told is None,
+    )
+
+
+@final
+class InstanceTold:
+    """What a Dagster instance has in its log.
+
+    Args:
+        instance: of the sensor's tick.
+    """
+
+    def __init__(self, instance: DagsterInstance) -> None:
+        self._instance = instance
+
+    def versions(self, asset: AssetKey, partitions: Sequence[str]) -> Mapping[str, str]:
+        """Data version of the newest event of each of `partitions` that has one; one query."""
+        if not partitions:
+            return {}
+        tags = self._instance.event_log_storage.get_latest_tags_by_partition(
+            asset,
+            DagsterEventType.ASSET_MATERIALIZATION,
+            [DATA_VERSION],
+            asset_partitions=list(partitions),
+        )
+        return {key: found[DATA_VERSION] for key, found in tags.items() if DATA_VERSION in found}
+
+    def totals(self, asset: AssetKey, partition: str) -> Totals | None:
+        """What the newest event of a partition says; None if there is none."""
+        only = AssetRecordsFilter(asset_key=asset, asset_partitions=[partition])
+        records = self._instance.fetch_materializations(only, limit=1).records
+        found = records[0].asset_materialization if records else None
+        if found is None:
+            return None
+        values = {name: value.value for name, value in found.metadata.items()}
+        rows = values.get("dagster/partition_row_count")
+        return Totals(
+            fragments=_count(values.get("fragments")),
+            content_bytes=_count(values.get("content_bytes")),
+            rows=rows if isinstance(rows, int) else None,
+        )
+
+    def partitions(self, name: str) -> Collection[str]:
+        """Keys of the dynamic partitions `name`; one query."""
+        return frozenset(self._instance.get_dynamic_partitions(name))
+
+
+def _count(value: object) -> int:
+    """A number of an event's metadata; one that others reported may lack it."""
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,73 @@
+"""Whose turn it is, and the cursor that a tick leaves behind: decided purely."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, final
+
+from gazette_platform.lake import JournalCursor, RegistrationCursor, SweepPoint
+from gazette_platform.sensors.audits import AuditState
+from gazette_platform.sensors.cursor import SensorCursor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["TickState", "following", "in_turn"]
+
+
+def in_turn(names: Sequence[str], first: str) -> list[str]:
+    """`names`, beginning with `first`, or with the one that would come after it.
+
+    >>> in_turn(["a", "b", "c"], "b")
+    ['b', 'c', 'a']
+    """
+    ordered = sorted(names)
+    at = next((i for i, name in enumerate(ordered) if name >= first), 0)
+    return ordered[at:] + ordered[:at]
+
+
+def following(names: Sequence[str], last: str, *, is_again: bool = False) -> str:
+    """The name whose turn it is after `last`; `last` itself if it `is_again`; empty if there is none.
+
+    >>> following(["a", "b"], "b"), following(["a", "b"], "b", is_again=True), following([], "x")
+    ('a', 'b', '')
+    """
+    if is_again and last in names:
+        return last
+    return next((n for n in sorted(names) if n > last), min(names, default=""))
+
+
+@final
+@dataclass(slots=True)
+class TickState:
+    """The next cursor in the making."""
+
+    tables: dict[str, Mapping[str, JournalCursor]]
+    problems: dict[str, str]
+    audits: dict[str, AuditState]
+    swept: str = ""
+    sweep: SweepPoint = field(default_factory=SweepPoint)
+
+    @classmethod
+    def of(cls, cursor: SensorCursor, names: Sequence[str], kept: SensorCursor | None) -> TickState:
+        """What `cursor` says of the tables `names`, and of all in `kept`."""
+        wanted = {*names, *(kept.registered.tables if kept is not None else ())}
+        return cls(
+            {n: cursor.registered.tables.get(n, {}) for n in sorted(wanted)},
+            {n: digest for n, digest in cursor.problems.items() if n in wanted},
+            {n: state for n, state in cursor.audits.items() if n in wanted},
+            swept=cursor.swept if cursor.swept in wanted else "",
+            sweep=cursor.sweep,
+        )
+
+    def cursor(self, *, turn: str, audited: str) -> SensorCursor:
+        """The cursor that a tick ends with."""
+        return SensorCursor(
+            RegistrationCursor(self.tables),
+            {n: digest for n, digest in self.problems.items() if digest},
+            {n: state for n, state in self.audits.items() if state != AuditState()},
+            turn=turn,
+            swept=self.swept,
+            sweep=self.sweep,
+            audited=audited,
+        )

@@ -1,0 +1,179 @@
+"""What a tick looks at: what is new, what is awaited, what is old; and no more than it has time for."""
+
+import pytest
+from lake_bench import FragmentFiles, MemoryMetastore
+
+from gazette_platform.lake import Limits, Registrar, StoreRoots, SweepPoint
+from gazette_platform.lake.table_spec import parse_table_spec
+from gazette_platform.ops.clock import SystemClock
+
+SPEC = """
+name: s.events
+selector: name:prefix=events/
+format: json
+columns: [{name: id, type: bigint}]
+partitions: [{name: hour, type: int}]
+"""
+HOUR_5 = "date=2026-01-02/hour=05"
+HOUR_6 = "date=2026-01-02/hour=06"
+
+
+def lines(begin, count):
+    return b"".join(b'{"id":%d}\n' % n for n in range(begin, begin + count))
+
+
+@pytest.fixture
+def files(tmp_path):
+    return FragmentFiles(tmp_path / "fragments")
+
+
+@pytest.fixture
+def metastore():
+    return MemoryMetastore()
+
+
+@pytest.fixture
+def registrar(files, metastore):
+    return Registrar(files, metastore, StoreRoots(files.roots))
+
+
+@pytest.fixture
+def spec():
+    return parse_table_spec(SPEC)
+
+
+@pytest.mark.parametrize("follows", [True, False])
+@pytest.mark.parametrize("count", [1, 40])
+def test_fragment_that_spans_the_offset_is_found(registrar, files, spec, count, follows):
+    """Also when nothing follows it, and when it took the place of many."""
+    small = [
+        files.append("events/part=0", lines(n % 10, 1), postfix=HOUR_5) for n in range(count + 40)
+    ]
+    cursors = registrar.tick(spec, {}).cursors
+    for one in small[40:]:
+        files.forget(one)
+    content = b"".join(lines(n % 10, 1) for n in range(count))
+    files.append("events/part=0", content + lines(0, 3), postfix=HOUR_6, begin=small[40].begin)
+    if follows:
+        files.append("events/part=0", lines(3, 1), postfix=HOUR_6)
+    report = registrar.tick(spec, cursors)
+    (update,) = report.updates
+    assert update.fragments_added == 1 + follows
+    assert update.state.rows == count + 3 + follows
+    assert report.cursors["events/part=0"].holes == ()
+    files.calls.clear()
+    assert registrar.tick(spec, report.cursors).updates == []
+    assert len(files.calls) == 2  # journals, and one list of fragments
+
+
+def test_pruned_history_costs_an_idle_tick_nothing(registrar, files, spec):
+    gone = [files.append("events/part=0", lines(n, 1), postfix=HOUR_5) for n in range(5)]
+    cursors = registrar.tick(spec, {}).cursors
+    for one in gone:
+        files.forget(one)
+    cursors = registrar.tick(spec, cursors).cursors
+    files.calls.clear()
+    assert registrar.tick(spec, cursors).cursors == cursors
+    assert len(files.calls) == 2
+
+
+def young():
+    """The time of a fragment that was stored just now."""
+    return int(SystemClock().unix_s())
+
+
+def test_a_young_hole_is_awaited_and_nothing_behind_it_is(registrar, files, spec):
+    first = files.append("events/part=0", lines(0, 1), postfix=HOUR_5, mod_time=young())
+    late = files.append("events/part=0", lines(1, 2), postfix=HOUR_5, mod_time=young())
+    files.forget(late)
+    files.append("events/part=0", lines(3, 1), postfix=HOUR_6, begin=late.end, mod_time=young())
+    report = registrar.tick(spec, {})
+    assert [u.key[-6:] for u in report.updates] == ["hour=5", "hour=6"]
+    assert report.offsets == {"events/part=0": first.end}
+    assert registrar.tick(spec, report.cursors).cursors == report.cursors
+    files.append("events/part=0", lines(1, 2), postfix=HOUR_5, begin=late.begin)
+    report = registrar.tick(spec, report.cursors)
+    assert [(u.key[-6:], u.state.rows) for u in report.updates] == [("hour=5", 3)]
+    assert report.cursors["events/part=0"].holes == ()
+
+
+def test_a_hole_that_a_larger_fragment_fills(registrar, files, spec):
+    first = files.append("events/part=0", lines(0, 1), postfix=HOUR_5, mod_time=young())
+    late = files.append("events/part=0", lines(1, 2), postfix=HOUR_5, mod_time=young())
+    files.forget(late)
+    files.append("events/part=0", lines(3, 1), postfix=HOUR_6, begin=late.end, mod_time=young())
+    cursors = registrar.tick(spec, {}).cursors
+    files.forget(first)
+    files.append("events/part=0", lines(0, 3), postfix=HOUR_5, begin=0)
+    report = registrar.tick(spec, cursors)
+    assert [(u.key[-6:], u.state.covered_bytes) for u in report.updates] == [("hour=5", late.end)]
+    assert report.cursors["events/part=0"].holes == ()
+
+
+def test_an_old_hole_is_given_up_and_what_comes_still_later_is_found_in_turn(
+    registrar, files, spec
+):
+    files.append("events/part=0", lines(0, 1), postfix=HOUR_5)
+    late = files.append("events/part=0", lines(1, 2), postfix=HOUR_5)
+    files.forget(late)
+    files.append("events/part=0", lines(3, 1), postfix=HOUR_6, begin=late.end)
+    report = registrar.tick(spec, {})
+    assert report.cursors["events/part=0"].holes == ()
+    files.append("events/part=0", lines(1, 2), postfix=HOUR_5, begin=late.begin)
+    assert registrar.tick(spec, report.cursors).updates == []
+    report = registrar.tick(spec, report.cursors, sweep=SweepPoint())
+    assert [(u.key[-6:], u.state.rows) for u in report.updates] == [("hour=5", 3)]
+    assert report.swept is None
+
+
+def test_a_round_goes_on_where_it_ended(registrar, files, spec):
+    for part in range(2):
+        for n in range(250):
+            files.append(f"events/part={part}", lines(n, 1), postfix=HOUR_5)
+    cursors = registrar.tick(spec, {}).cursors
+    points, point = [], SweepPoint()
+    while point is not None:
+        points.append((point.journal, point.offset > 0))
+        point = registrar.tick(spec, cursors, sweep=point).swept
+        assert len(points) < 9
+    assert points == [
+        ("", False), ("events/part=0", True), ("events/part=1", False), ("events/part=1", True),
+    ]  # fmt: skip
+
+
+def test_a_tick_whose_time_is_up_keeps_what_it_has_counted(registrar, files, spec):
+    for part in range(3):
+        for _ in range(3):
+            files.append(f"events/part={part}", lines(0, 2), postfix=HOUR_5)
+    looks = iter(range(1000))
+    report = registrar.tick(spec, {}, is_over=lambda: next(looks) > 8)
+    first = sum(u.rows_added for u in report.updates)
+    assert 0 < first < 18
+    assert report.has_more
+    report = registrar.tick(spec, report.cursors)
+    assert first + sum(u.rows_added for u in report.updates) == 18
+    assert registrar.tick(spec, {}, is_over=lambda: True).updates == []
+
+
+def test_many_hive_partitions_are_added_by_the_clock(registrar, files, metastore, spec):
+    for n in range(120):
+        files.append("events/part=0", lines(0, 1), postfix=f"date=2026-01-02/hour={n}")
+    ticks, report = [], registrar.tick(spec, {}, is_over=lambda: metastore.partitions_added > 0)
+    assert metastore.partitions_added < 120
+    while report.has_more:
+        ticks.append(len(report.updates))
+        report = registrar.tick(spec, report.cursors)
+    ticks.append(len(report.updates))
+    assert [ticks[0], sum(ticks)] == [1, 120]
+
+
+def test_a_huge_backlog_holds_up_no_other_journal(files, metastore, spec):
+    for n in range(50):
+        files.append("events/part=0", lines(n, 1), postfix=HOUR_5)
+    for part in range(1, 4):
+        files.append(f"events/part={part}", lines(0, 1), postfix=HOUR_5)
+    registrar = Registrar(files, metastore, StoreRoots(files.roots), Limits(fragments_max=20))
+    report = registrar.tick(spec, {})
+    assert {u.journal: u.fragments_added for u in report.updates} == {
+        "events/part=0": 17, "events/part=1": 1, "events/part=2": 1, "events/part=3": 1,
+    }  # fmt: skip
