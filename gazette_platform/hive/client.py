@@ -208,13 +208,17 @@ class MetastoreSession:
                 return False
             return True
 
-    def alter_table(self, table: HiveTable) -> None:
+    def alter_table(self, table: HiveTable, *, is_cascading: bool = True) -> None:
         """Replace the table's definition, and the columns of all its Hive partitions.
 
         Engines read a text file by the columns of its *Hive partition*: without the cascade, a new
         column would be NULL for ever in the Hive partitions that exist.
+
+        Args:
+            is_cascading: False: leave the Hive partitions as they are.
         """
-        context = ttypes.EnvironmentContext(properties={"CASCADE": "true"})
+        cascade = {"CASCADE": "true"} if is_cascading else {}
+        context = ttypes.EnvironmentContext(properties=cascade)
         with self._calling(f"alter table {table.full_name}"):
             self._client.alter_table_with_environment_context(
                 table.database, table.name, table.to_thrift(), context

@@ -18,6 +18,7 @@ from gazette_platform.lake.accounting import Accountant, PartitionAccount, Parti
 from gazette_platform.lake.check import SAMPLE_BYTES, check_sample
 from gazette_platform.lake.content import FragmentContent
 from gazette_platform.lake.cutover import Cutover
+from gazette_platform.lake.evolution import ensure_table
 from gazette_platform.lake.layout import Layout, StoreRoots, partition_columns
 from gazette_platform.lake.listing import (
     JournalListing,
@@ -29,7 +30,7 @@ from gazette_platform.lake.listing import (
 from gazette_platform.lake.planning import Limits, directory_of, make_plan, require_codec
 from gazette_platform.lake.progress import JournalCursor, advance
 from gazette_platform.lake.storage import Storage
-from gazette_platform.lake.tables import DIGEST, LAYOUT, ensure_table, table_definition
+from gazette_platform.lake.tables import DIGEST, LAYOUT, table_definition
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import CompressionCodec
 
@@ -177,12 +178,15 @@ class Registrar:
             report.has_more |= any(one.has_more for one in listed.values())
             is_current = table is not None and table.parameters.get(DIGEST) == spec.digest
             if table is None or not is_current:
-                table = self._make_table(session, spec, journals, listed, table)
+                table = self._make_table(session, spec, journals, listed, table, is_over)
                 if table is None:
                     report.journals = _progress(report, listed)
                     return report
-                report.warnings += _codec_warnings(spec, journals)
-                report.is_changed = True
+                if table.parameters.get(DIGEST) == spec.digest:
+                    report.warnings += _codec_warnings(spec, journals)
+                    report.is_changed = True
+                else:
+                    report.has_more = True  # its Hive partitions do not have all columns yet
             report.definition = table
             old: Sequence[Fragment] = ()
             if sweep is not None and not is_over():
@@ -211,13 +215,14 @@ class Registrar:
                 )
         return listed
 
-    def _make_table(
+    def _make_table(  # noqa: PLR0917
         self,
         session: MetastoreSession,
         spec: TableSpec,
         journals: Sequence[JournalSpec],
         listed: Mapping[str, JournalListing],
         existing: HiveTable | None,
+        is_over: Callable[[], bool],
     ) -> HiveTable | None:
         """Make or evolve the table, or do nothing while no fragment shows its layout."""
         for journal in journals:
@@ -239,10 +244,7 @@ class Registrar:
         wanted = table_definition(spec, layout, location)
         if existing is None or existing.columns != wanted.columns:
             self._require_fit(spec, [*firsts, *_lasts(wanted_fragments)])
-        # A table without keys has its accounts in what is altered here.
-        with session.accounts_lock(spec.schema, spec.table) as lock:
-            lock.require()
-            return ensure_table(session, wanted)
+        return ensure_table(session, wanted, is_over=is_over)
 
     def _require_fit(self, spec: TableSpec, samples: Sequence[Fragment]) -> None:
         """Refuse a spec that none of `samples` fits.

@@ -17,7 +17,6 @@ from gazette_platform.hive import (
     JSON_STORAGE,
     HiveColumn,
     HiveTable,
-    MetastoreSession,
     StorageFormat,
 )
 from gazette_platform.lake.layout import (
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 __all__ = [
     "DIGEST",
     "LAYOUT",
-    "ensure_table",
     "evolved_table",
     "key_mappings",
     "spark_schema",
@@ -85,26 +83,6 @@ def table_definition(spec: TableSpec, layout: Layout, location: str) -> HiveTabl
         storage=_storage(spec, location),
         parameters=parameters,
     )
-
-
-def ensure_table(session: MetastoreSession, wanted: HiveTable) -> HiveTable:
-    """Create `wanted`, or evolve what exists to it. Idempotent.
-
-    Returns: the table as the metastore has it now.
-    Raises: SchemaMismatch: one exists that cannot become `wanted`; says in what they differ.
-    """
-    existing = session.table(wanted.database, wanted.name)
-    if existing is None:
-        session.ensure_database(wanted.database)
-        if session.create_table(wanted):
-            return wanted
-        existing = session.table(wanted.database, wanted.name)
-        if existing is None:
-            raise SchemaMismatch(f"{wanted.full_name} was created and dropped by others; try again")
-    evolved = evolved_table(existing, wanted)
-    if evolved is not None:
-        session.alter_table(evolved)
-    return evolved or existing
 
 
 def evolved_table(existing: HiveTable, wanted: HiveTable) -> HiveTable | None:

@@ -1,0 +1,92 @@
+"""Columns reach the Hive partitions of large tables batch by batch, through crashes and time limits."""
+
+from contextlib import suppress
+
+import pytest
+from lake_bench import FragmentFiles, MemoryMetastore
+
+from gazette_platform.errors import LakeError
+from gazette_platform.hive.thrift import TTransportException
+from gazette_platform.lake import Registrar, StoreRoots, parse_table_spec
+
+COUNT = 230
+SPEC = (
+    "{name: s.a, selector: 'name:prefix=a/', format: json, columns: [%s{name: id, type: bigint}]}"
+)
+NARROW = parse_table_spec(SPEC % "")
+WIDE = parse_table_spec(SPEC % "{name: extra, type: double}, ")
+WIDER = parse_table_spec(SPEC % "{name: extra, type: double}, {name: more, type: string}, ")
+
+
+@pytest.fixture
+def metastore():
+    return MemoryMetastore()
+
+
+@pytest.fixture
+def registrar(tmp_path, metastore):
+    files = FragmentFiles(tmp_path / "fragments")
+    for n in range(COUNT):
+        files.append("a/part=0", b'{"id":1}\n', postfix=f"hour={n:03}")
+    made = Registrar(files, metastore, StoreRoots(files.roots))
+    made.tick(NARROW, {})
+    return made
+
+
+def columns(metastore):
+    names = metastore.thrift.get_partition_names("s", "a", -1)
+    found = metastore.thrift.get_partitions_by_names("s", "a", names)
+    assert all(p.parameters["numRows"] == "1" for p in found)
+    return [[c.name for c in p.sd.cols] for p in found]
+
+
+def digest(metastore):
+    return metastore.thrift.get_table("s", "a").parameters["gazette.spec"]
+
+
+def test_a_tick_without_time_goes_on_at_the_next_one(registrar, metastore):
+    reached = []
+    while digest(metastore) != WIDE.digest:
+        assert registrar.tick(WIDE, {}, is_over=lambda: True).has_more
+        reached.append(columns(metastore).count(["extra", "id"]))
+    assert reached == [50, 100, 150, 200, COUNT]
+    assert "gazette.evolving" not in metastore.thrift.get_table("s", "a").parameters
+    assert [c.name for c in metastore.thrift.get_table("s", "a").sd.cols] == ["extra", "id"]
+
+
+def test_with_time_it_is_done_at_once(registrar, metastore):
+    assert registrar.tick(WIDE, {}).is_changed
+    assert columns(metastore) == [["extra", "id"]] * COUNT
+    assert not registrar.tick(WIDE, {}).is_changed
+
+
+def test_another_spec_in_between_begins_anew(registrar, metastore):
+    registrar.tick(WIDE, {}, is_over=lambda: True)
+    registrar.tick(WIDER, {}, is_over=lambda: True)
+    assert columns(metastore).count(["extra", "more", "id"]) == 50
+    registrar.tick(WIDER, {})
+    assert columns(metastore) == [["extra", "more", "id"]] * COUNT
+    assert digest(metastore) == WIDER.digest
+
+
+@pytest.mark.parametrize("call", ["alter_partitions", "alter_table_with_environment_context"])
+@pytest.mark.parametrize("at", [1, 2, 4])
+@pytest.mark.parametrize("takes_effect", [True, False])
+def test_a_call_that_fails_is_made_again(registrar, metastore, monkeypatch, call, at, takes_effect):
+    inner, count = getattr(metastore.thrift, call), 0
+
+    def failing(*arguments):
+        nonlocal count
+        count += 1
+        if count != at or takes_effect:
+            inner(*arguments)
+        if count == at:
+            raise TTransportException(message="broken")
+
+    monkeypatch.setattr(metastore.thrift, call, failing)
+    for _ in range(3):
+        with suppress(LakeError):
+            registrar.tick(WIDE, {})
+    assert count > at
+    assert columns(metastore) == [["extra", "id"]] * COUNT
+    assert digest(metastore) == WIDE.digest
