@@ -132,12 +132,13 @@ class TableAudits:
     def run(self, spec: TableSpec, report: TableReport, state: AuditState) -> AuditOutcome:
         """Audit a part of a table, repair it, update its exact view, and tell what changed.
 
-        A table that is not made yet has nothing to audit.
+        A table that is not made yet has nothing to audit. Nor has one whose selector matches no
+        journal right now, but what is known of it is kept.
 
         Raises: GazetteError: a server cannot be reached, or the view's name is taken.
         """
         if report.definition is None:
-            return AuditOutcome()
+            return AuditOutcome(state)
         with self.metastore.connect() as session:
             table = session.table(spec.schema, spec.table)
             if table is None:

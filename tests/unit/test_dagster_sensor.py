@@ -416,6 +416,25 @@ def test_overlap_that_is_not_repaired_says_why(platform):
     assert json.loads(platform.cursor)["audits"]["s.a"]["refused"].keys() == {other.content_path}
 
 
+def test_what_audits_know_outlives_a_tick_without_journals(platform):
+    platform.write_spec("a")
+    platform.files.append("a/part=0", line(1) + line(2), postfix="hour=05")
+    other = platform.files.append("a/part=0", line(7), postfix="hour=05", begin=0)
+    platform.files.forget(other)
+    for _ in range(3):
+        platform.tick()
+    before = json.loads(platform.cursor)["audits"]
+    assert other.content_name in json.dumps(before)
+    journals = platform.journals
+    platform.journals = lambda _selector: []
+    platform.tick()
+    platform.tick()
+    assert json.loads(platform.cursor)["audits"] == before
+    platform.journals = journals
+    platform.tick()
+    assert json.loads(platform.cursor)["audits"] == before
+
+
 def test_gap_is_a_warning_that_says_what_to_do(platform):
     platform.write_spec("a")
     platform.files.append("a/part=0", line(1), postfix="hour=05")
