@@ -1,0 +1,231 @@
+"""Fragments, a metastore, a Dagster and the sensor between them, with faults at their calls."""
+
+from contextlib import contextmanager
+
+from dagster import AssetKey, DagsterInstance
+from lake_bench import FragmentFiles, MemoryMetastore
+
+from gazette_platform.errors import TransportError
+from gazette_platform.hive import MetastoreSession, SharedMetastore
+from gazette_platform.hive.thrift import TTransportException
+from gazette_platform.lake import (
+    Auditor,
+    FitChecker,
+    Registrar,
+    Repairer,
+    StoreRoots,
+    parse_table_spec,
+)
+from gazette_platform.lake.partition_state import PartitionState
+from gazette_platform.ops.clock import SystemClock
+from gazette_platform.sensors.audits import TableAudits
+from gazette_platform.sensors.cursor import SensorCursor
+from gazette_platform.sensors.fragments import TickPorts, run_tick
+from gazette_platform.sensors.told import InstanceTold
+from gazette_platform.sensors.versions import data_version
+
+__all__ = ["MODES", "SPEC", "Killed", "Neighbour", "Steps", "World"]
+
+SPEC = parse_table_spec(
+    "{name: s.a, selector: 'name:prefix=a/', format: json, columns: [{name: id, type: bigint}]}"
+)
+MODES = ("killed before", "killed after", "broken before", "broken after")
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class Steps:
+    """Counts calls to neighbours, and spoils the one that is numbered `at`."""
+
+    def __init__(self, at=None, mode=""):
+        self.at, self.mode = at, mode
+        self.count = 0
+        self.is_dead = False
+        self.spoiled = ""
+
+    def call(self, name, effect, error):
+        if self.is_dead:
+            raise Killed
+        self.count += 1
+        if self.count != self.at:
+            return effect()
+        self.spoiled = name
+        if self.mode.endswith("after"):
+            effect()
+        if self.mode.startswith("killed"):
+            self.is_dead = True
+            raise Killed
+        raise error
+
+
+class Neighbour:
+    """Any object whose calls are steps."""
+
+    def __init__(self, inner, steps, error):
+        self._inner, self._steps, self._error = inner, steps, error
+
+    def __getattr__(self, name):
+        method = getattr(self._inner, name)
+        return lambda *a, **k: self._steps.call(name, lambda: method(*a, **k), self._error)
+
+
+class World:
+    """Fragments, a metastore, a Dagster, and the sensor between them."""
+
+    def __init__(self, root, steps):
+        self.steps = steps
+        self.files = FragmentFiles(root)
+        self.metastore = MemoryMetastore()
+        self.instance = self.new_instance()
+        self.cursor = None
+        self.expected = {}
+        self.now = int(SystemClock().unix_s())
+
+    @contextmanager
+    def connect(self):
+        error = TTransportException(message="broken")
+        yield MetastoreSession(Neighbour(self.metastore.thrift, self.steps, error), "thrift://m:1")
+
+    def append(self, journal, count, hour, **options):
+        """A fragment of lines; the bytes and rows that its Hive partition must have in the end."""
+        options.setdefault("mod_time", self.now)
+        content = b'{"id":1}\n' * count
+        made = self.files.append(journal, content, postfix=f"hour={hour}", **options)
+        self.expect(made, hour)
+        return made
+
+    def expect(self, made, hour):
+        self.expected.setdefault(f"{made.journal[2:]}/hour={hour}", set()).add(
+            (made.begin, made.end)
+        )
+
+    def new_instance(self):
+        """A Dagster that was told nothing."""
+        return DagsterInstance.ephemeral()
+
+    def drop_partition(self):
+        """Somebody drops a Hive partition, if there is one."""
+        with self.metastore.connect() as session:
+            table = session.table("s", "a")
+            for found in session.partitions(table)[:1] if table is not None else ():
+                session.drop_partition(table, found.values)
+
+    def ports(self):
+        roots = StoreRoots(self.files.roots)
+        source = Neighbour(self.files, self.steps, TransportError("no broker"))
+        shared = SharedMetastore(self)
+        return TickPorts(
+            registrar=Registrar(source, shared, roots),
+            audits=TableAudits(
+                Auditor(self.files, roots),
+                Repairer(self.files, roots),
+                FitChecker(self.files, roots),
+                self.metastore,
+            ),
+            told=InstanceTold(self.instance),
+        )
+
+    def tick(self):
+        """One tick, and its storing. A process that is killed starts again."""
+        try:
+            outcome = run_tick(self.ports(), {"s.a": SPEC}, SensorCursor.parse(self.cursor))
+            self.store(outcome)
+        except Killed:
+            self.steps.is_dead = False
+            self.metastore.thrift.pass_time(120)
+            return True
+        except TransportError:
+            return True  # a red tick
+        return bool(outcome.events or outcome.problems)
+
+    def store(self, outcome):
+        """As the daemon does: events, partitions, cursor."""
+        error = Killed()  # the daemon has nobody to answer to
+        for event in outcome.events:
+            self.steps.call(
+                "event", lambda e=event: self.instance.report_runless_asset_event(e), error
+            )
+        for request in outcome.partitions:
+            self.steps.call("partitions", lambda r=request: self._add(r), error)
+        self.steps.call("cursor", lambda: self._keep(outcome.cursor), error)
+
+    def _add(self, request):
+        self.instance.add_dynamic_partitions(request.partitions_def_name, request.partition_keys)
+
+    def _keep(self, cursor):
+        self.cursor = cursor.dump()
+
+    # --------------------------------------------------------------- histories
+
+    def play(self):
+        """Fragments come, late and in disorder; a tick after each."""
+        for part in (0, 1):
+            self.append(f"a/part={part}", 2, "05")
+            self.append(f"a/part={part}", 1, "06")
+        self.tick()
+        late = self.append("a/part=0", 3, "05")
+        self.files.forget(late)
+        self.append("a/part=0", 1, "07", begin=late.end)
+        self.tick()
+        self.other()
+        self.append("a/part=1", 1, "06")
+        self.append("a/part=0", 3, "05", begin=late.begin)
+        self.tick()
+        local = self.files.append("a/part=0", b'{"id":1}\n', is_persisted=False)
+        self.append("a/part=0", 1, "07")
+        self.tick()
+        self.files.persist(local, postfix="hour=06", mod_time=self.now)
+        self.expect(local, "06")
+        self.tick()
+
+    def other(self):
+        """Another registrar, which tells nobody."""
+        registrar = Registrar(self.files, self.metastore, StoreRoots(self.files.roots))
+        with_old_lock = self.metastore.thrift
+        with_old_lock.pass_time(120)
+        registrar.tick(SPEC, {})
+
+    def settle(self, quiet=1):
+        """Ticks until so many in a row have nothing to tell."""
+        left = quiet
+        for _ in range(30):
+            left = quiet if self.tick() else left - 1
+            if not left:
+                return
+        raise AssertionError("ticks do not come to rest")
+
+    # ------------------------------------------------------------------ verdict
+
+    def check(self):
+        with self.metastore.connect() as session:
+            table = session.table("s", "a")
+            found = {
+                f"part={p.values[0]}/hour={p.values[1]}": PartitionState.from_parameters(
+                    p.parameters
+                )
+                for p in session.partitions(table)
+            }
+        assert found.keys() == self.expected.keys()
+        for key, spans in self.expected.items():
+            held = {n for begin, end in found[key].ranges for n in range(begin, end)}
+            assert held == {n for begin, end in spans for n in range(begin, end)}
+            assert (found[key].fragments, found[key].rows) == (len(spans), len(held) // 9)
+        told = {}
+        records = self.instance.fetch_materializations(AssetKey(["s", "a"]), limit=1000).records
+        for event in (record.asset_materialization for record in reversed(records)):
+            told.setdefault(event.partition, []).append(event)
+        assert told.keys() == found.keys()
+        for key, events in told.items():
+            added = [e.metadata["rows_added"].value for e in events]
+            assert sum(added) == found[key].rows, added
+            versions = [e.tags["dagster/data_version"] for e in events]
+            assert versions[-1] == data_version(found[key])
+            assert len(set(versions)) == len(versions)  # nothing is told twice
+        assert set(self.instance.get_dynamic_partitions("s.a")) == found.keys()
+        offsets = SensorCursor.parse(self.cursor).registered.tables["s.a"]
+        assert {j: (c.offset, c.holes) for j, c in offsets.items()} == {
+            journal: (max(f.end for f in self.files.fragments(journal, 0, 99)), ())
+            for journal in offsets
+        }
