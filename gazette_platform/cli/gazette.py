@@ -58,6 +58,16 @@ NewRoot = Annotated[
         "--root", metavar="DIR", parser=_folder, help="Folder of the platform; made if missing."
     ),
 ]
+Store = Annotated[
+    str,
+    typer.Option(
+        metavar="URL",
+        envvar="GAZETTE_STORE",
+        help="Store of fragments and tables that the engines are configured for: s3://BUCKET/PREFIX/, "
+        "with ?endpoint=…&region=…, and credentials as AWS tools find them; s3: a server of the "
+        "platform's own. Default: folders.",
+    ),
+]
 Root = Annotated[
     Path, typer.Option("--root", metavar="DIR", parser=_folder, help="Folder of the platform.")
 ]
@@ -120,7 +130,7 @@ app.command("print-config")(with_serve_options(_print_config))
 
 
 @app.command()
-def up(
+def up(  # noqa: PLR0917  options are named
     root: NewRoot,
     brokers: Annotated[int, typer.Option(help="Number of broker processes.")] = 1,
     without: Annotated[
@@ -139,6 +149,7 @@ def up(
             metavar="FILE", help="Python file with Dagster assets of your own. Repeatable."
         ),
     ] = None,
+    store: Store = "",
     *,
     detach: Annotated[bool, typer.Option("--detach", help="Return when all is ready.")] = False,
 ) -> None:
@@ -155,6 +166,8 @@ def up(
     gazette up --root /tmp/p --without dagster,trino --port broker-1=8080
 
     gazette up --root ~/platform --definitions my_assets.py
+
+    gazette up --root ~/platform --store "s3://bucket/lake/?region=eu-central-1"
     """
     from gazette_platform.embedded.board import Board  # noqa: PLC0415  an extra
     from gazette_platform.embedded.control import start_detached  # noqa: PLC0415
@@ -163,7 +176,7 @@ def up(
     from gazette_platform.embedded.supervisor import ComponentFailed, Supervisor  # noqa: PLC0415
 
     layout = PlatformDir.at(root)
-    options = _platform_options(brokers, without or [], port or [], definitions or [])
+    options = _platform_options(brokers, without or [], port or [], definitions or [], store)
     check_extras(options)
     try:
         with Board() as board:
@@ -181,7 +194,7 @@ def up(
 
 
 def _platform_options(
-    brokers: int, without: list[str], ports: list[str], definitions: list[Path]
+    brokers: int, without: list[str], ports: list[str], definitions: list[Path], store: str
 ) -> PlatformOptions:
     from gazette_platform.embedded.platform import PlatformOptions  # noqa: PLC0415
 
@@ -199,6 +212,7 @@ def _platform_options(
         without=names,
         ports=fixed,
         definitions=tuple(str(path.expanduser().absolute()) for path in definitions),
+        store=store,
     )
 
 
@@ -318,6 +332,7 @@ def demo(
             help="Folder of the platform; default: temporary.",
         ),
     ] = None,
+    store: Store = "",
     *,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the platform running.")] = False,
 ) -> None:
@@ -329,6 +344,8 @@ def demo(
     **Example**
 
     gazette demo --keep --root ~/demo
+
+    gazette demo --store s3
     """
     try:
         from gazette_platform.cli import demo as content  # noqa: PLC0415  needs every extra
@@ -338,7 +355,7 @@ def demo(
             "(install every extra: pip install 'gazette-platform[all]')"
         ) from err
 
-    code = content.run(root=root, keep=keep)
+    code = content.run(root=root, keep=keep, store=store)
     if code:
         raise typer.Exit(code)
 

@@ -9,6 +9,8 @@ from gazette_platform.embedded.component import Component, answers_http
 from gazette_platform.embedded.ports import HOST
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gazette_platform.embedded.layout import PlatformDir
 
 __all__ = ["broker_component"]
@@ -30,6 +32,7 @@ def broker_component(
     http_port: int,
     etcd: str,
     requires: tuple[str, ...],
+    environment: Mapping[str, str] | None = None,
 ) -> Component:
     """One broker.
 
@@ -40,6 +43,7 @@ def broker_component(
         name: of the component, and id of the broker.
         number: of the broker, from 1, `of` so many.
         etcd: its address, as a URL.
+        environment: variables with credentials of stores, if not those of this process.
     """
     zone = "local" if of == 1 else _ZONES[(number - 1) % len(_ZONES)]
     spool = layout.spool / name
@@ -67,6 +71,7 @@ def broker_component(
         name=name,
         command=command,
         requires=requires,
+        environment=dict(environment or {}),
         ports=(port, http_port),
         ready=lambda: answers_http(f"http://{HOST}:{http_port}/debug/ready"),
         start_timeout_s=60.0,

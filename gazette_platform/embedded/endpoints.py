@@ -37,6 +37,10 @@ class Endpoints:
     """Trino's HTTP port."""
     dagster: str = ""
     """Dagster's web server."""
+    s3: str = ""
+    """The platform's own S3 server."""
+    store: str = ""
+    """URL of the fragment store that engines are configured for; empty: folders only."""
     pids: dict[str, int] = field(default_factory=dict)
     """Process id by name of component."""
 
@@ -69,6 +73,7 @@ class Endpoints:
             "metastore": self.metastore,
             "trino": self.trino,
             "dagster": self.dagster,
+            "s3": self.s3,
         }
         return {name: address for name, address in found.items() if address}
 

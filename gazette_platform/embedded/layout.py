@@ -83,6 +83,11 @@ class PlatformDir:
         return self.root / "warehouse"
 
     @property
+    def s3(self) -> Path:
+        """Objects and keys of an S3 server of the platform's own, if it has one."""
+        return self.root / "s3"
+
+    @property
     def tables(self) -> Path:
         """Table specs, as YAML."""
         return self.root / "tables"

@@ -8,7 +8,7 @@ interruption, and a slim Java runtime does not know the certificates that this m
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, final
 
 from gazette_platform.embedded.download import Download
 from gazette_platform.embedded.jvm import Jvm
@@ -16,11 +16,12 @@ from gazette_platform.embedded.layout import pyspark_jars
 from gazette_platform.errors import SetupError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from gazette_platform.embedded.progress import Step
 
-__all__ = ["MavenArtifact", "fetch_maven"]
+__all__ = ["MavenArtifact", "fetch_maven", "fetch_maven_jars"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +60,43 @@ def fetch_maven(
     """
     if target.exists():
         return target
-    url = _url_of(artifact, java_home, repository)
+    (url,) = _urls_of([artifact], java_home, repository)
+    return _download(artifact, url, target, step)
+
+
+def fetch_maven_jars(
+    artifacts: Sequence[MavenArtifact],
+    folder: Path,
+    *,
+    java_home: Path,
+    step: Step,
+    repository: str = "",
+) -> None:
+    """Fetch several artifacts into `folder`, each under its own name. Blocks.
+
+    Args and errors: as of `fetch_maven`.
+    """
+    urls = _urls_of(artifacts, java_home, repository)
+    done_bytes = 0
+    for artifact, url in zip(artifacts, urls, strict=True):
+        _download(artifact, url, folder / artifact.file_name, _Further(step, done_bytes))
+        done_bytes += artifact.size_bytes
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Further:
+    """A step of which something is done already."""
+
+    step: Step
+    done_bytes: int
+
+    def advance_to(self, done_bytes: int) -> None:
+        """As of `Step`, for one of several files."""
+        self.step.advance_to(self.done_bytes + done_bytes)
+
+
+def _download(artifact: MavenArtifact, url: str, target: Path, step: Step) -> Path:
     download = Download(target, sha256=artifact.sha256, size_bytes=artifact.size_bytes)
     try:
         return download.run(url, step)
@@ -69,7 +106,7 @@ def fetch_maven(
         ) from error
 
 
-def _url_of(artifact: MavenArtifact, java_home: Path, repository: str) -> str:
+def _urls_of(artifacts: Sequence[MavenArtifact], java_home: Path, repository: str) -> list[str]:
     jars = [str(jar) for jar in pyspark_jars().glob("ivy-*.jar")]
     if not jars:
         raise SetupError(f"no Ivy among the jars of PySpark in {pyspark_jars()}: reinstall pyspark")
@@ -80,11 +117,16 @@ def _url_of(artifact: MavenArtifact, java_home: Path, repository: str) -> str:
         resolver.setM2compatible(True)
         if repository:
             resolver.setRoot(repository.rstrip("/") + "/")
-        module = ivy.core.module.id.ModuleRevisionId.newInstance(
-            artifact.group.replace(".", "/"), artifact.artifact, artifact.version
-        )
-        file = ivy.core.module.descriptor.DefaultArtifact(
-            module, jvm.java.util.Date(), artifact.artifact, artifact.extension, artifact.extension
-        )
         pattern = resolver.getRoot() + resolver.getPattern()
-        return str(ivy.core.IvyPatternHelper.substitute(pattern, file))
+        return [_url_of(artifact, jvm, pattern) for artifact in artifacts]
+
+
+def _url_of(artifact: MavenArtifact, jvm: Any, pattern: str) -> str:
+    ivy = jvm.org.apache.ivy
+    module = ivy.core.module.id.ModuleRevisionId.newInstance(
+        artifact.group.replace(".", "/"), artifact.artifact, artifact.version
+    )
+    file = ivy.core.module.descriptor.DefaultArtifact(
+        module, jvm.java.util.Date(), artifact.artifact, artifact.extension, artifact.extension
+    )
+    return str(ivy.core.IvyPatternHelper.substitute(pattern, file))

@@ -23,6 +23,7 @@ from gazette_platform.embedded.layout import package_data, pyspark_jars
 from gazette_platform.errors import SetupError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from types import FrameType
 
 __all__ = ["MetastoreServer", "main"]
@@ -44,14 +45,29 @@ class MetastoreServer:
         state_dir: Derby's database lives in its subfolder ``db``.
         warehouse: location of databases that name none, a URL.
         java_home: of a runtime from 17 to 21.
+        jars: folders of jars beside PySpark's.
+        settings: of Hive and Hadoop, over those of hive-site.xml.
     """
 
-    def __init__(self, *, state_dir: Path, warehouse: str, java_home: Path) -> None:
+    def __init__(
+        self,
+        *,
+        state_dir: Path,
+        warehouse: str,
+        java_home: Path,
+        jars: Sequence[Path] = (),
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
         self._state_dir = state_dir
         self._warehouse = warehouse
+        self._settings = dict(settings or {})
         self._jvm = Jvm(
             java_home=java_home,
-            classpath=(str(package_data("hive_metastore")), f"{pyspark_jars()}/*"),
+            classpath=(
+                str(package_data("hive_metastore")),
+                f"{pyspark_jars()}/*",
+                *(f"{folder}/*" for folder in jars),
+            ),
             options=self._java_options(),
             cwd=state_dir,
         )
@@ -97,6 +113,8 @@ class MetastoreServer:
     def _thrift_server(self, jvm: Any, host: str, port: int) -> Any:
         metastore = jvm.org.apache.hadoop.hive.metastore
         conf = jvm.org.apache.hadoop.hive.conf.HiveConf()
+        for name, value in self._settings.items():
+            conf.set(name, value)
         handler = metastore.HiveMetaStore.newRetryingHMSHandler(
             metastore.HiveMetaStore.HMSHandler("gazette", conf, False), conf
         )
@@ -149,6 +167,11 @@ class MetastoreServer:
         self._jvm.close()
 
 
+def _setting(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    return name, value
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run until SIGTERM or SIGINT. Returns: the exit code."""
     parser = argparse.ArgumentParser(description="Run the embedded Hive Metastore.")
@@ -157,6 +180,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dir", type=Path, required=True, help="folder of its database")
     parser.add_argument("--warehouse", required=True, help="URL of the default warehouse")
     parser.add_argument("--java-home", type=Path, required=True, help="a Java 17 or 21 runtime")
+    parser.add_argument("--jars", type=Path, action="append", default=[], help="folder of jars")
+    parser.add_argument(
+        "--set", type=_setting, action="append", default=[], metavar="NAME=VALUE", help="a setting"
+    )
     options = parser.parse_args(argv)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -164,7 +191,11 @@ def main(argv: list[str] | None = None) -> int:
     logging.getLogger("py4j").setLevel(logging.WARNING)
 
     server = MetastoreServer(
-        state_dir=options.dir.resolve(), warehouse=options.warehouse, java_home=options.java_home
+        state_dir=options.dir.resolve(),
+        warehouse=options.warehouse,
+        java_home=options.java_home,
+        jars=options.jars,
+        settings=dict(options.set),
     )
     stopping = threading.Event()
 

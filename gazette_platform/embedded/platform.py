@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gazette_platform.embedded import broker, dagster, etcd, metastore, tools, trino
+from gazette_platform.embedded import broker, dagster, etcd, metastore, s3, tools, trino
 from gazette_platform.embedded.endpoints import Endpoints
 from gazette_platform.embedded.layout import pyspark_jars
 from gazette_platform.embedded.ports import HOST
 from gazette_platform.errors import SetupError, ValidationError
+from gazette_platform.lake.s3 import S3Access
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,6 +53,9 @@ class PlatformOptions:
     """Fixed ports, by the names of `port_names`."""
     definitions: tuple[str, ...] = ()
     """Paths of Python files with definitions of Dagster, besides our own."""
+    store: str = ""
+    """Of fragments and tables, for engines: an ``s3://`` URL; ``s3``: a server of the platform's own;
+    empty: folders only."""
 
     def __post_init__(self) -> None:
         unknown = sorted(self.without - set(OPTIONAL))
@@ -78,6 +83,16 @@ class PlatformOptions:
                     path="--port",
                 )
             by_port[port] = name
+        if self.store and not self.has_own_store:
+            try:
+                S3Access.of(self.store, os.environ)
+            except ValidationError as err:
+                raise ValidationError(err.message, path="--store") from None
+
+    @property
+    def has_own_store(self) -> bool:
+        """Whether an S3 server is part of the platform."""
+        return self.store == s3.OWN_STORE
 
     def _check_definitions(self) -> None:
         if self.definitions and not self.has("dagster"):
@@ -107,6 +122,7 @@ class PlatformOptions:
         names = ["etcd", "etcd-peer"]
         for broker_name in self.broker_names():
             names += [broker_name, f"{broker_name}-http"]
+        names += [s3.NAME] if self.has_own_store else []
         names += [name for name in ("metastore", "trino", "dagster") if self.has(name)]
         return names + list(dagster.code_servers(self.definitions) if self.has("dagster") else ())
 
@@ -126,6 +142,8 @@ def endpoints_of(options: PlatformOptions, ports: Mapping[str, int]) -> Endpoint
         metastore=address("thrift", "metastore"),
         trino=address("http", "trino"),
         dagster=address("http", "dagster"),
+        s3=f"http://{HOST}:{ports[s3.NAME]}" if options.has_own_store else "",
+        store=s3.own_store(ports[s3.NAME]) if options.has_own_store else options.store,
     )
 
 
@@ -139,8 +157,14 @@ def environment_of(layout: PlatformDir, endpoints: Endpoints) -> dict[str, str]:
         "GAZETTE_DAGSTER_URI": endpoints.dagster,
         "GAZETTE_TABLES": str(layout.tables),
         "GAZETTE_LAKE_STORE_ROOTS": json.dumps({"file:///": f"file://{layout.fragments}/"}),
-        "GAZETTE_WAREHOUSE": f"file://{layout.warehouse}",
+        "GAZETTE_WAREHOUSE": _warehouse(layout, endpoints),
     }
+    if endpoints.store:
+        variables["GAZETTE_LAKE_STORE"] = endpoints.store
+        if endpoints.s3:
+            variables |= s3.read_keys(layout.s3)
+        if endpoints.metastore:
+            variables["GAZETTE_S3_JARS"] = str(tools.s3_jars())
     if endpoints.metastore:
         variables |= {
             "GAZETTE_ICEBERG_JAR": str(tools.iceberg_spark_runtime()),
@@ -151,6 +175,13 @@ def environment_of(layout: PlatformDir, endpoints: Endpoints) -> dict[str, str]:
             "SPARK_LOCAL_IP": HOST,
         }
     return {name: value for name, value in variables.items() if value}
+
+
+def _warehouse(layout: PlatformDir, endpoints: Endpoints) -> str:
+    """Location of Iceberg tables, and of databases that name none."""
+    if endpoints.store:
+        return S3Access.of(endpoints.store, os.environ).warehouse
+    return f"file://{layout.warehouse}"
 
 
 def check_extras(options: PlatformOptions) -> None:
@@ -173,9 +204,13 @@ def install_tools(options: PlatformOptions) -> None:
     Raises: SetupError: a tool cannot be installed.
     """
     tools.etcd()
+    if options.has_own_store:
+        tools.s3_server()
     if options.has("metastore"):
         tools.java(21)
         tools.iceberg_spark_runtime()
+        if options.store:
+            tools.s3_jars()
     if options.has("trino"):
         tools.java(25)
         tools.trino()
@@ -193,10 +228,21 @@ def components_of(
     """
     endpoints = endpoints_of(options, ports)
     found = [etcd.etcd_component(layout.etcd, port=ports["etcd"], peer_port=ports["etcd-peer"])]
+    stores: tuple[str, ...] = ()
+    keys: dict[str, str] = {}
+    if options.has_own_store:
+        found.append(s3.s3_component(layout.s3, port=ports[s3.NAME]))
+        stores, keys = (s3.NAME,), s3.read_keys(layout.s3)
+    access = S3Access.of(endpoints.store, os.environ) if endpoints.store else None
     if options.has("metastore"):
         found.append(
             metastore.metastore_component(
-                layout.metastore, port=ports["metastore"], warehouse=layout.warehouse
+                layout.metastore,
+                port=ports["metastore"],
+                warehouse=_warehouse(layout, endpoints),
+                s3=access,
+                environment=keys,
+                requires=stores,
             )
         )
     brokers = tuple(options.broker_names())
@@ -209,7 +255,8 @@ def components_of(
             port=ports[name],
             http_port=ports[f"{name}-http"],
             etcd=endpoints.etcd,
-            requires=(etcd.NAME,),
+            requires=(etcd.NAME, *stores),
+            environment=keys,
         )
         for number, name in enumerate(brokers, 1)
     ]
@@ -219,7 +266,9 @@ def components_of(
             layout.trino,
             port=ports["trino"],
             metastore=endpoints.metastore.removeprefix("thrift://"),
-            uses=lake,
+            uses=(*stores, *lake),
+            s3=access,
+            environment=keys,
         )
     if options.has("dagster"):
         found += dagster.dagster_components(

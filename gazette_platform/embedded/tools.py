@@ -25,7 +25,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from gazette_platform.embedded.maven import MavenArtifact, fetch_maven
+from gazette_platform.embedded.maven import MavenArtifact, fetch_maven, fetch_maven_jars
 from gazette_platform.embedded.progress import show_step
 from gazette_platform.errors import SetupError
 
@@ -41,6 +41,7 @@ __all__ = [
     "iceberg_spark_runtime",
     "install_all",
     "java",
+    "s3_jars",
     "s3_server",
     "trino",
 ]
@@ -120,8 +121,14 @@ def iceberg_spark_runtime() -> Path:
         return _fetch("Iceberg for Spark", artifact, jar)
 
 
+def s3_jars() -> Path:
+    """The folder of jars with which Spark and the metastore reach S3, installed if need be."""
+    entry = _artifacts()["jars"]["s3"]
+    return _install(f"s3-jars-{entry['version']}", "S3 for Spark", _fetch_s3_jars)
+
+
 def s3_server() -> Path:
-    """The ``versitygw`` binary, an S3 server over a folder, for tests: ``GAZETTE_VERSITYGW``, or built.
+    """The ``versitygw`` binary, an S3 server over a folder: ``GAZETTE_VERSITYGW``, or built.
 
     Raises: SetupError: Go is missing, or could not build it.
     """
@@ -361,6 +368,20 @@ def _fetch(title: str, artifact: MavenArtifact, target: Path) -> Path:
         return fetch_maven(
             artifact,
             target,
+            java_home=java(21),
+            step=step,
+            repository=os.environ.get("GAZETTE_MAVEN_REPOSITORY", ""),
+        )
+
+
+def _fetch_s3_jars(into: Path) -> None:
+    entry = _artifacts()["jars"]["s3"]
+    artifacts = [MavenArtifact(**file) for file in entry["files"]]
+    title = f"downloading {len(artifacts)} jars of S3 for Spark"
+    with show_step(title, sum(a.size_bytes for a in artifacts)) as step:
+        fetch_maven_jars(
+            artifacts,
+            into,
             java_home=java(21),
             step=step,
             repository=os.environ.get("GAZETTE_MAVEN_REPOSITORY", ""),

@@ -16,7 +16,10 @@ from gazette_platform.embedded.ports import HOST, hidden_address
 from gazette_platform.errors import SetupError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
+
+    from gazette_platform.lake.s3 import S3Access
 
 __all__ = ["GUARD", "NAME", "guard_component", "trino_components", "write_configuration"]
 
@@ -86,13 +89,22 @@ fs.hadoop.enabled=true
 """
 
 
-def write_configuration(etc: Path, *, host: str, port: int, data_dir: Path, metastore: str) -> None:
+def write_configuration(
+    etc: Path,
+    *,
+    host: str,
+    port: int,
+    data_dir: Path,
+    metastore: str,
+    s3: S3Access | None = None,
+) -> None:
     """Write Trino's configuration folder, over what is there; other users cannot read it.
 
     Args:
         host: address to bind.
         port: of HTTP.
         metastore: ``host:port``; empty for no catalogs of the lake.
+        s3: the store that locations may be in, besides folders.
     """
     catalogs = etc / "catalog"
     catalogs.mkdir(parents=True, exist_ok=True)
@@ -107,14 +119,21 @@ def write_configuration(etc: Path, *, host: str, port: int, data_dir: Path, meta
         "catalog/tpch.properties": "connector.name=tpch\n",
     }
     if metastore:
-        files["catalog/hive.properties"] = _HIVE.format(metastore=metastore)
-        files["catalog/iceberg.properties"] = _ICEBERG.format(metastore=metastore)
+        more = "".join(f"{k}={v}\n" for k, v in (s3.trino() if s3 is not None else {}).items())
+        files["catalog/hive.properties"] = _HIVE.format(metastore=metastore) + more
+        files["catalog/iceberg.properties"] = _ICEBERG.format(metastore=metastore) + more
     for name, text in files.items():
         (etc / name).write_text(text, "utf-8")
 
 
 def trino_components(
-    folder: Path, *, port: int, metastore: str, uses: tuple[str, ...]
+    folder: Path,
+    *,
+    port: int,
+    metastore: str,
+    uses: tuple[str, ...],
+    s3: S3Access | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> list[Component]:
     """The guard, and Trino with its state in `folder`; its tools are installed, its configuration written.
 
@@ -122,13 +141,17 @@ def trino_components(
         port: of 127.0.0.1, where the guard is.
         metastore: ``host:port``, or empty.
         uses: what Trino calls.
+        s3: the store that locations may be in, besides folders.
+        environment: variables with its credentials, if not those of this process.
     """
     home = tools.trino()
     etc = folder / "etc"
     data_dir = folder / "data"
     data_dir.mkdir(parents=True, exist_ok=True)
     host, hidden_port = hidden_address()
-    write_configuration(etc, host=host, port=hidden_port, data_dir=data_dir, metastore=metastore)
+    write_configuration(
+        etc, host=host, port=hidden_port, data_dir=data_dir, metastore=metastore, s3=s3
+    )
     command = (
         str(home / "bin" / "launcher"),
         "run",
@@ -148,6 +171,7 @@ def trino_components(
         name=NAME,
         command=command,
         uses=(GUARD, *uses),
+        environment=dict(environment or {}),
         folder=folder,
         ready=lambda: _answers(port, query),
         start_timeout_s=300.0,

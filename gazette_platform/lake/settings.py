@@ -13,6 +13,8 @@ variable of its own, which wins:
 | GAZETTE_WAREHOUSE | location of Iceberg tables | ``warehouse`` beside it |
 | GAZETTE_ICEBERG_JAR | path of the Iceberg runtime for Spark | none: Iceberg is left out |
 | GAZETTE_SPARK_MASTER | Spark master URL | ``local[2]`` |
+| GAZETTE_LAKE_STORE | ``s3://`` URL of the fragment store, for Spark | `store` in endpoints.json |
+| GAZETTE_S3_JARS | folder of the jars of Hadoop's S3 driver | none: Spark has them itself |
 | GAZETTE_DAGSTER_URI | address of the Dagster UI, for links | `dagster` in endpoints.json |
 """
 
@@ -25,6 +27,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from gazette_platform.errors import SetupError, ValidationError
 from gazette_platform.lake.layout import StoreRoots
+from gazette_platform.lake.s3 import S3Access
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,6 +54,10 @@ class LakeSettings:
     """URI of the folder of Iceberg tables, without a trailing slash."""
     iceberg_jar: str = ""
     """Path of iceberg-spark-runtime."""
+    store: str = ""
+    """URL of the fragment store that Spark is configured for; empty: folders only."""
+    s3_jars: str = ""
+    """Folder of jars with which Spark reaches S3."""
     spark_master: str = "local[2]"
     """Spark master URL."""
     store_roots: Mapping[str, str] = field(default_factory=dict)
@@ -76,16 +83,20 @@ class LakeSettings:
         if not roots and fragments:
             roots = {"file:///": f"{fragments}/"}
         StoreRoots(roots)
+        store = environment.get("GAZETTE_LAKE_STORE") or endpoints.get("store", "")
+        warehouse = environment.get("GAZETTE_WAREHOUSE", "")
+        if not warehouse and store.startswith("s3:"):
+            warehouse = S3Access.of(store, environment).warehouse
         return cls(
             broker=environment.get("GAZETTE_BROKER_ADDRESS") or endpoints.get("broker", ""),
             metastore=environment.get("GAZETTE_METASTORE_URI") or endpoints.get("metastore", ""),
             trino=environment.get("GAZETTE_TRINO_URI") or endpoints.get("trino", ""),
             dagster=environment.get("GAZETTE_DAGSTER_URI") or endpoints.get("dagster", ""),
             tables=environment.get("GAZETTE_TABLES") or beside("tables"),
-            warehouse=(
-                environment.get("GAZETTE_WAREHOUSE") or beside("warehouse", as_uri=True)
-            ).rstrip("/"),
+            warehouse=(warehouse or beside("warehouse", as_uri=True)).rstrip("/"),
             iceberg_jar=environment.get("GAZETTE_ICEBERG_JAR", ""),
+            store=store,
+            s3_jars=environment.get("GAZETTE_S3_JARS", ""),
             spark_master=environment.get("GAZETTE_SPARK_MASTER") or "local[2]",
             store_roots=roots,
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gazette_platform.errors import LakeError, SetupError
+from gazette_platform.lake.s3 import S3Access
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,7 +28,8 @@ def spark_configuration(settings: LakeSettings, *, memory: str = "1g") -> dict[s
         settings: `metastore` is required.
         memory: heap of the driver, which with a local master does all work.
 
-    Raises: SetupError: the metastore is not known, or the Iceberg jar is not there.
+    Raises: SetupError: the metastore is not known, or the Iceberg jar is not there. ValidationError:
+        the store is none that Spark can be told of.
     """
     metastore = settings.required("metastore")
     configuration = {
@@ -47,6 +49,11 @@ def spark_configuration(settings: LakeSettings, *, memory: str = "1g") -> dict[s
         "spark.sql.hive.filesourcePartitionFileCacheSize": "0",
         "spark.sql.filesourceTableRelationCacheSize": "0",
     }
+    jars = []
+    if settings.store.startswith("s3:"):
+        access = S3Access.of(settings.store, os.environ)
+        configuration |= {f"spark.hadoop.{name}": value for name, value in access.hadoop().items()}
+        jars += [f"{settings.s3_jars}/*"] if settings.s3_jars else []
     if settings.warehouse:
         configuration["spark.sql.warehouse.dir"] = f"{settings.warehouse}/spark"
     if settings.iceberg_jar:
@@ -55,9 +62,8 @@ def spark_configuration(settings: LakeSettings, *, memory: str = "1g") -> dict[s
                 f"there is no Iceberg runtime at GAZETTE_ICEBERG_JAR={settings.iceberg_jar}"
             )
         catalog = "spark.sql.catalog.iceberg"
+        jars.append(settings.iceberg_jar)
         configuration |= {
-            "spark.driver.extraClassPath": settings.iceberg_jar,
-            "spark.executor.extraClassPath": settings.iceberg_jar,
             "spark.sql.extensions": (
                 "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
             ),
@@ -67,6 +73,8 @@ def spark_configuration(settings: LakeSettings, *, memory: str = "1g") -> dict[s
             f"{catalog}.warehouse": settings.required("warehouse"),
             f"{catalog}.cache-enabled": "false",
         }
+    for side in ("driver", "executor") if jars else ():
+        configuration[f"spark.{side}.extraClassPath"] = os.pathsep.join(jars)
     return configuration
 
 

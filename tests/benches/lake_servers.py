@@ -78,7 +78,7 @@ def lake_servers(folder: Path, *, trino: bool = True) -> Iterator[LakeSettings]:
     warehouse = folder / "warehouse"
     warehouse.mkdir(exist_ok=True)
     metastore = metastore_component(
-        folder / "metastore", port=ports["metastore"], warehouse=warehouse
+        folder / "metastore", port=ports["metastore"], warehouse=warehouse.as_uri()
     )
     settings = LakeSettings(
         metastore=f"thrift://127.0.0.1:{ports['metastore']}",
