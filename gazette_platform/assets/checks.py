@@ -133,10 +133,10 @@ def _severity(findings: Sequence[Finding]) -> AssetCheckSeverity:
 def _description(findings: Sequence[Finding]) -> str:
     if not findings:
         return "As it should be."
-    ordered = _wrong_first(findings)
-    lines = [f.text for f in ordered[:_SHOWN]]
-    if len(findings) > _SHOWN:
-        lines.append(f"… and {len(findings) - _SHOWN} more.")
+    texts = list(dict.fromkeys(f.text or f.path for f in _wrong_first(findings)))
+    lines = texts[:_SHOWN]
+    if len(texts) > _SHOWN:
+        lines.append(f"… and {len(texts) - _SHOWN} more.")
     return "\n".join(lines)
 
 
@@ -151,11 +151,8 @@ def _metadata(findings: Sequence[Finding]) -> dict[str, int | JsonMetadataValue]
     found = [f for f in findings if f.is_checked]
     return {
         "findings": len(found),
-        "not_checked": len(findings) - len(found),
+        "not_checked": len({f.text for f in findings if not f.is_checked}),
         "offsets": MetadataValue.json(
-            [
-                {"journal": f.journal, "begin": f.begin, "end": f.end}
-                for f in _wrong_first(findings)[:_SHOWN]
-            ]
+            [{"journal": f.journal, "begin": f.begin, "end": f.end} for f in found[:_SHOWN]]
         ),
     }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dagster import (
     AssetCheckKey,
+    AssetCheckSeverity,
     AssetRecordsFilter,
     DagsterEventType,
     DagsterRunStatus,
@@ -56,7 +57,7 @@ def source_version(
 
 
 def _overlaps(instance: DagsterInstance, source: AssetKey) -> str:
-    """What check ``no_overlap`` says; empty while it is green.
+    """What check ``no_overlap`` says; empty while it is green, or yellow: nothing is known to be wrong.
 
     When it turns red a rollup may have read rows twice, before the exact view left them out.
     """
@@ -66,7 +67,8 @@ def _overlaps(instance: DagsterInstance, source: AssetKey) -> str:
     if told is None or told.event_type is not DagsterEventType.ASSET_CHECK_EVALUATION:
         return ""
     evaluation = told.asset_check_evaluation_data
-    return "" if evaluation.passed else str(evaluation.description)
+    is_red = not evaluation.passed and evaluation.severity is AssetCheckSeverity.ERROR
+    return str(evaluation.description) if is_red else ""
 
 
 def noted_version(instance: DagsterInstance, rollup: AssetKey, partition: str) -> str:

@@ -239,7 +239,7 @@ def components_of(
             metastore.metastore_component(
                 layout.metastore,
                 port=ports["metastore"],
-                warehouse=_warehouse(layout, endpoints),
+                warehouse=access.warehouse if access else layout.warehouse.as_uri(),
                 s3=access,
                 environment=keys,
                 requires=stores,

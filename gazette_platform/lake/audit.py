@@ -131,9 +131,7 @@ class Auditor:
         places = [
             (place.store, place.directory)
             for place in accounts.places.values()
-            if lists_objects
-            or place.directory in suspects
-            or self._storage.files(place.store).is_local
+            if lists_objects or place.directory in suspects or self._storage.is_local(place.store)
         ]
         files = journal_files(self._storage, journal, places)
         # At the limit, the audit ends where the last fragment listed begins.
@@ -227,7 +225,6 @@ class _View:
         if not reasons:
             return []
         why = "; ".join(reasons)
-        upto = "" if self.end is None else f" to {self.end}"
         return [
             Finding(
                 kind=kind,
@@ -236,8 +233,8 @@ class _View:
                 end=self.begin if self.end is None else self.end,
                 is_error=False,
                 is_checked=False,
-                text=f"not checked: files of {journal} from offset {self.begin}{upto} in "
-                f"{len(unlisted)} directories were not listed ({why}), so {_UNSEEN[kind]}",
+                # The same words as long as it is so, else what depends on the table seems stale.
+                text=f"not checked: not all files of {journal} were listed ({why}), so {_UNSEEN[kind]}",
             )
             for kind in _FILE_KINDS
         ]

@@ -204,6 +204,10 @@ class Storage:
     def __init__(self, roots: StoreRoots) -> None:
         self._roots = roots
 
+    def is_local(self, store: str) -> bool:
+        """Whether the store is a folder of this machine. Raises: LakeError: as `files`."""
+        return self._roots.location(store, "").startswith("file:")
+
     def files(self, store: str) -> StoreFiles:
         """The files of the fragment store `store`. Asks it nothing.
 

@@ -176,7 +176,7 @@ class TableAudits:
         ensure_exact_view(session, spec, table, excluded_files(findings))
         told = [_with_reason(f, {**repair.waiting, **refused}) for f in findings]
         told += sorted(fits, key=lambda f: (f.journal, f.begin, f.end))
-        texts = [f.text or f.path for f in _kept(told)]
+        texts = sorted({f.text or f.path for f in _kept(told)})
         digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
         return AuditOutcome(
             replace(

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["FragmentFiles", "MemoryMetastore"]
 
 
-@final
 class FragmentFiles:
     """A FragmentSource over files that it writes itself, laid out as brokers lay them out.
 

@@ -16,10 +16,11 @@ from gazette_platform.embedded.ports import choose_ports
 from gazette_platform.embedded.trino import trino_components
 from gazette_platform.errors import SetupError
 from gazette_platform.lake import LakeSettings
+from gazette_platform.lake.s3 import S3Access
 from gazette_platform.lake.spark import start_session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -68,17 +69,32 @@ def running(component: Component, log: Path) -> Iterator[None]:
 
 
 @contextmanager
-def lake_servers(folder: Path, *, trino: bool = True) -> Iterator[LakeSettings]:
+def lake_servers(
+    folder: Path,
+    *,
+    trino: bool = True,
+    store: str = "",
+    keys: Mapping[str, str] | None = None,
+) -> Iterator[LakeSettings]:
     """A Hive Metastore and, unless left out, a Trino over it, with empty state in `folder`.
+
+    Args:
+        store: an ``s3://`` store that locations may be in, besides folders.
+        keys: variables with its credentials.
 
     Returns: their settings; store ``file:///`` is ``folder/fragments``.
     """
+    access = S3Access.of(store, {}) if store else None
     folder.mkdir(parents=True, exist_ok=True)
     ports = choose_ports(["metastore", "trino"])
     warehouse = folder / "warehouse"
     warehouse.mkdir(exist_ok=True)
     metastore = metastore_component(
-        folder / "metastore", port=ports["metastore"], warehouse=warehouse.as_uri()
+        folder / "metastore",
+        port=ports["metastore"],
+        warehouse=warehouse.as_uri(),
+        s3=access,
+        environment=keys,
     )
     settings = LakeSettings(
         metastore=f"thrift://127.0.0.1:{ports['metastore']}",
@@ -87,6 +103,8 @@ def lake_servers(folder: Path, *, trino: bool = True) -> Iterator[LakeSettings]:
         warehouse=warehouse.as_uri(),
         iceberg_jar=str(tools.iceberg_spark_runtime()),
         store_roots={"file:///": f"file://{folder}/fragments/"},
+        store=store,
+        s3_jars=str(tools.s3_jars()) if store else "",
     )
     with running(metastore, folder / "metastore.log"):
         if not trino:
@@ -97,6 +115,8 @@ def lake_servers(folder: Path, *, trino: bool = True) -> Iterator[LakeSettings]:
             port=ports["trino"],
             metastore=f"127.0.0.1:{ports['metastore']}",
             uses=(),
+            s3=access,
+            environment=keys,
         )
         with running(guard, folder / "guard.log"), running(server, folder / "trino.log"):
             yield settings

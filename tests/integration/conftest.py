@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 
 import pytest
 from lake_servers import lake_servers, spark_session
+from object_servers import s3_server
 
 from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake.trino import TrinoSession
@@ -45,9 +48,25 @@ def start_servers(etcd_server, etcd_prefix, tmp_path):
 
 
 @pytest.fixture(scope="session")
-def lake_settings(tmp_path_factory):
-    """Settings of a live metastore and Trino."""
-    with lake_servers(tmp_path_factory.mktemp("lake")) as settings:
+def lake_bucket(tmp_path_factory):
+    """URL of a store on a live S3 server, and its keys; both empty where there is no Go."""
+    if not (os.environ.get("GAZETTE_VERSITYGW") or shutil.which("go")):
+        yield "", {}
+        return
+    with s3_server(tmp_path_factory.mktemp("lake-s3")) as server:
+        server.make_bucket("lake")
+        keys = {
+            "AWS_ACCESS_KEY_ID": server.access_key,
+            "AWS_SECRET_ACCESS_KEY": server.secret_key,
+        }
+        yield f"s3://lake/raw/?endpoint={server.endpoint}&region=us-east-1", keys
+
+
+@pytest.fixture(scope="session")
+def lake_settings(tmp_path_factory, lake_bucket):
+    """Settings of a live metastore and Trino, over folders and a bucket."""
+    store, keys = lake_bucket
+    with lake_servers(tmp_path_factory.mktemp("lake"), store=store, keys=keys) as settings:
         yield settings
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import uuid
-from dataclasses import replace
 
 import pytest
-from lake_bench import FragmentFiles, MemoryMetastore
+from bucket_files import BucketFiles, put
+from lake_bench import MemoryMetastore
 from object_servers import need_go, s3_server
 
 from gazette_platform.codecs import compressor
@@ -74,44 +73,12 @@ def lines(begin, end):
     return b"".join(b'{"id":%d}\n' % (n % 10) for n in range(begin, end))
 
 
-class BucketSource(FragmentFiles):
-    """What brokers list, of fragments in a bucket; content through brokers is counted, and refused."""
-
-    def __init__(self, root, store):
-        super().__init__(root)
-        self.store = store
-        self.read_through_brokers = 0
-
-    def persist(self, fragment, *, postfix="", **options):
-        stored = replace(
-            super().persist(fragment, postfix=postfix, **options), backing_store=self.store
-        )
-        fragments = self._fragments[fragment.journal]
-        fragments[fragments.index(replace(stored, backing_store="file:///"))] = stored
-        local = self.root / stored.content_path
-        put(self.store, stored.content_path, local.read_bytes())
-        local.unlink()
-        return stored
-
-    def content(self, fragment):
-        self.read_through_brokers += 1
-        return super().content(fragment)
-
-
-def put(store, path, content):
-    from gazette_platform.lake.storage import _wait
-
-    with tempfile.TemporaryFile(buffering=0) as file:
-        file.write(content)
-        _wait(object_files(store)._driver.put(path, file.fileno(), len(content)))
-
-
 class Lake:
     """A journal of lines of 9 bytes in a bucket; `plant` stores what brokers do not list."""
 
     def __init__(self, tmp_path, store, bucket):
         self.bucket, self.store = bucket, store
-        self.files = BucketSource(tmp_path / "fragments", store)
+        self.files = BucketFiles(tmp_path / "fragments", store)
         self.metastore = MemoryMetastore()
         self.roots = StoreRoots({})
         self.registrar = Registrar(self.files, self.metastore, self.roots)

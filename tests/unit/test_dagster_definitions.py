@@ -146,6 +146,9 @@ def test_source_version_follows_its_part(instance):
 def test_source_version_follows_the_overlap_check_while_it_is_red(instance):
     def check(kind):
         found = [Finding(kind=kind, journal="j", begin=0, end=9, text="twice")] if kind else []
+        return tell(found)
+
+    def tell(found):
         for evaluation in check_evaluations("flights.flights", found):
             instance.report_runless_asset_event(evaluation)
         return source_version(instance, FLIGHTS)
@@ -155,6 +158,11 @@ def test_source_version_follows_the_overlap_check_while_it_is_red(instance):
     assert check(None) == check("gap") == unchecked
     assert check("overlap") != unchecked
     assert check(None) == unchecked
+    # Nothing is known to be wrong with what could not be looked at.
+    unseen = Finding(
+        kind="overlap", journal="j", begin=0, end=9, text="?", is_error=False, is_checked=False
+    )
+    assert tell([unseen]) == unchecked
 
 
 def test_origin_is_matched_whole():
