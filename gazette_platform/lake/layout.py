@@ -264,8 +264,9 @@ class StoreRoots:
         base = f"{url.scheme}://{url.host}{url.path}"
         arguments = {name.lower(): value for name, value in url.args.items()}
         find = arguments.get("find", "")
-        if find:
-            directory = directory.replace(find, arguments.get("replace", ""), 1)
+        if find and directory:
+            # Brokers rewrite whole paths, so a text to find may end with the directory's slash.
+            directory = f"{directory}/".replace(find, arguments.get("replace", ""), 1)
         for known, location in self._roots:
             if base.startswith(known):
                 return f"{location}{base[len(known) :]}{directory}".rstrip("/")
