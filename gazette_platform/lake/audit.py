@@ -20,7 +20,7 @@ from gazette_platform.lake.planning import directory_of
 from gazette_platform.lake.storage import Storage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from gazette_platform.hive import HiveTable, MetastoreSession
     from gazette_platform.lake.findings import FindingKind
@@ -84,6 +84,7 @@ class Auditor:
         registered: int | None = None,
         limit: int = 1000,
         lists_objects: bool = False,
+        known: Collection[str] = (),
     ) -> Audit:
         """What is wrong with the journal from `begin` on.
 
@@ -96,15 +97,20 @@ class Auditor:
             registered: offset up to which the journal is registered; None: as the accounts say.
             limit: fragments to ask for; the audit ends where they end.
             lists_objects: whether directories of object stores are listed, too: a request for each.
+            known: directories of which earlier findings tell which file is left out: others come first.
 
         Raises: GazetteError: a server cannot be reached.
         """
-        view = self._view(session, spec, table, journal, begin, limit, lists_objects=lists_objects)
+
+        def view_from(begin: int) -> _View:
+            return self._view(
+                session, spec, table, journal, begin, limit, known, lists_objects=lists_objects
+            )
+
+        view = view_from(begin)
         low = view.low(begin)
         if low < begin:
-            wider = self._view(
-                session, spec, table, journal, low, limit, lists_objects=lists_objects
-            )
+            wider = view_from(low)
             # Where there is more below than one audit takes, this goes on above all the same.
             if wider.end is None or wider.end > begin:
                 view = wider
@@ -118,6 +124,7 @@ class Auditor:
         journal: str,
         begin: int,
         limit: int,
+        known: Collection[str],
         *,
         lists_objects: bool,
     ) -> _View:
@@ -127,7 +134,7 @@ class Auditor:
         reach = listed[-1].begin if len(listed) >= limit else None
         accounts = read_accounts(session, spec, table, self._roots, journal, anchors, begin, reach)
         overlaps = accounts.overlaps(begin, reach)
-        suspects = set(list(overlaps)[:_SUSPECTS_MAX])
+        suspects = set(sorted(overlaps, key=lambda d: d in known)[:_SUSPECTS_MAX])
         places = [
             (place.store, place.directory)
             for place in accounts.places.values()
@@ -149,7 +156,8 @@ class Auditor:
                 self._roots.location(f.backing_store, directory_of(f)), directory_of(f)
             )
         ]
-        return _View(accounts, files, listed, read, overlaps, begin, end)
+        untold = {d: span for d, span in overlaps.items() if d in suspects or d not in known}
+        return _View(accounts, files, listed, read, untold, begin, end)
 
 
 @final

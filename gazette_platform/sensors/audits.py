@@ -158,7 +158,7 @@ class TableAudits:
         state, slices = _slices(journals, report, state)
         findings = [f for f in state.findings if f.journal in journals]
         for journal, begin in slices:
-            audit = self._audit(session, spec, table, journal, begin, report)
+            audit = self._audit(session, spec, table, journal, begin, report, findings)
             findings = _merged(findings, audit)
             if journal == state.journal and begin == state.offset:
                 state = replace(state, offset=audit.end or 0)
@@ -167,7 +167,7 @@ class TableAudits:
         repair = self.repairer.repair(session, table, targets, report.offsets)
         for journal in dict.fromkeys(m.finding.journal for m in repair.moved):
             begin = min(f.begin for f in findings if f.journal == journal)
-            audit = self._audit(session, spec, table, journal, begin, report)
+            audit = self._audit(session, spec, table, journal, begin, report, findings)
             findings = _merged(findings, audit)
         paths = {f.path for f in findings}
         refused = {p: r for p, r in {**state.refused, **repair.refused}.items() if p in paths}
@@ -198,9 +198,17 @@ class TableAudits:
         journal: str,
         begin: int,
         report: TableReport,
+        former: Sequence[Finding],
     ) -> Audit:
+        known = {f.directory for f in former if f.excluded and f.journal == journal}
         return self.auditor.audit(
-            session, spec, table, journal, begin=begin, registered=report.offsets.get(journal, 0)
+            session,
+            spec,
+            table,
+            journal,
+            begin=begin,
+            registered=report.offsets.get(journal, 0),
+            known=known,
         )
 
     def _fits(
