@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+from grpc import StatusCode, aio
+
 from gazette_platform.errors import StoreUnavailable
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 
@@ -51,3 +54,11 @@ def hold_back(broker, journal=None, *, is_retried_soon=False):
     if is_retried_soon:
         persister._sleep = pause
     return back
+
+
+async def refused(call):
+    """Why a call was refused."""
+    with pytest.raises(aio.AioRpcError) as caught:
+        await call
+    assert caught.value.code() is StatusCode.UNAVAILABLE
+    return caught.value.details()

@@ -1,6 +1,6 @@
 """Fragments, a metastore, a Dagster and the sensor between them, with faults at their calls."""
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from dagster import AssetKey, DagsterInstance
 from lake_bench import FragmentFiles, MemoryMetastore
@@ -71,10 +71,11 @@ class Neighbour:
         return lambda *a, **k: self._steps.call(name, lambda: method(*a, **k), self._error)
 
 
-class World:
-    """Fragments, a metastore, a Dagster, and the sensor between them."""
+class World(ExitStack):
+    """Fragments, a metastore, a Dagster, and the sensor between them; it is closed at the end."""
 
     def __init__(self, root, steps):
+        super().__init__()
         self.steps = steps
         self.files = FragmentFiles(root)
         self.metastore = MemoryMetastore()
@@ -103,7 +104,7 @@ class World:
 
     def new_instance(self):
         """A Dagster that was told nothing."""
-        return DagsterInstance.ephemeral()
+        return self.enter_context(DagsterInstance.ephemeral())
 
     def drop_partition(self):
         """Somebody drops a Hive partition, if there is one."""

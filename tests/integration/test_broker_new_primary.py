@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from away_store import JOURNAL, ZONES, hold_back, spec
-from grpc import aio
+from away_store import JOURNAL, ZONES, hold_back, refused, spec
 
 from gazette_platform.broker.journal import known
 from gazette_platform.broker.journal.pulses import Pulses
@@ -73,7 +72,7 @@ async def test_a_new_primary_tells_no_end_before_it_has_heard_from_its_replicas(
     third, hears = await make_new_primary(cluster, etcd, etcd_prefix, monkeypatch)
     stub = cluster.stub(third)
     calls = [
-        tasks.spawn(read_all(stub, JOURNAL, at, do_not_proxy=True), name=f"read at {at}")
+        tasks.spawn(refused(read_all(stub, JOURNAL, at, do_not_proxy=True)), name=f"read at {at}")
         for at in (0, -1)
     ]
     await asyncio.sleep(0.3)  # long enough for each to end too early
@@ -81,8 +80,7 @@ async def test_a_new_primary_tells_no_end_before_it_has_heard_from_its_replicas(
     hears.set()
     # The other one has it, and its store is away.
     for call in calls:
-        with pytest.raises(aio.AioRpcError, match="that is not stored yet"):
-            await call
+        assert "that is not stored yet" in await call
 
 
 async def test_a_new_primary_that_is_about_to_hear_from_its_replicas_tells_no_older_head(
@@ -108,12 +106,14 @@ async def test_a_new_replica_of_a_journal_without_primary_tells_no_end(
     third, hears = await make_new_primary(cluster, etcd, etcd_prefix, monkeypatch, slot=2)
     stub = cluster.stub(third)
     calls = [
-        tasks.spawn(read_all(stub, JOURNAL, at, do_not_proxy=do_not_proxy), name=f"read at {at}")
+        tasks.spawn(
+            refused(read_all(stub, JOURNAL, at, do_not_proxy=do_not_proxy)), name=f"read at {at}"
+        )
         for at in (0, -1)
         for do_not_proxy in (False, True)
     ]
     request = pb.FragmentsRequest(journal=JOURNAL, do_not_proxy=True)
-    calls.append(tasks.spawn(listed(stub, request), name="list"))
+    calls.append(tasks.spawn(refused(listed(stub, request)), name="list"))
     await asyncio.sleep(0.3)  # long enough for each to end too early
     assert not any(call.done() for call in calls)
     state, own = third._context.space.state, third._context.process_id
@@ -124,8 +124,7 @@ async def test_a_new_replica_of_a_journal_without_primary_tells_no_end(
     hears.set()
     # The other one has it, and its store is away.
     for call in calls:
-        with pytest.raises(aio.AioRpcError, match="that is not stored yet"):
-            await call
+        assert "that is not stored yet" in await call
 
 
 async def test_what_a_new_primary_has_is_read_though_it_does_not_hear_from_its_replicas(

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import aiohttp
 import pytest
-from away_store import JOURNAL, ZONES, hold_back, spec
+from away_store import JOURNAL, ZONES, hold_back, refused, spec
 from grpc import StatusCode, aio
 
 from gazette_platform.broker import context as broker_context
@@ -214,14 +214,6 @@ async def test_no_list_leaves_out_what_a_living_broker_holds_however_long_that_t
     back.set()
     assert await draining == []
     assert await listed(stub) == [(0, 7), (7, 15), (15, 19)]
-
-
-async def refused(call):
-    """Why a call was refused."""
-    with pytest.raises(aio.AioRpcError) as caught:
-        await call
-    assert caught.value.code() is StatusCode.UNAVAILABLE
-    return caught.value.details()
 
 
 async def test_a_read_waits_for_content_that_others_store_after_what_follows_it(cluster, tasks):

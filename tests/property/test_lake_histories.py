@@ -77,12 +77,12 @@ class History(World):
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(history=steps)
 def test_any_history_ends_well(tmp_path_factory, history):
-    world = History(tmp_path_factory.mktemp("history"))
-    world.append(PARTS[0], 1, HOURS[0])
-    for name, *arguments in history:
-        getattr(world, name)(*arguments)
-    while world.hidden:
-        world.arrive(0)
-    world.steps.at = None
-    world.settle(quiet=4)  # a round over all that is old
-    world.check()
+    with History(tmp_path_factory.mktemp("history")) as world:
+        world.append(PARTS[0], 1, HOURS[0])
+        for name, *arguments in history:
+            getattr(world, name)(*arguments)
+        while world.hidden:
+            world.arrive(0)
+        world.steps.at = None
+        world.settle(quiet=4)  # a round over all that is old
+        world.check()

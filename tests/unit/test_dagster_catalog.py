@@ -24,7 +24,13 @@ class Origin:
 
 
 @pytest.fixture
-def tick(tmp_path, monkeypatch):
+def instance():
+    with DagsterInstance.ephemeral() as made:
+        yield made
+
+
+@pytest.fixture
+def tick(tmp_path, monkeypatch, instance):
     asked = []
     monkeypatch.setattr(
         catalog, "reload_location", lambda url, name: asked.append((url, name)), raising=True
@@ -33,7 +39,7 @@ def tick(tmp_path, monkeypatch):
 
     def run(cursor, *, ui="http://ui"):
         context = build_sensor_context(
-            instance=DagsterInstance.ephemeral(),
+            instance=instance,
             cursor=cursor,
             resources={"lake": LakeResource(tables=str(tmp_path), dagster_ui=ui, loaded=loaded)},
         )

@@ -190,8 +190,14 @@ def test_stale_partitions_are_those_whose_source_moved(instance):
     assert len(stale_partitions(instance, delays_by_month)) == 12
 
 
-def test_schedule_skips_and_requests(tmp_path_factory, settings):
-    instance = DagsterInstance.local_temp(str(tmp_path_factory.mktemp("dagster")))
+@pytest.fixture
+def kept_instance(tmp_path_factory):
+    with DagsterInstance.local_temp(str(tmp_path_factory.mktemp("dagster"))) as made:
+        yield made
+
+
+def test_schedule_skips_and_requests(kept_instance, settings):
+    instance = kept_instance
     repository = build_definitions(settings).get_repository_def()
     schedule = repository.get_schedule_def("route_by_month_schedule")
     context = build_schedule_context(instance=instance, repository_def=repository)

@@ -42,12 +42,12 @@ columns: [{{name: id, type: bigint}}]
 class Platform:
     """A broker, a metastore and a folder of specs; `tick` runs the sensor and keeps its cursor."""
 
-    def __init__(self, tmp_path):
+    def __init__(self, tmp_path, instance):
         self.files = FragmentFiles(tmp_path / "fragments")
         self.metastore = MemoryMetastore()
         self.tables = tmp_path / "tables"
         self.tables.mkdir()
-        self.instance = DagsterInstance.ephemeral()
+        self.instance = instance
         self.cursor = None
         self.failure = None
 
@@ -111,7 +111,8 @@ class Platform:
 
 @pytest.fixture
 def platform(tmp_path):
-    return Platform(tmp_path)
+    with DagsterInstance.ephemeral() as instance:
+        yield Platform(tmp_path, instance)
 
 
 def line(n):

@@ -18,19 +18,19 @@ STRIDE = int(os.environ.get("GAZETTE_LAKE_CRASH_STRIDE", "11"))
 
 
 def steps_of_a_history(root):
-    world = World(root, Steps())
-    world.play()
-    world.settle()
-    world.check()
-    return world.steps.count
+    with World(root, Steps()) as world:
+        world.play()
+        world.settle()
+        world.check()
+        return world.steps.count
 
 
 def spoil(root, at, mode):
-    world = World(root, Steps(at, mode))
-    world.play()
-    world.settle()
-    assert world.steps.spoiled
-    world.check()
+    with World(root, Steps(at, mode)) as world:
+        world.play()
+        world.settle()
+        assert world.steps.spoiled
+        world.check()
 
 
 def test_without_a_fault(tmp_path):
@@ -51,22 +51,22 @@ def test_a_fault_at_many_steps(tmp_path, mode):
 
 
 def test_a_lock_that_is_held_makes_the_other_wait_and_then_read_anew(tmp_path):
-    world = World(tmp_path, Steps())
-    world.append("a/part=0", 1, "05")
-    world.tick()
-    world.append("a/part=0", 1, "05")
-    with world.metastore.connect() as session:
-        table = session.table("s", "a")
-        with session.accounts_lock("s", "a"):
-            with (
-                pytest.raises(
-                    LakeError, match=r"are being changed by gazette .* for more than 0 s"
-                ),
-                session.accounts_lock("s", "a", wait_s=0),
-            ):
-                raise AssertionError("two hold it")
-            (before,) = session.partitions(table)
+    with World(tmp_path, Steps()) as world:
+        world.append("a/part=0", 1, "05")
         world.tick()
-        (after,) = session.partitions(table)
-    assert (before.parameters["numRows"], after.parameters["numRows"]) == ("1", "2")
-    world.check()
+        world.append("a/part=0", 1, "05")
+        with world.metastore.connect() as session:
+            table = session.table("s", "a")
+            with session.accounts_lock("s", "a"):
+                with (
+                    pytest.raises(
+                        LakeError, match=r"are being changed by gazette .* for more than 0 s"
+                    ),
+                    session.accounts_lock("s", "a", wait_s=0),
+                ):
+                    raise AssertionError("two hold it")
+                (before,) = session.partitions(table)
+            world.tick()
+            (after,) = session.partitions(table)
+        assert (before.parameters["numRows"], after.parameters["numRows"]) == ("1", "2")
+        world.check()

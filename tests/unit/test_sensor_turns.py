@@ -44,10 +44,10 @@ def test_each_name_follows_once_in_a_round(all_names, last):
 class Platform:
     """Some tables; `tick` runs the sensor's work with `tables` of them in time."""
 
-    def __init__(self, root, count):
+    def __init__(self, root, count, instance):
         self.files = FragmentFiles(root)
         self.metastore = MemoryMetastore()
-        self.told = InstanceTold(DagsterInstance.ephemeral())
+        self.told = InstanceTold(instance)
         self.cursor = SensorCursor()
         self.specs = {
             f"s.t{n}": parse_table_spec(
@@ -90,7 +90,8 @@ class Platform:
 
 @pytest.fixture
 def platform(tmp_path):
-    return Platform(tmp_path, 4)
+    with DagsterInstance.ephemeral() as instance:
+        yield Platform(tmp_path, 4, instance)
 
 
 def registered(outcome):
