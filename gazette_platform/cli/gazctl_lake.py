@@ -12,7 +12,17 @@ from gazette_platform.cli.completion import complete_tables
 from gazette_platform.cli.selection import Selector
 from gazette_platform.errors import SetupError
 
-__all__ = ["OutputFormat", "apply", "ddl", "describe", "infer", "list_tables"]
+__all__ = [
+    "OutputFormat",
+    "apply",
+    "check",
+    "ddl",
+    "describe",
+    "doctor",
+    "infer",
+    "list_tables",
+    "repair",
+]
 
 
 class OutputFormat(enum.StrEnum):
@@ -223,3 +233,76 @@ def ddl(
     gazctl lake ddl shop.orders --dialect bigquery --location gs://bucket/orders
     """
     _body("ddl").ddl(ctx, table, dialect.value, location, tables)
+
+
+def check(
+    ctx: typer.Context,
+    names: Names = None,
+    *,
+    tables: Tables = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Do not read fragments: no check of their values.")
+    ] = False,
+    output_format: Output = OutputFormat.TABLE,
+) -> None:
+    """Audit tables at once, as Dagster's checks do; exit with 1 if anything is red.
+
+    Compared are what brokers list, the files, and what the metastore knows: gaps, overlaps, lost and
+    foreign files. Every fragment is read, for values that do not fit the spec. Refused specs, and
+    selectors that match no journal, are red, too. Nothing is changed.
+
+    **Examples**
+
+    gazctl lake check
+
+    gazctl lake check shop.orders --quick -o json
+    """
+    _body("check").check(ctx, names or [], tables, output_format, quick=quick)
+
+
+def doctor(
+    ctx: typer.Context,
+    *,
+    tables: Tables = None,
+    spark: Annotated[
+        bool, typer.Option("--spark", help="Start Spark, too, with the platform's settings.")
+    ] = False,
+    output_format: Output = OutputFormat.TABLE,
+) -> None:
+    """Look at the servers that tables need, above all your own, and say what to set.
+
+    Brokers, stores, the metastore and Trino are asked: whether they answer, whether the catalog has its
+    name, whether Trino sees the Hive partitions that the metastore has (or old ones that it keeps), and
+    whether it can read the files. Exits with 1 if anything is wrong.
+
+    **Examples**
+
+    gazctl lake doctor
+
+    GAZETTE_TRINO_URI=http://trino.example.com:8080 gazctl lake doctor --spark
+    """
+    _body("doctor").doctor(ctx, tables, output_format, spark=spark)
+
+
+def repair(
+    ctx: typer.Context,
+    names: Names = None,
+    *,
+    tables: Tables = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List files that overlap others, move none.")
+    ] = False,
+) -> None:
+    """Move files aside that others cover, so that queries see each row once.
+
+    The sensor does it, too, some files a tick. A file is moved only if brokers do not list it, and those
+    that they list hold the same bytes, which are compared. Nothing is deleted: files go to `.covered/`
+    at the root of their store. Exits with 1 if files that overlap stay.
+
+    **Examples**
+
+    gazctl lake repair --dry-run
+
+    gazctl lake repair shop.orders
+    """
+    _body("repair").repair(ctx, names or [], tables, dry_run=dry_run)

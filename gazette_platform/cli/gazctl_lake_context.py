@@ -5,17 +5,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import typer
+import yaml
 
 from gazette_platform.cli.connection import Connection
-from gazette_platform.cli.output import note
+from gazette_platform.cli.gazctl_lake import OutputFormat
+from gazette_platform.cli.output import note, print_json, print_text
 from gazette_platform.client import Client
 from gazette_platform.errors import LakeError, ValidationError
 from gazette_platform.hive import MetastoreClient, MetastoreSession
 from gazette_platform.lake import LakeSettings, TableSpec, load_table_specs
 
-__all__ = ["brokers", "metastore", "settings_of", "specs_named", "tables_folder"]
+__all__ = ["brokers", "metastore", "print_values", "settings_of", "specs_named", "tables_folder"]
 
 
 def settings_of() -> LakeSettings:
@@ -80,3 +83,11 @@ def specs_named(
             "(`gazctl lake list` shows all)"
         )
     return ({name: specs[name] for name in names} if names else specs), errors
+
+
+def print_values(values: list[dict[str, Any]], output_format: OutputFormat) -> None:
+    """Print plain values for programs."""
+    if output_format is OutputFormat.JSON:
+        print_json(values, indent=True)
+    else:
+        print_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), end="")

@@ -5,17 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import typer
-import yaml
 
 from gazette_platform.cli.gazctl_lake import OutputFormat
 from gazette_platform.cli.gazctl_lake_context import (
     brokers,
     metastore,
+    print_values,
     settings_of,
     specs_named,
     tables_folder,
 )
-from gazette_platform.cli.output import NONE, note, print_json, print_table, print_text
+from gazette_platform.cli.output import NONE, note, print_table, print_text
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake.standing import TableStanding, table_standing
 from gazette_platform.ops.clock import SystemClock
@@ -31,7 +31,9 @@ def list_tables(
     """List tables."""
     standings, refused = _standings(ctx, names, tables)
     if output_format is not OutputFormat.TABLE:
-        _print([standing.summary() for standing in standings] + _refused(refused), output_format)
+        print_values(
+            [standing.summary() for standing in standings] + _refused(refused), output_format
+        )
         return
     print_table(
         ["Table", "Format", "Journals", "Partitions", "Rows", "Lag bytes", "Problems"],
@@ -50,7 +52,7 @@ def describe(
     """Describe tables."""
     standings, refused = _standings(ctx, names, tables)
     if output_format is not OutputFormat.TABLE:
-        _print([_full(standing) for standing in standings] + _refused(refused), output_format)
+        print_values([_full(standing) for standing in standings] + _refused(refused), output_format)
         return
     for index, standing in enumerate(standings):
         print_text(("\n" if index else "") + "\n".join(_lines(standing)))
@@ -168,10 +170,3 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterable[str]:
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=False))
         yield "    " + "  ".join(cells).rstrip()
-
-
-def _print(value: list[dict[str, Any]], output_format: OutputFormat) -> None:
-    if output_format is OutputFormat.JSON:
-        print_json(value, indent=True)
-    else:
-        print_text(yaml.safe_dump(value, sort_keys=False, allow_unicode=True), end="")

@@ -208,9 +208,14 @@ def problems_with_table(
 def problems_with_data(
     spec: TableSpec, samples: Iterable[tuple[str, bytes]]
 ) -> list[ValidationError]:
-    """Why none of `samples`, by what they are of, fits the spec; nothing if one does, or none is."""
+    """Why none of `samples`, by what they are of, fits the spec; nothing if one does, or none is.
+
+    Of a sample without records nothing can be said, so it is none.
+    """
     error: SchemaMismatch | None = None
     for where, content in samples:
+        if not content.strip():
+            continue
         try:
             check_sample(spec, content, where)
         except SchemaMismatch as err:

@@ -137,6 +137,53 @@ def test_both_engines_read_the_same_rows(registrar, files, trino, spark):
     assert trino.query("SELECT count(*) FROM hive.engines.events") == [(41,)]
 
 
+ODD_KEYS = """
+name: engines.odd
+selector: name:prefix=odd/
+format: json
+columns:
+  - {name: orderId, from: order id, type: bigint}
+  - {name: unit_price, from: unit.price, type: double}
+  - {name: ship_to, from: ship-to, type: "struct<city:string>"}
+  - {name: tick, from: "a`b", type: string}
+  - {name: plain, type: string}
+"""
+ODD_LINES = (
+    b'{"order id": 1, "unit.price": 2.5, "ship-to": {"city": "Oslo"}, "a`b": "x", "plain": "p"}\n'
+    b'{"order id": 2, "2nd": 7}\n'
+)
+
+
+def test_keys_that_are_no_names_are_read_by_both_engines(registrar, files, metastore, trino, spark):
+    """`from` of a spec: by its name in Trino and in the view; by the key in Spark's table."""
+    files.append("odd/part=0", ODD_LINES, postfix="date=2026-01-02")
+    spec = parse_table_spec(ODD_KEYS)
+    report = registrar.tick(spec, {})
+    assert (report.errors, report.misfits) == ([], [])
+    with metastore.connect() as session:
+        assert ensure_exact_view(session, spec, report.definition, {})
+    expected = [(1, 2.5, "Oslo", "x", "p"), (2, None, None, None, None)]
+    names = "orderid, unit_price, ship_to.city, tick, plain"
+    for table in ("odd", "odd_exact"):
+        found = trino.query(f"SELECT {names} FROM hive.engines.{table} ORDER BY 1")
+        assert found == expected, table
+    in_view = in_spark(spark, f"SELECT {names} FROM engines.odd_exact ORDER BY 1")
+    assert in_view == expected
+    keys = "`order id`, `unit.price`, `ship-to`.city, `a``b`, plain"
+    assert in_spark(spark, f"SELECT {keys} FROM engines.odd ORDER BY 1") == expected
+    assert spark.table("engines.odd_exact").columns[:2] == ["orderId", "unit_price"]
+
+    # A column that comes later is read of Hive partitions that were there before, too.
+    wider = parse_table_spec(ODD_KEYS + "  - {name: second, from: 2nd, type: bigint}\n")
+    report = registrar.tick(wider, {})
+    with metastore.connect() as session:
+        assert ensure_exact_view(session, wider, report.definition, {})
+    rows = [(1, None), (2, 7)]
+    assert trino.query("SELECT orderid, second FROM hive.engines.odd ORDER BY 1") == rows
+    spark.catalog.refreshTable("engines.odd")
+    assert in_spark(spark, "SELECT orderId, second FROM engines.odd_exact ORDER BY 1") == rows
+
+
 def test_engines_read_only_the_partitions_asked_for(registrar, files, trino, spark):
     good = files.append("events/part=0", event(1), postfix="date=2026-01-02/hour=05")
     bad = files.append("events/part=0", event(2) * 50, postfix="date=2026-01-02/hour=06")

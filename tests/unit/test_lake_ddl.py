@@ -1,15 +1,20 @@
 """CREATE statements: each is SQL of its dialect, and names what it should."""
 
 import re
+from datetime import date
+from decimal import Decimal
 
+import duckdb
 import pytest
 import sqlglot
+from lake_bench import FragmentFiles
 from sqlglot import exp
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake.ddl import DIALECTS, MountedTable, create_statement
 from gazette_platform.lake.layout import Layout, partition_columns
 from gazette_platform.lake.table_spec import parse_table_spec
+from gazette_platform.protocol import CompressionCodec
 
 SPEC = """
 name: shop.orders
@@ -131,3 +136,61 @@ def test_files_are_looked_for_as_deep_as_they_lie():
 def test_unknown_dialect_names_those_there_are():
     with pytest.raises(ValidationError, match="use one of trino, spark"):
         create_statement(TABLES[0], "oracle")
+
+
+LINES = (
+    b'{"it\'s `odd` id": 7, "hour": 1.5, "nested": {"order": "x", "m": {"k y": [1.5]}, "date":'
+    b' "2026-01-02"}, "lists": [[1], []], "ok": true, "x": 0.5, "more": 1}\n{"ok": false}\n'
+)
+
+
+@pytest.mark.parametrize("codec", [CompressionCodec.GZIP, CompressionCodec.NONE])
+def test_duckdb_reads_the_files(tmp_path, codec):
+    files = FragmentFiles(tmp_path)
+    for part in "01":
+        files.append(f"orders/part={part}", LINES, postfix="date=2026-01-02/hour=05", codec=codec)
+    table = mounted(SPEC, "orders/{part}/{date}/{hour}", f"file://{tmp_path}/orders")
+    with duckdb.connect() as engine:
+        engine.execute(create_statement(table, "duckdb"))
+        # Twice, for the view is one to be replaced.
+        rows = (
+            engine.execute(create_statement(table, "duckdb"))
+            and engine.execute(
+                """SELECT "part", "date", fragment_hour, orderid, "hour", nested."order",
+            nested.m['k y'], lists, ok FROM shop.orders ORDER BY "part", ok DESC"""
+            ).fetchall()
+        )
+    day = date(2026, 1, 2)
+    full = (7, Decimal("1.50"), "x", [1.5], [[1], []], True)
+    empty = (None, None, None, None, None, False)
+    assert rows == [(part, day, 5, *each) for part in "01" for each in (full, empty)]
+
+
+def test_duckdb_prunes_by_partition_columns_where_no_key_is_a_column_too(tmp_path):
+    files = FragmentFiles(tmp_path)
+    spec = SPEC.replace("- {name: hour, type", "- {name: other, type")
+    for hour in ("05", "06"):
+        files.append("orders/part=0", LINES, postfix=f"date=2026-01-02/hour={hour}")
+    table = mounted(spec, "orders/{part}/{date}/{hour}", f"file://{tmp_path}/orders")
+    with duckdb.connect() as engine:
+        engine.execute(create_statement(table, "duckdb"))
+        found = engine.execute(
+            """SELECT typeof("date"), fragment_hour, count(*) FROM shop.orders
+            WHERE fragment_hour = 6 GROUP BY ALL"""
+        ).fetchall()
+        plan = engine.execute(
+            "EXPLAIN SELECT * FROM shop.orders WHERE fragment_hour = 6"
+        ).fetchall()
+    assert found == [("DATE", 6, 2)]
+    assert "1/2" in str(plan)
+
+
+def test_duckdb_reads_csv_as_text(tmp_path):
+    FragmentFiles(tmp_path).append("files", b'1,"x, ""y"""\n2,\n')
+    table = mounted(CSV, "files", f"file://{tmp_path}/files")
+    with duckdb.connect() as engine:
+        engine.execute(create_statement(table, "duckdb"))
+        assert engine.execute("SELECT a, b FROM shop.files ORDER BY a").fetchall() == [
+            ("1", 'x, "y"'),
+            ("2", None),
+        ]

@@ -1,0 +1,62 @@
+"""All audits of a raw table at once: its journals from end to end, and every fragment read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gazette_platform.lake.audit import Auditor
+from gazette_platform.lake.fit import FitChecker, json_columns, missing_columns
+from gazette_platform.lake.source import all_fragments
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gazette_platform.hive import HiveTable, MetastoreSession
+    from gazette_platform.lake.findings import Finding
+    from gazette_platform.lake.layout import StoreRoots
+    from gazette_platform.lake.source import FragmentSource
+    from gazette_platform.lake.table_spec import TableSpec
+
+__all__ = ["audit_table"]
+
+
+def audit_table(
+    session: MetastoreSession,
+    spec: TableSpec,
+    table: HiveTable,
+    source: FragmentSource,
+    roots: StoreRoots,
+    *,
+    reads_content: bool = True,
+) -> Iterator[Finding]:
+    """What is wrong with a table, as it is found.
+
+    Args:
+        session: the metastore.
+        spec: the table's spec.
+        table: the table as the metastore has it.
+        source: lists and reads fragments.
+        roots: where fragment stores lie for engines.
+        reads_content: whether to read every fragment, for values that do not fit the spec.
+
+    Raises: GazetteError: a server cannot be reached.
+    """
+    auditor, fit_checker = Auditor(source, roots), FitChecker(source, roots)
+    missing = set(json_columns(spec))
+    for journal in source.journals(spec.label_selector):
+        begin: int | None = 0
+        while begin is not None:
+            found = auditor.audit(
+                session, spec, table, journal.name, begin=begin, lists_objects=True
+            )
+            yield from found.findings
+            begin = found.end
+        if reads_content:
+            for fragment in all_fragments(source, journal.name):
+                misfit, columns = fit_checker.check(spec, fragment)
+                if misfit is not None:
+                    yield misfit
+                missing -= columns
+    lost = missing_columns(spec, missing) if reads_content else None
+    if lost is not None:
+        yield lost

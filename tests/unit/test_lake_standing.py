@@ -1,0 +1,107 @@
+"""How tables stand: what of their journals is registered, and what is wrong."""
+
+from datetime import UTC, datetime
+
+import pytest
+from lake_bench import FragmentFiles, MemoryMetastore
+
+from gazette_platform.lake import Registrar, StoreRoots, parse_table_spec
+from gazette_platform.lake.standing import table_standing
+
+SPEC = """
+name: shop.orders
+selector: name:prefix=orders/
+format: json
+columns:
+  - {name: order, type: bigint}
+"""
+LINE = b'{"order": 1}\n'
+AT = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+class Lake:
+    """Journals, their files and a metastore, with a table over them."""
+
+    def __init__(self, folder):
+        self.files, self.metastore = FragmentFiles(folder), MemoryMetastore()
+        self.spec = parse_table_spec(SPEC)
+
+    @property
+    def registrar(self):
+        return Registrar(self.files, self.metastore, StoreRoots(self.files.roots))
+
+    @property
+    def journals(self):
+        return self.files.journals(self.spec.label_selector)
+
+    def heads(self):
+        found = {}
+        for journal in self.journals:
+            fragments = self.files.fragments(journal.name, 0, 1000)
+            found[journal.name] = max((f.end for f in fragments), default=0)
+        return found
+
+    def standing(self, spec=None):
+        with self.metastore.connect() as session:
+            return table_standing(spec or self.spec, self.journals, self.heads(), session, AT)
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(tmp_path)
+
+
+def test_a_table_before_and_after_its_first_fragment(lake):
+    assert "matches no journal" in lake.standing().problems[0]
+    lake.files.create("orders/part=0")
+    assert lake.standing().problems == ["the table is not made yet: its journals are empty"]
+    lake.files.append("orders/part=0", LINE * 3)
+    assert "wait for the flush interval" in lake.standing().problems[0]
+    report = lake.registrar.tick(lake.spec, {})
+    assert report.errors == []
+    lake.files.append("orders/part=0", LINE)
+    found = lake.standing()
+    assert found.problems == []
+    assert (found.rows, found.lag_bytes, found.content_bytes) == (3, len(LINE), 3 * len(LINE))
+    assert [(p.key, p.state.rows) for p in found.partitions] == [("part=0", 3)]
+    assert found.summary() == {
+        "table": "shop.orders",
+        "format": "json",
+        "journals": 1,
+        "partitions": 1,
+        "rows": 3,
+        "content_bytes": 39,
+        "lag_bytes": 13,
+        "is_made": True,
+        "problems": [],
+    }
+
+
+def test_without_a_metastore_nothing_is_claimed(lake):
+    lake.files.append("orders/part=0", LINE)
+    found = table_standing(lake.spec, lake.journals, lake.heads(), None, AT).summary()
+    unknown = ("partitions", "rows", "content_bytes", "lag_bytes", "is_made")
+    assert {found[name] for name in unknown} == {None}
+    assert found["problems"] == []
+
+
+def test_a_table_without_keys_and_one_behind_its_spec(lake):
+    lake.files.append("orders", LINE)
+    lake.spec = parse_table_spec(SPEC.replace("name:prefix=orders/", "name=orders"))
+    lake.registrar.tick(lake.spec, {})
+    assert [(p.key, p.state.rows) for p in lake.standing().partitions] == [("all", 1)]
+    wider = parse_table_spec(
+        SPEC.replace("name:prefix=orders/", "name=orders") + "  - {name: x, type: date}\n"
+    )
+    assert "not as its spec says yet" in lake.standing(wider).problems[0]
+
+
+def test_accounts_that_cannot_be_read_are_told(lake):
+    lake.files.append("orders/part=0", LINE)
+    lake.registrar.tick(lake.spec, {})
+    with lake.metastore.connect() as session:
+        table = session.table("shop", "orders")
+        (partition,) = session.partitions(table)
+        partition.parameters["gazette.state"] = "{}"
+        session.alter_partitions(table, [partition])
+    assert "was changed by others" in lake.standing().problems[0]
