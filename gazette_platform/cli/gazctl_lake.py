@@ -19,6 +19,7 @@ __all__ = [
     "ddl",
     "describe",
     "doctor",
+    "flush",
     "infer",
     "list_tables",
     "repair",
@@ -258,6 +259,34 @@ def check(
     gazctl lake check shop.orders --quick -o json
     """
     _body("check").check(ctx, names or [], tables, output_format, quick=quick)
+
+
+def flush(
+    ctx: typer.Context,
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TABLE...",
+            autocompletion=complete_tables,
+            help="Tables by name, as schema.table.",
+        ),
+    ],
+    *,
+    tables: Tables = None,
+    timeout: Annotated[
+        str, typer.Option("--timeout", metavar="DURATION", help="How long to wait, as in 1m30s.")
+    ] = "1m",
+) -> None:
+    """Have tables hold all that was appended until now, without waiting for the flush interval.
+
+    The journals' open fragments are closed and stored, and registered as the sensor does it; what the
+    sensor registers at the same time is no matter. Dagster is told by the sensor's next tick.
+
+    **Example**
+
+    gazctl lake flush shop.orders
+    """
+    _body("flush").flush(ctx, names, tables, timeout)
 
 
 def doctor(

@@ -5,8 +5,11 @@ from datetime import UTC, datetime
 import pytest
 from lake_bench import FragmentFiles, MemoryMetastore
 
+from gazette_platform.errors import LakeError
 from gazette_platform.lake import Registrar, StoreRoots, parse_table_spec
+from gazette_platform.lake.catching_up import catch_up
 from gazette_platform.lake.standing import table_standing
+from gazette_platform.ops.clock import SystemClock
 
 SPEC = """
 name: shop.orders
@@ -105,3 +108,34 @@ def test_accounts_that_cannot_be_read_are_told(lake):
         partition.parameters["gazette.state"] = "{}"
         session.alter_partitions(table, [partition])
     assert "was changed by others" in lake.standing().problems[0]
+
+
+def test_catching_up_registers_all_below_the_ends(lake):
+    for part in range(3):
+        lake.files.append(f"orders/part={part}", LINE * 2)
+    clock = SystemClock()
+    done = catch_up(
+        lake.registrar, lake.spec, {}, lake.heads(), deadline=clock.monotonic() + 60, clock=clock
+    )
+    assert (done.rows, done.keys, done.told) == (6, {"part=0", "part=1", "part=2"}, [])
+    lake.files.append("orders/part=1", LINE)
+    begins = {each.journal: each.registered for each in lake.standing().journals}
+    done = catch_up(
+        lake.registrar,
+        lake.spec,
+        begins,
+        lake.heads(),
+        deadline=clock.monotonic() + 60,
+        clock=clock,
+    )
+    assert (done.rows, done.keys) == (1, {"part=1"})
+
+
+def test_catching_up_ends_in_time_and_says_what_is_behind(lake):
+    lake.files.append("orders/part=0", LINE)
+    lake.files.append("orders/part=0", LINE, is_persisted=False)
+    clock = SystemClock()
+    with pytest.raises(LakeError, match=r"not registered in time: orders/part=0"):
+        catch_up(
+            lake.registrar, lake.spec, {}, lake.heads(), deadline=clock.monotonic() + 1, clock=clock
+        )

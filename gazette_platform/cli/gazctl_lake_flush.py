@@ -1,0 +1,46 @@
+"""`gazctl lake flush`."""
+
+from pathlib import Path
+
+import typer
+
+from gazette_platform.cli.gazctl_lake_context import (
+    brokers,
+    settings_of,
+    specs_named,
+    tables_folder,
+)
+from gazette_platform.cli.instants import seconds_of
+from gazette_platform.cli.output import note, print_text
+from gazette_platform.hive import MetastoreClient
+from gazette_platform.lake import BrokerSource, Registrar, StoreRoots
+from gazette_platform.lake.catching_up import catch_up
+from gazette_platform.lake.standing import table_standing
+from gazette_platform.ops.clock import SystemClock
+
+__all__ = ["flush"]
+
+
+def flush(ctx: typer.Context, names: list[str], tables: Path | None, timeout: str) -> None:
+    """Have tables hold what was appended until now."""
+    timeout_s = seconds_of(timeout, "--timeout")
+    settings = settings_of()
+    specs, _ = specs_named(tables_folder(settings, tables), names)
+    metastore = MetastoreClient(settings.required("metastore"))
+    clock = SystemClock()
+    deadline = clock.monotonic() + timeout_s
+    with brokers(ctx, settings) as client:
+        source = BrokerSource(client)
+        registrar = Registrar(source, metastore, StoreRoots(settings.store_roots))
+        for spec in specs.values():
+            left = max(1.0, deadline - clock.monotonic())
+            ends = client.flush(spec.label_selector, timeout_s=left)
+            journals = source.journals(spec.label_selector)
+            with metastore.connect() as session:
+                standing = table_standing(spec, journals, ends, session, clock.now())
+            begins = {each.journal: each.registered for each in standing.journals}
+            done = catch_up(registrar, spec, begins, ends, deadline=deadline, clock=clock)
+            for text in done.told:
+                note(f"{spec.name}: {text}")
+            rows = "rows that could not be counted" if done.rows is None else f"{done.rows} row(s)"
+            print_text(f"{spec.name}: {rows} more, in {len(done.keys)} Hive partition(s)")
