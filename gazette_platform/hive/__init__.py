@@ -14,17 +14,20 @@ from gazette_platform.hive.locks import HeldLock
 from gazette_platform.hive.model import (
     CSV_ESCAPE,
     CSV_STORAGE,
+    HIDDEN,
     JSON_STORAGE,
     HiveColumn,
     HivePartition,
     HiveTable,
     StorageFormat,
+    hiding_mappings,
     partition_name,
 )
 
 __all__ = [
     "CSV_ESCAPE",
     "CSV_STORAGE",
+    "HIDDEN",
     "JSON_STORAGE",
     "HeldLock",
     "HiveColumn",
@@ -34,5 +37,6 @@ __all__ = [
     "MetastoreSession",
     "SharedMetastore",
     "StorageFormat",
+    "hiding_mappings",
     "partition_name",
 ]

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from gazette_platform.hive.thrift import ttypes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 __all__ = [
     "CSV_ESCAPE",
     "CSV_STORAGE",
+    "HIDDEN",
     "JSON_STORAGE",
     "HiveColumn",
     "HivePartition",
     "HiveTable",
     "StorageFormat",
+    "hiding_mappings",
     "partition_name",
 ]
 
@@ -49,17 +52,32 @@ JSON_STORAGE = StorageFormat(
     input_format=_TEXT_INPUT,
     output_format=_TEXT_OUTPUT,
     serde="org.openx.data.jsonserde.JsonSerDe",
-    serde_parameters={"ignore.malformed.json": "true"},
+    # The second is for releases after 476, which fail at a value of another type without it.
+    serde_parameters={"ignore.malformed.json": "true", "strict.parsing": "false"},
 )
 
-# RFC 4180 has no escape character.
+# Trino's reader of that SerDe fails at an object or list where a number is wanted. It takes anything
+# for text, and coerces the text of a Hive partition's column to the number that the table's has, or to
+# NULL. Narrower integers are left out: that coercion wraps them. A field's name has a colon after it.
+_READ_AS_TEXT = re.compile(r"(?:(?<=[<,:])|\A)(?:int|bigint|float|double)(?=[,>]|\Z)")
+# Types, as read, at whose values it never fails.
+_TAKES_ANY = re.compile(r"(?:array<)*(?:string|boolean)>*\Z")
+HIDDEN = "gazette.hidden"
+"""Parameter of a Hive partition: columns, by comma, that Trino is to see as NULL there.
+
+Besides names, ``#3`` is the fourth column and all after it.
+"""
+# No record has this key, one hopes.
+_NO_KEY = "gazette/hidden"
+
+# RFC 4180 has no escape character, and OpenCSVSerde cannot do without.
 CSV_ESCAPE = "\x01"
 
 CSV_STORAGE = StorageFormat(
     input_format=_TEXT_INPUT,
     output_format=_TEXT_OUTPUT,
     serde="org.apache.hadoop.hive.serde2.OpenCSVSerde",
-    serde_parameters={"separatorChar": ",", "quoteChar": '"', "escapeChar": "\\"},
+    serde_parameters={"separatorChar": ",", "quoteChar": '"', "escapeChar": CSV_ESCAPE},
 )
 
 
@@ -128,12 +146,18 @@ class HivePartition:
     parameters: Mapping[str, str] = field(default_factory=dict)
 
     def to_thrift(self, table: HiveTable) -> Any:
-        """The Thrift `Partition` of `table`, with the table's columns and storage format."""
+        """The Thrift `Partition` of `table`, with its storage format, and its columns as read."""
+        columns, storage = table.columns, table.storage
+        if storage.serde == JSON_STORAGE.serde:
+            hidden = frozenset(filter(None, self.parameters.get(HIDDEN, "").split(",")))
+            columns = _columns_as_read(columns, hidden)
+            parameters = {**storage.serde_parameters, **hiding_mappings(columns, hidden)}
+            storage = replace(storage, serde_parameters=parameters)
         return ttypes.Partition(
             values=list(self.values),
             dbName=table.database,
             tableName=table.name,
-            sd=_storage_to_thrift(table.columns, self.location, table.storage),
+            sd=_storage_to_thrift(columns, self.location, storage),
             parameters=dict(self.parameters),
         )
 
@@ -145,6 +169,31 @@ class HivePartition:
             location=_location(partition.sd),
             parameters=dict(partition.parameters or {}),
         )
+
+
+def _columns_as_read(
+    columns: Sequence[HiveColumn], hidden: Collection[str]
+) -> tuple[HiveColumn, ...]:
+    """Columns of a Hive partition, which Trino matches with the table's by their position."""
+    ends = [int(mark[1:]) for mark in hidden if mark.startswith("#")]
+    return tuple(
+        replace(column, type=_READ_AS_TEXT.sub("string", column.type))
+        for column in columns[: min(ends, default=None)]
+    )
+
+
+def hiding_mappings(columns: Iterable[HiveColumn], hidden: Collection[str]) -> dict[str, str]:
+    """SerDe parameters by which Trino looks for hidden columns under a key that no record has.
+
+    Args:
+        columns: columns as read; those whose type takes any value are not hidden.
+        hidden: names of those to hide, in lower case.
+    """
+    return {
+        f"mapping.{column.name}": _NO_KEY
+        for column in columns
+        if column.name in hidden and not _TAKES_ANY.match(column.type)
+    }
 
 
 # Hive escapes these in partition names (FileUtils.charToEscape), besides control characters.

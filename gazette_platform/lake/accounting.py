@@ -14,6 +14,7 @@ from gazette_platform.errors import DataError, GazetteError, LakeError, Transpor
 from gazette_platform.hive import HivePartition
 from gazette_platform.lake.fit import damage, json_columns, misfit, value_scanner
 from gazette_platform.lake.partition_state import PartitionState
+from gazette_platform.lake.tables import hidden_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.findings import Finding
     from gazette_platform.lake.planning import PlannedPartition
     from gazette_platform.lake.table_spec import TableSpec
+    from gazette_platform.lake.values import ValueReport
     from gazette_platform.protocol import Fragment
 
 __all__ = ["Accountant", "Accounted", "PartitionAccount", "PartitionUpdate"]
@@ -86,6 +88,8 @@ class Accounted:
 class _Counted:
     rows: int | None
     stored_bytes: int | None
+    hidden: frozenset[str] = frozenset()
+    """Columns to hide from Trino, which would fail at one of the values."""
 
 
 _Counts = dict["Fragment", _Counted]
@@ -218,11 +222,20 @@ class Accountant:
             except GazetteError as err:
                 result.errors.setdefault(planned.journal, err)
             else:
-                counts[fragment] = _Counted(counted.rows, counted.stored_bytes)
+                counts[fragment] = _Counted(
+                    counted.rows, counted.stored_bytes, self._breaking(counted.values)
+                )
                 result.columns |= counted.columns
                 found = misfit(self._spec, fragment, planned.location, counted)
                 result.misfits += [found] if found is not None else []
         return counts
+
+    def _breaking(self, values: ValueReport | None) -> frozenset[str]:
+        """Columns at whose values Trino would fail."""
+        if values is None:
+            return frozenset()
+        is_partitioned = bool(self._table.partition_columns)
+        return values.breaking if is_partitioned else values.breaking_unpartitioned
 
     # ------------------------------------------------------------------- writing
 
@@ -249,6 +262,8 @@ class Accountant:
                 settled.append((planned, update.state if update is not None else before, update))
                 if update is not None:
                     parameters = update.state.within(now.parameters)
+                    hidden = frozenset[str]().union(*(c.hidden for c in counts.values()))
+                    parameters |= hidden_parameters(table, parameters, hidden)
                     changed.append(replace(now, parameters=parameters))
             if changed:
                 lock.require()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.hive import CSV_STORAGE, JSON_STORAGE
+from gazette_platform.hive import CSV_ESCAPE, CSV_STORAGE, JSON_STORAGE
 from gazette_platform.lake.schema import parse_type
 from gazette_platform.lake.tables import key_mappings
 
@@ -78,6 +78,8 @@ def _trino(table: MountedTable) -> str:
         extra = {**JSON_STORAGE.serde_parameters, **key_mappings(spec)}
         keys, values = (", ".join(map(_text, each)) for each in (extra, extra.values()))
         properties["extra_properties"] = f"MAP(ARRAY[{keys}], ARRAY[{values}])"
+    else:
+        properties["csv_escape"] = f"U&'\\{ord(CSV_ESCAPE):04X}'"
     given = ",\n".join(f"  {name} = {value}" for name, value in properties.items())
     return (
         f'CREATE SCHEMA IF NOT EXISTS "{spec.schema}";\n\n'
@@ -111,7 +113,7 @@ def _spark(table: MountedTable) -> str:
         f"{_tick(p.column)} {_hive_type(parse_type(p.type))}{_spark_comment(p.comment)}"
         for p in table.partitions
     ]
-    using = "json" if spec.format == "json" else "csv"
+    using = "json" if spec.format == "json" else """csv OPTIONS (escape '"')"""
     keys = ", ".join(_tick(p.column) for p in table.partitions)
     renamed = [f"{_tick(c.source)} for {c.name}" for c in spec.columns if c.source]
     return (

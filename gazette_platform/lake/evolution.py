@@ -1,8 +1,8 @@
 """Making a table what its spec says, in steps that a tick has time for.
 
-Engines read a text file by the columns of its Hive partition, so new columns must reach each of these.
-The metastore can do all of it in one call, which for thousands of Hive partitions outlasts any
-deadline. So a table of many is changed in three steps: its own columns; those of its Hive partitions,
+Engines read a text file by the columns and the SerDe parameters of its Hive partition, so what is new
+must reach each of these. The metastore's own cascade takes columns alone, as the table has them, and for
+thousands of Hive partitions outlasts any deadline. So a table that has some is changed in three steps: its own columns; those of its Hive partitions,
 a batch at a time, with a mark in the table's parameters of how far that is; and last the digest of the
 spec, until which the next tick goes on. Hive partitions that are not reached yet give NULL for what is
 new.
@@ -25,8 +25,6 @@ __all__ = ["ensure_table"]
 
 _MARK: Final = "gazette.evolving"
 _BATCH: Final = 50
-# Up to here one call does it, in a second or two.
-_AT_ONCE_MAX: Final = 100
 
 
 def ensure_table(
@@ -58,9 +56,9 @@ def ensure_table(
         parameters = {k: v for k, v in evolved.parameters.items() if k != _MARK}
         evolved = replace(evolved, parameters=parameters)
         names = session.partition_names(existing) if existing.partition_columns else []
-        if len(names) <= _AT_ONCE_MAX:
+        if not names:
             lock.require()
-            session.alter_table(evolved)
+            session.alter_table(evolved, is_cascading=False)
             return evolved
         table = _begin(existing, evolved)
         if table != existing:

@@ -71,10 +71,13 @@ def misfit(
     """The finding that values of a fragment do not fit `spec`; None if all do."""
     where = f"fragment {fragment.content_path}"
     texts: list[str] = []
+    # A line that is no record is a row of NULLs, or none; that is no more than worth a look.
+    is_error = counted.values is not None and bool(counted.values.columns)
     try:
         check_sample(spec, counted.head, where)
     except SchemaMismatch as err:
         texts.append(str(err))
+        is_error = True
     if counted.values is not None and counted.values.count:
         texts.append(_counts(spec, where, counted.values))
     if not texts:
@@ -84,6 +87,7 @@ def misfit(
         journal=fragment.journal,
         begin=fragment.begin,
         end=fragment.end,
+        is_error=is_error,
         text="; ".join(texts),
         values=mark(spec, fragment, location),
     )
@@ -104,10 +108,13 @@ def _counts(spec: TableSpec, where: str, values: ValueReport) -> str:
         "spec (`string` takes any value), or how they are written"
     )
     if values.breaking_unpartitioned:
-        shown = sorted(values.breaking_unpartitioned)[:_NAMES_SHOWN]
+        numbers = {f"#{index}": c.name for index, c in enumerate(spec.columns)}
+        names = {numbers.get(name, name) for name in values.breaking_unpartitioned}
+        shown = sorted(names)[:_NAMES_SHOWN]
         text += (
-            f". Trino fails at a list or object where {', '.join(shown)} "
-            f"{'has' if len(shown) == 1 else 'have'} another type"
+            f". Trino would fail at a list or object where {', '.join(shown)} "
+            f"{'has' if len(shown) == 1 else 'have'} another type, so it gives NULL instead: for "
+            "those values or, where it cannot, for the column in the whole Hive partition"
         )
     return text
 

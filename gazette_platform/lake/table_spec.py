@@ -57,6 +57,8 @@ _COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,126}\Z")
 # Hive partition unnoticed.
 _PARTITION_TYPES = ("string", "tinyint", "smallint", "int", "bigint", "date")
 COLUMNS_MAX = 2000
+# Tables made by releases that made other tables of the same spec follow it anew.
+_DEFINITION = b"2 "
 _KEY_CHARACTERS_MAX = 256
 # Dagster looks once a minute or so.
 _FRESH_MIN_S = 120
@@ -145,8 +147,8 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def digest(self) -> str:
-        """16 hex digits that change with any part of the spec."""
-        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
+        """16 hex digits that change with any part of the spec, and with what is made of one."""
+        return hashlib.sha256(_DEFINITION + msgspec.json.encode(self)).hexdigest()[:16]
 
 
 def parse_table_spec(text: str | bytes) -> TableSpec:

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 from gazette_platform.errors import SchemaMismatch
 from gazette_platform.hive import (
     CSV_STORAGE,
+    HIDDEN,
     JSON_STORAGE,
     HiveColumn,
     HiveTable,
     StorageFormat,
+    hiding_mappings,
 )
 from gazette_platform.lake.layout import (
     Layout,
@@ -28,14 +30,16 @@ from gazette_platform.lake.layout import (
 from gazette_platform.lake.schema import parse_type, widens
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from gazette_platform.lake.schema import ColumnType
     from gazette_platform.lake.table_spec import TableSpec
 
 __all__ = [
     "DIGEST",
     "LAYOUT",
     "evolved_table",
+    "hidden_parameters",
     "key_mappings",
     "spark_schema",
     "table_definition",
@@ -45,6 +49,7 @@ LAYOUT = "gazette.layout"
 DIGEST = "gazette.spec"
 _TABLE = "gazette.table"
 _MAPPING = "mapping."
+_IGNORES_CASE = "case.insensitive"
 
 # Older metastores keep a parameter in 4,000 characters; Spark joins numbered parts again.
 _PARAMETER_CHARACTERS_MAX = 4000
@@ -68,8 +73,6 @@ def table_definition(spec: TableSpec, layout: Layout, location: str) -> HiveTabl
         LAYOUT: str(layout),
         "gazette.selector": spec.selector,
         **({"comment": spec.comment} if spec.comment else {}),
-        # As parameters of the table, Trino applies them to Hive partitions of any age.
-        **key_mappings(spec),
         **(_spark_parameters(spec, keys) if spec.format == "json" else {}),
     }
     return HiveTable(
@@ -106,16 +109,42 @@ def evolved_table(existing: HiveTable, wanted: HiveTable) -> HiveTable | None:
             f"table {wanted.full_name} cannot become its spec: {'; '.join(differences)}. Undo that "
             "part of the spec, or `DROP TABLE` (no file is deleted) and let it be made anew"
         )
-    ours = ("gazette.", "spark.sql.", "comment", _MAPPING)
+    ours = ("gazette.", "spark.sql.", "comment", _MAPPING, _IGNORES_CASE)
     kept = {k: v for k, v in parameters.items() if not k.startswith(ours)}
     stats = {k: v for k, v in parameters.items() if k.startswith("gazette.") and k not in kept}
-    return replace(
+    evolved = replace(
         existing,
         columns=wanted.columns,
         partition_columns=wanted.partition_columns,
         storage=wanted.storage,
         parameters={**kept, **stats, **wanted.parameters},
     )
+    if wanted.partition_columns:
+        return evolved
+    hidden = hidden_parameters(evolved, evolved.parameters, ())
+    return replace(evolved, parameters={**evolved.parameters, **hidden})
+
+
+def hidden_parameters(
+    table: HiveTable, parameters: Mapping[str, str], columns: Iterable[str]
+) -> dict[str, str]:
+    """Parameters of a Hive partition, or of a table without, that hide columns from Trino.
+
+    It fails at a list or object where a column is a number, say, and Spark does not. A column with
+    such a value is to be NULL there: it is looked for under a key that no record has.
+
+    Args:
+        table: the table.
+        parameters: those that the Hive partition, or the table, has now.
+        columns: names of the columns to hide, besides those that are hidden already.
+    """
+    names = {*filter(None, parameters.get(HIDDEN, "").split(",")), *(c.lower() for c in columns)}
+    if not names:
+        return {}
+    found = {HIDDEN: ",".join(sorted(names))}
+    if not table.partition_columns:
+        found |= hiding_mappings(table.columns, names)
+    return found
 
 
 def _differences(existing: HiveTable, wanted: HiveTable) -> list[str]:
@@ -153,8 +182,28 @@ def _listed(columns: Sequence[tuple[str, str]]) -> str:
 
 
 def key_mappings(spec: TableSpec) -> dict[str, str]:
-    """Parameters that tell the OpenX SerDe which keys the columns have, where names differ."""
-    return {f"{_MAPPING}{c.name.lower()}": c.source for c in spec.columns if c.source}
+    """Parameters that tell the OpenX SerDe which keys columns and fields have, as written.
+
+    Hive's names are lower case, and so the SerDe ignores the case of keys, which Spark does not. It
+    minds it, too, if told, and is told the keys. It applies a mapping at any depth: where one name
+    stands for two keys, it is left as it is.
+    """
+    keys: dict[str, set[str]] = {}
+    for column in spec.columns:
+        keys.setdefault(column.name.lower(), set()).add(column.key)
+        for name in _field_names(column.parsed):
+            keys.setdefault(name.lower(), set()).add(name)
+    if any(len(spellings) > 1 for spellings in keys.values()):
+        return {f"{_MAPPING}{c.name.lower()}": c.source for c in spec.columns if c.source}
+    mappings = {name: key for name, (key,) in keys.items() if key != name}
+    return {_IGNORES_CASE: "false", **{f"{_MAPPING}{n}": key for n, key in mappings.items()}}
+
+
+def _field_names(kind: ColumnType) -> Iterator[str]:
+    """Names of struct fields at any depth."""
+    yield from kind.field_names
+    for argument in kind.arguments:
+        yield from _field_names(argument)
 
 
 def _storage(spec: TableSpec, location: str) -> StorageFormat:

@@ -20,6 +20,8 @@ _PIECE_BYTES = 512 << 10
 # Trino refuses longer lines by default (`hive.text.max-line-length`).
 _LINE_BYTES_MAX = 100 << 20
 _EXAMPLE_BYTES = 40
+# A table has at most 2,000 columns; lines may have any number of fields.
+_KINDS_MAX = 2000
 
 
 @final
@@ -48,7 +50,8 @@ class ValueReport:
     lines: dict[str, Unfit] = field(default_factory=dict)
     """Lines that do not fit, by what is wrong with them."""
     breaking: frozenset[str] = frozenset()
-    """Columns at whose values Trino fails, unless they are hidden from it."""
+    """Columns at whose values Trino fails, unless they are hidden from it; ``#3`` is the fourth, as
+    an element of a line that is a list."""
     breaking_unpartitioned: frozenset[str] = frozenset()
     """The same where the table has no Hive partitions, whose columns could be read as text."""
 
@@ -137,6 +140,8 @@ class LineScanner:
 
 
 def _count(found: dict[str, Unfit], what: str, example: bytes) -> None:
+    if what not in found and len(found) >= _KINDS_MAX:
+        what = "others"
     if what in found:
         found[what].count += 1
     else:

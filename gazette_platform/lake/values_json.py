@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 from functools import lru_cache
+from itertools import count
 from typing import TYPE_CHECKING, Annotated, Any, final
 
 import msgspec
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["JsonScanner", "breaks"]
 
+# Trino's text of it is 0, and Spark's -0; a decoder sees no difference.
+_MINUS_ZERO = re.compile(rb"-0\s*[,\]}]")
 _any_json = msgspec.json.Decoder(msgspec.Raw)
 _FLOAT_MAX = 3.4028234663852886e38
 _TAKE_ANY = frozenset({"string", "boolean"})
@@ -72,6 +76,7 @@ class _RowTypes:
     rows: msgspec.json.Decoder[Any]
     raw: msgspec.json.Decoder[Any]
     columns: list[tuple[Column, ColumnType, Callable[[Any], bool]]]
+    has_texts: bool
 
 
 @lru_cache(maxsize=256)
@@ -82,6 +87,7 @@ def _row_types(columns: tuple[Column, ...]) -> _RowTypes:
         msgspec.json.Decoder(row),
         msgspec.json.Decoder(_raw_struct(keys)),
         [(c, c.parsed, _value_test(c.parsed)) for c in columns],
+        any("string" in c.parsed.hive for c in columns),
     )
 
 
@@ -105,6 +111,8 @@ class JsonScanner(LineScanner):
             if piece.count(b"\r") != returns:
                 return False
             ends += returns
+        if self._types.has_texts and _MINUS_ZERO.search(piece) is not None:
+            return False
         if piece[:1] != b"{" or ends != lines or piece.count(b"\n{") != lines - 1:
             return False
         try:
@@ -117,6 +125,8 @@ class JsonScanner(LineScanner):
     def scan_line(self, line: bytes) -> None:
         try:
             self._types.rows.decode(line)
+            if self._types.has_texts and _MINUS_ZERO.search(line) is not None:
+                self._scan_values(line)
         except msgspec.DecodeError:
             # What is wrong with a value is told before what is wrong with the rest of the line.
             if not _is_json(line):
@@ -139,8 +149,11 @@ class JsonScanner(LineScanner):
         """Trino takes the elements of a list for the columns, in order."""
         values = json.loads(line)
         if isinstance(values, list):
-            for (column, kind, _), value in zip(self._types.columns, values, strict=False):
-                self._note_break(column.name, kind, value)
+            for index, (_, kind, _), value in zip(
+                count(), self._types.columns, values, strict=False
+            ):
+                # No name hides a column from an element.
+                self._note_break(f"#{index}", kind, value)
 
     def _note_break(self, column: str, kind: ColumnType, value: Any) -> None:
         if breaks(kind, value, is_partitioned=True):
@@ -259,5 +272,6 @@ def _is_text(value: Any) -> bool:
             return bool(orjson.dumps(orjson.loads(raw)) == raw)
         except orjson.JSONDecodeError:
             return False  # a number beyond all floats
-    # Trino writes numbers as Java's BigDecimal does, which `Decimal` agrees with.
-    return str(Decimal(raw.decode())) == raw.decode()
+    # Trino writes numbers as Java's BigDecimal does: as `Decimal`, but for a zero below zero.
+    number = Decimal(raw.decode())
+    return str(number) == raw.decode() and not (number.is_zero() and number.is_signed())

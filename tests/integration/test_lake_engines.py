@@ -7,6 +7,17 @@ from decimal import Decimal
 import pytest
 from dagster import AssetMaterialization, DagsterInstance, ResourceDefinition, materialize
 from lake_bench import FragmentFiles
+from value_cases import (
+    HIDING,
+    LINES,
+    RECORDS,
+    VALUES,
+    Difference,
+    line_table,
+    shown,
+    spec_of,
+    value_table,
+)
 
 from gazette_platform.assets import SOURCE_KEY, delays_by_month, route_by_month
 from gazette_platform.assets.rollups import FLIGHTS, write_delays
@@ -526,3 +537,99 @@ def test_spark_rollup_is_idempotent_and_replaces_whole_months(
     assert trino.query(DELAYS.format(table)) == [(2, 1, 0, 0, 5.0), (3, 1, 0, 0, 5.0)]
     snapshots = trino.query('SELECT count(*) FROM iceberg.rollups."delays_by_month$snapshots"')
     assert snapshots == [(4,)]
+
+
+# --------------------------------------------------------------------------- values
+
+
+PARTITIONS = ", partitions: [{name: hour, type: int}]"
+JSON_LINES = "{name: n, type: bigint}, {name: Text, type: string}"
+CSV_LINES = "{name: a, type: string}, {name: b, type: string}"
+
+
+@pytest.fixture
+def read_values(registrar, files, trino, spark):
+    """Registers cases as a row each of one fragment, and reads them in both engines."""
+
+    def read(cases, name, *, is_partitioned=True):
+        spec = spec_of(cases, name, partitions=PARTITIONS if is_partitioned else "")
+        content = "".join(f'{{"n":"{i}","{c.column}":{c.raw}}}\n' for i, c in enumerate(cases))
+        journal, postfix = (f"{name}/a=1", "hour=05") if is_partitioned else (f"{name}/log", "")
+        files.append(journal, content.encode(), postfix=postfix)
+        assert registrar.tick(spec, {}).errors == []
+        columns = list(dict.fromkeys(c.column for c in cases))
+        query = f"SELECT n, {', '.join(columns)} FROM {{}}engines.{name}"
+        by_engine = []
+        for rows in (trino.query(query.format("hive.")), in_spark(spark, query.format(""))):
+            by_row = {int(n): dict(zip(columns, values, strict=True)) for n, *values in rows}
+            by_engine.append([shown(by_row[i][c.column], c.type) for i, c in enumerate(cases)])
+        return [
+            Difference(case, in_trino, spark_, case.is_fit)
+            for case, in_trino, spark_ in zip(cases, *by_engine, strict=True)
+        ]
+
+    return read
+
+
+@pytest.fixture
+def read_lines(registrar, files, trino, spark):
+    """Registers cases as a fragment each, and reads them in both engines."""
+
+    def read(cases, name, format_, columns):
+        spec = parse_table_spec(
+            f"{{name: engines.{name}, selector: 'name:prefix={name}/', format: {format_}, "
+            f"columns: [{columns}]{PARTITIONS}}}"
+        )
+        for index, case in enumerate(cases):
+            files.append(f"{name}/a=1", case.line + b"\n", postfix=f"hour={index:02}")
+        assert registrar.tick(spec, {}).errors == []
+        names = ", ".join(c.name for c in spec.columns)
+        query = f"SELECT hour, {names} FROM {{}}engines.{name}"
+        in_trino, spark_ = trino.query(query.format("hive.")), in_spark(spark, query.format(""))
+        return [
+            Difference(
+                case,
+                *(
+                    ", ".join(shown(tuple(row[1:])) for row in rows if row[0] == index) or "none"
+                    for rows in (in_trino, spark_)
+                ),
+                case.is_fit(spec),
+            )
+            for index, case in enumerate(cases)
+        ]
+
+    return read
+
+
+def test_engines_agree_on_all_that_fits_and_the_page_tells_the_rest(
+    request, read_values, read_lines
+):
+    values = read_values(VALUES, "semantic")
+    lines = read_lines(LINES, "lined", "json", JSON_LINES)
+    records = read_lines(RECORDS, "recorded", "csv", CSV_LINES)
+    for found in (*values, *lines, *records):
+        assert found.trino == found.spark or not found.is_fit, found
+    page = request.config.rootpath / "docs/reference/table-spec.md"
+    text = page.read_text("utf-8")
+    for mark, table in (
+        ("values", value_table(values)),
+        ("lines", line_table(lines)),
+        ("records", line_table(records)),
+    ):
+        before, begin, rest = text.partition(f"<!-- {mark}: as read by the engines -->\n")
+        _, end, after = rest.partition("\n<!-- end -->")
+        text = f"{before}{begin}{table}{end}{after}"
+    if request.config.getoption("--rewrite"):
+        page.write_text(text, "utf-8")
+    assert text == page.read_text("utf-8"), "if the engines are right, run pytest with --rewrite"
+
+
+@pytest.mark.parametrize("is_partitioned", [True, False])
+def test_values_at_which_trino_fails_leave_all_columns_readable(read_values, is_partitioned):
+    broken = [case for case in VALUES if case.raw[0] in "[{"] if not is_partitioned else []
+    found = read_values([*HIDING, *broken], "hiding", is_partitioned=is_partitioned)
+    assert all(not one.case.is_fit or one.spark != "NULL" for one in found)
+    hidden = {one.case.column for one in found if one.trino != one.spark}
+    for one in found:
+        if one.case.column in hidden:
+            assert one.trino == "NULL"

@@ -111,10 +111,15 @@ def test_columns_are_named(dialect, expected):
 
 def test_keys_reach_the_engines_that_can_have_them():
     trino, hive = (create_statement(TABLES[0], each) for each in ("trino", "hive"))
-    assert """'mapping.orderid'], ARRAY['true', 'it''s `odd` id'])""" in trino
+    assert """'mapping.orderid'], ARRAY['true', 'false', 'false', 'it''s `odd` id'])""" in trino
     assert """'mapping.orderid' = 'it\\'s `odd` id'""" in hive
     assert """VALUE:"it's `odd` id"::BIGINT""" in create_statement(TABLES[0], "snowflake")
     assert '''"it's `odd` id" AS "orderId"''' in create_statement(TABLES[0], "duckdb")
+
+
+def test_a_backslash_is_no_escape_in_csv():
+    assert "csv_escape = U&'\\0001'" in create_statement(TABLES[2], "trino")
+    assert """USING csv OPTIONS (escape '"')""" in create_statement(TABLES[2], "spark")
 
 
 def test_what_a_dialect_cannot_do_is_said():

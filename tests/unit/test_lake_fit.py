@@ -3,9 +3,12 @@
 import pytest
 from lake_bench import FragmentFiles, MemoryMetastore
 
-from gazette_platform.errors import SchemaMismatch
+from gazette_platform.errors import LakeError, SchemaMismatch
+from gazette_platform.hive import CSV_ESCAPE, HIDDEN, MetastoreSession
 from gazette_platform.lake import Registrar, StoreRoots, parse_table_spec
 from gazette_platform.lake.fit import FitChecker
+from gazette_platform.lake.partition_state import PartitionState
+from gazette_platform.lake.tables import DIGEST
 
 COLUMNS = (
     "{name: id, type: bigint}, {name: price, type: 'decimal(10,2)'}, "
@@ -37,6 +40,17 @@ def registrar(files, metastore):
     return Registrar(files, metastore, StoreRoots(files.roots))
 
 
+def as_read(metastore, *names):
+    found = metastore.thrift.get_partitions_by_names("s", "events", list(names))
+    return {tuple(p.values): {c.name: c.type for c in p.sd.cols} for p in found}
+
+
+def hidden(metastore, name):
+    (partition,) = metastore.thrift.get_partitions_by_names("s", "events", [name])
+    parameters = partition.sd.serdeInfo.parameters
+    return {k.removeprefix("mapping.") for k in parameters if k.startswith("mapping.")}
+
+
 def test_every_value_that_does_not_fit_is_counted_and_shown(files, registrar):
     files.append("events/part=0", GOOD, postfix=HOUR_5)
     report = registrar.tick(spec_of(), {})
@@ -51,7 +65,14 @@ def test_every_value_that_does_not_fit_is_counted_and_shown(files, registrar):
     assert "holds 4 values or lines that do not fit" in found.text
     assert "id (bigint): 2, such as '5.0'; price (decimal(10,2)): 1, such as '\"1\"'" in found.text
     assert "not JSON: 1, such as 'nope'" in found.text
-    assert "Trino fails" not in found.text
+    assert "Trino would fail" not in found.text
+
+
+def test_lines_that_are_no_records_are_a_warning(files, registrar):
+    files.append("events/part=0", GOOD + b"nope\n\n", postfix=HOUR_5)
+    (found,) = registrar.tick(spec_of(), {}).misfits
+    assert not found.is_error
+    assert "not JSON: 1, such as 'nope'; a blank line: 1." in found.text
 
 
 def test_an_audit_counts_the_same(files, registrar):
@@ -74,6 +95,113 @@ def test_many_columns_are_told_in_few_words(files, registrar):
     assert len(found.text) < 1500
 
 
+# --------------------------------------------------------------------------- hidden columns
+
+
+def test_hive_partitions_are_read_as_types_that_take_any_value(files, registrar, metastore):
+    files.append("events/part=0", GOOD, postfix=HOUR_5)
+    registrar.tick(spec_of(), {})
+    assert as_read(metastore, "part=0/hour=05") == {
+        ("0", "05"): {
+            "id": "string",
+            "price": "decimal(10,2)",
+            "tags": "array<string>",
+            "place": "struct<int:string>",
+        }
+    }
+    with metastore.connect() as session:
+        types = {c.name: c.type for c in session.table("s", "events").columns}
+    assert types["id"] == "bigint"
+    assert types["place"] == "struct<int:double>"
+
+
+def test_a_column_at_which_trino_fails_is_hidden_where_it_does(files, registrar, metastore):
+    files.append("events/part=0", GOOD, postfix=HOUR_5)
+    files.append("events/part=0", GOOD + b'{"id":{},"price":{"value":6.1}}\n', postfix=HOUR_6)
+    report = registrar.tick(spec_of(), {})
+    assert hidden(metastore, "part=0/hour=05") == set()
+    assert hidden(metastore, "part=0/hour=06") == {"price"}
+    assert "Trino would fail at a list or object where id, price have" in report.misfits[0].text
+
+    # It stays hidden, and others join it.
+    files.append("events/part=0", GOOD + b'{"place":7}\n', postfix=HOUR_6)
+    registrar.tick(spec_of(), report.cursors)
+    assert hidden(metastore, "part=0/hour=06") == {"price", "place"}
+
+    # A type that takes any value ends it.
+    registrar.tick(spec_of(COLUMNS.replace("'decimal(10,2)'", "string")), report.cursors)
+    assert hidden(metastore, "part=0/hour=06") == {"place"}
+
+
+def test_a_list_at_which_trino_fails_cuts_the_columns_off(files, registrar, metastore):
+    files.append("events/part=0", GOOD + b"[1,[2],[],[]]\n", postfix=HOUR_5)
+    registrar.tick(spec_of(), {})
+    assert list(as_read(metastore, "part=0/hour=05")["0", "05"]) == ["id"]
+
+
+def test_a_table_without_hive_partitions_hides_columns_by_their_keys(files, registrar, metastore):
+    files.append("events/log", GOOD + b'{"id":{},"place":[{}]}\n')
+    report = registrar.tick(spec_of(), {})
+    with metastore.connect() as session:
+        table = session.table("s", "events")
+    assert table.parameters[HIDDEN] == "id,place"
+    assert table.parameters["mapping.id"] == table.parameters["mapping.place"] != ""
+    assert "mapping.price" not in table.parameters
+
+    # A change of the spec keeps what is hidden, unless the type takes any value.
+    registrar.tick(spec_of(COLUMNS.replace("bigint", "string")), report.cursors)
+    with metastore.connect() as session:
+        parameters = session.table("s", "events").parameters
+    assert "mapping.id" not in parameters
+    assert "mapping.place" in parameters
+
+
+# --------------------------------------------------------------------------- tables that exist
+
+
+def test_hive_partitions_follow_a_new_definition(files, registrar, metastore, monkeypatch):
+    files.append("events/part=0", GOOD, postfix=HOUR_5)
+    report = registrar.tick(spec_of(), {})
+    wider = spec_of(f"{{name: first, type: double}}, {COLUMNS}")
+
+    # A crash on the way leaves a table that is not done, and the next tick goes on.
+    def broken(*_):
+        raise LakeError("the metastore went away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MetastoreSession, "alter_partitions", broken)
+        with pytest.raises(LakeError, match="went away"):
+            registrar.tick(wider, report.cursors)
+    with metastore.connect() as session:
+        assert session.table("s", "events").parameters[DIGEST] != wider.digest
+    registrar.tick(wider, report.cursors)
+    assert as_read(metastore, "part=0/hour=05")["0", "05"]["first"] == "string"
+    with metastore.connect() as session:
+        assert session.table("s", "events").parameters[DIGEST] == wider.digest
+
+
+def test_a_table_of_an_older_release_follows_the_new_definition(files, registrar, metastore):
+    spec = spec_of("{name: a, type: string}, {name: b, type: string}", format_="csv")
+    files.append("events/part=0", b"1,2\n", postfix=HOUR_5)
+    report = registrar.tick(spec, {})
+    thrift = metastore.thrift
+    table = thrift.get_table("s", "events")
+    (partition,) = thrift.get_partitions_by_names("s", "events", ["part=0/hour=05"])
+    # As older releases made them.
+    table.parameters[DIGEST] = "0123456789abcdef"
+    for made in (table, partition):
+        made.sd.serdeInfo.parameters["escapeChar"] = "\\"
+    thrift._tables["s", "events"] = table
+    thrift.alter_partitions("s", "events", [partition])
+    files.append("events/part=0", b"1,2,3\n", postfix=HOUR_5)  # not what ends it
+    again = registrar.tick(spec, report.cursors)
+    assert again.is_changed
+    (partition,) = thrift.get_partitions_by_names("s", "events", ["part=0/hour=05"])
+    assert partition.sd.serdeInfo.parameters["escapeChar"] == CSV_ESCAPE
+    assert thrift.get_table("s", "events").sd.serdeInfo.parameters["escapeChar"] == CSV_ESCAPE
+    assert PartitionState.from_parameters(partition.parameters).rows == 2
+
+
 # --------------------------------------------------------------------------- first samples
 
 
@@ -84,7 +212,7 @@ def test_bad_first_fragments_refuse_no_table_for_ever(files, registrar):
         registrar.tick(spec_of(), {})
     good = files.append("events/part=0", GOOD, postfix=HOUR_5)
     report = registrar.tick(spec_of(), {})
-    assert report.offsets["events/part=0"] == good.end
+    assert report.cursors["events/part=0"].offset == good.end
     assert len(report.misfits) == 9
 
 

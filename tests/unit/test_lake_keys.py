@@ -9,7 +9,7 @@ from gazette_platform.errors import SchemaMismatch
 from gazette_platform.lake import Registrar, StoreRoots, ensure_exact_view, parse_table_spec
 from gazette_platform.lake.check import check_sample
 from gazette_platform.lake.layout import Layout
-from gazette_platform.lake.tables import evolved_table, table_definition
+from gazette_platform.lake.tables import evolved_table, key_mappings, table_definition
 
 SPEC = """
 name: shop.orders
@@ -37,9 +37,10 @@ def test_trino_has_names_and_a_mapping_and_spark_has_keys(spec):
     table = table_definition(spec, Layout.parse("orders/{date}"), "file:///f/orders")
     assert [c.name for c in table.columns] == ["orderid", "tick", "customer"]
     mapping = {"mapping.orderid": "order id", "mapping.tick": "a`b"}
-    # Those of the table reach Hive partitions that were made before the column.
-    for parameters in (table.parameters, table.storage.serde_parameters):
-        assert {k: v for k, v in parameters.items() if k.startswith("mapping")} == mapping
+    # Parameters of the table would hold for all Hive partitions, also where a column is hidden.
+    assert not any(key.startswith("mapping") for key in table.parameters)
+    parameters = table.storage.serde_parameters
+    assert {k: v for k, v in parameters.items() if k.startswith("mapping")} == mapping
     assert spark_names(table) == ["order id", "a`b", "customer", "date"]
 
 
@@ -49,8 +50,8 @@ def test_a_mapping_that_is_given_up_is_gone_from_the_table(spec):
     without = parse_table_spec(SPEC.replace("from: order id, ", ""))
     new = evolved_table(old, table_definition(without, layout, old.location))
     assert new is not None
-    assert "mapping.orderid" not in {**new.parameters, **new.storage.serde_parameters}
-    assert "mapping.tick" in new.parameters
+    assert new.storage.serde_parameters["mapping.orderid"] == "orderId"
+    assert "mapping.tick" in new.storage.serde_parameters
 
 
 def test_the_view_has_one_name_for_both_engines(spec, tmp_path):
@@ -85,3 +86,25 @@ def replace_columns(spec):
         f"name: {spec.name}\nselector: {spec.selector}\nformat: json\ncolumns:\n"
         + "".join(f"  - {{name: {c.name}, type: {c.type}}}\n" for c in columns)
     )
+
+
+def test_trino_minds_the_case_of_keys_as_spark_does():
+    spec = parse_table_spec(
+        "{name: s.t, selector: name=x, format: json, columns: "
+        "[{name: userName, type: string}, {name: a, type: 'array<struct<cityName:int,b:int>>'}]}"
+    )
+    assert key_mappings(spec) == {
+        "case.insensitive": "false",
+        "mapping.username": "userName",
+        "mapping.cityname": "cityName",
+    }
+
+
+def test_trino_ignores_case_where_one_name_is_two_keys():
+    # A mapping goes for every depth.
+    spec = parse_table_spec(
+        "{name: s.t, selector: name=x, format: json, columns: "
+        "[{name: id, type: string}, {name: a, type: 'struct<ID:int>'}, "
+        "{name: b, from: b b, type: int}]}"
+    )
+    assert key_mappings(spec) == {"mapping.b": "b b"}

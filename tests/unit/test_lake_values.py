@@ -68,8 +68,8 @@ def test_values_of_their_types_fit():
     ("key", "raw"),
     [
         ("id", "5.0"), ("id", '"12"'), ("id", "true"), ("id", "9223372036854775808"), ("id", "1e3"),
-        ("id", "{}"), ("id", "[1]"), ("small", "32768"), ("text", "1e3"), ("text", '{"a": 1}'),
-        ("price", "100000000"), ("price", "99999999.996"), ("price", '"1"'),
+        ("id", "{}"), ("id", "[1]"), ("small", "32768"), ("text", "1e3"), ("text", '{"a": 1}'), ("text", "-0"), ("text", "-0.0"),
+        ("tags", "[-0]"),        ("price", "100000000"), ("price", "99999999.996"), ("price", '"1"'),
         ("ratio", "1e39"), ("ratio", '"1"'), ("exact", "1e400"), ("exact", '"NaN"'), ("day", "18263"),
         ("day", '"2020-13-45"'), ("day", '"2023-02-29"'), ("day", '"2020-1-2"'),
         ("day", '"2020-01-02T00:00:00"'), ("ok", "0"), ("ok", '"true"'), ("tags", '"a"'),
@@ -88,7 +88,7 @@ def test_each_value_of_another_type_is_counted(key, raw):
 @pytest.mark.parametrize(
     ("key", "raw"),
     [
-        ("text", "12"), ("text", "1.50"), ("text", "true"), ("text", '{"a":[1,"b"]}'),
+        ("text", "12"), ("text", "1.50"), ("id", "-0"), ("text", '"a-0,b"'), ("text", "true"), ("text", '{"a":[1,"b"]}'),
         ("tags", '[1.5,{"a":1}]'), ("place", '{"cityname":7}'), ("place", '{"cityName":[1]}'),
         ("no column", "1e999"), ("ID", '"other case"'),
     ],
@@ -193,8 +193,8 @@ def test_what_breaks_a_query(kind, raw, partitioned, unpartitioned):
 
 def test_columns_with_values_that_break_are_named():
     found = report(b'{"id":{},"price":{"value":6.1},"day":"x"}\n[1,2,3,[4]]\n{"counts":7}\n')
-    assert found.breaking == {"price", "counts"}
-    assert found.breaking_unpartitioned == {"id", "price", "counts"}
+    assert found.breaking == {"price", "counts", "#3"}
+    assert found.breaking_unpartitioned == {"id", "price", "counts", "#3"}
 
 
 # --------------------------------------------------------------------------- CSV
@@ -238,3 +238,10 @@ def test_a_record_of_two_lines_is_told():
     ((what, unfit),) = found.lines.items()
     assert unfit.count == 2
     assert "records of several lines are not supported" in what
+
+
+def test_kinds_of_lines_are_bounded():
+    content = b"".join(b"," * width + b"\n" for width in range(2, 3000))
+    found = report(content, spec=PAIR)
+    assert len(found.lines) == 2001
+    assert found.count == 2998

@@ -1,0 +1,242 @@
+"""What engines read where a value or line is not as its column wants it: cases, and their table."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, final
+
+from gazette_platform.lake import parse_table_spec
+from gazette_platform.lake.fit import value_scanner
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gazette_platform.lake.table_spec import TableSpec
+
+__all__ = [
+    "HIDING",
+    "LINES",
+    "RECORDS",
+    "VALUES",
+    "Difference",
+    "LineCase",
+    "ValueCase",
+    "line_table",
+    "shown",
+    "spec_of",
+    "value_table",
+]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ValueCase:
+    """A JSON value, as written, in a column of a type."""
+
+    type: str
+    raw: str
+
+    @property
+    def column(self) -> str:
+        """The column's name: one a type."""
+        return "c_" + "".join(c if c.isalnum() else "_" for c in self.type)
+
+    @property
+    def is_fit(self) -> bool:
+        """Whether `fits_spec` takes it."""
+        spec = parse_table_spec(
+            f"{{name: a.b, selector: name=x, format: json, "
+            f"columns: [{{name: c, type: '{self.type}'}}]}}"
+        )
+        scanner = value_scanner(spec)
+        scanner.feed(f'{{"c":{self.raw}}}\n'.encode())
+        return scanner.report().count == 0
+
+
+def _cases(kind: str, *raws: str) -> list[ValueCase]:
+    return [ValueCase(kind, raw) for raw in raws]
+
+
+VALUES: list[ValueCase] = [
+    *_cases(
+        "string", '"text"', "12", "1.50", "-0", "1e3", "1E400", "true", '{"a":1}', '{"a": 1}', '["b"]',
+        '{"u":"a/b"}', '{"u":"ä"}',
+    ),
+    *_cases("boolean", "true", "0", "1", '"true"', '"yes"', "{}", "[1]"),
+    *_cases(
+        "bigint", "5", "5.0", "5.7", "1e3", '"12"', '" 12"', '"0x1F"', '""', "true",
+        "9223372036854775808", '{"value":6.1}', "[1]", "{}",
+    ),
+    *_cases("int", "5", "5.0", "2147483648", '"12"', "[]"),
+    *_cases("smallint", "5", "5.0", "32768", '"12"'),
+    *_cases("tinyint", "5", "300"),
+    *_cases("double", "6", "6.1", '"6.1"', '"NaN"', "1e400", '"x"', "true", '{"value":6.1}', "[6.1]", "{}"),
+    *_cases("float", "6.1", "1e39", '"6.1"', "{}"),
+    *_cases("decimal(10,2)", "1.25", "7", "1.255", '"1.25"', "100000000", '"x"', "1e2"),
+    *_cases(
+        "date", '"2026-01-02"', "18263", '"2020-13-45"', '"2023-02-29"', '"2026-1-2"',
+        '"2026-01-02T03:04:05"', '"2026-01-02 03:04:05"', '"1500-01-01"', '"x"',
+    ),
+    *_cases("array<int>", "[1,null]", '[1,"x"]', "[1.0]", "[[1]]", "1", '"x"', '""', "{}"),
+    *_cases("array<string>", "[1.5,true]", '"a"'),
+    *_cases("map<string,int>", '{"a":1}', '{"a":"x"}', '{"a":{}}', '""'),
+    *_cases(
+        "struct<a:int,bC:string>", '{"a":1,"bC":"x"}', '{"a":"x","bC":"y"}', '{"a":{},"bC":"y"}',
+        '{"A":1,"bc":"x"}', '[1,"x"]', '""',
+    ),
+]  # fmt: skip
+
+# Trino fails at these, so the column is hidden from it in their Hive partition: also the good value.
+HIDING: list[ValueCase] = [
+    *_cases("smallint", "[1]", "7"),
+    *_cases("decimal(10,2)", '{"value":6.1}', "7.5"),
+    *_cases("date", "[]", '"2026-01-02"'),
+    *_cases("array<date>", "[{}]", '["2026-01-02"]'),
+    *_cases("map<string,int>", "7", '["a"]', '{"a":1}'),
+    *_cases("struct<a:int,bC:string>", '"x"', "7", '{"a":1,"bC":"x"}'),
+]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LineCase:
+    """A line of a table with columns n (bigint) and Text (string)."""
+
+    line: bytes
+
+    def is_fit(self, spec: TableSpec) -> bool:
+        """Whether `fits_spec` takes it."""
+        scanner = value_scanner(spec)
+        scanner.feed(self.line + b"\n")
+        return scanner.report().count == 0
+
+
+LINES = [
+    LineCase(line)
+    for line in (
+        b'{"n":1,"Text":"a"}',
+        b'{"n":1,"Text":"a"}\r',
+        b'{"N":1,"text":"a"}',
+        b'{"n":1,"N":2,"Text":"a"}',
+        b'{"n":1,"n":2}',
+        b"",
+        b"  ",
+        b"nope",
+        b'{"n":1',
+        b'{"n":1} {"n":2}',
+        b'{"n":1} rest',
+        b"{'n':1}",
+        b'{"n":NaN}',
+        b"[1]",
+        b'[{"n":1},{"n":2}]',
+        b"12",
+        b'\xef\xbb\xbf{"n":1}',
+        b'{"n":1,"Text":"a\tb"}',
+        b'{"n":1,"Text":"\xff"}',
+        b'{"n":1,\r"Text":"a"}',
+    )
+]
+
+# CSV, with columns a and b.
+RECORDS = [
+    LineCase(line)
+    for line in (
+        b"1,x",
+        b'1,"x, y"',
+        b'1,"say ""hi"""',
+        b"1,C:\\temp",
+        b'1,"C:\\"',
+        b'"1","x"\r',
+        b"1,",
+        b'1,""',
+        b",",
+        b" 1 , x ",
+        b"1",
+        b"1,2,3",
+        b"",
+        b"a,b",
+        b'1, "x"',
+        b'1,x"y"z',
+        b'"1"2,x',
+        b'1,"x',
+        b"1,x\x01y",
+    )
+]
+
+
+def spec_of(cases: Sequence[ValueCase], name: str, *, partitions: str = "") -> TableSpec:
+    """A table with a column for each type of the cases, besides ``n``, which numbers them."""
+    columns = {case.column: case.type for case in cases}
+    listed = ", ".join(f"{{name: {c}, type: '{t}'}}" for c, t in columns.items())
+    return parse_table_spec(
+        f"{{name: engines.{name}, selector: 'name:prefix={name}/', format: json, "
+        f"columns: [{{name: n, type: string}}, {listed}]{partitions}}}"
+    )
+
+
+def shown(value: Any, kind: str = "") -> str:
+    """A value of an engine, alike for both.
+
+    Args:
+        value: as the engine's client gives it.
+        kind: the column's type.
+    """
+    if kind == "float" and value is not None:
+        return f"{value:g}"  # Spark's client gives the nearest double
+    match value:
+        case None:
+            return "NULL"
+        case bool():
+            return str(value).lower()
+        case str():
+            return json.dumps(value, ensure_ascii=False)
+        case date() | Decimal():
+            return str(value)
+        case dict():
+            return "{" + ", ".join(f"{k}: {shown(v)}" for k, v in value.items()) + "}"
+        case tuple():
+            return "(" + ", ".join(map(shown, value)) + ")"
+        case list():
+            return "[" + ", ".join(map(shown, value)) + "]"
+        case _:
+            return str(value)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What the engines read of a case, and whether it fits."""
+
+    case: ValueCase | LineCase
+    trino: str
+    spark: str
+    is_fit: bool
+
+
+def value_table(found: Sequence[Difference]) -> str:
+    """The table of values, in Markdown."""
+    lines = ["| type | value in the file | Trino | Spark | |", "|---|---|---|---|---|"]
+    for one in found:
+        assert isinstance(one.case, ValueCase)
+        cells = [one.case.type, one.case.raw, one.trino, one.spark]
+        lines.append(f"| {' | '.join(map(_code, cells))} | {'' if one.is_fit else 'unfit'} |")
+    return "\n".join(lines)
+
+
+def line_table(found: Sequence[Difference]) -> str:
+    """The table of lines, in Markdown."""
+    lines = ["| line | rows in Trino | rows in Spark | |", "|---|---|---|---|"]
+    for one in found:
+        assert isinstance(one.case, LineCase)
+        text = repr(one.case.line)[2:-1].replace("\\\\", "\\") or "(empty)"
+        cells = [text, one.trino, one.spark]
+        lines.append(f"| {' | '.join(map(_code, cells))} | {'' if one.is_fit else 'unfit'} |")
+    return "\n".join(lines)
+
+
+def _code(text: str) -> str:
+    fence = "``" if "`" in text else "`"
+    return f"{fence}{text}{fence}" if text.strip() else "` `"
