@@ -63,10 +63,7 @@ _READ_AS_TEXT = re.compile(r"(?:(?<=[<,:])|\A)(?:int|bigint|float|double)(?=[,>]
 # Types, as read, at whose values it never fails.
 _TAKES_ANY = re.compile(r"(?:array<)*(?:string|boolean)>*\Z")
 HIDDEN = "gazette.hidden"
-"""Parameter of a Hive partition: columns, by comma, that Trino is to see as NULL there.
-
-Besides names, ``#3`` is the fourth column and all after it.
-"""
+"""Parameter of a Hive partition: columns, by comma, that Trino is to see as NULL there."""
 # No record has this key, one hopes.
 _NO_KEY = "gazette/hidden"
 
@@ -150,7 +147,10 @@ class HivePartition:
         columns, storage = table.columns, table.storage
         if storage.serde == JSON_STORAGE.serde:
             hidden = frozenset(filter(None, self.parameters.get(HIDDEN, "").split(",")))
-            columns = _columns_as_read(columns, hidden)
+            # Trino matches them with the table's by position.
+            columns = tuple(
+                replace(c, type=_READ_AS_TEXT.sub("string", c.type)) for c in table.columns
+            )
             parameters = {**storage.serde_parameters, **hiding_mappings(columns, hidden)}
             storage = replace(storage, serde_parameters=parameters)
         return ttypes.Partition(
@@ -169,17 +169,6 @@ class HivePartition:
             location=_location(partition.sd),
             parameters=dict(partition.parameters or {}),
         )
-
-
-def _columns_as_read(
-    columns: Sequence[HiveColumn], hidden: Collection[str]
-) -> tuple[HiveColumn, ...]:
-    """Columns of a Hive partition, which Trino matches with the table's by their position."""
-    ends = [int(mark[1:]) for mark in hidden if mark.startswith("#")]
-    return tuple(
-        replace(column, type=_READ_AS_TEXT.sub("string", column.type))
-        for column in columns[: min(ends, default=None)]
-    )
 
 
 def hiding_mappings(columns: Iterable[HiveColumn], hidden: Collection[str]) -> dict[str, str]:

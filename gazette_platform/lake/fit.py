@@ -72,14 +72,16 @@ def misfit(
     where = f"fragment {fragment.content_path}"
     texts: list[str] = []
     # A line that is no record is a row of NULLs, or none; that is no more than worth a look.
-    is_error = counted.values is not None and bool(counted.values.columns)
+    values = counted.values
+    is_error = values is not None and bool(values.columns or values.failing_unpartitioned)
     try:
         check_sample(spec, counted.head, where)
     except SchemaMismatch as err:
         texts.append(str(err))
         is_error = True
     if counted.values is not None and counted.values.count:
-        texts.append(_counts(spec, where, counted.values))
+        is_partitioned = "=" in directory_of(fragment)
+        texts.append(_counts(spec, where, counted.values, is_partitioned=is_partitioned))
     if not texts:
         return None
     return Finding(
@@ -93,9 +95,12 @@ def misfit(
     )
 
 
-def _counts(spec: TableSpec, where: str, values: ValueReport) -> str:
+def _counts(spec: TableSpec, where: str, values: ValueReport, *, is_partitioned: bool) -> str:
     """What does not fit, in words."""
     types = {c.name: c.type for c in spec.columns}
+    scope = "this Hive partition" if is_partitioned else "the table"
+    hidden = values.breaking if is_partitioned else values.breaking_unpartitioned
+    failing = values.failing if is_partitioned else values.failing_unpartitioned
     most = sorted(values.columns.items(), key=lambda item: -item[1].count)
     found = [f"{name} ({types[name]}): {_times(unfit)}" for name, unfit in most[:_NAMES_SHOWN]]
     if len(most) > _NAMES_SHOWN:
@@ -107,16 +112,22 @@ def _counts(spec: TableSpec, where: str, values: ValueReport) -> str:
         f"Spark read differently, or as NULL: {'; '.join(found)}. Correct the types in the table "
         "spec (`string` takes any value), or how they are written"
     )
-    if values.breaking_unpartitioned:
-        numbers = {f"#{index}": c.name for index, c in enumerate(spec.columns)}
-        names = {numbers.get(name, name) for name in values.breaking_unpartitioned}
-        shown = sorted(names)[:_NAMES_SHOWN]
+    if hidden:
         text += (
-            f". Trino would fail at a list or object where {', '.join(shown)} "
-            f"{'has' if len(shown) == 1 else 'have'} another type, so it gives NULL instead: for "
-            "those values or, where it cannot, for the column in the whole Hive partition"
+            f". Trino would fail at a list or object in {_some(hidden)}, or at anything else where "
+            f"these are wanted, so it gives NULL for all of the column in {scope}; Spark does not"
+        )
+    if failing:
+        text += (
+            f". Trino's queries of {_some(failing)} in {scope} fail at a line that is a list: write "
+            "its records as lines, or make the columns `string`"
         )
     return text
+
+
+def _some(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    return ", ".join(ordered[:_NAMES_SHOWN]) + (" …" if len(ordered) > _NAMES_SHOWN else "")
 
 
 def _times(unfit: Unfit) -> str:
@@ -128,14 +139,13 @@ def missing_columns(spec: TableSpec, columns: Iterable[str]) -> Finding | None:
     names = tuple(sorted(columns))
     if not names:
         return None
-    shown = ", ".join(names[:_NAMES_SHOWN]) + (" …" if len(names) > _NAMES_SHOWN else "")
     return Finding(
         kind="fit",
         journal="",
         begin=0,
         end=0,
         is_error=False,
-        text=f"{spec.name}: no record so far has {shown}, so both engines give NULL there: correct "
+        text=f"{spec.name}: no record so far has {_some(names)}, so both engines give NULL there: correct "
         "the name in `columns` of the table spec (the case of keys matters to Spark), or leave the "
         "column out; this goes by itself when a record has it",
         values=names,

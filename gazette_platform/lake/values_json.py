@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 from functools import lru_cache
-from itertools import count
 from typing import TYPE_CHECKING, Annotated, Any, final
 
 import msgspec
@@ -143,23 +142,21 @@ class JsonScanner(LineScanner):
             raw = bytes(getattr(row, f"c{index}"))
             if not is_fit(raw):
                 self.found_value(column.name, raw)
-                self._note_break(column.name, kind, json.loads(raw))
+                value = json.loads(raw)
+                if breaks(kind, value, is_partitioned=True):
+                    self.breaking.add(column.name)
+                if breaks(kind, value, is_partitioned=False):
+                    self.breaking_unpartitioned.add(column.name)
 
     def _scan_list(self, line: bytes) -> None:
         """Trino takes the elements of a list for the columns, in order."""
         values = json.loads(line)
         if isinstance(values, list):
-            for index, (_, kind, _), value in zip(
-                count(), self._types.columns, values, strict=False
-            ):
-                # No name hides a column from an element.
-                self._note_break(f"#{index}", kind, value)
-
-    def _note_break(self, column: str, kind: ColumnType, value: Any) -> None:
-        if breaks(kind, value, is_partitioned=True):
-            self.breaking.add(column)
-        if breaks(kind, value, is_partitioned=False):
-            self.breaking_unpartitioned.add(column)
+            for (column, kind, _), value in zip(self._types.columns, values, strict=False):
+                if breaks(kind, value, is_partitioned=True):
+                    self.failing.add(column.name)
+                if breaks(kind, value, is_partitioned=False):
+                    self.failing_unpartitioned.add(column.name)
 
 
 def _python_type(kind: ColumnType) -> Any:

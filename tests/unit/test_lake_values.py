@@ -193,8 +193,11 @@ def test_what_breaks_a_query(kind, raw, partitioned, unpartitioned):
 
 def test_columns_with_values_that_break_are_named():
     found = report(b'{"id":{},"price":{"value":6.1},"day":"x"}\n[1,2,3,[4]]\n{"counts":7}\n')
-    assert found.breaking == {"price", "counts", "#3"}
-    assert found.breaking_unpartitioned == {"id", "price", "counts", "#3"}
+    assert found.breaking == {"price", "counts"}
+    assert found.breaking_unpartitioned == {"id", "price", "counts"}
+    assert found.failing == found.failing_unpartitioned == {"price"}
+    found = report(b"[{},2]\n")
+    assert (found.failing, found.failing_unpartitioned) == (set(), {"id"})
 
 
 # --------------------------------------------------------------------------- CSV
