@@ -204,6 +204,11 @@ class Supervisor:
                 self._start(component, state)
             return
         self._check_alive(component)
+        self._look_whether_ready(component, state, pool)
+
+    def _look_whether_ready(
+        self, component: Component, state: ComponentState, pool: ThreadPoolExecutor
+    ) -> None:
         if state.state != "starting":
             return
         probe = self._probes.get(component.name)
@@ -250,10 +255,13 @@ class Supervisor:
         return self._layout.logs / f"{component.name}.log"
 
     def _check_alive(self, component: Component) -> None:
-        child = self._children[component.name]
-        if child.exit_code() is not None:
-            self._state.components[component.name].state = "failed"
-            raise ComponentFailed(component.name, child.how_it_ended(), self._log_of(component))
+        if self._children[component.name].exit_code() is not None:
+            raise self._ended(component)
+
+    def _ended(self, component: Component) -> ComponentFailed:
+        self._state.components[component.name].state = "failed"
+        how = self._children[component.name].how_it_ended()
+        return ComponentFailed(component.name, how, self._log_of(component))
 
     def _watch(self) -> None:
         self._state.phase = "ready"
@@ -264,7 +272,8 @@ class Supervisor:
             while not self._stop_asked:
                 for component in self._components:
                     if not self._is_down(component):
-                        self._advance(component, pool)
+                        state = self._state.components[component.name]
+                        self._look_whether_ready(component, state, pool)
                 time.sleep(_POLL_S)
 
     def _save_endpoints(self) -> Endpoints:
@@ -275,10 +284,17 @@ class Supervisor:
         return endpoints
 
     def _is_down(self, component: Component) -> bool:
-        """Whether a component has ended that is to be started again; does so when it is time."""
+        """Whether a component has ended that is to be started again; does so when it is time.
+
+        Its process is looked at once: one that ends a moment later is found at the next turn.
+
+        Raises: ComponentFailed: it has ended, and is not to be started again.
+        """
         name = component.name
-        if not component.is_restarted or self._children[name].exit_code() is None:
+        if self._children[name].exit_code() is None:
             return False
+        if not component.is_restarted:
+            raise self._ended(component)
         now = time.monotonic()
         if name in self._restart_at:
             if now >= self._restart_at[name]:
@@ -288,7 +304,7 @@ class Supervisor:
         former = self._restarts.setdefault(name, [])
         former[:] = [at for at in former if now - at < _RESTARTS_WITHIN_S]
         if len(former) == len(_RESTART_DELAYS_S):
-            return False
+            raise self._ended(component)
         delay_s = _RESTART_DELAYS_S[len(former)]
         former.append(now)
         self._restart_at[name] = now + delay_s

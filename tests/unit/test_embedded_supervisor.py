@@ -37,6 +37,13 @@ echo "start {name}" >> {events}
 touch {ready}
 while :; do sleep 0.02; done
 """
+# End by themselves, but not before the test allows it.
+FAILING = """
+echo "start {name}" >> {events}
+touch {ready}
+until [ -e {ready}.fails ]; do sleep 0.02; done
+exit 3
+"""
 
 
 class Recorder:
@@ -76,6 +83,9 @@ class Stage:
                 **{"ready": ready.exists, "stop_timeout_s": 5.0, **options},
             )
         )
+
+    def let_fail(self, name: str) -> None:
+        (self.layout.root / f"{name}.up.fails").touch()
 
     def run(self, observer: Recorder) -> None:
         supervisor = Supervisor(
@@ -187,14 +197,10 @@ def test_a_component_that_is_to_be_restarted_and_ends_again_and_again_ends_the_p
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(supervising, "_RESTART_DELAYS_S", (0.0, 0.1, 0.2))
-    stage.add(
-        "victim",
-        "touch {ready}; sleep 0.3; echo start {name} >> {events}; exit 3",
-        is_restarted=True,
-    )
+    stage.add("victim", FAILING, is_restarted=True)
     stage.add("other")
     with pytest.raises(ComponentFailed, match="victim exited with code 3"):
-        stage.run(Recorder(lambda _endpoints: None))
+        stage.run(Recorder(lambda _endpoints: stage.let_fail("victim")))
     assert stage.events.count("start victim") == 4
     told = [record.message for record in caplog.records if "starting it again" in record.message]
     assert [message.split(", ")[0] for message in told] == [
@@ -202,6 +208,29 @@ def test_a_component_that_is_to_be_restarted_and_ends_again_and_again_ends_the_p
         for delay in ("0", "0.1", "0.2")
     ]
     assert str(stage.layout.logs / "victim.log") in told[0]
+
+
+def test_a_component_that_ends_between_two_looks_at_it_is_restarted(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(supervising, "_RESTART_DELAYS_S", (0.0,))
+    looked_too_early: set[int] = set()
+
+    class EndsAfterLook(supervising.Child):
+        """The first look at a process that has ended comes just before it ends."""
+
+        def exit_code(self) -> int | None:
+            code = super().exit_code()
+            if code is None or self.id.pid in looked_too_early:
+                return code
+            looked_too_early.add(self.id.pid)
+            return None
+
+    monkeypatch.setattr(supervising, "Child", EndsAfterLook)
+    stage.add("victim", FAILING, is_restarted=True)
+    with pytest.raises(ComponentFailed, match="victim exited with code 3"):
+        stage.run(Recorder(lambda _endpoints: stage.let_fail("victim")))
+    assert stage.events.count("start victim") == 2
 
 
 def test_a_lone_broker_is_restarted(tmp_path: Path):
