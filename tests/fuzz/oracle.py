@@ -6,7 +6,6 @@ a broker may refuse or serve it, as long as it lives, stays small, and says so i
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
 from pathlib import Path
@@ -161,11 +160,13 @@ class Memory:
         self.is_warm = False
 
     def now_mb(self) -> float:
-        """MB; 0 if it is gone."""
-        with contextlib.suppress(OSError, AttributeError):
-            text = Path(f"/proc/{self._pid}/status").read_text()
-            return int(re.search(r"VmRSS:\s+(\d+) kB", text)[1]) / 1024  # type: ignore[index]
-        return 0.0
+        """MB; 0 if it is gone, or has ended and nobody has asked yet how."""
+        try:
+            status = Path(f"/proc/{self._pid}/status").read_text()
+        except OSError:
+            return 0.0
+        resident = re.search(r"VmRSS:\s+(\d+) kB", status)
+        return int(resident[1]) / 1024 if resident else 0.0
 
     def warm(self) -> None:
         """Count growth from now on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 
 import pytest
 
@@ -78,6 +79,16 @@ def test_memory_that_does_not_come_back_is_found(monkeypatch):
     assert "its memory grew by" in memory.problem()
     assert memory.settle(timeout_s=0.0) > 100
     del kept
+
+
+def test_a_process_that_has_ended_has_no_memory():
+    """A broker that died was told as an error of the fuzzer when nobody had waited for it yet."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        assert Memory(process.pid).now_mb() > 0
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert Memory(process.pid).now_mb() == 0
+    assert Memory(process.pid).now_mb() == 0
 
 
 async def test_parsers_that_hang_or_die_are_found(monkeypatch):
