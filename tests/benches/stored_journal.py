@@ -10,6 +10,9 @@ from gazette_platform.testing.local_broker import append, eventually, read_all
 
 JOURNAL = "a/journal"
 
+# A library of a cloud takes seconds to be imported for the first time, on a machine that is busy.
+_LEASE_S = 20.0
+
 
 async def persist_and_restart(cluster, store, fetch, codec=CompressionCodec.NONE):
     """Append to a journal of several fragments, stop its broker, and read all through another one.
@@ -18,13 +21,13 @@ async def persist_and_restart(cluster, store, fetch, codec=CompressionCodec.NONE
     """
     content = os.urandom(200_000)
     fragment = FragmentSpec(length=1 << 16, codec=codec, stores=(store,), refresh_interval_ns=10**9)
-    broker = await cluster.start(drain_timeout_s=20.0)
+    broker = await cluster.start(drain_timeout_s=20.0, etcd_lease_s=_LEASE_S)
     stub = cluster.stub(broker)
     await cluster.apply(stub, JournalSpec(JOURNAL, 1, fragment=fragment))
     for begin in range(0, len(content), 50_000):
         await append(stub, JOURNAL, content[begin : begin + 50_000])
     await broker.drain()
-    stub = cluster.stub(await cluster.start())
+    stub = cluster.stub(await cluster.start(etcd_lease_s=_LEASE_S))
 
     async def all_stored():
         request = pb.FragmentsRequest(journal=JOURNAL, signatureTTL={"seconds": 60})

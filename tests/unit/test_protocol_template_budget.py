@@ -115,7 +115,7 @@ def test_hostile_templates_are_refused_within_budget(name, guard):
         assert "\ufffd" in made
     else:
         assert 0 < len(problem) < 2000, "it is told in the trailer of a call"
-    assert took_s < 1.0  # 0.1 without tracemalloc, on a machine of its own
+    assert took_s < 4.0  # 0.1 without tracemalloc, on a machine of its own
     assert peak < 16 << 20
 
 
