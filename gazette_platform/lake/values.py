@@ -11,6 +11,7 @@ something unfit in it is taken apart. Cost: about a million rows of a dozen colu
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import final
 
@@ -63,7 +64,7 @@ class ValueReport:
         return sum(u.count for u in (*self.columns.values(), *self.lines.values()))
 
 
-class LineScanner:
+class LineScanner(ABC):
     """Cuts the content of one fragment into pieces of whole lines, and keeps what is found.
 
     Formats say what fits. `report` is to be asked for once, at the end.
@@ -136,13 +137,13 @@ class LineScanner:
                 else:
                     self.scan_line(text)
 
+    @abstractmethod
     def is_fit(self, piece: bytes) -> bool:
         """Whether all lines of the piece fit; False if in doubt."""
-        raise NotImplementedError
 
+    @abstractmethod
     def scan_line(self, line: bytes) -> None:
         """Tell what is wrong with one line, if anything is."""
-        raise NotImplementedError
 
 
 def _count(found: dict[str, Unfit], what: str, example: bytes) -> None:
