@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, final
 
+from gazette_platform.errors import Suspended
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -47,9 +49,25 @@ class BrokerSource:
         return [listing.spec for listing in self._client.list(selector)]
 
     def fragments(self, journal: str, offset: int, limit: int) -> list[Fragment]:
-        """Fragments that begin at `offset` or later, in offset order, at most `limit`."""
-        page = self._client.fragment_page(journal, next_page_token=offset, page_limit=limit)
-        return [listing.fragment for listing in page.fragments]
+        """Fragments that begin at `offset` or later, in offset order, at most `limit`.
+
+        Fewer only if there are no more: a page ends early, too, where names are long. A journal that is
+        suspended in full has none stored, and no broker that would say so.
+        """
+        found: list[Fragment] = []
+        token = offset
+        while len(found) < limit:
+            try:
+                page = self._client.fragment_page(
+                    journal, next_page_token=token, page_limit=limit - len(found)
+                )
+            except Suspended:
+                break
+            found += [listing.fragment for listing in page.fragments]
+            token = page.next_page_token
+            if not token or not page.fragments:
+                break
+        return found
 
     def content(self, fragment: Fragment) -> Iterator[bytes]:
         """The fragment's content, read through the brokers."""

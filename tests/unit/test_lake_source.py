@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from gazette_platform.codecs import compressor
-from gazette_platform.errors import DataError, LakeError
+from gazette_platform.errors import DataError, LakeError, Suspended
 from gazette_platform.lake import BrokerSource
 from gazette_platform.lake.content import FragmentContent
 from gazette_platform.lake.trino import TrinoSession
@@ -28,7 +28,9 @@ class StubClient:
 
     def fragment_page(self, journal, *, next_page_token, page_limit):
         self.asked.append((journal, next_page_token, page_limit))
-        return SimpleNamespace(fragments=[SimpleNamespace(fragment=Fragment(journal, 5, 9))])
+        return SimpleNamespace(
+            fragments=[SimpleNamespace(fragment=Fragment(journal, 5, 9))], next_page_token=0
+        )
 
     def read(self, journal, offset, *, end_offset):
         self.asked.append((journal, offset, end_offset))
@@ -41,6 +43,40 @@ def test_source_asks_the_broker_for_one_page():
     assert source.journals(LabelSelector.parse("name:prefix=a/")) == ["a-spec"]
     assert source.fragments("a/b", 5, 100) == [Fragment("a/b", 5, 9)]
     assert client.asked == ["name:prefix=a/", ("a/b", 5, 100)]
+
+
+class PagingClient:
+    """A journal of fragments of 10 bytes each, of which an answer has room for `room`."""
+
+    def __init__(self, count, room):
+        self.count, self.room = count, room
+
+    def fragment_page(self, journal, *, next_page_token, page_limit):
+        begins = [n * 10 for n in range(self.count) if n * 10 >= next_page_token]
+        shown = begins[: min(page_limit, self.room)]
+        rest = begins[len(shown) :]
+        return SimpleNamespace(
+            fragments=[SimpleNamespace(fragment=Fragment(journal, b, b + 10)) for b in shown],
+            next_page_token=rest[0] if rest else 0,
+        )
+
+
+@pytest.mark.parametrize(("limit", "found"), [(100, 7), (7, 7), (5, 5), (1, 1)])
+def test_source_goes_on_where_an_answer_had_no_room(limit, found):
+    """Who asks takes fewer than asked for as the end of the journal."""
+    source = BrokerSource(PagingClient(10, room=3))
+    assert [f.begin for f in source.fragments("a/b", 30, limit)] == [
+        30 + n * 10 for n in range(found)
+    ]
+
+
+def test_a_suspended_journal_has_no_fragments():
+    """Brokers refuse to list it. One such journal must not keep its table from being registered."""
+
+    def refuse(journal, **_):
+        raise Suspended(journal=journal)
+
+    assert BrokerSource(SimpleNamespace(fragment_page=refuse)).fragments("a/b", 0, 9) == []
 
 
 def test_fragments_in_object_stores_are_counted_through_the_broker():
