@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, final
 
+from gazette_platform.errors import GazetteError
 from gazette_platform.lake.progress import JournalCursor, Page
 
 if TYPE_CHECKING:
@@ -18,7 +19,15 @@ if TYPE_CHECKING:
     from gazette_platform.lake.source import FragmentSource
     from gazette_platform.protocol import Fragment
 
-__all__ = ["JournalListing", "SweepPoint", "list_holes", "list_new", "list_sweep", "nearest_before"]
+__all__ = [
+    "JournalListing",
+    "SweepPoint",
+    "list_holes",
+    "list_new",
+    "list_sweep",
+    "nearest_before",
+    "sweep_without",
+]
 
 _HOLES_LOOKED_MAX: Final = 4
 _HOLE_PAGE: Final = 100
@@ -47,6 +56,8 @@ class JournalListing:
     cursor: JournalCursor
     pages: list[Page] = field(default_factory=list)
     has_more: bool = False
+    error: GazetteError | None = None
+    """Why brokers could not list all that was asked for; the next tick asks again."""
 
     @property
     def write_head(self) -> int:
@@ -73,7 +84,8 @@ def list_new(
     """Fragments since each journal's cursor.
 
     The budget is shared out: first each journal gets an equal part of it, then those that have more
-    share the rest in turn, so one with a huge backlog holds up no other.
+    share the rest in turn, so one with a huge backlog holds up no other. Nor does one that brokers cannot
+    list: it has no primary, say, or its store does not answer.
 
     Args:
         source: lists fragments.
@@ -88,7 +100,11 @@ def list_new(
     for journal, cursor in cursors.items():
         if is_over():
             break
-        listings[journal] = listing = _list_journal(source, journal, cursor, share)
+        try:
+            listing = _list_journal(source, journal, cursor, share)
+        except GazetteError as err:
+            listing = JournalListing(cursor, error=err)
+        listings[journal] = listing
         budget -= len(listing.wanted())
     while budget > 0 and not is_over():
         hungry = [(j, listing) for j, listing in listings.items() if listing.has_more]
@@ -97,7 +113,11 @@ def list_new(
         limit = max(1, min(page_limit, budget // len(hungry)))
         for journal, listing in hungry[:budget]:
             page = listing.pages[0]
-            more = source.fragments(journal, page.fragments[-1].begin + 1, limit)
+            try:
+                more = source.fragments(journal, page.fragments[-1].begin + 1, limit)
+            except GazetteError as err:
+                listing.error, listing.has_more = err, False
+                continue
             listing.pages[0] = Page(page.begin, [*page.fragments, *more])
             listing.has_more = len(more) >= limit
             budget -= len(more)
@@ -143,16 +163,24 @@ def list_sweep(
     source: FragmentSource, journals: Sequence[str], point: SweepPoint
 ) -> tuple[str, Page, SweepPoint | None]:
     """The slice of old fragments that is in turn, and where to go on; None: the table is through."""
-    at = next((i for i, j in enumerate(journals) if j >= point.journal), len(journals) - 1)
-    journal = journals[at]
+    journal, following = _in_turn(journals, point)
     begin = point.offset if journal == point.journal else 0
     found = source.fragments(journal, begin, _SWEEP_PAGE)
-    following: SweepPoint | None = None
     if len(found) >= _SWEEP_PAGE:
         following = SweepPoint(journal, found[-1].begin + 1)
-    elif at + 1 < len(journals):
-        following = SweepPoint(journals[at + 1], 0)
     return journal, Page(begin, found), following
+
+
+def sweep_without(journals: Sequence[str], point: SweepPoint) -> SweepPoint | None:
+    """Where to go on if the journal that is in turn cannot be listed; None: the table is through."""
+    return _in_turn(journals, point)[1]
+
+
+def _in_turn(journals: Sequence[str], point: SweepPoint) -> tuple[str, SweepPoint | None]:
+    """The journal to look at, and the begin of the one after it."""
+    at = next((i for i, j in enumerate(journals) if j >= point.journal), len(journals) - 1)
+    following = SweepPoint(journals[at + 1], 0) if at + 1 < len(journals) else None
+    return journals[at], following
 
 
 def nearest_before(source: FragmentSource, journal: str, offset: int) -> Fragment | None:

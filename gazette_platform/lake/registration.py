@@ -26,6 +26,7 @@ from gazette_platform.lake.listing import (
     list_holes,
     list_new,
     list_sweep,
+    sweep_without,
 )
 from gazette_platform.lake.planning import Limits, directory_of, make_plan, require_codec
 from gazette_platform.lake.progress import JournalCursor, advance
@@ -160,8 +161,9 @@ class Registrar:
             is_over: whether time is up; what is left is done at the next tick.
 
         Returns: what was done, with the cursors to store; errors of single fragments are in it.
-        Raises: GazetteError: broker or metastore cannot be reached, or the spec does not fit the
-            data or the table that exists. The cursors of before hold.
+        Raises: GazetteError: brokers or metastore cannot be reached, or the spec does not fit the
+            data or the table that exists. The cursors of before hold. Of a single journal that cannot be
+            listed, the report tells.
         """
         report = TableReport(table=spec.name, cursors=dict(cursors))
         journals = self._source.journals(spec.label_selector)
@@ -176,6 +178,7 @@ class Registrar:
             listed = self._list(before, is_over)
             report.has_more = len(listed) < len(before)
             report.has_more |= any(one.has_more for one in listed.values())
+            report.errors += [str(one.error) for one in listed.values() if one.error is not None]
             is_current = table is not None and table.parameters.get(DIGEST) == spec.digest
             if table is None or not is_current:
                 table = self._make_table(session, spec, journals, listed, table, is_over)
@@ -190,8 +193,12 @@ class Registrar:
             report.definition = table
             old: Sequence[Fragment] = ()
             if sweep is not None and not is_over():
-                _, page, report.swept = list_sweep(self._source, list(before), sweep)
-                old = page.fragments
+                try:
+                    _, page, report.swept = list_sweep(self._source, list(before), sweep)
+                    old = page.fragments
+                except GazetteError as err:
+                    report.errors.append(str(err))
+                    report.swept = sweep_without(list(before), sweep)
             stores = {j.name: j.fragment.stores for j in journals}
             self._register(session, spec, table, stores, listed, old, report, is_over)
         report.journals = _progress(report, listed)
@@ -209,10 +216,12 @@ class Registrar:
             is_over=is_over,
         )
         for journal, listing in listed.items():
-            if listing.cursor.holes and not is_over():
-                listing.pages += list_holes(
-                    self._source, journal, listing.cursor, now_s=self._clock.unix_s()
-                )
+            if listing.cursor.holes and listing.error is None and not is_over():
+                now_s = self._clock.unix_s()
+                try:
+                    listing.pages += list_holes(self._source, journal, listing.cursor, now_s=now_s)
+                except GazetteError as err:
+                    listing.error = err
         return listed
 
     def _make_table(  # noqa: PLR0917

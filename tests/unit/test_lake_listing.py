@@ -3,6 +3,7 @@
 import pytest
 from lake_bench import FragmentFiles, MemoryMetastore
 
+from gazette_platform.errors import NoJournalPrimaryBroker, TransportError
 from gazette_platform.lake import Limits, Registrar, StoreRoots, SweepPoint
 from gazette_platform.lake.table_spec import parse_table_spec
 from gazette_platform.ops.clock import SystemClock
@@ -177,3 +178,57 @@ def test_a_huge_backlog_holds_up_no_other_journal(files, metastore, spec):
     assert {u.journal: u.fragments_added for u in report.updates} == {
         "events/part=0": 17, "events/part=1": 1, "events/part=2": 1, "events/part=3": 1,
     }  # fmt: skip
+
+
+class Unlisted(FragmentFiles):
+    """Brokers that cannot list some journals."""
+
+    def __init__(self, root):
+        super().__init__(root)
+        self.failing = {}
+
+    def fragments(self, journal, offset, limit):
+        if journal in self.failing:
+            raise self.failing[journal]
+        return super().fragments(journal, offset, limit)
+
+
+@pytest.mark.parametrize("bad", ["events/part=0", "events/part=1", "events/part=2"])
+@pytest.mark.parametrize(
+    "error", [TransportError("its stores are not listed yet"), NoJournalPrimaryBroker("no broker")]
+)
+def test_a_journal_that_cannot_be_listed_holds_up_no_other(tmp_path, metastore, spec, bad, error):
+    files = Unlisted(tmp_path / "fragments")
+    registrar = Registrar(files, metastore, StoreRoots(files.roots))
+    names = [f"events/part={n}" for n in range(3)]
+    for name in names:
+        files.append(name, lines(0, 1), postfix=HOUR_5)
+    cursors = registrar.tick(spec, {}).cursors
+    for name in names:
+        files.append(name, lines(1, 1), postfix=HOUR_6)
+    files.failing[bad] = error
+    report = registrar.tick(spec, cursors)
+    assert [u.journal for u in report.updates] == [n for n in names if n != bad]
+    assert [str(error) in text for text in report.errors] == [True]
+    assert report.cursors[bad] == cursors[bad]
+    point, seen = SweepPoint(), []
+    while point is not None:
+        seen.append(point.journal)
+        point = registrar.tick(spec, report.cursors, sweep=point).swept
+        assert len(seen) < 9
+    assert len(seen) == 3
+    files.failing.clear()
+    report = registrar.tick(spec, report.cursors)
+    assert [u.journal for u in report.updates] == [bad]
+    assert report.errors == []
+
+
+def test_a_hole_that_cannot_be_looked_for_stays_awaited(tmp_path, metastore, spec):
+    files = Unlisted(tmp_path / "fragments")
+    registrar = Registrar(files, metastore, StoreRoots(files.roots))
+    files.append("events/part=0", lines(0, 1), postfix=HOUR_5, mod_time=young())
+    files.append("events/part=0", lines(3, 1), postfix=HOUR_6, begin=27, mod_time=young())
+    cursors = registrar.tick(spec, {}).cursors
+    assert cursors["events/part=0"].holes == ((9, 27),)
+    files.failing["events/part=0"] = TransportError("cut")
+    assert registrar.tick(spec, cursors).cursors == cursors
