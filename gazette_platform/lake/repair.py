@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, final
 
-from gazette_platform.errors import DataError, LakeError, StoreError
+from gazette_platform.errors import DataError, LakeError, StatusError, StoreError, TransportError
 from gazette_platform.lake.content import FragmentContent
 from gazette_platform.lake.coverage import Span, chain
 from gazette_platform.lake.files import JournalFiles, journal_files
@@ -28,7 +28,7 @@ from gazette_platform.lake.storage import Storage
 from gazette_platform.protocol import parse_fragment_path
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from gazette_platform.hive import HeldLock, HivePartition, HiveTable, MetastoreSession
     from gazette_platform.lake.findings import Finding
@@ -80,6 +80,10 @@ class Repair:
     content_bytes: int = 0
 
 
+def _never() -> bool:
+    return False
+
+
 @final
 class Repairer:
     """Moves covered files of raw tables. Holds no state and no connections.
@@ -105,6 +109,8 @@ class Repairer:
         table: HiveTable,
         findings: Sequence[Finding],
         registered: Mapping[str, int],
+        *,
+        is_over: Callable[[], bool] = _never,
     ) -> Repair:
         """Move the files that `findings` name, as far as they are covered. Idempotent.
 
@@ -113,23 +119,33 @@ class Repairer:
             table: the table.
             findings: of overlaps; each is checked anew.
             registered: by journal, the offset up to which it is registered.
+            is_over: whether time is up; what is left is looked at again.
 
-        Raises: GazetteError: a server cannot be reached.
+        Raises: GazetteError: the metastore cannot be reached.
         """
         repair = Repair()
         targets = [f for f in findings if f.excluded]
         for journal in dict.fromkeys(f.journal for f in targets):
+            if is_over():
+                break
             mine = [f for f in targets if f.journal == journal]
-            self._repair_journal(session, table, mine, registered.get(journal, 0), repair)
+            try:
+                self._repair_journal(
+                    session, table, mine, registered.get(journal, 0), repair, is_over
+                )
+            except (StatusError, TransportError) as err:
+                # Brokers cannot list it right now; what was moved before is to be told all the same.
+                repair.waiting |= {f.path: f"it is not moved now: {err}" for f in mine}
         return repair
 
-    def _repair_journal(
+    def _repair_journal(  # noqa: PLR0917
         self,
         session: MetastoreSession,
         table: HiveTable,
         targets: Sequence[Finding],
         registered: int,
         repair: Repair,
+        is_over: Callable[[], bool],
     ) -> None:
         left = sorted(targets, key=lambda f: f.since)
         for _ in range(_ROUNDS_MAX):
@@ -139,7 +155,7 @@ class Repairer:
             # What begins behind the last fragment listed is for the next round.
             within = [f for f in left if reach is None or f.end <= reach] or left[:1]
             left = [f for f in left if f not in within]
-            if not self._repair_within(session, table, within, now, repair):
+            if not self._repair_within(session, table, within, now, repair, is_over):
                 return
 
     def _look(self, targets: Sequence[Finding], registered: int) -> tuple[_Now, int | None]:
@@ -160,17 +176,18 @@ class Repairer:
         )
         return now, reach
 
-    def _repair_within(
+    def _repair_within(  # noqa: PLR0917
         self,
         session: MetastoreSession,
         table: HiveTable,
         targets: Sequence[Finding],
         now: _Now,
         repair: Repair,
+        is_over: Callable[[], bool],
     ) -> bool:
         """Returns: whether there is time for more."""
         for target in targets:
-            if len(repair.moved) >= self._limits.files_max:
+            if is_over() or len(repair.moved) >= self._limits.files_max:
                 return False
             place = (target.directory, target.excluded)
             if place not in now.files.fragments:

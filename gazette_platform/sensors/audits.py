@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, final
 
 from gazette_platform.assets.checks import check_evaluations
+from gazette_platform.errors import StatusError, TransportError
 from gazette_platform.lake import (
     Audit,
     Auditor,
@@ -32,7 +33,7 @@ from gazette_platform.lake import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from dagster import AssetCheckEvaluation
 
@@ -117,6 +118,12 @@ class AuditOutcome:
     state: AuditState = field(default_factory=AuditState)
     evaluations: Sequence[AssetCheckEvaluation] = ()
     repair: Repair = field(default_factory=Repair)
+    problems: Sequence[str] = ()
+    """Of journals that brokers could not list: what is known of them is kept."""
+
+
+def _never() -> bool:
+    return False
 
 
 @final
@@ -129,11 +136,19 @@ class TableAudits:
     fit_checker: FitChecker
     metastore: Metastore
 
-    def run(self, spec: TableSpec, report: TableReport, state: AuditState) -> AuditOutcome:
+    def run(
+        self,
+        spec: TableSpec,
+        report: TableReport,
+        state: AuditState,
+        *,
+        is_over: Callable[[], bool] = _never,
+    ) -> AuditOutcome:
         """Audit a part of a table, repair it, update its exact view, and tell what changed.
 
         A table that is not made yet has nothing to audit. Nor has one whose selector matches no
-        journal right now, but what is known of it is kept.
+        journal right now, but what is known of it is kept. When time is up, journals that were to be
+        audited are left to the round.
 
         Raises: GazetteError: a server cannot be reached, or the view's name is taken.
         """
@@ -143,35 +158,53 @@ class TableAudits:
             table = session.table(spec.schema, spec.table)
             if table is None:
                 return AuditOutcome()
-            return self._run(session, spec, table, report, state)
+            return self._run(session, spec, table, report, state, is_over)
 
-    def _run(
+    def _run(  # noqa: PLR0917
         self,
         session: MetastoreSession,
         spec: TableSpec,
         table: HiveTable,
         report: TableReport,
         state: AuditState,
+        is_over: Callable[[], bool],
     ) -> AuditOutcome:
         journals = sorted(p.journal for p in report.journals)
         known = {f.path for f in state.findings if f.excluded}
+        before = state
         state, slices = _slices(journals, report, state)
-        findings = [f for f in state.findings if f.journal in journals]
-        for journal, begin in slices:
-            audit = self._audit(session, spec, table, journal, begin, report, findings)
+        # Files of a journal that is gone are still in the table: the exact view goes on without them.
+        findings = [f for f in state.findings if f.journal in journals or f.excluded]
+        problems: dict[str, str] = {}
+        is_at_turn = False
+        for number, (journal, begin) in enumerate(slices):
+            if number and is_over():
+                break
+            audit = self._audit(session, spec, table, journal, begin, report, findings, problems)
             findings = _merged(findings, audit)
             if journal == state.journal and begin == state.offset:
-                state = replace(state, offset=audit.end or 0)
+                is_at_turn = True
+                state = replace(state, offset=audit.end or 0 if audit is not None else 0)
+        if not is_at_turn:
+            state = replace(state, journal=before.journal, offset=before.offset)
         # A finding that is new is told first, which turns the check red and corrects the view.
-        targets = [f for f in findings if f.path in known and f.path not in state.refused]
-        repair = self.repairer.repair(session, table, targets, report.offsets)
+        targets = [
+            f
+            for f in findings
+            if f.path in known
+            and f.path not in state.refused
+            and f.journal in journals
+            and f.journal not in problems
+        ]
+        repair = self.repairer.repair(session, table, targets, report.offsets, is_over=is_over)
         for journal in dict.fromkeys(m.finding.journal for m in repair.moved):
             begin = min(f.begin for f in findings if f.journal == journal)
-            audit = self._audit(session, spec, table, journal, begin, report, findings)
+            audit = self._audit(session, spec, table, journal, begin, report, findings, problems)
             findings = _merged(findings, audit)
         paths = {f.path for f in findings}
         refused = {p: r for p, r in {**state.refused, **repair.refused}.items() if p in paths}
-        fits = self._fits(spec, report, state.fits)
+        named = [f for f in state.fits if not f.journal or f.journal in journals]
+        fits = self._fits(spec, report, named, problems, is_over)
         findings.sort(key=lambda f: (f.journal, f.begin, f.end, f.kind, f.text))
         ensure_exact_view(session, spec, table, excluded_files(findings))
         told = [_with_reason(f, {**repair.waiting, **refused}) for f in findings]
@@ -188,6 +221,7 @@ class TableAudits:
             ),
             check_evaluations(spec.name, told) if digest != state.told else (),
             repair,
+            tuple(problems.values()),
         )
 
     def _audit(  # noqa: PLR0917
@@ -199,20 +233,31 @@ class TableAudits:
         begin: int,
         report: TableReport,
         former: Sequence[Finding],
-    ) -> Audit:
+        problems: dict[str, str],
+    ) -> Audit | None:
+        """An audit of one journal; None: brokers cannot list it, and `problems` has the reason."""
         known = {f.directory for f in former if f.excluded and f.journal == journal}
-        return self.auditor.audit(
-            session,
-            spec,
-            table,
-            journal,
-            begin=begin,
-            registered=report.offsets.get(journal, 0),
-            known=known,
-        )
+        try:
+            return self.auditor.audit(
+                session,
+                spec,
+                table,
+                journal,
+                begin=begin,
+                registered=report.offsets.get(journal, 0),
+                known=known,
+            )
+        except (StatusError, TransportError) as err:
+            problems[journal] = str(err)
+            return None
 
     def _fits(
-        self, spec: TableSpec, report: TableReport, former: Sequence[Finding]
+        self,
+        spec: TableSpec,
+        report: TableReport,
+        former: Sequence[Finding],
+        problems: dict[str, str],
+        is_over: Callable[[], bool],
     ) -> list[Finding]:
         """What of `former` still holds, as far as looked at again, and what is new."""
         missing = next((f for f in former if not f.journal), None)
@@ -221,9 +266,13 @@ class TableAudits:
         elif report.is_changed and report.updates:
             missing = missing_columns(spec, json_columns(spec) - report.columns)
         named = [f for f in former if f.journal]
-        if named:
+        if named and not is_over():
             # One a tick, since each may be a large file to read.
-            again = self.fit_checker.look_again(spec, named[0])
+            again: Finding | None = named[0]
+            try:
+                again = self.fit_checker.look_again(spec, named[0])
+            except (StatusError, TransportError) as err:
+                problems[named[0].journal] = str(err)
             named = [*named[1:], *([again] if again is not None else [])]
         return [*([missing] if missing is not None else []), *named, *report.misfits]
 
@@ -252,11 +301,14 @@ def _slices(
         following = [j for j in journals if j > state.journal] or journals
         state = replace(state, journal=following[0], offset=0)
     if (state.journal, state.offset) not in slices:
-        slices.append((state.journal, state.offset))
+        # Not last, or it would not have its turn while much changes and time is short.
+        slices.insert(1, (state.journal, state.offset))
     return state, slices
 
 
-def _merged(findings: Sequence[Finding], audit: Audit) -> list[Finding]:
+def _merged(findings: Sequence[Finding], audit: Audit | None) -> list[Finding]:
+    if audit is None:
+        return list(findings)
     kept = [f for f in findings if not audit.replaces(f)]
     return list(dict.fromkeys([*kept, *audit.findings]))
 

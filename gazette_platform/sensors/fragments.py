@@ -239,7 +239,8 @@ def _run_table(
         known = state.audits.get(name, AuditState())
         is_due = is_audited or known.is_open or bool(report.updates) or report.is_changed
         if is_due and not ports.is_over():
-            audited = ports.audits.run(spec, report, known)
+            audited = ports.audits.run(spec, report, known, is_over=ports.is_over)
+            problems += [_one_line(text) for text in audited.problems]
             _tell_repair(outcome, spec, audited.repair)
             outcome.events += audited.evaluations
             state.audits[name] = audited.state

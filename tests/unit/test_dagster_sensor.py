@@ -1,4 +1,7 @@
-"""The fragment sensor: events, partitions, cursor, and problems that hold up no other table."""
+"""The fragment sensor: events, partitions, cursor, and problems that hold up no other table.
+
+Long because every case is a few ticks of one platform.
+"""
 
 import json
 from contextlib import contextmanager
@@ -15,7 +18,12 @@ from dagster import (
 from lake_bench import FragmentFiles, MemoryMetastore
 
 from gazette_platform.assets import raw_checks
-from gazette_platform.errors import TransportError, ValidationError
+from gazette_platform.errors import (
+    JournalNotFound,
+    NoJournalPrimaryBroker,
+    TransportError,
+    ValidationError,
+)
 from gazette_platform.lake import (
     Finding,
     JournalCursor,
@@ -50,6 +58,7 @@ class Platform:
         self.instance = instance
         self.cursor = None
         self.failure = None
+        self.failing = {}
 
     @contextmanager
     def source(self):
@@ -61,6 +70,8 @@ class Platform:
         return self.files.journals(selector)
 
     def fragments(self, journal, offset, limit):
+        if journal in self.failing:
+            raise self.failing[journal]
         return self.files.fragments(journal, offset, limit)
 
     def client(self):
@@ -325,6 +336,57 @@ def test_unreachable_broker_fails_the_tick(platform):
     with pytest.raises(TransportError, match="cannot reach"):
         platform.tick()
     assert platform.cursor is None
+
+
+@pytest.mark.parametrize(
+    "error", [TransportError("stores are not listed yet"), NoJournalPrimaryBroker("none")]
+)
+def test_a_journal_that_cannot_be_listed_holds_up_nothing_else(platform, error):
+    """Not its table, not those that come after it, and no audit."""
+    for table in ("a", "b"):
+        platform.write_spec(table)
+        platform.files.append(f"{table}/part=0", line(1), postfix="hour=05")
+    platform.files.append("a/part=1", line(1), postfix="hour=05")
+    platform.tick()
+    platform.failing["a/part=0"] = error
+    for table in ("a", "b"):
+        for part in range(2):
+            platform.files.append(f"{table}/part={part}", line(2), postfix="hour=06")
+    result = platform.tick()
+    told = {(e.asset_key.path[-1], e.partition) for e in result.asset_events if e.partition}
+    assert {("a", "part=1/hour=06"), ("b", "part=0/hour=06"), ("b", "part=1/hour=06")} <= told
+    assert str(error) in result.skip_reason.skip_message
+    audited = set()
+    for _ in range(4):
+        platform.tick()
+        audited.add(json.loads(platform.cursor)["audits"]["s.a"]["journal"])
+    assert audited == {"a/part=0", "a/part=1"}
+    platform.failing.clear()
+    told = {(e.asset_key.path[-1], e.partition) for e in platform.tick().asset_events}
+    assert ("a", "part=0/hour=06") in told
+
+
+def test_a_journal_that_is_gone_holds_up_no_audit_and_stays_exact(platform):
+    """Its files are still in the table, and nobody can look at them again."""
+    platform.write_spec("a")
+    platform.files.append("a/part=1", line(1), postfix="hour=05")
+    platform.files.append("a/part=0", line(1) + line(2), postfix="hour=05")
+    other = platform.files.append("a/part=0", line(7), postfix="hour=05", begin=0)
+    platform.files.forget(other)
+    platform.files.append("a/part=0", b'{"id":"no number"}\n', postfix="hour=06")
+    for _ in range(3):
+        platform.tick()
+    with platform.metastore.connect() as session:
+        before = session.table("s", "a_exact").view_expanded
+    assert other.content_name in before
+    platform.files.remove("a/part=0")
+    platform.failing["a/part=0"] = JournalNotFound(journal="a/part=0")
+    for _ in range(3):
+        platform.files.append("a/part=1", line(1), postfix="hour=06")
+        assert "JOURNAL_NOT_FOUND" not in platform.tick().skip_reason.skip_message
+    with platform.metastore.connect() as session:
+        assert session.table("s", "a_exact").view_expanded == before
+    assert "fits" not in json.loads(platform.cursor)["audits"]["s.a"]
 
 
 def test_spec_that_is_gone_is_forgotten(platform):

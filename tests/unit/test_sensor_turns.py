@@ -13,7 +13,7 @@ from gazette_platform.lake import (
     StoreRoots,
     parse_table_spec,
 )
-from gazette_platform.sensors.audits import TableAudits
+from gazette_platform.sensors.audits import AuditState, TableAudits
 from gazette_platform.sensors.cursor import SensorCursor
 from gazette_platform.sensors.fragments import TickPorts, run_tick
 from gazette_platform.sensors.told import InstanceTold
@@ -127,3 +127,29 @@ def test_a_table_with_a_problem_holds_up_no_round(platform):
     for _ in range(4):
         swept.add(platform.tick().cursor.swept)
     assert swept == set(platform.specs)
+
+
+def test_audits_end_with_the_tick_and_the_round_goes_on_where_it_stood(tmp_path):
+    """Each may take a second; a tick of seventeen of them would be given up, with all that it told."""
+    files, metastore = FragmentFiles(tmp_path), MemoryMetastore()
+    roots = StoreRoots(files.roots)
+    spec = parse_table_spec(
+        "{name: s.a, selector: 'name:prefix=a/', format: json, columns: [{name: id, type: bigint}]}"
+    )
+    audits = TableAudits(
+        Auditor(files, roots), Repairer(files, roots), FitChecker(files, roots), metastore
+    )
+    for part in range(6):
+        files.append(f"a/part={part}", b'{"id":1}\n', postfix="hour=05")
+    report = Registrar(files, metastore, roots).tick(spec, {})
+    state, audited, per_tick = AuditState(journal="a/part=3"), [], []
+    for _ in range(7):
+        files.calls.clear()
+        outcome = audits.run(spec, report, state, is_over=lambda: True)
+        state = outcome.state
+        audited.append(state.journal)
+        per_tick.append(len(files.calls))
+        report.updates.clear()
+    assert per_tick == [1] * 7
+    # The first tick has time for a journal that changed, and leaves the round where it is.
+    assert audited == [f"a/part={n}" for n in (3, 4, 5, 0, 1, 2, 3)]
