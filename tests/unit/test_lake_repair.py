@@ -255,3 +255,57 @@ def test_folder_that_is_not_writable_is_named(lake, monkeypatch):
     monkeypatch.setattr("gazette_platform.lake.storage.os.access", lambda *_: False)
     reason = lake.repair().waiting[planted.content_path]
     assert f"{lake.path(planted).parent} is not writable" in reason
+
+
+@pytest.mark.parametrize("before", [1, 3])
+def test_a_file_that_was_never_counted_takes_nothing_from_what_came_before_it(lake, before):
+    """What brokers list before it in its Hive partition is counted, too."""
+    for n in range(before):
+        lake.append(4 * n, 4 * n + 4)
+    begin = 4 * before
+    lake.append(begin, begin + 4)
+    planted = lake.plant(begin + 1, begin + 2)
+    lake.register()
+    counted = lake.state(5)
+    (moved,) = lake.repair().moved
+    assert moved.finding.path == planted.content_path
+    assert moved.state == lake.state(5) == counted
+
+
+def test_a_move_that_ended_after_the_accounts_is_not_counted_twice(lake, monkeypatch):
+    lake.append(0, 4)
+    small = lake.append(4, 6)
+    lake.append(6, 8)
+    lake.register()
+    lake.append(4, 8, hour="hour=06")
+    lake.files.forget(small)
+    lake.cursors = {}
+    lake.register()
+    rename = Path.rename
+
+    def killed(self, target):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "rename", killed)
+    findings = lake.find()
+    with pytest.raises(KeyboardInterrupt):
+        lake.repair(findings)
+    once = lake.state(5)
+    assert (once.rows, once.fragments) == (6, 2)
+    monkeypatch.setattr(Path, "rename", rename)
+    lake.repair(findings)
+    assert lake.state(5) == once
+
+
+def test_of_two_files_the_one_that_was_counted_is_taken_out_of_the_accounts(lake):
+    lake.append(0, 4)
+    counted = lake.append(4, 6)
+    lake.register()
+    lake.append(4, 8, hour="hour=06")
+    lake.files.forget(counted)
+    lake.plant(7, 8)
+    lake.cursors = {}
+    lake.register()
+    assert len(lake.repair().moved) == 2
+    state = lake.state(5)
+    assert (state.rows, state.fragments, state.ranges) == (4, 1, ((0, 36),))
