@@ -133,7 +133,7 @@ def _list_journal(
     found = source.fragments(journal, begin, limit)
     listing = JournalListing(cursor, [Page(begin, found)], has_more=len(found) >= limit)
     is_known = bool(found) and found[0].begin == begin
-    if begin < cursor.offset and not is_known:
+    if (begin < cursor.offset or cursor.last is None) and not is_known:
         listing.pages += _spanning(source, journal, begin, cursor.offset)
     return listing
 

@@ -184,11 +184,17 @@ def _given_up(page: Page, before_s: float) -> list[_Range]:
 def _last(
     cursor: JournalCursor, offset: int, pages: Sequence[Page], done: Collection[_Range]
 ) -> int | None:
+    listed = [f for page in pages for f in page.fragments]
+    # One that took the place of what was registered, and is not done, must be listed again.
+    spanning = [f.begin for f in listed if f.begin < offset < f.end]
+    if spanning:
+        return min(spanning)
     ending = [begin for begin, end in done if end == offset]
-    ending += [f.begin for page in pages for f in page.fragments if f.end == offset]
+    ending += [f.begin for f in listed if f.end == offset]
     if ending:
         return max(ending)
-    was_looked_for = any(cursor.last is not None and p.begin <= cursor.last for p in pages)
+    begin = cursor.last if cursor.last is not None else cursor.offset or None
+    was_looked_for = begin is not None and any(p.begin <= begin for p in pages)
     return offset if offset > cursor.offset or was_looked_for else cursor.last
 
 

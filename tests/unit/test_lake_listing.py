@@ -4,7 +4,7 @@ import pytest
 from lake_bench import FragmentFiles, MemoryMetastore
 
 from gazette_platform.errors import NoJournalPrimaryBroker, TransportError
-from gazette_platform.lake import Limits, Registrar, StoreRoots, SweepPoint
+from gazette_platform.lake import JournalCursor, Limits, Registrar, StoreRoots, SweepPoint
 from gazette_platform.lake.table_spec import parse_table_spec
 from gazette_platform.ops.clock import SystemClock
 
@@ -232,3 +232,31 @@ def test_a_hole_that_cannot_be_looked_for_stays_awaited(tmp_path, metastore, spe
     assert cursors["events/part=0"].holes == ((9, 27),)
     files.failing["events/part=0"] = TransportError("cut")
     assert registrar.tick(spec, cursors).cursors == cursors
+
+
+def test_a_spanning_fragment_that_could_not_be_read_is_tried_again(registrar, files, spec):
+    small = files.append("events/part=0", lines(0, 1), postfix=HOUR_5)
+    cursors = registrar.tick(spec, {}).cursors
+    files.forget(small)
+    large = files.append("events/part=0", lines(0, 3), postfix=HOUR_6, begin=0)
+    path = files.root / large.content_path
+    path.rename(path.with_name(".away"))
+    for _ in range(3):
+        report = registrar.tick(spec, cursors)
+        assert report.updates == []
+        assert len(report.errors) == 1
+        cursors = report.cursors
+    path.with_name(".away").rename(path)
+    assert registrar.tick(spec, cursors).cursors["events/part=0"].offset == large.end
+
+
+def test_a_fragment_that_spans_where_nobody_was_is_found(registrar, files, spec):
+    """Whoever begins at an offset, such as a flush, does not know which fragment ended there."""
+    files.append("events/part=0", lines(0, 1), postfix=HOUR_5)
+    registrar.tick(spec, {})
+    files.append("events/part=0", lines(0, 3), postfix=HOUR_6, begin=0)
+    files.forget(files.fragments("events/part=0", 0, 1)[0])
+    files.append("events/part=0", lines(3, 1), postfix=HOUR_6)  # old, so that a gap is given up
+    report = registrar.tick(spec, {"events/part=0": JournalCursor(9)})
+    assert sum(u.fragments_added for u in report.updates) == 2
+    assert report.cursors["events/part=0"] == JournalCursor(36, 27)
