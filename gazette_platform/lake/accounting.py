@@ -164,14 +164,17 @@ class Accountant:
     # ------------------------------------------------------------------- reading
 
     def _read(self, planned: Sequence[PlannedPartition]) -> Mapping[tuple[str, ...], HivePartition]:
-        """What the metastore has of them now. A table without keys counts as one Hive partition."""
+        """What the metastore has of them now. A table without keys counts as one Hive partition.
+
+        The table is read anew, too: others may have given it columns, which what is written must have.
+        """
         table = self._table
-        if table.partition_columns:
-            return self._session.partitions_of(table, [p.values for p in planned])
         current = self._session.table(table.database, table.name)
         if current is None:
             raise LakeError(f"table {table.full_name} was dropped meanwhile; it is made again")
         self._table = current
+        if current.partition_columns:
+            return self._session.partitions_of(current, [p.values for p in planned])
         return {
             (): HivePartition(values=(), location=current.location, parameters=current.parameters)
         }
@@ -243,9 +246,9 @@ class Accountant:
         """Add what was counted to the accounts as they are now."""
         if not batch:
             return
-        table = self._table
-        with self._session.accounts_lock(table.database, table.name) as lock:
+        with self._session.accounts_lock(self._table.database, self._table.name) as lock:
             found = self._read([planned for planned, _ in batch])
+            table = self._table
             changed: list[HivePartition] = []
             settled: list[tuple[PlannedPartition, PartitionState, PartitionUpdate | None]] = []
             for planned, counts in batch:

@@ -385,10 +385,11 @@ class _Accounts:
     def read(
         cls, session: MetastoreSession, table: HiveTable, target: Finding, lock: HeldLock
     ) -> _Accounts:
+        # It may have got columns since, and what is written back must have them, too.
+        table = session.table(table.database, table.name) or table
         if not table.partition_columns:
-            current = session.table(table.database, table.name) or table
-            state = PartitionState.from_parameters(current.parameters)
-            return cls(session, current, target, state, None, lock)
+            state = PartitionState.from_parameters(table.parameters)
+            return cls(session, table, target, state, None, lock)
         found = session.partitions_of(table, [target.values]).get(target.values)
         parameters = found.parameters if found is not None else {}
         state = PartitionState.from_parameters(parameters)

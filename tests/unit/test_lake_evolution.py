@@ -97,3 +97,33 @@ def test_a_call_that_fails_is_made_again(registrar, metastore, monkeypatch, call
     assert count >= at
     assert columns(metastore) == [["extra", "id"]] * COUNT
     assert digest(metastore) == WIDE.digest
+
+
+def test_a_registrar_of_before_takes_no_column_away(tmp_path, metastore):
+    """One that read the table before it changed, as a flush does, writes accounts after that."""
+    files = FragmentFiles(tmp_path / "fragments")
+    files.append("a/part=0", b'{"id":1}\n', postfix="hour=001")
+    roots = StoreRoots(files.roots)
+    cursors = Registrar(files, metastore, roots).tick(NARROW, {}).cursors
+    files.append("a/part=0", b'{"id":2}\n', postfix="hour=001")
+    files.append("a/part=0", b'{"id":3}\n', postfix="hour=002")
+
+    class Slow(FragmentFiles):
+        """Lists while the sensor brings the table up to another spec."""
+
+        def fragments(self, journal, offset, limit):
+            found = files.fragments(journal, offset, limit)
+            Registrar(files, metastore, roots).tick(WIDE, cursors, is_over=lambda: False)
+            files.append("a/part=0", b'{"id":4}\n', postfix="hour=003")
+            return [*found, *files.fragments(journal, found[-1].end, limit)]
+
+        def journals(self, selector):
+            return files.journals(selector)
+
+    report = Registrar(Slow(files.root), metastore, roots).tick(NARROW, cursors)
+    assert report.updates
+    names = metastore.thrift.get_partition_names("s", "a", -1)
+    assert names[-1] == "part=0/hour=003"
+    found = metastore.thrift.get_partitions_by_names("s", "a", names)
+    assert [[c.name for c in p.sd.cols] for p in found] == [["extra", "id"]] * 3
+    assert digest(metastore) == WIDE.digest
