@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, final
 from gazette_platform.errors import DataError, GazetteError, LakeError, TransportError
 from gazette_platform.hive import HivePartition
 from gazette_platform.lake.fit import damage, json_columns, misfit, value_scanner
+from gazette_platform.lake.layout import is_same_location
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.tables import hidden_parameters
 
@@ -255,6 +256,8 @@ class Accountant:
                 now = found.get(planned.values)
                 if now is None:
                     continue  # dropped meanwhile: its fragments stay awaited
+                if not is_same_location(now.location, planned.location):
+                    continue  # made meanwhile, in another store: they are to be brought there
                 before = PartitionState.from_parameters(now.parameters)
                 try:
                     _require_journal(self._spec.name, planned, before)

@@ -94,3 +94,40 @@ def test_a_store_that_is_no_longer_in_the_spec_is_asked_for(files, metastore, re
     report = registrar.tick(SPEC, report.cursors)
     assert report.errors == []
     assert locations(metastore)["05"][1]["numRows"] == "2"
+
+
+class Without:
+    """A source that does not list one fragment yet."""
+
+    def __init__(self, files, unlisted):
+        self.files, self.unlisted = files, unlisted
+        self.journals, self.content = files.journals, files.content
+
+    def fragments(self, journal, offset, limit):
+        return [f for f in self.files.fragments(journal, offset, limit) if f != self.unlisted]
+
+
+def test_a_partition_that_another_made_elsewhere_meanwhile_gets_the_files(files, metastore):
+    """Fragments count as registered only where engines read them."""
+    roots = StoreRoots(files.roots)
+    files.append(JOURNAL, line(1), postfix="hour=04")
+    cursors = Registrar(files, metastore, roots).tick(SPEC, {}).cursors
+    files.create(JOURNAL, stores=(NEW, OLD))
+    late = files.append(JOURNAL, line(2), postfix="hour=05")
+    moved = files.append(JOURNAL, line(3), postfix="hour=05", store=NEW)
+    add = metastore.thrift.add_partitions_req
+
+    def add_after_another(request):
+        metastore.thrift.add_partitions_req = add
+        Registrar(Without(files, moved), metastore, roots).tick(SPEC, cursors)
+        return add(request)
+
+    metastore.thrift.add_partitions_req = add_after_another
+    left = Registrar(Without(files, late), metastore, roots).tick(SPEC, cursors).cursors
+    assert locations(metastore)["05"][1]["numRows"] == "1"
+    Registrar(files, metastore, roots).tick(SPEC, left)
+    place, parameters = locations(metastore)["05"]
+    assert parameters["numRows"] == "2"
+    assert sorted(p.name for p in (files.root / place).iterdir()) == sorted(
+        [late.content_name, moved.content_name]
+    )
