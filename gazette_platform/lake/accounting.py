@@ -34,6 +34,8 @@ __all__ = ["Accountant", "Accounted", "PartitionAccount", "PartitionUpdate"]
 # What is added at once, and written under one lock: a second or two, so that a tick ends in time, and
 # well within half of the lease on a slow metastore.
 _COMMIT_MAX: Final = 50
+# A file may be gone before brokers know; of a wrong root none is there.
+_LOOKED_FOR_MAX: Final = 5
 
 
 @final
@@ -184,8 +186,7 @@ class Accountant:
         """Whether fragments may be added to it; if not, the result has the reason."""
         try:
             if found is None:
-                # A wrong root must not make Hive partitions that are empty for ever.
-                self._content.require_stored(planned.fragments[0], planned.location)
+                self._require_some(planned)
                 return True
             _require_journal(
                 self._spec.name, planned, PartitionState.from_parameters(found.parameters)
@@ -194,6 +195,22 @@ class Accountant:
             self.result.errors.setdefault(planned.journal, err)
             return False
         return True
+
+    def _require_some(self, planned: PlannedPartition) -> None:
+        """Refuse a wrong root, which would make Hive partitions that are empty for ever.
+
+        Raises: LakeError: none of its first fragments is there; names the first one.
+        """
+        error: LakeError | None = None
+        for fragment in planned.fragments[:_LOOKED_FOR_MAX]:
+            try:
+                self._content.require_stored(fragment, planned.location)
+            except LakeError as err:
+                error = error or err
+            else:
+                return
+        if error is not None:
+            raise error
 
     def _count(self, planned: PlannedPartition, state: PartitionState) -> _Counts:
         """Read those of its fragments that `state` does not hold."""

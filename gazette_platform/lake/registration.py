@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Protocol, final
 
-from gazette_platform.errors import DataError, GazetteError, SchemaMismatch
+from gazette_platform.errors import DataError, GazetteError, LakeError
 from gazette_platform.lake.accounting import Accountant, PartitionAccount, PartitionUpdate
 from gazette_platform.lake.check import SAMPLE_BYTES, check_sample
 from gazette_platform.lake.content import FragmentContent
@@ -262,11 +262,11 @@ class Registrar:
         """
         error: GazetteError | None = None
         for first in samples:
-            where = self._roots.location(first.backing_store, directory_of(first))
             try:
+                where = self._roots.location(first.backing_store, directory_of(first))
                 sample = self._content.head(first, where, SAMPLE_BYTES)
                 check_sample(spec, sample, f"fragment {first.content_path}")
-            except (DataError, SchemaMismatch) as err:
+            except (DataError, LakeError) as err:  # of another shape, damaged, or gone
                 error = error or err
             else:
                 return

@@ -534,3 +534,36 @@ def test_two_journals_in_one_hive_partition_are_refused(registrar, files, metast
     assert "holds journal events/part=0 already" in report.errors[0]
     assert report.offsets == {"events/part=0/date=2026-01-02": 0}
     assert partitions(metastore)[1] == before
+
+
+@pytest.mark.parametrize("with_table", [True, False])
+def test_a_first_file_that_is_gone_keeps_neither_table_nor_hour_from_queries(
+    registrar, files, spec, with_table
+):
+    cursors = {}
+    if with_table:
+        files.append("events/part=1", lines(0, 1), postfix=HOUR_5)
+        cursors = registrar.tick(spec, {}).cursors
+    gone = files.append("events/part=0", lines(0, 1), postfix=HOUR_5)
+    files.append("events/part=0", lines(1, 2), postfix=HOUR_5)
+    (files.root / gone.content_path).unlink()
+    report = registrar.tick(spec, cursors)
+    (update,) = report.updates
+    assert (update.key[-6:], update.state.rows) == ("hour=5", 2)
+    (error,) = report.errors
+    assert gone.content_name in error
+    assert report.offsets["events/part=0"] == gone.begin
+
+
+def test_no_table_and_no_hour_is_made_of_files_that_are_all_gone(registrar, files, metastore, spec):
+    """A wrong root, most likely."""
+    gone = [files.append("events/part=0", lines(n, 1), postfix=HOUR_5) for n in range(3)]
+    for one in gone:
+        (files.root / one.content_path).unlink()
+    with pytest.raises(LakeError, match="there is no file"):
+        registrar.tick(spec, {})
+    files.append("events/part=1", lines(0, 1), postfix=HOUR_5)
+    report = registrar.tick(spec, {})
+    assert [u.journal for u in report.updates] == ["events/part=1"]
+    assert len(partitions(metastore)[1]) == 1
+    assert len(report.errors) == 1
