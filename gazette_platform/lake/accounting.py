@@ -8,9 +8,10 @@ that meet count everything once, and whoever loses has only read in vain.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Final, final
 
-from gazette_platform.errors import DataError, GazetteError, LakeError, TransportError
+from gazette_platform.errors import DataError, GazetteError, LakeError
 from gazette_platform.hive import HivePartition
 from gazette_platform.lake.fit import damage, json_columns, misfit, value_scanner
 from gazette_platform.lake.layout import is_same_location
@@ -152,12 +153,14 @@ class Accountant:
         if missing:
             # New ones first become visible to engines; counting rows may take a while.
             self._session.add_partitions(self._table, [_empty(p) for p in missing])
-        batch: list[tuple[PlannedPartition, _Counts]] = []
+        work: list[tuple[PlannedPartition, PartitionState]] = []
         for planned_one in good:
             known = found.get(planned_one.values)
             one = planned_one if known is None else replace(planned_one, location=known.location)
             state = PartitionState.from_parameters(known.parameters if known is not None else {})
-            counts = self._count(one, state)
+            work.append((one, state))
+        batch: list[tuple[PlannedPartition, _Counts]] = []
+        for (one, state), counts in zip(work, self._count(work), strict=True):
             if counts:
                 batch.append((one, counts))
             else:
@@ -212,44 +215,55 @@ class Accountant:
         if error is not None:
             raise error
 
-    def _count(self, planned: PlannedPartition, state: PartitionState) -> _Counts:
-        """Read those of its fragments that `state` does not hold."""
-        result = self.result
-        counts: _Counts = {}
-        for fragment in planned.fragments:
-            if state.covers(fragment.begin, fragment.end):
-                continue
-            # One at least, so that a tick that was late from the start gets on, too.
-            if self._has_counted and (
-                self._is_over() or fragment.content_length > self._bytes_left
-            ):
-                result.is_complete = False
-                break
-            self._has_counted = True
-            self._bytes_left -= fragment.content_length
-            wanted = json_columns(self._spec) - result.columns
-            try:
-                self._cutover.bring(self._spec.name, planned.key, fragment, planned.location)
-                counted = self._content.count(
-                    fragment, planned.location, columns=wanted, scanner=value_scanner(self._spec)
-                )
-            except TransportError:
-                raise
-            except DataError as err:
-                # Its Hive partition is registered all the same: the other files are good, and the
-                # engines, too, name the damaged one.
-                result.misfits.append(damage(self._spec, fragment, planned.location, err))
-                counts[fragment] = _Counted(None, None)
-            except GazetteError as err:
-                result.errors.setdefault(planned.journal, err)
-            else:
-                counts[fragment] = _Counted(
-                    counted.rows, counted.stored_bytes, self._breaking(counted.values)
-                )
-                result.columns |= counted.columns
-                found = misfit(self._spec, fragment, planned.location, counted)
-                result.misfits += [found] if found is not None else []
+    def _count(self, work: Sequence[tuple[PlannedPartition, PartitionState]]) -> list[_Counts]:
+        """Read those of the fragments of each Hive partition that its state does not hold.
+
+        They take turns, so that one with a backlog does not use up what there is of time and bytes.
+        """
+        counts: list[_Counts] = [{} for _ in work]
+        is_full: set[int] = set()
+        for turn in zip_longest(*(planned.fragments for planned, _ in work)):
+            for index, fragment in enumerate(turn):
+                planned, state = work[index]
+                if fragment is None or index in is_full:
+                    continue
+                if state.covers(fragment.begin, fragment.end):
+                    continue
+                # One at least, so that a tick that was late from the start gets on, too.
+                if self._has_counted and (
+                    self._is_over() or fragment.content_length > self._bytes_left
+                ):
+                    self.result.is_complete = False
+                    is_full.add(index)
+                    continue
+                counted = self._count_one(planned, fragment)
+                if counted is not None:
+                    counts[index][fragment] = counted
         return counts
+
+    def _count_one(self, planned: PlannedPartition, fragment: Fragment) -> _Counted | None:
+        """Read a fragment; None: it cannot be now, and the result has the reason."""
+        result = self.result
+        self._has_counted = True
+        self._bytes_left -= fragment.content_length
+        wanted = json_columns(self._spec) - result.columns
+        try:
+            self._cutover.bring(self._spec.name, planned.key, fragment, planned.location)
+            counted = self._content.count(
+                fragment, planned.location, columns=wanted, scanner=value_scanner(self._spec)
+            )
+        except DataError as err:
+            # Its Hive partition is registered all the same: the other files are good, and the
+            # engines, too, name the damaged one.
+            result.misfits.append(damage(self._spec, fragment, planned.location, err))
+            return _Counted(None, None)
+        except GazetteError as err:
+            result.errors.setdefault(planned.journal, err)
+            return None
+        result.columns |= counted.columns
+        found = misfit(self._spec, fragment, planned.location, counted)
+        result.misfits += [found] if found is not None else []
+        return _Counted(counted.rows, counted.stored_bytes, self._breaking(counted.values))
 
     def _breaking(self, values: ValueReport | None) -> frozenset[str]:
         """Columns at whose values Trino would fail."""

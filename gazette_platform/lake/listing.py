@@ -37,6 +37,7 @@ _SEARCH_STEPS_MAX: Final = 128
 _SEARCH_FIRST_BYTES: Final = 1 << 20
 # A slice small enough that a tick hardly notices it, metastore included.
 _SWEEP_PAGE: Final = 200
+_GOLDEN: Final = (5**0.5 - 1) / 2
 
 
 @final
@@ -71,6 +72,15 @@ class JournalListing:
         for page in self.pages:
             found |= {(f.begin, f.end): f for f in page.fragments if self.cursor.wants(f)}
         return [found[key] for key in sorted(found) if found[key].content_length]
+
+
+def rotated(journals: Sequence[str], now_s: float) -> list[str]:
+    """`journals`, beginning with any of them, so that a limit that ends each tick starves none.
+
+    The golden ratio spreads the beginnings evenly, whatever the time between ticks is.
+    """
+    first = int(now_s * _GOLDEN % 1.0 * len(journals))
+    return [*journals[first:], *journals[:first]]
 
 
 def list_new(

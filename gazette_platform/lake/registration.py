@@ -26,6 +26,7 @@ from gazette_platform.lake.listing import (
     list_holes,
     list_new,
     list_sweep,
+    rotated,
     sweep_without,
 )
 from gazette_platform.lake.planning import Limits, directory_of, make_plan, require_codec
@@ -174,11 +175,13 @@ class Registrar:
             if table is None:
                 # The table was never made, or was dropped: it gets everything.
                 report.cursors = {}
-            before = {j.name: report.cursors.get(j.name, JournalCursor()) for j in journals}
+            names = rotated([j.name for j in journals], self._clock.unix_s())
+            before = {name: report.cursors.get(name, JournalCursor()) for name in names}
             listed = self._list(before, is_over)
             report.has_more = len(listed) < len(before)
             report.has_more |= any(one.has_more for one in listed.values())
-            report.errors += [str(one.error) for one in listed.values() if one.error is not None]
+            failures = [one.error for _, one in sorted(listed.items())]
+            report.errors += [str(error) for error in failures if error is not None]
             is_current = table is not None and table.parameters.get(DIGEST) == spec.digest
             if table is None or not is_current:
                 table = self._make_table(session, spec, journals, listed, table, is_over)
@@ -194,11 +197,11 @@ class Registrar:
             old: Sequence[Fragment] = ()
             if sweep is not None and not is_over():
                 try:
-                    _, page, report.swept = list_sweep(self._source, list(before), sweep)
+                    _, page, report.swept = list_sweep(self._source, sorted(before), sweep)
                     old = page.fragments
                 except GazetteError as err:
                     report.errors.append(str(err))
-                    report.swept = sweep_without(list(before), sweep)
+                    report.swept = sweep_without(sorted(before), sweep)
             stores = {j.name: j.fragment.stores for j in journals}
             self._register(session, spec, table, stores, listed, old, report, is_over)
         report.journals = _progress(report, listed)
@@ -310,9 +313,10 @@ class Registrar:
             result = accountant.run(plan.partitions)
             done = result.done
             errors = {**result.errors, **errors}
-            report.updates += result.updates
-            report.accounts += result.accounts
-            report.misfits += result.misfits
+            # Told in an order that does not depend on which journal came first.
+            report.updates += sorted(result.updates, key=lambda u: u.journal)
+            report.accounts += sorted(result.accounts, key=lambda a: a.journal)
+            report.misfits += sorted(result.misfits, key=lambda f: (f.journal, f.begin))
             report.columns |= result.columns
             report.has_more |= not result.is_complete
         report.has_more |= not plan.is_complete
@@ -327,7 +331,7 @@ class Registrar:
 
 def _progress(report: TableReport, listed: Mapping[str, JournalListing]) -> list[JournalProgress]:
     found: list[JournalProgress] = []
-    for journal, listing in listed.items():
+    for journal, listing in sorted(listed.items()):
         cursor = report.cursors.get(journal, listing.cursor)
         found.append(JournalProgress(journal, cursor.offset, listing.write_head, cursor.hole_bytes))
     return found

@@ -6,7 +6,7 @@ from lake_bench import FragmentFiles, MemoryMetastore
 from gazette_platform.errors import NoJournalPrimaryBroker, TransportError
 from gazette_platform.lake import JournalCursor, Limits, Registrar, StoreRoots, SweepPoint
 from gazette_platform.lake.table_spec import parse_table_spec
-from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.clock import ManualClock, SystemClock
 
 SPEC = """
 name: s.events
@@ -260,3 +260,35 @@ def test_a_fragment_that_spans_where_nobody_was_is_found(registrar, files, spec)
     report = registrar.tick(spec, {"events/part=0": JournalCursor(9)})
     assert sum(u.fragments_added for u in report.updates) == 2
     assert report.cursors["events/part=0"] == JournalCursor(36, 27)
+
+
+@pytest.mark.parametrize("backlogs", [1, 3, 60])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        Limits(content_bytes_max=400),
+        Limits(fragments_max=4),
+        Limits(partitions_max=2),
+    ],
+)
+def test_backlogs_that_take_all_of_every_tick_starve_no_other_journal(
+    files, metastore, spec, backlogs, limits
+):
+    """They have a hundred fragments each, and every other journal one."""
+    names = [f"events/part={n:03}" for n in range(2 * backlogs + 1)]
+    large = names[::2][:backlogs]
+    for name in names:
+        for n in range(100 if name in large else 1):
+            files.append(name, lines(0, 9), postfix=f"date=2026-01-02/hour={n % 24}")
+    clock = ManualClock()
+    registrar = Registrar(files, metastore, StoreRoots(files.roots), limits, clock)
+    cursors, done = {}, set()
+    for _ in range(30 * backlogs):
+        report = registrar.tick(spec, cursors)
+        cursors = report.cursors
+        done |= {u.journal for u in report.updates}
+        if done == set(names):
+            break
+        clock.advance(7.0)
+    assert done == set(names)
+    assert any(cursors[name].offset < 100 * 81 for name in large)  # while they have more

@@ -9,6 +9,7 @@ from gazette_platform.errors import (
     DataError,
     LakeError,
     SchemaMismatch,
+    TransportError,
     ValidationError,
 )
 from gazette_platform.lake import (
@@ -18,6 +19,7 @@ from gazette_platform.lake import (
     RegistrationCursor,
     StoreRoots,
 )
+from gazette_platform.lake.content import FragmentContent
 from gazette_platform.lake.table_spec import parse_table_spec
 from gazette_platform.protocol import CompressionCodec
 
@@ -567,3 +569,24 @@ def test_no_table_and_no_hour_is_made_of_files_that_are_all_gone(registrar, file
     assert [u.journal for u in report.updates] == ["events/part=1"]
     assert len(partitions(metastore)[1]) == 1
     assert len(report.errors) == 1
+
+
+def test_a_fragment_that_brokers_cannot_read_holds_up_no_other(files, metastore, spec):
+    """Its store does not answer; of a store that this process does not reach, brokers are asked."""
+    for part in range(3):
+        files.append(f"events/part={part}", lines(0, 1), postfix=HOUR_5)
+
+    registrar = Registrar(files, metastore, StoreRoots(files.roots))
+    count = FragmentContent.count
+
+    def failing(self, fragment, *arguments, **options):
+        if fragment.journal == "events/part=1":
+            raise TransportError("no answer")
+        return count(self, fragment, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FragmentContent, "count", failing)
+        report = registrar.tick(spec, {})
+    assert sorted(u.journal for u in report.updates) == ["events/part=0", "events/part=2"]
+    assert report.errors == ["no answer"]
+    assert [u.journal for u in registrar.tick(spec, report.cursors).updates] == ["events/part=1"]
