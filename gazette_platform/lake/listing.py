@@ -163,9 +163,11 @@ def list_holes(
     pages: list[Page] = []
     for begin, _ in (*holes[first:], *holes[:first])[:_HOLES_LOOKED_MAX]:
         found = source.fragments(journal, begin, _HOLE_PAGE)
-        pages.append(Page(begin, found))
-        if not any(f.begin == begin for f in found):
-            pages += _spanning(source, journal, begin, begin)
+        is_there = any(f.begin == begin for f in found)
+        near = None if is_there else nearest_before(source, journal, begin)
+        pages.append(Page(begin, found, is_first=not is_there and near is None))
+        if near is not None and near.end > begin:
+            pages.append(Page(near.begin, [near]))
     return pages
 
 

@@ -3,7 +3,8 @@
 A journal's cursor says where to go on, and which bytes before that are missing: *holes*. A hole is
 waited for, because another broker may still be uploading its fragment, but what lies behind it is
 registered all the same. It is given up when the fragment behind it is as old as brokers let readers
-wait, and no sooner, so neither a slow store nor one bad file holds anything else up.
+wait, or was pruned with all before it, and no sooner, so neither a slow store nor one bad file holds
+anything else up.
 
 Times are those of fragments. None is in the cursor, so its text is the same for the same progress.
 """
@@ -143,6 +144,12 @@ class Page:
 
     begin: int
     fragments: Sequence[Fragment]
+    is_first: bool = False
+    """Whether brokers list nothing before them."""
+
+    def is_behind(self, hole: _Range) -> bool:
+        """Whether the journal begins behind `hole` by now, and what followed it."""
+        return self.is_first and bool(self.fragments) and hole[1] < self.fragments[0].begin
 
 
 def advance(
@@ -167,6 +174,8 @@ def advance(
     listed = [(f.begin, f.end) for page in pages for f in page.fragments]
     gaps = [gap for page in pages for gap in _given_up(page, now_s - JUMP_AGE_S)]
     left = subtract(left, subtract(gaps, listed))
+    # Where content is kept for a shorter time, what follows a hole is pruned before it is that old.
+    left = [hole for hole in left if not any(page.is_behind(hole) for page in pages)]
     return JournalCursor(offset, _last(cursor, offset, pages, done), bounded(left))
 
 

@@ -292,3 +292,32 @@ def test_backlogs_that_take_all_of_every_tick_starve_no_other_journal(
         clock.advance(7.0)
     assert done == set(names)
     assert any(cursors[name].offset < 100 * 81 for name in large)  # while they have more
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_hole_before_all_that_is_left_of_a_journal_is_given_up(files, metastore, spec, is_known):
+    """Where content is kept for an hour, nothing ever gets as old as holes are awaited."""
+    clock = ManualClock()
+    registrar = Registrar(files, metastore, StoreRoots(files.roots), clock=clock)
+    made = []
+    if is_known:
+        files.append("events/part=0", lines(0, 1), postfix=HOUR_5, mod_time=int(clock.unix_s()))
+        made += files.fragments("events/part=0", 0, 9)
+    begin, cursors = 90, {}
+    for n in range(12):
+        made.append(
+            files.append(
+                "events/part=0",
+                lines(n % 10, 1),
+                postfix=HOUR_6,
+                begin=begin + 9 * n,
+                mod_time=int(clock.unix_s()),
+            )
+        )
+        cursors = registrar.tick(spec, cursors).cursors
+        if n == 2:
+            assert cursors["events/part=0"].hole_bytes == (81 if is_known else 90)
+        clock.advance(1200)
+        if n > 3:
+            files.forget(made.pop(0))
+    assert cursors["events/part=0"].holes == ()
