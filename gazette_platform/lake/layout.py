@@ -33,6 +33,9 @@ __all__ = [
     "require_location",
 ]
 
+_BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
+# As metastores' tables have room for.
+_VALUE_CHARACTERS_MAX = 256
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
@@ -166,12 +169,17 @@ class PartitionColumn:
 
         Raises: LakeError: the text is not of the column's type.
         """
+        if len(text) > _VALUE_CHARACTERS_MAX:
+            raise LakeError(
+                f"{self.key}={text[:60]}… has more than {_VALUE_CHARACTERS_MAX} characters, which no "
+                "metastore takes: give the journal a shorter name"
+            )
         try:
             match self.type:
                 case "date":
                     return date.fromisoformat(text).isoformat()
                 case "tinyint" | "smallint" | "int" | "bigint":
-                    return str(int(text))
+                    return _integer(text, _BITS[self.type])
                 case _:
                     return text
         except ValueError as err:
@@ -179,6 +187,17 @@ class PartitionColumn:
                 f"{self.key}={text} is not a {self.type}: correct the type of {self.key!r} under "
                 "`partitions` of the table spec"
             ) from err
+
+
+def _integer(text: str, bits: int) -> str:
+    """The value as engines write it, who fail at the whole table for one that is too large.
+
+    Raises: ValueError: it is no integer of so many bits.
+    """
+    value, half = int(text), 1 << (bits - 1)
+    if not -half <= value < half:
+        raise ValueError(text)
+    return str(value)
 
 
 def partition_columns(spec: TableSpec, layout: Layout) -> tuple[PartitionColumn, ...]:

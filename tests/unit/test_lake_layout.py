@@ -114,6 +114,27 @@ def test_values_are_canonical_or_refused():
         day.value("2026-13-02")
 
 
+@pytest.mark.parametrize(
+    ("kind", "largest"),
+    [("tinyint", 2**7 - 1), ("smallint", 2**15 - 1), ("int", 2**31 - 1), ("bigint", 2**63 - 1)],
+)
+def test_numbers_that_no_engine_takes_are_refused(kind, largest):
+    """Trino fails at all queries of a table of which one Hive partition has such a value."""
+    column = PartitionColumn(key="n", column="n", type=kind)
+    for value in (largest, -largest - 1):
+        assert column.value(str(value)) == str(value)
+    for value in (largest + 1, -largest - 2):
+        with pytest.raises(LakeError, match=f"n={value} is not a {kind}"):
+            column.value(str(value))
+
+
+def test_values_that_no_metastore_takes_are_refused():
+    column = PartitionColumn(key="n", column="n", type="string")
+    assert column.value("é" * 256) == "é" * 256
+    with pytest.raises(LakeError, match="more than 256 characters"):
+        column.value("é" * 257)
+
+
 def test_partition_key_without_columns():
     assert partition_key([], []) == "all"
 
