@@ -38,7 +38,7 @@ def flush(ctx: typer.Context, names: list[str], tables: Path | None, timeout: st
             journals = source.journals(spec.label_selector)
             with metastore.connect() as session:
                 standing = table_standing(spec, journals, ends, session, clock.now())
-            begins = {each.journal: each.registered for each in standing.journals}
+            begins = {each.journal: each.cursor for each in standing.journals}
             done = catch_up(registrar, spec, begins, ends, deadline=deadline, clock=clock)
             for text in done.told:
                 note(f"{spec.name}: {text}")

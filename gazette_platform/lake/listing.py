@@ -29,7 +29,8 @@ __all__ = [
     "sweep_without",
 ]
 
-_HOLES_LOOKED_MAX: Final = 4
+HOLES_LOOKED_MAX: Final = 4
+"""Of a journal, in one tick."""
 _HOLE_PAGE: Final = 100
 _SEARCH_PAGE: Final = 16
 # A search widens 16-fold and then halves: far more steps than 2**63 offsets need.
@@ -159,9 +160,9 @@ def list_holes(
 ) -> list[Page]:
     """What is listed now of bytes that are awaited; a few holes at a time, in turn."""
     holes = cursor.holes
-    first = int(now_s) % len(holes) if len(holes) > _HOLES_LOOKED_MAX else 0
+    first = int(now_s) % len(holes) if len(holes) > HOLES_LOOKED_MAX else 0
     pages: list[Page] = []
-    for begin, _ in (*holes[first:], *holes[:first])[:_HOLES_LOOKED_MAX]:
+    for begin, _ in (*holes[first:], *holes[:first])[:HOLES_LOOKED_MAX]:
         found = source.fragments(journal, begin, _HOLE_PAGE)
         is_there = any(f.begin == begin for f in found)
         near = None if is_there else nearest_before(source, journal, begin)

@@ -9,6 +9,7 @@ from gazette_platform.errors import GazetteError
 from gazette_platform.lake.applying import problems_with_journals
 from gazette_platform.lake.layout import Layout, partition_columns, partition_key
 from gazette_platform.lake.partition_state import PartitionState
+from gazette_platform.lake.progress import JournalCursor, bounded, subtract
 from gazette_platform.lake.tables import DIGEST, LAYOUT
 
 if TYPE_CHECKING:
@@ -29,7 +30,15 @@ class JournalStanding:
 
     journal: str
     registered: int
+    """End of the furthest fragment that is in a Hive partition."""
     head: int
+    holes: tuple[tuple[int, int], ...] = ()
+    """Bytes before that in none: pruned, or given up, or registered late."""
+
+    @property
+    def cursor(self) -> JournalCursor:
+        """Where to go on, for who knows no more than the accounts say."""
+        return JournalCursor(self.registered, None, bounded(self.holes))
 
     @property
     def lag_bytes(self) -> int:
@@ -117,14 +126,16 @@ def table_standing(
     if session is not None and table is not None:
         standing.location = table.location
         _look_at(standing, session, table)
-    registered: dict[str, int] = {}
+    held: dict[str, list[tuple[int, int]]] = {}
     for partition in standing.partitions:
-        journal, ranges = partition.state.journal, partition.state.ranges
-        if ranges:
-            registered[journal] = max(registered.get(journal, 0), ranges[-1][1])
-    standing.journals = [
-        JournalStanding(j.name, registered.get(j.name, 0), heads.get(j.name, 0)) for j in journals
-    ]
+        held.setdefault(partition.state.journal, []).extend(partition.state.ranges)
+    for journal in journals:
+        ranges = held.get(journal.name, [])
+        end = max((high for _, high in ranges), default=0)
+        holes = tuple(subtract([(0, end)], ranges))
+        standing.journals.append(
+            JournalStanding(journal.name, end, heads.get(journal.name, 0), holes)
+        )
     if standing.is_known and table is None and journals and not standing.problems:
         why = (
             "wait for the flush interval, or see the ticks of the sensor `fragments`"

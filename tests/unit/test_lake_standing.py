@@ -119,7 +119,7 @@ def test_catching_up_registers_all_below_the_ends(lake):
     )
     assert (done.rows, done.keys, done.told) == (6, {"part=0", "part=1", "part=2"}, [])
     lake.files.append("orders/part=1", LINE)
-    begins = {each.journal: each.registered for each in lake.standing().journals}
+    begins = {each.journal: each.cursor for each in lake.standing().journals}
     done = catch_up(
         lake.registrar,
         lake.spec,
@@ -139,3 +139,52 @@ def test_catching_up_ends_in_time_and_says_what_is_behind(lake):
         catch_up(
             lake.registrar, lake.spec, {}, lake.heads(), deadline=clock.monotonic() + 1, clock=clock
         )
+
+
+@pytest.mark.parametrize("late", [1, 5, 40])
+def test_catching_up_registers_what_was_stored_late(lake, late):
+    """Behind what others registered: who only ever flushes would never have it else."""
+    journal, now = "orders/part=0", int(SystemClock().unix_s())
+    spool = []
+    for _ in range(late):
+        spool.append(lake.files.append(journal, LINE, is_persisted=False))
+        lake.files.append(journal, LINE, mod_time=now)
+    lake.registrar.tick(lake.spec, {})
+    for fragment in spool:
+        lake.files.persist(fragment, mod_time=now)
+    clock = SystemClock()
+    begins = {each.journal: each.cursor for each in lake.standing().journals}
+    done = catch_up(
+        lake.registrar,
+        lake.spec,
+        begins,
+        lake.heads(),
+        deadline=clock.monotonic() + 60,
+        clock=clock,
+    )
+    assert done.rows == late
+    (partition,) = lake.standing().partitions
+    assert partition.state.ranges == ((0, 2 * late * len(LINE)),)
+
+
+def test_catching_up_tells_what_it_cannot_take_and_goes_on(lake):
+    journal = "orders/part=0"
+    lake.files.append(journal, LINE, mod_time=1)
+    lake.registrar.tick(lake.spec, {})
+    lake.files.append(journal, LINE, postfix="other=1")
+    lake.files.append(journal, LINE)
+    lake.registrar.tick(lake.spec, {})
+    lake.files.append(journal, LINE)
+    clock = SystemClock()
+    begins = {each.journal: each.cursor for each in lake.standing().journals}
+    done = catch_up(
+        lake.registrar,
+        lake.spec,
+        begins,
+        lake.heads(),
+        deadline=clock.monotonic() + 60,
+        clock=clock,
+    )
+    assert done.rows == 1
+    (told,) = done.told
+    assert "other=1" in told
