@@ -61,11 +61,11 @@ def _repair(
         return len(found)
     journals = source.journals(spec.label_selector)
     standing = table_standing(spec, journals, {}, session, SystemClock().now())
-    registered = {each.journal: each.registered for each in standing.journals}
+    cursors = {each.journal: each.cursor for each in standing.journals}
     moved = 0
     repairer = Repairer(source, roots)
     while found:
-        done = repairer.repair(session, table, found, registered)
+        done = repairer.repair(session, table, found, cursors)
         for each in done.moved:
             print_text(f"{spec.name}: moved {each.finding.path} to {each.target}")
         for path, why in {**done.waiting, **done.refused}.items():

@@ -17,6 +17,7 @@ from gazette_platform.lake.coverage import Span, choose, clusters, gaps, lowered
 from gazette_platform.lake.files import JournalFiles, journal_files
 from gazette_platform.lake.findings import Finding
 from gazette_platform.lake.planning import directory_of
+from gazette_platform.lake.progress import JournalCursor
 from gazette_platform.lake.storage import Storage
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Auditor:
         journal: str,
         *,
         begin: int = 0,
-        registered: int | None = None,
+        cursor: JournalCursor | None = None,
         limit: int = 1000,
         lists_objects: bool = False,
         known: Collection[str] = (),
@@ -94,7 +95,7 @@ class Auditor:
             table: the table as the metastore has it.
             journal: one of the table's journals.
             begin: offset to begin at; lowered if a file spans it.
-            registered: offset up to which the journal is registered; None: as the accounts say.
+            cursor: how far the journal is registered; None: as the accounts say.
             limit: fragments to ask for; the audit ends where they end.
             lists_objects: whether directories of object stores are listed, too: a request for each.
             known: directories of which earlier findings tell which file is left out: others come first.
@@ -114,7 +115,7 @@ class Auditor:
             # Where there is more below than one audit takes, this goes on above all the same.
             if wider.end is None or wider.end > begin:
                 view = wider
-        return view.audit(journal, registered)
+        return view.audit(journal, cursor)
 
     def _view(  # noqa: PLR0917
         self,
@@ -179,7 +180,7 @@ class _View:
         shared = [r for d in self.overlaps for r in self.accounts.places[d].state.ranges]
         return lowered(begin, [*self.files.fragments.values(), *shared])
 
-    def audit(self, journal: str, registered: int | None) -> Audit:
+    def audit(self, journal: str, cursor: JournalCursor | None) -> Audit:
         """What is wrong."""
         files, accounts = self.files, self.accounts
         files.keep(
@@ -189,10 +190,10 @@ class _View:
                 if low >= self.begin and (self.end is None or low < self.end)
             }
         )
-        if registered is None:
+        if cursor is None:
             states = accounts.states.values()
             ends = (e for s in states if s.journal == journal for _, e in s.ranges)
-            registered = max(ends, default=0)
+            cursor = JournalCursor(max(ends, default=0))
         unlisted = {
             place.directory: files.unlisted.get(place.directory, _NOT_ASKED)
             for place in accounts.places.values()
@@ -201,7 +202,7 @@ class _View:
         spans = _spans(self.read, files)
         findings = [
             *_gap_findings(journal, self.fragments),
-            *_registration_findings(self.fragments, registered, accounts),
+            *_registration_findings(self.fragments, cursor, accounts),
             *_file_findings(journal, self.fragments, files, self.begin),
             *_overlap_findings(journal, spans, accounts),
             *self._account_findings(journal, unlisted),
@@ -274,11 +275,11 @@ def _gap_findings(journal: str, listed: Sequence[Fragment]) -> list[Finding]:
 
 
 def _registration_findings(
-    listed: Sequence[Fragment], registered: int, accounts: Accounts
+    listed: Sequence[Fragment], cursor: JournalCursor, accounts: Accounts
 ) -> list[Finding]:
     found: list[Finding] = []
     for fragment in listed:
-        if not fragment.backing_store or not fragment.content_length or fragment.end > registered:
+        if not fragment.backing_store or not fragment.content_length or cursor.wants(fragment):
             continue
         state = accounts.state_of(directory_of(fragment))
         if state is not None and state.covers(fragment.begin, fragment.end):

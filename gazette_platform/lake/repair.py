@@ -24,6 +24,7 @@ from gazette_platform.lake.files import JournalFiles, journal_files
 from gazette_platform.lake.layout import PartitionColumn, partition_key
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.planning import directory_of
+from gazette_platform.lake.progress import JournalCursor
 from gazette_platform.lake.storage import Storage
 from gazette_platform.protocol import parse_fragment_path
 
@@ -109,7 +110,7 @@ class Repairer:
         session: MetastoreSession,
         table: HiveTable,
         findings: Sequence[Finding],
-        registered: Mapping[str, int],
+        cursors: Mapping[str, JournalCursor],
         *,
         is_over: Callable[[], bool] = _never,
     ) -> Repair:
@@ -119,7 +120,7 @@ class Repairer:
             session: the metastore, for the accounts of the Hive partitions.
             table: the table.
             findings: of overlaps; each is checked anew.
-            registered: by journal, the offset up to which it is registered.
+            cursors: by journal, how far it is registered.
             is_over: whether time is up; what is left is looked at again.
 
         Raises: GazetteError: the metastore cannot be reached.
@@ -131,9 +132,8 @@ class Repairer:
                 break
             mine = [f for f in targets if f.journal == journal]
             try:
-                self._repair_journal(
-                    session, table, mine, registered.get(journal, 0), repair, is_over
-                )
+                cursor = cursors.get(journal, JournalCursor())
+                self._repair_journal(session, table, mine, cursor, repair, is_over)
             except (StatusError, TransportError) as err:
                 # Brokers cannot list it right now; what was moved before is to be told all the same.
                 repair.waiting |= {f.path: f"it is not moved now: {err}" for f in mine}
@@ -144,7 +144,7 @@ class Repairer:
         session: MetastoreSession,
         table: HiveTable,
         targets: Sequence[Finding],
-        registered: int,
+        cursor: JournalCursor,
         repair: Repair,
         is_over: Callable[[], bool],
     ) -> None:
@@ -152,14 +152,14 @@ class Repairer:
         for _ in range(_ROUNDS_MAX):
             if not left:
                 return
-            now, reach = self._look(left, registered)
+            now, reach = self._look(left, cursor)
             # What begins behind the last fragment listed is for the next round.
             within = [f for f in left if reach is None or f.end <= reach] or left[:1]
             left = [f for f in left if f not in within]
             if not self._repair_within(session, table, within, now, repair, is_over):
                 return
 
-    def _look(self, targets: Sequence[Finding], registered: int) -> tuple[_Now, int | None]:
+    def _look(self, targets: Sequence[Finding], cursor: JournalCursor) -> tuple[_Now, int | None]:
         """What there is around `targets`, and up to which offset; None: to the end."""
         journal = targets[0].journal
         listed = self._source.fragments(journal, targets[0].since, _LISTED_MAX)
@@ -173,7 +173,7 @@ class Repairer:
         now = _Now(
             journal_files(self._storage, journal, places),
             {(directory_of(f), f.content_name): f for f in listed},
-            registered,
+            cursor,
         )
         return now, reach
 
@@ -356,14 +356,14 @@ class _Now:
 
     files: JournalFiles
     listed: Mapping[tuple[str, str], Fragment]
-    registered: int
+    cursor: JournalCursor
 
     def covers(self, target: Finding) -> list[Fragment]:
         """Listed, registered fragments, with their files, that hold all bytes of `target`."""
         standing = [
             Span(f.begin, f.end, *place, is_listed=True)
             for place, f in self.listed.items()
-            if place in self.files.fragments and f.end <= self.registered
+            if place in self.files.fragments and not self.cursor.wants(f)
         ]
         found = chain(standing, target.begin, target.end)
         return [self.listed[s.directory, s.name] for s in found]

@@ -21,6 +21,7 @@ from gazette_platform.lake import (
     Auditor,
     Finding,
     FitChecker,
+    JournalCursor,
     Repair,
     Repairer,
     TableReport,
@@ -196,7 +197,7 @@ class TableAudits:
             and f.journal in journals
             and f.journal not in problems
         ]
-        repair = self.repairer.repair(session, table, targets, report.offsets, is_over=is_over)
+        repair = self.repairer.repair(session, table, targets, report.cursors, is_over=is_over)
         for journal in dict.fromkeys(m.finding.journal for m in repair.moved):
             begin = min(f.begin for f in findings if f.journal == journal)
             audit = self._audit(session, spec, table, journal, begin, report, findings, problems)
@@ -244,7 +245,7 @@ class TableAudits:
                 table,
                 journal,
                 begin=begin,
-                registered=report.offsets.get(journal, 0),
+                cursor=report.cursors.get(journal, JournalCursor()),
                 known=known,
             )
         except (StatusError, TransportError) as err:

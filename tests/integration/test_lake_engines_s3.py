@@ -10,6 +10,7 @@ from object_servers import need_go
 
 from gazette_platform.lake import (
     Auditor,
+    JournalCursor,
     Registrar,
     Repairer,
     StoreRoots,
@@ -102,7 +103,7 @@ def test_tables_on_s3_in_both_engines(tmp_path, lake_bucket, metastore, trino, s
         findings = auditor.audit(session, spec, table, JOURNAL, lists_objects=True).findings
         ensure_exact_view(session, spec, table, excluded_files(findings))
         assert ask("events_exact") == [(5, 10, 45), (6, 20, 90)]
-        repair = repairer.repair(session, table, findings, {JOURNAL: 270})
+        repair = repairer.repair(session, table, findings, {JOURNAL: JournalCursor(270)})
     assert [m.rows for m in repair.moved] == [4]
     assert ask("events") == [(5, 10, 45), (6, 20, 90)]
 

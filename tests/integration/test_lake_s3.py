@@ -14,6 +14,7 @@ from gazette_platform.codecs import compressor
 from gazette_platform.errors import LakeError, ObjectNotFound
 from gazette_platform.lake import (
     Auditor,
+    JournalCursor,
     Registrar,
     Repairer,
     StoreRoots,
@@ -109,7 +110,7 @@ class Lake:
         repairer = Repairer(self.files, self.roots)
         with self.metastore.connect() as session:
             table = session.table("s", "events")
-            return repairer.repair(session, table, findings, {JOURNAL: 1 << 40})
+            return repairer.repair(session, table, findings, {JOURNAL: JournalCursor(1 << 40)})
 
     def states(self):
         with self.metastore.connect() as session:

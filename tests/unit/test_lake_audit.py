@@ -7,7 +7,14 @@ import pytest
 from lake_bench import FragmentFiles, MemoryMetastore
 
 from gazette_platform.errors import SchemaMismatch
-from gazette_platform.lake import Auditor, Registrar, StoreRoots, ensure_exact_view, excluded_files
+from gazette_platform.lake import (
+    Auditor,
+    JournalCursor,
+    Registrar,
+    StoreRoots,
+    ensure_exact_view,
+    excluded_files,
+)
 from gazette_platform.lake.coverage import Span, choose, clusters, gaps, uncovered
 from gazette_platform.lake.table_spec import parse_table_spec
 
@@ -185,8 +192,8 @@ def test_dropped_partition(lake):
     with lake.metastore.connect() as session:
         table = session.table("s", "events")
         session.drop_partition(table, session.partitions(table)[1].values)
-    assert lake.findings(registered=18) == [("count", 9, 18, False)]
-    assert lake.findings(registered=9) == []
+    assert lake.findings(cursor=JournalCursor(18)) == [("count", 9, 18, False)]
+    assert lake.findings(cursor=JournalCursor(9)) == []
 
 
 def test_slices_begin_where_no_file_spans(lake):

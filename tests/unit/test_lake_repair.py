@@ -34,7 +34,7 @@ class Lake:
         self.registrar = Registrar(self.files, self.metastore, self.roots)
         self.auditor = Auditor(self.files, self.roots)
         self.spec = parse_table_spec(SPEC)
-        self.cursors, self.offsets = {}, {}
+        self.cursors = {}
 
     def append(self, begin, end, *, hour="hour=05", content=None):
         content = lines(begin, end) if content is None else content
@@ -46,8 +46,7 @@ class Lake:
         return planted
 
     def register(self):
-        report = self.registrar.tick(self.spec, self.cursors)
-        self.cursors, self.offsets = report.cursors, report.offsets
+        self.cursors = self.registrar.tick(self.spec, self.cursors).cursors
 
     def find(self):
         with self.metastore.connect() as session:
@@ -59,7 +58,7 @@ class Lake:
         findings = self.find() if findings is None else findings
         with self.metastore.connect() as session:
             table = session.table("s", "events")
-            return repairer.repair(session, table, findings, self.offsets)
+            return repairer.repair(session, table, findings, self.cursors)
 
     def state(self, hour):
         with self.metastore.connect() as session:

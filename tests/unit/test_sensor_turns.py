@@ -153,3 +153,24 @@ def test_audits_end_with_the_tick_and_the_round_goes_on_where_it_stood(tmp_path)
     assert per_tick == [1] * 7
     # The first tick has time for a journal that changed, and leaves the round where it is.
     assert audited == [f"a/part={n}" for n in (3, 4, 5, 0, 1, 2, 3)]
+
+
+def test_a_fragment_that_cannot_be_taken_hides_nothing_behind_it(platform):
+    """It is awaited for as long as brokers list it. The sweep is elsewhere meanwhile."""
+    platform.append("t0")
+    platform.files.append("t0/part=0", b'{"id":1}\n', postfix="other=1")
+    for hour in ("06", "07"):
+        platform.append("t0", hour=hour)
+    platform.tick()
+    assert platform.cursor.registered.tables["s.t0"]["t0/part=0"].holes == ((9, 18),)
+    with platform.metastore.connect() as session:
+        session.drop_partition(session.table("s", "t0"), ("0", "06"))
+    platform.append("t0", hour="07")
+    red = []
+    for _ in range(len(platform.specs)):
+        events = platform.tick().events
+        red += [
+            e for e in events if getattr(e, "check_name", "") == "counts_agree" and not e.passed
+        ]
+    assert red
+    assert "hour=06" in red[0].description
