@@ -25,11 +25,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Added", "InstanceTold", "Told", "Totals", "added_since", "untold"]
 
+# Of others, in a row, that are looked past.
+_EVENTS_MAX = 20
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """What the newest event of a Hive partition says that it holds."""
+    """What the newest event of a Hive partition with numbers says that it holds."""
 
     fragments: int = 0
     content_bytes: int = 0
@@ -107,25 +110,24 @@ class InstanceTold:
         return {key: found[DATA_VERSION] for key, found in tags.items() if DATA_VERSION in found}
 
     def totals(self, asset: AssetKey, partition: str) -> Totals | None:
-        """What the newest event of a partition says; None if there is none."""
+        """What the newest event of a partition says that tells numbers; None if there is none.
+
+        Anybody may report others, in the UI, say.
+        """
         only = AssetRecordsFilter(asset_key=asset, asset_partitions=[partition])
-        records = self._instance.fetch_materializations(only, limit=1).records
-        found = records[0].asset_materialization if records else None
-        if found is None:
-            return None
-        values = {name: value.value for name, value in found.metadata.items()}
-        rows = values.get("dagster/partition_row_count")
-        return Totals(
-            fragments=_count(values.get("fragments")),
-            content_bytes=_count(values.get("content_bytes")),
-            rows=rows if isinstance(rows, int) else None,
-        )
+        for record in self._instance.fetch_materializations(only, limit=_EVENTS_MAX).records:
+            event = record.asset_materialization
+            values = {n: v.value for n, v in event.metadata.items()} if event is not None else {}
+            fragments, content_bytes = values.get("fragments"), values.get("content_bytes")
+            if isinstance(fragments, int) and isinstance(content_bytes, int):
+                rows = values.get("dagster/partition_row_count")
+                return Totals(
+                    fragments=fragments,
+                    content_bytes=content_bytes,
+                    rows=rows if isinstance(rows, int) else None,
+                )
+        return None
 
     def partitions(self, name: str) -> Collection[str]:
         """Keys of the dynamic partitions `name`; one query."""
         return frozenset(self._instance.get_dynamic_partitions(name))
-
-
-def _count(value: object) -> int:
-    """A number of an event's metadata; one that others reported may lack it."""
-    return value if isinstance(value, int) else 0

@@ -12,6 +12,7 @@ from dagster import (
     AssetCheckEvaluation,
     AssetCheckSeverity,
     AssetKey,
+    AssetMaterialization,
     DagsterInstance,
     build_sensor_context,
 )
@@ -237,6 +238,20 @@ def test_a_lost_dagster_home_is_told_everything_again(platform):
     platform.tick()
     assert numbers(platform.instance, "a") == {"part=0/hour=05": [3]}
     assert platform.metastore.partitions_altered == altered
+
+
+def test_what_somebody_reports_in_the_ui_is_not_counted_from(platform):
+    """An event without numbers says nothing of what was told before."""
+    platform.write_spec("a")
+    platform.files.append("a/part=0", line(1), postfix="hour=05")
+    platform.tick()
+    foreign = AssetMaterialization(AssetKey(["s", "a"]), partition="part=0/hour=05")
+    platform.instance.report_runless_asset_event(foreign)
+    platform.files.append("a/part=0", line(2), postfix="hour=05")
+    (event, _) = platform.tick().asset_events
+    values = {key: value.value for key, value in event.metadata.items()}
+    assert (values["fragments"], values["fragments_added"], values["rows_added"]) == (2, 1, 1)
+    assert "dagster/column_schema" not in values
 
 
 def test_what_others_registered_is_told(platform):
