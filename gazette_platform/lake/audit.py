@@ -147,6 +147,7 @@ class Auditor:
         if reach is not None:
             cut = lowered(reach, [*files.fragments.values(), *((f.begin, f.end) for f in listed)])
             end = cut if cut > begin else None
+        following = [f for f in listed if end is not None and f.begin >= end][:1]
         if end is not None:
             listed = [f for f in listed if f.begin < end]
         read = [
@@ -158,7 +159,7 @@ class Auditor:
             )
         ]
         untold = {d: span for d, span in overlaps.items() if d in suspects or d not in known}
-        return _View(accounts, files, listed, read, untold, begin, end)
+        return _View(accounts, files, listed, following, read, untold, begin, end)
 
 
 @final
@@ -169,6 +170,8 @@ class _View:
     accounts: Accounts
     files: JournalFiles
     fragments: Sequence[Fragment]
+    following: Sequence[Fragment]
+    """The first of those behind them, if there is one: a gap may lie between."""
     read: Sequence[Fragment]
     """Those of the fragments whose files engines read."""
     overlaps: dict[str, tuple[int, int]]
@@ -201,7 +204,7 @@ class _View:
         }
         spans = _spans(self.read, files)
         findings = [
-            *_gap_findings(journal, self.fragments),
+            *_gap_findings(journal, [*self.fragments, *self.following]),
             *_registration_findings(self.fragments, cursor, accounts),
             *_file_findings(journal, self.fragments, files, self.begin),
             *_overlap_findings(journal, spans, accounts),

@@ -239,3 +239,21 @@ def test_exact_view_never_replaces_what_is_not_one(lake):
         session.create_table(replace(table, name="events_exact"))
         with pytest.raises(SchemaMismatch, match="is not the exact view"):
             ensure_exact_view(session, lake.spec, table, {})
+
+
+@pytest.mark.parametrize("limit", range(2, 8))
+@pytest.mark.parametrize("gap", range(1, 6))
+def test_a_gap_is_found_wherever_audits_of_slices_meet(lake, limit, gap):
+    begin = 0
+    for n in range(6):
+        begin += 9 * (n == gap)
+        lake.append(1, begin=begin)
+        begin += 9
+    lake.register()
+    at, found = 0, []
+    while at is not None:
+        audit = lake.audit(begin=at, limit=limit)
+        assert all(audit.replaces(f) for f in audit.findings)
+        found += [(f.kind, f.begin, f.end) for f in audit.findings]
+        at = audit.end
+    assert found == [("gap", 9 * gap, 9 * gap + 9)]
