@@ -69,11 +69,23 @@ def ensure_table(
 
 def _begin(existing: HiveTable, evolved: HiveTable) -> HiveTable:
     """The table with its own columns as they will be, marked as not done."""
-    digest, _, _ = existing.parameters.get(_MARK, "").partition(" ")
-    if digest == evolved.parameters[DIGEST]:
+    if _goal(existing) == evolved.parameters[DIGEST]:
         return existing
     former = existing.parameters.get(DIGEST, "")
     return _marked(replace(evolved, parameters={**evolved.parameters, DIGEST: former}), evolved, "")
+
+
+def _goal(table: HiveTable) -> str:
+    """Digest of the spec that its Hive partitions are being brought to; empty: of none."""
+    return table.parameters.get(_MARK, "").partition(" ")[0]
+
+
+def _current(session: MetastoreSession, table: HiveTable) -> HiveTable:
+    """The table now. Raises: LakeError: there is none."""
+    current = session.table(table.database, table.name)
+    if current is None:
+        raise LakeError(f"table {table.full_name} was dropped meanwhile; it is made again")
+    return current
 
 
 def _marked(table: HiveTable, evolved: HiveTable, name: str) -> HiveTable:
@@ -96,15 +108,16 @@ def _go_on(
             break
         batch = left[start : start + _BATCH]
         with session.accounts_lock(table.database, table.name) as lock:
+            current = _current(session, table)
+            if _goal(current) != _goal(table):
+                return current  # another registrar is done, or follows another spec
             found = session.partitions_named(table, batch)
             lock.require()
             session.alter_partitions(table, found)
         done = batch[-1]
     is_done = not left or done == left[-1]
     with session.accounts_lock(table.database, table.name) as lock:
-        current = session.table(table.database, table.name)
-        if current is None:
-            raise LakeError(f"table {table.full_name} was dropped meanwhile; it is made again")
+        current = _current(session, table)
         if current.parameters.get(_MARK) != table.parameters[_MARK]:
             return current  # another registrar was here, and will finish
         result = evolved if is_done else _marked(table, evolved, done)

@@ -127,3 +127,22 @@ def test_a_registrar_of_before_takes_no_column_away(tmp_path, metastore):
     found = metastore.thrift.get_partitions_by_names("s", "a", names)
     assert [[c.name for c in p.sd.cols] for p in found] == [["extra", "id"]] * 3
     assert digest(metastore) == WIDE.digest
+
+
+@pytest.mark.parametrize("at", range(1, 7))
+def test_two_specs_at_once_end_as_the_one_that_the_table_says(registrar, metastore, at):
+    """A flush knows a newer spec than the sensor, which is amid its batches."""
+    lock, count = metastore.thrift.lock, 0
+
+    def locking(request):
+        nonlocal count
+        count += 1
+        if count == at:
+            registrar.tick(WIDER, {})
+        return lock(request)
+
+    metastore.thrift.lock = locking
+    with suppress(LakeError):
+        registrar.tick(WIDE, {})
+    assert digest(metastore) == WIDER.digest
+    assert columns(metastore) == [["extra", "more", "id"]] * COUNT
