@@ -277,7 +277,7 @@ def _tell(outcome: TickOutcome, spec: TableSpec, report: TableReport, ports: Tic
         (journals_partitions(spec.name), list(dict.fromkeys(journals))),
     ):
         # A tick may have ended between its events and its partitions.
-        known = ports.told.partitions(str(definition.name))
+        known = ports.told.partitions(str(definition.name), wanted)
         missing = [key for key in wanted if key not in known]
         if missing:
             outcome.partitions.append(definition.build_add_request(missing))

@@ -240,6 +240,22 @@ def test_a_lost_dagster_home_is_told_everything_again(platform):
     assert platform.metastore.partitions_altered == altered
 
 
+def test_a_tick_does_not_read_all_partitions_that_there_ever_were(platform, monkeypatch):
+    platform.write_spec("a")
+    platform.files.append("a/part=0", line(1), postfix="hour=05")
+    platform.tick()
+
+    def everything(*_):
+        raise AssertionError("reads a million keys")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(platform.instance, "get_dynamic_partitions", everything)
+        platform.files.append("a/part=0", line(1), postfix="hour=05")
+        platform.files.append("a/part=0", line(1), postfix="hour=06")
+        (request,) = platform.tick().dynamic_partitions_requests
+    assert request.partition_keys == ["part=0/hour=06"]
+
+
 def test_what_somebody_reports_in_the_ui_is_not_counted_from(platform):
     """An event without numbers says nothing of what was told before."""
     platform.write_spec("a")
