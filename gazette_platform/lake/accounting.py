@@ -131,6 +131,8 @@ class Accountant:
         self._table = table
         self._bytes_left = content_bytes_max
         self._has_counted = False
+        # Journals that have more than there was time or bytes for.
+        self._full: set[str] = set()
         self._is_over = is_over
         self.result = Accounted()
 
@@ -218,23 +220,28 @@ class Accountant:
     def _count(self, work: Sequence[tuple[PlannedPartition, PartitionState]]) -> list[_Counts]:
         """Read those of the fragments of each Hive partition that its state does not hold.
 
-        They take turns, so that one with a backlog does not use up what there is of time and bytes.
+        Journals take turns, so that one with a backlog does not use up what there is of time and bytes.
+        Each goes on in the order of its offsets, so that what it had no time for is no hole.
         """
         counts: list[_Counts] = [{} for _ in work]
-        is_full: set[int] = set()
-        for turn in zip_longest(*(planned.fragments for planned, _ in work)):
-            for index, fragment in enumerate(turn):
-                planned, state = work[index]
-                if fragment is None or index in is_full:
-                    continue
-                if state.covers(fragment.begin, fragment.end):
+        queues: dict[str, list[tuple[Fragment, int]]] = {}
+        for index, (planned, state) in enumerate(work):
+            queues.setdefault(planned.journal, []).extend(
+                (f, index) for f in planned.fragments if not state.covers(f.begin, f.end)
+            )
+        for queue in queues.values():
+            queue.sort(key=lambda item: (item[0].begin, item[0].end))
+        for turn in zip_longest(*queues.values()):
+            for fragment, index in filter(None, turn):
+                planned, _ = work[index]
+                if planned.journal in self._full:
                     continue
                 # One at least, so that a tick that was late from the start gets on, too.
                 if self._has_counted and (
                     self._is_over() or fragment.content_length > self._bytes_left
                 ):
                     self.result.is_complete = False
-                    is_full.add(index)
+                    self._full.add(planned.journal)
                     continue
                 counted = self._count_one(planned, fragment)
                 if counted is not None:

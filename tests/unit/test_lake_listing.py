@@ -321,3 +321,17 @@ def test_a_hole_before_all_that_is_left_of_a_journal_is_given_up(files, metastor
         if n > 3:
             files.forget(made.pop(0))
     assert cursors["events/part=0"].holes == ()
+
+
+def test_a_backlog_over_many_hours_is_taken_in_order(files, metastore, spec):
+    """What a tick has no time for is behind the cursor, not in dozens of holes before it."""
+    for hour in range(12):
+        for n in range(4):
+            files.append("events/part=0", lines(n, 1), postfix=f"date=2026-01-02/hour={hour}")
+    limits = Limits(content_bytes_max=5 * 9)
+    registrar = Registrar(files, metastore, StoreRoots(files.roots), limits)
+    cursors = {}
+    for tick in range(1, 10):
+        cursors = registrar.tick(spec, cursors).cursors
+        assert cursors["events/part=0"].offset == tick * 5 * 9
+        assert cursors["events/part=0"].holes == ()
