@@ -14,7 +14,7 @@ from gazette_platform.cli.instants import seconds_of
 from gazette_platform.cli.output import note, print_text
 from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake import BrokerSource, Registrar, StoreRoots
-from gazette_platform.lake.catching_up import catch_up
+from gazette_platform.lake.catching_up import catch_up, reachable
 from gazette_platform.lake.standing import table_standing
 from gazette_platform.ops.clock import SystemClock
 
@@ -39,7 +39,8 @@ def flush(ctx: typer.Context, names: list[str], tables: Path | None, timeout: st
             with metastore.connect() as session:
                 standing = table_standing(spec, journals, ends, session, clock.now())
             begins = {each.journal: each.cursor for each in standing.journals}
-            done = catch_up(registrar, spec, begins, ends, deadline=deadline, clock=clock)
+            reached = reachable(journals, ends)
+            done = catch_up(registrar, spec, begins, reached, deadline=deadline, clock=clock)
             for text in done.told:
                 note(f"{spec.name}: {text}")
             rows = "rows that could not be counted" if done.rows is None else f"{done.rows} row(s)"

@@ -11,13 +11,14 @@ from gazette_platform.lake.listing import HOLES_LOOKED_MAX
 from gazette_platform.lake.progress import JournalCursor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from gazette_platform.lake.registration import Registrar
     from gazette_platform.lake.table_spec import TableSpec
     from gazette_platform.ops.clock import Clock
+    from gazette_platform.protocol import JournalSpec
 
-__all__ = ["CaughtUp", "catch_up"]
+__all__ = ["CaughtUp", "catch_up", "reachable"]
 
 # Brokers list a fragment a moment after their store has it.
 _AGAIN_S = 0.2
@@ -34,6 +35,15 @@ class CaughtUp:
     """Dagster's partition keys of the Hive partitions that changed."""
     told: list[str] = field(default_factory=list)
     """Warnings, and errors of fragments that keep nothing else from being registered."""
+
+
+def reachable(journals: Iterable[JournalSpec], ends: Mapping[str, int]) -> dict[str, int]:
+    """Those of `ends` that listings can reach.
+
+    A journal that is suspended in full has an end, and nothing is stored before it.
+    """
+    empty = {journal.name for journal in journals if journal.is_fully_suspended}
+    return {journal: end for journal, end in ends.items() if journal not in empty}
 
 
 def catch_up(

@@ -92,13 +92,16 @@ def sample_lines(
 ) -> tuple[list[bytes], list[Sample]]:
     """Whole lines of the beginning, two places amid, and the end of each of some journals.
 
+    Those that are suspended in full hold nothing, and no broker would say so.
+
     Returns: the lines, and where they were read.
     Raises: GazetteError: a broker cannot be reached.
     """
     limits = limits or SampleLimits()
     lines: list[bytes] = []
     samples: list[Sample] = []
-    for journal in spread(journals, limits.journals_max):
+    served = [journal for journal in journals if not journal.is_fully_suspended]
+    for journal in spread(served, limits.journals_max):
         for sample in _samples_of(content, journal.name, limits.sample_bytes):
             lines += _whole_lines(sample, content.read(sample.journal, sample.begin, sample.end))
             samples.append(sample)

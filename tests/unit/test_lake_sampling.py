@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given, strategies as st
 
 from gazette_platform.lake.sampling import SampleLimits, sample_lines, spread
-from gazette_platform.protocol import JournalSpec
+from gazette_platform.protocol import JournalSpec, SuspendLevel, SuspendSpec
 
 
 class Content:
@@ -76,3 +76,11 @@ def test_journals_are_spread():
     assert spread(specs, 200) == specs
     lines, samples = sample_lines(Content(b"x\n", [0]), specs, SampleLimits(journals_max=5))
     assert (len(samples), lines.count(b"x")) == (5, 5)
+
+
+def test_a_suspended_journal_is_not_asked_for():
+    """No broker serves it, so that asking is an error."""
+    suspended = JournalSpec(name="gone", replication=1, suspend=SuspendSpec(SuspendLevel.FULL, 99))
+    lines, samples = sample_lines(Content(b"x\n", [0]), [suspended, *JOURNALS])
+    assert lines
+    assert {sample.journal for sample in samples} == {"a"}

@@ -7,9 +7,10 @@ from lake_bench import FragmentFiles, MemoryMetastore
 
 from gazette_platform.errors import LakeError
 from gazette_platform.lake import Registrar, StoreRoots, parse_table_spec
-from gazette_platform.lake.catching_up import catch_up
+from gazette_platform.lake.catching_up import catch_up, reachable
 from gazette_platform.lake.standing import table_standing
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.protocol import JournalSpec, SuspendLevel, SuspendSpec
 
 SPEC = """
 name: shop.orders
@@ -188,3 +189,10 @@ def test_catching_up_tells_what_it_cannot_take_and_goes_on(lake):
     assert done.rows == 1
     (told,) = done.told
     assert "other=1" in told
+
+
+def test_the_end_of_a_suspended_journal_is_not_waited_for():
+    """All of it was pruned before any of it was registered, say."""
+    served = JournalSpec(name="a", replication=1)
+    suspended = JournalSpec(name="b", replication=1, suspend=SuspendSpec(SuspendLevel.FULL, 99))
+    assert reachable([served, suspended], {"a": 9, "b": 99}) == {"a": 9}
