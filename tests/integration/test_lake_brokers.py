@@ -8,6 +8,7 @@ import pytest
 from lake_bench import MemoryMetastore
 
 from gazette_platform.client import Client, ClientConfig
+from gazette_platform.errors import Suspended
 from gazette_platform.lake import BrokerSource, Registrar, StoreRoots, parse_table_spec
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
@@ -88,3 +89,36 @@ async def test_holes_fill_late_and_larger_fragments_take_the_place_of_others(clu
         (progress,) = report.journals
         assert progress.lag_bytes == 9
         assert report.cursors[JOURNAL].holes == ()
+
+
+async def test_a_suspended_journal_keeps_no_table_from_being_registered(cluster):
+    """An idle one that nothing is stored of soon is, and then no broker lists it."""
+    broker = await cluster.start()
+    made = store_fragment(cluster.fragments, JOURNAL, 0, LINE, codec=CompressionCodec.GZIP)
+    target = cluster.fragments / DIRECTORY / made.content_name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    (cluster.fragments / made.content_path).rename(target)
+    fragment = FragmentSpec(
+        length=1 << 20,
+        codec=CompressionCodec.GZIP,
+        stores=("file:///",),
+        refresh_interval_ns=10**9,
+    )
+    empty = "a/part=1"
+    stub = cluster.stub(broker)
+    for name in (JOURNAL, empty):
+        await cluster.apply(stub, JournalSpec(name, 1, fragment=fragment))
+    address = f"http://{broker.config.host}:{broker.port}"
+
+    def check():
+        with Client(ClientConfig(address=address)) as client:
+            assert client.suspend(empty, force=True)
+            with pytest.raises(Suspended):
+                client.fragments(empty)
+            roots = StoreRoots({"file:///": f"file://{cluster.fragments}/"})
+            registrar = Registrar(BrokerSource(client), MemoryMetastore(), roots)
+            return registrar.tick(SPEC, {})
+
+    report = await asyncio.to_thread(check)
+    assert [(u.key, u.state.rows) for u in report.updates] == [("part=0/hour=05", 1)]
+    assert report.errors == []
