@@ -1,0 +1,317 @@
+"""What is done to each table, from a seed: decided purely. Offsets are counted in records here."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+__all__ = [
+    "LIVE_HOUR",
+    "MODES",
+    "THEMES",
+    "Both",
+    "Case",
+    "Cutover",
+    "Fault",
+    "Live",
+    "Lose",
+    "Seen",
+    "Store",
+    "Tick",
+    "make_case",
+]
+
+LIVE_HOUR = "09"
+"""What brokers are told to file their own fragments under."""
+
+MODES = (
+    "killed before",
+    "killed after",
+    "broken before",
+    "broken after",
+    "struck",
+    "late",
+)
+"""What happens at a call: the process is killed, or the call fails, before or after it takes effect; the
+process is killed at any instant; or the call fails, and takes effect some time later."""
+
+THEMES = (
+    "plain",
+    "late",
+    "spanning",
+    "twin",
+    "partial",
+    "cutover",
+    "two registrars",
+    "home lost",
+    "cursor lost",
+)
+
+_HOURS = ("05", "06", "07", "08")
+# A tick makes some forty calls; a fault beyond the last one leaves it alone.
+_CALLS = 45
+_STRUCK_MS = 900
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that goes wrong in the life of a registrar."""
+
+    mode: str
+    at: int
+    """Number of the call, from 1; of mode ``struck``, milliseconds."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """A fragment of records [begin, end) is stored in the directory of an hour."""
+
+    journal: int
+    begin: int
+    end: int
+    hour: str
+    store: int = 0
+
+
+@dataclass(frozen=True)
+class Live:
+    """So many records are appended through the broker, and flushed."""
+
+    journal: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Until brokers list what is stored."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A life of the registrar: so many ticks, or until its fault."""
+
+    ticks: int
+    fault: Fault | None = None
+
+
+@dataclass(frozen=True)
+class Both:
+    """The registrar and another one, as `gazctl lake flush` is, at the same time."""
+
+    fault: Fault | None
+    other: Fault | None
+
+
+@dataclass(frozen=True)
+class Lose:
+    """Dagster's home is deleted, or the sensor's cursor is cleared."""
+
+    what: str
+
+
+@dataclass(frozen=True)
+class Cutover:
+    """All journals write to this store from now on; the others stay in their specs."""
+
+    store: int
+
+
+Step = Store | Live | Seen | Tick | Both | Lose | Cutover
+
+
+@dataclass(frozen=True)
+class Case:
+    """A table and its history."""
+
+    number: int
+    theme: str
+    stores: tuple[str, ...]
+    """Kinds: ``file`` or ``s3``. The first is where all begins."""
+    steps: tuple[Step, ...]
+    journals: int = 2
+
+    @property
+    def name(self) -> str:
+        """Of its table."""
+        return f"c{self.number:03}"
+
+    @property
+    def faults(self) -> int:
+        """How many are planned."""
+        found = [getattr(step, name, None) for step in self.steps for name in ("fault", "other")]
+        return sum(fault is not None for fault in found)
+
+
+def make_case(seed: int, number: int, *, has_s3: bool = True) -> Case:
+    """The case of that number: themes take turns, and so do the kinds of stores."""
+    rng = random.Random(f"lake-crash {seed} {number}")
+    theme = THEMES[number % len(THEMES)]
+    is_s3 = has_s3 and (number + number // len(THEMES)) % 2 == 1
+    first = "s3" if is_s3 else "file"
+    stores = (first,)
+    if theme == "cutover":
+        stores = (first, rng.choice(["file", "s3"]) if has_s3 else "file")
+    history = _History(rng, theme)
+    history.write()
+    return Case(number, theme, stores, tuple(history.steps))
+
+
+@dataclass
+class _History:
+    """A history in the making."""
+
+    rng: random.Random
+    theme: str
+    steps: list[Step] = field(default_factory=list)
+    heads: list[int] = field(default_factory=lambda: [0, 0])
+    begins: list[list[int]] = field(default_factory=lambda: [[], []])
+    """Where fragments begin, per journal: of all that is stored without a hole."""
+    hour: int = 0
+    store: int = 0
+
+    def write(self) -> None:
+        for journal in (0, 1):
+            self.grow(journal)
+        self.steps.append(Seen())
+        for _ in range(2):
+            self.grow(self.journal())
+            self.tick()
+        getattr(self, self.theme.replace(" ", "_"))()
+        self.grow(self.journal())
+        self.live(self.journal())
+        self.tick()
+        self.steps.append(Seen())
+        self.tick()
+
+    def journal(self) -> int:
+        return self.rng.randrange(2)
+
+    def fault(self) -> Fault:
+        mode = self.rng.choices(MODES, (5, 5, 3, 5, 3, 3))[0]
+        return Fault(mode, self.rng.randint(1, _STRUCK_MS if mode == "struck" else _CALLS))
+
+    def tick(self) -> None:
+        """Lives that mostly end early: what one has begun the next one finds."""
+        if self.rng.random() < 0.5:
+            self.steps.append(Seen())
+        self.steps += [Tick(2, self.fault()) for _ in range(self.rng.randint(1, 2))]
+
+    def grow(self, journal: int, count: int = 0) -> None:
+        """A fragment at the end, mostly in the same hour as the one before."""
+        if self.rng.random() < 0.4 and self.hour + 1 < len(_HOURS):
+            self.hour += 1
+        begin = self.heads[journal]
+        end = begin + (count or self.rng.randint(1, 5))
+        self.steps.append(Store(journal, begin, end, _HOURS[self.hour], self.store))
+        self.begins[journal].append(begin)
+        self.heads[journal] = end
+
+    def live(self, journal: int) -> None:
+        count = self.rng.randint(1, 5)
+        self.steps.append(Live(journal, count))
+        self.begins[journal].append(self.heads[journal])
+        self.heads[journal] += count
+
+    # ------------------------------------------------------------------- themes
+
+    def plain(self) -> None:
+        """As most hours are."""
+        for _ in range(3):
+            self.grow(self.journal())
+            self.live(self.journal())
+            self.tick()
+
+    def late(self) -> None:
+        """Holes, in directories that are there and in those that are not, filled one by one."""
+        holes: list[Store] = []
+        for _ in range(3):
+            journal = self.journal()
+            self.grow(journal)
+            hole = self.steps.pop()
+            assert isinstance(hole, Store)
+            holes.append(hole)
+            self.grow(journal)
+            self.steps.append(Seen())
+            self.tick()
+        self.rng.shuffle(holes)
+        for hole in holes:
+            self.steps.append(hole)
+            self.tick()
+
+    def spanning(self) -> None:
+        """A larger fragment takes the place of some, which stay where they are."""
+        for _ in range(2):
+            journal = self.journal()
+            self.grow(journal)
+            self.live(journal)
+            self.steps.append(Seen())
+            self.tick()
+            begin = self.rng.choice(self.begins[journal][-3:])
+            end = self.heads[journal] + self.rng.randint(0, 3)
+            self.steps.append(Store(journal, begin, end, self.rng.choice(_HOURS), self.store))
+            self.begins[journal] = [b for b in self.begins[journal] if b <= begin]
+            self.heads[journal] = end
+            self.tick()
+
+    def twin(self) -> None:
+        """Two brokers stored the same bytes under two hours."""
+        for _ in range(2):
+            journal = self.journal()
+            begin = self.heads[journal]
+            self.grow(journal)
+            other = LIVE_HOUR if self.rng.random() < 0.3 else f"1{self.rng.randrange(4)}"
+            twin = Store(journal, begin, self.heads[journal], other, self.store)
+            if self.rng.random() < 0.5:
+                self.tick()
+            self.steps.append(twin)
+            self.tick()
+
+    def partial(self) -> None:
+        """A fragment overlaps two that lie end to end: no file can be moved, and the view is right."""
+        journal = self.journal()
+        begin = self.heads[journal]
+        self.grow(journal, 4)
+        self.grow(journal, 3)
+        self.steps.append(Seen())
+        self.tick()
+        self.steps.append(Store(journal, begin + 2, begin + 7, _HOURS[self.hour], self.store))
+        self.tick()
+        self.steps.append(Seen())
+        self.tick()
+
+    def cutover(self) -> None:
+        """Within an hour; what brokers append goes the same way."""
+        self.live(0)
+        self.tick()
+        self.store = 1
+        self.steps.append(Cutover(1))
+        self.live(0)
+        self.grow(1)
+        self.tick()
+        self.live(1)
+        self.tick()
+
+    def two_registrars(self) -> None:
+        """Both may be killed, or be told wrong."""
+        for _ in range(3):
+            self.grow(self.journal())
+            self.live(self.journal())
+            self.steps.append(Seen())
+            both = [self.fault() if self.rng.random() < 0.6 else None for _ in range(2)]
+            self.steps.append(Both(*both))
+
+    def home_lost(self) -> None:
+        """All that Dagster was told is gone, once while nothing else happens."""
+        self.lose("home")
+
+    def cursor_lost(self) -> None:
+        """As an operator may clear it."""
+        self.lose("cursor")
+
+    def lose(self, what: str) -> None:
+        for _ in range(2):
+            self.grow(self.journal())
+            self.live(self.journal())
+            self.tick()
+            self.steps.append(Lose(what))
+            self.tick()

@@ -1,0 +1,361 @@
+"""Plays a case: stores fragments, appends, lets registrars live and die, and then lets one settle all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import shutil
+import signal
+import tempfile
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dagster import AssetKey, DagsterInstance
+
+from gazette_platform import Change
+from gazette_platform.codecs import compressor
+from gazette_platform.errors import LakeError, StatusError
+from gazette_platform.hive import MetastoreClient
+from gazette_platform.lake import StoreRoots
+from gazette_platform.lake.partition_state import PartitionState
+from gazette_platform.lake.storage import Storage, _wait
+from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.protocol import CompressionCodec, Fragment, FragmentSpec, JournalSpec
+from gazette_platform.sensors.versions import DATA_VERSION, data_version
+from tests.lake_crash.oracle import RECORD_BYTES, Piece, content, listed, pieces
+from tests.lake_crash.plan import (
+    LIVE_HOUR,
+    Both,
+    Case,
+    Cutover,
+    Fault,
+    Live,
+    Lose,
+    Seen,
+    Store,
+    Tick,
+)
+from tests.lake_crash.registrar import CURSOR, Life, LifeReport, live
+from tests.lake_crash.verdict import Account, Told
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.lake_crash.world import World
+
+__all__ = ["Facts", "Player", "context"]
+
+# Of a machine that is several times slower; all end much sooner.
+_LIFE_TIMEOUT_S = 180.0
+_SEEN_TIMEOUT_S = 60.0
+_SETTLE_TIMEOUT_S = 180.0
+_POLL_S = 0.05
+_ANY = -1
+_LOG_TAIL = 2000
+# A tick looks at one slice of old fragments: a round over both journals, and once more.
+_QUIET_TICKS = 5
+_SETTLE_TICKS = 60
+
+
+def context() -> Any:
+    """Forks registrars from a server that has loaded them. Made after the environment is complete."""
+    made = multiprocessing.get_context("forkserver")
+    made.set_forkserver_preload(["tests.lake_crash.preload"])
+    return made
+
+
+@dataclass
+class Facts:
+    """What is there of a case when its history is over."""
+
+    case: Case
+    hours: dict[tuple[int, int, int], str] = field(default_factory=dict)
+    """Where brokers list a span of a journal."""
+    accounts: dict[str, Account] = field(default_factory=dict)
+    """By Dagster's partition key."""
+    told: dict[str, list[Told]] = field(default_factory=dict)
+    """By partition key, all events, the oldest first."""
+    partitions: frozenset[str] = frozenset()
+    """Dagster's dynamic partitions."""
+    calls: list[str] = field(default_factory=list)
+    """What lives did, as `Calls` writes it."""
+    faults: int = 0
+    """Inflicted."""
+    problems: list[str] = field(default_factory=list)
+
+
+class Player:
+    """Plays one case. Several may play at the same time.
+
+    Args:
+        world: servers.
+        context: forks registrars.
+        case: what to play.
+        database: of its table; its journals are below that name, too.
+        plant: a fault of the registrars, see `Life`.
+    """
+
+    def __init__(
+        self, world: World, context: Any, case: Case, *, database: str, plant: str = ""
+    ) -> None:
+        self._world, self._context, self._case = world, context, case
+        self._database, self._plant = database, plant
+        self._folder = world.folder / "cases" / database / case.name
+        self._home = self._folder / "home"
+        self._stores = [world.store(kind, n) for n, kind in enumerate(case.stores)]
+        self._heads = [0] * case.journals
+        self._stored: list[Piece] = []
+        self._lives = 0
+        self._roots = StoreRoots(world.settings.store_roots)
+        self.facts = Facts(case)
+
+    def play(self) -> Facts:
+        """All of it. Returns: what is there then. Errors are among its problems."""
+        try:
+            self._prepare()
+            for step in self._case.steps:
+                self._do(step)
+            self._settle()
+            self._collect()
+        except Exception as err:  # noqa: BLE001  a case that fails must not end the others
+            self.facts.problems.append(f"{self._case.name}: {type(err).__name__}: {err}")
+        return self.facts
+
+    # ------------------------------------------------------------------ journals
+
+    def _prepare(self) -> None:
+        (self._folder / "tables").mkdir(parents=True)
+        name, prefix = f"{self._database}.{self._case.name}", self._prefix
+        (self._folder / "tables" / "table.yaml").write_text(
+            f"name: {name}\nselector: 'name:prefix={prefix}/'\nformat: json\n"
+            "columns: [{name: id, type: bigint}]\n"
+        )
+        shutil.copytree(self._world.home, self._home)
+        self._apply(self._stores)
+
+    @property
+    def _prefix(self) -> str:
+        return f"{self._database}-{self._case.name}"
+
+    def _journal(self, number: int) -> str:
+        return f"{self._prefix}/part={number}"
+
+    def _apply(self, stores: list[str]) -> None:
+        fragment = FragmentSpec(
+            length=1 << 20,
+            codec=CompressionCodec.GZIP,
+            stores=tuple(stores),
+            refresh_interval_ns=SECOND_NS,
+            path_postfix_template=f"hour={LIVE_HOUR}",
+        )
+        specs = [
+            JournalSpec(name=self._journal(n), replication=1, fragment=fragment)
+            for n in range(self._case.journals)
+        ]
+        self._world.client.apply([Change(spec, revision=_ANY) for spec in specs])
+
+    def _do(self, step: Any) -> None:
+        match step:
+            case Store():
+                self._store(step)
+            case Live(journal, count):
+                self._append(journal, count)
+            case Seen():
+                self._see()
+            case Cutover(store):
+                first = self._stores[store]
+                self._apply([first, *(s for s in self._stores if s != first)])
+            case Tick(ticks, fault):
+                self._end(self._begin(fault, ticks=ticks), fault)
+            case Both(fault, other):
+                lives = [self._begin(fault, ticks=2), self._begin(other, role="flush")]
+                for life, its in zip(lives, (fault, other), strict=True):
+                    self._end(life, its)
+            case Lose(what):
+                self._lose(what)
+
+    def _store(self, step: Store) -> None:
+        """Write a fragment as a broker writes it: whole, under its name."""
+        raw = content(step.begin, step.end)
+        fragment = Fragment(
+            self._journal(step.journal),
+            step.begin * RECORD_BYTES,
+            step.end * RECORD_BYTES,
+            hashlib.sha1(raw, usedforsecurity=False).digest(),
+            CompressionCodec.GZIP,
+            backing_store=self._stores[step.store],
+            path_postfix=f"hour={step.hour}",
+        )
+        codec = compressor(fragment.codec)
+        files = Storage(self._roots).files(fragment.backing_store)
+        with tempfile.TemporaryFile(buffering=0) as file:
+            file.write(codec.compress(raw) + codec.finish())
+            place = files._place(fragment.content_path)
+            _wait(files._driver.put(place, file.fileno(), file.tell()))
+        self._stored.append(Piece(step.journal, step.begin, step.end, step.hour))
+        self._heads[step.journal] = max(self._heads[step.journal], step.end)
+
+    def _append(self, journal: int, count: int) -> None:
+        """Records at the head, once the broker knows where that is; and flush them."""
+        begin = self._heads[journal]
+        raw = content(begin, begin + count)
+        name, offset = self._journal(journal), begin * RECORD_BYTES
+
+        def is_appended() -> bool:
+            try:
+                result = self._world.client.append(name, raw, offset=offset)
+            except StatusError:
+                return False  # its listing is older than what was stored
+            return bool(result.begin == offset)
+
+        _until(is_appended, f"{name} takes no append at {offset}", _SEEN_TIMEOUT_S)
+        self._world.client.flush(f"name={name}")
+        self._stored.append(Piece(journal, begin, begin + count, LIVE_HOUR))
+        self._heads[journal] += count
+
+    def _listing(self) -> dict[tuple[int, int, int], str]:
+        found: dict[tuple[int, int, int], str] = {}
+        for number in range(self._case.journals):
+            for listing in self._world.client.fragments(self._journal(number)):
+                one = listing.fragment
+                if one.backing_store:
+                    span = (number, one.begin // RECORD_BYTES, one.end // RECORD_BYTES)
+                    found[span] = one.path_postfix.removeprefix("hour=")
+        return found
+
+    def _see(self) -> None:
+        wanted = listed(self._stored)
+        _until(
+            lambda: set(self._listing()) == wanted,
+            f"{self._case.name}: brokers do not list what is stored",
+            _SEEN_TIMEOUT_S,
+        )
+
+    # --------------------------------------------------------------------- lives
+
+    def _begin(
+        self, fault: Fault | None, *, ticks: int = 1, quiet: int = 0, role: str = "sensor"
+    ) -> tuple[Any, Path]:
+        self._lives += 1
+        folder = self._folder / f"life-{self._lives:03}"
+        folder.mkdir()
+        settings = self._world.settings
+        life = Life(
+            folder=folder,
+            home=self._home,
+            tables=self._folder / "tables",
+            broker=settings.broker,
+            metastore=settings.metastore,
+            store_roots=dict(settings.store_roots),
+            role=role,
+            ticks=ticks,
+            quiet=quiet,
+            fault=fault,
+            plant=self._plant,
+        )
+        process = self._context.Process(target=live, args=(life,), name=folder.name)
+        process.start()
+        return process, folder
+
+    def _end(self, begun: tuple[Any, Path], fault: Fault | None) -> LifeReport | None:
+        """Wait until it has ended. Returns: what it says of itself, if it was not killed."""
+        process, folder = begun
+        if fault is not None and fault.mode == "struck":
+            process.join(fault.at / 1000)
+            is_struck = process.is_alive()
+            process.kill()
+            self.facts.faults += is_struck
+        process.join(_LIFE_TIMEOUT_S)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            raise LakeError(f"{folder}: a life did not end in {_LIFE_TIMEOUT_S:.0f} s")
+        code = process.exitcode
+        process.close()
+        trace = folder / "trace"
+        calls = trace.read_text().splitlines() if trace.exists() else []
+        self.facts.calls += [*calls, ""]
+        self.facts.faults += any(name.startswith("! ") for name in calls)
+        if code not in (0, -signal.SIGKILL):
+            log = (folder / "log").read_text("utf-8", "replace")[-_LOG_TAIL:]
+            raise LakeError(f"{folder}: a life ended with {code}:\n{log}")
+        report = folder / "report.json"
+        return LifeReport(*json.loads(report.read_text())) if report.exists() else None
+
+    def _lose(self, what: str) -> None:
+        if what == "home":
+            shutil.rmtree(self._home)
+            shutil.copytree(self._world.home, self._home)
+            return
+        with self._instance() as instance:
+            instance.daemon_cursor_storage.set_cursor_values({CURSOR: ""})
+
+    def _instance(self) -> DagsterInstance:
+        return DagsterInstance.from_config(str(self._home))
+
+    def _settle(self) -> None:
+        """Ticks without faults, until there is nothing to tell for some while."""
+        self._see()
+        deadline = time.monotonic() + _SETTLE_TIMEOUT_S
+        while True:
+            report = self._end(self._begin(None, ticks=_SETTLE_TICKS, quiet=_QUIET_TICKS), None)
+            if report is not None and report.quiet >= _QUIET_TICKS:
+                return
+            if time.monotonic() > deadline:
+                said = report.problems if report is not None else ["it was killed"]
+                self.facts.problems.append(f"{self._case.name} does not come to rest: {said}")
+                return
+
+    # ------------------------------------------------------------------- outcome
+
+    def _collect(self) -> None:
+        facts, name = self.facts, self._case.name
+        facts.hours = self._listing()
+        assert set(facts.hours) == listed(pieces(self._case)), "the plan and its play differ"
+        with MetastoreClient(self._world.settings.metastore).connect() as session:
+            table = session.table(self._database, name)
+            for found in session.partitions(table) if table is not None else ():
+                state = PartitionState.from_parameters(found.parameters)
+                key = "/".join(f"{k}={v}" for k, v in zip(("part", "hour"), found.values, strict=True))
+                facts.accounts[key] = Account(
+                    state.rows, state.fragments, state.covered_bytes, data_version(state)
+                )
+        with self._instance() as instance:
+            facts.partitions = frozenset(instance.get_dynamic_partitions(f"{self._database}.{name}"))
+            asset = AssetKey([self._database, name])
+            for event in _materializations(instance, asset):
+                facts.told.setdefault(event.partition, []).append(_told(event))
+
+
+def _materializations(instance: DagsterInstance, asset: AssetKey) -> Iterator[Any]:
+    """All of an asset, the oldest first."""
+    found = instance.fetch_materializations(asset, limit=1000, ascending=True)
+    while True:
+        yield from (record.asset_materialization for record in found.records)
+        if not found.has_more:
+            return
+        found = instance.fetch_materializations(
+            asset, limit=1000, ascending=True, cursor=found.cursor
+        )
+
+
+def _told(event: Any) -> Told:
+    values = {name: value.value for name, value in event.metadata.items()}
+    return Told(
+        version=event.tags[DATA_VERSION],
+        rows=values.get("dagster/partition_row_count"),
+        added=values.get("rows_added", 0) - values.get("rows_moved", 0),
+    )
+
+
+def _until(condition: Any, problem: str, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{problem}, for {timeout_s:.0f} s")
+        time.sleep(_POLL_S)
+
+

@@ -1,0 +1,38 @@
+"""Loads all that a registrar needs, by using it once: what is forked from here begins at once.
+
+Imported by the server that forks them, which runs nothing else. No channel of gRPC is made, and no
+thread is left: both would be of no use to who is forked.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from dagster import AssetKey, AssetMaterialization, DagsterInstance
+
+from gazette_platform.hive.thrift import ttypes
+from gazette_platform.ops.extras import required
+from gazette_platform.sensors.told import InstanceTold
+from tests.lake_crash import registrar
+
+__all__ = ["warm_up"]
+
+
+def warm_up() -> None:
+    """Use Dagster's store, and name what Thrift loads late."""
+    required("hive_metastore.ThriftHiveMetastore", extra="lake", by="registrars")
+    assert ttypes.Table is not None
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
+        with DagsterInstance.from_config(folder) as instance:
+            event = AssetMaterialization("warm", partition="up", tags={"dagster/data_version": "1"})
+            instance.report_runless_asset_event(event)
+            instance.add_dynamic_partitions("warm", ["up"])
+            instance.daemon_cursor_storage.set_cursor_values({registrar.CURSOR: ""})
+            told = InstanceTold(instance)
+            told.versions(AssetKey("warm"), ["up"])
+            told.totals(AssetKey("warm"), "up")
+
+
+warm_up()
