@@ -418,6 +418,8 @@ class _Accounts:
             beside: all that brokers list of its directory and the accounts hold. What these counted
                 beyond it was of files that others cover.
         """
+        if not self.state.covers(fragment.begin, fragment.end):
+            return self.state  # such as one that brokers only ever listed elsewhere
         more = self.state.fragments - len(beside)
         more_bytes = self.state.content_bytes - sum(f.content_length for f in beside)
         is_counted = (

@@ -106,6 +106,55 @@ def test_files_that_others_cover_are_moved(lake):
     assert (lake.state(5).rows, lake.state(6).rows) == (4, 4)
 
 
+def test_accounts_keep_what_came_before_in_the_hour_of_a_twin(lake):
+    """Two brokers stored the same bytes under two hours, and only ever the other one was listed."""
+    lake.append(0, 5)
+    lake.append(5, 9)
+    lake.append(9, 12, hour="hour=06")
+    twin = lake.plant(9, 12)
+    lake.append(12, 15, hour="hour=07")
+    second = lake.plant(12, 15)
+    lake.register()
+    before = lake.state(5)
+    assert {m.finding.path for m in lake.repair().moved} == {twin.content_path, second.content_path}
+    assert lake.state(5) == before
+    assert (before.rows, before.content_bytes, before.ranges) == (9, 81, ((0, 81),))
+
+
+@pytest.mark.parametrize("is_counted", [True, False])
+def test_accounts_lose_just_what_they_counted_beside_earlier_fragments(lake, is_counted):
+    lake.append(0, 5)
+    small = lake.append(5, 7)
+    if is_counted:
+        lake.register()
+    lake.append(5, 9)
+    lake.files.forget(small)
+    lake.register()
+    assert lake.state(5).rows == (11 if is_counted else 9)
+    (moved,) = lake.repair().moved
+    assert moved.finding.path == small.content_path
+    state = lake.state(5)
+    assert (state.rows, state.content_bytes, state.fragments) == (9, 81, 2)
+
+
+def test_a_file_that_accounts_do_not_hold_is_not_taken_for_another_of_its_length(lake):
+    lake.append(0, 2, hour="hour=06")
+    twin = lake.plant(0, 2)
+    counted = lake.append(4, 6)
+    lake.register()
+    lake.append(2, 6, hour="hour=06")
+    lake.files.forget(counted)
+    lake.cursors = {}
+    lake.register()
+    before = lake.state(5)
+    (moved,) = lake.repair(files_max=1).moved
+    assert moved.finding.path == twin.content_path
+    assert lake.state(5) == before
+    (moved,) = lake.repair().moved
+    assert moved.finding.path == counted.content_path
+    assert lake.state(5).rows == 0
+
+
 def test_accounts_lose_a_file_that_they_counted(lake):
     small = lake.append(0, 2)
     lake.append(2, 3)
