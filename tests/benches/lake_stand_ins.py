@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["FolderBrokers", "ask_files", "install", "stand_in_world"]
 
 _SPECS = "specs.pickle"
+_START_S = 20.0
 _CONDITION = re.compile(
     r"NOT \(`part` = '(\d+)' AND `hour` = '(\d+)' AND _metadata.file_name IN \(([^)]*)\)\)"
 )
@@ -166,7 +167,7 @@ def _serving(metastore: MemoryMetastore) -> Iterator[str]:
     """Thrift over a metastore in memory; one call at a time."""
     service = required("hive_metastore.ThriftHiveMetastore", extra="lake", by="this test")
     (port,) = choose_ports(["metastore"]).values()
-    listening = TServerSocket("127.0.0.1", port)
+    listening = _Listening("127.0.0.1", port)
     server = TThreadedServer(
         service.Processor(_OneAtATime(metastore.thrift)),
         listening,
@@ -175,12 +176,31 @@ def _serving(metastore: MemoryMetastore) -> Iterator[str]:
         daemon=True,
     )
     thread = threading.Thread(target=server.serve, name="metastore", daemon=True)
-    listening.listen()
     thread.start()
+    listening.is_open.wait(_START_S)
     try:
         yield f"thrift://127.0.0.1:{port}"
     finally:
         listening.close()
+        thread.join(_START_S)
+
+
+class _Listening(TServerSocket):
+    """Ends the thread that serves when it is closed; Thrift's own would try for ever."""
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(host, port)
+        self.is_open = threading.Event()
+
+    def listen(self) -> None:
+        super().listen()
+        self.is_open.set()
+
+    def accept(self) -> Any:
+        try:
+            return super().accept()
+        except (OSError, AttributeError) as err:
+            raise SystemExit from err
 
 
 class _OneAtATime:

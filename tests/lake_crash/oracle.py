@@ -49,8 +49,9 @@ class Expected:
     """By journal: each record once."""
     raw: dict[tuple[int, str], Numbers] = field(default_factory=dict)
     """By journal and hour, once all is repaired that can be."""
-    is_exact_by_hour: bool = True
-    """Whether the exact view has the same rows as the table. If not, only the journal's tell."""
+    is_overlapping: bool = False
+    """Whether files that stay overlap: then the exact view has other rows than the table, and accounts
+    count a file or not, as the order has it in which they came."""
 
 
 def content(begin: int, end: int) -> bytes:
@@ -100,7 +101,7 @@ def kept(case: Case, hours: Mapping[tuple[int, int, int], str]) -> list[Piece]:
 
 def expected(case: Case, hours: Mapping[tuple[int, int, int], str]) -> Expected:
     """What each engine must answer for the table of a case, and accounts must say."""
-    found = Expected(is_exact_by_hour=case.theme != "partial")
+    found = Expected(is_overlapping=case.theme == "partial")
     committed: dict[int, set[int]] = {journal: set() for journal in range(case.journals)}
     for piece in pieces(case):
         committed[piece.journal].update(range(piece.begin, piece.end))

@@ -146,7 +146,7 @@ def make_case(seed: int, number: int, *, has_s3: bool = True) -> Case:
     """The case of that number: themes take turns, and so do the kinds of stores."""
     rng = random.Random(f"lake-crash {seed} {number}")
     theme = THEMES[number % len(THEMES)]
-    is_s3 = has_s3 and (number + number // len(THEMES)) % 2 == 1
+    is_s3 = has_s3 and number % 2 == 1  # there is an odd number of themes
     first = "s3" if is_s3 else "file"
     stores = (first,)
     if theme == "cutover":

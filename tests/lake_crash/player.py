@@ -51,13 +51,12 @@ __all__ = ["Facts", "Player", "context"]
 # Of a machine that is several times slower; all end much sooner.
 _LIFE_TIMEOUT_S = 180.0
 _SEEN_TIMEOUT_S = 60.0
-_SETTLE_TIMEOUT_S = 180.0
 _POLL_S = 0.05
 _ANY = -1
 _LOG_TAIL = 2000
 # A tick looks at one slice of old fragments: a round over both journals, and once more.
 _QUIET_TICKS = 5
-_SETTLE_TICKS = 60
+_SETTLE_TICKS = 30
 
 
 def context() -> Any:
@@ -96,13 +95,21 @@ class Player:
         case: what to play.
         database: of its table; its journals are below that name, too.
         plant: a fault of the registrars, see `Life`.
+        settle_s: seconds after which registrars must have come to rest.
     """
 
     def __init__(
-        self, world: World, context: Any, case: Case, *, database: str, plant: str = ""
+        self,
+        world: World,
+        context: Any,
+        case: Case,
+        *,
+        database: str,
+        plant: str = "",
+        settle_s: float = 180.0,
     ) -> None:
         self._world, self._context, self._case = world, context, case
-        self._database, self._plant = database, plant
+        self._database, self._plant, self._settle_s = database, plant, settle_s
         self._folder = world.folder / "cases" / database / case.name
         self._home = self._folder / "home"
         self._stores = [world.store(kind, n) for n, kind in enumerate(case.stores)]
@@ -263,11 +270,11 @@ class Player:
     def _end(self, begun: tuple[Any, Path], fault: Fault | None) -> LifeReport | None:
         """Wait until it has ended. Returns: what it says of itself, if it was not killed."""
         process, folder = begun
+        is_struck = False
         if fault is not None and fault.mode == "struck":
             process.join(fault.at / 1000)
             is_struck = process.is_alive()
             process.kill()
-            self.facts.faults += is_struck
         process.join(_LIFE_TIMEOUT_S)
         if process.is_alive():
             process.kill()
@@ -277,6 +284,7 @@ class Player:
         process.close()
         trace = folder / "trace"
         calls = trace.read_text().splitlines() if trace.exists() else []
+        calls += ["! struck"] if is_struck else []
         self.facts.calls += [*calls, ""]
         self.facts.faults += any(name.startswith("! ") for name in calls)
         if code not in (0, -signal.SIGKILL):
@@ -299,7 +307,7 @@ class Player:
     def _settle(self) -> None:
         """Ticks without faults, until there is nothing to tell for some while."""
         self._see()
-        deadline = time.monotonic() + _SETTLE_TIMEOUT_S
+        deadline = time.monotonic() + self._settle_s
         while True:
             report = self._end(self._begin(None, ticks=_SETTLE_TICKS, quiet=_QUIET_TICKS), None)
             if report is not None and report.quiet >= _QUIET_TICKS:
@@ -347,7 +355,7 @@ def _told(event: Any) -> Told:
     return Told(
         version=event.tags[DATA_VERSION],
         rows=values.get("dagster/partition_row_count"),
-        added=values.get("rows_added", 0) - values.get("rows_moved", 0),
+        added=values.get("rows_added") if "rows_moved" not in values else None,
     )
 
 

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import count, pairwise
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
 from tests.lake_crash.engines import ENGINES
@@ -42,6 +42,8 @@ class LakeCrashConfig:
     engines: Mapping[str, Engine] = field(default_factory=lambda: ENGINES)
     plant: str = ""
     """A fault of the registrars, see `registrar.Life`."""
+    settle_s: float = 180.0
+    """After which a case must have come to rest, on a machine that is several times slower."""
 
 
 @dataclass
@@ -111,7 +113,14 @@ def _play(config: LakeCrashConfig, world: World, show: Callable[[str], None]) ->
     def play(case: Case) -> Facts | None:
         if not config.cases and case.number >= len(THEMES) and time.monotonic() > ends_at:
             return None
-        player = Player(world, forks, case, database=config.database, plant=config.plant)
+        player = Player(
+            world,
+            forks,
+            case,
+            database=config.database,
+            plant=config.plant,
+            settle_s=config.settle_s,
+        )
         played = player.play()
         done.append(played)
         faults = sum(each.faults for each in done)
@@ -138,16 +147,18 @@ def _cases(config: LakeCrashConfig, world: World) -> Iterator[Case]:
 
 
 def _take(cases: Iterator[Case], many: int) -> list[Case]:
-    return [case for case, _ in zip(cases, range(many), strict=False)]
+    return list(islice(cases, many))
 
 
 def _gaps(calls: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Between which two calls lives went wrong: the one that had taken effect, and the next one."""
-    before = ""
-    for name, following in pairwise([*calls, ""]):
-        if name.endswith("."):
-            before = name.removesuffix(".")
-        elif following.startswith("! ") or not (following or name.startswith("! ")):
-            yield before, name
-        if not name:
-            before = ""
+    before = begun = ""
+    for line in calls:
+        if line.startswith("! "):
+            yield before, begun
+        elif not line:
+            before = begun = ""
+        elif line.endswith("."):
+            before, begun = line.removesuffix("."), ""
+        else:
+            begun = line

@@ -1,0 +1,70 @@
+"""Faults of a registrar's own, for `Life.plant`: `tests.lake_crash` has to find each of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gazette_platform.lake import accounting, listing, progress, registration
+from gazette_platform.lake.partition_state import PartitionState
+from gazette_platform.sensors import audits, fragments
+
+__all__ = ["count_again", "hide_nothing", "jump_holes", "tell_all_again", "tell_nothing_again"]
+
+
+def tell_nothing_again() -> None:
+    """Tells what it registered, and nothing that was registered before."""
+    tell: Any = fragments._tell
+
+    def planted(outcome: Any, spec: Any, report: Any, ports: Any) -> None:
+        keys = {update.key for update in report.updates}
+        report.accounts = [account for account in report.accounts if account.key in keys]
+        tell(outcome, spec, report, ports)
+
+    fragments._tell = planted
+
+
+def tell_all_again() -> None:
+    """Tells of each Hive partition that it looks at."""
+
+    def planted(accounts: Any, _: Any) -> Any:
+        return list({account.key: account for account in accounts}.values())
+
+    fragments.untold = planted
+
+
+def count_again() -> None:
+    """Counts fragments whatever accounts hold, so that each new beginning counts them again."""
+    covers = PartitionState.covers
+    count: Any = accounting.Accountant._count
+    update: Any = accounting._update
+
+    def blindly(function: Any) -> Any:
+        def planted(*args: Any) -> Any:
+            PartitionState.covers = lambda *_: False  # type: ignore[method-assign]
+            try:
+                return function(*args)
+            finally:
+                PartitionState.covers = covers  # type: ignore[method-assign]
+
+        return planted
+
+    accounting.Accountant._count = blindly(count)  # type: ignore[method-assign]
+    accounting._update = blindly(update)
+
+
+def hide_nothing() -> None:
+    """Makes exact views that leave no file out."""
+    ensure: Any = audits.ensure_exact_view
+    audits.ensure_exact_view = lambda session, spec, table, _: ensure(session, spec, table, {})
+
+
+def jump_holes() -> None:
+    """Goes on behind holes, and never looks back."""
+    advance: Any = progress.advance
+
+    def planted(*args: Any, **options: Any) -> Any:
+        found = advance(*args, **options)
+        return progress.JournalCursor(found.offset, found.last)
+
+    registration.advance = planted
+    registration.list_sweep = lambda _, journals, __: (journals[0], listing.Page(0, []), None)

@@ -1,0 +1,60 @@
+"""Crashes of registration on real servers: nothing is lost, and what is planted is found by the engines."""
+
+from __future__ import annotations
+
+import pytest
+from object_servers import need_go
+
+from tests.lake_crash.plan import THEMES, make_case
+from tests.lake_crash.runner import LakeCrashConfig, run_lake_crash
+from tests.lake_crash.world import open_world
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.etcd,
+    pytest.mark.s3,
+    pytest.mark.hive,
+    pytest.mark.trino,
+    pytest.mark.spark,
+    pytest.mark.slow,
+    # PySpark leaves the sockets over which it collects rows to the garbage collector.
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    need_go("GAZETTE_VERSITYGW")
+    with open_world(tmp_path_factory.mktemp("lake-crash"), print) as opened:
+        yield opened
+
+
+@pytest.mark.timeout(900)
+def test_a_minute_of_crashes_loses_nothing(world):
+    said = []
+    config = LakeCrashConfig(seed=7, duration_s=60)
+    result = run_lake_crash(config, world, say=said.append, show=lambda text: None)
+    told = "\n".join([*said, result.summary])
+    assert result.is_ok, told
+    assert result.summary.startswith("lake-crash: ok seed=7 cases="), told
+    assert {facts.case.theme for facts in result.facts} == set(THEMES), told
+    assert {facts.case.stores[0] for facts in result.facts} == {"file", "s3"}, told
+    assert result.faults >= 30, told
+    assert len(result.gaps) >= 20, told
+
+
+@pytest.mark.timeout(600)
+def test_rows_that_engines_see_twice_are_found(world):
+    """A registrar whose exact views leave no file out."""
+    said = []
+    config = LakeCrashConfig(
+        database="planted",
+        cases=[make_case(7, THEMES.index("partial"))],
+        plant="tests.benches.lake_plants:hide_nothing",
+    )
+    result = run_lake_crash(config, world, say=said.append, show=lambda text: None)
+    assert result.verdict.doubled > 0, said
+    for engine in ("trino", "spark"):
+        assert f"{engine}, exact: part=" in "\n".join(said)
+    assert "duckdb" not in "\n".join(said)
+    assert result.summary.startswith("lake-crash: FAILED seed=7 cases=1 ")
