@@ -13,7 +13,7 @@ REPLICATION ?= 3
 MODULES ?=
 OUTAGE_S ?= 600
 
-.PHONY: help install dev demo fmt lint types test test-fast test-pythons mutants coverage bench bench-cluster bench-failover bench-allocator bench-lake chaos test-outage fuzz gen gen-check docs clean
+.PHONY: help install dev demo fmt lint types test test-fast test-pythons mutants coverage bench bench-cluster bench-failover bench-allocator bench-lake chaos test-outage fuzz lake-crash gen gen-check docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,6 +89,9 @@ test-outage: $(STAMP) ## Cut the store of brokers under load for ten minutes (OU
 
 fuzz: $(STAMP) ## Send brokers what nobody should, and see that they live (SEED, MINUTES, or REPLAY=file)
 	$(PY) -m tests.fuzz --seed $(SEED) --minutes $(MINUTES) $(if $(REPLAY),--replay $(REPLAY))
+
+lake-crash: $(STAMP) ## Kill registration of raw tables at each of its calls, and ask all engines what is there then (SEED)
+	$(PY) -m tests.lake_crash --seed $(SEED)
 
 gen: $(STAMP) ## Generate code from proto/, and the reference of commands
 	$(PY) tools/gen.py

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, final
 from gazette_platform.errors import DataError, GazetteError, LakeError
 from gazette_platform.hive import HivePartition
 from gazette_platform.lake.fit import damage, json_columns, misfit, value_scanner
-from gazette_platform.lake.layout import is_same_location
+from gazette_platform.lake.layout import is_same_location, partition_values
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.tables import hidden_parameters
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.values import ValueReport
     from gazette_platform.protocol import Fragment
 
-__all__ = ["Accountant", "Accounted", "PartitionAccount", "PartitionUpdate"]
+__all__ = ["Accountant", "Accounted", "PartitionAccount", "PartitionUpdate", "partition_accounts"]
 
 # What is added at once, and written under one lock: a second or two, so that a tick ends in time, and
 # well within half of the lease on a slow metastore.
@@ -336,6 +336,31 @@ class Accountant:
                     state=state,
                 )
             )
+
+
+def partition_accounts(
+    session: MetastoreSession, table: HiveTable, keys: Sequence[str]
+) -> list[PartitionAccount]:
+    """Accounts of those of the Hive partitions with Dagster's `keys` that exist, also of empty ones.
+
+    Raises: LakeError: the metastore cannot be reached.
+    """
+    wanted = {partition_values(key): key for key in keys}
+    wanted = {v: key for v, key in wanted.items() if len(v) == len(table.partition_columns) > 0}
+    accounts: list[PartitionAccount] = []
+    for values, found in session.partitions_of(table, list(wanted)).items():
+        state = PartitionState.from_parameters(found.parameters)
+        if state.journal:
+            accounts.append(
+                PartitionAccount(
+                    key=wanted[values],
+                    values=values,
+                    location=found.location,
+                    journal=state.journal,
+                    state=state,
+                )
+            )
+    return accounts
 
 
 def _empty(planned: PlannedPartition) -> HivePartition:

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, final
+from urllib.parse import unquote
 
 from typing_extensions import override
 
@@ -29,6 +30,7 @@ __all__ = [
     "is_same_location",
     "partition_columns",
     "partition_key",
+    "partition_values",
     "plain_location",
     "require_location",
 ]
@@ -242,6 +244,15 @@ def partition_key(columns: Iterable[PartitionColumn], values: Iterable[str]) -> 
     """
     parts = [f"{c.column}={_escape(v)}" for c, v in zip(columns, values, strict=True)]
     return "/".join(parts) or "all"
+
+
+def partition_values(key: str) -> tuple[str, ...]:
+    """The values in a Dagster partition key, as `partition_key` was given them.
+
+    >>> partition_values("host=a%2E%2E%2Eb%25/hour=05"), partition_values("all")
+    (('a...b%', '05'), ())
+    """
+    return () if key == "all" else tuple(unquote(p.partition("=")[2]) for p in key.split("/"))
 
 
 def _escape(value: str) -> str:

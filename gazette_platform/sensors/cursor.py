@@ -33,6 +33,8 @@ class SensorCursor:
     """The table whose old fragments are looked at again."""
     sweep: SweepPoint = field(default_factory=SweepPoint)
     """Where that goes on."""
+    looked: str = ""
+    """Where it goes on, after that, with the partitions that Dagster knows of that table."""
     audited: str = ""
     """The table audited last in turn."""
 
@@ -50,7 +52,7 @@ class SensorCursor:
         audits = raw.get("audits", {})
         if not isinstance(audits, dict):
             raise ValidationError("audits is not an object", path="cursor")
-        swept, journal, offset = _sweep(raw.get("sweep"))
+        swept, journal, offset, looked = _sweep(raw.get("sweep"))
         return cls(
             registered,
             {str(table): str(digest) for table, digest in problems.items()},
@@ -58,6 +60,7 @@ class SensorCursor:
             turn=str(raw.get("turn", "")),
             swept=swept,
             sweep=SweepPoint(journal, offset),
+            looked=looked,
             audited=str(raw.get("audited", "")),
         )
 
@@ -72,18 +75,19 @@ class SensorCursor:
             raw["turn"] = self.turn
         if self.swept:
             raw["sweep"] = [self.swept, self.sweep.journal, self.sweep.offset]
+            raw["sweep"] += [self.looked] if self.looked else []
         if self.audited:
             raw["audited"] = self.audited
         return json.dumps(raw, sort_keys=True, separators=(",", ":"))
 
 
-def _sweep(raw: Any) -> tuple[str, str, int]:
+def _sweep(raw: Any) -> tuple[str, str, int, str]:
     """Where a round of looking again stood; at its begin if that cannot be read."""
     try:
-        table, journal, offset = raw
-        return str(table), str(journal), int(offset)
+        table, journal, offset, *looked = raw
+        return str(table), str(journal), int(offset), str(looked[0]) if looked else ""
     except (TypeError, ValueError):
-        return "", "", 0
+        return "", "", 0, ""
 
 
 def problem_digest(texts: list[str]) -> str:

@@ -38,6 +38,7 @@ from gazette_platform.lake import (
     TableReport,
     TableSpec,
 )
+from gazette_platform.lake.accounting import partition_accounts
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.resources import BrokerResource, LakeResource, MetastoreResource
 from gazette_platform.sensors.audits import AuditState, TableAudits
@@ -58,6 +59,8 @@ _INTERVAL_S = 3
 # Each event is a write of some milliseconds to Dagster's storage: a tick that tells more than this
 # leaves the other tables to the next one.
 _EVENTS_MAX = 2000
+# A call each to metastore and Dagster's storage, of a table a tick.
+_LOOKED_MAX = 100
 # Seconds after which a tick begins nothing more. Dagster gives up on one, with all its events, after
 # 60 s unless it is told otherwise; what was begun by then has the rest.
 _TICK_S = 25.0
@@ -175,7 +178,7 @@ def run_tick(
     kept = None if has_all_specs else cursor
     state = TickState.of(cursor, names, kept)
     swept = following(names, cursor.swept, is_again=True)
-    sweep = cursor.sweep if swept == cursor.swept else SweepPoint()
+    round_ = _Round(cursor.sweep, cursor.looked) if swept == cursor.swept else _Round()
     audited = following(names, cursor.audited)
     turn = ""
     for name in in_turn(names, cursor.turn):
@@ -187,13 +190,14 @@ def run_tick(
             specs[name],
             state,
             outcome,
-            sweep=sweep if name == swept else None,
+            again=round_ if name == swept else None,
             is_audited=name == audited,
         )
         if name == swept:
             # A table with a problem loses its turn, so that the others get theirs.
-            state.swept = name if ran.sweep is not None else following(names, name)
-            state.sweep = ran.sweep or SweepPoint()
+            state.swept = name if ran.again is not None else following(names, name)
+            left = ran.again or _Round()
+            state.sweep, state.looked = left.sweep, left.looked
         if ran.is_last:
             # The others would wait in vain for the same brokers.
             turn = following(names, name)
@@ -203,12 +207,23 @@ def run_tick(
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """Where the round of looking again stands within a table."""
+
+    sweep: SweepPoint = field(default_factory=SweepPoint)
+    """In its fragments, which come first."""
+    looked: str = ""
+    """Then in its partitions that Dagster knows; empty before that."""
+
+
+@final
 @dataclass(slots=True)
 class _Ran:
     """What one table's part of a tick means for the rest of it."""
 
-    sweep: SweepPoint | None = None
-    """Where to go on with its old fragments; None: with those of the next table."""
+    again: _Round | None = None
+    """Where to go on with what is old; None: with the next table."""
     is_last: bool = False
     """Whether there is no point in going on to other tables."""
 
@@ -219,7 +234,7 @@ def _run_table(
     state: TickState,
     outcome: TickOutcome,
     *,
-    sweep: SweepPoint | None,
+    again: _Round | None,
     is_audited: bool,
 ) -> _Ran:
     """One table's part of a tick."""
@@ -227,13 +242,18 @@ def _run_table(
     ran = _Ran()
     problems: list[str] = []
     try:
+        sweep = again.sweep if again is not None and not again.looked else None
         report = ports.registrar.tick(
             spec, state.tables.get(name, {}), sweep=sweep, is_over=ports.is_over
         )
+        looked = ""
+        if again is not None and report.swept is None:
+            looked = _look_again(ports, spec, report, again.looked)
         _tell(outcome, spec, report, ports)
         # Only now: what is not told would not be touched again.
         state.tables[name] = report.cursors
-        ran.sweep = report.swept
+        if report.swept is not None or looked:
+            ran.again = _Round(report.swept or SweepPoint(), looked)
         problems = [_one_line(text) for text in report.errors]
         outcome.warnings += [*report.warnings, *(_one_line(f.text) for f in report.misfits)]
         known = state.audits.get(name, AuditState())
@@ -257,6 +277,27 @@ def _run_table(
         outcome.events.append(problem_observation(name, problems))
     state.problems[name] = digest
     return ran
+
+
+def _look_again(ports: TickPorts, spec: TableSpec, report: TableReport, after: str) -> str:
+    """Add accounts to the report that Dagster may have been told other things of.
+
+    A Hive partition in which brokers list nothing any more, since all of its files were moved aside, is
+    on no list of fragments. If the tick that emptied it could not tell, this finds it.
+
+    Args:
+        after: where to go on in what Dagster knows; empty: at its begin.
+
+    Returns: where to go on; empty: this was the last of it.
+    """
+    if report.definition is None:
+        return ""
+    name = str(table_partitions(spec.name).name)
+    keys, left = ports.told.known(name, after, _LOOKED_MAX)
+    with ports.audits.metastore.connect() as session:
+        # Those of the tick come behind, since they are newer.
+        report.accounts[:0] = partition_accounts(session, report.definition, keys)
+    return left
 
 
 def _tell(outcome: TickOutcome, spec: TableSpec, report: TableReport, ports: TickPorts) -> None:

@@ -65,6 +65,18 @@ class Told(Protocol):
         """Those of `keys` that the dynamic partitions `name` have."""
         ...
 
+    def known(self, name: str, after: str, limit: int) -> tuple[Sequence[str], str]:
+        """Keys of the dynamic partitions `name`, at most `limit`, and where to go on.
+
+        Args:
+            name: of the partitions.
+            after: where to go on, of the answer before; empty: at the first one.
+            limit: of keys.
+
+        Returns: keys, in the order in which Dagster got them; and text, empty if there are no more.
+        """
+        ...
+
 
 def untold(
     accounts: Sequence[PartitionAccount], versions: Mapping[str, str]
@@ -134,3 +146,10 @@ class InstanceTold:
         There may be a million others, after years of hours.
         """
         return frozenset(self._instance.get_existing_dynamic_partitions(name, keys))
+
+    def known(self, name: str, after: str, limit: int) -> tuple[Sequence[str], str]:
+        """A page of the keys of the dynamic partitions `name`; see `Told`. One query."""
+        page = self._instance.get_paginated_dynamic_partitions(
+            name, limit, ascending=True, cursor=after or None
+        )
+        return page.results, page.cursor if page.has_more else ""

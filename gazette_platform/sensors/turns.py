@@ -47,6 +47,7 @@ class TickState:
     audits: dict[str, AuditState]
     swept: str = ""
     sweep: SweepPoint = field(default_factory=SweepPoint)
+    looked: str = ""
 
     @classmethod
     def of(cls, cursor: SensorCursor, names: Sequence[str], kept: SensorCursor | None) -> TickState:
@@ -58,6 +59,7 @@ class TickState:
             {n: state for n, state in cursor.audits.items() if n in wanted},
             swept=cursor.swept if cursor.swept in wanted else "",
             sweep=cursor.sweep,
+            looked=cursor.looked,
         )
 
     def cursor(self, *, turn: str, audited: str) -> SensorCursor:
@@ -69,5 +71,6 @@ class TickState:
             turn=turn,
             swept=self.swept,
             sweep=self.sweep,
+            looked=self.looked,
             audited=audited,
         )

@@ -30,7 +30,9 @@ FROM {source} GROUP BY part, hour
 """
 
 
-def _statement(database: str, tables: Sequence[str], kinds: dict[str, str], catalog: str = "") -> str:
+def _statement(
+    database: str, tables: Sequence[str], kinds: dict[str, str], catalog: str = ""
+) -> str:
     return "UNION ALL".join(
         _QUERY.format(table=table, kind=kind, source=f"{catalog}{database}.{table}{suffix}")
         for table in tables

@@ -105,7 +105,9 @@ class FaultyBrokers:
 
         def call(*args: Any) -> Any:
             return self._calls.call(
-                f"broker {name}", lambda: method(*args), lambda: TransportError("cut off on purpose")
+                f"broker {name}",
+                lambda: method(*args),
+                lambda: TransportError("cut off on purpose"),
             )
 
         return call

@@ -14,7 +14,16 @@ from tests.lake_crash.plan import LIVE_HOUR, Case, Live, Store
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["FIRST_ID", "RECORD_BYTES", "Expected", "Numbers", "Piece", "content", "expected", "kept"]
+__all__ = [
+    "FIRST_ID",
+    "RECORD_BYTES",
+    "Expected",
+    "Numbers",
+    "Piece",
+    "content",
+    "expected",
+    "kept",
+]
 
 FIRST_ID = 1_000_000
 RECORD_BYTES = len(b'{"id":1000000}\n')

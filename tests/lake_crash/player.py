@@ -327,12 +327,16 @@ class Player:
             table = session.table(self._database, name)
             for found in session.partitions(table) if table is not None else ():
                 state = PartitionState.from_parameters(found.parameters)
-                key = "/".join(f"{k}={v}" for k, v in zip(("part", "hour"), found.values, strict=True))
+                key = "/".join(
+                    f"{k}={v}" for k, v in zip(("part", "hour"), found.values, strict=True)
+                )
                 facts.accounts[key] = Account(
                     state.rows, state.fragments, state.covered_bytes, data_version(state)
                 )
         with self._instance() as instance:
-            facts.partitions = frozenset(instance.get_dynamic_partitions(f"{self._database}.{name}"))
+            facts.partitions = frozenset(
+                instance.get_dynamic_partitions(f"{self._database}.{name}")
+            )
             asset = AssetKey([self._database, name])
             for event in _materializations(instance, asset):
                 facts.told.setdefault(event.partition, []).append(_told(event))
@@ -365,5 +369,3 @@ def _until(condition: Any, problem: str, timeout_s: float) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{problem}, for {timeout_s:.0f} s")
         time.sleep(_POLL_S)
-
-

@@ -15,8 +15,7 @@ import time
 import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from dagster import AddDynamicPartitionsRequest, DagsterInstance, build_sensor_context
 
@@ -31,6 +30,7 @@ from tests.lake_crash.faults import Calls, FaultyBrokers, FaultyMetastore, fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from tests.lake_crash.plan import Fault
 
@@ -132,9 +132,7 @@ def _tick(instance: DagsterInstance, ports: _Ports, life: Life, calls: Calls) ->
     for request in result.dynamic_partitions_requests or ():
         calls.call("dagster partitions", lambda r=request: _store_partitions(instance, r))
     kept = {CURSOR: result.cursor}
-    calls.call(
-        "dagster cursor", lambda: instance.daemon_cursor_storage.set_cursor_values(kept)
-    )
+    calls.call("dagster cursor", lambda: instance.daemon_cursor_storage.set_cursor_values(kept))
     return len(result.asset_events), result.skip_reason.skip_message
 
 
@@ -156,7 +154,12 @@ def _flush(life: Life, calls: Calls) -> LifeReport:
         for spec in specs.values():
             try:
                 catch_up(
-                    registrar, spec, {}, {}, deadline=clock.monotonic() + _FLUSH_TIMEOUT_S, clock=clock
+                    registrar,
+                    spec,
+                    {},
+                    {},
+                    deadline=clock.monotonic() + _FLUSH_TIMEOUT_S,
+                    clock=clock,
                 )
             except Exception as err:  # noqa: BLE001  the command would say so, and end
                 return LifeReport(0, [f"{type(err).__name__}: {err}"])
@@ -168,11 +171,9 @@ class _Ports:
 
     def __init__(self, life: Life, calls: Calls) -> None:
         self._life, self._calls = life, calls
-        self._client = Client(
-            ClientConfig(address=life.broker, retry_timeout_s=_RETRY_TIMEOUT_S)
-        )
+        self._client = Client(ClientConfig(address=life.broker, retry_timeout_s=_RETRY_TIMEOUT_S))
 
-    def __enter__(self) -> _Ports:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -70,7 +70,11 @@ class LakeCrashResult:
 
 
 def run_lake_crash(
-    config: LakeCrashConfig, world: World, *, say: Callable[[str], None], show: Callable[[str], None]
+    config: LakeCrashConfig,
+    world: World,
+    *,
+    say: Callable[[str], None],
+    show: Callable[[str], None],
 ) -> LakeCrashResult:
     """Play cases in a world, and judge what is there then.
 
@@ -90,9 +94,7 @@ def run_lake_crash(
     for each in facts:
         wanted = expected(each.case, each.hours)
         judge_rows(verdict, each.case.name, wanted, answers)
-        judge_events(
-            verdict, each.case.name, wanted, each.accounts, each.told, each.partitions
-        )
+        judge_events(verdict, each.case.name, wanted, each.accounts, each.told, each.partitions)
     result = LakeCrashResult(config, facts, verdict, sum(each.faults for each in facts))
     for each in facts:
         result.gaps.update(_gaps(each.calls))

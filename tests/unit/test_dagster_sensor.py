@@ -34,11 +34,13 @@ from gazette_platform.lake import (
     SweepPoint,
     parse_table_spec,
 )
+from gazette_platform.lake.accounting import partition_accounts
 from gazette_platform.resources import LakeResource
 from gazette_platform.sensors import fragments_sensor
 from gazette_platform.sensors.audits import AuditState
 from gazette_platform.sensors.cursor import SensorCursor, problem_digest
 from gazette_platform.sensors.events import journal_partition
+from gazette_platform.sensors.told import InstanceTold
 
 SPEC = """
 name: s.{table}
@@ -105,6 +107,14 @@ class Platform:
         result = fragments_sensor(context)
         self.store(result)
         return result
+
+    def full_tick_untold(self):
+        """A tick whose process ends before it has told anything."""
+        store, self.store = self.store, lambda result: None
+        try:
+            return self.full_tick()
+        finally:
+            self.store = store
 
     def store(self, result, *, events=None, is_killed=False):
         """Keep what a tick told, as the daemon does: events, partitions, cursor, in this order.
@@ -680,3 +690,58 @@ def test_digests_tell_problems_apart():
     assert len(set(digests)) == len(problems)
     assert all(len(digest) == 16 for digest in digests)
     assert digests[0] == problem_digest(["a"])
+
+
+@pytest.mark.parametrize("is_cursor_lost", [False, True])
+def test_a_partition_that_a_repair_emptied_is_told_though_its_tick_ended(platform, is_cursor_lost):
+    platform.write_spec("a")
+    small = platform.files.append("a/part=0", line(1), postfix="hour=05")
+    platform.tick()
+    platform.files.append("a/part=0", line(1) + line(2), postfix="hour=06", begin=0)
+    platform.files.forget(small)
+    platform.tick()
+    cursor = platform.cursor
+    result = platform.full_tick_untold()
+    assert any("moved aside" in (e.description or "") for e in result.asset_events)
+    platform.cursor = None if is_cursor_lost else cursor
+    for _ in range(3):
+        platform.tick()
+    newest = InstanceTold(platform.instance).totals(AssetKey(["s", "a"]), "part=0/hour=05")
+    assert (newest.rows, newest.fragments) == (0, 0)
+    assert platform.tick().asset_events == []
+
+
+def test_what_dagster_was_told_is_looked_at_again_in_slices(platform, monkeypatch):
+    slices = []
+
+    def accounts(session, table, keys):
+        slices.append(list(keys))
+        return partition_accounts(session, table, keys)
+
+    monkeypatch.setattr("gazette_platform.sensors.fragments.partition_accounts", accounts)
+    monkeypatch.setattr("gazette_platform.sensors.fragments._LOOKED_MAX", 2)
+    platform.write_spec("a")
+    for hour in range(5):
+        platform.files.append("a/part=0", line(1), postfix=f"hour={hour:02}")
+    platform.tick()
+    slices.clear()
+    for _ in range(4):
+        platform.tick()
+    hours = [[key[-2:] for key in keys] for keys in slices]
+    assert hours == [["00", "01"], ["02", "03"], ["04"], ["00", "01"]]
+
+
+def test_a_round_over_fragments_and_partitions_of_a_table_ends(platform, monkeypatch):
+    """Four slices of one and two of the other, which would never end in one tick."""
+    monkeypatch.setattr("gazette_platform.lake.listing._SWEEP_PAGE", 4)
+    monkeypatch.setattr("gazette_platform.sensors.fragments._LOOKED_MAX", 6)
+    for table in ("a", "b"):
+        platform.write_spec(table)
+        for hour in range(12):
+            platform.files.append(f"{table}/part=0", line(1), postfix=f"hour={hour:02}")
+    platform.tick()
+    swept = []
+    for _ in range(9):
+        platform.tick()
+        swept.append(SensorCursor.parse(platform.cursor).swept)
+    assert {"s.a", "s.b"} == set(swept)

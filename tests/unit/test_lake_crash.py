@@ -40,9 +40,7 @@ def test_all_themes_stores_and_modes_have_their_turn():
     cases = [make_case(7, n) for n in CASES]
     assert Counter(case.theme for case in cases) == dict.fromkeys(THEMES, 4)
     assert {case.stores[0] for case in cases} == {"file", "s3"}
-    assert {case.stores for case in cases if case.theme == "cutover"} >= {
-        ("file", "s3")
-    }
+    assert {case.stores for case in cases if case.theme == "cutover"} >= {("file", "s3")}
     modes = {step.fault.mode for case in cases for step in case.steps if isinstance(step, Tick)}
     assert modes == set(MODES)
     assert {kind for n in CASES for kind in make_case(7, n, has_s3=False).stores} == {"file"}
@@ -157,7 +155,9 @@ def told(*events, rows=3, partitions=(KEY,)):
     verdict = Verdict()
     wanted = expected(case_of(Store(0, 0, 3, "05")), {(0, 0, 3): "05"})
     account = Account(rows, 2, 45, "0-45")
-    judge_events(verdict, "t", wanted, {KEY: account}, {KEY: events} if events else {}, frozenset(partitions))
+    judge_events(
+        verdict, "t", wanted, {KEY: account}, {KEY: events} if events else {}, frozenset(partitions)
+    )
     return verdict
 
 
