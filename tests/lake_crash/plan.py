@@ -50,7 +50,7 @@ THEMES = (
 _HOURS = ("05", "06", "07", "08")
 # A tick makes some forty calls; a fault beyond the last one leaves it alone.
 _CALLS = 45
-_STRUCK_MS = 900
+_STRUCK_MS = 500
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Fault:
 
     mode: str
     at: int
-    """Number of the call, from 1; of mode ``struck``, milliseconds."""
+    """Number of the call, from 1; of mode ``struck``, milliseconds after the first one."""
 
 
 @dataclass(frozen=True)

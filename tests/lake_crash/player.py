@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
+import os
 import shutil
 import signal
 import tempfile
@@ -51,7 +52,7 @@ __all__ = ["Facts", "Player", "context"]
 # Of a machine that is several times slower; all end much sooner.
 _LIFE_TIMEOUT_S = 180.0
 _SEEN_TIMEOUT_S = 60.0
-_POLL_S = 0.05
+_POLL_S = 0.02
 _ANY = -1
 _LOG_TAIL = 2000
 # A tick looks at one slice of old fragments: a round over both journals, and once more.
@@ -60,7 +61,7 @@ _SETTLE_TICKS = 30
 
 
 def context() -> Any:
-    """Forks registrars from a server that has loaded them. Made after the environment is complete."""
+    """Forks registrars from a server that has loaded them."""
     made = multiprocessing.get_context("forkserver")
     made.set_forkserver_preload(["tests.lake_crash.preload"])
     return made
@@ -262,6 +263,7 @@ class Player:
             quiet=quiet,
             fault=fault,
             plant=self._plant,
+            keys={name: key for name, key in os.environ.items() if name.startswith("AWS_")},
         )
         process = self._context.Process(target=live, args=(life,), name=folder.name)
         process.start()
@@ -270,8 +272,13 @@ class Player:
     def _end(self, begun: tuple[Any, Path], fault: Fault | None) -> LifeReport | None:
         """Wait until it has ended. Returns: what it says of itself, if it was not killed."""
         process, folder = begun
-        is_struck = False
+        trace, is_struck = folder / "trace", False
         if fault is not None and fault.mode == "struck":
+            _until(
+                lambda: not process.is_alive() or (trace.exists() and trace.stat().st_size),
+                f"{folder}: a life does not begin",
+                _LIFE_TIMEOUT_S,
+            )
             process.join(fault.at / 1000)
             is_struck = process.is_alive()
             process.kill()
@@ -282,7 +289,6 @@ class Player:
             raise LakeError(f"{folder}: a life did not end in {_LIFE_TIMEOUT_S:.0f} s")
         code = process.exitcode
         process.close()
-        trace = folder / "trace"
         calls = trace.read_text().splitlines() if trace.exists() else []
         calls += ["! struck"] if is_struck else []
         self.facts.calls += [*calls, ""]

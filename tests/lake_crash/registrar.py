@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from dagster import AddDynamicPartitionsRequest, DagsterInstance, build_sensor_context
@@ -61,6 +61,8 @@ class Life:
     quiet: int = 0
     """Ticks in a row with nothing to tell, after which it ends; 0: never."""
     fault: Fault | None = None
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Variables with the credentials of stores."""
     plant: str = ""
     """``module:function``, or some with commas between them, called first: what is wrong with it."""
 
@@ -80,6 +82,8 @@ def live(life: Life) -> None:
     log = os.open(life.folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    # The server that forked this process may be older than the store.
+    os.environ.update(life.keys)
     for plant in filter(None, life.plant.split(",")):
         module, _, name = plant.partition(":")
         getattr(importlib.import_module(module), name)()

@@ -82,6 +82,7 @@ def open_world(folder: Path, say: Callable[[str], None]) -> Iterator[World]:
                 etcd=etcd.endpoint,
                 prefix="/lake-crash",
                 fragments=folder / "lake" / "fragments",
+                lease_s=20.0,  # no broker is to fail here, however busy the machine is
             )
         )
         client = stack.enter_context(Client(ClientConfig(address=broker.address)))

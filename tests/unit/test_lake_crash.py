@@ -241,7 +241,7 @@ PLANTS = {
     "count_again": ("cursor lost", "the account of"),
     "tell_all_again": ("plain", "the same twice"),
     "hide_nothing": ("partial", "exact: part="),
-    "jump_holes": ("late", "where 0 are"),
+    "jump_holes": ("late", "the account of"),
 }
 
 
