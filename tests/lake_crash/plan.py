@@ -45,11 +45,13 @@ THEMES = (
     "two registrars",
     "home lost",
     "cursor lost",
+    "each call",
 )
 
 _HOURS = ("05", "06", "07", "08")
 # A tick makes some forty calls; a fault beyond the last one leaves it alone.
 _CALLS = 45
+_CALLS_OF_A_TICK = 36
 _STRUCK_MS = 500
 
 
@@ -146,12 +148,13 @@ def make_case(seed: int, number: int, *, has_s3: bool = True) -> Case:
     """The case of that number: themes take turns, and so do the kinds of stores."""
     rng = random.Random(f"lake-crash {seed} {number}")
     theme = THEMES[number % len(THEMES)]
-    is_s3 = has_s3 and number % 2 == 1  # there is an odd number of themes
+    turn = number // len(THEMES)
+    is_s3 = has_s3 and (number + turn) % 2 == 1
     first = "s3" if is_s3 else "file"
     stores = (first,)
     if theme == "cutover":
         stores = (first, rng.choice(["file", "s3"]) if has_s3 else "file")
-    history = _History(rng, theme)
+    history = _History(rng, theme, turn)
     history.write()
     return Case(number, theme, stores, tuple(history.steps))
 
@@ -162,6 +165,8 @@ class _History:
 
     rng: random.Random
     theme: str
+    turn: int
+    """How often the theme had its turn before."""
     steps: list[Step] = field(default_factory=list)
     heads: list[int] = field(default_factory=lambda: [0, 0])
     begins: list[list[int]] = field(default_factory=lambda: [[], []])
@@ -307,6 +312,12 @@ class _History:
     def cursor_lost(self) -> None:
         """As an operator may clear it."""
         self.lose("cursor")
+
+    def each_call(self) -> None:
+        """A tick with something to do is killed after each of its calls, every other one at a time."""
+        for at in range(1 + self.turn % 2, _CALLS_OF_A_TICK, 2):
+            self.grow(0, 1)
+            self.steps += [Seen(), Tick(1, Fault("killed after", at))]
 
     def lose(self, what: str) -> None:
         for _ in range(2):

@@ -46,6 +46,14 @@ def test_all_themes_stores_and_modes_have_their_turn():
     assert {kind for n in CASES for kind in make_case(7, n, has_s3=False).stores} == {"file"}
 
 
+def test_each_call_of_a_tick_is_the_last_one_in_two_cases():
+    first = THEMES.index("each call")
+    cases = [make_case(7, number) for number in (first, first + len(THEMES))]
+    steps = [step for case in cases for step in case.steps if isinstance(step, Tick)]
+    lives = {step.fault.at for step in steps if step.ticks == 1}
+    assert lives == set(range(1, 36))
+
+
 @pytest.mark.parametrize("number", CASES)
 def test_a_history_leaves_no_hole_and_appends_where_all_ends(number):
     """Else records would be missing for ever, or a broker be asked to append over a fragment."""
