@@ -135,7 +135,8 @@ class Auditor:
         reach = listed[-1].begin if len(listed) >= limit else None
         accounts = read_accounts(session, spec, table, self._roots, journal, anchors, begin, reach)
         overlaps = accounts.overlaps(begin, reach)
-        suspects = set(sorted(overlaps, key=lambda d: d in known)[:_SUSPECTS_MAX])
+        doubtful = dict.fromkeys([*overlaps, *_not_as_listed(accounts, listed, begin, reach)])
+        suspects = set(sorted(doubtful, key=lambda d: d in known)[:_SUSPECTS_MAX])
         places = [
             (place.store, place.directory)
             for place in accounts.places.values()
@@ -250,6 +251,28 @@ class _View:
             )
             for kind in _FILE_KINDS
         ]
+
+
+def _not_as_listed(
+    accounts: Accounts, listed: Sequence[Fragment], begin: int, end: int | None
+) -> list[str]:
+    """Directories of which accounts count other fragments than brokers list.
+
+    A fragment whose bytes smaller ones held before, in the same directory, is in no account: these say
+    nothing of the overlap.
+    """
+    held: dict[str, list[int]] = {}
+    for fragment in listed:
+        if fragment.backing_store and fragment.content_length:
+            held.setdefault(directory_of(fragment), []).append(fragment.content_length)
+    found: list[str] = []
+    for place in accounts.places.values():
+        ranges, lengths = place.state.ranges, held.get(place.directory, [])
+        if not ranges or ranges[0][0] < begin or (end is not None and ranges[-1][1] > end):
+            continue  # brokers were not asked for all of it
+        if (place.state.fragments, place.state.content_bytes) != (len(lengths), sum(lengths)):
+            found.append(place.directory)
+    return found
 
 
 _NOT_ASKED = "the sensor lists no object stores; execute the check to do so"

@@ -198,6 +198,27 @@ def test_overlaps_are_found_from_accounts_and_only_their_folders_are_listed(lake
     assert small.content_name in excluded[JOURNAL.partition("=")[2], "5"]
 
 
+def test_overlaps_within_a_folder_of_which_accounts_say_nothing(lake):
+    """The bytes of the last fragment were counted before, by those that it takes the place of."""
+    lake.append(0, 4, hour=6)
+    small = lake.append(4, 7, hour=6)
+    lake.append(7, 9, hour=7)
+    inner = lake.append(9, 10, hour=7)
+    lake.register()
+    across = lake.append(2, 7, hour=6)
+    lake.append(7, 10, hour=7)
+    lake.files.forget(small)
+    lake.files.forget(inner)
+    lake.register()
+    states = lake.states()
+    assert [states[hour][1].overlap_bytes for hour in ("6", "7")] == [0, 0]
+    excluded = excluded_files(lake.audit().findings)
+    part = JOURNAL.partition("=")[2]
+    # Those that lie end to end stay in the view.
+    assert excluded[part, "6"] == [across.content_name]
+    assert inner.content_name in excluded[part, "7"]
+
+
 def test_many_overlaps_are_named_a_few_a_tick(lake, monkeypatch):
     monkeypatch.setattr("gazette_platform.lake.audit._SUSPECTS_MAX", 4)
     small = [lake.append(n, n + 1, hour=n) for n in range(10)]
