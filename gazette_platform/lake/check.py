@@ -7,13 +7,13 @@ with what was found. Single bad records are no reason to refuse, only what is tr
 
 from __future__ import annotations
 
-import csv
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from gazette_platform.errors import SchemaMismatch
+from gazette_platform.lake.csv_rows import csv_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -82,14 +82,14 @@ def _check_json(spec: TableSpec, lines: list[bytes], where: str) -> None:
         if values and not any(_is_of(parsed, value) for value in values):
             raise SchemaMismatch(
                 f"{spec.name}: column {column.name} is {column.type}, but {where} has values such "
-                f"as {_shown(orjson.dumps(values[0]))}, which the engines would read differently "
+                f"as {_shown(_json(values[0]))}, which the engines would read differently "
                 "or as NULL: correct its type in the table spec, or how it is written"
             )
 
 
 def _check_csv(spec: TableSpec, lines: list[bytes], where: str) -> None:
     text = [line.decode("utf-8", "replace") + "\n" for line in lines]
-    rows = list(csv.reader(text))
+    rows = list(csv_rows(text))
     widths = [len(row) for row in rows]
     several = [row for row in rows if len(row) == len(spec.columns) and "\n" in "".join(row)]
     if several:
@@ -130,6 +130,13 @@ def _is_date(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _json(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:  # it reads deeper values than it writes
+        return b"a deeply nested value"
 
 
 def _shown(raw: bytes) -> str:

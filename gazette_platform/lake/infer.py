@@ -5,7 +5,6 @@ Takes bytes and specs of journals, gives text: nothing is asked of a server here
 
 from __future__ import annotations
 
-import csv
 import re
 import unicodedata
 from collections import Counter
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, final
 import yaml
 
 from gazette_platform.errors import SchemaMismatch
+from gazette_platform.lake.csv_rows import csv_rows
 from gazette_platform.lake.infer_types import InferredType, infer_type
 from gazette_platform.lake.layout import Layout
 from gazette_platform.lake.profile import Profile, Profiler, decoded
@@ -271,13 +271,13 @@ def _apart(partitions: _Partitions, taken: set[str], remarks: list[str]) -> _Par
 
 def _infer_csv(target: _Target, lines: Sequence[bytes], partitions: _Partitions) -> Inference:
     texts = [line.decode("utf-8", "replace").removesuffix("\r") for line in lines if line.strip()]
-    try:
-        rows = list(csv.reader(texts))
-    except csv.Error as err:
+    every = list(csv_rows(texts))
+    rows = [row for row in every if row]
+    if not rows:
         raise SchemaMismatch(
-            f"{target.name}: lines are neither JSON objects nor CSV ({err}; the first one begins "
+            f"{target.name}: lines are neither JSON objects nor CSV (the first one begins "
             f"{texts[0][:60]!r}); raw tables are of `json` or `csv`"
-        ) from err
+        )
     width, count = Counter(map(len, rows)).most_common(1)[0]
     if width == 1 and not any("," in text for text in texts):
         raise SchemaMismatch(
@@ -285,7 +285,12 @@ def _infer_csv(target: _Target, lines: Sequence[bytes], partitions: _Partitions)
             f"begins {texts[0][:60]!r}); raw tables are of `json` or `csv`"
         )
     remarks = ["columns of CSV go by position, and are strings: cast them in SQL"]
-    if len(rows) < len(texts):
+    if len(rows) < len(every):
+        remarks.append(
+            f"{len(every) - len(rows)} lines have a carriage return amid, which ends a line for the "
+            "engines"
+        )
+    if len(every) < len(texts):
         remarks.append(
             "some quoted fields go over several lines, which engines read as rows of their own: "
             "write such data as JSON lines"

@@ -143,7 +143,10 @@ def is_date(text: str) -> bool:
 def _example(value: object) -> str:
     if isinstance(value, str):
         value = value[: 2 * _EXAMPLE_CHARACTERS_MAX]
-    text = json.dumps(value, default=str)
+    try:
+        text = json.dumps(value, default=str)
+    except RecursionError:
+        text = "…"
     text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
     over = len(text) > _EXAMPLE_CHARACTERS_MAX
     return text[:_EXAMPLE_CHARACTERS_MAX] + ("…" if over else "")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from typing import TYPE_CHECKING, final
 
 from typing_extensions import override
 
 from gazette_platform.hive import CSV_ESCAPE
+from gazette_platform.lake.csv_rows import csv_rows
 from gazette_platform.lake.values import LineScanner, is_utf8
 
 if TYPE_CHECKING:
@@ -56,12 +56,12 @@ class CsvScanner(LineScanner):
                 line,
             )
         else:
-            width = len(next(csv.reader([line.decode()])))
+            width = len(next(csv_rows([line.decode()])))
             if width != len(self._names):
                 self.found_line(f"{width} fields, not {len(self._names)}", line)
             else:
                 self.found_line("a quote within a field without quotes", line)
 
     def _is_header(self, line: bytes) -> bool:
-        cells = next(csv.reader([line.decode()]), [])
+        cells = next(csv_rows([line.decode()]), [])
         return [cell.strip().lower() for cell in cells] == self._names

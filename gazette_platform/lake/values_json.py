@@ -117,11 +117,17 @@ class JsonScanner(LineScanner):
         try:
             # Texts that are skipped are not decoded.
             return is_utf8(piece) and len(self._types.rows.decode_lines(piece)) == lines
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return False
 
     @override
     def scan_line(self, line: bytes) -> None:
+        try:
+            self._scan_record(line)
+        except RecursionError:
+            self.found_line("nested too deep to be looked at", line)
+
+    def _scan_record(self, line: bytes) -> None:
         try:
             self._types.rows.decode(line)
             if self._types.has_texts and _MINUS_ZERO.search(line) is not None:
@@ -142,7 +148,7 @@ class JsonScanner(LineScanner):
             raw = bytes(getattr(row, f"c{index}"))
             if not is_fit(raw):
                 self.found_value(column.name, raw)
-                value = json.loads(raw)
+                value = _decoded(raw)
                 if breaks(kind, value, is_partitioned=True):
                     self.breaking.add(column.name)
                 if breaks(kind, value, is_partitioned=False):
@@ -150,7 +156,7 @@ class JsonScanner(LineScanner):
 
     def _scan_list(self, line: bytes) -> None:
         """Trino takes the elements of a list for the columns, in order."""
-        values = json.loads(line)
+        values = _decoded(line)
         if isinstance(values, list):
             for (column, kind, _), value in zip(self._types.columns, values, strict=False):
                 if breaks(kind, value, is_partitioned=True):
@@ -204,6 +210,11 @@ def _struct(types: Sequence[Any], keys: Sequence[str]) -> Any:
         rename=dict(zip(names, keys, strict=True)),
         gc=False,
     )
+
+
+def _decoded(raw: bytes) -> Any:
+    """A JSON value, whose numbers are of no account: an `int` has digits enough to be refused."""
+    return json.loads(raw, parse_int=float)
 
 
 def _is_json(line: bytes) -> bool:
@@ -267,8 +278,11 @@ def _is_text(value: Any) -> bool:
     if first in b"[{":
         try:
             return bool(orjson.dumps(orjson.loads(raw)) == raw)
-        except orjson.JSONDecodeError:
-            return False  # a number beyond all floats
+        except (orjson.JSONDecodeError, orjson.JSONEncodeError):
+            return False  # a number beyond all floats, or deeper than it writes
     # Trino writes numbers as Java's BigDecimal does: as `Decimal`, but for a zero below zero.
-    number = Decimal(raw.decode())
+    try:
+        number = Decimal(raw.decode())
+    except ArithmeticError:  # an exponent beyond all
+        return False
     return str(number) == raw.decode() and not (number.is_zero() and number.is_signed())

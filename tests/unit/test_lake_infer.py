@@ -274,3 +274,15 @@ def test_every_value_fits_unless_kinds_are_mixed(values):
     lines = [json.dumps({"v": value}, separators=(",", ":")).encode() for value in values]
     found = infer_spec(NAME, SELECTOR, lines)
     assert unfit(JsonScanner(found.spec), lines).count == 0, found.text
+
+
+@pytest.mark.parametrize("depth", [900, 1000, 1020])
+def test_values_nested_as_deep_as_json_goes_are_inferred(depth):
+    found = infer_spec(NAME, SELECTOR, [f'{{"v":{"[" * depth}{"]" * depth}}}'.encode(), b'{"v":1}'])
+    assert [column.type for column in found.spec.columns] == ["string"]
+
+
+def test_a_carriage_return_amid_a_line_of_csv_is_told_and_hides_no_other():
+    found = infer_spec(NAME, SELECTOR, [b"1,a\rb", b"2,c", b"3,d"], data_format="csv")
+    assert len(found.spec.columns) == 2
+    assert any(remark.startswith("1 lines have a carriage return") for remark in found.remarks)

@@ -2,11 +2,14 @@
 
 import itertools
 import json
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, strategies as st
 
+from gazette_platform.errors import SchemaMismatch
 from gazette_platform.lake import parse_table_spec
+from gazette_platform.lake.check import check_sample
 from gazette_platform.lake.fit import value_scanner
 from gazette_platform.lake.schema import parse_type
 from gazette_platform.lake.values_json import breaks
@@ -241,6 +244,49 @@ def test_a_record_of_two_lines_is_told():
     ((what, unfit),) = found.lines.items()
     assert unfit.count == 2
     assert "records of several lines are not supported" in what
+
+
+DEEP = ["[" * n + "]" * n for n in (300, 900, 1100, 20_000)]
+ODD = [
+    *DEEP, '{"a":' * 2000 + "1" + "}" * 2000, "9" * 5000, "-" + "9" * 5000, f'{{"a":{"9" * 5000}}}',
+    f"[{'9' * 5000}]", "1e99999999999999999999", "1e-99999999999999999999",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("raw", ODD, ids=lambda raw: f"{raw[:12]}:{len(raw)}")
+@pytest.mark.parametrize(
+    "kind",
+    ["string", "boolean", "bigint", "float", "double", "decimal(10,2)", "date", "array<string>", "map<string,string>", "struct<a:int>"],
+)  # fmt: skip
+def test_no_value_ends_a_scan(kind, raw):
+    """As it would that of every other table, for the sensor looks at all of them in one tick."""
+    spec = parse_table_spec(
+        f"{{name: a.b, selector: name=x, format: json, columns: [{{name: v, type: '{kind}'}}]}}"
+    )
+    bad, other = f'{{"v":{raw}}}\n'.encode(), f'{{"w":{raw}}}\n'.encode()
+    found = report(bad, b'{"v":null}\n', spec=spec)
+    if kind in {"boolean", "bigint", "date"}:
+        assert found.count == 1
+    for content in (bad, other, raw.encode() + b"\n"):
+        assert report(content, spec=spec).count in (0, 1)
+    with suppress(SchemaMismatch):
+        check_sample(spec, bad, "here")
+
+
+def test_long_fields_of_csv_and_carriage_returns_end_no_scan():
+    spec = parse_table_spec(
+        "{name: a.b, selector: name=x, format: csv, columns: [{name: a, type: string}, "
+        "{name: b, type: string}, {name: c, type: string}]}"
+    )
+    long = b"1," + b"x" * 200_000 + b",\n"
+    assert report(long, spec=spec).count == 0
+    found = report(long + b"1\n" + b"2,a\rb,\n", spec=spec)
+    assert sorted(found.lines) == [
+        "1 fields, not 3",
+        "a carriage return, which ends a line for the engines",
+    ]
+    check_sample(spec, long, "here")
+    check_sample(spec, b"1,a\rb,\n1,2,3\n", "here")
 
 
 def test_kinds_of_lines_are_bounded():
