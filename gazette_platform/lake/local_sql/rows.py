@@ -152,10 +152,8 @@ class _JsonRows:
             if table.num_rows != rows:
                 return None
             return [
-                pc.cast(column, arrow_type(kind)) if kind.name == "date" else column
-                for column, kind in zip(
-                    (c.combine_chunks() for c in table.columns), kinds, strict=True
-                )
+                _checked(column.combine_chunks(), kind)
+                for column, kind in zip(table.columns, kinds, strict=True)
             ]
         except (DataError, pa.ArrowException):
             return None
@@ -174,6 +172,18 @@ class _JsonRows:
 
 
 _JSON: Final = _span("application/x-ndjson")
+
+
+def _checked(column: pa.Array, kind: ColumnType) -> pa.Array:
+    """A column as Arrow parsed it. Raises: pa.ArrowException: it took what does not fit."""
+    if kind.name == "date":
+        if pc.any(pc.starts_with(column, "0000")).as_py():
+            raise pa.ArrowInvalid("a year before the first")
+        return pc.cast(column, arrow_type(kind))
+    if "decimal" in kind.hive:
+        # It compares digits before it scales a number: 1234 becomes 1234.00 of a decimal(5,2).
+        column.validate(full=True)
+    return column
 
 
 def _has_no_fast_form(kind: ColumnType) -> bool:
