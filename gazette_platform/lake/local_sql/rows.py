@@ -7,16 +7,15 @@ it was is not to be seen in the rows.
 
 from __future__ import annotations
 
-import csv
-import io
 from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from gazette_platform.errors import DataError
+from gazette_platform.lake.csv_rows import csv_rows
 from gazette_platform.lake.local_sql.json_values import fitted, parse_line
-from gazette_platform.message.arrow_parsers import arrow_parser, cut_csv
+from gazette_platform.message.arrow_parsers import arrow_parser
 from gazette_platform.message.selection import JournalSpan
 from gazette_platform.protocol import LabelSet
 
@@ -39,7 +38,6 @@ _PRIMITIVES: Final = {
     "double": pa.float64(),
     "date": pa.date32(),
 }
-_CSV_FIELD_BYTES_MAX: Final = 64 << 20
 
 
 def arrow_type(kind: ColumnType) -> pa.DataType:
@@ -97,6 +95,14 @@ def _line_ends(content: bytes) -> pa.Int64Array:
     lines = pc.split_pattern(pa.array([content], pa.large_binary()), "\n").flatten()
     lengths = pc.add(pc.binary_length(lines.slice(0, len(lines) - 1)), 1)
     return pc.cumulative_sum(pc.cast(lengths, pa.int64()))
+
+
+def _has_open_quote(content: bytes) -> bool:
+    """Whether a line has an odd number of quotes."""
+    if b'"' not in content:
+        return False
+    lines = pc.split_pattern(pa.array([content], pa.large_binary()), "\n").flatten()
+    return bool(pc.any(pc.equal(pc.bit_wise_and(pc.count_substring(lines, '"'), 1), 1)).as_py())
 
 
 def _utf8(content: bytes) -> bytes:
@@ -212,66 +218,71 @@ def _is_plain(content: bytes, rows: int) -> bool:
 
 @final
 class _CsvRows:
-    """By RFC 4180: quotes are doubled within quotes, and newlines may stand there."""
+    """Each line is a record of RFC 4180, as in Trino and Spark: one with an odd quote hides no other."""
 
     def __init__(self, spec: TableSpec) -> None:
         self._names = [column.name for column in spec.columns]
 
     def cut(self, content: bytes) -> int:
         """See `RowParser`."""
-        return cut_csv(content)
+        return content.rfind(b"\n") + 1
 
     def count(self, content: bytes) -> int:
         """See `RowParser`."""
-        return len(self.ends(content)) if b'"' in content else content.count(b"\n")
+        return content.count(b"\n")
 
     def ends(self, content: bytes) -> pa.Int64Array:
         """See `RowParser`."""
-        if b'"' not in content:
-            return _line_ends(content)
-        ends: list[int] = []
-        at, is_open = 0, False
-        for line in content.split(b"\n")[:-1]:
-            at += len(line) + 1
-            is_open ^= line.count(b'"') % 2 == 1
-            if not is_open:
-                ends.append(at)
-        return pa.array(ends, pa.int64())
+        return _line_ends(content)
 
     def columns(self, content: bytes, names: Sequence[str]) -> list[pa.Array]:
         """See `RowParser`."""
-        ends = self.ends(content)
-        text = _utf8(content)
-        fast = self._fast(text, names, len(ends))
-        return fast if fast is not None else self._slow(content, ends, names)
+        content = _utf8(content)
+        fast = self._fast(content, names)
+        return fast if fast is not None else self._slow(content, names)
 
-    def _fast(self, content: bytes, names: Sequence[str], rows: int) -> list[pa.Array] | None:
+    def _fast(self, content: bytes, names: Sequence[str]) -> list[pa.Array] | None:
+        # Arrow ends a line at a carriage return, too, and knows no quote that is left open.
+        if content.count(b"\r") != content.count(b"\r\n") or _has_open_quote(content):
+            return None
         schema = pa.schema([(name, pa.string()) for name in self._names])
         try:
             batches = arrow_parser(_CSV, schema, None).parse(content)
         except DataError:
             return None
         table = pa.Table.from_batches(batches, schema).select(list(names))
-        # Arrow passes over empty lines.
-        if table.num_rows != rows:
+        # It passes over empty lines, and takes records of several, of which each makes fewer rows.
+        if table.num_rows != content.count(b"\n"):
             return None
         return [column.combine_chunks() for column in table.columns]
 
-    def _slow(self, content: bytes, ends: pa.Int64Array, names: Sequence[str]) -> list[pa.Array]:
+    def _slow(self, content: bytes, names: Sequence[str]) -> list[pa.Array]:
         places = [self._names.index(name) for name in names]
         found: list[list[str | None]] = [[] for _ in names]
-        csv.field_size_limit(_CSV_FIELD_BYTES_MAX)
-        begin = 0
-        for end in ends.to_pylist():
-            record = content[begin:end].decode("utf-8", "replace")
-            begin = end
-            try:
-                row = next(csv.reader(io.StringIO(record, newline="")), [])
-            except csv.Error:
-                row = []
+        lines = content[: self.cut(content)].decode().split("\n")[:-1]
+        for line in lines:
+            row = next(csv_rows([_closed(line.removesuffix("\r"))]), [])
             for values, place in zip(found, places, strict=True):
                 values.append(row[place] if place < len(row) else None)
         return [pa.array(values, pa.string()) for values in found]
+
+
+def _closed(line: str) -> str:
+    """A line without the field in which a quote is open at its end, which is NULL in engines.
+
+    >>> _closed('1,"a, b",5" pipe, 2'), _closed('"a, b'), _closed('a,"b"')
+    ('1,"a, b"', '', 'a,"b"')
+    """
+    parts = line.split('"')
+    if len(parts) % 2:
+        return line
+    at = len(line)
+    for index in reversed(range(len(parts))):
+        at -= len(parts[index])
+        if index % 2 == 0 and "," in parts[index]:
+            return line[: at + parts[index].rindex(",")]
+        at -= 1  # of the quote before
+    return ""
 
 
 _CSV: Final = _span("text/csv")
