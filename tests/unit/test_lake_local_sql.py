@@ -138,6 +138,11 @@ def test_a_value_fits_or_is_null(kind, text, expected):
     assert type(found) is type(expected)
 
 
+@pytest.mark.parametrize("text", ["[" * 900 + "]" * 900, '{"a":' * 450 + "[1.50,{}]" + "}" * 450])
+def test_deep_values_are_texts(text):
+    assert fitted(parse_line(f'{{"v":{text}}}')["v"], parse_type("string")) == text
+
+
 @pytest.mark.parametrize(("kind", "text", "expected"), FITS)
 def test_what_arrow_takes_is_what_the_rules_give(kind, text, expected):
     """A line by itself, where Arrow may parse it, and beside one that Arrow refuses."""

@@ -84,18 +84,33 @@ def _string(value: Any, _: ColumnType) -> str:
 
 
 def _text(value: Any) -> str:
-    """JSON of a value, with its numbers as they were written."""
-    match value:
-        case Numeral():
-            return str(value)
-        case list():
-            return f"[{','.join(map(_text, value))}]"
-        case dict():
-            return f"{{{','.join(f'{_text(k)}:{_text(v)}' for k, v in value.items())}}}"
-        case str():
-            return json.dumps(_string(value, _STRING), ensure_ascii=False)
-        case _:
-            return json.dumps(value)
+    """JSON of a value, with its numbers as they were written. Values lie deeper than calls may."""
+    found: list[str] = []
+    # What is to come, the next one last; texts of ours are in tuples.
+    pending: list[Any] = [value]
+    while pending:
+        match pending.pop():
+            case tuple() as ours:
+                found += ours
+            case Numeral() as number:
+                found.append(number)
+            case list() as items:
+                pending += _nested("[", [[item] for item in items], "]")
+            case dict() as items:
+                pending += _nested("{", [[key, (":",), item] for key, item in items.items()], "}")
+            case str() as text:
+                found.append(json.dumps(_string(text, _STRING), ensure_ascii=False))
+            case other:
+                found.append(json.dumps(other))
+    return "".join(found)
+
+
+def _nested(begin: str, parts: list[list[Any]], end: str) -> list[Any]:
+    """The parts between `begin` and `end`, with commas, the last one first."""
+    found: list[Any] = [(begin,)]
+    for index, part in enumerate(parts):
+        found += [(",",), *part] if index else part
+    return [*found, (end,)][::-1]
 
 
 _STRING: Any = None  # the type is of no account to texts
