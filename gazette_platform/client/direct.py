@@ -86,7 +86,12 @@ def stream_of(
 ) -> FragmentStream:
     """The content of a fragment behind a URL; see `FragmentStream`. Raises: StoreError: no such URL."""
     source = fragment_file(url, file_root) or _http_pieces(url)
-    return FragmentStream(pool, fragment, url, source, offset=offset, is_first=is_first)
+    return FragmentStream(pool, fragment, _shown(url), source, offset=offset, is_first=is_first)
+
+
+def _shown(url: str) -> str:
+    """A URL for people: behind its `?` is what lets anyone fetch the object for as long as it is signed."""
+    return url.partition("?")[0]
 
 
 async def _http_pieces(url: str) -> AsyncGenerator[bytes, None]:
@@ -104,10 +109,10 @@ async def _http_pieces(url: str) -> AsyncGenerator[bytes, None]:
             ) as response,
         ):
             if response.status == 404:
-                raise ObjectNotFound(f'!OK fetching (404, "{url}")')
+                raise ObjectNotFound(f'!OK fetching (404, "{_shown(url)}")')
             if response.status != 200:
-                raise StoreError(f'!OK fetching ({response.status}, "{url}")')
+                raise StoreError(f'!OK fetching ({response.status}, "{_shown(url)}")')
             async for piece in response.content.iter_chunked(_PIECE_BYTES):
                 yield piece
     except (aiohttp.ClientError, TimeoutError) as err:
-        raise StoreUnavailable(f"fetching {url}: {str(err) or type(err).__name__}") from err
+        raise StoreUnavailable(f"fetching {_shown(url)}: {str(err) or type(err).__name__}") from err

@@ -23,6 +23,7 @@ from gazette_platform.errors import (
     ObjectNotFound,
     OffsetJump,
     StatusError,
+    StoreUnavailable,
     Suspended,
     TransportError,
     ValidationError,
@@ -459,6 +460,19 @@ async def test_re1_a_fragment_is_fetched_from_its_url(http_store):
     server.files["/short"] = stored[:-3]
     with pytest.raises(DataError, match=f"{url}/short: "):
         await fetched(fragment_of(content), f"{url}/short")
+
+
+async def test_errors_do_not_tell_what_signs_a_url(http_store):
+    server, url = http_store
+    content, signed = b"remote fragment content", "?X-Amz-Signature=secret"
+    server.files[f"/bad{signed}"] = compressor(CompressionCodec.SNAPPY).compress(content)[:-3]
+    with pytest.raises(DataError, match=f"{url}/bad: ") as damaged:
+        await fetched(fragment_of(content), f"{url}/bad{signed}")
+    with pytest.raises(ObjectNotFound, match=f"{url}/missing") as missing:
+        await fetched(fragment_of(content), f"{url}/missing{signed}")
+    with pytest.raises(StoreUnavailable) as away:
+        await fetched(fragment_of(content), f"http://127.0.0.1:1/away{signed}")
+    assert not any("secret" in str(each.value) for each in (damaged, missing, away))
 
 
 @asynccontextmanager
