@@ -95,6 +95,8 @@ def _in_thread(sql: LocalSql, work: Callable[[], None]) -> None:
 
 
 def _write(result: QueryResult, output_format: str, to: Path | None, rows_max: int) -> None:
+    if output_format in {"json", "parquet"}:
+        _require_distinct(result.columns, output_format)
     match output_format:
         case "table":
             _table(result, rows_max)
@@ -105,6 +107,16 @@ def _write(result: QueryResult, output_format: str, to: Path | None, rows_max: i
         case _:
             assert to is not None  # checked before the query ran
             _parquet(result, to)
+
+
+def _require_distinct(columns: list[str], output_format: str) -> None:
+    """Refuse what would lose a column in silence, such as those of a join that have one name."""
+    for index, name in enumerate(columns):
+        if name in columns[:index]:
+            raise ValidationError(
+                f"two columns of the query are called {name!r}, which {output_format} cannot tell "
+                "apart: name one otherwise (AS), or use -o csv"
+            )
 
 
 def _table(result: QueryResult, rows_max: int) -> None:
@@ -123,9 +135,31 @@ def _cell(value: object) -> str:
         case bool():
             return str(value).lower()
         case list() | dict():
-            return orjson.dumps(value, default=_plain).decode()
+            return _json_of(value)
         case _:
             return str(value)
+
+
+def _json_of(value: object) -> str:
+    """JSON of a value of SQL, whatever its keys are, and however large its numbers."""
+    option = orjson.OPT_NON_STR_KEYS
+    try:
+        return orjson.dumps(value, default=_plain, option=option).decode()
+    except orjson.JSONEncodeError:
+        return orjson.dumps(_encodable(value), default=_plain, option=option).decode()
+
+
+def _encodable(value: object) -> object:
+    """The value with keys that are texts, and as texts the integers beyond 64 bits, as sums may be."""
+    match value:
+        case dict():
+            return {_cell(key): _encodable(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_encodable(each) for each in value]
+        case int() if not -(1 << 63) <= value < 1 << 64:
+            return str(value)
+        case _:
+            return value
 
 
 def _plain(value: object) -> object:
@@ -163,11 +197,7 @@ def _replaced(to: Path) -> Iterator[Path]:
 
 def _json(result: QueryResult, out: TextIO) -> None:
     columns = result.columns
-    for row in result:
-        line = orjson.dumps(
-            dict(zip(columns, row, strict=True)), default=_plain, option=orjson.OPT_NON_STR_KEYS
-        )
-        out.write(line.decode() + "\n")
+    out.writelines(_json_of(dict(zip(columns, row, strict=True))) + "\n" for row in result)
 
 
 def _csv(result: QueryResult, out: TextIO) -> None:
