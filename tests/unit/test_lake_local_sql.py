@@ -99,8 +99,8 @@ FITS = [
     ("boolean", "true", True), ("boolean", '"FALSE"', False), ("boolean", "0", None),
     ("tinyint", "127", 127), ("tinyint", "128", None), ("tinyint", "-128", -128),
     ("bigint", "9223372036854775807", (1 << 63) - 1), ("bigint", "9223372036854775808", None),
-    ("bigint", "5.0", 5), ("bigint", "5.5", None), ("bigint", '"12"', 12), ("bigint", '" 12"', None),
-    ("bigint", "1e3", 1000), ("bigint", "1e9999", None), ("bigint", "true", None),
+    ("bigint", "5.0", None), ("bigint", "5.5", None), ("bigint", '"12"', 12), ("bigint", '" 12"', None),
+    ("bigint", "1e3", None), ("bigint", "1e9999", None), ("bigint", "true", None),
     ("bigint", "[1]", None), ("bigint", "{}", None), ("int", '"٣"', None),
     ("double", "1e3", 1000.0), ("double", '"1.5"', 1.5), ("double", '"x"', None),
     ("double", '"NaN"', "nan"), ("double", "false", None), ("double", "1e400", float("inf")),
@@ -111,7 +111,7 @@ FITS = [
     ("decimal(5,2)", '"-1"', Decimal("-1.00")), ("decimal(5,2)", "1e9999", None),
     ("decimal(38,9)", "12345678901234567890.123456789", Decimal("12345678901234567890.123456789")),
     ("date", '"2020-02-29"', date(2020, 2, 29)), ("date", '"2019-02-29"', None),
-    ("date", '"20200229"', None), ("date", "18263", None), ("date", '"2020-02-29T00:00"', None),
+    ("date", '"20200229"', None), ("date", "18263", None), ("date", '"2020-2-29T00:00"', date(2020, 2, 29)),
     ("array<int>", "[1,null,\"x\"]", [1, None, None]), ("array<int>", "1", None),
     ("map<string,int>", '{"a":1,"b":{}}', [("a", 1), ("b", None)]), ("map<string,int>", "[]", None),
     ("struct<a:int,B:date>", '{"a":"1","B":"2020-01-01","c":0}', {"a": 1, "B": date(2020, 1, 1)}),
@@ -171,7 +171,8 @@ def test_each_line_is_a_row_whatever_it_holds(content):
     expected = []
     for line in content.decode("utf-8", "replace").split("\n")[:-1]:
         try:
-            value = json.loads(line, parse_constant=lambda _: 1 / 0)
+            decoder = json.JSONDecoder(parse_constant=lambda _: 1 / 0)
+            value, _ = decoder.raw_decode(line.removeprefix("\ufeff"))
         except (ValueError, RecursionError, ArithmeticError):
             value = None
         expected.append(value.get("v") if isinstance(value, dict) else None)

@@ -7,13 +7,14 @@ of a block for one value.
 |---|---|---|
 | string | a text; a number or truth value as written; an array or object as JSON text | |
 | boolean | `true`, `false`, and the same as texts | numbers |
-| integers | whole numbers, also as `5.0` or `"5"` | out of range, fractions |
+| integers | `5`, `"5"` | out of range, `5.0`, `1e3` |
 | float, double | numbers, also as texts | |
 | decimal | numbers, also as texts, rounded half up to the scale | too many digits |
-| date | `"2020-01-31"` | all other texts, numbers |
+| date | `"2020-01-31"`, `"2020-1-31"`, also with a time behind | all other texts, numbers |
 | array, map, struct | arrays, objects, objects; their values by these rules | |
 
-A line that is no JSON object is a row of NULLs.
+A line that does not begin with a JSON object is a row of NULLs; what stands behind it is passed over.
+Where Trino and Spark agree, so does this, but for texts in single quotes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _BITS: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 _NUMERAL: Final = re.compile(
     r"[+-]?(\d{1,400}(\.\d{0,400})?|\.\d{1,400})([eE][+-]?\d{1,4})?\Z", re.ASCII
 )
-_DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}\Z", re.ASCII)
+_INTEGER: Final = re.compile(r"-?\d{1,400}\Z", re.ASCII)
+_DATE: Final = re.compile(r"(\d{4})-(\d{1,2})-(\d{1,2})(?:[T ]|\Z)", re.ASCII)
 _NOT_FINITE: Final = ("NaN", "Infinity", "-Infinity")
 # More digits than any column has: sums and products are never rounded on the way.
 _EXACT: Final = Context(prec=1000)
@@ -58,9 +60,9 @@ _DECODER: Final = json.JSONDecoder(
 
 
 def parse_line(line: str) -> dict[str, Any] | None:
-    """The object in a line, whose numbers are `Numeral`; None: it is none."""
+    """The object that a line begins with, whose numbers are `Numeral`; None: with none."""
     try:
-        value = _DECODER.decode(line)
+        value, _ = _DECODER.raw_decode(line.removeprefix("\ufeff").lstrip(" \t\r"))
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
@@ -131,12 +133,10 @@ def _number(value: Any) -> Decimal | None:
 
 
 def _integer(value: Any, kind: ColumnType) -> int | None:
-    number = _number(value)
-    bits = _BITS[kind.name]
-    # Compared first: `1e9999` has no place as an integer.
-    if number is None or not -(1 << bits - 1) <= number < 1 << bits - 1:
+    if not (isinstance(value, str) and _INTEGER.match(value)):
         return None
-    return int(number) if number == number.to_integral_value(context=_EXACT) else None
+    number, half = int(value), 1 << (_BITS[kind.name] - 1)
+    return number if -half <= number < half else None
 
 
 def _floating(value: Any, _: ColumnType) -> float | None:
@@ -159,12 +159,13 @@ def _decimal(value: Any, kind: ColumnType) -> Decimal | None:
 
 
 def _date(value: Any, _: ColumnType) -> date | None:
-    if isinstance(value, str) and _DATE.match(value):
-        try:
-            return date.fromisoformat(value)
-        except ValueError:
-            return None
-    return None
+    found = _DATE.match(value) if isinstance(value, str) else None
+    if found is None:
+        return None
+    try:
+        return date(*map(int, found.groups()))
+    except ValueError:
+        return None
 
 
 def _array(value: Any, kind: ColumnType) -> list[Any] | None:
