@@ -94,6 +94,11 @@ class PlatformOptions:
         """Whether an S3 server is part of the platform."""
         return self.store == s3.OWN_STORE
 
+    @property
+    def kept_ports(self) -> tuple[str, ...]:
+        """Names of ports that have to be the same in each run: specs of journals hold the store's URL."""
+        return (s3.NAME,) if self.has_own_store else ()
+
     def _check_definitions(self) -> None:
         if self.definitions and not self.has("dagster"):
             raise ValidationError("without dagster nothing would load it", path="--definitions")

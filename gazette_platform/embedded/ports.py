@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gazette_platform.errors import SetupError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 __all__ = ["HOST", "choose_ports", "hidden_address", "is_free"]
 
@@ -43,17 +43,31 @@ def choose_ports(
     *,
     fixed: Mapping[str, int] | None = None,
     former: Mapping[str, int] | None = None,
+    kept: Collection[str] = (),
 ) -> dict[str, int]:
     """A port for each name, none of which can be guessed: web pages may try the ports that they know.
 
     Args:
         fixed: ports asked for by the user.
         former: ports of the last run, kept where they are still free.
+        kept: names whose former port is written down elsewhere, so that no other will do.
 
-    Raises: SetupError: a fixed port is taken, or none is free.
+    Raises: SetupError: a fixed port is taken, or one that is to be kept, or none is free.
     """
     fixed = fixed or {}
     former = former or {}
+    for name in kept:
+        port = former.get(name, 0)
+        if port and fixed.get(name, port) != port:
+            raise SetupError(
+                f"{name} had port {port} of {HOST} before, by which journals and tables know it: "
+                f"leave out `--port {name}={fixed[name]}`"
+            )
+        if port and not is_free(port):
+            raise SetupError(
+                f"port {port} of {HOST}, by which journals and tables know {name}, is in use: stop "
+                "what listens there"
+            )
     chosen: dict[str, int] = {}
     for name, port in fixed.items():
         if not is_free(port):

@@ -174,7 +174,10 @@ class Supervisor:
             phase="installing", pid=me.pid, started=me.started, ports=dict(former.ports)
         )
         chosen = choose_ports(
-            self._options.port_names(), fixed=self._options.ports, former=former.ports
+            self._options.port_names(),
+            fixed=self._options.ports,
+            former=former.ports,
+            kept=self._options.kept_ports,
         )
         # Ports of components left out this time are kept for the next.
         self._state.ports.update(chosen)

@@ -130,3 +130,18 @@ def test_fixed_port_in_use_is_an_error(taken_port: int):
     assert not is_free(taken_port)
     with pytest.raises(SetupError, match=f"port {taken_port} of 127.0.0.1, asked for trino"):
         choose_ports(["trino"], fixed={"trino": taken_port})
+
+
+def test_a_port_that_specs_of_journals_name_is_kept_or_the_start_refused():
+    former = choose_ports(["s3", "etcd"])
+    kept = PlatformOptions(store="s3").kept_ports
+    assert choose_ports(["s3", "etcd"], former=former, kept=kept) == former
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", former["s3"]))
+        other.listen(1)
+        with pytest.raises(SetupError, match=f"port {former['s3']} .* is in use: stop"):
+            choose_ports(["s3", "etcd"], former=former, kept=kept)
+        assert choose_ports(["s3"], former={}, kept=kept) != {"s3": former["s3"]}
+    with pytest.raises(SetupError, match="leave out `--port s3=7`"):
+        choose_ports(["s3"], former=former, fixed={"s3": 7}, kept=kept)
+    assert PlatformOptions(store="s3://there/?region=eu-central-1").kept_ports == ()
