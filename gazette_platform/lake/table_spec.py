@@ -167,6 +167,9 @@ def parse_table_spec(text: str | bytes) -> TableSpec:
 
 def read_table_spec(text: str | bytes) -> tuple[TableSpec | None, list[ValidationError]]:
     """The spec in YAML `text`, or else all that is wrong with it, in the order of its keys."""
+    if len(text) > _SPEC_BYTES_MAX:
+        told = f"is {len(text)} bytes; a table spec has at most {_SPEC_BYTES_MAX}"
+        return None, [ValidationError(told)]
     try:
         check_yaml(text)
     except ValidationError as err:
@@ -245,8 +248,6 @@ def _load(path: Path) -> TableSpec:
         raw = path.read_bytes()
     except OSError as err:
         raise ValidationError(f"cannot be read: {err.strerror}") from err
-    if len(raw) > _SPEC_BYTES_MAX:
-        raise ValidationError(f"is {len(raw)} bytes; a table spec has at most {_SPEC_BYTES_MAX}")
     return parse_table_spec(raw)
 
 

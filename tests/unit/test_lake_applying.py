@@ -61,6 +61,13 @@ def test_a_file_that_no_sensor_would_read_is_refused(name):
     assert "no sensor would read it" in told(file(name).errors)
 
 
+def test_a_file_too_large_for_the_sensor_is_refused(tmp_path):
+    text = SPEC + "#" * (1 << 20)
+    (tmp_path / "a.yaml").write_text(text)
+    assert specs_by_file(tmp_path) == {}
+    assert f"a.yaml: is {len(text)} bytes; a table spec has at most" in told(file("a.yaml", text).errors)
+
+
 def test_specs_are_checked_against_each_other_and_the_folder():
     stays = {
         "old.yaml": parse_table_spec(SPEC.replace("shop.orders", "shop.old")),
