@@ -123,9 +123,17 @@ def _table(result: QueryResult, rows_max: int) -> None:
     if not result.columns:
         return
     rows = list(islice(result, rows_max + 1))
-    print_table(result.columns, [[_cell(value) for value in row] for row in rows[:rows_max]])
+    print_table(result.columns, [[_shown(value) for value in row] for row in rows[:rows_max]])
     if len(rows) > rows_max:
         note(f"the first {rows_max} rows; --rows shows more, and -o json, csv or parquet give all")
+
+
+def _shown(value: object) -> str:
+    """A cell for people: what would move the cursor of their terminal, or worse, is spelt out."""
+    text = _cell(value)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
 def _cell(value: object) -> str:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import orjson
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from gazette_platform.protocol import escape_html
 
@@ -19,9 +20,12 @@ NONE = "<none>"
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print rows under their columns: framed on a terminal, aligned by blanks elsewhere."""
     if sys.stdout.isatty():
-        table = Table(*columns)
+        # As texts: a part of a cell in brackets is no markup.
+        table = Table()
+        for column in columns:
+            table.add_column(Text(column))
         for row in rows:
-            table.add_row(*[cell.replace("[", r"\[") for cell in row])
+            table.add_row(*map(Text, row))
         Console(emoji=False).print(table)
         return
     lines = [list(columns), *[list(row) for row in rows]]

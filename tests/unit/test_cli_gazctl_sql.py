@@ -1,6 +1,7 @@
 """What `gazctl sql` writes of values that SQL makes: every row, in every format, without an error of its own."""
 
 import json
+import sys
 from types import SimpleNamespace
 
 import duckdb
@@ -49,3 +50,13 @@ def test_no_column_is_lost_for_its_name(output_format, capsys, tmp_path):
         written(query, output_format, capsys, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
     assert written(query, "csv", capsys) == "a,a\n1,2\n"
+
+
+def test_a_table_shows_cells_as_they_are(capsys, monkeypatch):
+    """Rich takes texts in brackets for markup, and a terminal what follows an ESC for commands."""
+    query = r"""SELECT 'a\[b] [red]c' AS "n[a]", chr(27) || '[31mé' || chr(10) || chr(13) AS x"""
+    assert "\\x1b[31mé\n\\r" in written(query, "table", capsys)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    shown = written(query, "table", capsys)
+    assert all(text in shown for text in ("n[a]", r"a\[b] [red]c", r"\x1b[31mé"))
+    assert "\x1b[31m" not in shown
