@@ -68,19 +68,21 @@ async def take_snapshot(client: AsyncClient, spec: TableSpec, now: datetime) -> 
     Raises: ValidationError: no journal matches, or the spec does not suit their paths. LakeError: their
         paths differ. TransportError. Cancellation: safe.
     """
-    found = [j for j in await client.list(spec.label_selector) if not j.spec.is_fully_suspended]
-    if not found:
+    matched = await client.list(spec.label_selector)
+    if not matched:
         raise ValidationError(
             f"{spec.name}: no journal matches the selector {spec.selector!r} (`gazctl journals list` "
             "shows which there are)"
         )
+    # Of the others nothing is stored, so a table of such alone is empty.
+    found = [journal for journal in matched if not journal.spec.is_fully_suspended]
     heads = await client.write_heads(found)
 
     async def listed(journal: JournalListing) -> Sequence[FragmentListing]:
         return await client.fragments(journal.name, ttl_s=_URL_TTL_S)
 
     fragments = await side_by_side(listed, found, at_a_time=_JOURNALS_AT_A_TIME)
-    places = _Places(spec, found, fragments, now)
+    places = _Places(spec, matched, fragments, now)
     plans = [
         plan_segments(
             journal.name,
