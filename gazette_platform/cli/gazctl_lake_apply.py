@@ -21,7 +21,7 @@ from gazette_platform.lake.applying import (
     put_files,
 )
 from gazette_platform.lake.check import SAMPLE_BYTES
-from gazette_platform.lake.sampling import BrokerContent, spread
+from gazette_platform.lake.sampling import BrokerContent, served, spread
 from gazette_platform.lake.table_spec import read_table_spec, specs_by_file
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import JournalSpec
@@ -100,7 +100,7 @@ def _samples(client: Client, journals: list[JournalSpec]) -> list[tuple[str, byt
     """What the first records of some journals are. One that cannot be read is left out, and told."""
     content = BrokerContent(client)
     samples: list[tuple[str, bytes]] = []
-    for journal in spread(journals, _JOURNALS_READ_MAX):
+    for journal in spread(served(journals), _JOURNALS_READ_MAX):
         try:
             begin, head = content.span(journal.name)
             first = content.read(journal.name, begin, min(head, begin + SAMPLE_BYTES))

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from gazette_platform.client import Client
     from gazette_platform.protocol import JournalSpec
 
-__all__ = ["BrokerContent", "JournalContent", "Sample", "SampleLimits", "sample_lines", "spread"]
+__all__ = ["BrokerContent", "JournalContent", "Sample", "SampleLimits", "sample_lines", "served", "spread"]
 
 _READ_BYTES = 256 << 10
 
@@ -92,20 +92,22 @@ def sample_lines(
 ) -> tuple[list[bytes], list[Sample]]:
     """Whole lines of the beginning, two places amid, and the end of each of some journals.
 
-    Those that are suspended in full hold nothing, and no broker would say so.
-
     Returns: the lines, and where they were read.
     Raises: GazetteError: a broker cannot be reached.
     """
     limits = limits or SampleLimits()
     lines: list[bytes] = []
     samples: list[Sample] = []
-    served = [journal for journal in journals if not journal.is_fully_suspended]
-    for journal in spread(served, limits.journals_max):
+    for journal in spread(served(journals), limits.journals_max):
         for sample in _samples_of(content, journal.name, limits.sample_bytes):
             lines += _whole_lines(sample, content.read(sample.journal, sample.begin, sample.end))
             samples.append(sample)
     return lines, samples
+
+
+def served(journals: Iterable[JournalSpec]) -> list[JournalSpec]:
+    """Those that may hold records: others are suspended in full, and no broker would say so."""
+    return [journal for journal in journals if not journal.is_fully_suspended]
 
 
 def spread(journals: Sequence[JournalSpec], count: int) -> list[JournalSpec]:

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from hypothesis import given, strategies as st
 
-from gazette_platform.lake.sampling import SampleLimits, sample_lines, spread
+from gazette_platform.lake.sampling import SampleLimits, sample_lines, served, spread
 from gazette_platform.protocol import JournalSpec, SuspendLevel, SuspendSpec
 
 
@@ -84,3 +84,4 @@ def test_a_suspended_journal_is_not_asked_for():
     lines, samples = sample_lines(Content(b"x\n", [0]), [suspended, *JOURNALS])
     assert lines
     assert {sample.journal for sample in samples} == {"a"}
+    assert served([suspended, *JOURNALS]) == JOURNALS
