@@ -109,8 +109,7 @@ def _counts(spec: TableSpec, where: str, values: ValueReport, *, is_partitioned:
     found += [f"{what}: {_times(unfit)}" for what, unfit in values.lines.items()]
     text = (
         f"{spec.name}: {where} holds {values.count} values or lines that do not fit, which Trino and "
-        f"Spark read differently, or as NULL: {'; '.join(found)}. Correct the types in the table "
-        "spec (`string` takes any value), or how they are written"
+        f"Spark read differently, or as NULL: {'; '.join(found)}. {_advice(spec, values)}"
     )
     if hidden:
         text += (
@@ -123,6 +122,16 @@ def _counts(spec: TableSpec, where: str, values: ValueReport, *, is_partitioned:
             "its records as lines, or make the columns `string`"
         )
     return text
+
+
+def _advice(spec: TableSpec, values: ValueReport) -> str:
+    texts = {c.name for c in spec.columns if c.parsed.name == "string"}
+    if values.columns and texts.issuperset(values.columns):
+        return (
+            "A text column keeps any value, but not every one has the same text in both engines: "
+            "write objects and lists without blanks, or all of these as JSON texts, in quotes"
+        )
+    return "Correct the types in the table spec (`string` takes any value), or how they are written"
 
 
 def _some(names: Iterable[str]) -> str:

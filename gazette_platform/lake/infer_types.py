@@ -1,7 +1,8 @@
 """The column type that holds all values of a profile, and what a person should know of the choice.
 
-Nothing is lost: where values differ in kind, the type is string, in which both engines keep the text
-of any value. So data that was seen always fits the type that was inferred of it.
+Nothing is lost: where values differ in kind, the type is string, in which both engines keep a text of
+any value. So data that was seen fits the type that was inferred of it, but for texts of values that
+are none, such as objects with blanks, which each engine writes in a form of its own.
 """
 
 from __future__ import annotations

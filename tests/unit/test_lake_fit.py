@@ -68,6 +68,15 @@ def test_every_value_that_does_not_fit_is_counted_and_shown(files, registrar):
     assert "Trino would fail" not in found.text
 
 
+def test_texts_that_engines_write_in_forms_of_their_own_get_advice_that_helps(files, registrar):
+    spec = spec_of("{name: note, type: string}")
+    files.append("events/part=0", b'{"note":{"a": 1}}\n{"note":1e22}\n', postfix=HOUR_5)
+    (found,) = registrar.tick(spec, {}).misfits
+    assert "note (string): 2, such as" in found.text
+    assert "without blanks, or all of these as JSON texts" in found.text
+    assert "Correct the types" not in found.text
+
+
 def test_lines_that_are_no_records_are_a_warning(files, registrar):
     files.append("events/part=0", GOOD + b"nope\n\n", postfix=HOUR_5)
     (found,) = registrar.tick(spec_of(), {}).misfits
