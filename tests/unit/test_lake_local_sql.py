@@ -7,9 +7,11 @@ import io
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
+import duckdb
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
@@ -17,8 +19,9 @@ from hypothesis import given, strategies as st
 
 from gazette_platform import FragmentListing
 from gazette_platform.lake.layout import PartitionColumn
-from gazette_platform.lake.local_sql.dataset import prune
+from gazette_platform.lake.local_sql.dataset import TableDataset, prune
 from gazette_platform.lake.local_sql.json_values import fitted, parse_line
+from gazette_platform.lake.local_sql.reading import Piece
 from gazette_platform.lake.local_sql.rows import arrow_type, row_parser
 from gazette_platform.lake.local_sql.segments import Segment, plan_segments
 from gazette_platform.lake.local_sql.snapshot import TableSnapshot
@@ -257,6 +260,35 @@ def test_segments_that_cannot_match_are_pruned():
     assert begins(hour.is_null()) == [240]
     assert begins((offset >= 15) & (offset < 31)) == [10, 20, 30]
     assert begins(ds.field("_journal") == "other") == []
+
+
+def test_columns_of_the_data_may_have_the_names_of_where_rows_come_from():
+    spec = parse_table_spec(
+        "{name: a.b, selector: name=a, format: json, columns: [{name: _Offset, type: bigint}, "
+        "{name: _journal, type: string}]}"
+    )
+    segment = Segment("a/b", 100, 200, (), None)
+    snapshot = TableSnapshot(
+        spec=spec,
+        columns=(),
+        journals=(),
+        segments=(segment,),
+        taken_at=datetime(2020, 1, 2, tzinfo=UTC),
+    )
+    pieces = [[Piece(segment, 100, b'{"_Offset":7,"_journal":"mine"}\n')], []]
+    with ThreadPoolExecutor(1) as parsers, duckdb.connect() as engine:
+        dataset = TableDataset(
+            snapshot,
+            open_reader=lambda *_: iter(pieces),
+            next_block=next,
+            close=lambda _: None,
+            failed=lambda _: None,
+            parsers=parsers,
+        )
+        assert dataset.schema.names == ["_fragment", "_Offset", "_journal"]
+        engine.register("t", dataset)
+        query = "SELECT _offset, _journal FROM t WHERE _offset = 7 AND _journal = 'mine'"
+        assert engine.execute(query).fetchall() == [(7, "mine")]
 
 
 def test_it_needs_neither_metastore_nor_dagster():

@@ -36,7 +36,7 @@ __all__ = ["ORIGIN_COLUMNS", "TableDataset", "prune"]
 
 ORIGIN_COLUMNS: Final = ("_journal", "_offset", "_fragment")
 """Where a row comes from: its journal, the byte offset of its record, and the name of the persisted
-fragment's file, NULL in the live tail."""
+fragment's file, NULL in the live tail. One that is a name of the table's own columns is left out."""
 
 # That are parsed while another one is used: as many as make a scan use two cores, and memory for three.
 _BLOCKS_AHEAD: Final = 2
@@ -206,16 +206,22 @@ def prune(
     """The segments that may hold rows for which `condition` is true, in order."""
     if condition is None:
         return list(snapshot.segments)
+    origin = _origin_columns(snapshot)
     groups: dict[tuple[str, tuple[str | None, ...]], list[Segment]] = {}
     for segment in snapshot.segments:
         groups.setdefault((segment.journal, segment.values), []).append(segment)
     keys = list(groups)
     expressions = [
-        _all_of([ds.field("_journal") == journal, *_known(snapshot, values)])
+        _all_of(
+            [
+                *([ds.field("_journal") == journal] if "_journal" in origin else []),
+                *_known(snapshot, values),
+            ]
+        )
         for journal, values in keys
     ]
     kept = [s for i in _possible(expressions, schema, condition) for s in groups[keys[i]]]
-    if "_offset" in str(condition):
+    if "_offset" in origin and "_offset" in str(condition):
         offset = ds.field("_offset")
         expressions = [(offset >= s.begin) & (offset < s.end) for s in kept]
         kept = [kept[i] for i in _possible(expressions, schema, condition)]
@@ -249,8 +255,8 @@ def _known(snapshot: TableSnapshot, values: tuple[str | None, ...]) -> list[pc.E
 
 
 def _all_of(expressions: Sequence[pc.Expression]) -> pc.Expression:
-    whole = expressions[0]
-    for expression in expressions[1:]:
+    whole = pc.scalar(True)
+    for expression in expressions:
         whole = whole & expression
     return whole
 
@@ -278,10 +284,18 @@ def _file_name(segment: Segment) -> str | None:
     return segment.listing.fragment.content_name if segment.listing is not None else None
 
 
+def _origin_columns(snapshot: TableSnapshot) -> dict[str, pa.DataType]:
+    """Types of the columns that tell where a row comes from. DuckDB ignores the case of names."""
+    own = {column.name.lower() for column in snapshot.spec.columns}
+    own |= {column.column for column in snapshot.columns}
+    kinds = zip(ORIGIN_COLUMNS, _ORIGIN_TYPES, strict=True)
+    return {name: kind for name, kind in kinds if name not in own}
+
+
 def _schema_of(snapshot: TableSnapshot) -> pa.Schema:
     return pa.schema(
         [
-            *zip(ORIGIN_COLUMNS, _ORIGIN_TYPES, strict=True),
+            *_origin_columns(snapshot).items(),
             *((column.name, arrow_type(column.parsed)) for column in snapshot.spec.columns),
             *((column.column, _type(column.type)) for column in snapshot.columns),
         ]
