@@ -41,6 +41,9 @@ T = TypeVar("T")
 OFFSETS_SUFFIX: Final = "$offsets"
 """Behind a table's name: the same table with the columns `_journal`, `_offset` and `_fragment`."""
 
+# DuckDB's name of a database without a file.
+_DATABASE: Final = "memory"
+_RESERVED: Final = frozenset({"information_schema", "pg_catalog"})
 _TABLES_AT_A_TIME: Final = 8
 _PARSERS: Final = min(4, os.cpu_count() or 1)
 _BATCH_ROWS: Final = 65536
@@ -138,7 +141,7 @@ class LocalSql(Closing):
     ) -> None:
         import duckdb  # noqa: PLC0415  the core goes without it
 
-        self._specs = dict(specs)
+        self._specs = {n: spec for n, spec in specs.items() if spec.schema not in _RESERVED}
         self._client = client
         self._owned = owned
         self._roots = StoreRoots(roots)
@@ -148,6 +151,9 @@ class LocalSql(Closing):
         self._failure: BaseException | None = None
         self._unavailable: dict[str, GazetteError] = {}
         self.refused = dict(refused or {})
+        for name in specs.keys() - self._specs.keys():
+            told = "is in a schema of DuckDB's own: give the table another one"
+            self.refused[name] = ValidationError(told, path=name)
         self.on_progress: Callable[[], None] | None = None
         self._tasks = TaskGroup("local-sql")
         self._pool = ReadAhead(self._tasks, client.config.read_ahead_bytes_max)
@@ -157,7 +163,7 @@ class LocalSql(Closing):
         # Which tables a query names is asked where there are none: views would be looked through.
         self._empty = duckdb.connect()
         for schema in sorted({spec.schema for spec in self._specs.values()}):
-            self._duckdb.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
+            self._duckdb.execute(f"CREATE SCHEMA IF NOT EXISTS {_DATABASE}.{_quoted(schema)}")
 
     @property
     def duckdb(self) -> duckdb.DuckDBPyConnection:
@@ -284,9 +290,9 @@ class LocalSql(Closing):
         spec = dataset.snapshot.spec
         for suffix in ("", OFFSETS_SUFFIX):
             view = _quoted(spec.table + suffix)
-            self._duckdb.execute(f"DROP VIEW IF EXISTS {_quoted(spec.schema)}.{view}")
+            self._duckdb.execute(f"DROP VIEW IF EXISTS {_place(spec)}.{view}")
             if self._names.get(spec.table) == name:
-                self._duckdb.execute(f"DROP VIEW IF EXISTS temp.{view}")
+                self._duckdb.execute(f"DROP VIEW IF EXISTS temp.main.{view}")
 
     def _register(self, snapshot: TableSnapshot) -> None:
         from gazette_platform.lake.local_sql.dataset import TableDataset  # noqa: PLC0415
@@ -306,16 +312,16 @@ class LocalSql(Closing):
         self._duckdb.register(whole, dataset)
         columns = [c.name for c in spec.columns] + [c.column for c in snapshot.columns]
         listed = ", ".join(map(_quoted, columns))
-        views = [f"VIEW {_quoted(spec.schema)}.{_quoted(spec.table)}"]
+        views = [f"VIEW {_place(spec)}.{_quoted(spec.table)}"]
         if is_short:
             views.append(f"TEMP VIEW {_quoted(spec.table)}")
-            self._duckdb.execute(
-                f"CREATE OR REPLACE VIEW {_quoted(spec.schema)}."
-                f"{_quoted(spec.table + OFFSETS_SUFFIX)} AS FROM {_quoted(whole)}"
-            )
+        self._duckdb.execute(
+            f"CREATE OR REPLACE VIEW {_place(spec)}.{_quoted(spec.table + OFFSETS_SUFFIX)} AS "
+            f"FROM temp.main.{_quoted(whole)}"
+        )
         for view in views:
             self._duckdb.execute(
-                f"CREATE OR REPLACE {view} AS SELECT {listed} FROM {_quoted(whole)}"  # noqa: S608
+                f"CREATE OR REPLACE {view} AS SELECT {listed} FROM temp.main.{_quoted(whole)}"  # noqa: S608
             )
 
     # ------------------------------------------------------------------ in DuckDB's threads
@@ -454,6 +460,11 @@ def _key(name: str) -> str:
     name = name.partition(" AS ")[0].replace('"', "").lower()
     parts = name.removesuffix(OFFSETS_SUFFIX).split(".")
     return ".".join(parts[-2:])
+
+
+def _place(spec: TableSpec) -> str:
+    """Where its views are: a schema may be called like a database, and another one may be in use."""
+    return f"{_DATABASE}.{_quoted(spec.schema)}"
 
 
 def _quoted(name: str) -> str:
