@@ -62,7 +62,8 @@ node.id=gazette-embedded
 node.data-dir={data_dir}
 """
 # Nothing of what changes outside Trino is cached: a partition that was just added, and a fragment
-# that was just persisted into a known partition, are seen by the next query.
+# that was just persisted into a known partition, are seen by the next query; one whose last file was
+# just pruned is empty, until the sensor drops it.
 _HIVE = """\
 connector.name=hive
 hive.metastore.uri=thrift://{metastore}
@@ -74,6 +75,7 @@ hive.security=allow-all
 hive.allow-register-partition-procedure=true
 hive.non-managed-table-writes-enabled=true
 hive.recursive-directories=false
+hive.ignore-absent-partitions=true
 hive.iceberg-catalog-name=iceberg
 fs.hadoop.enabled=true
 """

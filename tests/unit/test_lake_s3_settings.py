@@ -88,6 +88,9 @@ def test_catalogs_of_trino(tmp_path):
             assert "fs.hadoop.enabled=true\n" in text
             assert ("s3.endpoint=http://127.0.0.1:9\n" in text) is (store is not None)
             assert "key" not in text
+        # As `gazctl lake doctor` asks of any other Trino.
+        hive = (tmp_path / "catalog" / "hive.properties").read_text()
+        assert "hive.ignore-absent-partitions=true\n" in hive
 
 
 def test_spark_reaches_the_store_of_the_endpoints_file(tmp_path, monkeypatch):
