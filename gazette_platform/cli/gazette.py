@@ -300,7 +300,8 @@ def env(root: Root) -> None:
     endpoints = Endpoints.load(layout.endpoints)
     variables = environment_of(layout, endpoints)
     if endpoints.broker:
-        variables["BROKER_ADDRESS"] = endpoints.broker  # gazctl's own
+        # gazctl's own.
+        variables["BROKER_ADDRESS"] = variables["GAZETTE_BROKER_ADDRESS"]
     for name, value in variables.items():
         print(f"export {name}={shlex.quote(value)}")
 

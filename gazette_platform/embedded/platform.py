@@ -156,7 +156,8 @@ def environment_of(layout: PlatformDir, endpoints: Endpoints) -> dict[str, str]:
     """Variables by which the lake, Dagster and Spark find this platform."""
     variables = {
         "GAZETTE_ENDPOINTS": str(layout.endpoints),
-        "GAZETTE_BROKER_ADDRESS": endpoints.broker,
+        # Any of them may end.
+        "GAZETTE_BROKER_ADDRESS": ",".join(endpoints.brokers) or endpoints.broker,
         "GAZETTE_METASTORE_URI": endpoints.metastore,
         "GAZETTE_TRINO_URI": endpoints.trino,
         "GAZETTE_DAGSTER_URI": endpoints.dagster,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +15,7 @@ from gazette_platform.embedded.layout import PlatformDir
 from gazette_platform.embedded.platform import PlatformOptions, endpoints_of, environment_of
 from gazette_platform.embedded.ports import choose_ports, is_free
 from gazette_platform.errors import SetupError, ValidationError
+from gazette_platform.lake import LakeSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,6 +46,13 @@ def test_endpoints_file_has_the_agreed_keys(tmp_path: Path):
         "dagster": "http://127.0.0.1:20008",
     }
     assert Endpoints.load(tmp_path / "endpoints.json") == endpoints
+    # All brokers, by the file and by variables: any of them may end.
+    environment = {"GAZETTE_ENDPOINTS": str(tmp_path / "endpoints.json")}
+    by_file = LakeSettings.from_environment(environment).broker
+    assert by_file == "http://127.0.0.1:20002,http://127.0.0.1:20004"
+    bare = replace(endpoints, metastore="")  # whose variables need tools
+    environment = environment_of(PlatformDir.at(tmp_path), bare)
+    assert LakeSettings.from_environment(environment).broker == by_file
 
 
 def test_components_left_out_have_no_address(tmp_path: Path):
