@@ -8,7 +8,13 @@ from gazette_platform.cli.connection import no_match, parse_selector
 from gazette_platform.cli.gazctl_lake_context import brokers, settings_of
 from gazette_platform.cli.output import note, print_text
 from gazette_platform.lake.infer import Inference, infer_spec
-from gazette_platform.lake.sampling import BrokerContent, Sample, SampleLimits, sample_lines
+from gazette_platform.lake.sampling import (
+    BrokerContent,
+    Sample,
+    SampleLimits,
+    require_whole_lines,
+    sample_lines,
+)
 
 __all__ = ["infer"]
 
@@ -33,6 +39,7 @@ def infer(
         if not journals:
             raise no_match(selector)
         lines, samples = sample_lines(BrokerContent(client), journals, limits)
+    require_whole_lines(lines, samples)
     found = infer_spec(
         name,
         selector,

@@ -8,13 +8,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, final
 
+from gazette_platform.errors import SchemaMismatch
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from gazette_platform.client import Client
     from gazette_platform.protocol import JournalSpec
 
-__all__ = ["BrokerContent", "JournalContent", "Sample", "SampleLimits", "sample_lines", "served", "spread"]
+__all__ = [
+    "BrokerContent",
+    "JournalContent",
+    "Sample",
+    "SampleLimits",
+    "require_whole_lines",
+    "sample_lines",
+    "served",
+    "spread",
+]
 
 _READ_BYTES = 256 << 10
 
@@ -103,6 +114,20 @@ def sample_lines(
             lines += _whole_lines(sample, content.read(sample.journal, sample.begin, sample.end))
             samples.append(sample)
     return lines, samples
+
+
+def require_whole_lines(lines: Sequence[bytes], samples: Sequence[Sample]) -> None:
+    """Refuse samples that hold parts of lines only: there are records, and longer ones.
+
+    Raises: SchemaMismatch: says how to read more.
+    """
+    cut = [sample for sample in samples if sample.may_begin_amid or sample.may_end_amid]
+    if cut and not any(line.strip() for line in lines):
+        longest = max(sample.end - sample.begin for sample in cut)
+        raise SchemaMismatch(
+            f"{cut[0].journal}: no line ends within {longest} bytes: read more of them (--bytes), or "
+            "select journals of lines"
+        )
 
 
 def served(journals: Iterable[JournalSpec]) -> list[JournalSpec]:

@@ -2,9 +2,17 @@
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, strategies as st
 
-from gazette_platform.lake.sampling import SampleLimits, sample_lines, served, spread
+from gazette_platform.errors import SchemaMismatch
+from gazette_platform.lake.sampling import (
+    SampleLimits,
+    require_whole_lines,
+    sample_lines,
+    served,
+    spread,
+)
 from gazette_platform.protocol import JournalSpec, SuspendLevel, SuspendSpec
 
 
@@ -85,3 +93,12 @@ def test_a_suspended_journal_is_not_asked_for():
     assert lines
     assert {sample.journal for sample in samples} == {"a"}
     assert served([suspended, *JOURNALS]) == JOURNALS
+
+
+def test_lines_longer_than_the_samples_are_told():
+    """Nothing to infer from would be said of a journal that is full."""
+    source = Content(b"x" * 1000 + b"\n", [0])
+    with pytest.raises(SchemaMismatch, match=r"no line ends within 100 bytes: .* \(--bytes\)"):
+        require_whole_lines(*sample_lines(source, JOURNALS, SampleLimits(sample_bytes=100)))
+    require_whole_lines(*sample_lines(source, JOURNALS, SampleLimits(sample_bytes=1000)))
+    require_whole_lines([], [])
