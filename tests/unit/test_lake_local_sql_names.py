@@ -5,11 +5,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from gazette_platform.lake.local_sql.session import LocalSql
+from gazette_platform.errors import SetupError
+from gazette_platform.lake import LakeSettings
+from gazette_platform.lake.local_sql.session import LocalSql, connect
 from gazette_platform.lake.local_sql.snapshot import TableSnapshot
 from gazette_platform.lake.table_spec import parse_table_spec
 
 CLIENT = SimpleNamespace(config=SimpleNamespace(read_ahead_bytes_max=1 << 20), asynchronous=None)
+
+ORDERS = parse_table_spec(
+    "{name: shop.orders, selector: name=x, format: json, columns: [{name: v, type: int}]}"
+)
 
 
 def session_of(*names):
@@ -64,3 +70,17 @@ def test_schemas_of_duckdb_itself_are_refused_and_hide_no_other():
     sql = session_of("information_schema.orders", "shop.orders")
     assert sql.tables == ("shop.orders",)
     assert "give the table another one" in str(sql.refused["information_schema.orders"])
+
+
+def test_connect_knows_brokers_and_tokens_as_gazctl_does(monkeypatch):
+    for variable in ("GAZETTE_ENDPOINTS", "GAZETTE_BROKER_ADDRESS", "BROKER_ADDRESS"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("BROKER_AUTH_TOKEN", "a-token")
+    with connect([ORDERS], settings=LakeSettings(broker="http://127.0.0.1:1")) as sql:
+        config = sql._client.config
+        assert (config.address, config.auth_token) == ("http://127.0.0.1:1", "a-token")
+    with pytest.raises(SetupError, match="set GAZETTE_BROKER_ADDRESS"):
+        connect([ORDERS])
+    monkeypatch.setenv("BROKER_ADDRESS", "http://127.0.0.1:2")
+    with connect([ORDERS]) as sql:
+        assert sql._client.config.address == "http://127.0.0.1:2"

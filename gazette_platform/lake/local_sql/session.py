@@ -63,7 +63,8 @@ def connect(
 
     Args:
         tables: the folder of table specs, or specs; default: the settings'.
-        client: stays its caller's to close; default: one for the settings' brokers.
+        client: stays its caller's to close; default: one for the settings' brokers, with what else
+            gazctl's variables say, such as ``BROKER_AUTH_TOKEN``.
         settings: where brokers, specs and fragment files are; default: of the environment, as
             `LakeSettings.from_environment` reads it.
 
@@ -82,7 +83,9 @@ def connect(
         specs = {spec.name: spec for spec in tables}
     owned = None
     if client is None:
-        client = owned = Client(ClientConfig(address=settings.required("broker")))
+        # Tokens, keys and certificates come from the variables that gazctl reads.
+        address = settings.broker or os.environ.get("BROKER_ADDRESS") or settings.required("broker")
+        client = owned = Client(ClientConfig.from_environment(os.environ, address=address))
     try:
         return LocalSql(
             specs, client=client, roots=settings.store_roots, refused=refused, owned=owned
