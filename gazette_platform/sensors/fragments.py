@@ -13,6 +13,7 @@ Work is shared out by turns. A tick ends by its own clock, and the next one begi
 had no time; and each looks again at one slice of what was registered long ago.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import final
@@ -55,6 +56,7 @@ from gazette_platform.sensors.turns import TickState, following, in_turn
 
 __all__ = ["TickOutcome", "TickPorts", "fragments_sensor", "run_tick"]
 
+_log = logging.getLogger(__name__)
 _INTERVAL_S = 3
 # Each event is a write of some milliseconds to Dagster's storage: a tick that tells more than this
 # leaves the other tables to the next one.
@@ -271,6 +273,10 @@ def _run_table(
         problems.append(_one_line(str(err)))
     except GazetteError as err:
         problems.append(_one_line(str(err)))
+    except Exception as err:  # noqa: BLE001  the supervisor of tables: a fault in one stops no other
+        _log.warning("%s: its part of the tick ended", name, exc_info=err)
+        text = f"{name}: unexpected {type(err).__name__}: {err} (this is a bug; the log has more)"
+        problems.append(_one_line(text))
     outcome.problems += problems
     digest = problem_digest(problems)
     if digest != state.problems.get(name, ""):
