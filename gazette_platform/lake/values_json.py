@@ -148,7 +148,7 @@ class JsonScanner(LineScanner):
             raw = bytes(getattr(row, f"c{index}"))
             if not is_fit(raw):
                 self.found_value(column.name, raw)
-                value = _decoded(raw)
+                value = _decoded(raw) if kind.arguments else _outline(raw)
                 if breaks(kind, value, is_partitioned=True):
                     self.breaking.add(column.name)
                 if breaks(kind, value, is_partitioned=False):
@@ -210,6 +210,11 @@ def _struct(types: Sequence[Any], keys: Sequence[str]) -> Any:
         rename=dict(zip(names, keys, strict=True)),
         gc=False,
     )
+
+
+def _outline(raw: bytes) -> Any:
+    """A value that is nested where the JSON value is: more does not matter to a scalar column."""
+    return [] if raw[:1] in b"[{" else None
 
 
 def _decoded(raw: bytes) -> Any:
