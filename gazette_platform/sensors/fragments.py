@@ -277,6 +277,8 @@ def _run_table(
         _log.warning("%s: its part of the tick ended", name, exc_info=err)
         text = f"{name}: unexpected {type(err).__name__}: {err} (this is a bug; the log has more)"
         problems.append(_one_line(text))
+    # New fragments, old ones and audits of a journal that cannot be listed have one.
+    problems = list(dict.fromkeys(problems))
     outcome.problems += problems
     digest = problem_digest(problems)
     if digest != state.problems.get(name, ""):

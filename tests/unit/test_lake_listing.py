@@ -3,7 +3,7 @@
 import pytest
 from lake_bench import FragmentFiles, MemoryMetastore
 
-from gazette_platform.errors import NoJournalPrimaryBroker, TransportError
+from gazette_platform.errors import NoJournalPrimaryBroker, TransportError, status_error
 from gazette_platform.lake import JournalCursor, Limits, Registrar, StoreRoots, SweepPoint
 from gazette_platform.lake.table_spec import parse_table_spec
 from gazette_platform.ops.clock import ManualClock, SystemClock
@@ -221,6 +221,23 @@ def test_a_journal_that_cannot_be_listed_holds_up_no_other(tmp_path, metastore, 
     report = registrar.tick(spec, report.cursors)
     assert [u.journal for u in report.updates] == [bad]
     assert report.errors == []
+
+
+def test_journals_that_no_broker_serves_keep_no_table_from_being_made(tmp_path, metastore, spec):
+    files = Unlisted(tmp_path / "fragments")
+    registrar = Registrar(files, metastore, StoreRoots(files.roots))
+    for part in range(3):
+        files.append(f"events/part={part}", lines(0, 2), postfix=HOUR_5)
+    for name in ("events/part=0", "events/part=2"):
+        files.failing[name] = status_error("INSUFFICIENT_JOURNAL_BROKERS", journal=name)
+    report = registrar.tick(spec, {}, sweep=SweepPoint())
+    assert [u.values[0] for u in report.updates] == ["1"]
+    told = [text.partition(":")[0] for text in dict.fromkeys(report.errors)]
+    assert told == ["events/part=0", "events/part=2"]
+    assert (report.has_more, report.swept) == (False, SweepPoint("events/part=1", 0))
+    files.failing.clear()
+    report = registrar.tick(spec, report.cursors)
+    assert ([u.values[0] for u in report.updates], report.errors) == (["0", "2"], [])
 
 
 def test_a_hole_that_cannot_be_looked_for_stays_awaited(tmp_path, metastore, spec):
