@@ -117,6 +117,7 @@ FITS = [
     ("date", '"20200229"', None), ("date", "18263", None), ("date", '"2020-2-29T00:00"', date(2020, 2, 29)),
     ("array<int>", "[1,null,\"x\"]", [1, None, None]), ("array<int>", "1", None),
     ("map<string,int>", '{"a":1,"b":{}}', [("a", 1), ("b", None)]), ("map<string,int>", "[]", None),
+    ("map<string,int>", '{"\\ud800":1,"\\ud801":2}', [("?", 2)]),
     ("struct<a:int,B:date>", '{"a":"1","B":"2020-01-01","c":0}', {"a": 1, "B": date(2020, 1, 1)}),
     ("struct<a:int>", "[1]", None), ("struct<a:int>", "5", None),
 ]  # fmt: skip
