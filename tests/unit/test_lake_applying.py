@@ -65,7 +65,9 @@ def test_a_file_too_large_for_the_sensor_is_refused(tmp_path):
     text = SPEC + "#" * (1 << 20)
     (tmp_path / "a.yaml").write_text(text)
     assert specs_by_file(tmp_path) == {}
-    assert f"a.yaml: is {len(text)} bytes; a table spec has at most" in told(file("a.yaml", text).errors)
+    assert f"a.yaml: is {len(text)} bytes; a table spec has at most" in told(
+        file("a.yaml", text).errors
+    )
 
 
 def test_specs_are_checked_against_each_other_and_the_folder():
