@@ -35,7 +35,6 @@ from gazette_platform.lake import (
     parse_table_spec,
 )
 from gazette_platform.lake.accounting import partition_accounts
-from gazette_platform.lake.fit import value_scanner
 from gazette_platform.resources import LakeResource
 from gazette_platform.sensors import fragments_sensor
 from gazette_platform.sensors.audits import AuditState
@@ -358,24 +357,6 @@ def test_broken_spec_and_bad_data_hold_up_no_other_table(platform):
     again = platform.tick()
     assert again.asset_events == []
     assert "s.bad: fragment" in again.skip_reason.skip_message
-
-
-def test_what_nobody_expects_of_one_table_holds_up_no_other(platform, monkeypatch):
-    for table in ("bad", "good"):
-        platform.write_spec(table)
-        platform.files.append(f"{table}/part=0", line(1))
-
-    def scanner(spec):
-        if spec.name == "s.bad":
-            raise ZeroDivisionError("by no means")
-        return value_scanner(spec)
-
-    monkeypatch.setattr("gazette_platform.lake.accounting.value_scanner", scanner)
-    message = platform.tick().skip_reason.skip_message
-    assert "s.bad: unexpected ZeroDivisionError: by no means (this is a bug" in message
-    assert "s.good: 1 fragments in 1 Hive partitions, 1 rows." in message
-    monkeypatch.undo()
-    assert "s.bad: 1 fragments" in platform.tick().skip_reason.skip_message
 
 
 def test_problem_that_has_gone_is_told_once(platform):

@@ -13,6 +13,7 @@ from gazette_platform.lake import (
     StoreRoots,
     parse_table_spec,
 )
+from gazette_platform.lake.fit import value_scanner
 from gazette_platform.sensors.audits import AuditState, TableAudits
 from gazette_platform.sensors.cursor import SensorCursor
 from gazette_platform.sensors.fragments import TickPorts, run_tick
@@ -174,3 +175,20 @@ def test_a_fragment_that_cannot_be_taken_hides_nothing_behind_it(platform):
         ]
     assert red
     assert "hour=06" in red[0].description
+
+
+def test_what_nobody_expects_of_one_table_holds_up_no_other(platform, monkeypatch):
+    for n in range(4):
+        platform.append(f"t{n}")
+
+    def scanner(spec):
+        if spec.name == "s.t1":
+            raise ZeroDivisionError("by no means")
+        return value_scanner(spec)
+
+    monkeypatch.setattr("gazette_platform.lake.accounting.value_scanner", scanner)
+    outcome = platform.tick()
+    assert registered(outcome) == ["t0", "t2", "t3"]
+    assert "s.t1: unexpected ZeroDivisionError: by no means (this is a bug" in outcome.text
+    monkeypatch.undo()
+    assert registered(platform.tick()) == ["t1"]
