@@ -195,6 +195,10 @@ class _MemoryThrift:
     def alter_table_with_environment_context(
         self, database: str, name: str, table: Any, context: Any
     ) -> None:
+        key = context.properties.get("expected_parameter_key")
+        expected = context.properties.get("expected_parameter_value")
+        if key and self.get_table(database, name).parameters.get(key) != expected:
+            raise ttypes.MetaException(f"The table has been modified: {key} is not {expected}")
         self._tables[database, name] = copy.deepcopy(table)
         if context.properties.get("CASCADE") == "true":
             for partition in self._partitions[database, name].values():

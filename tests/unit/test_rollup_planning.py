@@ -15,7 +15,7 @@ from gazette_platform.lake.rollups import (
     make_plan,
 )
 from gazette_platform.lake.rollups.covers import merged_ranges
-from gazette_platform.lake.rollups.planning import batches
+from gazette_platform.lake.rollups.planning import batches, covers_after
 
 COLUMNS = ("origin", "hour")
 
@@ -56,8 +56,8 @@ def planned(one, sources, covers=None, **options):
     return make_plan(one, sources, covers or Covers(), **options)
 
 
-def done(plan, covers=None):
-    return (covers or Covers()).with_slices(plan.make, plan.drop)
+def done(plan, covers=None, one=None):
+    return covers_after(one or spec(), covers or Covers(), plan, plan.make)
 
 
 FIRST = {"JFK/5": ((0, 10),), "JFK/6": ((10, 30),), "EWR/5": ((0, 7),)}
@@ -162,6 +162,22 @@ def test_rollup_that_follows_loses_what_raw_lost():
     assert after.offsets() == {"j/JFK": [(20, 30)]}
 
 
+def test_other_slices_replace_all_unless_that_loses_rows():
+    covers = done(planned(spec(), raw(FIRST)))
+    other = spec(slices=("hour",))
+    plan = planned(other, raw(FIRST), covers)
+    assert (list(plan.make), plan.drop) == ([("5",), ("6",)], (("EWR",), ("JFK",)))
+    assert plan.is_rebuild
+    after = done(plan, covers, other)
+    assert list(after.slices) == [("5",), ("6",)]
+    assert planned(other, raw(FIRST), after).is_idle
+    with pytest.raises(LakeError, match="cannot be sliced by hour without losing rows"):
+        planned(other, raw(PRUNED), covers)
+    for gives in ({"is_forced": True}, {"one": spec(slices=("hour",), retention="follow")}):
+        given = {"one": other, "sources": raw(PRUNED), "covers": covers} | gives
+        assert list(planned(**given).make) == [("5",), ("6",)]
+
+
 def test_forced_run_makes_all_and_drops_what_is_gone():
     covers = done(planned(spec(), raw(FIRST)))
     plan = planned(spec(), raw(PRUNED | {"LGA/1": ((0, 1),)}), covers, is_forced=True)
@@ -176,7 +192,7 @@ def test_rollup_of_a_rollup_follows_its_slices():
     plan = planned(spec(), rollup({"JFK": "2", "EWR": "1", "LGA": "1"}), covers)
     assert list(plan.make) == [("JFK",), ("LGA",)]
     whole = spec(slices=())
-    covers = done(planned(whole, rollup({"JFK": "1"})))
+    covers = done(planned(whole, rollup({"JFK": "1"})), one=whole)
     assert planned(whole, rollup({"JFK": "1"}), covers).is_idle
     assert list(planned(whole, rollup({"JFK": "2"}), covers).make) == [()]
 
@@ -266,7 +282,7 @@ def test_each_run_reaches_its_sources_and_then_rests(one, history):
     covers = Covers()
     for source in history:
         plan = make_plan(one, {"f": source}, covers)
-        after = done(plan, covers)
+        after = done(plan, covers, one)
         assert make_plan(one, {"f": source}, after).is_idle
         assert Covers.parse(after.dump()) == after
         now = {name: seen for name, (_, seen) in source.parts.items()}

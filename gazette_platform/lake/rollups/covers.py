@@ -67,11 +67,14 @@ class Covers:
     """Covers of all slices of a rollup, by their values, which are texts as in a path."""
 
     slices: Mapping[tuple[str, ...], SliceCover] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
+    """Of the values: `RollupSpec.slices` as it was."""
 
     @property
     def digest(self) -> str:
         """16 hex digits that change exactly when any cover does; the rollup's data version."""
-        raw = sorted((values, cover.digest) for values, cover in self.slices.items())
+        slices = sorted((values, cover.digest) for values, cover in self.slices.items())
+        raw = [self.columns, slices]
         return hashlib.sha256(json.dumps(raw).encode()).hexdigest()[:16]
 
     def with_slices(
@@ -80,7 +83,7 @@ class Covers:
         """These covers after a commit."""
         gone = set(dropped)
         kept = {values: cover for values, cover in self.slices.items() if values not in gone}
-        return Covers({**kept, **made})
+        return Covers({**kept, **made}, self.columns)
 
     def offsets(self) -> dict[str, list[tuple[int, int]]]:
         """By journal, the offsets that all slices together were made of; merged, ascending."""
@@ -98,7 +101,8 @@ class Covers:
             [list(values), cover.code, _parts_to_json(cover.parts)]
             for values, cover in sorted(self.slices.items())
         ]
-        return json.dumps({"version": _VERSION, "slices": slices}, separators=(",", ":"))
+        raw = {"version": _VERSION, "columns": self.columns, "slices": slices}
+        return json.dumps(raw, separators=(",", ":"))
 
     @classmethod
     def parse(cls, text: str | bytes) -> Covers:
@@ -117,7 +121,8 @@ class Covers:
                 {
                     tuple(map(str, values)): SliceCover(str(code), _parts_from_json(parts))
                     for values, code, parts in raw["slices"]
-                }
+                },
+                tuple(map(str, raw["columns"])),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as err:
             raise LakeError(f"what the rollup covers cannot be read: {text[:80]!r}") from err

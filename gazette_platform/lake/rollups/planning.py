@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.rollups.spec import RollupSpec
 
-__all__ = ["Plan", "Sealed", "SourceState", "batches", "make_plan"]
+__all__ = ["Plan", "Sealed", "SourceState", "batches", "covers_after", "make_plan"]
 
 
 @final
@@ -93,6 +93,8 @@ def make_plan(
     """
     code = spec.code_version
     wanted = _wanted(spec, sources)
+    if covers.slices and covers.columns != spec.slices:
+        return _sliced_anew(spec, sources, covers, wanted, is_forced=is_forced)
     is_rebuild = is_forced
     make: dict[tuple[str, ...], SliceCover] = {}
     drop: list[tuple[str, ...]] = []
@@ -109,6 +111,30 @@ def make_plan(
             make[values] = SliceCover(code, parts)
             is_rebuild |= former is not None and former.code != code
     return Plan(make, tuple(drop), tuple(sealed), is_rebuild)
+
+
+def _sliced_anew(
+    spec: RollupSpec,
+    sources: Mapping[str, SourceState],
+    covers: Covers,
+    wanted: Mapping[tuple[str, ...], Mapping[str, Mapping[str, Seen]]],
+    *,
+    is_forced: bool,
+) -> Plan:
+    """The plan for a table that has slices of other columns: nothing of it can stay."""
+    now: dict[str, dict[str, Seen]] = {}
+    for parts in wanted.values():
+        for alias, by_name in parts.items():
+            now.setdefault(alias, {}).update(by_name)
+    keeps = spec.retention == "keep" and not is_forced
+    if keeps and any(_is_less(sources, former, now) for former in covers.slices.values()):
+        raise LakeError(
+            f"{spec.name} has slices of {', '.join(covers.columns) or 'no column'} whose content was "
+            f"pruned, so it cannot be sliced by {', '.join(spec.slices) or 'none'} without losing rows: "
+            "undo that, give the rollup another name, or run it with `force: true`"
+        )
+    make = {values: SliceCover(spec.code_version, wanted[values]) for values in sorted(wanted)}
+    return Plan(make, tuple(sorted(covers.slices)), is_rebuild=True)
 
 
 def _wanted(
@@ -173,6 +199,15 @@ def _is_more(former: SliceCover, parts: Mapping[str, Mapping[str, Seen]] | None)
             if before is None or not before.holds(seen) or (not seen.journal and before != seen):
                 return True
     return False
+
+
+def covers_after(
+    spec: RollupSpec, covers: Covers, plan: Plan, made: Mapping[tuple[str, ...], SliceCover]
+) -> Covers:
+    """What the table covers when some slices of the plan are committed, with all that it drops."""
+    if covers.columns != spec.slices:
+        return Covers(dict(made), spec.slices)
+    return covers.with_slices(made, plan.drop)
 
 
 def batches(plan: Plan, slices_max: int) -> Sequence[Mapping[tuple[str, ...], SliceCover]]:
