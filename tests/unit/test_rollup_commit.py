@@ -397,7 +397,9 @@ def test_engine_that_commits_is_waited_for(rollup, monkeypatch):
     lock = rollup.metastore.thrift.lock(request)
     monkeypatch.setattr("gazette_platform.hive.client._TABLE_LOCK_WAIT_S", 0.1)
     planned = rollup.plan(rows((JFK, 2)), {JFK: 20})
-    with pytest.raises(LakeError, match=r"the contents of rollups\.sums are being changed by an eng"):
+    with pytest.raises(
+        LakeError, match=r"the contents of rollups\.sums are being changed by an eng"
+    ):
         commit(rollup.tables, planned)
     rollup.metastore.thrift.unlock(ttypes.UnlockRequest(lockid=lock.lockid))
     commit(rollup.tables, planned)

@@ -70,11 +70,19 @@ class Commit:
 class Committed:
     """What a commit did."""
 
-    snapshot_id: int
+    table: IcebergTable
+    """As it is now."""
     rows: int
     """Of the slices made."""
     rows_total: int
     files: int
+
+    @property
+    def snapshot_id(self) -> int:
+        """The snapshot that the commit made."""
+        snapshot = self.table.snapshot
+        assert snapshot is not None
+        return snapshot.snapshot_id
 
 
 def commit(tables: IcebergTables, what: Commit) -> Committed:
@@ -90,14 +98,20 @@ def commit(tables: IcebergTables, what: Commit) -> Committed:
     path = tables.write_covers(what.location, what.covers)
     base = what.base
     for _ in range(_ATTEMPTS):
-        metadata, done = _next_metadata(tables, what, base, staged, files, path)
+        metadata, kept = _next_metadata(tables, what, base, staged, files, path)
         location = tables.write_metadata(metadata, base.version + 1 if base is not None else 0)
         if base is None:
             is_done = tables.create(what.spec.schema, what.spec.table, metadata, location)
         else:
             is_done = tables.swap(base, location)
         if is_done:
-            return done
+            rows = sum(file.record_count for file in files)
+            return Committed(
+                IcebergTable(what.spec.schema, what.spec.table, metadata, location),
+                rows=rows,
+                rows_total=rows + sum(file.record_count for file in kept),
+                files=len(files),
+            )
         base = _rebased(tables, what)
     raise LakeError(
         f"{what.spec.name} was changed by others {_ATTEMPTS} times while this run tried to commit; the next "
@@ -152,8 +166,8 @@ def _next_metadata(  # noqa: PLR0917
     staged: IcebergTable | None,
     files: list[DataFile],
     covers_path: str,
-) -> tuple[TableMetadata, Committed]:
-    """Metadata of the table after the commit; its manifests are written."""
+) -> tuple[TableMetadata, list[DataFile]]:
+    """Metadata of the table after the commit, whose manifests are written, and the files that stay."""
     old = tables.data_files(base) if base is not None else []
     kept = [] if base is None or what.replaces_all else _kept(base, what, old)
     if staged is not None and (base is None or not _is_alike(base.metadata, staged.metadata)):
@@ -188,14 +202,7 @@ def _next_metadata(  # noqa: PLR0917
         for file in files:
             file.spec_id = start.default_spec_id
             overwrite.append_data_file(file)
-    metadata = transaction.table_metadata
-    done = Committed(
-        snapshot_id=overwrite.snapshot_id,
-        rows=sum(f.record_count for f in files),
-        rows_total=sum(f.record_count for f in [*files, *kept]),
-        files=len(files),
-    )
-    return metadata, done
+    return transaction.table_metadata, kept
 
 
 def _kept(base: IcebergTable, what: Commit, old: list[DataFile]) -> list[DataFile]:

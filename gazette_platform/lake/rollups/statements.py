@@ -18,7 +18,15 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.rollups.spec import RollupSpec
 
-__all__ = ["CATALOG", "Dialect", "SourceTable", "StagingTable", "create_staging", "insert_staging"]
+__all__ = [
+    "CATALOG",
+    "Dialect",
+    "SourceTable",
+    "StagingTable",
+    "create_staging",
+    "insert_staging",
+    "select_source",
+]
 
 CATALOG: Final = "iceberg"
 """Catalog of rollups, in both engines."""
@@ -107,16 +115,17 @@ def select_slices(
 ) -> str:
     """The rollup's query over its sources, as far as they belong to the slices."""
     given = ",\n".join(
-        f"{_quoted(dialect, alias)} AS ({_source(dialect, spec, source, slices)})"
+        f"{_quoted(dialect, alias)} AS ({select_source(dialect, spec, source, slices)})"
         for alias, source in sources.items()
     )
     # The query may end in a comment.
-    return f"WITH {given}\nSELECT * FROM (\n{spec.sql}\n)"
+    return f"{'WITH ' if given else ''}{given}\nSELECT * FROM (\n{spec.sql}\n)"
 
 
-def _source(
+def select_source(
     dialect: Dialect, spec: RollupSpec, source: SourceTable, slices: Sequence[tuple[str, ...]]
 ) -> str:
+    """The rows of a source that belong to the slices; all, of one that is not sliced."""
     catalog = CATALOG if source.is_iceberg else {"trino": "hive", "spark": "spark_catalog"}[dialect]
     table = _table(dialect, catalog, source.schema, source.table)
     select = f"SELECT * FROM {table}"  # noqa: S608 (see above)
