@@ -7,18 +7,12 @@ variables of `gazette_platform.lake.settings`. Rollups are there if their engine
 import os
 from pathlib import Path
 
-from dagster import AssetsDefinition, Definitions, definitions, in_process_executor
+from dagster import Definitions, definitions, in_process_executor
 
-from gazette_platform.assets import (
-    delays_by_month,
-    raw_asset_specs,
-    raw_checks,
-    rollup_jobs,
-    rollup_schedules,
-    route_by_month,
-)
+from gazette_platform.assets import raw_asset_specs, raw_checks, rollup_definitions
+from gazette_platform.assets.rollups import ENGINE_RESOURCES
 from gazette_platform.lake import LakeSettings, load_table_specs
-from gazette_platform.resources import platform_resources
+from gazette_platform.resources import load_rollups, platform_resources
 from gazette_platform.sensors import catalog_sensor, fragments_sensor
 
 __all__ = ["build_definitions", "defs"]
@@ -27,25 +21,24 @@ __all__ = ["build_definitions", "defs"]
 def build_definitions(settings: LakeSettings) -> Definitions:
     """The definitions of one platform.
 
-    Table specs are read for the assets' descriptions; broken ones are left to the sensor to tell.
+    Table specs and rollups are read for the assets; broken ones are left to the sensors to tell.
     """
     specs, _ = load_table_specs(Path(settings.tables)) if settings.tables else ({}, {})
-    rollups: list[AssetsDefinition] = []
-    resources = platform_resources(settings, specs=specs)
-    if settings.trino:
-        rollups.append(route_by_month)
-    if "spark" in resources:
-        rollups.append(delays_by_month)
-    jobs = rollup_jobs(rollups)
-    return Definitions(
-        assets=[*raw_asset_specs(specs.values()), *rollups],
-        asset_checks=raw_checks(specs.values()),
-        jobs=list(jobs.values()),
-        schedules=rollup_schedules(rollups, jobs),
-        sensors=[fragments_sensor, catalog_sensor],
-        resources=resources,
-        # One step a run: a process of its own for it would only cost its imports.
-        executor=in_process_executor,
+    rollups, _ = load_rollups(settings.rollups, specs)
+    resources = platform_resources(settings, specs=specs, rollups=rollups)
+    engines = {"trino"} if settings.trino else set()
+    engines |= {"spark"} if settings.metastore and settings.iceberg_jar else set()
+    runnable = [r for r in rollups.values() if ENGINE_RESOURCES[r.engine] in engines]
+    return Definitions.merge(
+        Definitions(
+            assets=raw_asset_specs(specs.values()),
+            asset_checks=raw_checks(specs.values()),
+            sensors=[fragments_sensor, catalog_sensor],
+            resources=resources,
+            # One step a run: a process of its own for it would only cost its imports.
+            executor=in_process_executor,
+        ),
+        rollup_definitions(runnable),
     )
 
 

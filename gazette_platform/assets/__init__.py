@@ -1,12 +1,12 @@
-"""Dagster assets: raw tables and their journals (external), and the rollups of the demo.
+"""Dagster assets: raw tables and their journals (external), and rollups.
 
 A *raw table* is materialised by the sensor, one dynamic partition per Hive partition, without a run.
-A *rollup* is materialised by runs that replace whole partitions, so that running one twice changes
-nothing; a schedule asks for those whose source has changed.
+A *rollup* is materialised by runs that make those of its slices anew whose sources have changed, so
+that running one twice changes nothing; a schedule asks for those that may have something to do.
 """
 
 from gazette_platform.assets.checks import raw_checks
-from gazette_platform.assets.freshness import SOURCE_KEY
+from gazette_platform.assets.freshness import SOURCES_KEY
 from gazette_platform.assets.raw import (
     journals_key,
     journals_partitions,
@@ -14,19 +14,20 @@ from gazette_platform.assets.raw import (
     table_key,
     table_partitions,
 )
-from gazette_platform.assets.rollups import delays_by_month, route_by_month
-from gazette_platform.assets.schedules import rollup_jobs, rollup_schedules
+from gazette_platform.assets.rollups import RollupConfig, rollup_asset, rollup_key
+from gazette_platform.assets.schedules import job_name, rollup_definitions
 
 __all__ = [
-    "SOURCE_KEY",
-    "delays_by_month",
+    "SOURCES_KEY",
+    "RollupConfig",
+    "job_name",
     "journals_key",
     "journals_partitions",
     "raw_asset_specs",
     "raw_checks",
-    "rollup_jobs",
-    "rollup_schedules",
-    "route_by_month",
+    "rollup_asset",
+    "rollup_definitions",
+    "rollup_key",
     "table_key",
     "table_partitions",
 ]

@@ -156,6 +156,7 @@ def environment_of(layout: PlatformDir, endpoints: Endpoints) -> dict[str, str]:
         "GAZETTE_TRINO_URI": endpoints.trino,
         "GAZETTE_DAGSTER_URI": endpoints.dagster,
         "GAZETTE_TABLES": str(layout.tables),
+        "GAZETTE_ROLLUPS": str(layout.rollups),
         "GAZETTE_LAKE_STORE_ROOTS": json.dumps({"file:///": f"file://{layout.fragments}/"}),
         "GAZETTE_WAREHOUSE": _warehouse(layout, endpoints),
     }

@@ -9,6 +9,7 @@ variable of its own, which wins:
 | GAZETTE_METASTORE_URI | ``thrift://host:port`` | `metastore` in endpoints.json |
 | GAZETTE_TRINO_URI | ``http://host:port`` | `trino` in endpoints.json |
 | GAZETTE_TABLES | folder of table specs | ``tables`` beside endpoints.json |
+| GAZETTE_ROLLUPS | folder of rollups | ``rollups`` beside endpoints.json |
 | GAZETTE_LAKE_STORE_ROOTS | JSON {store URL: location} | file:/// is ``fragments`` beside it |
 | GAZETTE_WAREHOUSE | location of Iceberg tables | ``warehouse`` beside it |
 | GAZETTE_ICEBERG_JAR | path of the Iceberg runtime for Spark | none: Iceberg is left out |
@@ -50,6 +51,8 @@ class LakeSettings:
     """``http://host:port``; used in links only."""
     tables: str = ""
     """Folder of table specs."""
+    rollups: str = ""
+    """Folder of rollups."""
     warehouse: str = ""
     """URI of the folder of Iceberg tables, without a trailing slash."""
     iceberg_jar: str = ""
@@ -93,6 +96,7 @@ class LakeSettings:
             trino=environment.get("GAZETTE_TRINO_URI") or endpoints.get("trino", ""),
             dagster=environment.get("GAZETTE_DAGSTER_URI") or endpoints.get("dagster", ""),
             tables=environment.get("GAZETTE_TABLES") or beside("tables"),
+            rollups=environment.get("GAZETTE_ROLLUPS") or beside("rollups"),
             warehouse=(warehouse or beside("warehouse", as_uri=True)).rstrip("/"),
             iceberg_jar=environment.get("GAZETTE_ICEBERG_JAR", ""),
             store=store,
@@ -120,6 +124,7 @@ _VARIABLES = {
     "metastore": "GAZETTE_METASTORE_URI",
     "trino": "GAZETTE_TRINO_URI",
     "tables": "GAZETTE_TABLES",
+    "rollups": "GAZETTE_ROLLUPS",
     "warehouse": "GAZETTE_WAREHOUSE",
     "iceberg_jar": "GAZETTE_ICEBERG_JAR",
 }

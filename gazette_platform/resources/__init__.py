@@ -4,7 +4,7 @@ Spark comes as ``dagster_pyspark.LazyPySparkResource``, so that a run that needs
 `platform_resources` gives all of them, also to definitions of users.
 """
 
-from gazette_platform.resources.lake import LakeResource, MetastoreResource
+from gazette_platform.resources.lake import LakeResource, MetastoreResource, load_rollups
 from gazette_platform.resources.platform import platform_resources
 from gazette_platform.resources.services import BrokerResource, TrinoResource
 
@@ -13,5 +13,6 @@ __all__ = [
     "LakeResource",
     "MetastoreResource",
     "TrinoResource",
+    "load_rollups",
     "platform_resources",
 ]

@@ -1,6 +1,9 @@
 """Resources that are places: the metastore's tables and the folder of table specs."""
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dagster import ConfigurableResource
 from pydantic import Field
@@ -19,8 +22,13 @@ from gazette_platform.lake import (
     specs_digest,
 )
 from gazette_platform.lake.registration import Metastore
+from gazette_platform.lake.rollups import RollupSpec, load_rollup_specs, rollups_digest
+from gazette_platform.lake.s3 import S3Access
 
-__all__ = ["LakeResource", "MetastoreResource"]
+if TYPE_CHECKING:
+    from gazette_platform.lake.rollups.iceberg import IcebergTables
+
+__all__ = ["LakeResource", "MetastoreResource", "catalog_digest", "load_rollups"]
 
 
 class MetastoreResource(ConfigurableResource["MetastoreResource"]):
@@ -48,13 +56,40 @@ class LakeResource(ConfigurableResource["LakeResource"]):
     store_roots: dict[str, str] = Field(
         default_factory=dict, description="Fragment-store URL → table location."
     )
+    rollups: str = Field(default="", description="Folder of rollups, trino/*.sql and spark/*.sql.")
+    warehouse: str = Field(default="", description="Location of Iceberg tables.")
+    store: str = Field(default="", description="URL of the store that the warehouse may be in.")
     trino_ui: str = Field(default="", description="Address of Trino's UI, for links.")
     dagster_ui: str = Field(default="", description="Address of Dagster's web server.")
     loaded: str = Field(default="", description="Digest of the specs when definitions loaded.")
 
     def catalog_digest(self) -> str:
-        """16 hex digits that change with any part of any valid spec."""
-        return specs_digest(self.specs()[0])
+        """Hex digits that change with any part of any valid spec, of a table or a rollup."""
+        specs, _ = self.specs()
+        return catalog_digest(specs, load_rollups(self.rollups, specs)[0])
+
+    def rollup_errors(self) -> dict[str, ValidationError]:
+        """Errors of rollups by file, read anew from the folder."""
+        return load_rollups(self.rollups, self.specs()[0])[1]
+
+    def iceberg_tables(self, metastore: Metastore) -> "IcebergTables":
+        """Iceberg tables of the platform.
+
+        Raises: SetupError: it is not known where they are. ValidationError: nor how to reach them.
+        """
+        from gazette_platform.lake.rollups.iceberg import (  # noqa: PLC0415  slow to import
+            IcebergTables,
+        )
+
+        if not self.warehouse:
+            raise SetupError(
+                "no warehouse is configured: set GAZETTE_WAREHOUSE, or GAZETTE_ENDPOINTS to the "
+                "endpoints.json of `gazette up`"
+            )
+        properties = {}
+        if self.store.startswith("s3:"):
+            properties = S3Access.of(self.store, os.environ).iceberg()
+        return IcebergTables(metastore, self.warehouse, properties)
 
     def specs(self) -> tuple[dict[str, TableSpec], dict[str, ValidationError]]:
         """Table specs by name, and errors by file, read anew from the folder."""
@@ -75,3 +110,26 @@ class LakeResource(ConfigurableResource["LakeResource"]):
     def fit_checker(self, source: FragmentSource) -> FitChecker:
         """What looks again at fragments that did not hold what their spec says."""
         return FitChecker(source, StoreRoots(self.store_roots))
+
+
+def load_rollups(
+    folder: str, tables: Mapping[str, TableSpec]
+) -> tuple[dict[str, RollupSpec], dict[str, ValidationError]]:
+    """Rollups of a folder that can be beside the raw tables, by name; and errors by file.
+
+    Args:
+        folder: see `load_rollup_specs`; empty: there are none.
+        tables: raw tables by name.
+    """
+    found, errors = load_rollup_specs(Path(folder)) if folder else ({}, {})
+    for name in sorted(set(found) & set(tables)):
+        errors[name] = ValidationError(
+            f"there is a raw table {name}: give the rollup another name", path=name
+        )
+        del found[name]
+    return found, errors
+
+
+def catalog_digest(tables: Mapping[str, TableSpec], rollups: Mapping[str, RollupSpec]) -> str:
+    """Hex digits that change with any part of any spec."""
+    return specs_digest(tables) + rollups_digest(rollups) if rollups else specs_digest(tables)

@@ -5,24 +5,29 @@ from collections.abc import Mapping
 
 from dagster_pyspark import LazyPySparkResource
 
-from gazette_platform.lake import LakeSettings, TableSpec, specs_digest
+from gazette_platform.lake import LakeSettings, TableSpec
+from gazette_platform.lake.rollups import RollupSpec
 from gazette_platform.lake.spark import spark_configuration
-from gazette_platform.resources.lake import LakeResource, MetastoreResource
-from gazette_platform.resources.services import BrokerResource, TrinoResource
+from gazette_platform.resources.lake import LakeResource, MetastoreResource, catalog_digest
+from gazette_platform.resources.services import BrokerResource, NoSparkResource, TrinoResource
 
 __all__ = ["platform_resources"]
 
 
 def platform_resources(
-    settings: LakeSettings | None = None, *, specs: Mapping[str, TableSpec] | None = None
+    settings: LakeSettings | None = None,
+    *,
+    specs: Mapping[str, TableSpec] | None = None,
+    rollups: Mapping[str, RollupSpec] | None = None,
 ) -> dict[str, object]:
-    """Resources ``broker``, ``metastore``, ``lake``, ``trino`` and, if Spark is set up, ``spark``.
+    """Resources ``broker``, ``metastore``, ``lake``, ``trino`` and ``spark``.
 
-    A server that is not configured is told when it is used.
+    A server, or Spark, that is not configured is told when it is used.
 
     Args:
         settings: where all is; None: as the environment says.
         specs: table specs that the definitions show; None: they show none.
+        rollups: rollups that the definitions show; None: none.
 
     Raises: ValidationError: the environment is malformed.
     """
@@ -35,10 +40,15 @@ def platform_resources(
             store_roots=dict(settings.store_roots),
             trino_ui=settings.trino,
             dagster_ui=settings.dagster,
-            loaded=specs_digest(specs or {}),
+            rollups=settings.rollups,
+            warehouse=settings.warehouse,
+            store=settings.store,
+            loaded=catalog_digest(specs or {}, rollups or {}),
         ),
         "trino": TrinoResource(uri=settings.trino),
     }
     if settings.metastore and settings.iceberg_jar:
         found["spark"] = LazyPySparkResource(spark_config=spark_configuration(settings))
+    else:
+        found["spark"] = NoSparkResource()
     return found

@@ -13,7 +13,7 @@ from gazette_platform.errors import SetupError
 from gazette_platform.lake import BrokerSource, FragmentSource
 from gazette_platform.lake.trino import TrinoSession
 
-__all__ = ["BrokerResource", "TrinoResource"]
+__all__ = ["BrokerResource", "NoSparkResource", "TrinoResource"]
 
 # A tick that cannot reach a broker should say so, and leave the next one to try.
 _RETRY_TIMEOUT_S = 20.0
@@ -75,3 +75,20 @@ class TrinoResource(ConfigurableResource["TrinoResource"]):
                 "endpoints.json of `gazette up`"
             )
         return TrinoSession(self.uri, user=self.user).query(sql, parameters)
+
+
+class NoSparkResource(ConfigurableResource["NoSparkResource"]):
+    """In the place of Spark's resource while Spark is not configured."""
+
+    missing: str = Field(
+        default="GAZETTE_METASTORE_URI, or GAZETTE_ENDPOINTS, and GAZETTE_ICEBERG_JAR",
+        description="What is to be set.",
+    )
+
+    @property
+    def spark_session(self) -> Any:
+        """Says what is missing.
+
+        Raises: SetupError: always.
+        """
+        raise SetupError(f"Spark is not configured: set {self.missing}")

@@ -34,7 +34,13 @@ def catalog_sensor(context: SensorEvaluationContext, lake: LakeResource) -> Sens
     """Ask for a reload if the specs differ from those that were loaded last."""
     current = lake.catalog_digest()
     if current == (context.cursor or lake.loaded):
-        return SensorResult(skip_reason="The catalog is up to date.", cursor=current)
+        refused = "; ".join(str(error) for error in lake.rollup_errors().values())
+        return SensorResult(
+            skip_reason=f"Rollups are refused: {refused}"
+            if refused
+            else "The catalog is up to date.",
+            cursor=current,
+        )
     origin = context.code_location_origin
     if not lake.dagster_ui or origin is None:
         return SensorResult(

@@ -41,13 +41,38 @@ def tick(tmp_path, monkeypatch, instance):
         context = build_sensor_context(
             instance=instance,
             cursor=cursor,
-            resources={"lake": LakeResource(tables=str(tmp_path), dagster_ui=ui, loaded=loaded)},
+            resources={
+                "lake": LakeResource(
+                    tables=str(tmp_path), rollups=str(tmp_path), dagster_ui=ui, loaded=loaded
+                )
+            },
         )
         context._code_location_origin = Origin()
         result = catalog_sensor(context)
         return result.cursor, result.skip_reason.skip_message, asked
 
     return run
+
+
+ROLLUP = "-- name: r.sums\n-- sources: [s.a]\nselect sum(id) as n from a\n"
+
+
+def test_rollups_are_part_of_the_catalog(tick, tmp_path):
+    cursor, _, asked = tick(None)
+    (tmp_path / "trino").mkdir()
+    (tmp_path / "trino" / "sums.sql").write_text(ROLLUP)
+    cursor, message, asked = tick(cursor)
+    assert "reloaded" in message
+    assert len(asked) == 1
+    (tmp_path / "trino" / "bad.sql").write_text("select 1")
+    (tmp_path / "s.yaml").write_text(SPEC.replace("s.a", "r.sums"))
+    cursor, message, asked = tick(cursor)
+    assert len(asked) == 2
+    _, message, asked = tick(cursor)
+    assert len(asked) == 2
+    assert "Rollups are refused: " in message
+    assert "trino/bad.sql: has no header" in message
+    assert "r.sums: there is a raw table r.sums" in message
 
 
 def test_reload_once_a_change(tick, tmp_path):

@@ -1,9 +1,12 @@
 """Commits of rollups: whole or absent, and none by who comes late. On real Iceberg files."""
 
+import re
 from datetime import date
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import sqlglot
 from lake_bench import MemoryMetastore
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.io import load_file_io
@@ -22,6 +25,7 @@ from gazette_platform.hive.thrift import ttypes
 from gazette_platform.lake.rollups import Covers, RollupSpec, Seen, SliceCover
 from gazette_platform.lake.rollups.commit import Commit, commit
 from gazette_platform.lake.rollups.iceberg import COVERS, IcebergTables
+from gazette_platform.lake.rollups.maintenance import maintain, maintenance_statements
 from gazette_platform.lake.rollups.spec import STAGING_SCHEMA
 
 SPEC = RollupSpec(
@@ -404,3 +408,52 @@ def test_engine_that_commits_is_waited_for(rollup, monkeypatch):
     rollup.metastore.thrift.unlock(ttypes.UnlockRequest(lockid=lock.lockid))
     commit(rollup.tables, planned)
     assert rollup.rows() == [("JFK", 2)]
+
+
+# ------------------------------------------------------------------ maintenance
+
+
+@pytest.mark.parametrize("dialect", ["trino", "spark"])
+def test_maintenance_statements_are_read_by_a_parser(dialect):
+    made = maintenance_statements(dialect, SPEC, now_s=1_800_000_000.0)
+    assert [("expire_snapshots" in sql, "remove_orphan_files" in sql) for sql in made] == [
+        (False, False),
+        (True, False),
+        (False, True),
+    ]
+    for sql in made:
+        assert len(sqlglot.parse(sql, read=dialect)) == 1
+    times = [part for sql in made[1:] for part in re.findall(r"'([^']*)'(?=\))", sql)]
+    assert times == {"trino": ["604800s"] * 2, "spark": ["2027-01-08 08:00:00"] * 2}[dialect]
+
+
+def test_covers_of_expired_snapshots_are_removed_and_of_others_not(rollup):
+    for n in range(3):
+        rollup.commit(rows((JFK, n)), {JFK: n + 1})
+    folder = rollup.load().covers_path.removeprefix("file://")
+    assert len(list(Path(folder).parent.iterdir())) == 3
+    asked = []
+
+    def execute(sql):
+        asked.append(sql)
+        if "optimize" in sql:
+            rollup.by_engine(optimize)
+        if "expire_snapshots" in sql:
+            table = rollup.load()
+            newest = table.metadata.current_snapshot_id
+            expired = [s.snapshot_id for s in table.metadata.snapshots if s.snapshot_id != newest]
+            update = RemoveSnapshotsUpdate(snapshot_ids=expired)
+            metadata = update_table_metadata(table.metadata, (update,))
+            assert rollup.tables.swap(table, rollup.tables.write_metadata(metadata, 20))
+
+    done = maintain(rollup.tables, "trino", execute, SPEC, now_s=0.0)
+    assert len(asked) == 3
+    assert (done.snapshots_before, done.snapshots, done.files, done.undeleted) == (3, 1, 1, ())
+    assert len(list(Path(folder).parent.iterdir())) == 1
+    assert rollup.covered() == {"j/JFK": 3}
+    rollup.commit(rows((JFK, 9)), {JFK: 9})
+    assert rollup.rows() == [("JFK", 9)]
+
+
+def test_rollup_that_is_not_made_yet_is_left_alone(rollup):
+    assert maintain(rollup.tables, "spark", pytest.fail, SPEC, now_s=0.0) is None

@@ -1,5 +1,7 @@
 """Rollup specs: headers of SQL files, and all that is refused."""
 
+from pathlib import Path
+
 import pytest
 
 from gazette_platform.errors import ValidationError
@@ -42,6 +44,13 @@ def test_header_and_query_are_told_apart():
     assert spec.fresh_within_s == 25 * 3600
     assert spec.sql.startswith("--\n-- Grain: one row")
     assert spec.sql.endswith("GROUP BY origin, dest")
+
+
+def test_example_of_the_reference():
+    page = Path(__file__).parents[2] / "docs" / "reference" / "rollup-spec.md"
+    _, _, text = page.read_text().partition("```sql\n")
+    spec = parse_rollup(text.partition("```")[0], engine="trino")
+    assert (spec.name, spec.slices) == ("rollups.route_by_month", ("origin",))
 
 
 def test_defaults():

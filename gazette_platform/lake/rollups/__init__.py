@@ -7,6 +7,7 @@ changed, and a commit that does not follow on the covers it was planned from is 
 """
 
 from gazette_platform.lake.rollups.covers import Covers, Seen, SliceCover
+from gazette_platform.lake.rollups.engines import PythonRollup, rollup
 from gazette_platform.lake.rollups.planning import Plan, Sealed, SourceState, make_plan
 from gazette_platform.lake.rollups.spec import (
     RollupSpec,
@@ -19,6 +20,7 @@ from gazette_platform.lake.rollups.spec import (
 __all__ = [
     "Covers",
     "Plan",
+    "PythonRollup",
     "RollupSpec",
     "Sealed",
     "Seen",
@@ -28,5 +30,6 @@ __all__ = [
     "load_rollup_specs",
     "make_plan",
     "parse_rollup",
+    "rollup",
     "rollups_digest",
 ]

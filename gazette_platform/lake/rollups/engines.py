@@ -17,13 +17,25 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from gazette_platform.lake.rollups.statements import SourceTable, StagingTable
+    from gazette_platform.lake.rollups.statements import Dialect, SourceTable, StagingTable
 
 __all__ = ["PythonRollup", "RollupEngine", "SparkEngine", "TrinoEngine", "rollup"]
 
 
 class RollupEngine(Protocol):
     """Makes slices of rollups into staging tables."""
+
+    @property
+    def dialect(self) -> Dialect:
+        """Of its statements."""
+        ...
+
+    def execute(self, sql: str) -> None:
+        """Run a statement.
+
+        Raises: LakeError: the engine cannot be reached, or refused.
+        """
+        ...
 
     def stage(
         self,
@@ -60,8 +72,14 @@ class TrinoEngine:
         trino: a `TrinoSession`, or Dagster's resource of it.
     """
 
+    dialect: Dialect = "trino"
+
     def __init__(self, trino: _Queries) -> None:
         self._trino = trino
+
+    def execute(self, sql: str) -> None:
+        """Run a statement; see `RollupEngine`."""
+        self._trino.query(sql)
 
     def stage(
         self,
@@ -74,7 +92,7 @@ class TrinoEngine:
     ) -> None:
         """Make slices; see `RollupEngine`."""
         statement = create_staging if is_first else insert_staging
-        self._trino.query(statement("trino", staging, spec, sources, slices))
+        self.execute(statement("trino", staging, spec, sources, slices))
 
 
 @final
@@ -86,11 +104,22 @@ class SparkEngine:
         function: of a Python rollup; None: the spec has SQL.
     """
 
+    dialect: Dialect = "spark"
+
     def __init__(
         self, session: SparkSession, function: Callable[..., DataFrame] | None = None
     ) -> None:
         self._session = session
         self._function = function
+
+    def execute(self, sql: str) -> None:
+        """Run a statement; see `RollupEngine`."""
+        from pyspark.errors import PySparkException  # noqa: PLC0415  slow to import
+
+        try:
+            self._session.sql(sql)
+        except PySparkException as err:
+            raise _refused(err) from err
 
     def stage(
         self,
@@ -105,23 +134,27 @@ class SparkEngine:
         from pyspark.errors import PySparkException  # noqa: PLC0415  slow to import
 
         statement = create_staging if is_first else insert_staging
+        if self._function is None:
+            self.execute(statement("spark", staging, spec, sources, slices))
+            return
         try:
-            if self._function is None:
-                self._session.sql(statement("spark", staging, spec, sources, slices))
-                return
             frames = {
                 alias: self._session.sql(select_source("spark", spec, source, slices))
                 for alias, source in sources.items()
             }
             self._function(**frames).createOrReplaceTempView(staging.name)
-            try:
-                made = msgspec.structs.replace(spec, sql=f"SELECT * FROM `{staging.name}`")  # noqa: S608 (a name of ours)
-                self._session.sql(statement("spark", staging, made, {}, slices))
-            finally:
-                self._session.catalog.dropTempView(staging.name)
         except PySparkException as err:
-            text = str(err).partition("\n\nJVM stacktrace:")[0].partition(";\n'")[0]
-            raise LakeError(f"Spark refused the query of {spec.name}: {text}") from err
+            raise _refused(err) from err
+        try:
+            made = msgspec.structs.replace(spec, sql=f"SELECT * FROM `{staging.name}`")  # noqa: S608 (a name of ours)
+            self.execute(statement("spark", staging, made, {}, slices))
+        finally:
+            self._session.catalog.dropTempView(staging.name)
+
+
+def _refused(err: Exception) -> LakeError:
+    text = str(err).partition("\n\nJVM stacktrace:")[0].partition(";\n'")[0]
+    return LakeError(f"Spark refused a statement: {text}")
 
 
 @final
