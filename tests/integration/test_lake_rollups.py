@@ -4,12 +4,16 @@ The rollups are those of the demo, run as Dagster's assets, over fragments that 
 """
 
 import json
+import os
 import threading
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
 from dagster import DagsterInstance, ResourceDefinition, RunConfig, materialize
 from lake_bench import FragmentFiles
+from trino import dbapi
 
 from gazette_platform.assets import RollupConfig, rollup_asset
 from gazette_platform.errors import LakeError, RollupFenced
@@ -24,8 +28,10 @@ from gazette_platform.lake import (
 from gazette_platform.lake.rollups import PythonRollup, load_rollup_specs, rollup
 from gazette_platform.lake.rollups.engines import SparkEngine, TrinoEngine
 from gazette_platform.lake.rollups.iceberg import IcebergTables
+from gazette_platform.lake.rollups.maintenance import maintain
 from gazette_platform.lake.rollups.running import RollupRunner
 from gazette_platform.lake.rollups.spec import STAGING_SCHEMA
+from gazette_platform.ops.clock import SystemClock
 from gazette_platform.resources import LakeResource, MetastoreResource, TrinoResource
 
 # The first test pays for the start of three servers.
@@ -218,6 +224,22 @@ def test_rollup_in_spark_and_one_of_it_in_trino(flights, run, specs, trino, spar
 
 
 @pytest.mark.parametrize("name", ["route_by_month", "delays_by_arrival"])
+def test_what_did_not_change_is_not_read_again(flights, files, run, specs, trino, name):
+    """A file that would fail any query which reads it stands for all that has not changed."""
+    flights("EWR", (1, "IAH", 0))
+    run(specs[name])
+    (path,) = (files.root / "flights/origin=EWR").rglob("*.gz")
+    path.write_bytes(b"\x1f\x8b\x08\x00 not gzip at all")
+    flights("JFK", (1, "LAX", 10), hour="06")
+    assert run(specs[name])["slices_made"] == 1
+    assert trino.query(f"SELECT sum(flights) FROM iceberg.rollups.{name}") == [(2,)]
+    # The other way round it would have been noticed.
+    with pytest.raises(Exception, match=r"(?i)gzip|zlib|fail"):
+        run(specs[name], force=True)
+    assert trino.query(f"SELECT sum(flights) FROM iceberg.rollups.{name}") == [(2,)]
+
+
+@pytest.mark.parametrize("name", ["route_by_month", "delays_by_arrival"])
 def test_rows_of_overlapping_files_are_read_once(flights, files, run, specs, trino, name):
     flights("JFK", (1, "LAX", 10), (1, "LAX", 20))
     run(specs[name])
@@ -381,3 +403,73 @@ def test_query_that_the_engine_refuses_is_told_and_changes_nothing(
         with pytest.raises(LakeError, match="no_such"):
             RollupRunner(metastore, tables, engine).run(spec)
         assert tables.load("rollups", name) is None
+
+
+# ------------------------------------------------------------------ maintenance
+
+
+def age(location, days):
+    """Make all files below a location older. Returns: how many there are."""
+    found = [path for path in Path(location.removeprefix("file://")).rglob("*") if path.is_file()]
+    then = SystemClock().unix_s() - days * 86400
+    for path in found:
+        os.utime(path, (then, then))
+    return len(found)
+
+
+def without_least_retention(settings):
+    """Runs statements of Trino in a session that lets anything expire."""
+    address = urlsplit(settings.trino)
+    names = ("expire_snapshots_min_retention", "remove_orphan_files_min_retention")
+
+    def execute(sql):
+        connection = dbapi.connect(
+            host=address.hostname,
+            port=address.port,
+            user="gazette",
+            session_properties={f"iceberg.{name}": "0s" for name in names},
+        )
+        try:
+            connection.cursor().execute(sql).fetchall()
+        finally:
+            connection.close()
+
+    return execute
+
+
+@pytest.mark.parametrize("name", ["route_by_month", "delays_by_arrival"])
+def test_maintenance_keeps_what_the_table_holds_and_covers(
+    flights, specs, trino, spark, tables, metastore, lake_settings, name
+):
+    spec = specs[name]
+    if name == "route_by_month":
+        engine, execute = TrinoEngine(trino), without_least_retention(lake_settings)
+    else:
+        engine = SparkEngine(spark)
+        execute = engine.execute
+    runner = RollupRunner(metastore, tables, engine)
+    for delay in (10, 20, 30):
+        flights("JFK", (1, "LAX", delay))
+        flights("EWR", (2, "IAH", delay))
+        runner.run(spec)
+    sql = f"SELECT * FROM iceberg.rollups.{name} ORDER BY 1, 2, 3"
+    before = trino.query(sql)
+    table = tables.load("rollups", name)
+    files_before = age(table.metadata.location, 10)
+    retained_s = 0.0 if name == "route_by_month" else 25 * 3600.0
+    done = maintain(
+        tables, engine.dialect, execute, spec, now_s=SystemClock().unix_s(), retained_s=retained_s
+    )
+    assert done.undeleted == ()
+    if name == "route_by_month":
+        assert (done.snapshots_before, done.snapshots) == (3, 1)
+    # The staging tables' own metadata were orphans.
+    assert age(table.metadata.location, 10) < files_before
+    assert trino.query(sql) == before
+    spark.catalog.refreshTable(f"iceberg.rollups.{name}")
+    assert len(in_spark(spark, sql)) == len(before)
+    assert runner.run(spec).made == []
+    flights("JFK", (1, "LAX", 40))
+    assert len(runner.run(spec).made) == 1
+    (total,) = trino.query(f"SELECT sum(flights) FROM iceberg.rollups.{name}")
+    assert total == (7,)

@@ -300,6 +300,33 @@ def test_staging_tables_of_runs_that_were_killed_are_forgotten_after_a_day(lake,
     assert lake.staged() == []
 
 
+def test_staging_table_that_cannot_be_forgotten_hides_nothing(lake, monkeypatch):
+    lake.publish(("a", 5))
+
+    def gone(*_):
+        raise LakeError("the metastore is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lake.tables, "forget", gone)
+        assert lake.run().made == [("a", "5")]
+        lake.engine.before_commit = lambda: pytest.fail("the query failed")
+        lake.publish(("a", 5))
+        with pytest.raises(pytest.fail.Exception, match="the query failed"):
+            lake.run()
+
+
+def test_forced_run_replaces_a_table_that_is_sliced_otherwise(lake):
+    lake.publish(("a", 5))
+    lake.run()
+    covers = lake.tables.read_covers(lake.tables.load("rollups", "sums"))
+    by_shop = RollupSpec(
+        **{f: getattr(SUMS, f) for f in SUMS.__struct_fields__} | {"slices": ("shop",)}
+    )
+    lake.run(by_shop)
+    assert lake.run(is_forced=True).covers == covers
+    assert lake.rows() == [("a", 5, 1)]
+
+
 def test_source_that_is_not_there_is_waited_for(lake):
     with pytest.raises(LakeError, match=r"rollups\.sums waits for shop\.orders"):
         lake.run()

@@ -8,9 +8,11 @@ as anything that was committed before; whatever is committed meanwhile is found 
 from __future__ import annotations
 
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, final
 
+from gazette_platform.errors import LakeError
 from gazette_platform.lake.rollups.commit import Commit, Committed, commit
 from gazette_platform.lake.rollups.planning import Plan, batches, covers_after, make_plan
 from gazette_platform.lake.rollups.sources import Source, read_sources
@@ -123,7 +125,18 @@ class RollupRunner:
         )
         for group in groups:
             made = {values: cover for batch in group for values, cover in batch.items()}
-            done, covers = self._make(spec, plan, sources, base, location, group, made, covers)
+            done, covers = self._make(
+                spec,
+                plan,
+                sources,
+                base,
+                location,
+                group,
+                made,
+                covers,
+                # Both are one commit of all there is.
+                replaces_all=is_forced or (base is not None and covers.columns != spec.slices),
+            )
             self._note(report, plan, done, covers, made)
             plan = Plan(plan.make, (), plan.sealed, plan.is_rebuild)  # what goes is gone by now
             base = done.table
@@ -139,6 +152,8 @@ class RollupRunner:
         group: Sequence[Mapping[tuple[str, ...], SliceCover]],
         made: Mapping[tuple[str, ...], SliceCover],
         covers: Covers,
+        *,
+        replaces_all: bool,
     ) -> tuple[Committed, Covers]:
         """Make some slices and commit them."""
         name = f"{spec.schema}__{spec.table}__{int(self._clock.unix_s()):x}_{uuid.uuid4().hex[:8]}"
@@ -159,12 +174,14 @@ class RollupRunner:
                     replaced={*made, *plan.drop},
                     made=list(made),
                     covers=after,
-                    replaces_all=base is not None and covers.columns != spec.slices,
+                    replaces_all=replaces_all,
                 ),
             )
         finally:
-            # Its files are the rollup's now, or else orphans, which maintenance removes.
-            self._tables.forget(STAGING_SCHEMA, name)
+            # Its files are the rollup's now, or else orphans, which maintenance removes. A later run
+            # forgets the table if this cannot.
+            with suppress(LakeError):
+                self._tables.forget(STAGING_SCHEMA, name)
         return done, after
 
     def _note(
