@@ -9,9 +9,17 @@ from pathlib import Path
 
 from dagster import Definitions, definitions, in_process_executor
 
-from gazette_platform.assets import raw_asset_specs, raw_checks, rollup_definitions
+from gazette_platform.assets import (
+    raw_asset_specs,
+    raw_checks,
+    refused_asset_specs,
+    refused_checks,
+    rollup_definitions,
+    specs_asset_spec,
+    specs_check,
+)
 from gazette_platform.assets.rollups import ENGINE_RESOURCES
-from gazette_platform.lake import LakeSettings, load_table_specs
+from gazette_platform.lake import LakeSettings, SpecFolder, read_spec_folder
 from gazette_platform.resources import load_rollups, platform_resources
 from gazette_platform.sensors import catalog_sensor, fragments_sensor
 
@@ -21,18 +29,24 @@ __all__ = ["build_definitions", "defs"]
 def build_definitions(settings: LakeSettings) -> Definitions:
     """The definitions of one platform.
 
-    Table specs and rollups are read for the assets; broken ones are left to the sensors to tell.
+    Table specs and rollups are read for the assets. Of table specs that are refused there are assets as
+    well, with a check that is red; refused rollups are left to the sensor `catalog` to tell.
     """
-    specs, _ = load_table_specs(Path(settings.tables)) if settings.tables else ({}, {})
-    rollups, _ = load_rollups(settings.rollups, specs)
-    resources = platform_resources(settings, specs=specs, rollups=rollups)
+    folder = read_spec_folder(Path(settings.tables)) if settings.tables else SpecFolder()
+    specs, refused = folder.specs.values(), folder.refused.values()
+    rollups, _ = load_rollups(settings.rollups, folder.specs)
+    resources = platform_resources(settings, folder=folder, rollups=rollups)
     engines = {"trino"} if settings.trino else set()
     engines |= {"spark"} if settings.metastore and settings.iceberg_jar else set()
     runnable = [r for r in rollups.values() if ENGINE_RESOURCES[r.engine] in engines]
     return Definitions.merge(
         Definitions(
-            assets=raw_asset_specs(specs.values()),
-            asset_checks=raw_checks(specs.values()),
+            assets=[
+                specs_asset_spec(),
+                *raw_asset_specs(specs),
+                *refused_asset_specs(refused),
+            ],
+            asset_checks=[specs_check(), *raw_checks(specs), *refused_checks(refused)],
             sensors=[fragments_sensor, catalog_sensor],
             resources=resources,
             # One step a run: a process of its own for it would only cost its imports.

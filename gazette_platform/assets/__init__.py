@@ -5,12 +5,15 @@ A *rollup* is materialised by runs that make those of its slices anew whose sour
 that running one twice changes nothing; a schedule asks for those that may have something to do.
 """
 
-from gazette_platform.assets.checks import raw_checks
+from gazette_platform.assets.checks import raw_checks, refused_checks, specs_check
 from gazette_platform.assets.freshness import SOURCES_KEY
 from gazette_platform.assets.raw import (
+    SPECS_KEY,
     journals_key,
     journals_partitions,
     raw_asset_specs,
+    refused_asset_specs,
+    specs_asset_spec,
     table_key,
     table_partitions,
 )
@@ -19,15 +22,20 @@ from gazette_platform.assets.schedules import job_name, rollup_definitions
 
 __all__ = [
     "SOURCES_KEY",
+    "SPECS_KEY",
     "RollupConfig",
     "job_name",
     "journals_key",
     "journals_partitions",
     "raw_asset_specs",
     "raw_checks",
+    "refused_asset_specs",
+    "refused_checks",
     "rollup_asset",
     "rollup_definitions",
     "rollup_key",
+    "specs_asset_spec",
+    "specs_check",
     "table_key",
     "table_partitions",
 ]

@@ -18,16 +18,22 @@ from dagster import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gazette_platform.lake import TableSpec
+    from gazette_platform.lake import RefusedSpec, TableSpec
 
 __all__ = [
+    "SPECS_KEY",
     "column_schema",
     "journals_key",
     "journals_partitions",
     "raw_asset_specs",
+    "refused_asset_specs",
+    "specs_asset_spec",
     "table_key",
     "table_partitions",
 ]
+
+# Names of tables have two parts, so this is none.
+SPECS_KEY = AssetKey("table_specs")
 
 
 def table_key(table: str) -> AssetKey:
@@ -50,6 +56,20 @@ def journals_partitions(table: str) -> DynamicPartitionsDefinition:
     return DynamicPartitionsDefinition(name=f"journals.{table}")
 
 
+def refused_asset_specs(refused: Iterable[RefusedSpec]) -> list[AssetSpec]:
+    """Assets of tables whose spec is refused, so that they are seen with what is wrong, and not gone."""
+    return [
+        AssetSpec(
+            table_key(table),
+            description="Its table spec is refused: see its check.",
+            group_name="raw",
+            kinds={"hive"},
+            partitions_def=table_partitions(table),
+        )
+        for table in sorted({bad.table for bad in refused if bad.table})
+    ]
+
+
 def column_schema(spec: TableSpec) -> TableSchema:
     """The data columns of a table, for Dagster's catalog."""
     return TableSchema(
@@ -57,6 +77,16 @@ def column_schema(spec: TableSpec) -> TableSchema:
             TableColumn(name=c.name, type=c.parsed.hive, description=c.comment or None)
             for c in spec.columns
         ]
+    )
+
+
+def specs_asset_spec() -> AssetSpec:
+    """The folder of table specs, whose check has what is wrong with any file."""
+    return AssetSpec(
+        SPECS_KEY,
+        description="The folder of table specs, as the sensor `fragments` read it last.",
+        group_name="raw",
+        kinds={"yaml"},
     )
 
 

@@ -55,7 +55,7 @@ def _diagnoses(ctx: typer.Context, tables: Path | None, *, spark: bool) -> Itera
     folder = tables_folder(settings, tables)
     specs, refused = specs_named(folder, [])
     yield Diagnosis("specs", "ok", f"{folder} has {len(specs)} that are good")
-    for error in refused.values():
+    for error in (error for bad in refused.values() for error in bad.errors):
         yield Diagnosis("specs", "error", str(error), "correct the file, or take it out")
     yield from _of_brokers(ctx, settings, specs)
     if not settings.metastore:

@@ -16,10 +16,10 @@ from gazette_platform.lake import (
     FragmentSource,
     Registrar,
     Repairer,
+    SpecFolder,
     StoreRoots,
     TableSpec,
-    load_table_specs,
-    specs_digest,
+    read_spec_folder,
 )
 from gazette_platform.lake.registration import Metastore
 from gazette_platform.lake.rollups import RollupSpec, load_rollup_specs, rollups_digest
@@ -61,16 +61,20 @@ class LakeResource(ConfigurableResource["LakeResource"]):
     store: str = Field(default="", description="URL of the store that the warehouse may be in.")
     trino_ui: str = Field(default="", description="Address of Trino's UI, for links.")
     dagster_ui: str = Field(default="", description="Address of Dagster's web server.")
-    loaded: str = Field(default="", description="Digest of the specs when definitions loaded.")
+    loaded: str = Field(default="", description="Digest of the folder when definitions loaded.")
+
+    def folder(self) -> SpecFolder:
+        """Table specs, and what is refused, read anew from the folder."""
+        return read_spec_folder(Path(self.tables)) if self.tables else SpecFolder()
 
     def catalog_digest(self) -> str:
-        """Hex digits that change with any part of any valid spec, of a table or a rollup."""
-        specs, _ = self.specs()
-        return catalog_digest(specs, load_rollups(self.rollups, specs)[0])
+        """Hex digits that change with any part of any spec, of a table or a rollup."""
+        folder = self.folder()
+        return catalog_digest(folder, load_rollups(self.rollups, folder.specs)[0])
 
     def rollup_errors(self) -> dict[str, ValidationError]:
         """Errors of rollups by file, read anew from the folder."""
-        return load_rollups(self.rollups, self.specs()[0])[1]
+        return load_rollups(self.rollups, self.folder().specs)[1]
 
     def iceberg_tables(self, metastore: Metastore) -> "IcebergTables":
         """Iceberg tables of the platform.
@@ -91,25 +95,25 @@ class LakeResource(ConfigurableResource["LakeResource"]):
             properties = S3Access.of(self.store, os.environ).iceberg()
         return IcebergTables(metastore, self.warehouse, properties)
 
-    def specs(self) -> tuple[dict[str, TableSpec], dict[str, ValidationError]]:
-        """Table specs by name, and errors by file, read anew from the folder."""
-        return load_table_specs(Path(self.tables))
+    def roots(self) -> StoreRoots:
+        """Where fragment stores lie for engines."""
+        return StoreRoots(self.store_roots)
 
     def registrar(self, source: FragmentSource, metastore: Metastore) -> Registrar:
         """What registers fragments of these tables."""
-        return Registrar(source, metastore, StoreRoots(self.store_roots))
+        return Registrar(source, metastore, self.roots())
 
     def auditor(self, source: FragmentSource) -> Auditor:
         """What compares these tables with the brokers' index."""
-        return Auditor(source, StoreRoots(self.store_roots))
+        return Auditor(source, self.roots())
 
     def repairer(self, source: FragmentSource) -> Repairer:
         """What moves files that others cover out of these tables."""
-        return Repairer(source, StoreRoots(self.store_roots))
+        return Repairer(source, self.roots())
 
     def fit_checker(self, source: FragmentSource) -> FitChecker:
         """What looks again at fragments that did not hold what their spec says."""
-        return FitChecker(source, StoreRoots(self.store_roots))
+        return FitChecker(source, self.roots())
 
 
 def load_rollups(
@@ -130,6 +134,6 @@ def load_rollups(
     return found, errors
 
 
-def catalog_digest(tables: Mapping[str, TableSpec], rollups: Mapping[str, RollupSpec]) -> str:
+def catalog_digest(folder: SpecFolder, rollups: Mapping[str, RollupSpec]) -> str:
     """Hex digits that change with any part of any spec."""
-    return specs_digest(tables) + rollups_digest(rollups) if rollups else specs_digest(tables)
+    return folder.digest + rollups_digest(rollups) if rollups else folder.digest

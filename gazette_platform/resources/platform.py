@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from dagster_pyspark import LazyPySparkResource
 
-from gazette_platform.lake import LakeSettings, TableSpec
+from gazette_platform.lake import LakeSettings, SpecFolder
 from gazette_platform.lake.rollups import RollupSpec
 from gazette_platform.lake.spark import spark_configuration
 from gazette_platform.resources.lake import LakeResource, MetastoreResource, catalog_digest
@@ -17,7 +17,7 @@ __all__ = ["platform_resources"]
 def platform_resources(
     settings: LakeSettings | None = None,
     *,
-    specs: Mapping[str, TableSpec] | None = None,
+    folder: SpecFolder | None = None,
     rollups: Mapping[str, RollupSpec] | None = None,
 ) -> dict[str, object]:
     """Resources ``broker``, ``metastore``, ``lake``, ``trino`` and ``spark``.
@@ -26,7 +26,7 @@ def platform_resources(
 
     Args:
         settings: where all is; None: as the environment says.
-        specs: table specs that the definitions show; None: they show none.
+        folder: table specs that the definitions show; None: they show none.
         rollups: rollups that the definitions show; None: none.
 
     Raises: ValidationError: the environment is malformed.
@@ -43,7 +43,7 @@ def platform_resources(
             rollups=settings.rollups,
             warehouse=settings.warehouse,
             store=settings.store,
-            loaded=catalog_digest(specs or {}, rollups or {}),
+            loaded=catalog_digest(folder or SpecFolder(), rollups or {}),
         ),
         "trino": TrinoResource(uri=settings.trino),
     }

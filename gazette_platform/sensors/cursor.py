@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake import RegistrationCursor, SweepPoint
 from gazette_platform.sensors.audits import AuditState
+from gazette_platform.sensors.waits import Wait
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,11 +21,11 @@ __all__ = ["SensorCursor", "problem_digest"]
 @final
 @dataclass(frozen=True, slots=True)
 class SensorCursor:
-    """What a tick starts from. No times are in it; its text is canonical."""
+    """What a tick starts from. Its text is canonical."""
 
     registered: RegistrationCursor = field(default_factory=RegistrationCursor)
     problems: Mapping[str, str] = field(default_factory=dict)
-    """Digest of the problem last told, by table; absent when there is none."""
+    """Digest of the problems last told, or of there being none, by table; absent: never told."""
     audits: Mapping[str, AuditState] = field(default_factory=dict)
     """What the audits of each table know."""
     turn: str = ""
@@ -35,6 +36,10 @@ class SensorCursor:
     """Where that goes on."""
     audited: str = ""
     """The table audited last in turn."""
+    waits: Mapping[str, Mapping[str, Wait]] = field(default_factory=dict)
+    """By table and journal, what is waited for. Only here are times, and none while all is there."""
+    folder: str = ""
+    """Digest of the folder of table specs as Dagster was told of it; empty: it was not."""
 
     @classmethod
     def parse(cls, text: str | None) -> SensorCursor:
@@ -59,6 +64,8 @@ class SensorCursor:
             swept=swept,
             sweep=SweepPoint(journal, offset),
             audited=str(raw.get("audited", "")),
+            waits=_waits(raw.get("waits", {})),
+            folder=str(raw.get("folder", "")),
         )
 
     def dump(self) -> str:
@@ -74,6 +81,13 @@ class SensorCursor:
             raw["sweep"] = [self.swept, self.sweep.journal, self.sweep.offset]
         if self.audited:
             raw["audited"] = self.audited
+        if self.waits:
+            raw["waits"] = {
+                table: {journal: wait.to_json() for journal, wait in waits.items()}
+                for table, waits in self.waits.items()
+            }
+        if self.folder:
+            raw["folder"] = self.folder
         return json.dumps(raw, sort_keys=True, separators=(",", ":"))
 
 
@@ -86,6 +100,17 @@ def _sweep(raw: Any) -> tuple[str, str, int]:
         return "", "", 0
 
 
+def _waits(raw: Any) -> dict[str, dict[str, Wait]]:
+    """What is waited for; nothing if that cannot be read, since it is all seen again."""
+    try:
+        return {
+            str(table): {str(j): Wait.from_json(wait) for j, wait in waits.items()}
+            for table, waits in raw.items()
+        }
+    except (AttributeError, TypeError, ValueError):
+        return {}
+
+
 def problem_digest(texts: list[str]) -> str:
-    """16 hex digits of problems; empty text if there are none."""
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16] if texts else ""
+    """16 hex digits of problems; `ok` if there are none."""
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16] if texts else "ok"

@@ -1,4 +1,4 @@
-"""What a tick tells Dagster: one materialization per Hive partition, one observation per journal."""
+"""What a tick tells Dagster: one event per Hive partition and per journal."""
 
 from __future__ import annotations
 
@@ -6,25 +6,32 @@ from typing import TYPE_CHECKING
 
 from dagster import AssetMaterialization, AssetObservation, MetadataValue
 
-from gazette_platform.assets.raw import column_schema, journals_key, table_key
+from gazette_platform.assets.raw import SPECS_KEY, column_schema, journals_key, table_key
 from gazette_platform.lake import PartitionColumn, partition_key
 from gazette_platform.sensors.versions import DATA_VERSION, data_version
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from dagster import RawMetadataValue
 
-    from gazette_platform.lake import JournalProgress, MovedFile, PartitionAccount, TableSpec
+    from gazette_platform.lake import (
+        JournalProgress,
+        MovedFile,
+        PartitionAccount,
+        SpecFolder,
+        TableSpec,
+    )
     from gazette_platform.lake.partition_state import PartitionState
     from gazette_platform.sensors.told import Added
 
 __all__ = [
+    "journal_materialization",
     "journal_partition",
     "materialization",
     "observation",
-    "problem_observation",
     "repair_materialization",
+    "specs_materialization",
 ]
 
 _JOURNAL = PartitionColumn(key="journal", column="journal", type="string")
@@ -99,29 +106,51 @@ def _totals(spec: TableSpec, journal: str, state: PartitionState) -> dict[str, R
     return metadata
 
 
-def observation(table: str, progress: JournalProgress) -> AssetObservation:
-    """How far a journal is registered."""
-    return AssetObservation(
-        asset_key=journals_key(table),
-        partition=journal_partition(progress.journal),
+def specs_materialization(folder: SpecFolder) -> AssetMaterialization:
+    """The event of a folder of table specs that is another one than before."""
+    return AssetMaterialization(
+        asset_key=SPECS_KEY,
+        description=f"{len(folder.specs)} tables, {len(folder.refused)} files refused",
         metadata={
-            "journal": progress.journal,
-            "write_head": progress.write_head,
-            "registered": progress.registered,
-            "lag_bytes": progress.lag_bytes,
-            # Bytes before `registered` that no broker has stored yet, or that cannot be taken.
-            "awaited_bytes": progress.hole_bytes,
+            "tables": MetadataValue.json(dict(folder.files)),
+            "refused": MetadataValue.json(
+                {file: [str(e) for e in bad.errors] for file, bad in folder.refused.items()}
+            ),
         },
-        tags={DATA_VERSION: str(progress.write_head)},
+        tags={DATA_VERSION: folder.digest},
     )
 
 
-def problem_observation(table: str, problems: Sequence[str]) -> AssetObservation:
-    """Why a table, or some journals of it, are not registered; empty: the problem has gone."""
-    shown: Mapping[str, RawMetadataValue] = {
-        "problem": MetadataValue.text("\n".join(problems[:_PROBLEMS_SHOWN]) or "none any more")
+def journal_materialization(table: str, progress: JournalProgress) -> AssetMaterialization:
+    """The event of a journal of which something was registered."""
+    return AssetMaterialization(
+        asset_key=journals_key(table),
+        partition=journal_partition(progress.journal),
+        description=f"Registered up to {progress.registered}.",
+        metadata=_progress(progress),
+        tags={DATA_VERSION: str(progress.registered)},
+    )
+
+
+def observation(table: str, progress: JournalProgress) -> AssetObservation:
+    """How far a journal is, of which nothing was registered meanwhile."""
+    return AssetObservation(
+        asset_key=journals_key(table),
+        partition=journal_partition(progress.journal),
+        metadata=_progress(progress),
+    )
+
+
+def _progress(progress: JournalProgress) -> dict[str, RawMetadataValue]:
+    """How far a journal is registered, and appended."""
+    return {
+        "journal": progress.journal,
+        "write_head": progress.write_head,
+        "registered": progress.registered,
+        "lag_bytes": progress.lag_bytes,
+        # Bytes before `registered` that no broker has stored yet, or that cannot be taken.
+        "awaited_bytes": progress.hole_bytes,
     }
-    return AssetObservation(asset_key=table_key(table), metadata=shown)
 
 
 def journal_partition(journal: str) -> str:

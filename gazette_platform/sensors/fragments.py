@@ -2,8 +2,9 @@
 
 One sensor serves all table specs, because it reads their folder anew at each tick: a spec written
 while the platform runs works at the next tick, with no restart and no reload. Each tick moves each
-table on by a bounded amount of work. A table with a problem holds up no other: the problem is the
-tick's skip reason, a line in its log and, once per change, an observation of the table's asset.
+table on by a bounded amount of work. A table with a problem holds up no other: the problem is a line
+in the tick's log, and turns the table's check `keeps_up` red. A tick that has nothing to tell Dagster gives
+its problems as the reason why; Dagster calls ticks without runs skipped, whatever they did.
 
 Dagster stores a tick's events first and its cursor last, so a crash between them replays the tick.
 Registration is idempotent by content, so the replay registers nothing twice; and events follow from
@@ -13,11 +14,12 @@ Work is shared out by turns. A tick ends by its own clock, and the next one begi
 had no time; and each looks again at one slice of what was registered long ago.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import final
 
 from dagster import (
+    AddDynamicPartitionsRequest,
     AssetCheckEvaluation,
     AssetMaterialization,
     AssetObservation,
@@ -26,14 +28,15 @@ from dagster import (
     SensorResult,
     sensor,
 )
-from dagster._core.definitions.dynamic_partitions_request import AddDynamicPartitionsRequest
 
+from gazette_platform.assets.checks import keeps_up_evaluation, specs_evaluation
 from gazette_platform.assets.raw import journals_partitions, table_key, table_partitions
 from gazette_platform.errors import GazetteError, TransportError
 from gazette_platform.hive import SharedMetastore
 from gazette_platform.lake import (
     Registrar,
     Repair,
+    SpecFolder,
     SweepPoint,
     TableReport,
     TableSpec,
@@ -43,14 +46,16 @@ from gazette_platform.resources import BrokerResource, LakeResource, MetastoreRe
 from gazette_platform.sensors.audits import AuditState, TableAudits
 from gazette_platform.sensors.cursor import SensorCursor, problem_digest
 from gazette_platform.sensors.events import (
+    journal_materialization,
     journal_partition,
     materialization,
     observation,
-    problem_observation,
     repair_materialization,
+    specs_materialization,
 )
 from gazette_platform.sensors.told import InstanceTold, Told, added_since, untold
 from gazette_platform.sensors.turns import TickState, following, in_turn
+from gazette_platform.sensors.waits import follow
 
 __all__ = ["TickOutcome", "TickPorts", "fragments_sensor", "run_tick"]
 
@@ -86,6 +91,11 @@ class TickOutcome:
         """What the tick says of itself: problems first, then what was registered."""
         return "\n".join([*self.problems, *self.warnings, *self.summaries]) or "No new fragments."
 
+    @property
+    def skip_reason(self) -> str | None:
+        """Why nothing was done; None if something was, which Dagster is not to log as skipped."""
+        return None if self.events or self.partitions or self.summaries else self.text
+
 
 @sensor(
     name="fragments",
@@ -104,9 +114,8 @@ def fragments_sensor(
     clock = SystemClock()
     ends_at = clock.monotonic() + _TICK_S
     cursor = SensorCursor.parse(context.cursor)
-    specs, errors = lake.specs()
-    problems = [str(err) for _, err in sorted(errors.items())]
-    if not specs and not problems:
+    folder = lake.folder()
+    if not folder.specs and not folder.refused and cursor.folder in {"", folder.digest}:
         # The folder may just not be there: nothing is forgotten.
         return SensorResult(
             skip_reason=f"No table specs (*.yaml) in {lake.tables}.", cursor=cursor.dump()
@@ -120,21 +129,22 @@ def fragments_sensor(
                 ),
                 told=InstanceTold(context.instance),
                 is_over=lambda: clock.monotonic() >= ends_at,
+                now_s=clock.unix_s,
                 trino_ui=lake.trino_ui,
             ),
-            specs,
+            folder,
             cursor,
-            has_all_specs=not errors,
         )
-    outcome.problems[:0] = problems
     for problem in outcome.problems:
         context.log.error(problem)
     for warning in outcome.warnings:
         context.log.warning(warning)
+    for summary in outcome.summaries:
+        context.log.info(summary)
     return SensorResult(
         asset_events=outcome.events,
         dynamic_partitions_requests=outcome.partitions,
-        skip_reason=outcome.text,
+        skip_reason=outcome.skip_reason,
         cursor=outcome.cursor.dump(),
     )
 
@@ -149,29 +159,26 @@ class TickPorts:
     told: Told
     is_over: Callable[[], bool] = _never
     """Whether the tick's time is up."""
+    now_s: Callable[[], float] = SystemClock().unix_s
+    """Unix seconds."""
     trino_ui: str = ""
 
 
-def run_tick(
-    ports: TickPorts,
-    specs: Mapping[str, TableSpec],
-    cursor: SensorCursor,
-    *,
-    has_all_specs: bool = True,
-) -> TickOutcome:
+def run_tick(ports: TickPorts, folder: SpecFolder, cursor: SensorCursor) -> TickOutcome:
     """Move every table on, in turn. Tables whose spec is gone are forgotten by the cursor.
 
     Args:
         ports: registrar, audits, and what Dagster was told.
-        specs: of the tables, by name.
+        folder: specs of the tables. While some are refused, no table is forgotten.
         cursor: of the last tick.
-        has_all_specs: whether all specs could be read; if not, no table is forgotten.
 
     Raises: TransportError: no broker can be reached, and nothing was registered before; the tick is
         then red in the UI, and the next one tries again.
     """
+    specs = folder.specs
     names = list(specs)
     outcome = TickOutcome()
+    has_all_specs = bool(specs) and not folder.refused
     kept = None if has_all_specs else cursor
     state = TickState.of(cursor, names, kept)
     swept = following(names, cursor.swept, is_again=True)
@@ -187,6 +194,7 @@ def run_tick(
             specs[name],
             state,
             outcome,
+            file=folder.files.get(name, ""),
             sweep=sweep if name == swept else None,
             is_audited=name == audited,
         )
@@ -198,7 +206,8 @@ def run_tick(
             # The others would wait in vain for the same brokers.
             turn = following(names, name)
             break
-    outcome.cursor = state.cursor(turn=turn, audited=audited)
+    _tell_folder(outcome, folder, cursor, state)
+    outcome.cursor = state.cursor(turn=turn, audited=audited, folder=folder.digest)
     return outcome
 
 
@@ -219,6 +228,7 @@ def _run_table(
     state: TickState,
     outcome: TickOutcome,
     *,
+    file: str,
     sweep: SweepPoint | None,
     is_audited: bool,
 ) -> _Ran:
@@ -235,6 +245,10 @@ def _run_table(
         state.tables[name] = report.cursors
         ran.sweep = report.swept
         problems = [_one_line(text) for text in report.errors]
+        followed = follow(state.waits.get(name, {}), report, ports.now_s())
+        state.waits[name] = followed.waits
+        outcome.events += [observation(name, p) for p in followed.to_tell]
+        problems += followed.stalls
         outcome.warnings += [*report.warnings, *(_one_line(f.text) for f in report.misfits)]
         known = state.audits.get(name, AuditState())
         is_due = is_audited or known.is_open or bool(report.updates) or report.is_changed
@@ -250,12 +264,36 @@ def _run_table(
         problems.append(_one_line(str(err)))
     except GazetteError as err:
         problems.append(_one_line(str(err)))
-    outcome.problems += problems
-    digest = problem_digest(problems)
-    if digest != state.problems.get(name, ""):
-        outcome.events.append(problem_observation(name, problems))
-    state.problems[name] = digest
+    _tell_problems(outcome, state, name, problems, file)
     return ran
+
+
+def _tell_problems(
+    outcome: TickOutcome, state: TickState, table: str, problems: list[str], file: str
+) -> None:
+    """What keeps a table from keeping up; Dagster is told when that has changed."""
+    outcome.problems += [
+        text if not file or text.startswith(f"{file}: ") else f"{file}: {text}" for text in problems
+    ]
+    digest = problem_digest(problems)
+    if digest != state.problems.get(table, ""):
+        outcome.events.append(keeps_up_evaluation(table, problems, file))
+    state.problems[table] = digest
+
+
+def _tell_folder(
+    outcome: TickOutcome, folder: SpecFolder, cursor: SensorCursor, state: TickState
+) -> None:
+    """What is wrong with files, and with the tables that they would be of."""
+    by_table: dict[str, list[str]] = {}
+    for bad in folder.refused.values():
+        texts = [_one_line(str(error)) for error in bad.errors]
+        by_table.setdefault(bad.table, []).extend(texts)
+    outcome.problems[:0] = by_table.pop("", [])
+    for table, texts in by_table.items():
+        _tell_problems(outcome, state, table, texts, "")
+    if folder.digest != cursor.folder:
+        outcome.events += [specs_materialization(folder), specs_evaluation(folder)]
 
 
 def _tell(outcome: TickOutcome, spec: TableSpec, report: TableReport, ports: TickPorts) -> None:
@@ -269,7 +307,7 @@ def _tell(outcome: TickOutcome, spec: TableSpec, report: TableReport, ports: Tic
         outcome.events.append(materialization(spec, account, added, trino_ui=ports.trino_ui))
     touched = {a.journal for a in accounts}
     progress = [p for p in report.journals if p.journal in touched]
-    outcome.events += [observation(spec.name, p) for p in progress]
+    outcome.events += [journal_materialization(spec.name, p) for p in progress]
     journals = [journal_partition(a.journal) for a in report.accounts]
     for definition, wanted in (
         (table_partitions(spec.name), keys),

@@ -66,6 +66,12 @@ class FragmentFiles:
         )
         self._fragments.setdefault(journal, [])
 
+    def set_flush_interval(self, journal: str, seconds: int) -> None:
+        """Have brokers store what was appended after `seconds` at most; 0: only by length."""
+        spec = self._specs[journal]
+        fragment = replace(spec.fragment, flush_interval_ns=seconds * SECOND_NS)
+        self._specs[journal] = replace(spec, fragment=fragment)
+
     def append(
         self,
         journal: str,

@@ -13,6 +13,7 @@ from gazette_platform.lake import (
     FitChecker,
     Registrar,
     Repairer,
+    SpecFolder,
     StoreRoots,
     parse_table_spec,
 )
@@ -29,6 +30,7 @@ __all__ = ["MODES", "SPEC", "Killed", "Neighbour", "Steps", "World"]
 SPEC = parse_table_spec(
     "{name: s.a, selector: 'name:prefix=a/', format: json, columns: [{name: id, type: bigint}]}"
 )
+FOLDER = SpecFolder({"s.a": SPEC}, {"s.a": "a.yaml"})
 MODES = ("killed before", "killed after", "broken before", "broken after")
 
 
@@ -131,7 +133,7 @@ class World(ExitStack):
     def tick(self):
         """One tick, and its storing. A process that is killed starts again."""
         try:
-            outcome = run_tick(self.ports(), {"s.a": SPEC}, SensorCursor.parse(self.cursor))
+            outcome = run_tick(self.ports(), FOLDER, SensorCursor.parse(self.cursor))
             self.store(outcome)
         except Killed:
             self.steps.is_dead = False

@@ -35,7 +35,7 @@ def tick(tmp_path, monkeypatch, instance):
     monkeypatch.setattr(
         catalog, "reload_location", lambda url, name: asked.append((url, name)), raising=True
     )
-    loaded = LakeResource(tables=str(tmp_path)).catalog_digest()
+    loaded = LakeResource(tables=str(tmp_path)).folder().digest
 
     def run(cursor, *, ui="http://ui"):
         context = build_sensor_context(
@@ -83,8 +83,9 @@ def test_reload_once_a_change(tick, tmp_path):
     assert asked == [("http://ui", "there")]
     assert "reloaded" in message
     assert tick(cursor)[2] == asked[:1]
-    (tmp_path / "broken.yaml").write_text("name: [")
-    assert len(tick(cursor)[2]) == 1
+    cursor = tick(cursor)[0]
+    (tmp_path / "broken.yaml").write_text("name: [")  # whose assets are told of as well
+    assert len(tick(cursor)[2]) == 2
 
 
 def test_without_an_address_it_says_what_to_do(tick, tmp_path):

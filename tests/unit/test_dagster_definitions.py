@@ -58,6 +58,7 @@ def test_snapshot(settings):
         )
         for key in graph.get_all_asset_keys()
     } == {
+        "table_specs": ([], "raw", ["yaml"], False),
         "journals/flights/flights": ([], "journals", ["gazette"], False),
         "flights/flights": (["journals/flights/flights"], "raw", ["hive", "json"], False),
         "rollups/route_by_month": (["flights/flights"], "rollups", ["iceberg", "trino"], True),
@@ -101,12 +102,32 @@ def test_snapshot(settings):
         (key.asset_key.to_user_string(), key.name, graph.get(key).blocking)
         for key in graph.asset_check_keys
     } == {
-        ("flights/flights", name, True)
-        for name in ("no_gap", "no_overlap", "counts_agree", "fits_spec")
-    } | {
-        (f"rollups/{name}", "slices_complete", False)
-        for name in ("delays_by_arrival", "delays_by_month", "route_by_month")
+        *(
+            ("flights/flights", name, name != "keeps_up")
+            for name in ("no_gap", "no_overlap", "counts_agree", "fits_spec", "keeps_up")
+        ),
+        ("table_specs", "specs_are_good", False),
+        *(
+            (f"rollups/{name}", "slices_complete", False)
+            for name in ("delays_by_arrival", "delays_by_month", "route_by_month")
+        ),
     }
+    # What the UI needs to offer to execute a check by itself.
+    for key in graph.asset_check_keys:
+        if key.name != "slices_complete":  # which comes of the run itself
+            assert graph.get_execution_set_asset_and_check_keys(key) == {key}
+
+
+def test_a_table_whose_spec_is_refused_is_there_with_its_check(settings):
+    from pathlib import Path
+
+    (Path(settings.tables) / "lost.yaml").write_text("name: s.lost\nselector: [")
+    graph = build_definitions(settings).get_repository_def().asset_graph
+    lost = AssetKey(["s", "lost"])
+    assert graph.get(lost).group_name == "raw"
+    assert [(k.name, k.asset_key) for k in graph.asset_check_keys if k.asset_key == lost] == [
+        ("keeps_up", lost)
+    ]
 
 
 def test_rollups_are_there_if_their_engine_is(settings):

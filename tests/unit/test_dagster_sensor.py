@@ -1,18 +1,15 @@
 """The fragment sensor: events, partitions, cursor, and problems that hold up no other table."""
 
 import json
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 from dagster import (
-    AssetCheckEvaluation,
     AssetCheckSeverity,
     AssetKey,
     DagsterInstance,
-    build_sensor_context,
 )
-from lake_bench import FragmentFiles, MemoryMetastore
+from sensor_platform import SPEC, SensorPlatform, line
 
 from gazette_platform.assets import raw_checks
 from gazette_platform.errors import TransportError, ValidationError
@@ -26,97 +23,15 @@ from gazette_platform.lake import (
     parse_table_spec,
 )
 from gazette_platform.resources import LakeResource
-from gazette_platform.sensors import fragments_sensor
 from gazette_platform.sensors.audits import AuditState
 from gazette_platform.sensors.cursor import SensorCursor, problem_digest
 from gazette_platform.sensors.events import journal_partition
-
-SPEC = """
-name: s.{table}
-selector: name:prefix={table}/
-format: json
-columns: [{{name: id, type: bigint}}]
-"""
-
-
-class Platform:
-    """A broker, a metastore and a folder of specs; `tick` runs the sensor and keeps its cursor."""
-
-    def __init__(self, tmp_path, instance):
-        self.files = FragmentFiles(tmp_path / "fragments")
-        self.metastore = MemoryMetastore()
-        self.tables = tmp_path / "tables"
-        self.tables.mkdir()
-        self.instance = instance
-        self.cursor = None
-        self.failure = None
-
-    @contextmanager
-    def source(self):
-        yield self
-
-    def journals(self, selector):
-        if self.failure is not None:
-            raise self.failure
-        return self.files.journals(selector)
-
-    def fragments(self, journal, offset, limit):
-        return self.files.fragments(journal, offset, limit)
-
-    def client(self):
-        return self.metastore
-
-    def write_spec(self, table):
-        (self.tables / f"{table}.yaml").write_text(SPEC.format(table=table))
-
-    def tick(self):
-        result = self.full_tick()
-        self.checks = [e for e in result.asset_events if isinstance(e, AssetCheckEvaluation)]
-        return result._replace(
-            asset_events=[e for e in result.asset_events if e not in self.checks]
-        )
-
-    def full_tick(self):
-        context = build_sensor_context(
-            instance=self.instance,
-            cursor=self.cursor,
-            resources={
-                "broker": self,
-                "metastore": self,
-                "lake": LakeResource(
-                    tables=str(self.tables),
-                    store_roots=self.files.roots,
-                    trino_ui="http://trino:1",
-                ),
-            },
-        )
-        result = fragments_sensor(context)
-        self.store(result)
-        return result
-
-    def store(self, result, *, events=None, is_killed=False):
-        """Keep what a tick told, as the daemon does: events, partitions, cursor, in this order.
-
-        With `is_killed` the daemon dies after the first `events` events.
-        """
-        for event in result.asset_events[:events]:
-            self.instance.report_runless_asset_event(event)
-        if not is_killed:
-            for request in result.dynamic_partitions_requests or ():
-                self.instance.add_dynamic_partitions(
-                    request.partitions_def_name, request.partition_keys
-                )
-            self.cursor = result.cursor
 
 
 @pytest.fixture
 def platform(tmp_path):
     with DagsterInstance.ephemeral() as instance:
-        yield Platform(tmp_path, instance)
-
-
-def line(n):
-    return b'{"id":%d}\n' % n
+        yield SensorPlatform(tmp_path, instance)
 
 
 def test_no_specs(platform):
@@ -154,14 +69,18 @@ def test_each_partition_gives_one_event_with_its_accounts(platform):
         "s.a": ["part=0/hour=05", "part=0/hour=06"],
         "journals.s.a": ["a/part=0"],
     }
-    assert result.skip_reason.skip_message == "s.a: 5 fragments in 2 Hive partitions, 5 rows."
+    # Dagster logs what has a skip reason as skipped.
+    assert result.skip_reason is None
+    assert platform.text == "s.a: 5 fragments in 2 Hive partitions, 5 rows."
     cursor = json.loads(result.cursor)
+    assert cursor.pop("folder")
     assert cursor.pop("audits")["s.a"].keys() == {"journal", "offset", "told"}
     assert cursor == {
         "version": 2,
         "tables": {"s.a": {"a/part=0": [45, 36]}},
         "sweep": ["s.a", "", 0],
         "audited": "s.a",
+        "problems": {"s.a": "ok"},
     }
 
 
@@ -237,11 +156,9 @@ def test_what_others_registered_is_told(platform):
     other = Registrar(platform.files, platform.metastore, StoreRoots(platform.files.roots))
     report = other.tick(parse_table_spec(SPEC.format(table="a")), {})
     assert report.updates[0].fragments_added == 1
-    result = platform.tick()
+    platform.tick()
     assert numbers(platform.instance, "a") == {"part=0/hour=05": [1, 1]}
-    assert "told of 1 Hive partitions that were registered before" in (
-        result.skip_reason.skip_message
-    )
+    assert "told of 1 Hive partitions that were registered before" in platform.text
     platform.instance.wipe_assets([AssetKey(["s", "a"])])
     platform.tick()
     assert numbers(platform.instance, "a") == {"part=0/hour=05": [2]}
@@ -296,14 +213,23 @@ def test_broken_spec_and_bad_data_hold_up_no_other_table(platform):
     platform.files.append("bad/part=0", b"not json\n")
     platform.files.append("good/part=0", line(1))
     result = platform.tick()
-    message = result.skip_reason.skip_message
-    assert "broken.yaml: not valid YAML" in message
-    assert "s.bad: fragment bad/part=0/" in message
-    assert "s.good: 1 fragments in 1 Hive partitions, 1 rows." in message
-    problems = [e for e in result.asset_events if "problem" in e.metadata]
-    assert [e.asset_key for e in problems] == [AssetKey(["s", "bad"])]
+    assert "broken.yaml: not valid YAML" in platform.text
+    assert "bad.yaml: s.bad: fragment bad/part=0/" in platform.text
+    assert "s.good: 1 fragments in 1 Hive partitions, 1 rows." in platform.text
+    assert platform.levels == ["ERROR", "ERROR", "INFO"]
+    assert result.skip_reason is None
+    assert {table: e.passed for table, e in platform.kept_up.items()} == {
+        "bad": False,
+        "good": True,
+    }
+    red = platform.kept_up["bad"]
+    assert red.severity is AssetCheckSeverity.ERROR
+    assert red.description.startswith("s.bad: fragment bad/part=0/")
+    assert red.metadata["spec_file"].value == "bad.yaml"
+    assert not red.blocking
     again = platform.tick()
     assert again.asset_events == []
+    assert not platform.kept_up
     assert "s.bad: fragment" in again.skip_reason.skip_message
 
 
@@ -313,10 +239,11 @@ def test_problem_that_has_gone_is_told_once(platform):
     platform.tick()
     platform.files.forget(bad)
     platform.files.append("a/part=0", line(1))
-    result = platform.tick()
-    problems = [e.metadata["problem"].value for e in result.asset_events if "problem" in e.metadata]
-    assert problems == ["none any more"]
-    assert "problems" not in json.loads(result.cursor)
+    assert not platform.kept_up["a"].passed
+    platform.tick()
+    assert platform.kept_up["a"].passed
+    platform.tick()
+    assert not platform.kept_up
 
 
 def test_unreachable_broker_fails_the_tick(platform):
@@ -455,8 +382,8 @@ def test_damaged_fragment_stays_told_until_it_is_restored(platform):
     path = platform.files.root / bad.content_path
     good = path.read_bytes()
     path.write_bytes(good[:-4])
-    result = platform.tick()
-    assert "is damaged" in result.skip_reason.skip_message
+    platform.tick()
+    assert "is damaged" in platform.text
     assert passed(platform) == {**ALL_GREEN, "fits_spec": False}
     for _ in range(2):
         assert platform.tick().asset_events == platform.checks == []
@@ -513,7 +440,7 @@ def test_checks_can_be_executed(platform, tmp_path):
         resources={
             "broker": ResourceDefinition.hardcoded_resource(platform),
             "metastore": ResourceDefinition.hardcoded_resource(platform),
-            "lake": LakeResource(tables="", store_roots=platform.files.roots),
+            "lake": LakeResource(tables=str(platform.tables), store_roots=platform.files.roots),
         },
     )
     assert not result.success  # so nothing downstream would run
@@ -523,7 +450,9 @@ def test_checks_can_be_executed(platform, tmp_path):
         "no_overlap": True,
         "counts_agree": True,
         "fits_spec": False,
+        "keeps_up": False,
     }
+    assert "a/part=0 stalls: a store has its bytes from 27 on" in checks["keeps_up"].description
     assert checks["fits_spec"].severity is AssetCheckSeverity.ERROR
     assert "is damaged" in checks["fits_spec"].description
     assert checks["no_gap"].severity is AssetCheckSeverity.WARN
@@ -540,7 +469,7 @@ def test_cursor_keeps_problems_told():
         audited="s.c",
     )
     assert SensorCursor.parse(cursor.dump()) == cursor
-    assert problem_digest([]) == ""
+    assert problem_digest([]) == "ok"
     with pytest.raises(ValidationError, match="clear it in the Dagster UI"):
         SensorCursor.parse('{"version": 9}')
     assert SensorCursor.parse('{"version":2,"tables":{},"sweep":3}') == SensorCursor()

@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 from lake_bench import FragmentFiles, MemoryMetastore
 
@@ -62,11 +63,15 @@ def partitions(metastore, name="events"):
         return table, {p.values: p for p in session.partitions(table)}
 
 
-def test_no_journal_and_no_fragment_are_no_error(registrar, files, metastore, spec):
-    assert registrar.tick(spec, {}).updates == []
-    files.create("events/part=0")
+def test_no_journal_is_an_error_and_no_fragment_is_none(registrar, files, metastore, spec):
     report = registrar.tick(spec, {})
+    assert (report.updates, report.matched) == ([], frozenset())
+    assert "'name:prefix=events/' matches no journal" in report.errors[0]
+    files.create("events/part=0")
+    report = registrar.tick(msgspec.structs.replace(spec, partitions=()), {})
     assert (report.updates, report.errors, report.definition) == ([], [], None)
+    # Its path postfix has no key `hour`.
+    assert "partition key 'hour' is in no journal name" in registrar.tick(spec, {}).errors[0]
     with metastore.connect() as session:
         assert session.databases() == []
 

@@ -1,0 +1,104 @@
+"""The fragment sensor with all around it: a broker's files, a metastore, a folder of specs, a Dagster."""
+
+import logging.handlers
+from contextlib import contextmanager
+
+from dagster import AssetCheckEvaluation, build_sensor_context
+from lake_bench import FragmentFiles, MemoryMetastore
+
+from gazette_platform.assets import SPECS_KEY
+from gazette_platform.assets.checks import KEEPS_UP_CHECK
+from gazette_platform.resources import LakeResource
+from gazette_platform.sensors import fragments_sensor
+
+__all__ = ["SPEC", "SensorPlatform", "line"]
+
+SPEC = """
+name: s.{table}
+selector: name:prefix={table}/
+format: json
+columns: [{{name: id, type: bigint}}]
+"""
+
+
+class SensorPlatform:
+    """A broker, a metastore and a folder of specs; `tick` runs the sensor and keeps its cursor."""
+
+    def __init__(self, tmp_path, instance):
+        self.files = FragmentFiles(tmp_path / "fragments")
+        self.metastore = MemoryMetastore()
+        self.tables = tmp_path / "tables"
+        self.tables.mkdir()
+        self.instance = instance
+        self.cursor = None
+        self.failure = None
+
+    @contextmanager
+    def source(self):
+        yield self
+
+    def journals(self, selector):
+        if self.failure is not None:
+            raise self.failure
+        return self.files.journals(selector)
+
+    def fragments(self, journal, offset, limit):
+        return self.files.fragments(journal, offset, limit)
+
+    def client(self):
+        return self.metastore
+
+    def write_spec(self, table):
+        (self.tables / f"{table}.yaml").write_text(SPEC.format(table=table))
+
+    def tick(self):
+        """The events of tables and journals; checks, and what is told of the folder, are set apart."""
+        result = self.full_tick()
+        events = [e for e in result.asset_events if e.asset_key != SPECS_KEY]
+        self.of_folder = [e for e in result.asset_events if e.asset_key == SPECS_KEY]
+        evaluations = [e for e in events if isinstance(e, AssetCheckEvaluation)]
+        self.kept_up = {
+            e.asset_key.path[-1]: e for e in evaluations if e.check_name == KEEPS_UP_CHECK
+        }
+        self.checks = [e for e in evaluations if e.check_name != KEEPS_UP_CHECK]
+        return result._replace(asset_events=[e for e in events if e not in evaluations])
+
+    def full_tick(self):
+        context = build_sensor_context(
+            instance=self.instance,
+            cursor=self.cursor,
+            resources={
+                "broker": self,
+                "metastore": self,
+                "lake": LakeResource(
+                    tables=str(self.tables),
+                    store_roots=self.files.roots,
+                    trino_ui="http://trino:1",
+                ),
+            },
+        )
+        logged = logging.handlers.BufferingHandler(10_000)
+        context.log.addHandler(logged)
+        result = fragments_sensor(context)
+        self.store(result)
+        self.text = "\n".join(record.getMessage() for record in logged.buffer)
+        self.levels = [record.levelname for record in logged.buffer]
+        return result
+
+    def store(self, result, *, events=None, is_killed=False):
+        """Keep what a tick told, as the daemon does: events, partitions, cursor, in this order.
+
+        With `is_killed` the daemon dies after the first `events` events.
+        """
+        for event in result.asset_events[:events]:
+            self.instance.report_runless_asset_event(event)
+        if not is_killed:
+            for request in result.dynamic_partitions_requests or ():
+                self.instance.add_dynamic_partitions(
+                    request.partitions_def_name, request.partition_keys
+                )
+            self.cursor = result.cursor
+
+
+def line(n):
+    return b'{"id":%d}\n' % n
