@@ -49,7 +49,8 @@ def tick(tmp_path, monkeypatch, instance):
         )
         context._code_location_origin = Origin()
         result = catalog_sensor(context)
-        return result.cursor, result.skip_reason.skip_message, asked
+        skipped = result.skip_reason
+        return result.cursor, skipped.skip_message if skipped is not None else "", asked
 
     return run
 
@@ -81,11 +82,22 @@ def test_reload_once_a_change(tick, tmp_path):
     (tmp_path / "a.yaml").write_text(SPEC)
     cursor, message, asked = tick(cursor)
     assert asked == [("http://ui", "there")]
-    assert "reloaded" in message
+    assert not message  # else Dagster logs it as skipped
     assert tick(cursor)[2] == asked[:1]
     cursor = tick(cursor)[0]
     (tmp_path / "broken.yaml").write_text("name: [")  # whose assets are told of as well
     assert len(tick(cursor)[2]) == 2
+
+
+def test_a_reload_that_fails_is_a_red_tick(tick, tmp_path, monkeypatch):
+    (tmp_path / "a.yaml").write_text(SPEC)
+
+    def fail(url, name):
+        raise SetupError("down")
+
+    monkeypatch.setattr(catalog, "reload_location", fail)
+    with pytest.raises(SetupError, match="down"):
+        tick("old")
 
 
 def test_without_an_address_it_says_what_to_do(tick, tmp_path):

@@ -266,6 +266,23 @@ def test_contract_names_every_module_that_exists(contract, field):
     assert {name for name in named if name.startswith("gazette_platform")} == wanted
 
 
+def test_no_private_module_of_dagster_is_imported():
+    found = [
+        (str(path.relative_to(ROOT)), module)
+        for path in tracked(".py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        for module in (
+            [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else []
+        )
+        if module.split(".")[0].startswith("dagster") and "._" in module
+    ]
+    assert not found
+
+
 def test_modules_that_call_themselves_pure_are_held_to_it():
     told = {
         name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
