@@ -71,11 +71,13 @@ def refused_asset_specs(refused: Iterable[RefusedSpec]) -> list[AssetSpec]:
 
 
 def column_schema(spec: TableSpec) -> TableSchema:
-    """The data columns of a table, for Dagster's catalog."""
+    """The columns of a table that its spec names, for Dagster's catalog, those of its path last."""
+    data = [(c.name, c.parsed.hive, c.comment) for c in spec.columns]
+    path = [(p.column, p.type, p.comment or "Of the path.") for p in spec.partitions]
     return TableSchema(
         columns=[
-            TableColumn(name=c.name, type=c.parsed.hive, description=c.comment or None)
-            for c in spec.columns
+            TableColumn(name=name, type=kind, description=text or None)
+            for name, kind, text in (*data, *path)
         ]
     )
 
@@ -104,6 +106,8 @@ def raw_asset_specs(specs: Iterable[TableSpec]) -> list[AssetSpec]:
                 description=f"Journals that match `{spec.selector}`.",
                 group_name="journals",
                 kinds={"gazette"},
+                owners=spec.owners,
+                tags=spec.tags,
                 partitions_def=journals_partitions(spec.name),
                 metadata={"selector": spec.selector},
             )
@@ -115,6 +119,8 @@ def raw_asset_specs(specs: Iterable[TableSpec]) -> list[AssetSpec]:
                 description=spec.comment or f"Raw table of journals `{spec.selector}`.",
                 group_name="raw",
                 kinds={"hive", spec.format},
+                owners=spec.owners,
+                tags=spec.tags,
                 partitions_def=table_partitions(spec.name),
                 freshness_policy=FreshnessPolicy.time_window(
                     fail_window=timedelta(seconds=spec.fresh_within_s),

@@ -7,6 +7,8 @@ A spec is a YAML file:
     format: json                        # json: one object a line; csv: no header, all strings
     comment: Flights as published.
     fresh_within: 24h                   # Dagster shows the table as stale after that
+    owners: [team:flights, a@example.com]
+    tags: {domain: travel}
     columns:
       - {name: carrier, type: string, comment: two letters}
       - {name: tail_no, from: tail no., type: string}   # a key that is no SQL name
@@ -65,6 +67,12 @@ _FRESH_EXAMPLE = "a duration with its unit, such as `90m` or `24h`"
 _SELECTOR_EXAMPLE = "select journals by name or label, e.g. `name:prefix=flights/`"
 # `name==` would match any value: a slip of the pen, as `name` alone says that.
 _NO_VALUE = re.compile(r"(?P<term>[^,()]*=)\s*(,|\Z)")
+_OWNERS_MAX = 50
+_OWNER = re.compile(
+    r"(?:team:\S[^\n]{0,200}|[A-Za-z0-9_][A-Za-z0-9._%+-]{0,99}@[A-Za-z0-9.-]{1,200}\.[A-Za-z]{2,7})\Z"
+)
+_TAG = re.compile(r"(?:[A-Za-z0-9_.-]{1,63}/)?[A-Za-z0-9_.-]{1,63}\Z")
+_TAG_VALUE = re.compile(r"[A-Za-z0-9_.-]{0,63}\Z")
 _ENUM = re.compile(r"Invalid enum value (?P<found>'.*') - at")
 
 
@@ -115,6 +123,10 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     comment: str = ""
     fresh_within: str = "24h"
     """Go duration; the table is stale in Dagster if nothing arrived for longer."""
+    owners: tuple[str, ...] = ()
+    """Email addresses, or `team:` and a name, for Dagster's catalog."""
+    tags: dict[str, str] = {}
+    """For Dagster's catalog."""
 
     @property
     def schema(self) -> str:
@@ -144,7 +156,10 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     @property
     def digest(self) -> str:
         """16 hex digits that change with any part of the spec, and with what is made of one."""
-        return hashlib.sha256(_DEFINITION + msgspec.json.encode(self)).hexdigest()[:16]
+        # What is not given changes no digest of former releases.
+        parts = msgspec.to_builtins(self)
+        given = {k: v for k, v in parts.items() if v or k not in {"owners", "tags"}}
+        return hashlib.sha256(_DEFINITION + msgspec.json.encode(given)).hexdigest()[:16]
 
 
 def parse_table_spec(text: str | bytes) -> TableSpec:
@@ -253,6 +268,8 @@ _STAND_INS: dict[str, object] = {
     "partitions": (),
     "comment": "",
     "fresh_within": "24h",
+    "owners": (),
+    "tags": {},
 }
 
 
@@ -289,6 +306,27 @@ def _errors(spec: TableSpec) -> Iterator[ValidationError]:
     if spec.format == "json":
         yield from _key_errors(spec, types)
     yield from _partition_errors(spec)
+    yield from _catalog_errors(spec)
+
+
+def _catalog_errors(spec: TableSpec) -> Iterator[ValidationError]:
+    """What Dagster's catalog would not take: there it would keep all definitions from loading."""
+    if len(spec.owners) > _OWNERS_MAX or len(spec.tags) > _OWNERS_MAX:
+        yield ValidationError(f"has more than {_OWNERS_MAX} owners or tags", path="owners")
+        return
+    for index, owner in enumerate(spec.owners):
+        if not _OWNER.match(owner):
+            yield ValidationError(
+                f"{_shown(owner)} is neither an email address nor `team:` and a name",
+                path=f"owners[{index}]",
+            )
+    for key, value in spec.tags.items():
+        if not _TAG.match(key) or key.startswith("dagster/") or not _TAG_VALUE.match(value):
+            yield ValidationError(
+                f"{_shown(key)}: {_shown(value)} is no tag: letters, digits, `_`, `-` and `.`, 63 at "
+                "most; keys may have a prefix of these and `/`, other than `dagster/`",
+                path="tags",
+            )
 
 
 def _selector_errors(spec: TableSpec) -> Iterator[ValidationError]:

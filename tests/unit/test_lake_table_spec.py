@@ -3,7 +3,10 @@
 import time
 import tracemalloc
 
+import msgspec
 import pytest
+from dagster import AssetSpec
+from hypothesis import given, strategies as st
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake.spec_folder import load_table_specs, read_spec_folder
@@ -175,6 +178,45 @@ def test_all_that_has_another_shape_is_told_at_once():
     ):
         assert sum(expected in each for each in told) == 1, told
     assert len(told) == 7
+
+
+def test_owners_and_tags_are_what_dagster_takes():
+    spec = parse_table_spec(GOOD + "owners: [team:flights, a@b.example]\ntags: {a/b: c, d: ''}\n")
+    assert spec.owners == ("team:flights", "a@b.example")
+    AssetSpec("a", owners=spec.owners, tags=spec.tags)
+    _, errors = read_table_spec(
+        GOOD + "owners: ['team:', flights, a@b]\ntags: {'a b': c, dagster/x: y, d: é, e/f/g: h}\n"
+    )
+    assert [error.path for error in errors] == [*(f"owners[{n}]" for n in range(3)), *["tags"] * 4]
+    _, errors = read_table_spec(GOOD + "owners: me\ntags: {a: 1}\n")
+    assert {e.message.partition(" (")[0] for e in errors} == {
+        "Expected `array`, got `str` - at `$.owners`",
+        "Expected `str`, got `int` - at `$.tags[...]`",
+    }
+
+
+@given(
+    owner=st.one_of(
+        st.text("ateam:.@- \n%é", max_size=12),
+        st.builds("{}@{}.{}".format, *[st.text("a.%-_", max_size=4)] * 3),
+    ),
+    tag=st.text("a/.- \nédgser", max_size=12),
+)
+def test_what_a_spec_takes_dagster_takes(owner, tag):
+    """Else all definitions would fail to load."""
+    spec, errors = read_table_spec(
+        msgspec.yaml.encode({**msgspec.yaml.decode(GOOD), "owners": [owner], "tags": {tag: tag}})
+    )
+    if spec is not None:
+        AssetSpec("a", owners=spec.owners, tags=spec.tags)
+    else:
+        assert {error.path.partition("[")[0] for error in errors} <= {"owners", "tags"}
+
+
+def test_digests_of_former_releases_stay():
+    spec = parse_table_spec(GOOD)
+    assert spec.digest == "2e2e7c0027586552"
+    assert parse_table_spec(GOOD + "tags: {a: b}\n").digest != spec.digest
 
 
 def test_clash_names_both_ways_out():
