@@ -39,11 +39,24 @@ _PROBLEMS_SHOWN = 20
 
 
 def materialization(
-    spec: TableSpec, account: PartitionAccount, added: Added, *, trino_ui: str = ""
+    spec: TableSpec,
+    account: PartitionAccount,
+    added: Added,
+    *,
+    rows: int | None = None,
+    trino_ui: str = "",
 ) -> AssetMaterialization:
-    """The event of a Hive partition: its totals, and what they have more than the event before."""
+    """The event of a Hive partition: its totals, and what they have more than the event before.
+
+    Args:
+        spec: of the table.
+        account: of the Hive partition.
+        added: since the event before.
+        rows: of the whole table, if known.
+        trino_ui: address, for links.
+    """
     state = account.state
-    metadata = _totals(spec, account.journal, state) | {
+    metadata = _totals(spec, account.journal, state, rows) | {
         "location": MetadataValue.path(account.location),
         "fragments_added": added.fragments,
         "content_bytes_added": added.content_bytes,
@@ -63,14 +76,16 @@ def materialization(
     )
 
 
-def repair_materialization(spec: TableSpec, moved: Sequence[MovedFile]) -> AssetMaterialization:
+def repair_materialization(
+    spec: TableSpec, moved: Sequence[MovedFile], *, rows: int | None = None
+) -> AssetMaterialization:
     """The event of a Hive partition that `moved` files, all of them, were moved out of."""
     last = moved[-1]
     return AssetMaterialization(
         asset_key=table_key(spec.name),
         partition=last.key,
         description=f"{len(moved)} files that others cover were moved aside",
-        metadata=_totals(spec, last.finding.journal, last.state)
+        metadata=_totals(spec, last.finding.journal, last.state, rows)
         | {
             "files_moved": len(moved),
             "rows_moved": sum(m.rows for m in moved),
@@ -83,8 +98,10 @@ def repair_materialization(spec: TableSpec, moved: Sequence[MovedFile]) -> Asset
     )
 
 
-def _totals(spec: TableSpec, journal: str, state: PartitionState) -> dict[str, RawMetadataValue]:
-    """What a Hive partition holds now."""
+def _totals(
+    spec: TableSpec, journal: str, state: PartitionState, rows: int | None
+) -> dict[str, RawMetadataValue]:
+    """What a Hive partition holds now, and how many rows the whole table has."""
     metadata: dict[str, RawMetadataValue] = {
         "dagster/table_name": f"hive.{spec.name}",
         "journal": journal,
@@ -96,6 +113,8 @@ def _totals(spec: TableSpec, journal: str, state: PartitionState) -> dict[str, R
         metadata |= {"begin": state.ranges[0][0], "end": state.ranges[-1][1]}
     if state.rows is not None:
         metadata["dagster/partition_row_count"] = state.rows
+    if rows is not None:
+        metadata["dagster/row_count"] = rows
     if state.stored_bytes is not None:
         metadata["stored_bytes"] = state.stored_bytes
     if state.overlap_bytes:

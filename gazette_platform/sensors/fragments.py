@@ -53,7 +53,7 @@ from gazette_platform.sensors.events import (
     repair_materialization,
     specs_materialization,
 )
-from gazette_platform.sensors.told import InstanceTold, Told, added_since, untold
+from gazette_platform.sensors.told import InstanceTold, RowTotal, Told, added_since, untold
 from gazette_platform.sensors.turns import TickState, following, in_turn
 from gazette_platform.sensors.waits import follow
 
@@ -240,7 +240,8 @@ def _run_table(
         report = ports.registrar.tick(
             spec, state.tables.get(name, {}), sweep=sweep, is_over=ports.is_over
         )
-        _tell(outcome, spec, report, ports)
+        total = RowTotal(ports.told, table_key(name))
+        _tell(outcome, spec, report, ports, total)
         # Only now: what is not told would not be touched again.
         state.tables[name] = report.cursors
         ran.sweep = report.swept
@@ -254,7 +255,7 @@ def _run_table(
         is_due = is_audited or known.is_open or bool(report.updates) or report.is_changed
         if is_due and not ports.is_over():
             audited = ports.audits.run(spec, report, known)
-            _tell_repair(outcome, spec, audited.repair)
+            _tell_repair(outcome, spec, audited.repair, ports, total)
             outcome.events += audited.evaluations
             state.audits[name] = audited.state
     except TransportError as err:
@@ -296,15 +297,21 @@ def _tell_folder(
         outcome.events += [specs_materialization(folder), specs_evaluation(folder)]
 
 
-def _tell(outcome: TickOutcome, spec: TableSpec, report: TableReport, ports: TickPorts) -> None:
+def _tell(
+    outcome: TickOutcome, spec: TableSpec, report: TableReport, ports: TickPorts, total: RowTotal
+) -> None:
     """Events of what differs from what was told, and partitions that Dagster lacks."""
     if not report.accounts:
         return
     asset, keys = table_key(spec.name), list(dict.fromkeys(a.key for a in report.accounts))
     accounts = untold(report.accounts, ports.told.versions(asset, keys))
     for account in accounts:
-        added = added_since(account.state, ports.told.totals(asset, account.key))
-        outcome.events.append(materialization(spec, account, added, trino_ui=ports.trino_ui))
+        told = ports.told.totals(asset, account.key)
+        added = added_since(account.state, told)
+        in_table = total.after(account.key, account.state.rows, told)
+        outcome.events.append(
+            materialization(spec, account, added, rows=in_table, trino_ui=ports.trino_ui)
+        )
     touched = {a.journal for a in accounts}
     progress = [p for p in report.journals if p.journal in touched]
     outcome.events += [journal_materialization(spec.name, p) for p in progress]
@@ -334,14 +341,18 @@ def _tell(outcome: TickOutcome, spec: TableSpec, report: TableReport, ports: Tic
         )
 
 
-def _tell_repair(outcome: TickOutcome, spec: TableSpec, repair: Repair) -> None:
+def _tell_repair(
+    outcome: TickOutcome, spec: TableSpec, repair: Repair, ports: TickPorts, total: RowTotal
+) -> None:
     """One event a Hive partition that files were moved out of."""
     if not repair.moved:
         return
     partitions = dict.fromkeys(m.finding.values for m in repair.moved)
     for values in partitions:
         moved = [m for m in repair.moved if m.finding.values == values]
-        outcome.events.append(repair_materialization(spec, moved))
+        key, left = moved[-1].key, moved[-1].state.rows
+        rows = total.after(key, left, ports.told.totals(table_key(spec.name), key))
+        outcome.events.append(repair_materialization(spec, moved, rows=rows))
     outcome.summaries.append(
         f"{spec.name}: {len(repair.moved)} files that others cover were moved aside, "
         f"{sum(m.rows for m in repair.moved)} rows are seen once again."

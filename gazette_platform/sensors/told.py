@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from gazette_platform.lake import PartitionAccount
     from gazette_platform.lake.partition_state import PartitionState
 
-__all__ = ["Added", "InstanceTold", "Told", "Totals", "added_since", "untold"]
+__all__ = ["Added", "InstanceTold", "RowTotal", "Told", "Totals", "added_since", "untold"]
+
+_ROWS = "dagster/row_count"
 
 
 @final
@@ -58,6 +60,10 @@ class Told(Protocol):
         """What the newest event of a partition says; None if there is none."""
         ...
 
+    def rows(self, asset: AssetKey) -> int | None:
+        """Rows of the table, as its newest event says; 0 before the first one, None if not known."""
+        ...
+
     def partitions(self, name: str) -> Collection[str]:
         """Keys of the dynamic partitions `name`."""
         ...
@@ -81,6 +87,38 @@ def added_since(state: PartitionState, told: Totals | None) -> Added:
         rows=(state.rows or 0) - (before.rows or 0) if is_known else None,
         is_first=told is None,
     )
+
+
+@final
+class RowTotal:
+    """Rows of a whole table, from one of a tick's events to the next.
+
+    Args:
+        told: what was told before the tick.
+        asset: of the table.
+    """
+
+    def __init__(self, told: Told, asset: AssetKey) -> None:
+        self._told = told
+        self._asset = asset
+        self._rows: int | None = None
+        self._partitions: dict[str, int | None] = {}
+
+    def after(self, partition: str, rows: int | None, told: Totals | None) -> int | None:
+        """The total after an event that says how many rows a partition has; None: not known.
+
+        Args:
+            partition: its key.
+            rows: that it has.
+            told: of it before this tick.
+        """
+        if not self._partitions:
+            self._rows = self._told.rows(self._asset)
+        before = self._partitions.get(partition, (told or Totals()).rows)
+        self._partitions[partition] = rows
+        is_known = self._rows is not None and rows is not None and before is not None
+        self._rows = (self._rows or 0) + (rows or 0) - (before or 0) if is_known else None
+        return self._rows
 
 
 @final
@@ -120,6 +158,18 @@ class InstanceTold:
             content_bytes=_count(values.get("content_bytes")),
             rows=rows if isinstance(rows, int) else None,
         )
+
+    def rows(self, asset: AssetKey) -> int | None:
+        """Rows of the table, as its newest event says; one query.
+
+        Once the rows of a Hive partition are not known, those of the table are not until it is told anew.
+        """
+        records = self._instance.fetch_materializations(asset, limit=1).records
+        found = records[0].asset_materialization if records else None
+        if found is None:
+            return 0
+        rows = found.metadata[_ROWS].value if _ROWS in found.metadata else None
+        return rows if isinstance(rows, int) else None
 
     def partitions(self, name: str) -> Collection[str]:
         """Keys of the dynamic partitions `name`; one query."""

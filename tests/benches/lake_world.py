@@ -216,9 +216,12 @@ class World(ExitStack):
             assert held == {n for begin, end in spans for n in range(begin, end)}
             assert (found[key].fragments, found[key].rows) == (len(spans), len(held) // 9)
         told = {}
+        rows = sum(state.rows for state in found.values())
         records = self.instance.fetch_materializations(AssetKey(["s", "a"]), limit=1000).records
         for event in (record.asset_materialization for record in reversed(records)):
             told.setdefault(event.partition, []).append(event)
+        newest = records[0].asset_materialization.metadata
+        assert newest["dagster/row_count"].value == rows
         assert told.keys() == found.keys()
         for key, events in told.items():
             added = [e.metadata["rows_added"].value for e in events]

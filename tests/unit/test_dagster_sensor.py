@@ -26,6 +26,7 @@ from gazette_platform.resources import LakeResource
 from gazette_platform.sensors.audits import AuditState
 from gazette_platform.sensors.cursor import SensorCursor, problem_digest
 from gazette_platform.sensors.events import journal_partition
+from gazette_platform.sensors.told import RowTotal, Totals
 
 
 @pytest.fixture
@@ -51,7 +52,8 @@ def test_each_partition_gives_one_event_with_its_accounts(platform):
     assert (first.partition, second.partition) == ("part=0/hour=05", "part=0/hour=06")
     values = {key: value.value for key, value in first.metadata.items()}
     assert values["dagster/partition_row_count"] == 4
-    assert values["rows_added"] == 4
+    assert values["rows_added"] == values["dagster/row_count"] == 4
+    assert second.metadata["dagster/row_count"].value == 5
     assert values["fragments"] == 4
     assert (values["begin"], values["end"]) == (0, 36)
     assert values["offsets"] == [[0, 36]]
@@ -114,6 +116,30 @@ def numbers(instance, table):
     return found
 
 
+def total(instance, table):
+    """Rows of a table, as its newest event says."""
+    (record,) = instance.fetch_materializations(AssetKey(["s", table]), limit=1).records
+    return record.asset_materialization.metadata["dagster/row_count"].value
+
+
+def test_rows_of_a_table_are_unknown_while_those_of_a_partition_are():
+    class Before:
+        def __init__(self, rows):
+            self.value = rows
+
+        def rows(self, _asset):
+            return self.value
+
+    after = RowTotal(Before(10), AssetKey("a")).after
+    assert after("p", 5, Totals(rows=3)) == 12
+    assert after("p", 6, Totals(rows=3)) == 13  # what was told in this tick counts
+    assert after("q", 4, None) == 17
+    assert after("q", 1, None) == 14
+    assert after("r", None, None) is None
+    assert after("q", 2, None) is None
+    assert RowTotal(Before(None), AssetKey("a")).after("p", 5, None) is None
+
+
 def test_events_of_a_killed_tick_are_told_by_the_next_one(platform):
     platform.write_spec("a")
     for hour in ("05", "06", "07"):
@@ -129,6 +155,7 @@ def test_events_of_a_killed_tick_are_told_by_the_next_one(platform):
     platform.tick()
     told = {"part=0/hour=05": [1, 1], "part=0/hour=06": [1], "part=0/hour=07": [1]}
     assert numbers(platform.instance, "a") == told
+    assert total(platform.instance, "a") == 4
     assert sorted(platform.instance.get_dynamic_partitions("s.a")) == sorted(told)
     assert platform.instance.get_dynamic_partitions("journals.s.a") == ["a/part=0"]
     assert platform.tick().asset_events == []
@@ -144,6 +171,7 @@ def test_a_lost_dagster_home_is_told_everything_again(platform):
     platform.instance, platform.cursor = DagsterInstance.ephemeral(), None
     platform.tick()
     assert numbers(platform.instance, "a") == {"part=0/hour=05": [3]}
+    assert total(platform.instance, "a") == 3
     assert platform.metastore.partitions_altered == altered
 
 
@@ -307,6 +335,7 @@ def test_overlap_turns_red_changes_the_view_and_turns_green_when_repaired(platfo
     assert event.partition == "part=0/hour=05"
     assert event.metadata["files_moved"].value == event.metadata["rows_moved"].value == 1
     assert event.metadata["dagster/partition_row_count"].value == 2
+    assert event.metadata["dagster/row_count"].value == 2
     assert event.metadata["moved"].value == [
         {
             "file": planted.content_path,
