@@ -139,13 +139,12 @@ def _run(
         "slices_dropped": len(report.dropped),
         "rows_made": report.rows_made,
         "covers": MetadataValue.json(_covers_shown(report.covers.offsets())),
+        **lake.table_page(f"iceberg.{spec.name}"),
         SOURCES_KEY: mark,
     }
     table = tables.load(spec.schema, spec.table)
     if table is not None and table.snapshot is not None:
         metadata |= _table_metadata(table, table.snapshot)
-    if lake.trino_ui:
-        metadata["trino"] = MetadataValue.url(f"{lake.trino_ui}/ui/")
     behind = [
         ", ".join(f"{c}={v}" for c, v in zip(spec.slices, s.values, strict=True)) or "all"
         for s in report.behind

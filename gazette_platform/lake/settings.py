@@ -16,7 +16,8 @@ variable of its own, which wins:
 | GAZETTE_SPARK_MASTER | Spark master URL | ``local[2]`` |
 | GAZETTE_LAKE_STORE | ``s3://`` URL of the fragment store, for Spark | `store` in endpoints.json |
 | GAZETTE_S3_JARS | folder of the jars of Hadoop's S3 driver | none: Spark has them itself |
-| GAZETTE_DAGSTER_URI | address of the Dagster UI, for links | `dagster` in endpoints.json |
+| GAZETTE_DAGSTER_URI | address of the Dagster UI, to reload it | `dagster` in endpoints.json |
+| GAZETTE_TABLE_URL | a page of a table: an address with {catalog}, {schema} and {table} | none: no links |
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from gazette_platform.errors import SetupError, ValidationError
 from gazette_platform.lake.layout import StoreRoots
+from gazette_platform.lake.links import check_table_url
 from gazette_platform.lake.s3 import S3Access
 
 if TYPE_CHECKING:
@@ -48,7 +50,9 @@ class LakeSettings:
     trino: str = ""
     """``http://host:port``."""
     dagster: str = ""
-    """``http://host:port``; used in links only."""
+    """``http://host:port``."""
+    table_url: str = ""
+    """Address of a page of a table, with ``{catalog}``, ``{schema}`` and ``{table}`` in it."""
     tables: str = ""
     """Folder of table specs."""
     rollups: str = ""
@@ -86,6 +90,9 @@ class LakeSettings:
         if not roots and fragments:
             roots = {"file:///": f"{fragments}/"}
         StoreRoots(roots)
+        table_url = environment.get("GAZETTE_TABLE_URL", "")
+        if table_url:
+            check_table_url(table_url)
         store = environment.get("GAZETTE_LAKE_STORE") or endpoints.get("store", "")
         warehouse = environment.get("GAZETTE_WAREHOUSE", "")
         if not warehouse and store.startswith("s3:"):
@@ -95,6 +102,7 @@ class LakeSettings:
             metastore=environment.get("GAZETTE_METASTORE_URI") or endpoints.get("metastore", ""),
             trino=environment.get("GAZETTE_TRINO_URI") or endpoints.get("trino", ""),
             dagster=environment.get("GAZETTE_DAGSTER_URI") or endpoints.get("dagster", ""),
+            table_url=table_url,
             tables=environment.get("GAZETTE_TABLES") or beside("tables"),
             rollups=environment.get("GAZETTE_ROLLUPS") or beside("rollups"),
             warehouse=(warehouse or beside("warehouse", as_uri=True)).rstrip("/"),

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster import ConfigurableResource
+from dagster import ConfigurableResource, MetadataValue
 from pydantic import Field
 
 from gazette_platform.errors import SetupError, ValidationError
@@ -21,6 +21,7 @@ from gazette_platform.lake import (
     TableSpec,
     read_spec_folder,
 )
+from gazette_platform.lake.links import table_link
 from gazette_platform.lake.registration import Metastore
 from gazette_platform.lake.rollups import RollupSpec, load_rollup_specs, rollups_digest
 from gazette_platform.lake.s3 import S3Access
@@ -59,7 +60,9 @@ class LakeResource(ConfigurableResource["LakeResource"]):
     rollups: str = Field(default="", description="Folder of rollups, trino/*.sql and spark/*.sql.")
     warehouse: str = Field(default="", description="Location of Iceberg tables.")
     store: str = Field(default="", description="URL of the store that the warehouse may be in.")
-    trino_ui: str = Field(default="", description="Address of Trino's UI, for links.")
+    table_url: str = Field(
+        default="", description="Page of a table: with {catalog}, {schema} and {table} in it."
+    )
     dagster_ui: str = Field(default="", description="Address of Dagster's web server.")
     loaded: str = Field(default="", description="Digest of the folder when definitions loaded.")
 
@@ -94,6 +97,12 @@ class LakeResource(ConfigurableResource["LakeResource"]):
         if self.store.startswith("s3:"):
             properties = S3Access.of(self.store, os.environ).iceberg()
         return IcebergTables(metastore, self.warehouse, properties)
+
+    def table_page(self, table: str) -> dict[str, MetadataValue]:
+        """A link to the page of ``catalog.schema.table``, as metadata; none if there are no pages."""
+        if not self.table_url:
+            return {}
+        return {"table": MetadataValue.url(table_link(self.table_url, table))}
 
     def roots(self) -> StoreRoots:
         """Where fragment stores lie for engines."""

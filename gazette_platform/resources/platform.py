@@ -38,7 +38,7 @@ def platform_resources(
         "lake": LakeResource(
             tables=settings.tables,
             store_roots=dict(settings.store_roots),
-            trino_ui=settings.trino,
+            table_url=settings.table_url,
             dagster_ui=settings.dagster,
             rollups=settings.rollups,
             warehouse=settings.warehouse,

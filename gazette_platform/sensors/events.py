@@ -8,10 +8,11 @@ from dagster import AssetMaterialization, AssetObservation, MetadataValue
 
 from gazette_platform.assets.raw import SPECS_KEY, column_schema, journals_key, table_key
 from gazette_platform.lake import PartitionColumn, partition_key
+from gazette_platform.lake.links import partition_query
 from gazette_platform.sensors.versions import DATA_VERSION, data_version
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from dagster import RawMetadataValue
 
@@ -44,7 +45,7 @@ def materialization(
     added: Added,
     *,
     rows: int | None = None,
-    trino_ui: str = "",
+    page: Mapping[str, RawMetadataValue],
 ) -> AssetMaterialization:
     """The event of a Hive partition: its totals, and what they have more than the event before.
 
@@ -53,11 +54,14 @@ def materialization(
         account: of the Hive partition.
         added: since the event before.
         rows: of the whole table, if known.
-        trino_ui: address, for links.
+        page: metadata with a link to a page of the table, if there is one.
     """
     state = account.state
     metadata = _totals(spec, account.journal, state, rows) | {
         "location": MetadataValue.path(account.location),
+        "query": MetadataValue.md(
+            f"```sql\n{partition_query(spec, account.key, account.values)}\n```"
+        ),
         "fragments_added": added.fragments,
         "content_bytes_added": added.content_bytes,
     }
@@ -65,8 +69,7 @@ def materialization(
         metadata["rows_added"] = added.rows
     if added.is_first:
         metadata["dagster/column_schema"] = column_schema(spec)
-    if trino_ui:
-        metadata["trino"] = MetadataValue.url(f"{trino_ui}/ui/")
+    metadata |= page
     return AssetMaterialization(
         asset_key=table_key(spec.name),
         partition=account.key,

@@ -14,7 +14,7 @@ Work is shared out by turns. A tick ends by its own clock, and the next one begi
 had no time; and each looks again at one slice of what was registered long ago.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import final
 
@@ -24,6 +24,7 @@ from dagster import (
     AssetMaterialization,
     AssetObservation,
     DefaultSensorStatus,
+    MetadataValue,
     SensorEvaluationContext,
     SensorResult,
     sensor,
@@ -70,6 +71,10 @@ _TICK_S = 25.0
 
 def _never() -> bool:
     return False
+
+
+def _no_page(_table: str) -> Mapping[str, MetadataValue]:
+    return {}
 
 
 @final
@@ -130,7 +135,7 @@ def fragments_sensor(
                 told=InstanceTold(context.instance),
                 is_over=lambda: clock.monotonic() >= ends_at,
                 now_s=clock.unix_s,
-                trino_ui=lake.trino_ui,
+                table_page=lake.table_page,
             ),
             folder,
             cursor,
@@ -161,7 +166,8 @@ class TickPorts:
     """Whether the tick's time is up."""
     now_s: Callable[[], float] = SystemClock().unix_s
     """Unix seconds."""
-    trino_ui: str = ""
+    table_page: Callable[[str], Mapping[str, MetadataValue]] = _no_page
+    """Metadata with a link to the page of ``catalog.schema.table``, if there is one."""
 
 
 def run_tick(ports: TickPorts, folder: SpecFolder, cursor: SensorCursor) -> TickOutcome:
@@ -310,7 +316,9 @@ def _tell(
         added = added_since(account.state, told)
         in_table = total.after(account.key, account.state.rows, told)
         outcome.events.append(
-            materialization(spec, account, added, rows=in_table, trino_ui=ports.trino_ui)
+            materialization(
+                spec, account, added, rows=in_table, page=ports.table_page(f"hive.{spec.name}")
+            )
         )
     touched = {a.journal for a in accounts}
     progress = [p for p in report.journals if p.journal in touched]

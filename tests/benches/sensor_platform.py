@@ -73,7 +73,7 @@ class SensorPlatform:
                 "lake": LakeResource(
                     tables=str(self.tables),
                     store_roots=self.files.roots,
-                    trino_ui="http://trino:1",
+                    table_url="http://sql/{catalog}/{schema}/{table}",
                 ),
             },
         )

@@ -125,7 +125,9 @@ def run(lake_settings, trino, spark):
                     "trino": TrinoResource(uri=lake_settings.trino),
                     "metastore": MetastoreResource(uri=lake_settings.metastore),
                     "lake": LakeResource(
-                        tables="", warehouse=lake_settings.warehouse, trino_ui=lake_settings.trino
+                        tables="",
+                        warehouse=lake_settings.warehouse,
+                        table_url="http://sql/{catalog}.{schema}.{table}",
                     ),
                     "spark": ResourceDefinition.hardcoded_resource(Lazy()),
                 },
@@ -169,6 +171,7 @@ def test_rollup_in_trino_makes_only_what_changed(flights, run, specs, trino, spa
     first = run(specs["route_by_month"])
     assert (first["slices_made"], first["slices"], first["rows_made"]) == (2, 2, 3)
     assert (first["dagster/row_count"], first["complete"]) == (3, True)
+    assert first["table"] == "http://sql/iceberg.rollups.route_by_month"
     assert [c.name for c in first["dagster/column_schema"].columns][:2] == ["origin", "dest"]
     assert set(first["covers"]) == {"flights/origin=EWR/part=000", "flights/origin=JFK/part=000"}
     expected = [

@@ -61,7 +61,9 @@ def test_each_partition_gives_one_event_with_its_accounts(platform):
     assert values["journal"] == "a/part=0"
     assert values["location"].endswith("/a/part=0/hour=05")
     assert values["dagster/table_name"] == "hive.s.a"
-    assert values["trino"] == "http://trino:1/ui/"
+    assert values["table"] == "http://sql/hive/s/a"
+    query = """SELECT * FROM hive."s"."a" WHERE "part" = '0' AND "hour" = '05'"""
+    assert values["query"] == f"```sql\n{query}\n```"
     assert [c.name for c in values["dagster/column_schema"].columns] == ["id"]
     assert first.tags["dagster/data_version"] == "0-36"
     assert (journal.asset_key, journal.partition) == (AssetKey(["journals", "s", "a"]), "a/part=0")
