@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake import RegistrationCursor, SweepPoint
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = ["SensorCursor", "problem_digest"]
+
+# Dagster's UI shows the whole text of a cursor on the page of its sensor. Of one that begins with this
+# key, as those of its own do, it shows the other keys and their values, those that are 0 left out.
+_HIDDEN: Final = "__class__"
 
 
 @final
@@ -47,8 +51,8 @@ class SensorCursor:
 
         Raises: ValidationError: not a cursor of this version; says how to reset it.
         """
-        registered = RegistrationCursor.parse(text)
-        raw = json.loads(text) if text else {}
+        registered = RegistrationCursor.parse(_inner(text))
+        raw = json.loads(_inner(text) or "{}")
         problems = raw.get("problems", {})
         if not isinstance(problems, dict):
             raise ValidationError("problems is not an object", path="cursor")
@@ -88,7 +92,28 @@ class SensorCursor:
             }
         if self.folder:
             raw["folder"] = self.folder
-        return json.dumps(raw, sort_keys=True, separators=(",", ":"))
+        return json.dumps({_HIDDEN: raw, **self.summary}, sort_keys=True, separators=(",", ":"))
+
+    @property
+    def summary(self) -> dict[str, int]:
+        """What a person is shown of it."""
+        journals = self.registered.tables.values()
+        return {
+            "tables": len(self.registered.tables),
+            "journals": sum(map(len, journals)),
+            "waiting": sum(map(len, self.waits.values())),
+            "red": sum(digest != problem_digest([]) for digest in self.problems.values()),
+        }
+
+
+def _inner(text: str | None) -> str | None:
+    """The text without what is for people; as it is if it has nothing for them."""
+    try:
+        raw = json.loads(text or "{}")
+    except ValueError:
+        return text  # what is wrong with it is told there
+    inner = raw.get(_HIDDEN) if isinstance(raw, dict) else None
+    return text if inner is None else json.dumps(inner)
 
 
 def _sweep(raw: Any) -> tuple[str, str, int]:

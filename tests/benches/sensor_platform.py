@@ -1,5 +1,6 @@
 """The fragment sensor with all around it: a broker's files, a metastore, a folder of specs, a Dagster."""
 
+import json
 import logging.handlers
 from contextlib import contextmanager
 
@@ -11,7 +12,7 @@ from gazette_platform.assets.checks import KEEPS_UP_CHECK
 from gazette_platform.resources import LakeResource
 from gazette_platform.sensors import fragments_sensor
 
-__all__ = ["SPEC", "SensorPlatform", "line"]
+__all__ = ["SPEC", "SensorPlatform", "line", "parts_of"]
 
 SPEC = """
 name: s.{table}
@@ -102,3 +103,8 @@ class SensorPlatform:
 
 def line(n):
     return b'{"id":%d}\n' % n
+
+
+def parts_of(cursor):
+    """What a cursor's text holds for the sensor."""
+    return json.loads(cursor)["__class__"]

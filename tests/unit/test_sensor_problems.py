@@ -1,10 +1,8 @@
 """What is wrong with specs and selectors is red in Dagster, whole, and told once."""
 
-import json
-
 import pytest
 from dagster import AssetCheckEvaluation, AssetCheckSeverity, DagsterInstance
-from sensor_platform import SensorPlatform, line
+from sensor_platform import SensorPlatform, line, parts_of
 
 
 @pytest.fixture
@@ -85,9 +83,9 @@ def test_what_is_wrong_with_journals_is_told_before_they_hold_anything(platform)
 def test_a_folder_that_is_gone_is_told_and_nothing_is_forgotten(platform):
     platform.write_spec("a")
     platform.files.append("a/part=0", line(1))
-    before = json.loads(platform.tick().cursor)["tables"]
+    before = parts_of(platform.tick().cursor)["tables"]
     (platform.tables / "a.yaml").unlink()
     result = platform.tick()
     assert platform.of_folder[0].metadata["tables"].value == {}
-    assert json.loads(result.cursor)["tables"] == before
+    assert parts_of(result.cursor)["tables"] == before
     assert "No table specs" in platform.tick().skip_reason.skip_message
