@@ -33,6 +33,7 @@ __all__ = [
     "observation",
     "repair_materialization",
     "specs_materialization",
+    "table_partition",
 ]
 
 _JOURNAL = PartitionColumn(key="journal", column="journal", type="string")
@@ -57,7 +58,7 @@ def materialization(
         page: metadata with a link to a page of the table, if there is one.
     """
     state = account.state
-    metadata = _totals(spec, account.journal, state, rows) | {
+    metadata = _totals(spec, account.key, account.journal, state, rows) | {
         "location": MetadataValue.path(account.location),
         "query": MetadataValue.md(
             f"```sql\n{partition_query(spec, account.key, account.values)}\n```"
@@ -72,7 +73,7 @@ def materialization(
     metadata |= page
     return AssetMaterialization(
         asset_key=table_key(spec.name),
-        partition=account.key,
+        partition=table_partition(account.key),
         description=f"{added.fragments} fragments of {account.journal}",
         metadata=metadata,
         tags={DATA_VERSION: data_version(state)},
@@ -86,9 +87,9 @@ def repair_materialization(
     last = moved[-1]
     return AssetMaterialization(
         asset_key=table_key(spec.name),
-        partition=last.key,
+        partition=table_partition(last.key),
         description=f"{len(moved)} files that others cover were moved aside",
-        metadata=_totals(spec, last.finding.journal, last.state, rows)
+        metadata=_totals(spec, last.key, last.finding.journal, last.state, rows)
         | {
             "files_moved": len(moved),
             "rows_moved": sum(m.rows for m in moved),
@@ -102,11 +103,12 @@ def repair_materialization(
 
 
 def _totals(
-    spec: TableSpec, journal: str, state: PartitionState, rows: int | None
+    spec: TableSpec, key: str, journal: str, state: PartitionState, rows: int | None
 ) -> dict[str, RawMetadataValue]:
     """What a Hive partition holds now, and how many rows the whole table has."""
     metadata: dict[str, RawMetadataValue] = {
         "dagster/table_name": f"hive.{spec.name}",
+        "partition": key,
         "journal": journal,
         "offsets": MetadataValue.json([list(covered) for covered in state.ranges]),
         "fragments": state.fragments,
@@ -173,6 +175,20 @@ def _progress(progress: JournalProgress) -> dict[str, RawMetadataValue]:
         # Bytes before `registered` that no broker has stored yet, or that cannot be taken.
         "awaited_bytes": progress.hole_bytes,
     }
+
+
+def table_partition(key: str) -> str:
+    """Dagster's partition key of a Hive partition: its values, distinct for those of one table.
+
+    >>> table_partition("origin=JFK/part=000/hour=5"), table_partition("all")
+    ('JFK/000/5', 'all')
+
+    Args:
+        key: as the lake has it, with the names of the columns.
+    """
+    # A percent sign within a value has digits behind it.
+    values = [part.partition("=")[2] or "%" for part in key.split("/")]
+    return "/".join(values) if "=" in key else key
 
 
 def journal_partition(journal: str) -> str:

@@ -21,9 +21,11 @@ from typing import final
 from dagster import (
     AddDynamicPartitionsRequest,
     AssetCheckEvaluation,
+    AssetKey,
     AssetMaterialization,
     AssetObservation,
     DefaultSensorStatus,
+    DeleteDynamicPartitionsRequest,
     MetadataValue,
     SensorEvaluationContext,
     SensorResult,
@@ -53,8 +55,9 @@ from gazette_platform.sensors.events import (
     observation,
     repair_materialization,
     specs_materialization,
+    table_partition,
 )
-from gazette_platform.sensors.told import InstanceTold, RowTotal, Told, added_since, untold
+from gazette_platform.sensors.told import InstanceTold, RowTotal, Told, Totals, added_since, untold
 from gazette_platform.sensors.turns import TickState, following, in_turn
 from gazette_platform.sensors.waits import follow
 
@@ -85,7 +88,9 @@ class TickOutcome:
     events: list[AssetMaterialization | AssetObservation | AssetCheckEvaluation] = field(
         default_factory=list
     )
-    partitions: list[AddDynamicPartitionsRequest] = field(default_factory=list)
+    partitions: list[AddDynamicPartitionsRequest | DeleteDynamicPartitionsRequest] = field(
+        default_factory=list
+    )
     summaries: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -309,12 +314,15 @@ def _tell(
     """Events of what differs from what was told, and partitions that Dagster lacks."""
     if not report.accounts:
         return
-    asset, keys = table_key(spec.name), list(dict.fromkeys(a.key for a in report.accounts))
+    asset = table_key(spec.name)
+    former = {table_partition(a.key): a.key for a in report.accounts}
+    keys = list(former)
     accounts = untold(report.accounts, ports.told.versions(asset, keys))
     for account in accounts:
-        told = ports.told.totals(asset, account.key)
+        key = table_partition(account.key)
+        told = _told_of(ports.told, asset, account.key)
         added = added_since(account.state, told)
-        in_table = total.after(account.key, account.state.rows, told)
+        in_table = total.after(key, account.state.rows, told)
         outcome.events.append(
             materialization(
                 spec, account, added, rows=in_table, page=ports.table_page(f"hive.{spec.name}")
@@ -333,6 +341,9 @@ def _tell(
         missing = [key for key in wanted if key not in known]
         if missing:
             outcome.partitions.append(definition.build_add_request(missing))
+        renamed = [former[k] for k in wanted if former[k] in known - {k}] if wanted is keys else []
+        if renamed:
+            outcome.partitions.append(definition.build_delete_request(renamed))
     if report.updates:
         rows = [u.rows_added for u in report.updates]
         outcome.summaries.append(
@@ -358,13 +369,19 @@ def _tell_repair(
     partitions = dict.fromkeys(m.finding.values for m in repair.moved)
     for values in partitions:
         moved = [m for m in repair.moved if m.finding.values == values]
-        key, left = moved[-1].key, moved[-1].state.rows
-        rows = total.after(key, left, ports.told.totals(table_key(spec.name), key))
+        key, left = table_partition(moved[-1].key), moved[-1].state.rows
+        told = _told_of(ports.told, table_key(spec.name), moved[-1].key)
+        rows = total.after(key, left, told)
         outcome.events.append(repair_materialization(spec, moved, rows=rows))
     outcome.summaries.append(
         f"{spec.name}: {len(repair.moved)} files that others cover were moved aside, "
         f"{sum(m.rows for m in repair.moved)} rows are seen once again."
     )
+
+
+def _told_of(told: Told, asset: AssetKey, key: str) -> Totals | None:
+    """What was told of a Hive partition; former releases had the names of columns in Dagster's keys."""
+    return told.totals(asset, table_partition(key)) or told.totals(asset, key)
 
 
 def _one_line(text: str) -> str:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Protocol, final
 
 from dagster import AssetKey, AssetRecordsFilter, DagsterEventType
 
+from gazette_platform.sensors.events import table_partition
 from gazette_platform.sensors.versions import DATA_VERSION, data_version
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence, Set as AbstractSet
 
     from dagster import DagsterInstance
 
@@ -64,7 +65,7 @@ class Told(Protocol):
         """Rows of the table, as its newest event says; 0 before the first one, None if not known."""
         ...
 
-    def partitions(self, name: str) -> Collection[str]:
+    def partitions(self, name: str) -> AbstractSet[str]:
         """Keys of the dynamic partitions `name`."""
         ...
 
@@ -74,7 +75,9 @@ def untold(
 ) -> list[PartitionAccount]:
     """Those of `accounts` that Dagster does not know as they are; the last one of each key."""
     latest = {account.key: account for account in accounts}
-    return [a for a in latest.values() if versions.get(a.key) != data_version(a.state)]
+    return [
+        a for a in latest.values() if versions.get(table_partition(a.key)) != data_version(a.state)
+    ]
 
 
 def added_since(state: PartitionState, told: Totals | None) -> Added:
@@ -171,7 +174,7 @@ class InstanceTold:
         rows = found.metadata[_ROWS].value if _ROWS in found.metadata else None
         return rows if isinstance(rows, int) else None
 
-    def partitions(self, name: str) -> Collection[str]:
+    def partitions(self, name: str) -> AbstractSet[str]:
         """Keys of the dynamic partitions `name`; one query."""
         return frozenset(self._instance.get_dynamic_partitions(name))
 

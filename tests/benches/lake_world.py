@@ -21,6 +21,7 @@ from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.sensors.audits import TableAudits
 from gazette_platform.sensors.cursor import SensorCursor
+from gazette_platform.sensors.events import table_partition
 from gazette_platform.sensors.fragments import TickPorts, run_tick
 from gazette_platform.sensors.told import InstanceTold
 from gazette_platform.sensors.versions import data_version
@@ -222,6 +223,7 @@ class World(ExitStack):
             told.setdefault(event.partition, []).append(event)
         newest = records[0].asset_materialization.metadata
         assert newest["dagster/row_count"].value == rows
+        found = {table_partition(key): state for key, state in found.items()}
         assert told.keys() == found.keys()
         for key, events in told.items():
             added = [e.metadata["rows_added"].value for e in events]

@@ -4,7 +4,12 @@ import json
 import logging.handlers
 from contextlib import contextmanager
 
-from dagster import AssetCheckEvaluation, build_sensor_context
+from dagster import (
+    AssetCheckEvaluation,
+    AssetKey,
+    DeleteDynamicPartitionsRequest,
+    build_sensor_context,
+)
 from lake_bench import FragmentFiles, MemoryMetastore
 
 from gazette_platform.assets import SPECS_KEY
@@ -12,7 +17,7 @@ from gazette_platform.assets.checks import KEEPS_UP_CHECK
 from gazette_platform.resources import LakeResource
 from gazette_platform.sensors import fragments_sensor
 
-__all__ = ["SPEC", "SensorPlatform", "line", "parts_of"]
+__all__ = ["SPEC", "SensorPlatform", "line", "numbers", "parts_of", "total"]
 
 SPEC = """
 name: s.{table}
@@ -95,9 +100,12 @@ class SensorPlatform:
             self.instance.report_runless_asset_event(event)
         if not is_killed:
             for request in result.dynamic_partitions_requests or ():
-                self.instance.add_dynamic_partitions(
-                    request.partitions_def_name, request.partition_keys
-                )
+                name, keys = request.partitions_def_name, request.partition_keys
+                if isinstance(request, DeleteDynamicPartitionsRequest):
+                    for key in keys:
+                        self.instance.delete_dynamic_partition(name, key)
+                else:
+                    self.instance.add_dynamic_partitions(name, keys)
             self.cursor = result.cursor
 
 
@@ -108,3 +116,18 @@ def line(n):
 def parts_of(cursor):
     """What a cursor's text holds for the sensor."""
     return json.loads(cursor)["__class__"]
+
+
+def numbers(instance, table):
+    """What Dagster was told of each partition of a table: rows added, one number an event."""
+    records = instance.fetch_materializations(AssetKey(["s", table]), limit=1000).records
+    found = {}
+    for event in (record.asset_materialization for record in reversed(records)):
+        found.setdefault(event.partition, []).append(event.metadata["rows_added"].value)
+    return found
+
+
+def total(instance, table):
+    """Rows of a table, as its newest event says."""
+    (record,) = instance.fetch_materializations(AssetKey(["s", table]), limit=1).records
+    return record.asset_materialization.metadata["dagster/row_count"].value

@@ -229,16 +229,16 @@ def materialize(instance, key, partition=None, metadata=None, tags=None):
 
 def test_mark_follows_each_materialization_of_a_raw_table(instance):
     assert sources_mark(instance, ROUTES) == ""
-    materialize(instance, FLIGHTS, "origin=JFK/part=000/append_hour=5")
+    materialize(instance, FLIGHTS, "JFK/000/5")
     first = sources_mark(instance, ROUTES)
     assert len(first) == 16
     assert sources_mark(instance, ROUTES) == first
-    materialize(instance, FLIGHTS, "origin=JFK/part=000/append_hour=5")
+    materialize(instance, FLIGHTS, "JFK/000/5")
     assert sources_mark(instance, ROUTES) != first
 
 
 def test_mark_follows_the_code(instance):
-    materialize(instance, FLIGHTS, "origin=JFK/part=000/append_hour=5")
+    materialize(instance, FLIGHTS, "JFK/000/5")
     fields = {name: getattr(ROUTES, name) for name in ROUTES.__struct_fields__}
     marks = {
         sources_mark(instance, RollupSpec(**fields | change))
@@ -268,7 +268,7 @@ def test_mark_follows_the_overlap_check_while_it_is_red(instance):
             instance.report_runless_asset_event(evaluation)
         return sources_mark(instance, ROUTES)
 
-    materialize(instance, FLIGHTS, "origin=JFK/part=000")
+    materialize(instance, FLIGHTS, "JFK/000")
     unchecked = sources_mark(instance, ROUTES)
     assert check(None) == check("gap") == unchecked
     assert check("overlap") != unchecked
@@ -293,7 +293,7 @@ def test_schedule_skips_and_requests(kept_instance, settings):
     context = build_schedule_context(instance=instance, repository_def=repository)
     skipped = schedule.evaluate_tick(context)
     assert skipped.skip_message == "Not all of its sources are there yet."
-    materialize(instance, FLIGHTS, "origin=EWR/part=000")
+    materialize(instance, FLIGHTS, "EWR/000")
     assert len(schedule.evaluate_tick(context).run_requests) == 1
 
     key = rollup_key("rollups.route_by_month")
@@ -318,10 +318,10 @@ def test_schedule_rests_once_the_mark_is_noted(kept_instance, settings):
     repository = build_definitions(settings).get_repository_def()
     schedule = repository.get_schedule_def("rollups__route_by_month_schedule")
     context = build_schedule_context(instance=kept_instance, repository_def=repository)
-    materialize(kept_instance, FLIGHTS, "origin=EWR/part=000")
+    materialize(kept_instance, FLIGHTS, "EWR/000")
     mark = sources_mark(kept_instance, spec)
     materialize(kept_instance, rollup_key(spec.name), metadata={SOURCES_KEY: mark})
     skipped = schedule.evaluate_tick(context)
     assert skipped.skip_message == "Nothing is new in flights.flights."
-    materialize(kept_instance, FLIGHTS, "origin=EWR/part=000")
+    materialize(kept_instance, FLIGHTS, "EWR/000")
     assert len(schedule.evaluate_tick(context).run_requests) == 1

@@ -1,18 +1,15 @@
 """The fragment sensor: events, partitions, cursor, and problems that hold up no other table."""
 
 import json
-import re
 from dataclasses import replace
-from pathlib import Path
 
-import dagster_webserver
 import pytest
 from dagster import (
     AssetCheckSeverity,
     AssetKey,
     DagsterInstance,
 )
-from sensor_platform import SPEC, SensorPlatform, line, parts_of
+from sensor_platform import SPEC, SensorPlatform, line, numbers, parts_of, total
 
 from gazette_platform.assets import raw_checks
 from gazette_platform.errors import TransportError, ValidationError
@@ -28,8 +25,6 @@ from gazette_platform.lake import (
 from gazette_platform.resources import LakeResource
 from gazette_platform.sensors.audits import AuditState
 from gazette_platform.sensors.cursor import SensorCursor, problem_digest
-from gazette_platform.sensors.events import journal_partition
-from gazette_platform.sensors.told import RowTotal, Totals
 
 
 @pytest.fixture
@@ -52,8 +47,9 @@ def test_each_partition_gives_one_event_with_its_accounts(platform):
     result = platform.tick()
     first, second, journal = result.asset_events
     assert first.asset_key == second.asset_key == AssetKey(["s", "a"])
-    assert (first.partition, second.partition) == ("part=0/hour=05", "part=0/hour=06")
+    assert (first.partition, second.partition) == ("0/05", "0/06")
     values = {key: value.value for key, value in first.metadata.items()}
+    assert values["partition"] == "part=0/hour=05"
     assert values["dagster/partition_row_count"] == 4
     assert values["rows_added"] == values["dagster/row_count"] == 4
     assert second.metadata["dagster/row_count"].value == 5
@@ -73,7 +69,7 @@ def test_each_partition_gives_one_event_with_its_accounts(platform):
     assert journal.metadata["write_head"].value == journal.metadata["registered"].value == 45
     requests = {r.partitions_def_name: r.partition_keys for r in result.dynamic_partitions_requests}
     assert requests == {
-        "s.a": ["part=0/hour=05", "part=0/hour=06"],
+        "s.a": ["0/05", "0/06"],
         "journals.s.a": ["a/part=0"],
     }
     # Dagster logs what has a skip reason as skipped.
@@ -112,39 +108,6 @@ def test_replay_after_a_lost_cursor_tells_nothing_twice(platform):
     assert again.cursor == cursor
 
 
-def numbers(instance, table):
-    """What Dagster was told of each partition of a table: rows added, one number an event."""
-    records = instance.fetch_materializations(AssetKey(["s", table]), limit=1000).records
-    found = {}
-    for event in (record.asset_materialization for record in reversed(records)):
-        found.setdefault(event.partition, []).append(event.metadata["rows_added"].value)
-    return found
-
-
-def total(instance, table):
-    """Rows of a table, as its newest event says."""
-    (record,) = instance.fetch_materializations(AssetKey(["s", table]), limit=1).records
-    return record.asset_materialization.metadata["dagster/row_count"].value
-
-
-def test_rows_of_a_table_are_unknown_while_those_of_a_partition_are():
-    class Before:
-        def __init__(self, rows):
-            self.value = rows
-
-        def rows(self, _asset):
-            return self.value
-
-    after = RowTotal(Before(10), AssetKey("a")).after
-    assert after("p", 5, Totals(rows=3)) == 12
-    assert after("p", 6, Totals(rows=3)) == 13  # what was told in this tick counts
-    assert after("q", 4, None) == 17
-    assert after("q", 1, None) == 14
-    assert after("r", None, None) is None
-    assert after("q", 2, None) is None
-    assert RowTotal(Before(None), AssetKey("a")).after("p", 5, None) is None
-
-
 def test_events_of_a_killed_tick_are_told_by_the_next_one(platform):
     platform.write_spec("a")
     for hour in ("05", "06", "07"):
@@ -153,12 +116,12 @@ def test_events_of_a_killed_tick_are_told_by_the_next_one(platform):
     store = platform.store
     platform.store = lambda result: store(result, events=1, is_killed=True)
     platform.tick()
-    assert numbers(platform.instance, "a") == {"part=0/hour=05": [1]}
+    assert numbers(platform.instance, "a") == {"0/05": [1]}
     assert (platform.cursor, platform.instance.get_dynamic_partitions("s.a")) == (cursor, [])
     platform.store = store
     platform.files.append("a/part=0", line(1), postfix="hour=05")  # arrived meanwhile
     platform.tick()
-    told = {"part=0/hour=05": [1, 1], "part=0/hour=06": [1], "part=0/hour=07": [1]}
+    told = {"0/05": [1, 1], "0/06": [1], "0/07": [1]}
     assert numbers(platform.instance, "a") == told
     assert total(platform.instance, "a") == 4
     assert sorted(platform.instance.get_dynamic_partitions("s.a")) == sorted(told)
@@ -171,11 +134,11 @@ def test_a_lost_dagster_home_is_told_everything_again(platform):
     for n in range(3):
         platform.files.append("a/part=0", line(n), postfix="hour=05")
         platform.tick()
-    assert numbers(platform.instance, "a") == {"part=0/hour=05": [1, 1, 1]}
+    assert numbers(platform.instance, "a") == {"0/05": [1, 1, 1]}
     altered = platform.metastore.partitions_altered
     platform.instance, platform.cursor = DagsterInstance.ephemeral(), None
     platform.tick()
-    assert numbers(platform.instance, "a") == {"part=0/hour=05": [3]}
+    assert numbers(platform.instance, "a") == {"0/05": [3]}
     assert total(platform.instance, "a") == 3
     assert platform.metastore.partitions_altered == altered
 
@@ -190,11 +153,11 @@ def test_what_others_registered_is_told(platform):
     report = other.tick(parse_table_spec(SPEC.format(table="a")), {})
     assert report.updates[0].fragments_added == 1
     platform.tick()
-    assert numbers(platform.instance, "a") == {"part=0/hour=05": [1, 1]}
+    assert numbers(platform.instance, "a") == {"0/05": [1, 1]}
     assert "told of 1 Hive partitions that were registered before" in platform.text
     platform.instance.wipe_assets([AssetKey(["s", "a"])])
     platform.tick()
-    assert numbers(platform.instance, "a") == {"part=0/hour=05": [2]}
+    assert numbers(platform.instance, "a") == {"0/05": [2]}
 
 
 def test_a_hive_partition_that_was_dropped_or_overwritten_is_made_again(platform):
@@ -337,7 +300,7 @@ def test_overlap_turns_red_changes_the_view_and_turns_green_when_repaired(platfo
     (event,) = platform.tick().asset_events
     assert not (platform.files.root / planted.content_path).exists()
     assert all(passed(platform).values())
-    assert event.partition == "part=0/hour=05"
+    assert event.partition == "0/05"
     assert event.metadata["files_moved"].value == event.metadata["rows_moved"].value == 1
     assert event.metadata["dagster/partition_row_count"].value == 2
     assert event.metadata["dagster/row_count"].value == 2
@@ -509,40 +472,6 @@ def test_cursor_keeps_problems_told():
     assert SensorCursor.parse('{"version":2,"tables":{},"sweep":3}') == SensorCursor()
     with pytest.raises(ValidationError, match="problems"):
         SensorCursor.parse('{"version":1,"tables":{},"problems":3}')
-
-
-def shown(cursor):
-    """As the function that shows a cursor in Dagster's web pages has it."""
-    if not cursor.startswith('{"__class__"'):
-        return cursor
-    parts = json.loads(cursor)
-    del parts["__class__"]
-    return ",".join(f"{key}={value}" for key, value in parts.items() if value not in {None, 0})
-
-
-def test_the_page_of_the_sensor_shows_no_dump(platform):
-    platform.write_spec("a")
-    platform.write_spec("b")
-    platform.files.append("a/part=0", line(1))
-    platform.files.append("a/part=1", line(1))
-    cursor = platform.tick().cursor
-    assert shown(cursor) == "journals=2,red=1,tables=2"
-    assert SensorCursor.parse(cursor).dump() == cursor
-    before = json.dumps(json.loads(cursor)["__class__"])  # as former releases wrote it
-    assert SensorCursor.parse(before) == SensorCursor.parse(cursor)
-
-
-def test_dagsters_web_pages_still_show_cursors_so():
-    build = Path(dagster_webserver.__file__).parent / "webapp" / "build"
-    texts = [path.read_text("utf-8") for path in build.rglob("*.js")]
-    shows = [t for t in texts if """startsWith('{"__class__"')""" in t]
-    assert any(re.search(r"delete \w+\.__class__", text) for text in shows)
-
-
-def test_journal_partitions_are_readable_and_distinct():
-    assert journal_partition("flights/origin=JFK/part=000") == "flights/origin=JFK/part=000"
-    assert journal_partition("a...b|c") == "a%2E%2E%2Eb%7Cc"
-    assert journal_partition("a%2Fb") != journal_partition("a/b")
 
 
 def test_audits_of_another_release_begin_anew():
