@@ -341,6 +341,20 @@ def test_data_that_does_not_fit_makes_no_table(registrar, files, metastore, spec
         assert session.databases() == []
 
 
+def test_all_columns_that_never_have_their_type_are_told(registrar, files):
+    columns = ", ".join(f"{{name: c{n}, type: int}}" for n in range(20))
+    spec = parse_table_spec(SPEC.replace("{name: id, type: bigint}", columns))
+    record = ",".join(f'"c{n}":"x"' for n in range(1, 20))
+    files.append("events/part=0", f'{{"c0":1,{record}}}\n'.encode(), postfix=HOUR_5)
+    with pytest.raises(SchemaMismatch) as error:
+        registrar.tick(spec, {})
+    told = str(error.value)
+    assert "column c1 is int, but fragment events/part=0/" in told
+    assert "; column c12 is int, but it has values such as '\"x\"'; and 7 more, which" in told
+    assert "column c0 " not in told
+    assert len(told) < 1500
+
+
 def test_single_bad_records_are_no_reason_to_refuse(registrar, files, spec):
     content = b'not json\n{"id":"x"}\n{"id":1}\n\n'
     files.append("events/part=0", content, postfix=HOUR_5)
