@@ -257,7 +257,8 @@ def _run_table(
         state.tables[name] = report.cursors
         ran.sweep = report.swept
         problems = [_one_line(text) for text in report.errors]
-        followed = follow(state.waits.get(name, {}), report, ports.now_s())
+        waiting = sum(map(len, state.waits.values()))
+        followed = follow(state.waits.get(name, {}), report, ports.now_s(), waiting=waiting)
         state.waits[name] = followed.waits
         outcome.events += [observation(name, p) for p in followed.to_tell]
         problems += followed.stalls

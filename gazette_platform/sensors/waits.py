@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["Followed", "Wait", "follow", "stall_text"]
 
 _TOLD_EVERY_S: Final = 60
+# Dagster keeps every event: ten a minute, over all journals that wait, are 14,000 a day.
+_TOLD_APART_S: Final = 6
 # Of a table. Others are not forgotten by brokers, only looked at later.
 _WAITS_MAX: Final = 200
 
@@ -71,15 +73,19 @@ class Followed:
     """One text a journal that stalls."""
 
 
-def follow(waits: Mapping[str, Wait], report: TableReport, now_s: float) -> Followed:
+def follow(
+    waits: Mapping[str, Wait], report: TableReport, now_s: float, *, waiting: int = 1
+) -> Followed:
     """What waits after a tick over one table.
 
     Args:
         waits: before it, by journal.
         report: what the tick did. Journals that it had no time for go on waiting.
         now_s: unix seconds.
+        waiting: journals that wait, over all tables: the more there are, the less often of each is told.
     """
     now = int(now_s)
+    every_s = max(_TOLD_EVERY_S, _TOLD_APART_S * waiting)
     followed = Followed()
     seen = {progress.journal: progress for progress in report.journals}
     for journal in sorted(report.matched, key=lambda name: (name not in waits, name)):
@@ -97,7 +103,7 @@ def follow(waits: Mapping[str, Wait], report: TableReport, now_s: float) -> Foll
         wait = former or Wait(progress.complete_to, now, now)
         if wait.complete_to != progress.complete_to:
             wait = replace(wait, complete_to=progress.complete_to, since=now)
-        if now - wait.told_at >= _TOLD_EVERY_S and wait.told_head != progress.write_head:
+        if now - wait.told_at >= every_s and wait.told_head != progress.write_head:
             wait = replace(wait, told_at=now, told_head=progress.write_head)
             followed.to_tell.append(progress)
         followed.waits[journal] = wait

@@ -95,6 +95,16 @@ def test_heads_are_told_while_nothing_is_registered_but_not_more_often_than_each
     assert end.lag_bytes == 0
 
 
+def test_many_waits_are_told_less_often():
+    journals = [f"j{n}" for n in range(100)]
+    waits, told = {}, 0
+    for second in range(0, 1800, 30):
+        found = report(*(waiting(j, head=20 + second) for j in journals))
+        followed = follow(waits, found, NOW + second, waiting=len(waits))
+        waits, told = followed.waits, told + len(followed.to_tell)
+    assert told == 200  # in half an hour, each of them twice
+
+
 def test_waits_that_end_soon_are_not_told():
     waits = follow({}, report(waiting()), NOW).waits
     done = follow(waits, report(waiting(registered=20)), NOW + 50)
