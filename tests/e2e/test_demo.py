@@ -164,6 +164,80 @@ class TestDagsterUi:
             await browser.screenshot(Path(folder) / f"{name}.png")
 
 
+CHECKS = """query($path: [String!]!) { assetNodeOrError(assetKey: {path: $path}) {
+  ... on AssetNode { assetChecksOrError { ... on AssetChecks {
+    checks { name canExecuteIndividually } } } } } }"""
+LATEST = """query($path: [String!]!, $check: String!) {
+  assetCheckExecutions(assetKey: {path: $path}, checkName: $check, limit: 1) {
+    runId status evaluation { severity description } } }"""
+EXECUTE = """mutation($path: [String!]!, $check: String!) { launchPipelineExecution(executionParams: {
+  selector: {repositoryName: "__repository__", repositoryLocationName: "gazette_platform.definitions",
+    pipelineName: "__ASSET_JOB", assetSelection: [],
+    assetCheckSelection: [{assetKey: {path: $path}, name: $check}]}, runConfigData: {}}) {
+  __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
+
+
+class TestChecks:
+    """What the UI shows of checks, and does with them, by what it asks the web server."""
+
+    @pytest.fixture
+    def ask(self, dagster):
+        def ask(query, **variables):
+            request = urllib.request.Request(
+                f"{dagster}/graphql",
+                data=json.dumps({"query": query, "variables": variables}).encode(),
+                headers={"content-type": "application/json"},
+            )
+            with urllib.request.urlopen(request, timeout=60) as response:
+                answer = json.load(response)
+            assert "errors" not in answer, answer
+            return answer["data"]
+
+        return ask
+
+    async def test_each_is_executed_by_itself(self, ask):
+        path = ["flights", "flights"]
+        checks = ask(CHECKS, path=path)["assetNodeOrError"]["assetChecksOrError"]["checks"]
+        assert {c["name"]: c["canExecuteIndividually"] for c in checks} == dict.fromkeys(
+            ("keeps_up", "no_gap", "no_overlap", "counts_agree", "fits_spec"), "CAN_EXECUTE"
+        )
+        for check in ("keeps_up", "counts_agree"):
+            launched = ask(EXECUTE, path=path, check=check)["launchPipelineExecution"]
+            assert launched["__typename"] == "LaunchRunSuccess", launched
+
+            def ended(check=check, run=launched["run"]["runId"]):
+                (latest,) = ask(LATEST, path=path, check=check)["assetCheckExecutions"]
+                is_it = latest["runId"] == run and latest["status"] != "IN_PROGRESS"
+                return latest if is_it else None
+
+            latest = await eventually(ended, timeout_s=300)
+            assert latest["status"] == "SUCCEEDED", latest
+
+    async def test_a_selector_without_journals_and_a_refused_spec_are_red(self, ask, demo):
+        _, root = demo
+        (root / "tables" / "lost.yaml").write_text(
+            SPEC.format(comment="x").replace("nobody", "lost")
+        )
+        (root / "tables" / "bad.yaml").write_text("name: raw.bad\nselector: ''\nmore: 1\n")
+
+        def red(table, *texts):
+            latest = ask(LATEST, path=["raw", table], check="keeps_up")["assetCheckExecutions"]
+            told = [e for e in latest if e["status"] == "FAILED" and e["evaluation"]]
+            return told and all(text in told[0]["evaluation"]["description"] for text in texts)
+
+        await eventually(lambda: red("lost", "matches no journal"), timeout_s=120)
+        await eventually(
+            lambda: red("bad", "bad.yaml: selector: may not be empty", "field `more`"),
+            timeout_s=120,
+        )
+
+        def is_shown(table):
+            found = ask(CHECKS, path=["raw", table])["assetNodeOrError"]
+            return bool(found.get("assetChecksOrError", {}).get("checks"))
+
+        await eventually(lambda: is_shown("lost") and is_shown("bad"), timeout_s=120)
+
+
 @pytest.mark.filterwarnings("ignore:Using variable_values:DeprecationWarning")  # of gql, by Dagster
 class TestCodeServer:
     """The one process that has the definitions, for the web server and the daemon alike."""
