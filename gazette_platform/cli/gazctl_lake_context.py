@@ -82,8 +82,7 @@ def specs_named(
     found = read_spec_folder(folder)
     if not names:
         return dict(found.specs), dict(found.refused)
-    # A file that does not say of which table it is may be of any.
-    refused = {f: bad for f, bad in found.refused.items() if bad.table in {*names, ""}}
+    refused = {file: bad for file, bad in found.refused.items() if bad.table in names}
     known = {*found.specs, *(bad.table for bad in refused.values() if refused_too)}
     missing = [name for name in names if name not in known]
     if missing:

@@ -199,7 +199,7 @@ def test_a_table_whose_spec_is_refused_is_told_by_its_name_with_all_errors(lake,
         "mine.yaml",
         3,
     )
-    for command in (("ddl", "s.mine"), ("flush", "s.mine")):
+    for command in (("ddl", "s.mine", "--dialect", "duckdb"), ("flush", "s.mine")):
         done = lake(*command)
         assert done.code == 1
         assert "no spec in" in done.err
