@@ -9,6 +9,7 @@ from dagster import AssetMaterialization, AssetObservation, MetadataValue
 from gazette_platform.assets.raw import SPECS_KEY, column_schema, journals_key, table_key
 from gazette_platform.lake import PartitionColumn, partition_key
 from gazette_platform.lake.links import partition_query
+from gazette_platform.sensors.keys import table_partition
 from gazette_platform.sensors.versions import DATA_VERSION, data_version
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ __all__ = [
     "observation",
     "repair_materialization",
     "specs_materialization",
-    "table_partition",
 ]
 
 _JOURNAL = PartitionColumn(key="journal", column="journal", type="string")
@@ -175,20 +175,6 @@ def _progress(progress: JournalProgress) -> dict[str, RawMetadataValue]:
         # Bytes before `registered` that no broker has stored yet, or that cannot be taken.
         "awaited_bytes": progress.hole_bytes,
     }
-
-
-def table_partition(key: str) -> str:
-    """Dagster's partition key of a Hive partition: its values, distinct for those of one table.
-
-    >>> table_partition("origin=JFK/part=000/hour=5"), table_partition("all")
-    ('JFK/000/5', 'all')
-
-    Args:
-        key: as the lake has it, with the names of the columns.
-    """
-    # A percent sign within a value has digits behind it.
-    values = [part.partition("=")[2] or "%" for part in key.split("/")]
-    return "/".join(values) if "=" in key else key
 
 
 def journal_partition(journal: str) -> str:

@@ -55,8 +55,8 @@ from gazette_platform.sensors.events import (
     observation,
     repair_materialization,
     specs_materialization,
-    table_partition,
 )
+from gazette_platform.sensors.keys import table_partition
 from gazette_platform.sensors.told import InstanceTold, RowTotal, Told, Totals, added_since, untold
 from gazette_platform.sensors.turns import TickState, following, in_turn
 from gazette_platform.sensors.waits import follow

@@ -21,8 +21,8 @@ from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.sensors.audits import TableAudits
 from gazette_platform.sensors.cursor import SensorCursor
-from gazette_platform.sensors.events import table_partition
 from gazette_platform.sensors.fragments import TickPorts, run_tick
+from gazette_platform.sensors.keys import table_partition
 from gazette_platform.sensors.told import InstanceTold
 from gazette_platform.sensors.versions import data_version
 

@@ -44,7 +44,9 @@ def test_pages_of_tables():
     assert LakeSettings.from_environment({"GAZETTE_TABLE_URL": url}).table_url == url
 
 
-@pytest.mark.parametrize("url", ["http://a/", "http://a/{tabel}", "http://a/{table", "a/{table}"])
+@pytest.mark.parametrize(
+    "url", ["http://a/", "http://a/{database}", "http://a/{table", "a/{table}"]
+)
 def test_an_address_that_opens_no_table_is_refused(url):
     with pytest.raises(ValidationError, match="GAZETTE_TABLE_URL"):
         check_table_url(url)

@@ -245,7 +245,7 @@ def test_folder_is_read_anew_and_bad_files_hide_no_good_ones(tmp_path):
 
 def test_all_errors_of_a_file_are_told_each_with_its_name(tmp_path):
     (tmp_path / "a.yaml").write_text(
-        GOOD.replace("type: string", "type: strin")
+        GOOD.replace("type: string", "type: strings")
         .replace("{name: hour, type: int}", "{name: hour}\n  - {name: a-b, type: date, typo: 1}")
         .replace("format: json", "format: jsn")
         .replace("type: date}\n  - {name: fragment", "type: dat}\n  - {name: fragment")
@@ -259,7 +259,7 @@ def test_all_errors_of_a_file_are_told_each_with_its_name(tmp_path):
         "a.yaml: format: 'jsn' is not a format",
         "a.yaml: Object missing required field `type` - at `$.columns[1]`",
         "a.yaml: Object contains unknown field `typo` - at `$.columns[2]`",
-        "a.yaml: columns[0].type: unknown type 'strin'",
+        "a.yaml: columns[0].type: unknown type 'strings'",
         "a.yaml: partitions[0].type: 'dat' is not a type of partition columns",
         "a.yaml: fresh_within: ",
     ):

@@ -12,7 +12,8 @@ from sensor_platform import SensorPlatform, line, numbers, total
 from gazette_platform.lake import PartitionColumn, partition_key
 from gazette_platform.sensors import events, fragments, told
 from gazette_platform.sensors.cursor import SensorCursor
-from gazette_platform.sensors.events import journal_partition, table_partition
+from gazette_platform.sensors.events import journal_partition
+from gazette_platform.sensors.keys import table_partition
 from gazette_platform.sensors.told import RowTotal, Totals
 
 
