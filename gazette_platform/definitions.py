@@ -43,7 +43,7 @@ def build_definitions(settings: LakeSettings) -> Definitions:
         Definitions(
             assets=[
                 specs_asset_spec(),
-                *raw_asset_specs(specs),
+                *raw_asset_specs(specs, catalog=settings.trino_catalogs.hive),
                 *refused_asset_specs(refused),
             ],
             asset_checks=[specs_check(), *raw_checks(specs), *refused_checks(refused)],

@@ -15,6 +15,8 @@ from dagster import (
     TableSchema,
 )
 
+from gazette_platform.lake.catalogs import HIVE
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -92,11 +94,15 @@ def specs_asset_spec() -> AssetSpec:
     )
 
 
-def raw_asset_specs(specs: Iterable[TableSpec]) -> list[AssetSpec]:
+def raw_asset_specs(specs: Iterable[TableSpec], *, catalog: str = HIVE) -> list[AssetSpec]:
     """External assets of the tables known when definitions load.
 
     A spec added later works at once: its events appear under the same keys. Sensor `catalog` has
     Dagster load the definitions again, which adds its description, lineage and checks.
+
+    Args:
+        specs: the tables.
+        catalog: what Trino calls the catalog that they are in.
     """
     assets: list[AssetSpec] = []
     for spec in specs:
@@ -127,7 +133,7 @@ def raw_asset_specs(specs: Iterable[TableSpec]) -> list[AssetSpec]:
                     warn_window=timedelta(seconds=spec.fresh_within_s / 2),
                 ),
                 metadata={
-                    "dagster/table_name": f"hive.{spec.name}",
+                    "dagster/table_name": f"{catalog}.{spec.name}",
                     "dagster/column_schema": column_schema(spec),
                     "spec": MetadataValue.text(spec.digest),
                 },

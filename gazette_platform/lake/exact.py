@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from gazette_platform.errors import SchemaMismatch
 from gazette_platform.hive import HiveTable, StorageFormat, partition_name
+from gazette_platform.lake.catalogs import HIVE
 from gazette_platform.lake.schema import parse_type
 from gazette_platform.lake.tables import spark_schema
 
@@ -40,7 +41,6 @@ _VIEW_OF = "gazette.view_of"
 _EXCLUDED = "gazette.excluded"
 # A parameter has 4,000 characters in the oldest metastores.
 _EXCLUDED_MAX = 3500
-_TRINO_CATALOG = "hive"
 # What Spark writes for a view; engines never open it.
 _STORAGE = StorageFormat(
     input_format="org.apache.hadoop.mapred.SequenceFileInputFormat",
@@ -86,9 +86,17 @@ def _digest(text: str) -> str:
 
 
 def exact_view(
-    spec: TableSpec, table: HiveTable, excluded: Mapping[tuple[str, ...], Collection[str]]
+    spec: TableSpec,
+    table: HiveTable,
+    excluded: Mapping[tuple[str, ...], Collection[str]],
+    *,
+    catalog: str = HIVE,
 ) -> HiveTable:
-    """The view of `table` without the `excluded` files."""
+    """The view of `table` without the `excluded` files.
+
+    Args:
+        catalog: Trino's name of the catalog; a definition has to say it.
+    """
     names = [c.name for c in spec.columns] + [c.name for c in table.partition_columns]
     columns = (*table.columns, *table.partition_columns)
     comment = f"{table.full_name} without files that show rows twice"
@@ -115,7 +123,7 @@ def exact_view(
         partition_columns=(),
         storage=_STORAGE,
         parameters=parameters,
-        view_original=_trino_definition(table, comment, _trino_sql(table, excluded)),
+        view_original=_trino_definition(table, comment, _trino_sql(table, excluded), catalog),
         view_expanded=_spark_sql(spec, table, excluded),
     )
 
@@ -130,13 +138,18 @@ def ensure_exact_view(
     spec: TableSpec,
     table: HiveTable,
     excluded: Mapping[tuple[str, ...], Collection[str]],
+    *,
+    catalog: str = HIVE,
 ) -> bool:
     """Make the view, or bring it up to date. Idempotent.
+
+    Args:
+        catalog: Trino's name of the catalog.
 
     Returns: whether anything changed.
     Raises: SchemaMismatch: something else has the view's name.
     """
-    wanted = exact_view(spec, table, excluded)
+    wanted = exact_view(spec, table, excluded, catalog=catalog)
     existing = session.table(wanted.database, wanted.name)
     if existing is None:
         return session.create_table(wanted)
@@ -154,10 +167,10 @@ def ensure_exact_view(
     return True
 
 
-def _trino_definition(table: HiveTable, comment: str, sql: str) -> str:
+def _trino_definition(table: HiveTable, comment: str, sql: str, catalog: str) -> str:
     definition = {
         "originalSql": sql,
-        "catalog": _TRINO_CATALOG,
+        "catalog": catalog,
         "schema": table.database,
         "columns": [
             {"name": c.name, "type": _trino_type(c)}

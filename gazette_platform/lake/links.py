@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from gazette_platform.errors import ValidationError
+from gazette_platform.lake.catalogs import HIVE, TrinoCatalogs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,13 +45,14 @@ def table_link(template: str, table: str) -> str:
     return template.format(**{name: quote(part, safe="") for name, part in parts})
 
 
-def partition_query(spec: TableSpec, key: str, values: Sequence[str]) -> str:
+def partition_query(spec: TableSpec, key: str, values: Sequence[str], catalog: str = HIVE) -> str:
     """A query of all rows of a Hive partition, for Trino.
 
     Args:
         spec: of the table.
         key: Dagster's partition key, which has the names of the columns.
         values: of them, in their order.
+        catalog: what Trino calls the catalog of the table.
     """
     types = {partition.column: partition.type for partition in spec.partitions}
     names = [part.partition("=")[0] for part in key.split("/")] if values else []
@@ -60,7 +62,8 @@ def partition_query(spec: TableSpec, key: str, values: Sequence[str]) -> str:
     ]
     where = f" WHERE {' AND '.join(terms)}" if terms else ""
     # Shown to people. Names are checked by the spec, and values quoted.
-    return f'SELECT * FROM hive."{spec.schema}"."{spec.table}"{where}'  # noqa: S608  see above
+    table = TrinoCatalogs(hive=catalog).in_sql(f'hive."{spec.schema}"."{spec.table}"')
+    return f"SELECT * FROM {table}{where}"  # noqa: S608  see above
 
 
 def _literal(value: str, kind: str) -> str:

@@ -21,6 +21,7 @@ from gazette_platform.lake import (
     TableSpec,
     read_spec_folder,
 )
+from gazette_platform.lake.catalogs import HIVE
 from gazette_platform.lake.links import table_link
 from gazette_platform.lake.registration import Metastore
 from gazette_platform.lake.rollups import RollupSpec, load_rollup_specs, rollups_digest
@@ -63,6 +64,7 @@ class LakeResource(ConfigurableResource["LakeResource"]):
     table_url: str = Field(
         default="", description="Page of a table: with {catalog}, {schema} and {table} in it."
     )
+    trino_catalog: str = Field(default=HIVE, description="Trino's name of the raw tables' catalog.")
     dagster_ui: str = Field(default="", description="Address of Dagster's web server.")
     loaded: str = Field(default="", description="Digest of the folder when definitions loaded.")
 

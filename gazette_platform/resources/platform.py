@@ -3,13 +3,12 @@
 import os
 from collections.abc import Mapping
 
-from dagster_pyspark import LazyPySparkResource
-
 from gazette_platform.lake import LakeSettings, SpecFolder
 from gazette_platform.lake.rollups import RollupSpec
 from gazette_platform.lake.spark import spark_configuration
 from gazette_platform.resources.lake import LakeResource, MetastoreResource, catalog_digest
-from gazette_platform.resources.services import BrokerResource, NoSparkResource, TrinoResource
+from gazette_platform.resources.services import BrokerResource, TrinoResource
+from gazette_platform.resources.spark import NoSparkResource, SparkResource
 
 __all__ = ["platform_resources"]
 
@@ -39,16 +38,23 @@ def platform_resources(
             tables=settings.tables,
             store_roots=dict(settings.store_roots),
             table_url=settings.table_url,
+            trino_catalog=settings.trino_catalogs.hive,
             dagster_ui=settings.dagster,
             rollups=settings.rollups,
             warehouse=settings.warehouse,
             store=settings.store,
             loaded=catalog_digest(folder or SpecFolder(), rollups or {}),
         ),
-        "trino": TrinoResource(uri=settings.trino),
+        "trino": TrinoResource(
+            uri=settings.trino,
+            catalog=settings.trino_catalogs.hive,
+            iceberg_catalog=settings.trino_catalogs.iceberg,
+        ),
     }
     if settings.metastore and settings.iceberg_jar:
-        found["spark"] = LazyPySparkResource(spark_config=spark_configuration(settings))
+        found["spark"] = SparkResource(
+            spark_config=spark_configuration(settings), properties=settings.spark_properties
+        )
     else:
         found["spark"] = NoSparkResource()
     return found

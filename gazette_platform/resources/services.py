@@ -11,9 +11,11 @@ from pydantic import Field
 from gazette_platform.client import Client, ClientConfig
 from gazette_platform.errors import SetupError
 from gazette_platform.lake import BrokerSource, FragmentSource
-from gazette_platform.lake.trino import TrinoSession
+from gazette_platform.lake.catalogs import HIVE, ICEBERG, TrinoCatalogs
+from gazette_platform.lake.sql import load_sql
+from gazette_platform.lake.trino import TrinoLogin, TrinoSession
 
-__all__ = ["BrokerResource", "NoSparkResource", "TrinoResource"]
+__all__ = ["BrokerResource", "TrinoResource"]
 
 # A tick that cannot reach a broker should say so, and leave the next one to try.
 _RETRY_TIMEOUT_S = 20.0
@@ -54,10 +56,18 @@ class BrokerResource(ConfigurableResource["BrokerResource"]):
 
 
 class TrinoResource(ConfigurableResource["TrinoResource"]):
-    """Trino, over its DB-API client."""
+    """Trino, over its DB-API client.
+
+    Passwords and tokens are no part of it, since Dagster shows resources: they are taken from the
+    environment at each query, as `TrinoLogin.from_environment` reads it.
+    """
 
     uri: str = Field(description="http(s)://host:port of the coordinator.")
-    user: str = Field(default="gazette", description="User that Trino sees.")
+    user: str = Field(
+        default="", description="User that Trino sees; empty: as GAZETTE_TRINO_USER says."
+    )
+    catalog: str = Field(default=HIVE, description="Name of its catalog of raw tables.")
+    iceberg_catalog: str = Field(default=ICEBERG, description="Name of that of Iceberg tables.")
 
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run one statement to its end.
@@ -67,28 +77,26 @@ class TrinoResource(ConfigurableResource["TrinoResource"]):
             parameters: the values.
 
         Returns: all rows.
-        Raises: LakeError: Trino cannot be reached, or refused. SetupError: none is configured.
+        Raises: LakeError: Trino cannot be reached, or refused. SetupError: none is configured, or a
+            file of the login cannot be read. ValidationError: the login is malformed.
         """
         if not self.uri:
             raise SetupError(
                 "no Trino is configured: set GAZETTE_TRINO_URI, or GAZETTE_ENDPOINTS to the "
                 "endpoints.json of `gazette up`"
             )
-        return TrinoSession(self.uri, user=self.user).query(sql, parameters)
+        login = TrinoLogin.from_environment(os.environ, user=self.user)
+        return TrinoSession(self.uri, login=login).query(sql, parameters)
 
+    def query_file(self, name: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Run the statement in a file of ``sql/``, in whose text catalogs go by the names given here.
 
-class NoSparkResource(ConfigurableResource["NoSparkResource"]):
-    """In the place of Spark's resource while Spark is not configured."""
+        Args:
+            name: such as ``trino/route_by_month.sql``.
+            parameters: values of its ``?``.
 
-    missing: str = Field(
-        default="GAZETTE_METASTORE_URI, or GAZETTE_ENDPOINTS, and GAZETTE_ICEBERG_JAR",
-        description="What is to be set.",
-    )
-
-    @property
-    def spark_session(self) -> Any:
-        """Says what is missing.
-
-        Raises: SetupError: always.
+        Returns: all rows.
+        Raises: see `query`. SetupError: there is no such file.
         """
-        raise SetupError(f"Spark is not configured: set {self.missing}")
+        catalogs = TrinoCatalogs(hive=self.catalog, iceberg=self.iceberg_catalog)
+        return self.query(load_sql(name, catalogs), parameters)

@@ -30,6 +30,7 @@ from gazette_platform.lake import (
     missing_columns,
     without_columns,
 )
+from gazette_platform.lake.catalogs import HIVE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -128,6 +129,8 @@ class TableAudits:
     repairer: Repairer
     fit_checker: FitChecker
     metastore: Metastore
+    trino_catalog: str = HIVE
+    """What Trino calls the catalog of the exact views."""
 
     def run(self, spec: TableSpec, report: TableReport, state: AuditState) -> AuditOutcome:
         """Audit a part of a table, repair it, update its exact view, and tell what changed.
@@ -173,7 +176,9 @@ class TableAudits:
         refused = {p: r for p, r in {**state.refused, **repair.refused}.items() if p in paths}
         fits = self._fits(spec, report, state.fits)
         findings.sort(key=lambda f: (f.journal, f.begin, f.end, f.kind, f.text))
-        ensure_exact_view(session, spec, table, excluded_files(findings))
+        ensure_exact_view(
+            session, spec, table, excluded_files(findings), catalog=self.trino_catalog
+        )
         told = [_with_reason(f, {**repair.waiting, **refused}) for f in findings]
         told += sorted(fits, key=lambda f: (f.journal, f.begin, f.end))
         texts = sorted({f.text or f.path for f in _kept(told)})

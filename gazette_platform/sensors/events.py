@@ -8,6 +8,7 @@ from dagster import AssetMaterialization, AssetObservation, MetadataValue
 
 from gazette_platform.assets.raw import SPECS_KEY, column_schema, journals_key, table_key
 from gazette_platform.lake import PartitionColumn, partition_key
+from gazette_platform.lake.catalogs import HIVE
 from gazette_platform.lake.links import partition_query
 from gazette_platform.sensors.keys import table_partition
 from gazette_platform.sensors.versions import DATA_VERSION, data_version
@@ -47,6 +48,7 @@ def materialization(
     *,
     rows: int | None = None,
     page: Mapping[str, RawMetadataValue],
+    catalog: str = HIVE,
 ) -> AssetMaterialization:
     """The event of a Hive partition: its totals, and what they have more than the event before.
 
@@ -56,12 +58,13 @@ def materialization(
         added: since the event before.
         rows: of the whole table, if known.
         page: metadata with a link to a page of the table, if there is one.
+        catalog: what Trino calls the catalog of the table.
     """
     state = account.state
-    metadata = _totals(spec, account.key, account.journal, state, rows) | {
+    metadata = _totals(spec, account.key, account.journal, state, rows=rows, catalog=catalog) | {
         "location": MetadataValue.path(account.location),
         "query": MetadataValue.md(
-            f"```sql\n{partition_query(spec, account.key, account.values)}\n```"
+            f"```sql\n{partition_query(spec, account.key, account.values, catalog)}\n```"
         ),
         "fragments_added": added.fragments,
         "content_bytes_added": added.content_bytes,
@@ -81,7 +84,7 @@ def materialization(
 
 
 def repair_materialization(
-    spec: TableSpec, moved: Sequence[MovedFile], *, rows: int | None = None
+    spec: TableSpec, moved: Sequence[MovedFile], *, rows: int | None = None, catalog: str = HIVE
 ) -> AssetMaterialization:
     """The event of a Hive partition that `moved` files, all of them, were moved out of."""
     last = moved[-1]
@@ -89,7 +92,9 @@ def repair_materialization(
         asset_key=table_key(spec.name),
         partition=table_partition(last.key),
         description=f"{len(moved)} files that others cover were moved aside",
-        metadata=_totals(spec, last.key, last.finding.journal, last.state, rows)
+        metadata=_totals(
+            spec, last.key, last.finding.journal, last.state, rows=rows, catalog=catalog
+        )
         | {
             "files_moved": len(moved),
             "rows_moved": sum(m.rows for m in moved),
@@ -103,11 +108,17 @@ def repair_materialization(
 
 
 def _totals(
-    spec: TableSpec, key: str, journal: str, state: PartitionState, rows: int | None
+    spec: TableSpec,
+    key: str,
+    journal: str,
+    state: PartitionState,
+    *,
+    rows: int | None,
+    catalog: str,
 ) -> dict[str, RawMetadataValue]:
     """What a Hive partition holds now, and how many rows the whole table has."""
     metadata: dict[str, RawMetadataValue] = {
-        "dagster/table_name": f"hive.{spec.name}",
+        "dagster/table_name": f"{catalog}.{spec.name}",
         "partition": key,
         "journal": journal,
         "offsets": MetadataValue.json([list(covered) for covered in state.ranges]),

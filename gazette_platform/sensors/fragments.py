@@ -135,7 +135,11 @@ def fragments_sensor(
             TickPorts(
                 registrar=lake.registrar(source, shared),
                 audits=TableAudits(
-                    lake.auditor(source), lake.repairer(source), lake.fit_checker(source), shared
+                    lake.auditor(source),
+                    lake.repairer(source),
+                    lake.fit_checker(source),
+                    shared,
+                    lake.trino_catalog,
                 ),
                 told=InstanceTold(context.instance),
                 is_over=lambda: clock.monotonic() >= ends_at,
@@ -324,10 +328,10 @@ def _tell(
         told = _told_of(ports.told, asset, account.key)
         added = added_since(account.state, told)
         in_table = total.after(key, account.state.rows, told)
+        catalog = ports.audits.trino_catalog
+        page = ports.table_page(f"{catalog}.{spec.name}")
         outcome.events.append(
-            materialization(
-                spec, account, added, rows=in_table, page=ports.table_page(f"hive.{spec.name}")
-            )
+            materialization(spec, account, added, rows=in_table, page=page, catalog=catalog)
         )
     touched = {a.journal for a in accounts}
     progress = [p for p in report.journals if p.journal in touched]
@@ -373,7 +377,9 @@ def _tell_repair(
         key, left = table_partition(moved[-1].key), moved[-1].state.rows
         told = _told_of(ports.told, table_key(spec.name), moved[-1].key)
         rows = total.after(key, left, told)
-        outcome.events.append(repair_materialization(spec, moved, rows=rows))
+        outcome.events.append(
+            repair_materialization(spec, moved, rows=rows, catalog=ports.audits.trino_catalog)
+        )
     outcome.summaries.append(
         f"{spec.name}: {len(repair.moved)} files that others cover were moved aside, "
         f"{sum(m.rows for m in repair.moved)} rows are seen once again."
