@@ -119,7 +119,7 @@ def run(*, root: Path | None, keep: bool, store: str = "") -> int:
             shutil.copytree(sql_folder() / "demo", layout.rollups, dirs_exist_ok=True)
             with Board() as board:
                 endpoints = start_detached(layout, options, board)
-            os.environ.update(environment_of(layout, endpoints))
+            os.environ.update(environment_of(layout, endpoints, has_trino=True))
             report = _Demo(layout, endpoints, console).run(data)
         finally:
             if not keep or report is None:

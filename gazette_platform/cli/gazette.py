@@ -320,7 +320,7 @@ def env(root: Root) -> None:
 
     layout = _existing(root)
     endpoints = Endpoints.load(layout.endpoints)
-    variables = environment_of(layout, endpoints)
+    variables = environment_of(layout, endpoints, has_trino="trino" in endpoints.pids)
     if endpoints.broker:
         variables["BROKER_ADDRESS"] = endpoints.broker  # gazctl's own
     for name, value in variables.items():

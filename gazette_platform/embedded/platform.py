@@ -16,6 +16,7 @@ from gazette_platform.embedded.endpoints import Endpoints
 from gazette_platform.embedded.layout import pyspark_jars
 from gazette_platform.embedded.ports import HOST
 from gazette_platform.errors import SetupError, ValidationError
+from gazette_platform.lake.catalogs import HIVE, ICEBERG
 from gazette_platform.lake.s3 import S3Access
 from gazette_platform.lake.spark import PROVIDED, is_local
 
@@ -181,8 +182,16 @@ def endpoints_of(options: PlatformOptions, ports: Mapping[str, int]) -> Endpoint
     )
 
 
-def environment_of(layout: PlatformDir, endpoints: Endpoints) -> dict[str, str]:
-    """Variables by which the lake, Dagster and Spark find this platform."""
+def environment_of(
+    layout: PlatformDir, endpoints: Endpoints, *, has_trino: bool = False
+) -> dict[str, str]:
+    """Variables by which the lake, Dagster and Spark find this platform.
+
+    Args:
+        layout: its folders.
+        endpoints: its addresses.
+        has_trino: whether Trino is its own, whose catalogs have the names that we gave them.
+    """
     variables = {
         "GAZETTE_ENDPOINTS": str(layout.endpoints),
         "GAZETTE_BROKER_ADDRESS": endpoints.broker,
@@ -194,6 +203,8 @@ def environment_of(layout: PlatformDir, endpoints: Endpoints) -> dict[str, str]:
         "GAZETTE_LAKE_STORE_ROOTS": json.dumps({"file:///": f"file://{layout.fragments}/"}),
         "GAZETTE_WAREHOUSE": _warehouse(layout, endpoints),
     }
+    if has_trino:
+        variables |= {"GAZETTE_TRINO_CATALOG": HIVE, "GAZETTE_TRINO_ICEBERG_CATALOG": ICEBERG}
     if endpoints.store:
         variables["GAZETTE_LAKE_STORE"] = endpoints.store
         if endpoints.s3:
@@ -303,7 +314,7 @@ def components_of(
         found += trino.trino_components(
             layout.trino,
             port=ports["trino"],
-            metastore=endpoints.metastore.removeprefix("thrift://"),
+            metastore=urlsplit(endpoints.metastore).netloc,
             uses=(*stores, *lake),
             s3=access,
             environment=keys,
@@ -314,7 +325,7 @@ def components_of(
             port=ports["dagster"],
             code_ports=ports,
             definitions=options.definitions,
-            environment=environment_of(layout, endpoints),
+            environment=environment_of(layout, endpoints, has_trino=options.has("trino")),
             requires=(*brokers, *lake),
             uses=tuple(name for name in (trino.NAME,) if options.has(name)),
         )

@@ -346,7 +346,7 @@ def test_a_trino_of_the_platforms_asks_the_metastore_of_ones_own(tmp_path, monke
     monkeypatch.setattr(tools, "etcd", lambda: tmp_path / "etcd")
     monkeypatch.setattr(tools, "trino", lambda: tmp_path / "trino")
     monkeypatch.setattr(tools, "java", lambda _: tmp_path / "java")
-    options = PlatformOptions(metastore="thrift://hms:9083", without=frozenset({"dagster"}))
+    options = PlatformOptions(metastore="thrift://hms:9083/", without=frozenset({"dagster"}))
     layout = PlatformDir.at(tmp_path / "root")
     ports = {name: 20_000 + n for n, name in enumerate(options.port_names())}
     components_of(layout, options, ports)
@@ -354,6 +354,23 @@ def test_a_trino_of_the_platforms_asks_the_metastore_of_ones_own(tmp_path, monke
     for name in ("hive", "iceberg"):
         text = (catalogs / f"{name}.properties").read_text()
         assert "hive.metastore.uri=thrift://hms:9083\n" in text
+
+
+@pytest.mark.parametrize(("trino", "expected"), [("", "hive"), ("http://other:1", None)])
+def test_a_trino_of_the_platforms_has_the_names_that_it_was_given(
+    tmp_path, monkeypatch, trino, expected
+):
+    """Whatever the names are that this machine's environment has for another one."""
+    monkeypatch.setattr(tools, "etcd", lambda: tmp_path / "etcd")
+    monkeypatch.setattr(tools, "trino", lambda: tmp_path / "trino")
+    monkeypatch.setattr(tools, "java", lambda _: tmp_path / "java")
+    options = PlatformOptions(trino=trino, without=frozenset({"metastore"}))
+    layout = PlatformDir.at(tmp_path / "root")
+    layout.make()
+    ports = {name: 20_000 + n for n, name in enumerate(options.port_names())}
+    found = {each.name: each.environment for each in components_of(layout, options, ports)}
+    for name in ("dagster-code", "dagster", "dagster-daemon"):
+        assert found[name].get("GAZETTE_TRINO_CATALOG") == expected
 
 
 @pytest.mark.parametrize(
