@@ -111,6 +111,13 @@ def _secret(environment: Mapping[str, str], name: str) -> str:
     return text
 
 
+def _is_of_tls(error: BaseException | None) -> bool:
+    """Whether it, or what it came of, is a failure of TLS; the client of Trino wraps them."""
+    while error is not None and not isinstance(error, requests.exceptions.SSLError):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 class _HttpSession(requests.Session):
     """A session whose `verify` counts.
 
@@ -203,16 +210,14 @@ class TrinoSession:
                 f"what answers at {self.uri} is no Trino: {err} (check GAZETTE_TRINO_URI; a proxy "
                 "before it may want a login of its own)"
             ) from err
-        except requests.exceptions.SSLError as err:
-            raise LakeError(
-                f"cannot reach Trino at {self.uri}: {err} (if an authority of your own signed its "
-                "certificate, name its PEM file by GAZETTE_TRINO_CA_FILE)"
-            ) from err
         except (trino.exceptions.Error, requests.exceptions.RequestException, OSError) as err:
-            raise LakeError(
-                f"cannot reach Trino at {self.uri}: {err} (is it running? check `trino` in "
-                "endpoints.json, or GAZETTE_TRINO_URI)"
-            ) from err
+            advice = (
+                "if an authority of your own signed its certificate, name its PEM file by "
+                "GAZETTE_TRINO_CA_FILE"
+                if _is_of_tls(err)
+                else "is it running? check `trino` in endpoints.json, or GAZETTE_TRINO_URI"
+            )
+            raise LakeError(f"cannot reach Trino at {self.uri}: {err} ({advice})") from err
         finally:
             connection.close()
 
