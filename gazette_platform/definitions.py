@@ -52,7 +52,7 @@ def build_definitions(settings: LakeSettings) -> Definitions:
             # One step a run: a process of its own for it would only cost its imports.
             executor=in_process_executor,
         ),
-        rollup_definitions(runnable),
+        rollup_definitions(runnable, catalog=settings.trino_catalogs.iceberg),
     )
 
 

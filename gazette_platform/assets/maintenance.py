@@ -42,7 +42,12 @@ def maintenance_job(specs: Sequence[RollupSpec]) -> JobDefinition:
             try:
                 engine = engine_of(context.resources, spec)
                 done = maintain(
-                    tables, engine.dialect, engine.execute, spec, now_s=SystemClock().unix_s()
+                    tables,
+                    engine.dialect,
+                    engine.execute,
+                    spec,
+                    now_s=SystemClock().unix_s(),
+                    catalogs=engine.catalogs,
                 )
             except GazetteError as err:
                 context.log.exception("%s", spec.name)

@@ -29,6 +29,7 @@ from pydantic import Field
 
 from gazette_platform.assets.freshness import SOURCES_KEY, sources_mark
 from gazette_platform.errors import RollupFenced
+from gazette_platform.lake.catalogs import ICEBERG
 from gazette_platform.lake.rollups import PythonRollup, RollupSpec
 from gazette_platform.lake.spark import prepare_environment
 
@@ -72,8 +73,13 @@ def rollup_key(name: str) -> AssetKey:
     return AssetKey(name.split("."))
 
 
-def rollup_asset(rollup: RollupSpec | PythonRollup) -> AssetsDefinition:
-    """The asset of a rollup; needs resources ``lake``, ``metastore`` and that of its engine."""
+def rollup_asset(rollup: RollupSpec | PythonRollup, *, catalog: str = ICEBERG) -> AssetsDefinition:
+    """The asset of a rollup; needs resources ``lake``, ``metastore`` and that of its engine.
+
+    Args:
+        rollup: what to make.
+        catalog: what Trino calls the catalog that it is in.
+    """
     spec = rollup.spec if isinstance(rollup, PythonRollup) else rollup
     function = rollup.function if isinstance(rollup, PythonRollup) else None
     resource = ENGINE_RESOURCES[spec.engine]
@@ -101,12 +107,12 @@ def rollup_asset(rollup: RollupSpec | PythonRollup) -> AssetsDefinition:
             )
         ],
         metadata={
-            "dagster/table_name": f"iceberg.{spec.name}",
+            "dagster/table_name": f"{catalog}.{spec.name}",
             "query": MetadataValue.md(f"```{'python' if function else 'sql'}\n{spec.sql}\n```"),
         },
     )
     def make(context: AssetExecutionContext, config: RollupConfig) -> MaterializeResult:  # type: ignore[type-arg]  # Dagster knows it only so
-        return _run(context, spec, function, is_forced=config.force)
+        return _run(context, spec, function, is_forced=config.force, catalog=catalog)
 
     return make
 
@@ -117,6 +123,7 @@ def _run(
     function: "Callable[..., DataFrame] | None",
     *,
     is_forced: bool,
+    catalog: str,
 ) -> MaterializeResult[None]:
     """Bring a rollup up to date, and tell of it."""
     # Slow to import, and every process that loads definitions loads this module.
@@ -139,7 +146,7 @@ def _run(
         "slices_dropped": len(report.dropped),
         "rows_made": report.rows_made,
         "covers": MetadataValue.json(_covers_shown(report.covers.offsets())),
-        **lake.table_page(f"iceberg.{spec.name}"),
+        **lake.table_page(f"{catalog}.{spec.name}"),
         SOURCES_KEY: mark,
     }
     table = tables.load(spec.schema, spec.table)
@@ -173,7 +180,7 @@ def engine_of(
     if ENGINE_RESOURCES[spec.engine] == "spark":
         prepare_environment()
         return SparkEngine(resources.spark.spark_session, function)
-    return TrinoEngine(resources.trino)
+    return TrinoEngine(resources.trino, resources.trino.catalogs)
 
 
 def _table_metadata(table: "IcebergTable", snapshot: "Snapshot") -> "dict[str, RawMetadataValue]":

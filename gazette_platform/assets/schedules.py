@@ -16,19 +16,26 @@ from dagster import (
 from gazette_platform.assets.freshness import has_unfinished_run, noted_mark, sources_mark
 from gazette_platform.assets.maintenance import maintenance_job, maintenance_schedule
 from gazette_platform.assets.rollups import rollup_asset, rollup_key
+from gazette_platform.lake.catalogs import ICEBERG
 from gazette_platform.lake.rollups import PythonRollup, RollupSpec
 
 __all__ = ["job_name", "rollup_definitions"]
 
 
-def rollup_definitions(rollups: Iterable[RollupSpec | PythonRollup]) -> Definitions:
+def rollup_definitions(
+    rollups: Iterable[RollupSpec | PythonRollup], *, catalog: str = ICEBERG
+) -> Definitions:
     """Assets, jobs and running schedules of rollups, and of their maintenance; without resources.
 
     Merge them, once, with definitions that have those of `platform_resources`.
+
+    Args:
+        rollups: what to make.
+        catalog: what Trino calls the catalog that they are in.
     """
     given = list(rollups)
     specs = [one.spec if isinstance(one, PythonRollup) else one for one in given]
-    assets = [rollup_asset(one) for one in given]
+    assets = [rollup_asset(one, catalog=catalog) for one in given]
     jobs = [
         define_asset_job(job_name(spec.name), selection=[made])
         for spec, made in zip(specs, assets, strict=True)

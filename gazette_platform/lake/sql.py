@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import gazette_platform
 from gazette_platform.errors import SetupError
-
-if TYPE_CHECKING:
-    from gazette_platform.lake.catalogs import TrinoCatalogs
 
 __all__ = ["load_sql", "sql_folder"]
 
@@ -27,20 +23,12 @@ def sql_folder() -> Path:
     raise SetupError(f"the SQL files are missing beside {package}: install the package again")
 
 
-def load_sql(name: str, catalogs: TrinoCatalogs | None = None) -> str:
-    """The statement in file `name`, such as ``trino/route_by_month.sql``.
-
-    Args:
-        catalogs: what Trino calls its catalogs; None: as the file does.
+@cache
+def load_sql(name: str) -> str:
+    """The statement in file `name`, such as ``trino/busiest_routes.sql``.
 
     Raises: SetupError: there is no such file.
     """
-    text = _load(name)
-    return catalogs.in_sql(text) if catalogs is not None else text
-
-
-@cache
-def _load(name: str) -> str:
     path = sql_folder() / name
     try:
         return path.read_text(encoding="utf-8")

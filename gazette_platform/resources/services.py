@@ -12,7 +12,6 @@ from gazette_platform.client import Client, ClientConfig
 from gazette_platform.errors import SetupError
 from gazette_platform.lake import BrokerSource, FragmentSource
 from gazette_platform.lake.catalogs import HIVE, ICEBERG, TrinoCatalogs
-from gazette_platform.lake.sql import load_sql
 from gazette_platform.lake.trino import TrinoLogin, TrinoSession
 
 __all__ = ["BrokerResource", "TrinoResource"]
@@ -69,6 +68,11 @@ class TrinoResource(ConfigurableResource["TrinoResource"]):
     catalog: str = Field(default=HIVE, description="Name of its catalog of raw tables.")
     iceberg_catalog: str = Field(default=ICEBERG, description="Name of that of Iceberg tables.")
 
+    @property
+    def catalogs(self) -> TrinoCatalogs:
+        """What it calls its catalogs."""
+        return TrinoCatalogs(hive=self.catalog, iceberg=self.iceberg_catalog)
+
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run one statement to its end.
 
@@ -87,16 +91,3 @@ class TrinoResource(ConfigurableResource["TrinoResource"]):
             )
         login = TrinoLogin.from_environment(os.environ, user=self.user)
         return TrinoSession(self.uri, login=login).query(sql, parameters)
-
-    def query_file(self, name: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Run the statement in a file of ``sql/``, in whose text catalogs go by the names given here.
-
-        Args:
-            name: such as ``trino/route_by_month.sql``.
-            parameters: values of its ``?``.
-
-        Returns: all rows.
-        Raises: see `query`. SetupError: there is no such file.
-        """
-        catalogs = TrinoCatalogs(hive=self.catalog, iceberg=self.iceberg_catalog)
-        return self.query(load_sql(name, catalogs), parameters)

@@ -13,7 +13,7 @@ from dagster import DagsterInstance, materialize
 from lake_bench import FragmentFiles
 from lake_servers import lake_servers, running
 
-from gazette_platform.assets import route_by_month
+from gazette_platform.assets import rollup_asset
 from gazette_platform.embedded import tools
 from gazette_platform.embedded.component import Component
 from gazette_platform.embedded.ports import choose_ports
@@ -23,9 +23,15 @@ from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake import Registrar, StoreRoots, ensure_exact_view, parse_table_spec
 from gazette_platform.lake.catalogs import TrinoCatalogs
 from gazette_platform.lake.doctor import look_at_trino
+from gazette_platform.lake.rollups import load_rollup_specs
+from gazette_platform.lake.rollups.engines import TrinoEngine
+from gazette_platform.lake.rollups.iceberg import IcebergTables
+from gazette_platform.lake.rollups.maintenance import maintain
+from gazette_platform.lake.rollups.spec import STAGING_SCHEMA
+from gazette_platform.lake.sql import sql_folder
 from gazette_platform.lake.trino import TrinoLogin, TrinoSession
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.resources import LakeResource, TrinoResource
+from gazette_platform.resources import LakeResource, MetastoreResource, TrinoResource
 from gazette_platform.testing.certificates import CertificateAuthority
 
 # The first test pays for the start of the servers.
@@ -218,6 +224,8 @@ def test_the_doctor_finds_the_catalogs_by_their_names(own, flights):
 
 
 def test_view_and_rollup_go_by_the_names_of_the_catalogs(own, flights, tmp_path, monkeypatch):
+    found, _ = load_rollup_specs(sql_folder() / "demo")
+    route_by_month = found["rollups.route_by_month"]
     assert own.session().query('SELECT count(*) FROM "raw-lake".flights.flights_exact') == [(3,)]
     token = tmp_path / "token"
     token.write_text(own.token())
@@ -225,17 +233,37 @@ def test_view_and_rollup_go_by_the_names_of_the_catalogs(own, flights, tmp_path,
         monkeypatch.setenv(f"GAZETTE_TRINO_{name}", str(value))
     with DagsterInstance.ephemeral() as instance:
         result = materialize(
-            [route_by_month],
+            [rollup_asset(route_by_month, catalog=OTHER.iceberg)],
             instance=instance,
             resources={
                 "trino": TrinoResource(
                     uri=own.https, catalog=OTHER.hive, iceberg_catalog=OTHER.iceberg
                 ),
-                "lake": LakeResource(tables=""),
+                "metastore": MetastoreResource(uri=own.settings.metastore),
+                "lake": LakeResource(
+                    tables="",
+                    warehouse=own.settings.warehouse,
+                    table_url="http://sql/{catalog}.{schema}.{table}",
+                ),
             },
-            partition_key="JFK",
         )
     assert result.success
+    (event,) = result.get_asset_materialization_events()
+    metadata = event.step_materialization_data.materialization.metadata
+    assert metadata["table"].value == "http://sql/lake.rollups.route_by_month"
     rows = own.session().query("SELECT origin, dest, flights FROM lake.rollups.route_by_month")
     assert rows == [("JFK", "LAX", 3)]
+    with MetastoreClient(own.settings.metastore).connect() as session:
+        assert session.tables(STAGING_SCHEMA) == []
+    tables = IcebergTables(MetastoreClient(own.settings.metastore), own.settings.warehouse)
+    engine = TrinoEngine(own.session(), OTHER)
+    done = maintain(
+        tables,
+        "trino",
+        engine.execute,
+        route_by_month,
+        now_s=SystemClock().unix_s(),
+        catalogs=OTHER,
+    )
+    assert done.files == 1
     own.session().query("DROP TABLE lake.rollups.route_by_month")

@@ -21,6 +21,7 @@ from gazette_platform.assets.freshness import noted_mark, sources_mark
 from gazette_platform.definitions import build_definitions
 from gazette_platform.errors import SetupError
 from gazette_platform.lake import Finding, LakeSettings
+from gazette_platform.lake.catalogs import TrinoCatalogs
 from gazette_platform.lake.rollups import RollupSpec, rollup
 from gazette_platform.resources import platform_resources
 
@@ -145,6 +146,21 @@ def test_rollups_are_there_if_their_engine_is(settings):
     assert made(rollups="") == set()
 
 
+def test_assets_go_by_the_names_of_trinos_catalogs(settings):
+    from dataclasses import replace
+
+    other = replace(settings, trino_catalogs=TrinoCatalogs(hive="raw-lake", iceberg="lake"))
+    graph = build_definitions(other).get_repository_def().asset_graph
+    named = {
+        key.path[1]: graph.get(key).metadata["dagster/table_name"]
+        for key in (FLIGHTS, rollup_key("rollups.route_by_month"))
+    }
+    assert named == {
+        "flights": "raw-lake.flights.flights",
+        "route_by_month": "lake.rollups.route_by_month",
+    }
+
+
 def test_spark_that_is_not_configured_is_told_when_it_is_used():
     spark = platform_resources(LakeSettings())["spark"]
     with pytest.raises(SetupError, match="set GAZETTE_METASTORE_URI"):
@@ -194,7 +210,7 @@ def test_definitions_of_a_hundred_tables_load_in_seconds(settings):
     repository = build_definitions(settings).get_repository_def()
     keys = repository.asset_graph.asset_check_keys
     taken_s = time.process_time() - begun
-    assert len(keys) == 101 * 5 + 1
+    assert len(keys) == 101 * 5 + 1 + 3  # of tables, of their folder, and of rollups
     assert taken_s < 20
 
 

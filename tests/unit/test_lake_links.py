@@ -36,6 +36,8 @@ def test_a_query_finds_the_rows_of_its_partition(directory, count):
 
 def test_a_table_without_partitions_is_queried_whole():
     assert partition_query(SPEC, "all", ()) == 'SELECT * FROM hive."shop"."orders"'
+    other = partition_query(SPEC, "all", (), "raw-lake")
+    assert other == 'SELECT * FROM "raw-lake"."shop"."orders"'
 
 
 def test_pages_of_tables():

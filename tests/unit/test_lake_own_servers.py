@@ -24,9 +24,16 @@ from gazette_platform.hive import JSON_STORAGE, HiveColumn, HiveTable
 from gazette_platform.lake import LakeSettings, parse_table_spec
 from gazette_platform.lake.catalogs import TrinoCatalogs
 from gazette_platform.lake.exact import exact_view
+from gazette_platform.lake.rollups import RollupSpec
+from gazette_platform.lake.rollups.maintenance import maintenance_statements
+from gazette_platform.lake.rollups.statements import (
+    SourceTable,
+    StagingTable,
+    create_staging,
+    insert_staging,
+)
 from gazette_platform.lake.spark import is_local, spark_configuration
 from gazette_platform.lake.spark_properties import combined, parse_properties
-from gazette_platform.lake.sql import load_sql, sql_folder
 from gazette_platform.lake.trino import TrinoLogin, TrinoSession
 from gazette_platform.resources import SparkResource, TrinoResource, platform_resources
 
@@ -53,13 +60,33 @@ def test_catalogs_are_named_as_the_server_does(sql, expected):
     assert TrinoCatalogs().in_sql(sql) == sql
 
 
-@pytest.mark.parametrize("name", sorted(p.name for p in sql_folder().glob("trino/*.sql")))
-def test_every_statement_for_trino_goes_by_the_names_given(name):
-    (tree,) = sqlglot.parse(load_sql(f"trino/{name}", OTHER), read="trino")
-    named = {table.catalog for table in tree.find_all(exp.Table) if table.catalog}
-    assert named <= {"raw-lake", "lake"}
-    words = {str(e.this) for e in tree.find_all(exp.Identifier)}
-    assert not words & {"hive", "iceberg"}
+def test_rollups_are_made_and_looked_after_by_the_names_given():
+    spec = RollupSpec(
+        name="r.a",
+        engine="trino",
+        sql="SELECT * FROM raw JOIN made USING (day)",
+        sources={"raw": "s.t", "made": "r.b"},
+        slices=("day",),
+    )
+    sources = {
+        "raw": SourceTable(schema="s", table="t_exact", is_iceberg=False, types={"day": "string"}),
+        "made": SourceTable(schema="r", table="b", is_iceberg=True, types={}),
+    }
+    staging = StagingTable(name="a_1", location="file:///w/a", slices=("day",))
+    trino = [
+        statement("trino", staging, spec, sources, [("1",)], catalogs=OTHER)
+        for statement in (create_staging, insert_staging)
+    ]
+    for sql in trino:
+        (tree,) = sqlglot.parse(sql, read="trino")
+        named = {t.name: t.catalog for t in tree.find_all(exp.Table) if t.catalog}
+        assert named == {"a_1": "lake", "t_exact": "raw-lake", "b": "lake"}
+    upkeep = maintenance_statements("trino", spec, now_s=0.0, catalogs=OTHER)
+    assert all(sql.startswith('ALTER TABLE "lake"."r"."a" EXECUTE') for sql in upkeep)
+    # Spark's catalogs have the names that the platform gives them.
+    for statement in (create_staging, insert_staging):
+        named = statement("spark", staging, spec, sources, [("1",)], catalogs=OTHER)
+        assert named == statement("spark", staging, spec, sources, [("1",)])
 
 
 @pytest.mark.parametrize("name", ["", "Lake", "a.b", 'a"b', "a b"])
@@ -75,7 +102,7 @@ def test_settings_and_resources_carry_the_names():
     assert settings.trino_catalogs == OTHER
     assert LakeSettings.from_environment({}).trino_catalogs == TrinoCatalogs()
     found = platform_resources(replace(settings, trino="http://t:1"))
-    assert (found["trino"].catalog, found["trino"].iceberg_catalog) == ("raw-lake", "lake")
+    assert found["trino"].catalogs == OTHER
     assert found["lake"].trino_catalog == "raw-lake"
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 import msgspec
 
 from gazette_platform.errors import LakeError, ValidationError
+from gazette_platform.lake.catalogs import TrinoCatalogs
 from gazette_platform.lake.rollups.spec import RollupSpec, check_rollup
 from gazette_platform.lake.rollups.statements import create_staging, insert_staging, select_source
 
@@ -28,6 +29,11 @@ class RollupEngine(Protocol):
     @property
     def dialect(self) -> Dialect:
         """Of its statements."""
+        ...
+
+    @property
+    def catalogs(self) -> TrinoCatalogs:
+        """What it calls its catalogs, if it is Trino."""
         ...
 
     def execute(self, sql: str) -> None:
@@ -70,12 +76,14 @@ class TrinoEngine:
 
     Args:
         trino: a `TrinoSession`, or Dagster's resource of it.
+        catalogs: what that Trino calls its catalogs; None: `hive` and `iceberg`.
     """
 
     dialect: Dialect = "trino"
 
-    def __init__(self, trino: _Queries) -> None:
+    def __init__(self, trino: _Queries, catalogs: TrinoCatalogs | None = None) -> None:
         self._trino = trino
+        self.catalogs = catalogs or TrinoCatalogs()
 
     def execute(self, sql: str) -> None:
         """Run a statement; see `RollupEngine`."""
@@ -92,7 +100,7 @@ class TrinoEngine:
     ) -> None:
         """Make slices; see `RollupEngine`."""
         statement = create_staging if is_first else insert_staging
-        self.execute(statement("trino", staging, spec, sources, slices))
+        self.execute(statement("trino", staging, spec, sources, slices, catalogs=self.catalogs))
 
 
 @final
@@ -111,6 +119,7 @@ class SparkEngine:
     ) -> None:
         self._session = session
         self._function = function
+        self.catalogs = TrinoCatalogs()
 
     def execute(self, sql: str) -> None:
         """Run a statement; see `RollupEngine`."""

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, final
 
+from gazette_platform.lake.catalogs import TrinoCatalogs
 from gazette_platform.lake.rollups.iceberg import COVERS
-from gazette_platform.lake.rollups.statements import CATALOG
+from gazette_platform.lake.rollups.statements import iceberg_catalog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +26,9 @@ __all__ = ["RETAINED_S", "Maintenance", "maintain", "maintenance_statements"]
 RETAINED_S: Final = 7 * 24 * 3600.0
 """Seconds for which snapshots are kept, and files that none names: the least that Trino allows. Readers of an
 old snapshot, and runs that have not committed yet, have that long."""
+
+
+_NAMED: Final = TrinoCatalogs()
 
 
 @final
@@ -41,7 +45,12 @@ class Maintenance:
 
 
 def maintenance_statements(
-    dialect: Dialect, spec: RollupSpec, *, now_s: float, retained_s: float = RETAINED_S
+    dialect: Dialect,
+    spec: RollupSpec,
+    *,
+    now_s: float,
+    retained_s: float = RETAINED_S,
+    catalogs: TrinoCatalogs = _NAMED,
 ) -> list[str]:
     """Statements that optimize a rollup, expire snapshots and remove orphans, in this order.
 
@@ -50,9 +59,11 @@ def maintenance_statements(
         spec: the rollup.
         now_s: unix seconds.
         retained_s: seconds; Trino refuses less than seven days unless its session says otherwise.
+        catalogs: what Trino calls its catalogs.
     """
+    catalog = iceberg_catalog(dialect, catalogs)
     if dialect == "trino":
-        table = f'"{CATALOG}"."{spec.schema}"."{spec.table}"'
+        table = f'"{catalog}"."{spec.schema}"."{spec.table}"'
         kept = f"retention_threshold => '{int(retained_s)}s'"
         return [
             f"ALTER TABLE {table} EXECUTE optimize",
@@ -63,9 +74,9 @@ def maintenance_statements(
     before = datetime.fromtimestamp(now_s - retained_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
     older = f"older_than => TIMESTAMP '{before}'"
     return [
-        f"CALL {CATALOG}.system.rewrite_data_files({table}, options => map('min-input-files', '2'))",
-        f"CALL {CATALOG}.system.expire_snapshots({table}, {older})",
-        f"CALL {CATALOG}.system.remove_orphan_files({table}, {older})",
+        f"CALL {catalog}.system.rewrite_data_files({table}, options => map('min-input-files', '2'))",
+        f"CALL {catalog}.system.expire_snapshots({table}, {older})",
+        f"CALL {catalog}.system.remove_orphan_files({table}, {older})",
     ]
 
 
@@ -77,6 +88,7 @@ def maintain(
     *,
     now_s: float,
     retained_s: float = RETAINED_S,
+    catalogs: TrinoCatalogs = _NAMED,
 ) -> Maintenance | None:
     """Look after a rollup.
 
@@ -87,6 +99,7 @@ def maintain(
         spec: the rollup.
         now_s: unix seconds.
         retained_s: seconds for which snapshots and orphans are kept.
+        catalogs: what Trino calls its catalogs.
 
     Returns: what was done; None: the rollup is not made yet.
     Raises: LakeError: the engine cannot be reached, or refused; what was done before holds.
@@ -94,7 +107,9 @@ def maintain(
     before = tables.load(spec.schema, spec.table)
     if before is None:
         return None
-    for statement in maintenance_statements(dialect, spec, now_s=now_s, retained_s=retained_s):
+    for statement in maintenance_statements(
+        dialect, spec, now_s=now_s, retained_s=retained_s, catalogs=catalogs
+    ):
         execute(statement)
     after = tables.load(spec.schema, spec.table)
     if after is None:

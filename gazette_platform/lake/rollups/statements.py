@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, final
 
 from gazette_platform.errors import LakeError
+from gazette_platform.lake.catalogs import ICEBERG, TrinoCatalogs
 from gazette_platform.lake.rollups.spec import STAGING_SCHEMA
 
 if TYPE_CHECKING:
@@ -19,20 +20,20 @@ if TYPE_CHECKING:
     from gazette_platform.lake.rollups.spec import RollupSpec
 
 __all__ = [
-    "CATALOG",
     "Dialect",
     "SourceTable",
     "StagingTable",
     "create_staging",
+    "iceberg_catalog",
     "insert_staging",
     "select_source",
 ]
 
-CATALOG: Final = "iceberg"
-"""Catalog of rollups, in both engines."""
-
 Dialect = Literal["trino", "spark"]
 
+# Spark's catalogs have the names that the platform's configuration gives them.
+_SPARK_HIVE: Final = "spark_catalog"
+_NAMED: Final = TrinoCatalogs()
 _NUMBERS = frozenset({"tinyint", "smallint", "int", "bigint"})
 
 
@@ -60,12 +61,19 @@ class StagingTable:
     """Columns by which it is partitioned."""
 
 
+def iceberg_catalog(dialect: Dialect, catalogs: TrinoCatalogs = _NAMED) -> str:
+    """Name of the catalog of rollups."""
+    return catalogs.iceberg if dialect == "trino" else ICEBERG
+
+
 def create_staging(
     dialect: Dialect,
     staging: StagingTable,
     spec: RollupSpec,
     sources: Mapping[str, SourceTable],
     slices: Sequence[tuple[str, ...]],
+    *,
+    catalogs: TrinoCatalogs = _NAMED,
 ) -> str:
     """A statement that makes the staging table with some slices.
 
@@ -75,11 +83,12 @@ def create_staging(
         spec: the rollup.
         sources: by alias.
         slices: values of the slices to make; of a rollup without slices, one empty tuple.
+        catalogs: what Trino calls its catalogs; Spark's have names of ours.
 
     Raises: LakeError: a slice column has a type by which none can be chosen.
     """
-    select = select_slices(dialect, spec, sources, slices)
-    name = _table(dialect, CATALOG, STAGING_SCHEMA, staging.name)
+    select = select_slices(dialect, spec, sources, slices, catalogs=catalogs)
+    name = _table(dialect, iceberg_catalog(dialect, catalogs), STAGING_SCHEMA, staging.name)
     text = _text(dialect, staging.location)
     if dialect == "trino":
         columns = ", ".join(_text(dialect, _quoted(dialect, c)) for c in staging.slices)
@@ -101,10 +110,13 @@ def insert_staging(
     spec: RollupSpec,
     sources: Mapping[str, SourceTable],
     slices: Sequence[tuple[str, ...]],
+    *,
+    catalogs: TrinoCatalogs = _NAMED,
 ) -> str:
     """A statement that adds more slices to the staging table; see `create_staging`."""
-    select = select_slices(dialect, spec, sources, slices)
-    return f"INSERT INTO {_table(dialect, CATALOG, STAGING_SCHEMA, staging.name)}\n{select}"
+    select = select_slices(dialect, spec, sources, slices, catalogs=catalogs)
+    name = _table(dialect, iceberg_catalog(dialect, catalogs), STAGING_SCHEMA, staging.name)
+    return f"INSERT INTO {name}\n{select}"
 
 
 def select_slices(
@@ -112,10 +124,12 @@ def select_slices(
     spec: RollupSpec,
     sources: Mapping[str, SourceTable],
     slices: Sequence[tuple[str, ...]],
+    *,
+    catalogs: TrinoCatalogs = _NAMED,
 ) -> str:
     """The rollup's query over its sources, as far as they belong to the slices."""
     given = ",\n".join(
-        f"{_quoted(dialect, alias)} AS ({select_source(dialect, spec, source, slices)})"
+        f"{_quoted(dialect, alias)} AS ({select_source(dialect, spec, source, slices, catalogs=catalogs)})"
         for alias, source in sources.items()
     )
     # The query may end in a comment.
@@ -123,10 +137,19 @@ def select_slices(
 
 
 def select_source(
-    dialect: Dialect, spec: RollupSpec, source: SourceTable, slices: Sequence[tuple[str, ...]]
+    dialect: Dialect,
+    spec: RollupSpec,
+    source: SourceTable,
+    slices: Sequence[tuple[str, ...]],
+    *,
+    catalogs: TrinoCatalogs = _NAMED,
 ) -> str:
     """The rows of a source that belong to the slices; all, of one that is not sliced."""
-    catalog = CATALOG if source.is_iceberg else {"trino": "hive", "spark": "spark_catalog"}[dialect]
+    catalog = (
+        iceberg_catalog(dialect, catalogs)
+        if source.is_iceberg
+        else {"trino": catalogs.hive, "spark": _SPARK_HIVE}[dialect]
+    )
     table = _table(dialect, catalog, source.schema, source.table)
     select = f"SELECT * FROM {table}"  # noqa: S608 (see above)
     if not spec.slices or not set(spec.slices) <= set(source.types):
