@@ -455,7 +455,7 @@ def test_maintenance_keeps_what_the_table_holds_and_covers(
         flights("JFK", (1, "LAX", delay))
         flights("EWR", (2, "IAH", delay))
         runner.run(spec)
-    sql = f"SELECT * FROM iceberg.rollups.{name} ORDER BY 1, 2, 3"
+    sql = f"SELECT * FROM iceberg.rollups.{name} ORDER BY 1, 2, 3, 4"  # which is all of a row's key
     before = trino.query(sql)
     table = tables.load("rollups", name)
     files_before = age(table.metadata.location, 10)
