@@ -1,7 +1,8 @@
 """``python -m benchmarks.bench_lake``: how soon tables answer in SQL.
 
 The demo's data, 336,776 flights in three journals, 1% of them not persisted yet, behind one broker. A query
-is a process of its own, `gazctl sql`, from its start to its end: what a person waits for.
+is a process of its own, `gazctl sql`, from its start to its end: what a person waits for. Beside that: how
+long a new process takes to load Dagster's definitions of a hundred tables, imports included.
 """
 
 from __future__ import annotations
@@ -34,13 +35,19 @@ if TYPE_CHECKING:
     from benchmarks.figures import Figures
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["main", "measure_local_sql"]
+__all__ = ["main", "measure_definitions", "measure_local_sql"]
 
 _LATEST = Path(__file__).with_name("results") / "latest.json"
 _LIVE = FLIGHTS // 100
 _APPEND_FLIGHTS = 20_000
 _ROUNDS = 5
 _COUNT = "SELECT count(*) FROM flights"
+_TABLES = 100
+_COLUMNS = 30
+_LOAD = (
+    "from gazette_platform.definitions import defs; "
+    "print(len(defs.load_fn().get_repository_def().asset_graph.get_all_asset_keys()))"
+)
 _DELAYS = "SELECT origin, month, avg(dep_delay) FROM flights GROUP BY ALL"
 
 
@@ -98,6 +105,37 @@ def measure_local_sql(demo: _Demo, clock: Clock) -> Figures:
         }
 
 
+def measure_definitions(root: Path, clock: Clock) -> Figures:
+    """The best of some processes that load definitions of a hundred tables of thirty columns.
+
+    Args:
+        root: folder in which table specs are made.
+        clock: tells the time.
+    """
+    columns = "".join(f"  - {{name: c{n}, type: bigint, comment: c}}\n" for n in range(_COLUMNS))
+    tables = root / "hundred"
+    tables.mkdir()
+    for n in range(_TABLES):
+        (tables / f"t{n}.yaml").write_text(
+            f"name: s.t{n}\nselector: name:prefix=t{n}/\nformat: json\ncolumns:\n{columns}"
+        )
+
+    def load() -> float:
+        begun = clock.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-c", _LOAD],
+            env={**os.environ, "GAZETTE_TABLES": str(tables)},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        if int(done.stdout) < 2 * _TABLES:
+            raise LakeError(f"only {done.stdout.strip()} assets were loaded")
+        return clock.monotonic() - begun
+
+    return {f"lake_definitions_{_TABLES}_tables_s": _best(load)}
+
+
 def _best(measure: Callable[[], float]) -> float:
     return min(measure() for _ in range(_ROUNDS))
 
@@ -145,7 +183,10 @@ def main() -> int:
                 store_roots={"file:///": f"file://{server.fragments}/"},
             )
             _publish(client)
-            measured = measure_local_sql(_Demo(client, settings), clock)
+            measured = {
+                **measure_local_sql(_Demo(client, settings), clock),
+                **measure_definitions(Path(root), clock),
+            }
         found = {name: results.rounded(value) for name, value in measured.items()}
         print("  ".join(f"{name} {value}" for name, value in found.items()))
         if arguments.dry_run:

@@ -7,18 +7,20 @@ variables of `gazette_platform.lake.settings`. Rollups are there if their engine
 import os
 from pathlib import Path
 
-from dagster import AssetsDefinition, Definitions, definitions, in_process_executor
+from dagster import Definitions, definitions, in_process_executor
 
 from gazette_platform.assets import (
-    delays_by_month,
     raw_asset_specs,
     raw_checks,
-    rollup_jobs,
-    rollup_schedules,
-    route_by_month,
+    refused_asset_specs,
+    refused_checks,
+    rollup_definitions,
+    specs_asset_spec,
+    specs_check,
 )
-from gazette_platform.lake import LakeSettings, load_table_specs
-from gazette_platform.resources import platform_resources
+from gazette_platform.assets.rollups import ENGINE_RESOURCES
+from gazette_platform.lake import LakeSettings, SpecFolder, read_spec_folder
+from gazette_platform.resources import load_rollups, platform_resources
 from gazette_platform.sensors import catalog_sensor, fragments_sensor
 
 __all__ = ["build_definitions", "defs"]
@@ -27,25 +29,30 @@ __all__ = ["build_definitions", "defs"]
 def build_definitions(settings: LakeSettings) -> Definitions:
     """The definitions of one platform.
 
-    Table specs are read for the assets' descriptions; broken ones are left to the sensor to tell.
+    Table specs and rollups are read for the assets. Of table specs that are refused there are assets as
+    well, with a check that is red; refused rollups are left to the sensor `catalog` to tell.
     """
-    specs, _ = load_table_specs(Path(settings.tables)) if settings.tables else ({}, {})
-    rollups: list[AssetsDefinition] = []
-    resources = platform_resources(settings, specs=specs)
-    if settings.trino:
-        rollups.append(route_by_month)
-    if "spark" in resources:
-        rollups.append(delays_by_month)
-    jobs = rollup_jobs(rollups)
-    return Definitions(
-        assets=[*raw_asset_specs(specs.values()), *rollups],
-        asset_checks=raw_checks(specs.values()),
-        jobs=list(jobs.values()),
-        schedules=rollup_schedules(rollups, jobs),
-        sensors=[fragments_sensor, catalog_sensor],
-        resources=resources,
-        # One step a run: a process of its own for it would only cost its imports.
-        executor=in_process_executor,
+    folder = read_spec_folder(Path(settings.tables)) if settings.tables else SpecFolder()
+    specs, refused = folder.specs.values(), folder.refused.values()
+    rollups, _ = load_rollups(settings.rollups, folder.specs)
+    resources = platform_resources(settings, folder=folder, rollups=rollups)
+    engines = {"trino"} if settings.trino else set()
+    engines |= {"spark"} if settings.metastore and settings.iceberg_jar else set()
+    runnable = [r for r in rollups.values() if ENGINE_RESOURCES[r.engine] in engines]
+    return Definitions.merge(
+        Definitions(
+            assets=[
+                specs_asset_spec(),
+                *raw_asset_specs(specs, catalog=settings.trino_catalogs.hive),
+                *refused_asset_specs(refused),
+            ],
+            asset_checks=[specs_check(), *raw_checks(specs), *refused_checks(refused)],
+            sensors=[fragments_sensor, catalog_sensor],
+            resources=resources,
+            # One step a run: a process of its own for it would only cost its imports.
+            executor=in_process_executor,
+        ),
+        rollup_definitions(runnable, catalog=settings.trino_catalogs.iceberg),
     )
 
 

@@ -16,7 +16,7 @@ to a gRPC status or to an exit code lives at the edges (``broker.*_api``, ``cli`
     ├── DependencyFailed      an append was not made, because one that it was to follow has failed
     ├── SpoolsAwaited         only brokers that are away hold all that a journal acknowledged
     ├── SavepointError        ├── SavepointExists └── SavepointNotFound
-    ├── LakeError             ├── PartitionConflict └── SchemaMismatch
+    ├── LakeError             ├── PartitionConflict ├── SchemaMismatch └── RollupFenced
     └── SetupError            a tool, port or server that the platform needs is missing
 """
 
@@ -52,6 +52,7 @@ __all__ = [
     "PartitionConflict",
     "ProposalMismatch",
     "RegisterMismatch",
+    "RollupFenced",
     "SavepointError",
     "SavepointExists",
     "SavepointNotFound",
@@ -395,6 +396,12 @@ class PartitionConflict(LakeError):
 
 class SchemaMismatch(LakeError):
     """A table spec does not fit the data, or a table that exists."""
+
+
+class RollupFenced(LakeError):
+    """Another run has committed to a rollup since this one was planned; nothing was changed."""
+
+    retriable = True
 
 
 class SetupError(GazetteError):

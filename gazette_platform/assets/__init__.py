@@ -1,32 +1,41 @@
-"""Dagster assets: raw tables and their journals (external), and the rollups of the demo.
+"""Dagster assets: raw tables and their journals (external), and rollups.
 
 A *raw table* is materialised by the sensor, one dynamic partition per Hive partition, without a run.
-A *rollup* is materialised by runs that replace whole partitions, so that running one twice changes
-nothing; a schedule asks for those whose source has changed.
+A *rollup* is materialised by runs that make those of its slices anew whose sources have changed, so
+that running one twice changes nothing; a schedule asks for those that may have something to do.
 """
 
-from gazette_platform.assets.checks import raw_checks
-from gazette_platform.assets.freshness import SOURCE_KEY
+from gazette_platform.assets.checks import raw_checks, refused_checks, specs_check
+from gazette_platform.assets.freshness import SOURCES_KEY
 from gazette_platform.assets.raw import (
+    SPECS_KEY,
     journals_key,
     journals_partitions,
     raw_asset_specs,
+    refused_asset_specs,
+    specs_asset_spec,
     table_key,
     table_partitions,
 )
-from gazette_platform.assets.rollups import delays_by_month, route_by_month
-from gazette_platform.assets.schedules import rollup_jobs, rollup_schedules
+from gazette_platform.assets.rollups import RollupConfig, rollup_asset, rollup_key
+from gazette_platform.assets.schedules import job_name, rollup_definitions
 
 __all__ = [
-    "SOURCE_KEY",
-    "delays_by_month",
+    "SOURCES_KEY",
+    "SPECS_KEY",
+    "RollupConfig",
+    "job_name",
     "journals_key",
     "journals_partitions",
     "raw_asset_specs",
     "raw_checks",
-    "rollup_jobs",
-    "rollup_schedules",
-    "route_by_month",
+    "refused_asset_specs",
+    "refused_checks",
+    "rollup_asset",
+    "rollup_definitions",
+    "rollup_key",
+    "specs_asset_spec",
+    "specs_check",
     "table_key",
     "table_partitions",
 ]

@@ -1,11 +1,11 @@
-"""Blocking checks of raw tables: no gap, no overlap, counts agree, data fit the spec.
+"""Checks of raw tables: no gap, no overlap, counts agree, data fit the spec, and the table keeps up.
 
-The sensor evaluates them as it registers, without a run. They can also be executed from the Dagster
-UI, which audits the whole table at once and reads all of its fragments. What is only a warning blocks
-nothing.
+The sensor evaluates them as it registers, without a run. Each can also be executed from the Dagster
+UI, which looks at the whole table at once; `fits_spec` then reads all of its fragments. What is only a
+warning blocks nothing; nor does `keeps_up`, since what is registered is as good as ever.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from dagster import (
     AssetCheckEvaluation,
@@ -13,27 +13,40 @@ from dagster import (
     AssetCheckResult,
     AssetChecksDefinition,
     AssetCheckSeverity,
-    AssetCheckSpec,
     JsonMetadataValue,
     MetadataValue,
-    multi_asset_check,
+    TextMetadataValue,
+    asset_check,
 )
 
-from gazette_platform.assets.raw import table_key
+from gazette_platform.assets.raw import SPECS_KEY, table_key
 from gazette_platform.errors import LakeError
-from gazette_platform.lake import (
-    Finding,
-    FindingKind,
-    TableSpec,
-    all_fragments,
-    json_columns,
-    missing_columns,
-)
+from gazette_platform.lake import Finding, FindingKind, RefusedSpec, SpecFolder, TableSpec
+from gazette_platform.lake.applying import problems_with_journals
+from gazette_platform.lake.full_audit import audit_content, audit_index
+from gazette_platform.lake.overdue import overdue
+from gazette_platform.lake.standing import table_standing
+from gazette_platform.ops.clock import SystemClock
 from gazette_platform.resources import BrokerResource, LakeResource, MetastoreResource
 
-__all__ = ["CHECKS", "OVERLAP_CHECK", "check_evaluations", "raw_checks"]
+__all__ = [
+    "CHECKS",
+    "CHECKS_POOL",
+    "KEEPS_UP_CHECK",
+    "OVERLAP_CHECK",
+    "check_evaluations",
+    "keeps_up_evaluation",
+    "raw_checks",
+    "refused_checks",
+    "specs_check",
+    "specs_evaluation",
+]
 
 OVERLAP_CHECK = "no_overlap"
+KEEPS_UP_CHECK = "keeps_up"
+SPECS_CHECK = "specs_are_good"
+# Each may read a whole table: as many at a time as the pool allows.
+CHECKS_POOL = "lake.checks"
 # Check name by kind of finding, with what it says.
 CHECKS: dict[FindingKind, tuple[str, str]] = {
     "gap": ("no_gap", "Between a journal's first and last byte, each byte is in a fragment."),
@@ -47,6 +60,7 @@ CHECKS: dict[FindingKind, tuple[str, str]] = {
     ),
     "fit": ("fits_spec", "Fragments can be read, and hold what the table spec says."),
 }
+_KEEPS_UP = "The table spec is good, it matches journals, and what they hold is registered in time."
 _SHOWN = 20
 
 
@@ -70,59 +84,134 @@ def check_evaluations(table: str, findings: Sequence[Finding]) -> list[AssetChec
     ]
 
 
+def keeps_up_evaluation(
+    table: str, problems: Sequence[str], file: str = ""
+) -> AssetCheckEvaluation:
+    """Red, with what keeps a table from following its spec and its journals; green if nothing does."""
+    metadata: dict[str, int | TextMetadataValue] = {"problems": len(problems)}
+    if file:
+        metadata["spec_file"] = MetadataValue.text(file)
+    return AssetCheckEvaluation(
+        asset_key=table_key(table),
+        check_name=KEEPS_UP_CHECK,
+        passed=not problems,
+        severity=AssetCheckSeverity.ERROR,
+        description=_lines(problems) or "As it should be.",
+        metadata=metadata,
+        blocking=False,
+    )
+
+
+def specs_evaluation(folder: SpecFolder) -> AssetCheckEvaluation:
+    """Red, with all that is wrong with any file of the folder."""
+    texts = [" ".join(str(error).split()) for error in folder.errors]
+    return AssetCheckEvaluation(
+        asset_key=SPECS_KEY,
+        check_name=SPECS_CHECK,
+        passed=not texts,
+        severity=AssetCheckSeverity.ERROR,
+        description=_lines(texts) or "As it should be.",
+        metadata={"tables": len(folder.specs), "refused": len(folder.refused)},
+        blocking=False,
+    )
+
+
+def specs_check() -> AssetChecksDefinition:
+    """The check of the folder of table specs."""
+
+    @asset_check(
+        asset=SPECS_KEY,
+        name=SPECS_CHECK,
+        description="No file of the folder of table specs is refused.",
+    )
+    def look(lake: LakeResource) -> AssetCheckResult:
+        return _result(specs_evaluation(lake.folder()))
+
+    return look
+
+
 def raw_checks(specs: Iterable[TableSpec]) -> list[AssetChecksDefinition]:
-    """The checks of the tables known when definitions load."""
-    return [_checks(spec) for spec in specs]
+    """The checks of the tables known when definitions load, each of which can be executed alone."""
+    return [
+        check
+        for spec in specs
+        for check in (_keeps_up(spec.name), *(_audit(spec, kind) for kind in CHECKS))
+    ]
 
 
-def _checks(spec: TableSpec) -> AssetChecksDefinition:
-    @multi_asset_check(
-        name=f"audit_{spec.schema}__{spec.table}",
-        description=f"Compares {spec.name} with the brokers' index and the files.",
-        specs=[
-            AssetCheckSpec(name, asset=table_key(spec.name), description=text, blocking=True)
-            for name, text in CHECKS.values()
-        ],
+def refused_checks(refused: Iterable[RefusedSpec]) -> list[AssetChecksDefinition]:
+    """The checks of tables whose spec is refused."""
+    return [_keeps_up(table) for table in sorted({bad.table for bad in refused if bad.table})]
+
+
+def _keeps_up(table: str) -> AssetChecksDefinition:
+    @asset_check(
+        asset=table_key(table),
+        name=KEEPS_UP_CHECK,
+        description=_KEEPS_UP,
+        blocking=False,
+        pool=CHECKS_POOL,
+    )
+    def look(
+        broker: BrokerResource, metastore: MetastoreResource, lake: LakeResource
+    ) -> AssetCheckResult:
+        folder = lake.folder()
+        spec = folder.specs.get(table)
+        if spec is None:
+            errors = [
+                e for bad in folder.refused.values() if bad.table == table for e in bad.errors
+            ]
+            texts = [str(error) for error in errors] or [f"no table spec makes {table} any more"]
+            return _result(keeps_up_evaluation(table, texts))
+        clock = SystemClock()
+        with broker.source() as source, metastore.client().connect() as session:
+            journals = source.journals(spec.label_selector)
+            problems = [str(e) for e in problems_with_journals(spec, journals, clock.now())]
+            standing = table_standing(spec, journals, {}, session, clock.now())
+            problems += overdue(source, standing, clock.unix_s(), from_begin=True)
+        return _result(keeps_up_evaluation(table, problems, folder.files[table]))
+
+    return look
+
+
+def _audit(spec: TableSpec, kind: FindingKind) -> AssetChecksDefinition:
+    name, text = CHECKS[kind]
+
+    @asset_check(
+        asset=table_key(spec.name), name=name, description=text, blocking=True, pool=CHECKS_POOL
     )
     def audit(
         context: AssetCheckExecutionContext,
         broker: BrokerResource,
         metastore: MetastoreResource,
         lake: LakeResource,
-    ) -> Iterator[AssetCheckResult]:
-        findings: list[Finding] = []
+    ) -> AssetCheckResult:
+        roots = lake.roots()
         with broker.source() as source, metastore.client().connect() as session:
             table = session.table(spec.schema, spec.table)
             if table is None:
                 raise LakeError(f"table {spec.name} is not made yet: its journals hold no fragment")
-            auditor, fit_checker = lake.auditor(source), lake.fit_checker(source)
-            missing = set(json_columns(spec))
-            for journal in source.journals(spec.label_selector):
-                begin: int | None = 0
-                while begin is not None:
-                    found = auditor.audit(
-                        session, spec, table, journal.name, begin=begin, lists_objects=True
-                    )
-                    findings += found.findings
-                    begin = found.end
-                for fragment in all_fragments(source, journal.name):
-                    misfit, columns = fit_checker.check(spec, fragment)
-                    findings += [misfit] if misfit is not None else []
-                    missing -= columns
-                context.log.info("%s is audited", journal.name)
-            lost = missing_columns(spec, missing)
-            findings += [lost] if lost is not None else []
-        for evaluation in check_evaluations(spec.name, findings):
-            yield AssetCheckResult(
-                check_name=evaluation.check_name,
-                asset_key=evaluation.asset_key,
-                passed=evaluation.passed,
-                severity=evaluation.severity,
-                description=evaluation.description,
-                metadata=evaluation.metadata,
-            )
+            if kind == "fit":
+                found = list(audit_content(spec, source, roots))
+            else:
+                found = list(audit_index(session, spec, table, source, roots))
+        context.log.info("%s: %d findings of all kinds", spec.name, len(found))
+        (evaluation,) = (e for e in check_evaluations(spec.name, found) if e.check_name == name)
+        return _result(evaluation)
 
     return audit
+
+
+def _result(evaluation: AssetCheckEvaluation) -> AssetCheckResult:
+    """What a run says of a check, as the sensor would."""
+    return AssetCheckResult(
+        check_name=evaluation.check_name,
+        asset_key=evaluation.asset_key,
+        passed=evaluation.passed,
+        severity=evaluation.severity,
+        description=evaluation.description,
+        metadata=evaluation.metadata,
+    )
 
 
 def _severity(findings: Sequence[Finding]) -> AssetCheckSeverity:
@@ -133,8 +222,12 @@ def _severity(findings: Sequence[Finding]) -> AssetCheckSeverity:
 def _description(findings: Sequence[Finding]) -> str:
     if not findings:
         return "As it should be."
-    texts = list(dict.fromkeys(f.text or f.path for f in _wrong_first(findings)))
-    lines = texts[:_SHOWN]
+    return _lines(list(dict.fromkeys(f.text or f.path for f in _wrong_first(findings))))
+
+
+def _lines(texts: Sequence[str]) -> str:
+    """The first of `texts`, and how many more there are."""
+    lines = list(texts[:_SHOWN])
     if len(texts) > _SHOWN:
         lines.append(f"… and {len(texts) - _SHOWN} more.")
     return "\n".join(lines)

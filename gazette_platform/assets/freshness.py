@@ -1,8 +1,9 @@
-"""Has the source of a rollup changed since the rollup was made?
+"""Has a source of a rollup changed since the rollup last looked?
 
-The *version* of a raw table, or of a part of it, is a digest over the newest materialization of each
-of its Hive partitions, and over what its check ``no_overlap`` says. A run notes the version it read *before* it reads, so what arrives meanwhile
-makes it stale again and nothing is missed. No time is compared.
+The *mark* of a rollup is a digest over the newest materialization of each of its sources, over what their
+checks ``no_overlap`` say, and over its own code. A run notes the mark *before* it reads, so what arrives
+meanwhile lets it run again and nothing is missed. It only says that looking is worth while: what is made is
+decided by offsets. No time is compared.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from dagster import (
     AssetCheckKey,
     AssetCheckSeverity,
-    AssetRecordsFilter,
+    AssetKey,
     DagsterEventType,
     DagsterRunStatus,
     RunsFilter,
@@ -22,14 +23,17 @@ from dagster import (
 from gazette_platform.assets.checks import OVERLAP_CHECK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from dagster import AssetKey, DagsterInstance
+    from dagster import DagsterInstance
 
-__all__ = ["SOURCE_KEY", "has_unfinished_run", "noted_version", "source_version"]
+    from gazette_platform.lake.rollups import RollupSpec
 
-# Metadata key under which a rollup notes what it was made from.
-SOURCE_KEY = "gazette/source_version"
+__all__ = ["SOURCES_KEY", "has_unfinished_run", "noted_mark", "sources_mark"]
+
+# Metadata key under which a rollup notes its mark.
+SOURCES_KEY = "gazette/sources_mark"
+_DATA_VERSION = "dagster/data_version"
 
 _UNFINISHED = [
     DagsterRunStatus.QUEUED,
@@ -40,20 +44,47 @@ _UNFINISHED = [
 ]
 
 
-def source_version(
-    instance: DagsterInstance, source: AssetKey, belongs: Callable[[str], bool] = lambda _: True
-) -> str:
-    """The version of the part of `source` whose partition keys `belongs` accepts.
+def sources_mark(instance: DagsterInstance, spec: RollupSpec) -> str:
+    """The mark of a rollup as its sources are now.
 
-    Returns: 16 hex digits, or empty text if nothing was materialised.
+    Returns: 16 hex digits, or empty text if one of them was never materialized.
     """
-    newest = instance.get_latest_storage_id_by_partition(
-        source, DagsterEventType.ASSET_MATERIALIZATION
+    marks = [spec.code_version, spec.retention]
+    for source in sorted(spec.sources.values()):
+        key = AssetKey(source.split("."))
+        mark = _source_mark(instance, key)
+        if not mark:
+            return ""
+        marks += [mark, _overlaps(instance, key)]
+    return hashlib.sha256(repr(marks).encode()).hexdigest()[:16]
+
+
+def noted_mark(instance: DagsterInstance, rollup: AssetKey) -> str:
+    """The mark that the newest materialization of a rollup noted; empty: there is none."""
+    for record in instance.fetch_materializations(rollup, limit=1).records:
+        materialization = record.asset_materialization
+        if materialization is not None and SOURCES_KEY in materialization.metadata:
+            return str(materialization.metadata[SOURCES_KEY].value)
+    return ""
+
+
+def has_unfinished_run(instance: DagsterInstance, job: str) -> bool:
+    """Whether a run of `job` waits or runs."""
+    runs: Sequence[object] = instance.get_run_records(
+        RunsFilter(job_name=job, statuses=_UNFINISHED), limit=1
     )
-    parts = sorted((key, storage_id) for key, storage_id in newest.items() if belongs(key))
-    if not parts:
-        return ""
-    return hashlib.sha256(repr((parts, _overlaps(instance, source))).encode()).hexdigest()[:16]
+    return bool(runs)
+
+
+def _source_mark(instance: DagsterInstance, source: AssetKey) -> str:
+    """Of an asset without partitions its data version, which runs that change nothing leave alone."""
+    for record in instance.fetch_materializations(source, limit=1).records:
+        materialization = record.asset_materialization
+        if materialization is not None:
+            version = (materialization.tags or {}).get(_DATA_VERSION)
+            is_whole = materialization.partition is None
+            return version if version and is_whole else str(record.storage_id)
+    return ""
 
 
 def _overlaps(instance: DagsterInstance, source: AssetKey) -> str:
@@ -69,23 +100,3 @@ def _overlaps(instance: DagsterInstance, source: AssetKey) -> str:
     evaluation = told.asset_check_evaluation_data
     is_red = not evaluation.passed and evaluation.severity is AssetCheckSeverity.ERROR
     return str(evaluation.description) if is_red else ""
-
-
-def noted_version(instance: DagsterInstance, rollup: AssetKey, partition: str) -> str:
-    """The version that the newest materialization of a rollup's partition was made from."""
-    found = instance.fetch_materializations(
-        AssetRecordsFilter(asset_key=rollup, asset_partitions=[partition]), limit=1
-    )
-    for record in found.records:
-        materialization = record.asset_materialization
-        if materialization is not None and SOURCE_KEY in materialization.metadata:
-            return str(materialization.metadata[SOURCE_KEY].value)
-    return ""
-
-
-def has_unfinished_run(instance: DagsterInstance, job: str) -> bool:
-    """Whether a run of `job` waits or runs."""
-    runs: Sequence[object] = instance.get_run_records(
-        RunsFilter(job_name=job, statuses=_UNFINISHED), limit=1
-    )
-    return bool(runs)

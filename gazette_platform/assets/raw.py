@@ -15,19 +15,27 @@ from dagster import (
     TableSchema,
 )
 
+from gazette_platform.lake.catalogs import HIVE
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gazette_platform.lake import TableSpec
+    from gazette_platform.lake import RefusedSpec, TableSpec
 
 __all__ = [
+    "SPECS_KEY",
     "column_schema",
     "journals_key",
     "journals_partitions",
     "raw_asset_specs",
+    "refused_asset_specs",
+    "specs_asset_spec",
     "table_key",
     "table_partitions",
 ]
+
+# Names of tables have two parts, so this is none.
+SPECS_KEY = AssetKey("table_specs")
 
 
 def table_key(table: str) -> AssetKey:
@@ -50,21 +58,51 @@ def journals_partitions(table: str) -> DynamicPartitionsDefinition:
     return DynamicPartitionsDefinition(name=f"journals.{table}")
 
 
+def refused_asset_specs(refused: Iterable[RefusedSpec]) -> list[AssetSpec]:
+    """Assets of tables whose spec is refused, so that they are seen with what is wrong, and not gone."""
+    return [
+        AssetSpec(
+            table_key(table),
+            description="Its table spec is refused: see its check.",
+            group_name="raw",
+            kinds={"hive"},
+            partitions_def=table_partitions(table),
+        )
+        for table in sorted({bad.table for bad in refused if bad.table})
+    ]
+
+
 def column_schema(spec: TableSpec) -> TableSchema:
-    """The data columns of a table, for Dagster's catalog."""
+    """The columns of a table that its spec names, for Dagster's catalog, those of its path last."""
+    data = [(c.name, c.parsed.hive, c.comment) for c in spec.columns]
+    path = [(p.column, p.type, p.comment or "Of the path.") for p in spec.partitions]
     return TableSchema(
         columns=[
-            TableColumn(name=c.name, type=c.parsed.hive, description=c.comment or None)
-            for c in spec.columns
+            TableColumn(name=name, type=kind, description=text or None)
+            for name, kind, text in (*data, *path)
         ]
     )
 
 
-def raw_asset_specs(specs: Iterable[TableSpec]) -> list[AssetSpec]:
+def specs_asset_spec() -> AssetSpec:
+    """The folder of table specs, whose check has what is wrong with any file."""
+    return AssetSpec(
+        SPECS_KEY,
+        description="The folder of table specs, as the sensor `fragments` read it last.",
+        group_name="raw",
+        kinds={"yaml"},
+    )
+
+
+def raw_asset_specs(specs: Iterable[TableSpec], *, catalog: str = HIVE) -> list[AssetSpec]:
     """External assets of the tables known when definitions load.
 
     A spec added later works at once: its events appear under the same keys. Sensor `catalog` has
     Dagster load the definitions again, which adds its description, lineage and checks.
+
+    Args:
+        specs: the tables.
+        catalog: what Trino calls the catalog that they are in.
     """
     assets: list[AssetSpec] = []
     for spec in specs:
@@ -74,6 +112,8 @@ def raw_asset_specs(specs: Iterable[TableSpec]) -> list[AssetSpec]:
                 description=f"Journals that match `{spec.selector}`.",
                 group_name="journals",
                 kinds={"gazette"},
+                owners=spec.owners,
+                tags=spec.tags,
                 partitions_def=journals_partitions(spec.name),
                 metadata={"selector": spec.selector},
             )
@@ -85,13 +125,15 @@ def raw_asset_specs(specs: Iterable[TableSpec]) -> list[AssetSpec]:
                 description=spec.comment or f"Raw table of journals `{spec.selector}`.",
                 group_name="raw",
                 kinds={"hive", spec.format},
+                owners=spec.owners,
+                tags=spec.tags,
                 partitions_def=table_partitions(spec.name),
                 freshness_policy=FreshnessPolicy.time_window(
                     fail_window=timedelta(seconds=spec.fresh_within_s),
                     warn_window=timedelta(seconds=spec.fresh_within_s / 2),
                 ),
                 metadata={
-                    "dagster/table_name": f"hive.{spec.name}",
+                    "dagster/table_name": f"{catalog}.{spec.name}",
                     "dagster/column_schema": column_schema(spec),
                     "spec": MetadataValue.text(spec.digest),
                 },

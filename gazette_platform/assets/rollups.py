@@ -1,173 +1,219 @@
-"""Rollups of the demo's flights: one in Trino SQL, one in PySpark, both in Iceberg tables."""
+"""Rollups as assets: each of a spec, with the job that makes it.
 
-from collections.abc import Mapping
-from datetime import date, timedelta
-from functools import reduce
-from typing import Any
+A rollup is an asset without partitions: which of its slices are made is decided by offsets, within the run. Its
+data version is the digest of what it covers, so a run that changes nothing sets nothing behind it going.
+"""
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 from dagster import (
+    AssetCheckResult,
+    AssetCheckSeverity,
+    AssetCheckSpec,
     AssetExecutionContext,
     AssetKey,
+    AssetsDefinition,
+    Config,
+    DataVersion,
     FreshnessPolicy,
+    MaterializeResult,
     MetadataValue,
-    MonthlyPartitionsDefinition,
     RetryPolicy,
-    StaticPartitionsDefinition,
     TableColumn,
     TableSchema,
     asset,
 )
-from dagster_pyspark import LazyPySparkResource
+from pydantic import Field
 
-from gazette_platform.assets.freshness import SOURCE_KEY, source_version
-from gazette_platform.assets.raw import table_key
+from gazette_platform.assets.freshness import SOURCES_KEY, sources_mark
+from gazette_platform.errors import RollupFenced
+from gazette_platform.lake.catalogs import ICEBERG
+from gazette_platform.lake.rollups import PythonRollup, RollupSpec
 from gazette_platform.lake.spark import prepare_environment
-from gazette_platform.lake.sql import load_sql
-from gazette_platform.resources import LakeResource, TrinoResource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dagster import RawMetadataValue
+    from pyiceberg.table.snapshots import Snapshot
+    from pyspark.sql import DataFrame
+
+    from gazette_platform.lake.rollups.engines import RollupEngine
+    from gazette_platform.lake.rollups.iceberg import IcebergTable
 
 __all__ = [
-    "FLIGHTS",
-    "FRESHNESS",
-    "MONTHS",
-    "ORIGINS",
-    "delays_by_month",
-    "of_origin",
-    "route_by_month",
+    "COMPLETE_CHECK",
+    "ENGINE_RESOURCES",
+    "RollupConfig",
+    "engine_of",
+    "rollup_asset",
+    "rollup_key",
 ]
 
-FLIGHTS: AssetKey = table_key("flights.flights")
-ORIGINS = StaticPartitionsDefinition(["EWR", "JFK", "LGA"])
-MONTHS = MonthlyPartitionsDefinition(start_date="2013-01-01", end_date="2014-01-01")
-# As the raw table's default: a rollup is made anew within minutes of new fragments.
-FRESHNESS = FreshnessPolicy.time_window(
-    fail_window=timedelta(hours=25), warn_window=timedelta(hours=13)
-)
-_DELAYS = "iceberg.rollups.delays_by_month"
-_ROUTES = "iceberg.rollups.route_by_month"
+# Resource by engine.
+ENGINE_RESOURCES = {"trino": "trino", "spark": "spark", "python": "spark"}
+COMPLETE_CHECK = "slices_complete"
+_KINDS = {"trino": "trino", "spark": "pyspark", "python": "pyspark"}
+_SHOWN = 50
 
 
-def of_origin(origin: str, partition_key: str) -> bool:
-    """Whether a partition of the raw table holds flights from `origin`."""
-    return f"origin={origin}" in partition_key.split("/")
+class RollupConfig(Config):
+    """How a run is to be different from others."""
 
-
-@asset(
-    key=["rollups", "route_by_month"],
-    deps=[FLIGHTS],
-    partitions_def=ORIGINS,
-    retry_policy=RetryPolicy(max_retries=1, delay=5),
-    group_name="rollups",
-    kinds={"trino", "iceberg"},
-    freshness_policy=FRESHNESS,
-    pool="iceberg.rollups.route_by_month",
-    metadata={"dagster/table_name": _ROUTES},
-)
-def route_by_month(
-    context: AssetExecutionContext, trino: TrinoResource, lake: LakeResource
-) -> None:
-    """Flights and mean delays of each route and month, by Trino; a partition per origin."""
-    origins = list(context.partition_keys)
-    versions = {
-        origin: source_version(context.instance, FLIGHTS, lambda key, o=origin: of_origin(o, key))  # type: ignore[misc]
-        for origin in origins
-    }
-    trino.query(load_sql("trino/route_by_month_schema.sql"))
-    trino.query(load_sql("trino/route_by_month_table.sql"))
-    for origin in origins:
-        changed = trino.query(load_sql("trino/route_by_month.sql"), [origin, origin])
-        context.log.info("%s: %s rows changed", origin, changed[0][0] if changed else 0)
-    counts = {
-        str(origin): (int(rows), int(flights))
-        for origin, rows, flights in trino.query(load_sql("trino/route_by_month_count.sql"))
-    }
-    total = sum(rows for rows, _ in counts.values())
-    columns = [
-        TableColumn(name, kind)
-        for name, kind, *_ in trino.query(load_sql("trino/route_by_month_describe.sql"))
-    ]
-    for origin in origins:
-        rows, flights = counts.get(origin, (0, 0))
-        context.add_asset_metadata(
-            {
-                "dagster/row_count": total,
-                "dagster/partition_row_count": rows,
-                "dagster/column_schema": TableSchema(columns=columns),
-                "flights": flights,
-                "trino": _link(lake.trino_ui),
-                SOURCE_KEY: versions[origin],
-            },
-            partition_key=origin,
-        )
-
-
-@asset(
-    key=["rollups", "delays_by_month"],
-    deps=[FLIGHTS],
-    partitions_def=MONTHS,
-    retry_policy=RetryPolicy(max_retries=1, delay=5),
-    group_name="rollups",
-    kinds={"pyspark", "iceberg"},
-    freshness_policy=FRESHNESS,
-    pool="iceberg.rollups.delays_by_month",
-    metadata={"dagster/table_name": _DELAYS},
-)
-def delays_by_month(
-    context: AssetExecutionContext, spark: LazyPySparkResource, lake: LakeResource
-) -> None:
-    """Flights and mean delays of each month, by PySpark; a partition per month."""
-    months = list(context.partition_keys)
-    version = source_version(context.instance, FLIGHTS)
-    prepare_environment()
-    counts = write_delays(spark.spark_session, months)
-    schema = TableSchema(
-        columns=[
-            TableColumn(field.name, field.dataType.simpleString())
-            for field in spark.spark_session.table(_DELAYS).schema.fields
-        ]
+    force: bool = Field(
+        default=False,
+        description="Make all slices anew of what is there; rows whose raw content was pruned are lost.",
     )
-    for month in months:
-        flights = counts.get(month, 0)
-        context.add_asset_metadata(
-            {
-                "dagster/partition_row_count": int(month in counts),
-                "dagster/column_schema": schema,
-                "flights": flights,
-                "trino": _link(lake.trino_ui),
-                SOURCE_KEY: version,
-            },
-            partition_key=month,
-        )
 
 
-def write_delays(session: Any, months: list[str]) -> Mapping[str, int]:
-    """Replace the given months of delays_by_month, in one Iceberg commit.
+def rollup_key(name: str) -> AssetKey:
+    """Asset key of the rollup ``schema.table``."""
+    return AssetKey(name.split("."))
+
+
+def rollup_asset(rollup: RollupSpec | PythonRollup, *, catalog: str = ICEBERG) -> AssetsDefinition:
+    """The asset of a rollup; needs resources ``lake``, ``metastore`` and that of its engine.
 
     Args:
-        session: a Spark session with the Iceberg catalog.
-        months: first days, ISO, ascending.
-
-    Returns: flights by month; months without any are left out.
+        rollup: what to make.
+        catalog: what Trino calls the catalog that it is in.
     """
-    from pyspark.sql import functions as f  # noqa: PLC0415  loads Spark
+    spec = rollup.spec if isinstance(rollup, PythonRollup) else rollup
+    function = rollup.function if isinstance(rollup, PythonRollup) else None
+    resource = ENGINE_RESOURCES[spec.engine]
+    key = rollup_key(spec.name)
 
-    session.sql(load_sql("spark/delays_by_month_schema.sql"))
-    session.sql(load_sql("spark/delays_by_month_table.sql"))
-    frame = session.sql(
-        load_sql("spark/delays_by_month.sql"), args={"first": months[0], "last": months[-1]}
-    ).cache()
+    @asset(
+        key=key,
+        deps=[rollup_key(source) for source in sorted(set(spec.sources.values()))],
+        description=spec.comment or None,
+        group_name="rollups",
+        kinds={_KINDS[spec.engine], "iceberg"},
+        code_version=spec.code_version,
+        retry_policy=RetryPolicy(max_retries=1, delay=5),
+        freshness_policy=FreshnessPolicy.time_window(
+            fail_window=timedelta(seconds=spec.fresh_within_s),
+            warn_window=timedelta(seconds=spec.fresh_within_s / 2),
+        ),
+        pool=f"iceberg.{spec.name}",
+        required_resource_keys={"lake", "metastore", resource},
+        check_specs=[
+            AssetCheckSpec(
+                COMPLETE_CHECK,
+                asset=key,
+                description="No slice lacks content that came after some of its own was pruned.",
+            )
+        ],
+        metadata={
+            "dagster/table_name": f"{catalog}.{spec.name}",
+            "query": MetadataValue.md(f"```{'python' if function else 'sql'}\n{spec.sql}\n```"),
+        },
+    )
+    def make(context: AssetExecutionContext, config: RollupConfig) -> MaterializeResult:  # type: ignore[type-arg]  # Dagster knows it only so
+        return _run(context, spec, function, is_forced=config.force, catalog=catalog)
+
+    return make
+
+
+def _run(
+    context: AssetExecutionContext,
+    spec: RollupSpec,
+    function: "Callable[..., DataFrame] | None",
+    *,
+    is_forced: bool,
+    catalog: str,
+) -> MaterializeResult[None]:
+    """Bring a rollup up to date, and tell of it."""
+    # Slow to import, and every process that loads definitions loads this module.
+    from gazette_platform.lake.rollups.running import RollupRunner  # noqa: PLC0415
+
+    mark = sources_mark(context.instance, spec)
+    lake, metastore = context.resources.lake, context.resources.metastore.client()
+    tables = lake.iceberg_tables(metastore)
+    engine = engine_of(context.resources, spec, function)
+    runner = RollupRunner(metastore, tables, engine, log=context.log.info)
     try:
-        counts = {
-            date(row["year"], row["month"], 1).isoformat(): int(row["flights"])
-            for row in frame.select("year", "month", "flights").collect()
-        }
-        # Whole Iceberg partitions are named, so that months without any flight left are removed as well.
-        days = [date.fromisoformat(month) for month in months]
-        named = [(f.col("year") == day.year) & (f.col("month") == day.month) for day in days]
-        frame.coalesce(1).writeTo(_DELAYS).overwrite(reduce(lambda a, b: a | b, named))
-    finally:
-        frame.unpersist()
-    return counts
+        report = runner.run(spec, is_forced=is_forced)
+    except RollupFenced as err:
+        context.log.warning("%s", err)
+        mark = ""  # the schedule has it run again
+        report = runner.run(spec)
+    metadata: dict[str, RawMetadataValue] = {
+        "slices": len(report.covers.slices),
+        "slices_made": len(report.made),
+        "slices_dropped": len(report.dropped),
+        "rows_made": report.rows_made,
+        "covers": MetadataValue.json(_covers_shown(report.covers.offsets())),
+        **lake.table_page(f"{catalog}.{spec.name}"),
+        SOURCES_KEY: mark,
+    }
+    table = tables.load(spec.schema, spec.table)
+    if table is not None and table.snapshot is not None:
+        metadata |= _table_metadata(table, table.snapshot)
+    behind = [
+        ", ".join(f"{c}={v}" for c, v in zip(spec.slices, s.values, strict=True)) or "all"
+        for s in report.behind
+    ]
+    return MaterializeResult(
+        metadata=metadata,
+        data_version=DataVersion(report.covers.digest),
+        check_results=[
+            AssetCheckResult(
+                passed=not behind,
+                check_name=COMPLETE_CHECK,
+                severity=AssetCheckSeverity.WARN,
+                description=_behind_text(spec, behind),
+            )
+        ],
+    )
 
 
-def _link(trino_ui: str) -> MetadataValue:
-    return MetadataValue.url(f"{trino_ui}/ui/") if trino_ui else MetadataValue.null()
+def engine_of(
+    resources: Any, spec: RollupSpec, function: "Callable[..., DataFrame] | None" = None
+) -> "RollupEngine":
+    """The engine of a rollup, out of a run's resources. Starts Spark if it is that."""
+    # Slow to import, as above.
+    from gazette_platform.lake.rollups.engines import SparkEngine, TrinoEngine  # noqa: PLC0415
+
+    if ENGINE_RESOURCES[spec.engine] == "spark":
+        prepare_environment()
+        return SparkEngine(resources.spark.spark_session, function)
+    return TrinoEngine(resources.trino, resources.trino.catalogs)
+
+
+def _table_metadata(table: "IcebergTable", snapshot: "Snapshot") -> "dict[str, RawMetadataValue]":
+    summary = snapshot.summary
+    fields = table.metadata.schema().fields
+    return {
+        "dagster/row_count": int(summary["total-records"] or 0) if summary else 0,
+        "dagster/column_schema": TableSchema(
+            columns=[TableColumn(f.name, str(f.field_type)) for f in fields]
+        ),
+        "snapshot": str(snapshot.snapshot_id),
+    }
+
+
+def _covers_shown(offsets: dict[str, list[tuple[int, int]]]) -> dict[str, str]:
+    """Offsets by journal in words; those of the first journals, if they are many."""
+    shown = {
+        journal: ", ".join(f"{begin}-{end}" for begin, end in ranges[:_SHOWN])
+        for journal, ranges in list(offsets.items())[:_SHOWN]
+    }
+    if len(offsets) > _SHOWN:
+        shown["…"] = f"and {len(offsets) - _SHOWN} more journals"
+    return shown
+
+
+def _behind_text(spec: RollupSpec, behind: Iterable[str]) -> str:
+    slices = list(behind)
+    if not slices:
+        return "As it should be."
+    more = f" and {len(slices) - _SHOWN} more" if len(slices) > _SHOWN else ""
+    return (
+        f"Raw content of {'; '.join(slices[:_SHOWN])}{more} was pruned, so these slices are left as they are, "
+        f"though there is content, or code, that they were not made of. Slice {spec.name} by a column that is pruned "
+        "as a whole, such as the date of arrival; or set `retention: follow`; or run it with `force: true`, which "
+        "loses the rows of what was pruned."
+    )

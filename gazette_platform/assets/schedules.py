@@ -1,13 +1,10 @@
-"""Every minute: run the rollups whose source has changed, and no other."""
+"""Schedules of rollups: run those whose sources have changed, and no other."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from dagster import (
-    AssetsDefinition,
-    AssetSelection,
-    DagsterInstance,
     DefaultScheduleStatus,
-    PartitionsDefinition,
+    Definitions,
     RunRequest,
     ScheduleDefinition,
     ScheduleEvaluationContext,
@@ -15,70 +12,67 @@ from dagster import (
     define_asset_job,
     schedule,
 )
-from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from gazette_platform.assets.freshness import has_unfinished_run, noted_version, source_version
-from gazette_platform.assets.rollups import FLIGHTS, MONTHS, ORIGINS, of_origin
+from gazette_platform.assets.freshness import has_unfinished_run, noted_mark, sources_mark
+from gazette_platform.assets.maintenance import maintenance_job, maintenance_schedule
+from gazette_platform.assets.rollups import rollup_asset, rollup_key
+from gazette_platform.lake.catalogs import ICEBERG
+from gazette_platform.lake.rollups import PythonRollup, RollupSpec
 
-__all__ = ["rollup_jobs", "rollup_schedules", "stale_partitions"]
-
-_RANGE_START = "dagster/asset_partition_range_start"
-_RANGE_END = "dagster/asset_partition_range_end"
-
-
-def rollup_jobs(rollups: list[AssetsDefinition]) -> dict[str, UnresolvedAssetJobDefinition]:
-    """One job per rollup, by the name of its table."""
-    return {
-        rollup.key.path[-1]: define_asset_job(
-            rollup.key.path[-1], selection=AssetSelection.assets(rollup.key)
-        )
-        for rollup in rollups
-    }
+__all__ = ["job_name", "rollup_definitions"]
 
 
-def rollup_schedules(
-    rollups: list[AssetsDefinition], jobs: Mapping[str, UnresolvedAssetJobDefinition]
-) -> list[ScheduleDefinition]:
-    """One schedule per rollup, running from the start, over its job of `rollup_jobs`."""
-    return [_schedule(rollup, jobs[rollup.key.path[-1]]) for rollup in rollups]
+def rollup_definitions(
+    rollups: Iterable[RollupSpec | PythonRollup], *, catalog: str = ICEBERG
+) -> Definitions:
+    """Assets, jobs and running schedules of rollups, and of their maintenance; without resources.
 
+    Merge them, once, with definitions that have those of `platform_resources`.
 
-def stale_partitions(instance: DagsterInstance, rollup: AssetsDefinition) -> list[str]:
-    """Partitions of `rollup` that were made from another state of their source, in order."""
-    partitions: PartitionsDefinition | None = rollup.partitions_def
-    if partitions == ORIGINS:
-        return [
-            origin
-            for origin in ORIGINS.get_partition_keys()
-            if (version := source_version(instance, FLIGHTS, lambda k, o=origin: of_origin(o, k)))  # type: ignore[misc]
-            and version != noted_version(instance, rollup.key, origin)
-        ]
-    version = source_version(instance, FLIGHTS)
-    if not version:
-        return []
-    return [
-        month
-        for month in MONTHS.get_partition_keys()
-        if version != noted_version(instance, rollup.key, month)
+    Args:
+        rollups: what to make.
+        catalog: what Trino calls the catalog that they are in.
+    """
+    given = list(rollups)
+    specs = [one.spec if isinstance(one, PythonRollup) else one for one in given]
+    assets = [rollup_asset(one, catalog=catalog) for one in given]
+    jobs = [
+        define_asset_job(job_name(spec.name), selection=[made])
+        for spec, made in zip(specs, assets, strict=True)
     ]
+    return Definitions(
+        assets=assets,
+        jobs=[*jobs, *([maintenance_job(specs)] if specs else [])],
+        schedules=[
+            *(_schedule(spec) for spec in specs),
+            *([maintenance_schedule()] if specs else []),
+        ],
+    )
 
 
-def _schedule(rollup: AssetsDefinition, job: UnresolvedAssetJobDefinition) -> ScheduleDefinition:
-    name = rollup.key.path[-1]
+def job_name(rollup: str) -> str:
+    """Name of the job that makes the rollup ``schema.table``."""
+    return f"{rollup.replace('.', '__')}_job"  # without the end it would be that of an op
+
+
+def _schedule(spec: RollupSpec) -> ScheduleDefinition:
+    name = job_name(spec.name)
 
     @schedule(
-        name=f"{name}_schedule",
-        cron_schedule="* * * * *",
-        job=job,
+        name=f"{spec.name.replace('.', '__')}_schedule",
+        cron_schedule=spec.cron,
+        job_name=name,
         default_status=DefaultScheduleStatus.RUNNING,
-        description=f"Runs {name} when flights.flights has changed.",
+        description=f"Runs {spec.name} when {', '.join(sorted(spec.sources.values()))} has changed.",
     )
     def evaluate(context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
         if has_unfinished_run(context.instance, name):
             return SkipReason(f"A run of {name} is under way; the next tick looks again.")
-        stale = stale_partitions(context.instance, rollup)
-        if not stale:
-            return SkipReason("Nothing is new in flights.flights.")
-        return RunRequest(tags={_RANGE_START: stale[0], _RANGE_END: stale[-1]})
+        mark = sources_mark(context.instance, spec)
+        if not mark:
+            return SkipReason("Not all of its sources are there yet.")
+        if mark == noted_mark(context.instance, rollup_key(spec.name)):
+            return SkipReason(f"Nothing is new in {', '.join(sorted(spec.sources.values()))}.")
+        return RunRequest()
 
     return evaluate

@@ -60,7 +60,7 @@ def complete_tables(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of tables that begin so, of the folder of specs of the command line; else none."""
     try:
         from gazette_platform.lake.settings import LakeSettings  # noqa: PLC0415  completion only
-        from gazette_platform.lake.table_spec import load_table_specs  # noqa: PLC0415  as well
+        from gazette_platform.lake.spec_folder import load_table_specs  # noqa: PLC0415  as well
 
         folder = ctx.params.get("tables") or LakeSettings.from_environment(os.environ).tables
         names = load_table_specs(Path(folder))[0] if folder else {}

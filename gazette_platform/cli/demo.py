@@ -30,7 +30,7 @@ from gazette_platform.embedded.platform import PlatformOptions, environment_of, 
 from gazette_platform.errors import LakeError, SetupError
 from gazette_platform.lake.settings import LakeSettings
 from gazette_platform.lake.spark import start_session
-from gazette_platform.lake.sql import load_sql
+from gazette_platform.lake.sql import load_sql, sql_folder
 from gazette_platform.lake.trino import TrinoSession
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.yaml_specs import parse_journal_tree
@@ -116,9 +116,10 @@ def run(*, root: Path | None, keep: bool, store: str = "") -> int:
             # Before Dagster loads its definitions, so that its catalog describes the table.
             spec = _package_text("flights.table.yaml")
             (layout.tables / "flights.yaml").write_text(spec, "utf-8")
+            shutil.copytree(sql_folder() / "demo", layout.rollups, dirs_exist_ok=True)
             with Board() as board:
                 endpoints = start_detached(layout, options, board)
-            os.environ.update(environment_of(layout, endpoints))
+            os.environ.update(environment_of(layout, endpoints, has_trino=True))
             report = _Demo(layout, endpoints, console).run(data)
         finally:
             if not keep or report is None:

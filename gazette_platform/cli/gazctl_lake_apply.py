@@ -13,7 +13,6 @@ from gazette_platform.hive import MetastoreSession
 from gazette_platform.lake import LakeSettings, StoreRoots, TableSpec
 from gazette_platform.lake.applying import (
     SpecFile,
-    in_file,
     problems_among,
     problems_with_data,
     problems_with_journals,
@@ -22,7 +21,8 @@ from gazette_platform.lake.applying import (
 )
 from gazette_platform.lake.check import SAMPLE_BYTES
 from gazette_platform.lake.sampling import BrokerContent, served, spread
-from gazette_platform.lake.table_spec import read_table_spec, specs_by_file
+from gazette_platform.lake.spec_folder import in_file, specs_by_file
+from gazette_platform.lake.table_spec import read_table_spec
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import JournalSpec
 

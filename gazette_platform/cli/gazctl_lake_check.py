@@ -21,6 +21,8 @@ from gazette_platform.hive import MetastoreClient, MetastoreSession
 from gazette_platform.lake import BrokerSource, StoreRoots, TableSpec
 from gazette_platform.lake.applying import problems_with_journals
 from gazette_platform.lake.full_audit import audit_table
+from gazette_platform.lake.overdue import overdue
+from gazette_platform.lake.standing import table_standing
 from gazette_platform.ops.clock import SystemClock
 
 __all__ = ["check"]
@@ -46,8 +48,12 @@ def check(
 ) -> None:
     """Run the audits of tables, and exit with 1 if anything is red."""
     settings = settings_of()
-    specs, refused = specs_named(tables_folder(settings, tables), names)
-    told = [_Told(file, "spec", True, str(error)) for file, error in refused.items()]
+    specs, refused = specs_named(tables_folder(settings, tables), names, refused_too=True)
+    told = [
+        _Told(bad.table or file, "spec", True, str(error))
+        for file, bad in refused.items()
+        for error in bad.errors
+    ]
     roots = StoreRoots(settings.store_roots)
     metastore = MetastoreClient(settings.required("metastore"))
     with brokers(ctx, settings) as client, metastore.connect() as session:
@@ -84,8 +90,12 @@ def _check(
 ) -> Iterator[_Told]:
     source = BrokerSource(client)
     journals = source.journals(spec.label_selector)
-    for problem in problems_with_journals(spec, journals, SystemClock().now()):
+    now = SystemClock().now()
+    for problem in problems_with_journals(spec, journals, now):
         yield _Told(spec.name, "spec", True, str(problem))
+    standing = table_standing(spec, journals, {}, session, now)
+    for text in overdue(source, standing, now.timestamp(), from_begin=True):
+        yield _Told(spec.name, "lag", True, text)
     table = session.table(spec.schema, spec.table)
     if table is None:
         if journals:

@@ -16,7 +16,7 @@ from gazette_platform.cli.output import note, print_json, print_text
 from gazette_platform.client import Client
 from gazette_platform.errors import LakeError, ValidationError
 from gazette_platform.hive import MetastoreClient, MetastoreSession
-from gazette_platform.lake import LakeSettings, TableSpec, load_table_specs
+from gazette_platform.lake import LakeSettings, RefusedSpec, TableSpec, read_spec_folder
 
 __all__ = ["brokers", "metastore", "print_values", "settings_of", "specs_named", "tables_folder"]
 
@@ -68,21 +68,31 @@ def metastore(settings: LakeSettings) -> Iterator[MetastoreSession | None]:
 
 
 def specs_named(
-    folder: Path, names: list[str]
-) -> tuple[dict[str, TableSpec], dict[str, ValidationError]]:
-    """Specs of the tables that were named, or all; and errors by file.
+    folder: Path, names: list[str], *, refused_too: bool = False
+) -> tuple[dict[str, TableSpec], dict[str, RefusedSpec]]:
+    """Specs of the tables that were named, or all; and files that are refused.
+
+    Args:
+        folder: of specs.
+        names: of tables; none: all.
+        refused_too: whether a table that was named may be one whose file is refused.
 
     Raises: ValidationError: a table that was named has no spec.
     """
-    specs, errors = load_table_specs(folder)
-    missing = [name for name in names if name not in specs]
+    found = read_spec_folder(folder)
+    if not names:
+        return dict(found.specs), dict(found.refused)
+    refused = {file: bad for file, bad in found.refused.items() if bad.table in names}
+    known = {*found.specs, *(bad.table for bad in refused.values() if refused_too)}
+    missing = [name for name in names if name not in known]
     if missing:
-        broken = f"; {len(errors)} files there are refused" if errors else ""
+        of_them = [str(e) for bad in refused.values() if bad.table in missing for e in bad.errors]
+        why = f"; {len(found.refused)} files there are refused" if found.refused else ""
         raise ValidationError(
-            f"no spec in {folder} is of table {', '.join(missing)}{broken} "
-            "(`gazctl lake list` shows all)"
+            f"no spec in {folder} is of table {', '.join(missing)}"
+            + (f": {'; '.join(of_them)}" if of_them else f"{why} (`gazctl lake list` shows all)")
         )
-    return ({name: specs[name] for name in names} if names else specs), errors
+    return {name: found.specs[name] for name in names if name in found.specs}, refused
 
 
 def print_values(values: list[dict[str, Any]], output_format: OutputFormat) -> None:

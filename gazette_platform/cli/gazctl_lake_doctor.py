@@ -1,5 +1,6 @@
 """`gazctl lake doctor`."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +18,7 @@ from gazette_platform.cli.gazctl_lake_context import (
 )
 from gazette_platform.cli.output import print_text
 from gazette_platform.errors import GazetteError, LakeError
-from gazette_platform.hive import HiveTable, MetastoreClient
+from gazette_platform.hive import HiveTable, MetastoreClient, MetastoreSession
 from gazette_platform.lake import LakeSettings, StoreRoots, TableSpec
 from gazette_platform.lake.doctor import (
     Diagnosis,
@@ -26,7 +27,7 @@ from gazette_platform.lake.doctor import (
     made_tables,
     read_by_spark,
 )
-from gazette_platform.lake.trino import TrinoSession
+from gazette_platform.lake.trino import TrinoLogin, TrinoSession
 
 __all__ = ["doctor"]
 
@@ -55,7 +56,7 @@ def _diagnoses(ctx: typer.Context, tables: Path | None, *, spark: bool) -> Itera
     folder = tables_folder(settings, tables)
     specs, refused = specs_named(folder, [])
     yield Diagnosis("specs", "ok", f"{folder} has {len(specs)} that are good")
-    for error in refused.values():
+    for error in (error for bad in refused.values() for error in bad.errors):
         yield Diagnosis("specs", "error", str(error), "correct the file, or take it out")
     yield from _of_brokers(ctx, settings, specs)
     if not settings.metastore:
@@ -66,7 +67,7 @@ def _diagnoses(ctx: typer.Context, tables: Path | None, *, spark: bool) -> Itera
             found, told = made_tables(session, specs.values())
             yield from told
             if settings.trino:
-                yield from look_at_trino(TrinoSession(settings.trino), session, found)
+                yield from _of_trino(settings, session, found)
             else:
                 yield Diagnosis("Trino", "warning", "none is configured", "set GAZETTE_TRINO_URI")
     except LakeError as err:
@@ -89,6 +90,17 @@ def _of_brokers(
         return
     yield Diagnosis("brokers", "ok", f"{address} answers; tables have {len(journals)} journal(s)")
     yield from look_at_stores(journals, roots)
+
+
+def _of_trino(
+    settings: LakeSettings, session: MetastoreSession, tables: list[HiveTable]
+) -> Iterator[Diagnosis]:
+    try:
+        trino = TrinoSession(settings.trino, login=TrinoLogin.from_environment(os.environ))
+    except GazetteError as err:
+        yield Diagnosis("Trino", "error", str(err), "correct what the environment says of Trino")
+        return
+    yield from look_at_trino(trino, session, tables, catalogs=settings.trino_catalogs)
 
 
 def _of_spark(settings: LakeSettings, tables: list[HiveTable]) -> Iterator[Diagnosis]:

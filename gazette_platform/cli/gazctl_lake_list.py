@@ -16,7 +16,8 @@ from gazette_platform.cli.gazctl_lake_context import (
     tables_folder,
 )
 from gazette_platform.cli.output import NONE, note, print_table, print_text
-from gazette_platform.errors import ValidationError
+from gazette_platform.lake import BrokerSource, RefusedSpec
+from gazette_platform.lake.overdue import overdue
 from gazette_platform.lake.standing import TableStanding, table_standing
 from gazette_platform.ops.clock import SystemClock
 
@@ -42,8 +43,7 @@ def list_tables(
     for standing in standings:
         for problem in standing.problems:
             note(f"{standing.spec.name}: {problem}")
-    for error in refused.values():
-        note(f"refused: {error}")
+    _note_refused(refused)
 
 
 def describe(
@@ -56,15 +56,14 @@ def describe(
         return
     for index, standing in enumerate(standings):
         print_text(("\n" if index else "") + "\n".join(_lines(standing)))
-    for error in refused.values():
-        note(f"refused: {error}")
+    _note_refused(refused)
 
 
 def _standings(
     ctx: typer.Context, names: list[str], tables: Path | None
-) -> tuple[list[TableStanding], dict[str, ValidationError]]:
+) -> tuple[list[TableStanding], dict[str, RefusedSpec]]:
     settings = settings_of()
-    specs, errors = specs_named(tables_folder(settings, tables), names)
+    specs, refused = specs_named(tables_folder(settings, tables), names, refused_too=True)
     now = SystemClock().now()
     found: list[TableStanding] = []
     with brokers(ctx, settings) as client, metastore(settings) as session:
@@ -72,8 +71,11 @@ def _standings(
             listings = client.list(spec.label_selector)
             heads = client.write_heads(listings)
             journals = [listing.spec for listing in listings]
-            found.append(table_standing(spec, journals, heads, session, now))
-    return found, {} if names else errors
+            standing = table_standing(spec, journals, heads, session, now)
+            if session is not None:
+                standing.problems += overdue(BrokerSource(client), standing, now.timestamp())
+            found.append(standing)
+    return found, refused
 
 
 def _row(standing: TableStanding) -> list[str]:
@@ -87,8 +89,18 @@ def _cell(value: object) -> str:
     return NONE if value is None else str(value)
 
 
-def _refused(errors: dict[str, ValidationError]) -> list[dict[str, Any]]:
-    return [{"file": name, "problems": [str(error)]} for name, error in errors.items()]
+def _refused(refused: dict[str, RefusedSpec]) -> list[dict[str, Any]]:
+    return [
+        {"file": file, "table": bad.table or None, "problems": [str(e) for e in bad.errors]}
+        for file, bad in refused.items()
+    ]
+
+
+def _note_refused(refused: dict[str, RefusedSpec]) -> None:
+    for bad in refused.values():
+        of_table = f"{bad.table}: " if bad.table else ""
+        for error in bad.errors:
+            note(f"{of_table}refused: {error}")
 
 
 def _full(standing: TableStanding) -> dict[str, Any]:

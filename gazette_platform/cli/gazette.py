@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -150,6 +151,21 @@ def up(  # noqa: PLR0917  options are named
         ),
     ] = None,
     store: Store = "",
+    metastore: Annotated[
+        str,
+        typer.Option(
+            metavar="URI",
+            help="A Hive Metastore of your own, thrift://HOST:PORT, in place of the platform's.",
+        ),
+    ] = "",
+    trino: Annotated[
+        str,
+        typer.Option(
+            metavar="URI",
+            help="A Trino of your own, http(s)://HOST:PORT, in place of the platform's. Who asks it is "
+            "told by GAZETTE_TRINO_USER and others.",
+        ),
+    ] = "",
     *,
     detach: Annotated[bool, typer.Option("--detach", help="Return when all is ready.")] = False,
 ) -> None:
@@ -168,6 +184,8 @@ def up(  # noqa: PLR0917  options are named
     gazette up --root ~/platform --definitions my_assets.py
 
     gazette up --root ~/platform --store "s3://bucket/lake/?region=eu-central-1"
+
+    gazette up --root ~/platform --metastore thrift://hms:9083 --trino https://trino:8443
     """
     from gazette_platform.embedded.board import Board  # noqa: PLC0415  an extra
     from gazette_platform.embedded.control import start_detached  # noqa: PLC0415
@@ -176,7 +194,11 @@ def up(  # noqa: PLR0917  options are named
     from gazette_platform.embedded.supervisor import ComponentFailed, Supervisor  # noqa: PLC0415
 
     layout = PlatformDir.at(root)
-    options = _platform_options(brokers, without or [], port or [], definitions or [], store)
+    options = replace(
+        _platform_options(brokers, without or [], port or [], definitions or [], store),
+        metastore=metastore,
+        trino=trino,
+    )
     check_extras(options)
     try:
         with Board() as board:
@@ -298,7 +320,7 @@ def env(root: Root) -> None:
 
     layout = _existing(root)
     endpoints = Endpoints.load(layout.endpoints)
-    variables = environment_of(layout, endpoints)
+    variables = environment_of(layout, endpoints, has_trino="trino" in endpoints.pids)
     if endpoints.broker:
         # gazctl's own.
         variables["BROKER_ADDRESS"] = variables["GAZETTE_BROKER_ADDRESS"]

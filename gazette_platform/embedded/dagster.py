@@ -46,8 +46,14 @@ _LOCATIONS = """{ workspaceOrError { ... on Workspace { locationEntries {
 _DAEMONS = """{ instance { daemonHealth { allDaemonStatuses {
   required healthy lastHeartbeatTime } } } }"""
 # SQLite under DAGSTER_HOME is the default of every storage. A run is a process of 0.3 to 1 GB, so
-# two at a time are what a small machine holds; others wait in the queue.
-_INSTANCE = """\
+# two at a time are what a small machine holds; others wait in the queue. So do runs that use a pool, such as that
+# of a table that has one writer at a time, or of the checks, which may read whole tables.
+_POOLS = """\
+  pools:
+    default_limit: 1
+    granularity: run
+"""
+_INSTANCE = f"""\
 # Written by `gazette up` where there is none; yours to change.
 telemetry:
   enabled: false
@@ -56,6 +62,7 @@ nux:
 concurrency:
   runs:
     max_concurrent_runs: 2
+{_POOLS}\
 sensors:
   use_threads: true
   num_workers: 4
@@ -113,7 +120,8 @@ def dagster_components(
             "or leave it out with --without dagster"
         )
     settings = home / "dagster.yaml"
-    if not settings.exists():
+    # One as former releases wrote it is nobody's own.
+    if not settings.exists() or settings.read_text("utf-8") == _INSTANCE.replace(_POOLS, ""):
         settings.write_text(_INSTANCE, "utf-8")
     all_environment = {
         **environment,

@@ -92,6 +92,11 @@ class PlatformDir:
         """Table specs, as YAML."""
         return self.root / "tables"
 
+    @property
+    def rollups(self) -> Path:
+        """Rollups, as SQL, below the name of their engine."""
+        return self.root / "rollups"
+
     def make(self) -> None:
         """Create every folder that is missing.
 
@@ -108,6 +113,7 @@ class PlatformDir:
             self.dagster,
             self.warehouse,
             self.tables,
+            self.rollups,
         )
         if self.root.exists() and not self.root.is_dir():
             raise SetupError(f"{self.root} is not a folder (choose another with --root)")

@@ -9,16 +9,19 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from gazette_platform.embedded import broker, dagster, etcd, metastore, s3, tools, trino
 from gazette_platform.embedded.endpoints import Endpoints
 from gazette_platform.embedded.layout import pyspark_jars
 from gazette_platform.embedded.ports import HOST
 from gazette_platform.errors import SetupError, ValidationError
+from gazette_platform.lake.catalogs import HIVE, ICEBERG
 from gazette_platform.lake.s3 import S3Access
+from gazette_platform.lake.spark import PROVIDED, is_local
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from gazette_platform.embedded.component import Component
     from gazette_platform.embedded.layout import PlatformDir
@@ -56,6 +59,10 @@ class PlatformOptions:
     store: str = ""
     """Of fragments and tables, for engines: an ``s3://`` URL; ``s3``: a server of the platform's own;
     empty: folders only."""
+    metastore: str = ""
+    """``thrift://host:port`` of a Hive Metastore of one's own, used in place of the platform's."""
+    trino: str = ""
+    """``http(s)://host:port`` of a Trino of one's own, used in place of the platform's."""
 
     def __post_init__(self) -> None:
         unknown = sorted(self.without - set(OPTIONAL))
@@ -68,6 +75,7 @@ class PlatformOptions:
             raise ValidationError(
                 f"expected 1 to {_BROKERS_MAX}, got {self.brokers}", path="--brokers"
             )
+        self._check_outside()
         self._check_definitions()
         unknown = sorted(set(self.ports) - set(self.port_names()))
         if unknown:
@@ -99,6 +107,20 @@ class PlatformOptions:
         """Names of ports that have to be the same in each run: specs of journals hold the store's URL."""
         return (s3.NAME,) if self.has_own_store else ()
 
+    def _check_outside(self) -> None:
+        for name, address, schemes in (
+            ("metastore", self.metastore, ("thrift",)),
+            ("trino", self.trino, ("http", "https")),
+        ):
+            if address and not _is_address(address, schemes):
+                expected = " or ".join(f"{scheme}://host:port" for scheme in schemes)
+                raise ValidationError(f"expected {expected}, got {address!r}", path=f"--{name}")
+            if address and name in self.without:
+                raise ValidationError(
+                    f"{name} is in --without, too: leave that out, for its own is not started",
+                    path=f"--{name}",
+                )
+
     def _check_definitions(self) -> None:
         if self.definitions and not self.has("dagster"):
             raise ValidationError("without dagster nothing would load it", path="--definitions")
@@ -113,7 +135,12 @@ class PlatformOptions:
             stems.add(path.stem)
 
     def has(self, name: str) -> bool:
-        """Whether the component `name` is part of the platform."""
+        """Whether the component `name` is part of the platform, and so started by it."""
+        outside = {"metastore": self.metastore, "trino": self.trino}
+        return name not in self.without and not outside.get(name)
+
+    def uses(self, name: str) -> bool:
+        """Whether there is a server `name`, the platform's own or another."""
         return name not in self.without
 
     def broker_names(self) -> list[str]:
@@ -132,11 +159,19 @@ class PlatformOptions:
         return names + list(dagster.code_servers(self.definitions) if self.has("dagster") else ())
 
 
+def _is_address(text: str, schemes: Collection[str]) -> bool:
+    parts = urlsplit(text)
+    try:
+        return parts.scheme in schemes and bool(parts.hostname and parts.port)
+    except ValueError:
+        return False
+
+
 def endpoints_of(options: PlatformOptions, ports: Mapping[str, int]) -> Endpoints:
     """Addresses of a platform that runs on `ports`."""
 
-    def address(scheme: str, name: str) -> str:
-        return f"{scheme}://{HOST}:{ports[name]}" if options.has(name) else ""
+    def address(scheme: str, name: str, other: str = "") -> str:
+        return f"{scheme}://{HOST}:{ports[name]}" if options.has(name) else other
 
     brokers = tuple(f"http://{HOST}:{ports[name]}" for name in options.broker_names())
     return Endpoints(
@@ -144,16 +179,24 @@ def endpoints_of(options: PlatformOptions, ports: Mapping[str, int]) -> Endpoint
         brokers=brokers,
         http=f"http://{HOST}:{ports['broker-1-http']}" if brokers else "",
         etcd=f"http://{HOST}:{ports['etcd']}",
-        metastore=address("thrift", "metastore"),
-        trino=address("http", "trino"),
+        metastore=address("thrift", "metastore", options.metastore),
+        trino=address("http", "trino", options.trino),
         dagster=address("http", "dagster"),
         s3=f"http://{HOST}:{ports[s3.NAME]}" if options.has_own_store else "",
         store=s3.own_store(ports[s3.NAME]) if options.has_own_store else options.store,
     )
 
 
-def environment_of(layout: PlatformDir, endpoints: Endpoints) -> dict[str, str]:
-    """Variables by which the lake, Dagster and Spark find this platform."""
+def environment_of(
+    layout: PlatformDir, endpoints: Endpoints, *, has_trino: bool = False
+) -> dict[str, str]:
+    """Variables by which the lake, Dagster and Spark find this platform.
+
+    Args:
+        layout: its folders.
+        endpoints: its addresses.
+        has_trino: whether Trino is its own, whose catalogs have the names that we gave them.
+    """
     variables = {
         "GAZETTE_ENDPOINTS": str(layout.endpoints),
         # Any of them may end.
@@ -162,9 +205,12 @@ def environment_of(layout: PlatformDir, endpoints: Endpoints) -> dict[str, str]:
         "GAZETTE_TRINO_URI": endpoints.trino,
         "GAZETTE_DAGSTER_URI": endpoints.dagster,
         "GAZETTE_TABLES": str(layout.tables),
+        "GAZETTE_ROLLUPS": str(layout.rollups),
         "GAZETTE_LAKE_STORE_ROOTS": json.dumps({"file:///": f"file://{layout.fragments}/"}),
         "GAZETTE_WAREHOUSE": _warehouse(layout, endpoints),
     }
+    if has_trino:
+        variables |= {"GAZETTE_TRINO_CATALOG": HIVE, "GAZETTE_TRINO_ICEBERG_CATALOG": ICEBERG}
     if endpoints.store:
         variables["GAZETTE_LAKE_STORE"] = endpoints.store
         if endpoints.s3:
@@ -175,11 +221,14 @@ def environment_of(layout: PlatformDir, endpoints: Endpoints) -> dict[str, str]:
         variables |= {
             "GAZETTE_ICEBERG_JAR": str(tools.iceberg_spark_runtime()),
             "JAVA_HOME": str(tools.java(21)),
-            # Else Spark's workers start another interpreter, which lacks the packages of this one.
-            "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
-            "SPARK_LOCAL_IP": HOST,
         }
+        if is_local(os.environ.get("GAZETTE_SPARK_MASTER") or "local"):
+            # Else Spark's workers start another interpreter, which lacks the packages of this one.
+            # Those of a cluster are on other machines, from where loopback is not reached.
+            variables |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": HOST}
+        if os.environ.get("GAZETTE_ICEBERG_JAR") == PROVIDED:
+            variables["GAZETTE_ICEBERG_JAR"] = PROVIDED
     return {name: value for name, value in variables.items() if value}
 
 
@@ -195,7 +244,7 @@ def check_extras(options: PlatformOptions) -> None:
 
     Raises: SetupError: one is not installed; names the extra.
     """
-    if options.has("metastore"):
+    if options.uses("metastore"):
         pyspark_jars()
     if options.has("dagster") and importlib.util.find_spec("dagster_webserver") is None:
         raise SetupError(
@@ -212,7 +261,7 @@ def install_tools(options: PlatformOptions) -> None:
     tools.etcd()
     if options.has_own_store:
         tools.s3_server()
-    if options.has("metastore"):
+    if options.uses("metastore"):
         tools.java(21)
         tools.iceberg_spark_runtime()
         if options.store:
@@ -271,7 +320,7 @@ def components_of(
         found += trino.trino_components(
             layout.trino,
             port=ports["trino"],
-            metastore=endpoints.metastore.removeprefix("thrift://"),
+            metastore=urlsplit(endpoints.metastore).netloc,
             uses=(*stores, *lake),
             s3=access,
             environment=keys,
@@ -282,7 +331,7 @@ def components_of(
             port=ports["dagster"],
             code_ports=ports,
             definitions=options.definitions,
-            environment=environment_of(layout, endpoints),
+            environment=environment_of(layout, endpoints, has_trino=options.has("trino")),
             requires=(*brokers, *lake),
             uses=tuple(name for name in (trino.NAME,) if options.has(name)),
         )

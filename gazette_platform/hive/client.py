@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol, Self, final
 from urllib.parse import urlsplit
@@ -32,6 +33,10 @@ __all__ = ["MetastoreClient", "MetastoreSession", "SharedMetastore"]
 # well inside the timeout below, and its message is far under Thrift's frame limits.
 _BATCH = 500
 _LOCK_WAIT_S = 10.0
+# Engines hold the lock of a table for the time of one commit.
+_TABLE_LOCK_WAIT_S = 30.0
+# Parameter of an Iceberg table: the file that says all of it.
+_METADATA = "metadata_location"
 
 
 @final
@@ -264,6 +269,53 @@ class MetastoreSession:
                 f"others took the lock of {database}.{table} away, since this process was held up; "
                 "what it wrote is looked at again at the next tick"
             )
+
+    def swap_iceberg_metadata(
+        self, database: str, name: str, *, expected: str, location: str
+    ) -> bool:
+        """Let an Iceberg table have another metadata file, if it still has the `expected` one.
+
+        The lock is the one that other clients of Iceberg take, so that none overwrites what is swapped in
+        here. Who is held up and loses it does no harm: the metastore itself compares before it writes.
+
+        Returns: False if it has another one, or is gone: nothing was changed.
+        Raises: LakeError: the metastore refused, or others hold the lock for too long; or it broke off, and
+            then the table may have either.
+        """
+        lock = HeldLock(self._client, database, name, self._clock, suffix="")
+        what = f"commit to {database}.{name}"
+        with self._calling(what):
+            # Engines do not say when they were last alive: no lock of theirs is broken for its age.
+            lock.acquire(wait_s=_TABLE_LOCK_WAIT_S, lease_s=math.inf)
+            try:
+                return self._swap(database, name, expected, location)
+            finally:
+                with suppress(TException):  # it ends by itself
+                    lock.release()
+
+    def _swap(self, database: str, name: str, expected: str, location: str) -> bool:
+        try:
+            table = self._client.get_table(database, name)
+        except ttypes.NoSuchObjectException:
+            return False
+        if table.parameters.get(_METADATA) != expected:
+            return False
+        table.parameters |= {_METADATA: location, f"previous_{_METADATA}": expected}
+        context = ttypes.EnvironmentContext(
+            properties={
+                "DO_NOT_UPDATE_STATS": "true",
+                "expected_parameter_key": _METADATA,
+                "expected_parameter_value": expected,
+            }
+        )
+        try:
+            self._client.alter_table_with_environment_context(database, name, table, context)
+        except ttypes.MetaException:
+            current = self._client.get_table(database, name).parameters.get(_METADATA)
+            if current == expected:
+                raise
+            return bool(current == location)
+        return True
 
     # -------------------------------------------------------- Hive partitions
 

@@ -111,10 +111,14 @@ def _is_gone(holder: str) -> bool:
 class HeldLock:
     """A lock that is held, or waited for."""
 
-    def __init__(self, client: Any, database: str, table: str, clock: Clock) -> None:
+    def __init__(
+        self, client: Any, database: str, table: str, clock: Clock, *, suffix: str = _SUFFIX
+    ) -> None:
         self._client = client
         self._database = database
         self._table = table
+        self._lock = f"{table}{suffix}"
+        self._what = f"the {'accounts' if suffix else 'contents'} of {database}.{table}"
         self._clock = clock
         self._name = f"{this_process()} {next(_numbers)}"
         self._id = 0
@@ -136,7 +140,7 @@ class HeldLock:
             type=ttypes.LockType.EXCLUSIVE,
             level=ttypes.LockLevel.TABLE,
             dbname=self._database,
-            tablename=f"{self._table}{_SUFFIX}",
+            tablename=self._lock,
         )
         request = ttypes.LockRequest(
             component=[component],
@@ -156,7 +160,7 @@ class HeldLock:
                 holders = ", ".join(lock.holder for lock in self._seen() if lock.id < self._id)
                 self.release()
                 raise LakeError(
-                    f"the accounts of {self._database}.{self._table} are being changed by "
+                    f"{self._what} are being changed by "
                     f"{holders or 'another process'} for more than {wait_s:g} s; it is tried again"
                 )
             self._break_dead(lease_s)
@@ -189,9 +193,7 @@ class HeldLock:
         return True
 
     def _seen(self) -> list[LockSeen]:
-        request = ttypes.ShowLocksRequest(
-            dbname=self._database, tablename=f"{self._table}{_SUFFIX}"
-        )
+        request = ttypes.ShowLocksRequest(dbname=self._database, tablename=self._lock)
         return [
             LockSeen(
                 lock.lockid,

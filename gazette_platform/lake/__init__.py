@@ -21,12 +21,13 @@ from gazette_platform.lake.registration import JournalProgress, Registrar, Table
 from gazette_platform.lake.repair import MovedFile, Repair, Repairer
 from gazette_platform.lake.settings import LakeSettings
 from gazette_platform.lake.source import BrokerSource, FragmentSource, all_fragments
-from gazette_platform.lake.table_spec import (
-    TableSpec,
+from gazette_platform.lake.spec_folder import (
+    RefusedSpec,
+    SpecFolder,
     load_table_specs,
-    parse_table_spec,
-    specs_digest,
+    read_spec_folder,
 )
+from gazette_platform.lake.table_spec import TableSpec, parse_table_spec
 
 __all__ = [
     "Audit",
@@ -45,10 +46,12 @@ __all__ = [
     "PartitionAccount",
     "PartitionColumn",
     "PartitionUpdate",
+    "RefusedSpec",
     "Registrar",
     "RegistrationCursor",
     "Repair",
     "Repairer",
+    "SpecFolder",
     "StoreRoots",
     "SweepPoint",
     "TableReport",
@@ -61,6 +64,6 @@ __all__ = [
     "missing_columns",
     "parse_table_spec",
     "partition_key",
-    "specs_digest",
+    "read_spec_folder",
     "without_columns",
 ]

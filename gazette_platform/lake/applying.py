@@ -19,6 +19,7 @@ from gazette_platform.lake.exact import EXACT_SUFFIX
 from gazette_platform.lake.expected import expected_layout, expected_location
 from gazette_platform.lake.layout import Layout, partition_columns
 from gazette_platform.lake.planning import require_codec
+from gazette_platform.lake.spec_folder import in_file
 from gazette_platform.lake.table_spec import TableSpec, read_table_spec
 from gazette_platform.lake.tables import LAYOUT, evolved_table, table_definition
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SpecFile",
-    "in_file",
     "problems_among",
     "problems_with_data",
     "problems_with_journals",
@@ -94,11 +94,6 @@ class SpecFile:
             lineterm="",
         )
         return "".join(f"{line}\n" for line in lines)
-
-
-def in_file(name: str, error: ValidationError) -> ValidationError:
-    """The error with the name of its file before the key."""
-    return ValidationError(str(error), path=name)
 
 
 def problems_among(

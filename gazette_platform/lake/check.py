@@ -37,8 +37,8 @@ def check_sample(spec: TableSpec, sample: bytes, where: str) -> None:
         sample: the first bytes of a fragment's content; a line cut off at its end is ignored.
         where: the fragment, for the message.
 
-    Raises: SchemaMismatch: no line is of the format, no column occurs, or a column never has its
-        type; says what was found and what to change.
+    Raises: SchemaMismatch: no line is of the format, no column occurs, or some columns never have
+        their type; names all of these, what was found, and what to change.
     """
     lines = [line for line in _whole_lines(sample) if line.strip()][:_LINES_MAX]
     if not lines:
@@ -76,15 +76,22 @@ def _check_json(spec: TableSpec, lines: list[bytes], where: str) -> None:
             f"{spec.name}: no record of {where} has any of the columns {_some(wanted)} "
             f"(keys found: {found}; their case matters): correct `columns` of the table spec"
         )
+    wrong: list[str] = []
     for column in spec.columns:
         values = [r[column.key] for r in records if r.get(column.key) is not None]
         parsed = column.parsed
         if values and not any(_is_of(parsed, value) for value in values):
-            raise SchemaMismatch(
-                f"{spec.name}: column {column.name} is {column.type}, but {where} has values such "
-                f"as {_shown(_json(values[0]))}, which the engines would read differently "
-                "or as NULL: correct its type in the table spec, or how it is written"
+            owner = "it" if wrong else where
+            wrong.append(
+                f"column {column.name} is {column.type}, but {owner} has values such as "
+                f"{_shown(_json(values[0]))}"
             )
+    if wrong:
+        more = f"; and {len(wrong) - _KEYS_SHOWN} more" if len(wrong) > _KEYS_SHOWN else ""
+        raise SchemaMismatch(
+            f"{spec.name}: {'; '.join(wrong[:_KEYS_SHOWN])}{more}, which the engines would read "
+            "differently or as NULL: correct the type in the table spec, or how it is written"
+        )
 
 
 def _check_csv(spec: TableSpec, lines: list[bytes], where: str) -> None:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, final
 
 from gazette_platform.errors import GazetteError, LakeError
+from gazette_platform.lake.catalogs import TrinoCatalogs
 from gazette_platform.lake.tables import LAYOUT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from gazette_platform.hive import HiveTable, MetastoreSession
     from gazette_platform.lake.layout import StoreRoots
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Diagnosis", "look_at_stores", "look_at_trino", "made_tables", "read_by_spark"]
 
-_CATALOG = "hive"
 # A query of a table reads a directory or two; more tables say nothing new.
 _TABLES_TRIED_MAX = 5
 _FILE_SYSTEMS = {
@@ -100,37 +100,62 @@ def look_at_stores(journals: Iterable[JournalSpec], roots: StoreRoots) -> Iterat
 
 
 def look_at_trino(
-    trino: TrinoSession, session: MetastoreSession, tables: Sequence[HiveTable]
+    trino: TrinoSession,
+    session: MetastoreSession,
+    tables: Sequence[HiveTable],
+    *,
+    catalogs: TrinoCatalogs | None = None,
 ) -> Iterator[Diagnosis]:
-    """Whether a Trino sees the tables as the metastore has them. Ends early if it cannot be asked."""
+    """Whether a Trino sees the tables as the metastore has them. Ends early if it cannot be asked.
+
+    Args:
+        catalogs: what it calls its catalogs; None: as ours does.
+    """
+    catalogs = catalogs or TrinoCatalogs()
     subject = f"Trino {trino.uri}"
     try:
-        catalogs = dict(
+        found = dict(
             trino.query("SELECT catalog_name, connector_name FROM system.metadata.catalogs")
         )
     except GazetteError as err:
         yield Diagnosis(subject, "error", str(err), "set GAZETTE_TRINO_URI to your coordinator's")
         return
-    if catalogs.get(_CATALOG) != "hive":
-        named = ", ".join(name for name, connector in catalogs.items() if connector == "hive")
-        yield Diagnosis(
-            subject,
-            "error",
-            f"has no catalog `{_CATALOG}` of the Hive connector"
-            + (f"; that is called {named} here" if named else ""),
-            f"name it `{_CATALOG}`: views `…_exact` and rollups name it so",
-        )
+    for connector, name, variable in (
+        ("hive", catalogs.hive, "GAZETTE_TRINO_CATALOG"),
+        ("iceberg", catalogs.iceberg, "GAZETTE_TRINO_ICEBERG_CATALOG"),
+    ):
+        yield _catalog(subject, found, connector, name, variable)
+    if found.get(catalogs.hive) != "hive":
         return
-    yield Diagnosis(subject, "ok", f"answers, and has a catalog `{_CATALOG}`")
-    yield from _absent_partitions(trino, subject)
+    yield from _absent_partitions(trino, subject, catalogs.hive)
     for table in tables[:_TABLES_TRIED_MAX]:
-        yield _partitions(trino, session, table, subject)
-        yield _read(subject, table, trino.query, _trino_name(table), _file_system(table))
+        yield _partitions(trino, session, table, subject, catalogs.hive)
+        name = _trino_name(catalogs.hive, table)
+        yield _read(subject, table, trino.query, name, _file_system(table))
 
 
-def _absent_partitions(trino: TrinoSession, subject: str) -> Iterator[Diagnosis]:
-    rows = trino.query(f"SHOW SESSION LIKE '{_CATALOG}.ignore_absent_partitions'")
-    if rows and str(rows[0][1]).lower() != "true":
+def _catalog(
+    subject: str, found: Mapping[str, str], connector: str, name: str, variable: str
+) -> Diagnosis:
+    """Whether a Trino has the catalog `name` of a connector; only rollups need that of Iceberg."""
+    if found.get(name) == connector:
+        return Diagnosis(subject, "ok", f"answers, and has a catalog `{name}` of {connector}")
+    others = ", ".join(each for each, kind in found.items() if kind == connector)
+    return Diagnosis(
+        subject,
+        "error" if connector == "hive" else "warning",
+        f"shows no catalog `{name}` of the {connector} connector"
+        + (f"; that is called {others} here" if others else ""),
+        f"set {variable} to its name"
+        if others
+        else f"add etc/catalog/{name}.properties with connector.name={connector}, or let the user see it",
+    )
+
+
+def _absent_partitions(trino: TrinoSession, subject: str, catalog: str) -> Iterator[Diagnosis]:
+    name = f"{catalog}.ignore_absent_partitions"
+    rows = {row[0]: row[1] for row in trino.query(f"SHOW SESSION LIKE '{name}'")}
+    if str(rows.get(name, "true")).lower() != "true":
         yield Diagnosis(
             subject,
             "warning",
@@ -139,17 +164,17 @@ def _absent_partitions(trino: TrinoSession, subject: str) -> Iterator[Diagnosis]
         )
 
 
-def _trino_name(table: HiveTable) -> str:
-    return f'"{_CATALOG}"."{table.database}"."{table.name}"'
+def _trino_name(catalog: str, table: HiveTable) -> str:
+    return f'"{catalog}"."{table.database}"."{table.name}"'
 
 
 def _partitions(
-    trino: TrinoSession, session: MetastoreSession, table: HiveTable, subject: str
+    trino: TrinoSession, session: MetastoreSession, table: HiveTable, subject: str, catalog: str
 ) -> Diagnosis:
     """Whether Trino sees a table's Hive partitions, or an old answer that it keeps."""
     if not table.partition_columns:
         return Diagnosis(subject, "ok", f"{table.full_name} has no Hive partitions to compare")
-    known = f'"{_CATALOG}"."{table.database}"."{table.name}$partitions"'
+    known = f'"{catalog}"."{table.database}"."{table.name}$partitions"'
     try:
         # The metastore is asked before and after: it may get more meanwhile.
         before = len(session.partitions(table))

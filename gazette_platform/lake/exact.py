@@ -9,12 +9,14 @@ query prunes as on the table.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gazette_platform.errors import SchemaMismatch
-from gazette_platform.hive import HiveTable, StorageFormat
+from gazette_platform.hive import HiveTable, StorageFormat, partition_name
+from gazette_platform.lake.catalogs import HIVE
 from gazette_platform.lake.schema import parse_type
 from gazette_platform.lake.tables import spark_schema
 
@@ -26,11 +28,19 @@ if TYPE_CHECKING:
     from gazette_platform.lake.schema import ColumnType
     from gazette_platform.lake.table_spec import TableSpec
 
-__all__ = ["EXACT_SUFFIX", "ensure_exact_view", "exact_view", "excluded_files"]
+__all__ = [
+    "EXACT_SUFFIX",
+    "ensure_exact_view",
+    "exact_view",
+    "excluded_digests",
+    "excluded_files",
+]
 
 EXACT_SUFFIX = "_exact"
 _VIEW_OF = "gazette.view_of"
-_TRINO_CATALOG = "hive"
+_EXCLUDED = "gazette.excluded"
+# A parameter has 4,000 characters in the oldest metastores.
+_EXCLUDED_MAX = 3500
 # What Spark writes for a view; engines never open it.
 _STORAGE = StorageFormat(
     input_format="org.apache.hadoop.mapred.SequenceFileInputFormat",
@@ -48,15 +58,51 @@ def excluded_files(findings: Iterable[Finding]) -> dict[tuple[str, ...], list[st
     return {values: sorted(found[values]) for values in sorted(found)}
 
 
+def excluded_digests(view: HiveTable) -> dict[str, str]:
+    """Which Hive partitions the view leaves files out of: a digest of their names by its name.
+
+    What is read through the view changes exactly when these do. If they are too many to be kept apart, one
+    digest of all is under the name ``*``.
+    """
+    text = view.parameters.get(_EXCLUDED)
+    if text is None:
+        # The view is of an earlier release.
+        sql = view.view_expanded
+        return {"*": _digest(sql)} if " WHERE " in sql else {}
+    return {str(name): str(digest) for name, digest in json.loads(text).items()}
+
+
+def _excluded_text(table: HiveTable, excluded: Mapping[tuple[str, ...], Collection[str]]) -> str:
+    keys = [c.name for c in table.partition_columns]
+    digests = {
+        partition_name(keys, values): _digest("/".join(files)) for values, files in excluded.items()
+    }
+    text = json.dumps(digests, separators=(",", ":"))
+    return text if len(text) <= _EXCLUDED_MAX else json.dumps({"*": _digest(text)})
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
 def exact_view(
-    spec: TableSpec, table: HiveTable, excluded: Mapping[tuple[str, ...], Collection[str]]
+    spec: TableSpec,
+    table: HiveTable,
+    excluded: Mapping[tuple[str, ...], Collection[str]],
+    *,
+    catalog: str = HIVE,
 ) -> HiveTable:
-    """The view of `table` without the `excluded` files."""
+    """The view of `table` without the `excluded` files.
+
+    Args:
+        catalog: Trino's name of the catalog; a definition has to say it.
+    """
     names = [c.name for c in spec.columns] + [c.name for c in table.partition_columns]
     columns = (*table.columns, *table.partition_columns)
     comment = f"{table.full_name} without files that show rows twice"
     parameters = {
         _VIEW_OF: table.full_name,
+        _EXCLUDED: _excluded_text(table, excluded),
         "presto_view": "true",
         # Trino also recognizes its views by this text; the description is in the definition.
         "comment": "Presto View",
@@ -77,7 +123,7 @@ def exact_view(
         partition_columns=(),
         storage=_STORAGE,
         parameters=parameters,
-        view_original=_trino_definition(table, comment, _trino_sql(table, excluded)),
+        view_original=_trino_definition(table, comment, _trino_sql(table, excluded), catalog),
         view_expanded=_spark_sql(spec, table, excluded),
     )
 
@@ -92,13 +138,18 @@ def ensure_exact_view(
     spec: TableSpec,
     table: HiveTable,
     excluded: Mapping[tuple[str, ...], Collection[str]],
+    *,
+    catalog: str = HIVE,
 ) -> bool:
     """Make the view, or bring it up to date. Idempotent.
+
+    Args:
+        catalog: Trino's name of the catalog.
 
     Returns: whether anything changed.
     Raises: SchemaMismatch: something else has the view's name.
     """
-    wanted = exact_view(spec, table, excluded)
+    wanted = exact_view(spec, table, excluded, catalog=catalog)
     existing = session.table(wanted.database, wanted.name)
     if existing is None:
         return session.create_table(wanted)
@@ -116,10 +167,10 @@ def ensure_exact_view(
     return True
 
 
-def _trino_definition(table: HiveTable, comment: str, sql: str) -> str:
+def _trino_definition(table: HiveTable, comment: str, sql: str, catalog: str) -> str:
     definition = {
         "originalSql": sql,
-        "catalog": _TRINO_CATALOG,
+        "catalog": catalog,
         "schema": table.database,
         "columns": [
             {"name": c.name, "type": _trino_type(c)}

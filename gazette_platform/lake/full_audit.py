@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.source import FragmentSource
     from gazette_platform.lake.table_spec import TableSpec
 
-__all__ = ["audit_table"]
+__all__ = ["audit_content", "audit_index", "audit_table"]
 
 
 def audit_table(
@@ -41,8 +41,20 @@ def audit_table(
 
     Raises: GazetteError: a server cannot be reached.
     """
-    auditor, fit_checker = Auditor(source, roots), FitChecker(source, roots)
-    missing = set(json_columns(spec))
+    yield from audit_index(session, spec, table, source, roots)
+    if reads_content:
+        yield from audit_content(spec, source, roots)
+
+
+def audit_index(
+    session: MetastoreSession,
+    spec: TableSpec,
+    table: HiveTable,
+    source: FragmentSource,
+    roots: StoreRoots,
+) -> Iterator[Finding]:
+    """What differs between brokers' index, files and Hive partitions; as `audit_table`."""
+    auditor = Auditor(source, roots)
     for journal in source.journals(spec.label_selector):
         begin: int | None = 0
         while begin is not None:
@@ -51,12 +63,18 @@ def audit_table(
             )
             yield from found.findings
             begin = found.end
-        if reads_content:
-            for fragment in all_fragments(source, journal.name):
-                misfit, columns = fit_checker.check(spec, fragment)
-                if misfit is not None:
-                    yield misfit
-                missing -= columns
-    lost = missing_columns(spec, missing) if reads_content else None
+
+
+def audit_content(spec: TableSpec, source: FragmentSource, roots: StoreRoots) -> Iterator[Finding]:
+    """What of every fragment does not fit the spec; as `audit_table`."""
+    fit_checker = FitChecker(source, roots)
+    missing = set(json_columns(spec))
+    for journal in source.journals(spec.label_selector):
+        for fragment in all_fragments(source, journal.name):
+            misfit, columns = fit_checker.check(spec, fragment)
+            if misfit is not None:
+                yield misfit
+            missing -= columns
+    lost = missing_columns(spec, missing)
     if lost is not None:
         yield lost

@@ -10,11 +10,13 @@ told of by what the accounts say, not by who changed them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Protocol, final
 
 from gazette_platform.errors import DataError, GazetteError, LakeError
 from gazette_platform.lake.accounting import Accountant, PartitionAccount, PartitionUpdate
+from gazette_platform.lake.applying import problems_with_journals
 from gazette_platform.lake.check import SAMPLE_BYTES, check_sample
 from gazette_platform.lake.content import FragmentContent
 from gazette_platform.lake.cutover import Cutover
@@ -34,6 +36,7 @@ from gazette_platform.lake.progress import JournalCursor, advance
 from gazette_platform.lake.storage import Storage
 from gazette_platform.lake.tables import DIGEST, LAYOUT, table_definition
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec
 
 if TYPE_CHECKING:
@@ -71,6 +74,12 @@ class JournalProgress:
     write_head: int
     hole_bytes: int = 0
     """Bytes before `registered` that are awaited."""
+    complete_to: int = 0
+    """All bytes before this are registered, or given up."""
+    is_stored: bool = False
+    """Whether a store has some of what is not registered."""
+    flush_interval_s: float = 0.0
+    """Seconds after which brokers store what was appended; 0: only by length."""
 
     @property
     def lag_bytes(self) -> int:
@@ -101,6 +110,8 @@ class TableReport:
     is_changed: bool = False
     """Whether the table was made, or follows another spec, since the last tick."""
     has_more: bool = False
+    matched: frozenset[str] = frozenset()
+    """Names of all journals that the selector matches."""
     swept: SweepPoint | None = None
     """Where the round of looking again goes on; None: it is through, or was not asked for."""
     definition: HiveTable | None = None
@@ -168,7 +179,9 @@ class Registrar:
         """
         report = TableReport(table=spec.name, cursors=dict(cursors))
         journals = self._source.journals(spec.label_selector)
+        report.matched = frozenset(j.name for j in journals)
         if not journals:
+            report.errors += self._problems(spec, journals)
             return report
         with self._metastore.connect() as session:
             table = session.table(spec.schema, spec.table)
@@ -186,7 +199,9 @@ class Registrar:
             if table is None or not is_current:
                 table = self._make_table(session, spec, journals, listed, table, is_over)
                 if table is None:
-                    report.journals = _progress(report, listed)
+                    # Nothing is stored yet. What is wrong all the same is to be known before it is.
+                    report.errors += self._problems(spec, journals)
+                    report.journals = _progress(report, listed, journals)
                     return report
                 if table.parameters.get(DIGEST) == spec.digest:
                     report.warnings += _codec_warnings(spec, journals)
@@ -204,8 +219,13 @@ class Registrar:
                     report.swept = sweep_without(sorted(before), sweep)
             stores = {j.name: j.fragment.stores for j in journals}
             self._register(session, spec, table, stores, listed, old, report, is_over)
-        report.journals = _progress(report, listed)
+        report.journals = _progress(report, listed, journals)
         return report
+
+    def _problems(self, spec: TableSpec, journals: Sequence[JournalSpec]) -> list[str]:
+        """What is wrong with the spec over its journals, fragments or not."""
+        at = datetime.fromtimestamp(self._clock.unix_s(), UTC)
+        return [f"{spec.name}: {problem}" for problem in problems_with_journals(spec, journals, at)]
 
     def _list(
         self, cursors: Mapping[str, JournalCursor], is_over: Callable[[], bool]
@@ -329,11 +349,27 @@ class Registrar:
             report.cursors[journal] = advance(listing.cursor, listing.pages, held, now_s=now_s)
 
 
-def _progress(report: TableReport, listed: Mapping[str, JournalListing]) -> list[JournalProgress]:
+def _progress(
+    report: TableReport, listed: Mapping[str, JournalListing], journals: Sequence[JournalSpec]
+) -> list[JournalProgress]:
     found: list[JournalProgress] = []
-    for journal, listing in sorted(listed.items()):
-        cursor = report.cursors.get(journal, listing.cursor)
-        found.append(JournalProgress(journal, cursor.offset, listing.write_head, cursor.hole_bytes))
+    for journal in journals:
+        listing = listed.get(journal.name)
+        if listing is None:
+            continue
+        cursor = report.cursors.get(journal.name, listing.cursor)
+        shown = [f for page in listing.pages for f in page.fragments if cursor.wants(f)]
+        found.append(
+            JournalProgress(
+                journal.name,
+                cursor.offset,
+                listing.write_head,
+                cursor.hole_bytes,
+                complete_to=cursor.complete_to,
+                is_stored=any(f.backing_store and f.content_length for f in shown),
+                flush_interval_s=journal.fragment.flush_interval_ns / SECOND_NS,
+            )
+        )
     return found
 
 

@@ -101,6 +101,13 @@ class S3Access:
             }
         return settings
 
+    def iceberg(self) -> dict[str, str]:
+        """Properties of PyIceberg's reader and writer of files."""
+        properties = {"s3.region": self.region}
+        if self.endpoint:
+            properties["s3.endpoint"] = self.endpoint
+        return properties
+
     def trino(self) -> dict[str, str]:
         """Properties of a catalog of Trino."""
         properties = {"fs.native-s3.enabled": "true", "s3.region": self.region}

@@ -7,15 +7,22 @@ variable of its own, which wins:
 |---|---|---|
 | GAZETTE_BROKER_ADDRESS | ``http://host:port`` of a broker | `broker` in endpoints.json |
 | GAZETTE_METASTORE_URI | ``thrift://host:port`` | `metastore` in endpoints.json |
-| GAZETTE_TRINO_URI | ``http://host:port`` | `trino` in endpoints.json |
+| GAZETTE_TRINO_URI | ``http(s)://host:port`` | `trino` in endpoints.json |
+| GAZETTE_TRINO_CATALOG | name of its Hive catalog | ``hive`` |
+| GAZETTE_TRINO_ICEBERG_CATALOG | name of its Iceberg catalog | ``iceberg`` |
 | GAZETTE_TABLES | folder of table specs | ``tables`` beside endpoints.json |
+| GAZETTE_ROLLUPS | folder of rollups | ``rollups`` beside endpoints.json |
 | GAZETTE_LAKE_STORE_ROOTS | JSON {store URL: location} | file:/// is ``fragments`` beside it |
 | GAZETTE_WAREHOUSE | location of Iceberg tables | ``warehouse`` beside it |
-| GAZETTE_ICEBERG_JAR | path of the Iceberg runtime for Spark | none: Iceberg is left out |
+| GAZETTE_ICEBERG_JAR | path of the Iceberg runtime for Spark, or ``provided`` | none: no Iceberg |
 | GAZETTE_SPARK_MASTER | Spark master URL | ``local[2]`` |
+| GAZETTE_SPARK_PROPERTIES | file of properties of Spark, which win over ours | none |
 | GAZETTE_LAKE_STORE | ``s3://`` URL of the fragment store, for Spark | `store` in endpoints.json |
 | GAZETTE_S3_JARS | folder of the jars of Hadoop's S3 driver | none: Spark has them itself |
-| GAZETTE_DAGSTER_URI | address of the Dagster UI, for links | `dagster` in endpoints.json |
+| GAZETTE_DAGSTER_URI | address of the Dagster UI, to reload it | `dagster` in endpoints.json |
+| GAZETTE_TABLE_URL | a page of a table: an address with {catalog}, {schema} and {table} | none: no links |
+
+Who asks Trino is no part of it, since settings are shown: see `gazette_platform.lake.trino.TrinoLogin`.
 """
 
 from __future__ import annotations
@@ -26,7 +33,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from gazette_platform.errors import SetupError, ValidationError
+from gazette_platform.lake.catalogs import HIVE, ICEBERG, TrinoCatalogs
 from gazette_platform.lake.layout import StoreRoots
+from gazette_platform.lake.links import check_table_url
 from gazette_platform.lake.s3 import S3Access
 
 if TYPE_CHECKING:
@@ -45,21 +54,29 @@ class LakeSettings:
     metastore: str = ""
     """``thrift://host:port``."""
     trino: str = ""
-    """``http://host:port``."""
+    """``http(s)://host:port``."""
+    trino_catalogs: TrinoCatalogs = field(default_factory=TrinoCatalogs)
+    """What that Trino calls its catalogs."""
     dagster: str = ""
-    """``http://host:port``; used in links only."""
+    """``http://host:port``."""
+    table_url: str = ""
+    """Address of a page of a table, with ``{catalog}``, ``{schema}`` and ``{table}`` in it."""
     tables: str = ""
     """Folder of table specs."""
+    rollups: str = ""
+    """Folder of rollups."""
     warehouse: str = ""
     """URI of the folder of Iceberg tables, without a trailing slash."""
     iceberg_jar: str = ""
-    """Path of iceberg-spark-runtime."""
+    """Path of iceberg-spark-runtime; ``provided`` where Spark has it already."""
     store: str = ""
     """URL of the fragment store that Spark is configured for; empty: folders only."""
     s3_jars: str = ""
     """Folder of jars with which Spark reaches S3."""
     spark_master: str = "local[2]"
     """Spark master URL."""
+    spark_properties: str = ""
+    """Path of a file of properties of Spark; see `gazette_platform.lake.spark_properties`."""
     store_roots: Mapping[str, str] = field(default_factory=dict)
     """Fragment-store URL → table location."""
 
@@ -83,6 +100,9 @@ class LakeSettings:
         if not roots and fragments:
             roots = {"file:///": f"{fragments}/"}
         StoreRoots(roots)
+        table_url = environment.get("GAZETTE_TABLE_URL", "")
+        if table_url:
+            check_table_url(table_url)
         store = environment.get("GAZETTE_LAKE_STORE") or endpoints.get("store", "")
         warehouse = environment.get("GAZETTE_WAREHOUSE", "")
         if not warehouse and store.startswith("s3:"):
@@ -91,13 +111,20 @@ class LakeSettings:
             broker=environment.get("GAZETTE_BROKER_ADDRESS") or endpoints.get("broker", ""),
             metastore=environment.get("GAZETTE_METASTORE_URI") or endpoints.get("metastore", ""),
             trino=environment.get("GAZETTE_TRINO_URI") or endpoints.get("trino", ""),
+            trino_catalogs=TrinoCatalogs(
+                hive=environment.get("GAZETTE_TRINO_CATALOG") or HIVE,
+                iceberg=environment.get("GAZETTE_TRINO_ICEBERG_CATALOG") or ICEBERG,
+            ),
             dagster=environment.get("GAZETTE_DAGSTER_URI") or endpoints.get("dagster", ""),
+            table_url=table_url,
             tables=environment.get("GAZETTE_TABLES") or beside("tables"),
+            rollups=environment.get("GAZETTE_ROLLUPS") or beside("rollups"),
             warehouse=(warehouse or beside("warehouse", as_uri=True)).rstrip("/"),
             iceberg_jar=environment.get("GAZETTE_ICEBERG_JAR", ""),
             store=store,
             s3_jars=environment.get("GAZETTE_S3_JARS", ""),
             spark_master=environment.get("GAZETTE_SPARK_MASTER") or "local[2]",
+            spark_properties=environment.get("GAZETTE_SPARK_PROPERTIES", ""),
             store_roots=roots,
         )
 
@@ -120,6 +147,7 @@ _VARIABLES = {
     "metastore": "GAZETTE_METASTORE_URI",
     "trino": "GAZETTE_TRINO_URI",
     "tables": "GAZETTE_TABLES",
+    "rollups": "GAZETTE_ROLLUPS",
     "warehouse": "GAZETTE_WAREHOUSE",
     "iceberg_jar": "GAZETTE_ICEBERG_JAR",
 }

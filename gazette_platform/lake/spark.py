@@ -9,20 +9,41 @@ from typing import TYPE_CHECKING
 
 from gazette_platform.errors import LakeError, SetupError
 from gazette_platform.lake.s3 import S3Access
+from gazette_platform.lake.spark_properties import combined, read_properties
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import SparkSession
 
     from gazette_platform.lake.settings import LakeSettings
 
-__all__ = ["prepare_environment", "spark_configuration", "start_session"]
+__all__ = [
+    "PROVIDED",
+    "is_local",
+    "open_session",
+    "prepare_environment",
+    "spark_configuration",
+    "start_session",
+]
 
-
+# For an Iceberg jar that Spark's own installation has.
+PROVIDED = "provided"
 _LOGGING = Path(__file__).with_name("log4j2.properties")
+_HOST = "127.0.0.1"
+
+
+def is_local(master: str) -> bool:
+    """Whether the Spark of `master` is this process, or on this machine with it."""
+    return master == "local" or master.startswith(("local[", "local-cluster["))
 
 
 def spark_configuration(settings: LakeSettings, *, memory: str = "1g") -> dict[str, str]:
-    """Configuration for ``SparkSession.builder``: Hive support, Iceberg catalog, loopback only.
+    """Configuration for ``SparkSession.builder``: Hive support, Iceberg catalog, jars.
+
+    A local Spark is on loopback only. On a cluster, executors find the driver by the name of its
+    machine, or by `spark.driver.host` of the file of properties, and fetch the jars from it.
+    Properties of that file are not among those returned: see `open_session`.
 
     Args:
         settings: `metastore` is required.
@@ -36,33 +57,29 @@ def spark_configuration(settings: LakeSettings, *, memory: str = "1g") -> dict[s
         "spark.master": settings.spark_master,
         "spark.app.name": "gazette-platform",
         "spark.driver.memory": memory,
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{_LOGGING}",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.catalogImplementation": "hive",
         "spark.hadoop.hive.metastore.uris": metastore,
-        "spark.sql.shuffle.partitions": "4",
         # A session that lives longer than a query must see new fragments: no cached listings.
         "spark.sql.hive.filesourcePartitionFileCacheSize": "0",
         "spark.sql.filesourceTableRelationCacheSize": "0",
     }
-    jars = []
+    if is_local(settings.spark_master):
+        configuration |= {
+            "spark.driver.host": _HOST,
+            "spark.driver.bindAddress": _HOST,
+            "spark.sql.shuffle.partitions": "4",
+        }
     if settings.store.startswith("s3:"):
         access = S3Access.of(settings.store, os.environ)
         configuration |= {f"spark.hadoop.{name}": value for name, value in access.hadoop().items()}
-        jars += [f"{settings.s3_jars}/*"] if settings.s3_jars else []
     if settings.warehouse:
         configuration["spark.sql.warehouse.dir"] = f"{settings.warehouse}/spark"
     if settings.iceberg_jar:
-        if not Path(settings.iceberg_jar).is_file():
-            raise SetupError(
-                f"there is no Iceberg runtime at GAZETTE_ICEBERG_JAR={settings.iceberg_jar}"
-            )
         catalog = "spark.sql.catalog.iceberg"
-        jars.append(settings.iceberg_jar)
         configuration |= {
             "spark.sql.extensions": (
                 "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
@@ -73,9 +90,26 @@ def spark_configuration(settings: LakeSettings, *, memory: str = "1g") -> dict[s
             f"{catalog}.warehouse": settings.required("warehouse"),
             f"{catalog}.cache-enabled": "false",
         }
-    for side in ("driver", "executor") if jars else ():
-        configuration[f"spark.{side}.extraClassPath"] = os.pathsep.join(jars)
-    return configuration
+    return configuration | _jars(settings)
+
+
+def _jars(settings: LakeSettings) -> dict[str, str]:
+    """How driver and executors get the jars that they lack."""
+    folder = settings.s3_jars if settings.store.startswith("s3:") else ""
+    iceberg = settings.iceberg_jar if settings.iceberg_jar != PROVIDED else ""
+    if iceberg and not Path(iceberg).is_file():
+        raise SetupError(
+            f"there is no Iceberg runtime at GAZETTE_ICEBERG_JAR={iceberg} (set it to `{PROVIDED}` "
+            "if your Spark has it already)"
+        )
+    if is_local(settings.spark_master):
+        path = os.pathsep.join(([f"{folder}/*"] if folder else []) + ([iceberg] if iceberg else []))
+        sides = ("driver", "executor") if path else ()
+        return {f"spark.{side}.extraClassPath": path for side in sides}
+    # Machines of executors have no such files: they get them from the driver.
+    jars = sorted(map(str, Path(folder).glob("*.jar"))) if folder else []
+    jars += [iceberg] if iceberg else []
+    return {"spark.jars": ",".join(jars)} if jars else {}
 
 
 def prepare_environment() -> None:
@@ -87,19 +121,39 @@ def prepare_environment() -> None:
 def start_session(settings: LakeSettings, *, memory: str = "1g") -> SparkSession:
     """A new Spark session, or the one of this process. The caller stops it.
 
-    Raises: LakeError: the JVM did not start. SetupError: see `spark_configuration`.
+    Raises: see `open_session` and `spark_configuration`.
     """
+    return open_session(spark_configuration(settings, memory=memory), settings.spark_properties)
+
+
+def open_session(configuration: Mapping[str, str], properties: str = "") -> SparkSession:
+    """A new Spark session, or the one of this process, whose configuration then stays. The caller stops it.
+
+    Args:
+        configuration: ours.
+        properties: path of a user's file, which wins; or empty.
+
+    Raises: LakeError: the JVM did not start, or the cluster cannot be reached. SetupError: the file
+        cannot be read. ValidationError: something is wrong in it.
+    """
+    from py4j.protocol import (  # type: ignore[import-untyped]  # noqa: PLC0415  slow to import
+        Py4JError,
+        Py4JJavaError,
+    )
     from pyspark.errors import PySparkException  # noqa: PLC0415  slow to import
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
+    given = read_properties(properties)
     prepare_environment()
     builder = SparkSession.builder
-    for key, value in spark_configuration(settings, memory=memory).items():
+    for key, value in combined(configuration, given).items():
         builder = builder.config(key, value)
     try:
         return builder.getOrCreate()
-    except (PySparkException, OSError) as err:
+    except (PySparkException, Py4JError, OSError) as err:
+        # The text of the last kind is a whole trace of Java's.
+        why = err.java_exception if isinstance(err, Py4JJavaError) else err
         raise LakeError(
-            f"Spark did not start: {err} (JAVA_HOME={os.environ.get('JAVA_HOME', '')!r} must be a "
-            "Java 17 or 21)"
+            f"Spark did not start: {why} (JAVA_HOME={os.environ.get('JAVA_HOME', '')!r} must be a "
+            f"Java 17 or 21; the master is {configuration.get('spark.master', '')})"
         ) from err

@@ -25,7 +25,7 @@ def sql_folder() -> Path:
 
 @cache
 def load_sql(name: str) -> str:
-    """The statement in file `name`, such as ``trino/route_by_month.sql``.
+    """The statement in file `name`, such as ``trino/busiest_routes.sql``.
 
     Raises: SetupError: there is no such file.
     """

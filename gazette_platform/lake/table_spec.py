@@ -7,6 +7,8 @@ A spec is a YAML file:
     format: json                        # json: one object a line; csv: no header, all strings
     comment: Flights as published.
     fresh_within: 24h                   # Dagster shows the table as stale after that
+    owners: [team:flights, a@example.com]
+    tags: {domain: travel}
     columns:
       - {name: carrier, type: string, comment: two letters}
       - {name: tail_no, from: tail no., type: string}   # a key that is no SQL name
@@ -32,8 +34,7 @@ from gazette_platform.protocol import LabelSelector, parse_duration
 from gazette_platform.yaml_specs.strict_yaml import check_yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = [
     "COLUMNS_MAX",
@@ -44,11 +45,9 @@ __all__ = [
     "fields_below",
     "is_column_name",
     "is_key",
-    "load_table_specs",
+    "is_table_name",
     "parse_table_spec",
     "read_table_spec",
-    "specs_by_file",
-    "specs_digest",
 ]
 
 _TABLE_NAME = re.compile(r"([a-z_][a-z0-9_]{0,126})\.([a-z_][a-z0-9_]{0,126})\Z")
@@ -69,6 +68,12 @@ _FRESH_EXAMPLE = "a duration with its unit, such as `90m` or `24h`"
 _SELECTOR_EXAMPLE = "select journals by name or label, e.g. `name:prefix=flights/`"
 # `name==` would match any value: a slip of the pen, as `name` alone says that.
 _NO_VALUE = re.compile(r"(?P<term>[^,()]*=)\s*(,|\Z)")
+_OWNERS_MAX = 50
+_OWNER = re.compile(
+    r"(?:team:\S[^\n]{0,200}|[A-Za-z0-9_][A-Za-z0-9._%+-]{0,99}@[A-Za-z0-9.-]{1,200}\.[A-Za-z]{2,7})\Z"
+)
+_TAG = re.compile(r"(?:[A-Za-z0-9_.-]{1,63}/)?[A-Za-z0-9_.-]{1,63}\Z")
+_TAG_VALUE = re.compile(r"[A-Za-z0-9_.-]{0,63}\Z")
 _ENUM = re.compile(r"Invalid enum value (?P<found>'.*') - at")
 
 
@@ -119,6 +124,10 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     comment: str = ""
     fresh_within: str = "24h"
     """Go duration; the table is stale in Dagster if nothing arrived for longer."""
+    owners: tuple[str, ...] = ()
+    """Email addresses, or `team:` and a name, for Dagster's catalog."""
+    tags: dict[str, str] = {}
+    """For Dagster's catalog."""
 
     @property
     def schema(self) -> str:
@@ -148,7 +157,10 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     @property
     def digest(self) -> str:
         """16 hex digits that change with any part of the spec, and with what is made of one."""
-        return hashlib.sha256(_DEFINITION + msgspec.json.encode(self)).hexdigest()[:16]
+        # What is not given changes no digest of former releases.
+        parts = msgspec.to_builtins(self)
+        given = {k: v for k, v in parts.items() if v or k not in {"owners", "tags"}}
+        return hashlib.sha256(_DEFINITION + msgspec.json.encode(given)).hexdigest()[:16]
 
 
 def parse_table_spec(text: str | bytes) -> TableSpec:
@@ -189,68 +201,6 @@ def read_table_spec(text: str | bytes) -> tuple[TableSpec | None, list[Validatio
     return (None, errors) if errors else (spec, [])
 
 
-def load_table_specs(folder: Path) -> tuple[dict[str, TableSpec], dict[str, ValidationError]]:
-    """All specs ``*.yaml`` and ``*.yml`` of a folder, read anew.
-
-    Returns: specs by name, sorted, and errors by file name: a bad file hides no good one. A missing
-        folder is empty.
-    """
-    specs: dict[str, TableSpec] = {}
-    errors: dict[str, ValidationError] = {}
-    origins: dict[str, str] = {}
-    for path in _spec_files(folder):
-        try:
-            spec = _load(path)
-        except ValidationError as err:
-            errors[path.name] = err.within(path.name)
-            continue
-        if spec.name in specs:
-            errors[path.name] = ValidationError(
-                f"table {spec.name} is defined in {origins[spec.name]} already; rename or remove "
-                "one",
-                path=path.name,
-            )
-            continue
-        specs[spec.name] = spec
-        origins[spec.name] = path.name
-    return dict(sorted(specs.items())), errors
-
-
-def specs_by_file(folder: Path) -> dict[str, TableSpec]:
-    """The good specs of a folder by file name, those of one table each; a missing one is empty."""
-    found: dict[str, TableSpec] = {}
-    for path in _spec_files(folder):
-        try:
-            found[path.name] = _load(path)
-        except ValidationError:
-            continue  # whoever lists the folder is told
-    return found
-
-
-def _spec_files(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return sorted(
-        path
-        for path in folder.iterdir()
-        if path.suffix in {".yaml", ".yml"} and not path.name.startswith(".")
-    )
-
-
-def specs_digest(specs: Mapping[str, TableSpec]) -> str:
-    """16 hex digits that change with any part of any of `specs`."""
-    text = " ".join(f"{name}:{specs[name].digest}" for name in sorted(specs))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _load(path: Path) -> TableSpec:
-    try:
-        raw = path.read_bytes()
-    except OSError as err:
-        raise ValidationError(f"cannot be read: {err.strerror}") from err
-    return parse_table_spec(raw)
-
-
 def _shape_error(text: str) -> ValidationError:
     """What is wrong with the shape of a spec, and where the shapes are told."""
     if "`$.format`" in text:
@@ -266,33 +216,65 @@ def _shape_error(text: str) -> ValidationError:
 
 
 def _shape_errors(raw: object) -> list[ValidationError]:
-    """Each part of a spec that has another shape, by trying the parts one by one."""
+    """What is wrong with a spec that has another shape, by trying its parts one by one.
+
+    Rules are looked at as well, of the parts that can be read.
+    """
     if not isinstance(raw, dict):
         return []
     fields = {field.encode_name: field for field in msgspec.structs.fields(TableSpec)}
     found = [
         _shape_error(f"Object contains unknown field `{key}`") for key in raw if key not in fields
     ]
+    mended: dict[str, object] = {}
+    replaced: list[str] = []
     for name, field in fields.items():
         if name not in raw:
             if field.required:
                 found.append(_shape_error(f"Object missing required field `{name}`"))
+                mended[name] = _STAND_INS[name]
+                replaced.append(name)
             continue
-        parts: list[tuple[str, object, object]] = [(f"$.{name}", raw[name], field.type)]
-        if name in _ITEMS and isinstance(raw[name], list):
-            parts = [
-                (f"$.{name}[{index}]", item, _ITEMS[name]) for index, item in enumerate(raw[name])
-            ]
-        for at, value, kind in parts:
+        is_list = name in _ITEMS and isinstance(raw[name], list)
+        kind = _ITEMS[name] if is_list else field.type
+        parts: list[object] = []
+        for index, value in enumerate(raw[name] if is_list else [raw[name]]):
+            at = f"{name}[{index}]" if is_list else name
             try:
-                msgspec.convert(value, type=kind)
+                parts.append(msgspec.convert(value, type=kind))
             except msgspec.ValidationError as err:
                 text, _, below = str(err).partition(" - at `$")
-                found.append(_shape_error(f"{text} - at `{at}{below or '`'}"))
-    return found
+                found.append(_shape_error(f"{text} - at `$.{at}{below or '`'}"))
+                parts.append(_ITEMS[name](name=f"part_{index}", type="string") if is_list else None)
+                replaced.append(at)
+        mended[name] = tuple(parts) if is_list else parts[0]
+    for name in mended.keys() & set(replaced):
+        mended[name] = _STAND_INS[name]
+    return [*found, *_errors_beside(replaced, TableSpec(**mended))]  # type: ignore[arg-type]
 
 
-_ITEMS: dict[str, type] = {"columns": Column, "partitions": Partition}
+def _errors_beside(replaced: Sequence[str], spec: TableSpec) -> Iterator[ValidationError]:
+    """Rules that the spec breaks in other parts than those that something stands in for."""
+    for error in _errors(spec):
+        is_of_them = any(error.path == at or error.path.startswith(f"{at}.") for at in replaced)
+        # What `from` may say depends on the format.
+        if not is_of_them and not ("format" in replaced and error.path.endswith(".from")):
+            yield error
+
+
+_ITEMS: dict[str, type[Column | Partition]] = {"columns": Column, "partitions": Partition}
+# What a part that has not its shape is taken for while the others are looked at.
+_STAND_INS: dict[str, object] = {
+    "name": "a.b",
+    "selector": "name=a",
+    "format": "json",
+    "columns": (Column(name="a", type="string"),),
+    "partitions": (),
+    "comment": "",
+    "fresh_within": "24h",
+    "owners": (),
+    "tags": {},
+}
 
 
 def _shown(text: str) -> str:
@@ -302,7 +284,7 @@ def _shown(text: str) -> str:
 
 def _errors(spec: TableSpec) -> Iterator[ValidationError]:
     """Each rule that the spec breaks."""
-    if not _TABLE_NAME.match(spec.name):
+    if not is_table_name(spec.name):
         yield ValidationError(
             f"{_shown(spec.name)} is not schema.table (lower-case letters, digits, `_`)",
             path="name",
@@ -328,6 +310,27 @@ def _errors(spec: TableSpec) -> Iterator[ValidationError]:
     if spec.format == "json":
         yield from _key_errors(spec, types)
     yield from _partition_errors(spec)
+    yield from _catalog_errors(spec)
+
+
+def _catalog_errors(spec: TableSpec) -> Iterator[ValidationError]:
+    """What Dagster's catalog would not take: there it would keep all definitions from loading."""
+    if len(spec.owners) > _OWNERS_MAX or len(spec.tags) > _OWNERS_MAX:
+        yield ValidationError(f"has more than {_OWNERS_MAX} owners or tags", path="owners")
+        return
+    for index, owner in enumerate(spec.owners):
+        if not _OWNER.match(owner):
+            yield ValidationError(
+                f"{_shown(owner)} is neither an email address nor `team:` and a name",
+                path=f"owners[{index}]",
+            )
+    for key, value in spec.tags.items():
+        if not _TAG.match(key) or key.startswith("dagster/") or not _TAG_VALUE.match(value):
+            yield ValidationError(
+                f"{_shown(key)}: {_shown(value)} is no tag: letters, digits, `_`, `-` and `.`, 63 at "
+                "most; keys may have a prefix of these and `/`, other than `dagster/`",
+                path="tags",
+            )
 
 
 def _selector_errors(spec: TableSpec) -> Iterator[ValidationError]:
@@ -400,6 +403,11 @@ def _key_errors(spec: TableSpec, types: Mapping[int, ColumnType]) -> Iterator[Va
                 f"{_shown(key)}, too; give this column another name",
                 path=path,
             )
+
+
+def is_table_name(text: str) -> bool:
+    """Whether the text can be the name of a table, its schema before it."""
+    return _TABLE_NAME.match(text) is not None
 
 
 def is_column_name(text: str) -> bool:

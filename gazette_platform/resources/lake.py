@@ -1,8 +1,11 @@
 """Resources that are places: the metastore's tables and the folder of table specs."""
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dagster import ConfigurableResource
+from dagster import ConfigurableResource, MetadataValue
 from pydantic import Field
 
 from gazette_platform.errors import SetupError, ValidationError
@@ -13,14 +16,21 @@ from gazette_platform.lake import (
     FragmentSource,
     Registrar,
     Repairer,
+    SpecFolder,
     StoreRoots,
     TableSpec,
-    load_table_specs,
-    specs_digest,
+    read_spec_folder,
 )
+from gazette_platform.lake.catalogs import HIVE
+from gazette_platform.lake.links import table_link
 from gazette_platform.lake.registration import Metastore
+from gazette_platform.lake.rollups import RollupSpec, load_rollup_specs, rollups_digest
+from gazette_platform.lake.s3 import S3Access
 
-__all__ = ["LakeResource", "MetastoreResource"]
+if TYPE_CHECKING:
+    from gazette_platform.lake.rollups.iceberg import IcebergTables
+
+__all__ = ["LakeResource", "MetastoreResource", "catalog_digest", "load_rollups"]
 
 
 class MetastoreResource(ConfigurableResource["MetastoreResource"]):
@@ -48,30 +58,93 @@ class LakeResource(ConfigurableResource["LakeResource"]):
     store_roots: dict[str, str] = Field(
         default_factory=dict, description="Fragment-store URL → table location."
     )
-    trino_ui: str = Field(default="", description="Address of Trino's UI, for links.")
+    rollups: str = Field(default="", description="Folder of rollups, trino/*.sql and spark/*.sql.")
+    warehouse: str = Field(default="", description="Location of Iceberg tables.")
+    store: str = Field(default="", description="URL of the store that the warehouse may be in.")
+    table_url: str = Field(
+        default="", description="Page of a table: with {catalog}, {schema} and {table} in it."
+    )
+    trino_catalog: str = Field(default=HIVE, description="Trino's name of the raw tables' catalog.")
     dagster_ui: str = Field(default="", description="Address of Dagster's web server.")
-    loaded: str = Field(default="", description="Digest of the specs when definitions loaded.")
+    loaded: str = Field(default="", description="Digest of the folder when definitions loaded.")
+
+    def folder(self) -> SpecFolder:
+        """Table specs, and what is refused, read anew from the folder."""
+        return read_spec_folder(Path(self.tables)) if self.tables else SpecFolder()
 
     def catalog_digest(self) -> str:
-        """16 hex digits that change with any part of any valid spec."""
-        return specs_digest(self.specs()[0])
+        """Hex digits that change with any part of any spec, of a table or a rollup."""
+        folder = self.folder()
+        return catalog_digest(folder, load_rollups(self.rollups, folder.specs)[0])
 
-    def specs(self) -> tuple[dict[str, TableSpec], dict[str, ValidationError]]:
-        """Table specs by name, and errors by file, read anew from the folder."""
-        return load_table_specs(Path(self.tables))
+    def rollup_errors(self) -> dict[str, ValidationError]:
+        """Errors of rollups by file, read anew from the folder."""
+        return load_rollups(self.rollups, self.folder().specs)[1]
+
+    def iceberg_tables(self, metastore: Metastore) -> "IcebergTables":
+        """Iceberg tables of the platform.
+
+        Raises: SetupError: it is not known where they are. ValidationError: nor how to reach them.
+        """
+        from gazette_platform.lake.rollups.iceberg import (  # noqa: PLC0415  slow to import
+            IcebergTables,
+        )
+
+        if not self.warehouse:
+            raise SetupError(
+                "no warehouse is configured: set GAZETTE_WAREHOUSE, or GAZETTE_ENDPOINTS to the "
+                "endpoints.json of `gazette up`"
+            )
+        properties = {}
+        if self.store.startswith("s3:"):
+            properties = S3Access.of(self.store, os.environ).iceberg()
+        return IcebergTables(metastore, self.warehouse, properties)
+
+    def table_page(self, table: str) -> dict[str, MetadataValue]:
+        """A link to the page of ``catalog.schema.table``, as metadata; none if there are no pages."""
+        if not self.table_url:
+            return {}
+        return {"table": MetadataValue.url(table_link(self.table_url, table))}
+
+    def roots(self) -> StoreRoots:
+        """Where fragment stores lie for engines."""
+        return StoreRoots(self.store_roots)
 
     def registrar(self, source: FragmentSource, metastore: Metastore) -> Registrar:
         """What registers fragments of these tables."""
-        return Registrar(source, metastore, StoreRoots(self.store_roots))
+        return Registrar(source, metastore, self.roots())
 
     def auditor(self, source: FragmentSource) -> Auditor:
         """What compares these tables with the brokers' index."""
-        return Auditor(source, StoreRoots(self.store_roots))
+        return Auditor(source, self.roots())
 
     def repairer(self, source: FragmentSource) -> Repairer:
         """What moves files that others cover out of these tables."""
-        return Repairer(source, StoreRoots(self.store_roots))
+        return Repairer(source, self.roots())
 
     def fit_checker(self, source: FragmentSource) -> FitChecker:
         """What looks again at fragments that did not hold what their spec says."""
-        return FitChecker(source, StoreRoots(self.store_roots))
+        return FitChecker(source, self.roots())
+
+
+def load_rollups(
+    folder: str, tables: Mapping[str, TableSpec]
+) -> tuple[dict[str, RollupSpec], dict[str, ValidationError]]:
+    """Rollups of a folder that can be beside the raw tables, by name; and errors by file.
+
+    Args:
+        folder: see `load_rollup_specs`; empty: there are none.
+        tables: raw tables by name.
+    """
+    found, errors = load_rollup_specs(Path(folder)) if folder else ({}, {})
+    for name in sorted(set(found) & set(tables)):
+        errors[name] = ValidationError(
+            f"there is a raw table {name}: give the rollup another name", path=name
+        )
+        del found[name]
+    return found, errors
+
+
+def catalog_digest(folder: SpecFolder, rollups: Mapping[str, RollupSpec]) -> str:
+    """Hex digits that change with any part of any spec."""
+    return folder.digest + rollups_digest(rollups) if rollups else folder.digest

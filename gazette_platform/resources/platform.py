@@ -3,26 +3,30 @@
 import os
 from collections.abc import Mapping
 
-from dagster_pyspark import LazyPySparkResource
-
-from gazette_platform.lake import LakeSettings, TableSpec, specs_digest
+from gazette_platform.lake import LakeSettings, SpecFolder
+from gazette_platform.lake.rollups import RollupSpec
 from gazette_platform.lake.spark import spark_configuration
-from gazette_platform.resources.lake import LakeResource, MetastoreResource
+from gazette_platform.resources.lake import LakeResource, MetastoreResource, catalog_digest
 from gazette_platform.resources.services import BrokerResource, TrinoResource
+from gazette_platform.resources.spark import NoSparkResource, SparkResource
 
 __all__ = ["platform_resources"]
 
 
 def platform_resources(
-    settings: LakeSettings | None = None, *, specs: Mapping[str, TableSpec] | None = None
+    settings: LakeSettings | None = None,
+    *,
+    folder: SpecFolder | None = None,
+    rollups: Mapping[str, RollupSpec] | None = None,
 ) -> dict[str, object]:
-    """Resources ``broker``, ``metastore``, ``lake``, ``trino`` and, if Spark is set up, ``spark``.
+    """Resources ``broker``, ``metastore``, ``lake``, ``trino`` and ``spark``.
 
-    A server that is not configured is told when it is used.
+    A server, or Spark, that is not configured is told when it is used.
 
     Args:
         settings: where all is; None: as the environment says.
-        specs: table specs that the definitions show; None: they show none.
+        folder: table specs that the definitions show; None: they show none.
+        rollups: rollups that the definitions show; None: none.
 
     Raises: ValidationError: the environment is malformed.
     """
@@ -33,12 +37,24 @@ def platform_resources(
         "lake": LakeResource(
             tables=settings.tables,
             store_roots=dict(settings.store_roots),
-            trino_ui=settings.trino,
+            table_url=settings.table_url,
+            trino_catalog=settings.trino_catalogs.hive,
             dagster_ui=settings.dagster,
-            loaded=specs_digest(specs or {}),
+            rollups=settings.rollups,
+            warehouse=settings.warehouse,
+            store=settings.store,
+            loaded=catalog_digest(folder or SpecFolder(), rollups or {}),
         ),
-        "trino": TrinoResource(uri=settings.trino),
+        "trino": TrinoResource(
+            uri=settings.trino,
+            catalog=settings.trino_catalogs.hive,
+            iceberg_catalog=settings.trino_catalogs.iceberg,
+        ),
     }
     if settings.metastore and settings.iceberg_jar:
-        found["spark"] = LazyPySparkResource(spark_config=spark_configuration(settings))
+        found["spark"] = SparkResource(
+            spark_config=spark_configuration(settings), properties=settings.spark_properties
+        )
+    else:
+        found["spark"] = NoSparkResource()
     return found

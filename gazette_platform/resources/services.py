@@ -11,7 +11,8 @@ from pydantic import Field
 from gazette_platform.client import Client, ClientConfig
 from gazette_platform.errors import SetupError
 from gazette_platform.lake import BrokerSource, FragmentSource
-from gazette_platform.lake.trino import TrinoSession
+from gazette_platform.lake.catalogs import HIVE, ICEBERG, TrinoCatalogs
+from gazette_platform.lake.trino import TrinoLogin, TrinoSession
 
 __all__ = ["BrokerResource", "TrinoResource"]
 
@@ -54,10 +55,23 @@ class BrokerResource(ConfigurableResource["BrokerResource"]):
 
 
 class TrinoResource(ConfigurableResource["TrinoResource"]):
-    """Trino, over its DB-API client."""
+    """Trino, over its DB-API client.
+
+    Passwords and tokens are no part of it, since Dagster shows resources: they are taken from the
+    environment at each query, as `TrinoLogin.from_environment` reads it.
+    """
 
     uri: str = Field(description="http(s)://host:port of the coordinator.")
-    user: str = Field(default="gazette", description="User that Trino sees.")
+    user: str = Field(
+        default="", description="User that Trino sees; empty: as GAZETTE_TRINO_USER says."
+    )
+    catalog: str = Field(default=HIVE, description="Name of its catalog of raw tables.")
+    iceberg_catalog: str = Field(default=ICEBERG, description="Name of that of Iceberg tables.")
+
+    @property
+    def catalogs(self) -> TrinoCatalogs:
+        """What it calls its catalogs."""
+        return TrinoCatalogs(hive=self.catalog, iceberg=self.iceberg_catalog)
 
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run one statement to its end.
@@ -67,11 +81,13 @@ class TrinoResource(ConfigurableResource["TrinoResource"]):
             parameters: the values.
 
         Returns: all rows.
-        Raises: LakeError: Trino cannot be reached, or refused. SetupError: none is configured.
+        Raises: LakeError: Trino cannot be reached, or refused. SetupError: none is configured, or a
+            file of the login cannot be read. ValidationError: the login is malformed.
         """
         if not self.uri:
             raise SetupError(
                 "no Trino is configured: set GAZETTE_TRINO_URI, or GAZETTE_ENDPOINTS to the "
                 "endpoints.json of `gazette up`"
             )
-        return TrinoSession(self.uri, user=self.user).query(sql, parameters)
+        login = TrinoLogin.from_environment(os.environ, user=self.user)
+        return TrinoSession(self.uri, login=login).query(sql, parameters)

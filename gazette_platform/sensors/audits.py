@@ -32,6 +32,7 @@ from gazette_platform.lake import (
     missing_columns,
     without_columns,
 )
+from gazette_platform.lake.catalogs import HIVE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -136,6 +137,8 @@ class TableAudits:
     repairer: Repairer
     fit_checker: FitChecker
     metastore: Metastore
+    trino_catalog: str = HIVE
+    """What Trino calls the catalog of the exact views."""
 
     def run(
         self,
@@ -207,7 +210,9 @@ class TableAudits:
         named = [f for f in state.fits if not f.journal or f.journal in journals]
         fits = self._fits(spec, report, named, problems, is_over)
         findings.sort(key=lambda f: (f.journal, f.begin, f.end, f.kind, f.text))
-        ensure_exact_view(session, spec, table, excluded_files(findings))
+        ensure_exact_view(
+            session, spec, table, excluded_files(findings), catalog=self.trino_catalog
+        )
         told = [_with_reason(f, {**repair.waiting, **refused}) for f in findings]
         told += sorted(fits, key=lambda f: (f.journal, f.begin, f.end))
         texts = sorted({f.text or f.path for f in _kept(told)})

@@ -31,21 +31,29 @@ _RELOAD_TIMEOUT_S = 120
     description="Has the web server load the definitions again when table specs have changed.",
 )
 def catalog_sensor(context: SensorEvaluationContext, lake: LakeResource) -> SensorResult:
-    """Ask for a reload if the specs differ from those that were loaded last."""
+    """Ask for a reload if the specs differ from those that were loaded last.
+
+    Raises: SetupError: the web server did not reload them; the next tick tries again.
+    """
     current = lake.catalog_digest()
     if current == (context.cursor or lake.loaded):
-        return SensorResult(skip_reason="The catalog is up to date.", cursor=current)
+        refused = "; ".join(str(error) for error in lake.rollup_errors().values())
+        return SensorResult(
+            skip_reason=f"Rollups are refused: {refused}"
+            if refused
+            else "The catalog is up to date.",
+            cursor=current,
+        )
     origin = context.code_location_origin
     if not lake.dagster_ui or origin is None:
         return SensorResult(
             skip_reason="Table specs have changed: reload the code location in the Dagster UI (set "
             "GAZETTE_DAGSTER_URI to have this done)."
         )
-    try:
-        reload_location(lake.dagster_ui, origin.location_name)
-    except SetupError as err:
-        return SensorResult(skip_reason=str(err))
-    return SensorResult(skip_reason="Table specs have changed: reloaded.", cursor=current)
+    # What fails makes a red tick, and the next one tries again.
+    reload_location(lake.dagster_ui, origin.location_name)
+    context.log.info("Table specs have changed: the definitions were loaded again.")
+    return SensorResult(cursor=current)
 
 
 def reload_location(dagster: str, location: str) -> None:

@@ -5,26 +5,31 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake import RegistrationCursor, SweepPoint
 from gazette_platform.sensors.audits import AuditState
+from gazette_platform.sensors.waits import Wait
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = ["SensorCursor", "problem_digest"]
 
+# Dagster's UI shows the whole text of a cursor on the page of its sensor. Of one that begins with this
+# key, as those of its own do, it shows the other keys and their values, those that are 0 left out.
+_HIDDEN: Final = "__class__"
+
 
 @final
 @dataclass(frozen=True, slots=True)
 class SensorCursor:
-    """What a tick starts from. No times are in it; its text is canonical."""
+    """What a tick starts from. Its text is canonical."""
 
     registered: RegistrationCursor = field(default_factory=RegistrationCursor)
     problems: Mapping[str, str] = field(default_factory=dict)
-    """Digest of the problem last told, by table; absent when there is none."""
+    """Digest of the problems last told, or of there being none, by table; absent: never told."""
     audits: Mapping[str, AuditState] = field(default_factory=dict)
     """What the audits of each table know."""
     turn: str = ""
@@ -37,6 +42,10 @@ class SensorCursor:
     """Where it goes on, after that, with the partitions that Dagster knows of that table."""
     audited: str = ""
     """The table audited last in turn."""
+    waits: Mapping[str, Mapping[str, Wait]] = field(default_factory=dict)
+    """By table and journal, what is waited for. Only here are times, and none while all is there."""
+    folder: str = ""
+    """Digest of the folder of table specs as Dagster was told of it; empty: it was not."""
 
     @classmethod
     def parse(cls, text: str | None) -> SensorCursor:
@@ -44,8 +53,8 @@ class SensorCursor:
 
         Raises: ValidationError: not a cursor of this version; says how to reset it.
         """
-        registered = RegistrationCursor.parse(text)
-        raw = json.loads(text) if text else {}
+        registered = RegistrationCursor.parse(_inner(text))
+        raw = json.loads(_inner(text) or "{}")
         problems = raw.get("problems", {})
         if not isinstance(problems, dict):
             raise ValidationError("problems is not an object", path="cursor")
@@ -62,6 +71,8 @@ class SensorCursor:
             sweep=SweepPoint(journal, offset),
             looked=looked,
             audited=str(raw.get("audited", "")),
+            waits=_waits(raw.get("waits", {})),
+            folder=str(raw.get("folder", "")),
         )
 
     def dump(self) -> str:
@@ -78,7 +89,35 @@ class SensorCursor:
             raw["sweep"] += [self.looked] if self.looked else []
         if self.audited:
             raw["audited"] = self.audited
-        return json.dumps(raw, sort_keys=True, separators=(",", ":"))
+        if self.waits:
+            raw["waits"] = {
+                table: {journal: wait.to_json() for journal, wait in waits.items()}
+                for table, waits in self.waits.items()
+            }
+        if self.folder:
+            raw["folder"] = self.folder
+        return json.dumps({_HIDDEN: raw, **self.summary}, sort_keys=True, separators=(",", ":"))
+
+    @property
+    def summary(self) -> dict[str, int]:
+        """What a person is shown of it."""
+        journals = self.registered.tables.values()
+        return {
+            "tables": len(self.registered.tables),
+            "journals": sum(map(len, journals)),
+            "waiting": sum(map(len, self.waits.values())),
+            "red": sum(digest != problem_digest([]) for digest in self.problems.values()),
+        }
+
+
+def _inner(text: str | None) -> str | None:
+    """The text without what is for people; as it is if it has nothing for them."""
+    try:
+        raw = json.loads(text or "{}")
+    except ValueError:
+        return text  # what is wrong with it is told there
+    inner = raw.get(_HIDDEN) if isinstance(raw, dict) else None
+    return text if inner is None else json.dumps(inner)
 
 
 def _sweep(raw: Any) -> tuple[str, str, int, str]:
@@ -90,6 +129,17 @@ def _sweep(raw: Any) -> tuple[str, str, int, str]:
         return "", "", 0, ""
 
 
+def _waits(raw: Any) -> dict[str, dict[str, Wait]]:
+    """What is waited for; nothing if that cannot be read, since it is all seen again."""
+    try:
+        return {
+            str(table): {str(j): Wait.from_json(wait) for j, wait in waits.items()}
+            for table, waits in raw.items()
+        }
+    except (AttributeError, TypeError, ValueError):
+        return {}
+
+
 def problem_digest(texts: list[str]) -> str:
-    """16 hex digits of problems; empty text if there are none."""
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16] if texts else ""
+    """16 hex digits of problems; `ok` if there are none."""
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16] if texts else "ok"

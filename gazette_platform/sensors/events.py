@@ -1,4 +1,4 @@
-"""What a tick tells Dagster: one materialization per Hive partition, one observation per journal."""
+"""What a tick tells Dagster: one event per Hive partition and per journal."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING
 
 from dagster import AssetMaterialization, AssetObservation, MetadataValue
 
-from gazette_platform.assets.raw import column_schema, journals_key, table_key
+from gazette_platform.assets.raw import SPECS_KEY, column_schema, journals_key, table_key
 from gazette_platform.lake import PartitionColumn, partition_key
+from gazette_platform.lake.catalogs import HIVE
+from gazette_platform.lake.links import partition_query
+from gazette_platform.sensors.keys import table_partition
 from gazette_platform.sensors.versions import DATA_VERSION, data_version
 
 if TYPE_CHECKING:
@@ -15,16 +18,23 @@ if TYPE_CHECKING:
 
     from dagster import RawMetadataValue
 
-    from gazette_platform.lake import JournalProgress, MovedFile, PartitionAccount, TableSpec
+    from gazette_platform.lake import (
+        JournalProgress,
+        MovedFile,
+        PartitionAccount,
+        SpecFolder,
+        TableSpec,
+    )
     from gazette_platform.lake.partition_state import PartitionState
     from gazette_platform.sensors.told import Added
 
 __all__ = [
+    "journal_materialization",
     "journal_partition",
     "materialization",
     "observation",
-    "problem_observation",
     "repair_materialization",
+    "specs_materialization",
 ]
 
 _JOURNAL = PartitionColumn(key="journal", column="journal", type="string")
@@ -32,12 +42,30 @@ _PROBLEMS_SHOWN = 20
 
 
 def materialization(
-    spec: TableSpec, account: PartitionAccount, added: Added, *, trino_ui: str = ""
+    spec: TableSpec,
+    account: PartitionAccount,
+    added: Added,
+    *,
+    rows: int | None = None,
+    page: Mapping[str, RawMetadataValue],
+    catalog: str = HIVE,
 ) -> AssetMaterialization:
-    """The event of a Hive partition: its totals, and what they have more than the event before."""
+    """The event of a Hive partition: its totals, and what they have more than the event before.
+
+    Args:
+        spec: of the table.
+        account: of the Hive partition.
+        added: since the event before.
+        rows: of the whole table, if known.
+        page: metadata with a link to a page of the table, if there is one.
+        catalog: what Trino calls the catalog of the table.
+    """
     state = account.state
-    metadata = _totals(spec, account.journal, state) | {
+    metadata = _totals(spec, account.key, account.journal, state, rows=rows, catalog=catalog) | {
         "location": MetadataValue.path(account.location),
+        "query": MetadataValue.md(
+            f"```sql\n{partition_query(spec, account.key, account.values, catalog)}\n```"
+        ),
         "fragments_added": added.fragments,
         "content_bytes_added": added.content_bytes,
     }
@@ -45,25 +73,28 @@ def materialization(
         metadata["rows_added"] = added.rows
     if added.is_first:
         metadata["dagster/column_schema"] = column_schema(spec)
-    if trino_ui:
-        metadata["trino"] = MetadataValue.url(f"{trino_ui}/ui/")
+    metadata |= page
     return AssetMaterialization(
         asset_key=table_key(spec.name),
-        partition=account.key,
+        partition=table_partition(account.key),
         description=f"{added.fragments} fragments of {account.journal}",
         metadata=metadata,
         tags={DATA_VERSION: data_version(state)},
     )
 
 
-def repair_materialization(spec: TableSpec, moved: Sequence[MovedFile]) -> AssetMaterialization:
+def repair_materialization(
+    spec: TableSpec, moved: Sequence[MovedFile], *, rows: int | None = None, catalog: str = HIVE
+) -> AssetMaterialization:
     """The event of a Hive partition that `moved` files, all of them, were moved out of."""
     last = moved[-1]
     return AssetMaterialization(
         asset_key=table_key(spec.name),
-        partition=last.key,
+        partition=table_partition(last.key),
         description=f"{len(moved)} files that others cover were moved aside",
-        metadata=_totals(spec, last.finding.journal, last.state)
+        metadata=_totals(
+            spec, last.key, last.finding.journal, last.state, rows=rows, catalog=catalog
+        )
         | {
             "files_moved": len(moved),
             "rows_moved": sum(m.rows for m in moved),
@@ -76,10 +107,19 @@ def repair_materialization(spec: TableSpec, moved: Sequence[MovedFile]) -> Asset
     )
 
 
-def _totals(spec: TableSpec, journal: str, state: PartitionState) -> dict[str, RawMetadataValue]:
-    """What a Hive partition holds now."""
+def _totals(
+    spec: TableSpec,
+    key: str,
+    journal: str,
+    state: PartitionState,
+    *,
+    rows: int | None,
+    catalog: str,
+) -> dict[str, RawMetadataValue]:
+    """What a Hive partition holds now, and how many rows the whole table has."""
     metadata: dict[str, RawMetadataValue] = {
-        "dagster/table_name": f"hive.{spec.name}",
+        "dagster/table_name": f"{catalog}.{spec.name}",
+        "partition": key,
         "journal": journal,
         "offsets": MetadataValue.json([list(covered) for covered in state.ranges]),
         "fragments": state.fragments,
@@ -89,6 +129,8 @@ def _totals(spec: TableSpec, journal: str, state: PartitionState) -> dict[str, R
         metadata |= {"begin": state.ranges[0][0], "end": state.ranges[-1][1]}
     if state.rows is not None:
         metadata["dagster/partition_row_count"] = state.rows
+    if rows is not None:
+        metadata["dagster/row_count"] = rows
     if state.stored_bytes is not None:
         metadata["stored_bytes"] = state.stored_bytes
     if state.overlap_bytes:
@@ -99,29 +141,51 @@ def _totals(spec: TableSpec, journal: str, state: PartitionState) -> dict[str, R
     return metadata
 
 
-def observation(table: str, progress: JournalProgress) -> AssetObservation:
-    """How far a journal is registered."""
-    return AssetObservation(
-        asset_key=journals_key(table),
-        partition=journal_partition(progress.journal),
+def specs_materialization(folder: SpecFolder) -> AssetMaterialization:
+    """The event of a folder of table specs that is another one than before."""
+    return AssetMaterialization(
+        asset_key=SPECS_KEY,
+        description=f"{len(folder.specs)} tables, {len(folder.refused)} files refused",
         metadata={
-            "journal": progress.journal,
-            "write_head": progress.write_head,
-            "registered": progress.registered,
-            "lag_bytes": progress.lag_bytes,
-            # Bytes before `registered` that no broker has stored yet, or that cannot be taken.
-            "awaited_bytes": progress.hole_bytes,
+            "tables": MetadataValue.json(dict(folder.files)),
+            "refused": MetadataValue.json(
+                {file: [str(e) for e in bad.errors] for file, bad in folder.refused.items()}
+            ),
         },
-        tags={DATA_VERSION: str(progress.write_head)},
+        tags={DATA_VERSION: folder.digest},
     )
 
 
-def problem_observation(table: str, problems: Sequence[str]) -> AssetObservation:
-    """Why a table, or some journals of it, are not registered; empty: the problem has gone."""
-    shown: Mapping[str, RawMetadataValue] = {
-        "problem": MetadataValue.text("\n".join(problems[:_PROBLEMS_SHOWN]) or "none any more")
+def journal_materialization(table: str, progress: JournalProgress) -> AssetMaterialization:
+    """The event of a journal of which something was registered."""
+    return AssetMaterialization(
+        asset_key=journals_key(table),
+        partition=journal_partition(progress.journal),
+        description=f"Registered up to {progress.registered}.",
+        metadata=_progress(progress),
+        tags={DATA_VERSION: str(progress.registered)},
+    )
+
+
+def observation(table: str, progress: JournalProgress) -> AssetObservation:
+    """How far a journal is, of which nothing was registered meanwhile."""
+    return AssetObservation(
+        asset_key=journals_key(table),
+        partition=journal_partition(progress.journal),
+        metadata=_progress(progress),
+    )
+
+
+def _progress(progress: JournalProgress) -> dict[str, RawMetadataValue]:
+    """How far a journal is registered, and appended."""
+    return {
+        "journal": progress.journal,
+        "write_head": progress.write_head,
+        "registered": progress.registered,
+        "lag_bytes": progress.lag_bytes,
+        # Bytes before `registered` that no broker has stored yet, or that cannot be taken.
+        "awaited_bytes": progress.hole_bytes,
     }
-    return AssetObservation(asset_key=table_key(table), metadata=shown)
 
 
 def journal_partition(journal: str) -> str:

@@ -2,8 +2,9 @@
 
 One sensor serves all table specs, because it reads their folder anew at each tick: a spec written
 while the platform runs works at the next tick, with no restart and no reload. Each tick moves each
-table on by a bounded amount of work. A table with a problem holds up no other: the problem is the
-tick's skip reason, a line in its log and, once per change, an observation of the table's asset.
+table on by a bounded amount of work. A table with a problem holds up no other: the problem is a line
+in the tick's log, and turns the table's check `keeps_up` red. A tick that has nothing to tell Dagster gives
+its problems as the reason why; Dagster calls ticks without runs skipped, whatever they did.
 
 Dagster stores a tick's events first and its cursor last, so a crash between them replays the tick.
 Registration is idempotent by content, so the replay registers nothing twice; and events follow from
@@ -19,22 +20,27 @@ from dataclasses import dataclass, field
 from typing import final
 
 from dagster import (
+    AddDynamicPartitionsRequest,
     AssetCheckEvaluation,
+    AssetKey,
     AssetMaterialization,
     AssetObservation,
     DefaultSensorStatus,
+    DeleteDynamicPartitionsRequest,
+    MetadataValue,
     SensorEvaluationContext,
     SensorResult,
     sensor,
 )
-from dagster._core.definitions.dynamic_partitions_request import AddDynamicPartitionsRequest
 
+from gazette_platform.assets.checks import keeps_up_evaluation, specs_evaluation
 from gazette_platform.assets.raw import journals_partitions, table_key, table_partitions
 from gazette_platform.errors import GazetteError, TransportError
 from gazette_platform.hive import SharedMetastore
 from gazette_platform.lake import (
     Registrar,
     Repair,
+    SpecFolder,
     SweepPoint,
     TableReport,
     TableSpec,
@@ -45,14 +51,17 @@ from gazette_platform.resources import BrokerResource, LakeResource, MetastoreRe
 from gazette_platform.sensors.audits import AuditState, TableAudits
 from gazette_platform.sensors.cursor import SensorCursor, problem_digest
 from gazette_platform.sensors.events import (
+    journal_materialization,
     journal_partition,
     materialization,
     observation,
-    problem_observation,
     repair_materialization,
+    specs_materialization,
 )
-from gazette_platform.sensors.told import InstanceTold, Told, added_since, untold
+from gazette_platform.sensors.keys import hive_partition, table_partition
+from gazette_platform.sensors.told import InstanceTold, RowTotal, Told, Totals, added_since, untold
 from gazette_platform.sensors.turns import TickState, following, in_turn
+from gazette_platform.sensors.waits import follow
 
 __all__ = ["TickOutcome", "TickPorts", "fragments_sensor", "run_tick"]
 
@@ -72,6 +81,10 @@ def _never() -> bool:
     return False
 
 
+def _no_page(_table: str) -> Mapping[str, MetadataValue]:
+    return {}
+
+
 @final
 @dataclass(slots=True)
 class TickOutcome:
@@ -80,7 +93,9 @@ class TickOutcome:
     events: list[AssetMaterialization | AssetObservation | AssetCheckEvaluation] = field(
         default_factory=list
     )
-    partitions: list[AddDynamicPartitionsRequest] = field(default_factory=list)
+    partitions: list[AddDynamicPartitionsRequest | DeleteDynamicPartitionsRequest] = field(
+        default_factory=list
+    )
     summaries: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -90,6 +105,11 @@ class TickOutcome:
     def text(self) -> str:
         """What the tick says of itself: problems first, then what was registered."""
         return "\n".join([*self.problems, *self.warnings, *self.summaries]) or "No new fragments."
+
+    @property
+    def skip_reason(self) -> str | None:
+        """Why nothing was done; None if something was, which Dagster is not to log as skipped."""
+        return None if self.events or self.partitions or self.summaries else self.text
 
 
 @sensor(
@@ -109,9 +129,8 @@ def fragments_sensor(
     clock = SystemClock()
     ends_at = clock.monotonic() + _TICK_S
     cursor = SensorCursor.parse(context.cursor)
-    specs, errors = lake.specs()
-    problems = [str(err) for _, err in sorted(errors.items())]
-    if not specs and not problems:
+    folder = lake.folder()
+    if not folder.specs and not folder.refused and cursor.folder in {"", folder.digest}:
         # The folder may just not be there: nothing is forgotten.
         return SensorResult(
             skip_reason=f"No table specs (*.yaml) in {lake.tables}.", cursor=cursor.dump()
@@ -121,25 +140,30 @@ def fragments_sensor(
             TickPorts(
                 registrar=lake.registrar(source, shared),
                 audits=TableAudits(
-                    lake.auditor(source), lake.repairer(source), lake.fit_checker(source), shared
+                    lake.auditor(source),
+                    lake.repairer(source),
+                    lake.fit_checker(source),
+                    shared,
+                    lake.trino_catalog,
                 ),
                 told=InstanceTold(context.instance),
                 is_over=lambda: clock.monotonic() >= ends_at,
-                trino_ui=lake.trino_ui,
+                now_s=clock.unix_s,
+                table_page=lake.table_page,
             ),
-            specs,
+            folder,
             cursor,
-            has_all_specs=not errors,
         )
-    outcome.problems[:0] = problems
     for problem in outcome.problems:
         context.log.error(problem)
     for warning in outcome.warnings:
         context.log.warning(warning)
+    for summary in outcome.summaries:
+        context.log.info(summary)
     return SensorResult(
         asset_events=outcome.events,
         dynamic_partitions_requests=outcome.partitions,
-        skip_reason=outcome.text,
+        skip_reason=outcome.skip_reason,
         cursor=outcome.cursor.dump(),
     )
 
@@ -154,29 +178,27 @@ class TickPorts:
     told: Told
     is_over: Callable[[], bool] = _never
     """Whether the tick's time is up."""
-    trino_ui: str = ""
+    now_s: Callable[[], float] = SystemClock().unix_s
+    """Unix seconds."""
+    table_page: Callable[[str], Mapping[str, MetadataValue]] = _no_page
+    """Metadata with a link to the page of ``catalog.schema.table``, if there is one."""
 
 
-def run_tick(
-    ports: TickPorts,
-    specs: Mapping[str, TableSpec],
-    cursor: SensorCursor,
-    *,
-    has_all_specs: bool = True,
-) -> TickOutcome:
+def run_tick(ports: TickPorts, folder: SpecFolder, cursor: SensorCursor) -> TickOutcome:
     """Move every table on, in turn. Tables whose spec is gone are forgotten by the cursor.
 
     Args:
         ports: registrar, audits, and what Dagster was told.
-        specs: of the tables, by name.
+        folder: specs of the tables. While some are refused, no table is forgotten.
         cursor: of the last tick.
-        has_all_specs: whether all specs could be read; if not, no table is forgotten.
 
     Raises: TransportError: no broker can be reached, and nothing was registered before; the tick is
         then red in the UI, and the next one tries again.
     """
+    specs = folder.specs
     names = list(specs)
     outcome = TickOutcome()
+    has_all_specs = bool(specs) and not folder.refused
     kept = None if has_all_specs else cursor
     state = TickState.of(cursor, names, kept)
     swept = following(names, cursor.swept, is_again=True)
@@ -192,6 +214,7 @@ def run_tick(
             specs[name],
             state,
             outcome,
+            file=folder.files.get(name, ""),
             again=round_ if name == swept else None,
             is_audited=name == audited,
         )
@@ -204,7 +227,8 @@ def run_tick(
             # The others would wait in vain for the same brokers.
             turn = following(names, name)
             break
-    outcome.cursor = state.cursor(turn=turn, audited=audited)
+    _tell_folder(outcome, folder, cursor, state)
+    outcome.cursor = state.cursor(turn=turn, audited=audited, folder=folder.digest)
     return outcome
 
 
@@ -236,6 +260,7 @@ def _run_table(
     state: TickState,
     outcome: TickOutcome,
     *,
+    file: str,
     again: _Round | None,
     is_audited: bool,
 ) -> _Ran:
@@ -251,19 +276,25 @@ def _run_table(
         looked = ""
         if again is not None and report.swept is None:
             looked = _look_again(ports, spec, report, again.looked)
-        _tell(outcome, spec, report, ports)
+        total = RowTotal(ports.told, table_key(name))
+        _tell(outcome, spec, report, ports, total)
         # Only now: what is not told would not be touched again.
         state.tables[name] = report.cursors
         if report.swept is not None or looked:
             ran.again = _Round(report.swept or SweepPoint(), looked)
         problems = [_one_line(text) for text in report.errors]
+        waiting = sum(map(len, state.waits.values()))
+        followed = follow(state.waits.get(name, {}), report, ports.now_s(), waiting=waiting)
+        state.waits[name] = followed.waits
+        outcome.events += [observation(name, p) for p in followed.to_tell]
+        problems += followed.stalls
         outcome.warnings += [*report.warnings, *(_one_line(f.text) for f in report.misfits)]
         known = state.audits.get(name, AuditState())
         is_due = is_audited or known.is_open or bool(report.updates) or report.is_changed
         if is_due and not ports.is_over():
             audited = ports.audits.run(spec, report, known, is_over=ports.is_over)
             problems += [_one_line(text) for text in audited.problems]
-            _tell_repair(outcome, spec, audited.repair)
+            _tell_repair(outcome, spec, audited.repair, ports, total)
             outcome.events += audited.evaluations
             state.audits[name] = audited.state
     except TransportError as err:
@@ -278,12 +309,7 @@ def _run_table(
         text = f"{name}: unexpected {type(err).__name__}: {err} (this is a bug; the log has more)"
         problems.append(_one_line(text))
     # New fragments, old ones and audits of a journal that cannot be listed have one.
-    problems = list(dict.fromkeys(problems))
-    outcome.problems += problems
-    digest = problem_digest(problems)
-    if digest != state.problems.get(name, ""):
-        outcome.events.append(problem_observation(name, problems))
-    state.problems[name] = digest
+    _tell_problems(outcome, state, name, list(dict.fromkeys(problems)), file)
     return ran
 
 
@@ -301,35 +327,79 @@ def _look_again(ports: TickPorts, spec: TableSpec, report: TableReport, after: s
     if report.definition is None:
         return ""
     name = str(table_partitions(spec.name).name)
-    keys, left = ports.told.known(name, after, _LOOKED_MAX)
+    known, left = ports.told.known(name, after, _LOOKED_MAX)
+    columns = [column.name for column in report.definition.partition_columns]
+    keys = [hive_partition(key, columns) for key in known]
     with ports.audits.metastore.connect() as session:
         # Those of the tick come behind, since they are newer.
         report.accounts[:0] = partition_accounts(session, report.definition, keys)
     return left
 
 
-def _tell(outcome: TickOutcome, spec: TableSpec, report: TableReport, ports: TickPorts) -> None:
+def _tell_problems(
+    outcome: TickOutcome, state: TickState, table: str, problems: list[str], file: str
+) -> None:
+    """What keeps a table from keeping up; Dagster is told when that has changed."""
+    outcome.problems += [
+        text if not file or text.startswith(f"{file}: ") else f"{file}: {text}" for text in problems
+    ]
+    digest = problem_digest(problems)
+    if digest != state.problems.get(table, ""):
+        outcome.events.append(keeps_up_evaluation(table, problems, file))
+    state.problems[table] = digest
+
+
+def _tell_folder(
+    outcome: TickOutcome, folder: SpecFolder, cursor: SensorCursor, state: TickState
+) -> None:
+    """What is wrong with files, and with the tables that they would be of."""
+    by_table: dict[str, list[str]] = {}
+    for bad in folder.refused.values():
+        texts = [_one_line(str(error)) for error in bad.errors]
+        by_table.setdefault(bad.table, []).extend(texts)
+    outcome.problems[:0] = by_table.pop("", [])
+    for table, texts in by_table.items():
+        _tell_problems(outcome, state, table, texts, "")
+    if folder.digest != cursor.folder:
+        outcome.events += [specs_materialization(folder), specs_evaluation(folder)]
+
+
+def _tell(
+    outcome: TickOutcome, spec: TableSpec, report: TableReport, ports: TickPorts, total: RowTotal
+) -> None:
     """Events of what differs from what was told, and partitions that Dagster lacks."""
     if not report.accounts:
         return
-    asset, keys = table_key(spec.name), list(dict.fromkeys(a.key for a in report.accounts))
+    asset = table_key(spec.name)
+    former = {table_partition(a.key): a.key for a in report.accounts}
+    keys = list(former)
     accounts = untold(report.accounts, ports.told.versions(asset, keys))
     for account in accounts:
-        added = added_since(account.state, ports.told.totals(asset, account.key))
-        outcome.events.append(materialization(spec, account, added, trino_ui=ports.trino_ui))
+        key = table_partition(account.key)
+        told = _told_of(ports.told, asset, account.key)
+        added = added_since(account.state, told)
+        in_table = total.after(key, account.state.rows, told)
+        catalog = ports.audits.trino_catalog
+        page = ports.table_page(f"{catalog}.{spec.name}")
+        outcome.events.append(
+            materialization(spec, account, added, rows=in_table, page=page, catalog=catalog)
+        )
     touched = {a.journal for a in accounts}
     progress = [p for p in report.journals if p.journal in touched]
-    outcome.events += [observation(spec.name, p) for p in progress]
+    outcome.events += [journal_materialization(spec.name, p) for p in progress]
     journals = [journal_partition(a.journal) for a in report.accounts]
     for definition, wanted in (
         (table_partitions(spec.name), keys),
         (journals_partitions(spec.name), list(dict.fromkeys(journals))),
     ):
         # A tick may have ended between its events and its partitions.
-        known = ports.told.partitions(str(definition.name), wanted)
+        known = ports.told.partitions(str(definition.name), [*wanted, *former.values()])
         missing = [key for key in wanted if key not in known]
         if missing:
             outcome.partitions.append(definition.build_add_request(missing))
+        renamed = [k for k in former.values() if k in known and k not in wanted]
+        if renamed:
+            outcome.partitions.append(definition.build_delete_request(renamed))
     if report.updates:
         rows = [u.rows_added for u in report.updates]
         outcome.summaries.append(
@@ -346,18 +416,30 @@ def _tell(outcome: TickOutcome, spec: TableSpec, report: TableReport, ports: Tic
         )
 
 
-def _tell_repair(outcome: TickOutcome, spec: TableSpec, repair: Repair) -> None:
+def _tell_repair(
+    outcome: TickOutcome, spec: TableSpec, repair: Repair, ports: TickPorts, total: RowTotal
+) -> None:
     """One event a Hive partition that files were moved out of."""
     if not repair.moved:
         return
     partitions = dict.fromkeys(m.finding.values for m in repair.moved)
     for values in partitions:
         moved = [m for m in repair.moved if m.finding.values == values]
-        outcome.events.append(repair_materialization(spec, moved))
+        key, left = table_partition(moved[-1].key), moved[-1].state.rows
+        told = _told_of(ports.told, table_key(spec.name), moved[-1].key)
+        rows = total.after(key, left, told)
+        outcome.events.append(
+            repair_materialization(spec, moved, rows=rows, catalog=ports.audits.trino_catalog)
+        )
     outcome.summaries.append(
         f"{spec.name}: {len(repair.moved)} files that others cover were moved aside, "
         f"{sum(m.rows for m in repair.moved)} rows are seen once again."
     )
+
+
+def _told_of(told: Told, asset: AssetKey, key: str) -> Totals | None:
+    """What was told of a Hive partition; former releases had the names of columns in Dagster's keys."""
+    return told.totals(asset, table_partition(key)) or told.totals(asset, key)
 
 
 def _one_line(text: str) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol, final
 
 from dagster import AssetKey, AssetRecordsFilter, DagsterEventType
 
+from gazette_platform.sensors.keys import table_partition
 from gazette_platform.sensors.versions import DATA_VERSION, data_version
 
 if TYPE_CHECKING:
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from gazette_platform.lake import PartitionAccount
     from gazette_platform.lake.partition_state import PartitionState
 
-__all__ = ["Added", "InstanceTold", "Told", "Totals", "added_since", "untold"]
+__all__ = ["Added", "InstanceTold", "RowTotal", "Told", "Totals", "added_since", "untold"]
+
+_ROWS = "dagster/row_count"
 
 # Of others, in a row, that are looked past.
 _EVENTS_MAX = 20
@@ -61,6 +64,10 @@ class Told(Protocol):
         """What the newest event of a partition says; None if there is none."""
         ...
 
+    def rows(self, asset: AssetKey) -> int | None:
+        """Rows of the table, as its newest event says; 0 before the first one, None if not known."""
+        ...
+
     def partitions(self, name: str, keys: Sequence[str]) -> Collection[str]:
         """Those of `keys` that the dynamic partitions `name` have."""
         ...
@@ -83,7 +90,9 @@ def untold(
 ) -> list[PartitionAccount]:
     """Those of `accounts` that Dagster does not know as they are; the last one of each key."""
     latest = {account.key: account for account in accounts}
-    return [a for a in latest.values() if versions.get(a.key) != data_version(a.state)]
+    return [
+        a for a in latest.values() if versions.get(table_partition(a.key)) != data_version(a.state)
+    ]
 
 
 def added_since(state: PartitionState, told: Totals | None) -> Added:
@@ -96,6 +105,38 @@ def added_since(state: PartitionState, told: Totals | None) -> Added:
         rows=(state.rows or 0) - (before.rows or 0) if is_known else None,
         is_first=told is None,
     )
+
+
+@final
+class RowTotal:
+    """Rows of a whole table, from one of a tick's events to the next.
+
+    Args:
+        told: what was told before the tick.
+        asset: of the table.
+    """
+
+    def __init__(self, told: Told, asset: AssetKey) -> None:
+        self._told = told
+        self._asset = asset
+        self._rows: int | None = None
+        self._partitions: dict[str, int | None] = {}
+
+    def after(self, partition: str, rows: int | None, told: Totals | None) -> int | None:
+        """The total after an event that says how many rows a partition has; None: not known.
+
+        Args:
+            partition: its key.
+            rows: that it has.
+            told: of it before this tick.
+        """
+        if not self._partitions:
+            self._rows = self._told.rows(self._asset)
+        before = self._partitions.get(partition, (told or Totals()).rows)
+        self._partitions[partition] = rows
+        is_known = self._rows is not None and rows is not None and before is not None
+        self._rows = (self._rows or 0) + (rows or 0) - (before or 0) if is_known else None
+        return self._rows
 
 
 @final
@@ -153,3 +194,15 @@ class InstanceTold:
             name, limit, ascending=True, cursor=after or None
         )
         return page.results, page.cursor if page.has_more else ""
+
+    def rows(self, asset: AssetKey) -> int | None:
+        """Rows of the table, as its newest event says; one query.
+
+        Once the rows of a Hive partition are not known, those of the table are not until it is told anew.
+        """
+        records = self._instance.fetch_materializations(asset, limit=1).records
+        found = records[0].asset_materialization if records else None
+        if found is None:
+            return 0
+        rows = found.metadata[_ROWS].value if _ROWS in found.metadata else None
+        return rows if isinstance(rows, int) else None

@@ -12,6 +12,8 @@ from gazette_platform.sensors.cursor import SensorCursor
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from gazette_platform.sensors.waits import Wait
+
 __all__ = ["TickState", "following", "in_turn"]
 
 
@@ -45,6 +47,7 @@ class TickState:
     tables: dict[str, Mapping[str, JournalCursor]]
     problems: dict[str, str]
     audits: dict[str, AuditState]
+    waits: dict[str, Mapping[str, Wait]] = field(default_factory=dict)
     swept: str = ""
     sweep: SweepPoint = field(default_factory=SweepPoint)
     looked: str = ""
@@ -55,14 +58,16 @@ class TickState:
         wanted = {*names, *(kept.registered.tables if kept is not None else ())}
         return cls(
             {n: cursor.registered.tables.get(n, {}) for n in sorted(wanted)},
-            {n: digest for n, digest in cursor.problems.items() if n in wanted},
+            # Also of tables whose spec was refused from the beginning.
+            {n: d for n, d in cursor.problems.items() if n in wanted or kept is not None},
             {n: state for n, state in cursor.audits.items() if n in wanted},
+            {n: waits for n, waits in cursor.waits.items() if n in wanted},
             swept=cursor.swept if cursor.swept in wanted else "",
             sweep=cursor.sweep,
             looked=cursor.looked,
         )
 
-    def cursor(self, *, turn: str, audited: str) -> SensorCursor:
+    def cursor(self, *, turn: str, audited: str, folder: str) -> SensorCursor:
         """The cursor that a tick ends with."""
         return SensorCursor(
             RegistrationCursor(self.tables),
@@ -73,4 +78,6 @@ class TickState:
             sweep=self.sweep,
             looked=self.looked,
             audited=audited,
+            waits={n: waits for n, waits in self.waits.items() if waits},
+            folder=folder,
         )

@@ -66,6 +66,12 @@ class FragmentFiles:
         )
         self._fragments.setdefault(journal, [])
 
+    def set_flush_interval(self, journal: str, seconds: int) -> None:
+        """Have brokers store what was appended after `seconds` at most; 0: only by length."""
+        spec = self._specs[journal]
+        fragment = replace(spec.fragment, flush_interval_ns=seconds * SECOND_NS)
+        self._specs[journal] = replace(spec, fragment=fragment)
+
     def append(
         self,
         journal: str,
@@ -195,6 +201,10 @@ class _MemoryThrift:
     def alter_table_with_environment_context(
         self, database: str, name: str, table: Any, context: Any
     ) -> None:
+        key = context.properties.get("expected_parameter_key")
+        expected = context.properties.get("expected_parameter_value")
+        if key and self.get_table(database, name).parameters.get(key) != expected:
+            raise ttypes.MetaException(f"The table has been modified: {key} is not {expected}")
         self._tables[database, name] = copy.deepcopy(table)
         if context.properties.get("CASCADE") == "true":
             for partition in self._partitions[database, name].values():

@@ -13,6 +13,7 @@ from gazette_platform.lake import (
     FitChecker,
     Registrar,
     Repairer,
+    SpecFolder,
     StoreRoots,
     parse_table_spec,
 )
@@ -21,6 +22,7 @@ from gazette_platform.ops.clock import SystemClock
 from gazette_platform.sensors.audits import TableAudits
 from gazette_platform.sensors.cursor import SensorCursor
 from gazette_platform.sensors.fragments import TickPorts, run_tick
+from gazette_platform.sensors.keys import table_partition
 from gazette_platform.sensors.told import InstanceTold
 from gazette_platform.sensors.versions import data_version
 
@@ -29,6 +31,7 @@ __all__ = ["MODES", "SPEC", "Killed", "Neighbour", "Steps", "World"]
 SPEC = parse_table_spec(
     "{name: s.a, selector: 'name:prefix=a/', format: json, columns: [{name: id, type: bigint}]}"
 )
+FOLDER = SpecFolder({"s.a": SPEC}, {"s.a": "a.yaml"})
 MODES = ("killed before", "killed after", "broken before", "broken after")
 
 
@@ -131,7 +134,7 @@ class World(ExitStack):
     def tick(self):
         """One tick, and its storing. A process that is killed starts again."""
         try:
-            outcome = run_tick(self.ports(), {"s.a": SPEC}, SensorCursor.parse(self.cursor))
+            outcome = run_tick(self.ports(), FOLDER, SensorCursor.parse(self.cursor))
             self.store(outcome)
         except Killed:
             self.steps.is_dead = False
@@ -214,9 +217,13 @@ class World(ExitStack):
             assert held == {n for begin, end in spans for n in range(begin, end)}
             assert (found[key].fragments, found[key].rows) == (len(spans), len(held) // 9)
         told = {}
+        rows = sum(state.rows for state in found.values())
         records = self.instance.fetch_materializations(AssetKey(["s", "a"]), limit=1000).records
         for event in (record.asset_materialization for record in reversed(records)):
             told.setdefault(event.partition, []).append(event)
+        newest = records[0].asset_materialization.metadata
+        assert newest["dagster/row_count"].value == rows
+        found = {table_partition(key): state for key, state in found.items()}
         assert told.keys() == found.keys()
         for key, events in told.items():
             added = [e.metadata["rows_added"].value for e in events]

@@ -123,19 +123,37 @@ class TestDagsterUi:
 
     async def test_shows_hive_partitions_as_partitions(self, browser, dagster):
         await browser.open(f"{dagster}/assets/flights/flights?view=partitions")
-        shown = await browser.wait_for("origin=EWR", "origin=JFK", "origin=LGA")
-        assert "append_date=" in shown
+        shown = await browser.wait_for("EWR/000/", "JFK/000/", "LGA/000/")
+        assert re.search(r"EWR/000/\d{4}-\d\d-\d\d/\d+", shown)
         await self.keep(browser, "partitions")
 
     async def test_shows_materializations_with_their_metadata(self, browser, dagster):
         await browser.open(f"{dagster}/assets/flights/flights?view=events")
-        await browser.wait_for("materialized", "origin=EWR", "content_bytes")
+        await browser.wait_for("materialized", "origin=EWR", "content_bytes", "dagster/row_count")
         await self.keep(browser, "events")
 
-    async def test_shows_the_rollup_of_each_engine_as_materialized(self, browser, dagster):
-        for name in ("route_by_month", "delays_by_month"):
+    async def test_shows_journals_as_materialized(self, browser, dagster):
+        await browser.open(f"{dagster}/assets/journals/flights/flights?view=events")
+        shown = await browser.wait_for("materialized", "write_head", "lag_bytes")
+        assert "Never materialized" not in shown
+        await self.keep(browser, "journals")
+
+    async def test_shows_the_checks_of_a_table(self, browser, dagster):
+        await browser.open(f"{dagster}/assets/flights/flights?view=checks")
+        await browser.wait_for("keeps_up", "no_gap", "no_overlap", "counts_agree", "fits_spec")
+        await self.keep(browser, "checks")
+
+    async def test_shows_no_dump_of_the_sensors_cursor(self, browser, dagster):
+        location = "__repository__@gazette_platform.definitions"
+        await browser.open(f"{dagster}/locations/{location}/sensors/fragments")
+        shown = await browser.wait_for("journals=", "tables=")
+        assert '"version"' not in shown
+        await self.keep(browser, "sensor")
+
+    async def test_shows_the_rollups_as_materialized(self, browser, dagster):
+        for name in ("route_by_month", "delays_by_arrival", "delays_by_month"):
             await browser.open(f"{dagster}/assets/rollups/{name}?view=events")
-            await browser.wait_for(name, "materialized", "partition_row_count")
+            await browser.wait_for(name, "materialized", "slices_made")
             await self.keep(browser, name)
 
     @staticmethod
@@ -144,6 +162,80 @@ class TestDagsterUi:
         folder = os.environ.get("GAZETTE_SCREENSHOTS")
         if folder:
             await browser.screenshot(Path(folder) / f"{name}.png")
+
+
+CHECKS = """query($path: [String!]!) { assetNodeOrError(assetKey: {path: $path}) {
+  ... on AssetNode { assetChecksOrError { ... on AssetChecks {
+    checks { name canExecuteIndividually } } } } } }"""
+LATEST = """query($path: [String!]!, $check: String!) {
+  assetCheckExecutions(assetKey: {path: $path}, checkName: $check, limit: 1) {
+    runId status evaluation { severity description } } }"""
+EXECUTE = """mutation($path: [String!]!, $check: String!) { launchPipelineExecution(executionParams: {
+  selector: {repositoryName: "__repository__", repositoryLocationName: "gazette_platform.definitions",
+    pipelineName: "__ASSET_JOB", assetSelection: [],
+    assetCheckSelection: [{assetKey: {path: $path}, name: $check}]}, runConfigData: {}}) {
+  __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
+
+
+class TestChecks:
+    """What the UI shows of checks, and does with them, by what it asks the web server."""
+
+    @pytest.fixture
+    def ask(self, dagster):
+        def ask(query, **variables):
+            request = urllib.request.Request(
+                f"{dagster}/graphql",
+                data=json.dumps({"query": query, "variables": variables}).encode(),
+                headers={"content-type": "application/json"},
+            )
+            with urllib.request.urlopen(request, timeout=60) as response:
+                answer = json.load(response)
+            assert "errors" not in answer, answer
+            return answer["data"]
+
+        return ask
+
+    async def test_each_is_executed_by_itself(self, ask):
+        path = ["flights", "flights"]
+        checks = ask(CHECKS, path=path)["assetNodeOrError"]["assetChecksOrError"]["checks"]
+        assert {c["name"]: c["canExecuteIndividually"] for c in checks} == dict.fromkeys(
+            ("keeps_up", "no_gap", "no_overlap", "counts_agree", "fits_spec"), "CAN_EXECUTE"
+        )
+        for check in ("keeps_up", "counts_agree"):
+            launched = ask(EXECUTE, path=path, check=check)["launchPipelineExecution"]
+            assert launched["__typename"] == "LaunchRunSuccess", launched
+
+            def ended(check=check, run=launched["run"]["runId"]):
+                (latest,) = ask(LATEST, path=path, check=check)["assetCheckExecutions"]
+                is_it = latest["runId"] == run and latest["status"] != "IN_PROGRESS"
+                return latest if is_it else None
+
+            latest = await eventually(ended, timeout_s=300)
+            assert latest["status"] == "SUCCEEDED", latest
+
+    async def test_a_selector_without_journals_and_a_refused_spec_are_red(self, ask, demo):
+        _, root = demo
+        (root / "tables" / "lost.yaml").write_text(
+            SPEC.format(comment="x").replace("nobody", "lost")
+        )
+        (root / "tables" / "bad.yaml").write_text("name: raw.bad\nselector: ''\nmore: 1\n")
+
+        def red(table, *texts):
+            latest = ask(LATEST, path=["raw", table], check="keeps_up")["assetCheckExecutions"]
+            told = [e for e in latest if e["status"] == "FAILED" and e["evaluation"]]
+            return told and all(text in told[0]["evaluation"]["description"] for text in texts)
+
+        await eventually(lambda: red("lost", "matches no journal"), timeout_s=120)
+        await eventually(
+            lambda: red("bad", "bad.yaml: selector: may not be empty", "field `more`"),
+            timeout_s=120,
+        )
+
+        def is_shown(table):
+            found = ask(CHECKS, path=["raw", table])["assetNodeOrError"]
+            return bool(found.get("assetChecksOrError", {}).get("checks"))
+
+        await eventually(lambda: is_shown("lost") and is_shown("bad"), timeout_s=120)
 
 
 @pytest.mark.filterwarnings("ignore:Using variable_values:DeprecationWarning")  # of gql, by Dagster

@@ -74,6 +74,7 @@ def test_core_is_there_with_its_data_and_without_extras(installed, tmp_path):
     assert Path(home).is_relative_to(installed.parent)
     assert heavy == []
     assert "_hive_metastore/hive-site.xml" in data
+    assert "_sql/demo/spark/delays_by_arrival.sql" in data
     assert [name for name in data if name.startswith("_sql/trino/") and name.endswith(".sql")]
 
 

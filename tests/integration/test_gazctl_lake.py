@@ -179,6 +179,33 @@ def test_tables_are_listed_and_described_also_without_a_metastore(lake, root, tm
     assert "is of table s.nothing; 1 files there are refused" in lost.err
 
 
+def test_a_table_whose_spec_is_refused_is_told_by_its_name_with_all_errors(lake, tmp_path):
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "mine.yaml").write_text(
+        "name: s.mine\nselector: ''\nformat: json\ncolumns: [{name: a, type: text}]\nmore: 1\n"
+    )
+    told = (
+        "mine.yaml: Object contains unknown field `more`",
+        "mine.yaml: selector: may not be empty",
+        "mine.yaml: columns[0].type: unknown type 'text'",
+    )
+    listed = lake("list")
+    assert listed.code == 0, listed.err
+    for text in told:
+        assert f"s.mine: refused: {text}" in listed.err
+    (refused,) = orjson.loads(lake("list", "s.mine", "-o", "json").out)
+    assert (refused["table"], refused["file"], len(refused["problems"])) == (
+        "s.mine",
+        "mine.yaml",
+        3,
+    )
+    for command in (("ddl", "s.mine", "--dialect", "duckdb"), ("flush", "s.mine")):
+        done = lake(*command)
+        assert done.code == 1
+        assert "no spec in" in done.err
+        assert told[1] in done.err
+
+
 @pytest.mark.parametrize("dialect", ["trino", "duckdb"])
 def test_ddl_is_told_before_the_table_exists(lake, root, tmp_path, dialect, broker):
     text = f"name: s.t\nselector: 'name:prefix={root}/'\nformat: json\ncolumns:\n"

@@ -1,4 +1,4 @@
-"""Raw tables and rollups in the real engines: both see the same rows, and prune.
+"""Raw tables in the real engines: both see the same rows, and prune.
 
 Long because all tests share one Spark, which takes its time to begin.
 """
@@ -10,7 +10,6 @@ from datetime import date
 from decimal import Decimal
 
 import pytest
-from dagster import AssetMaterialization, DagsterInstance, ResourceDefinition, materialize
 from lake_bench import FragmentFiles
 from value_cases import (
     HIDING,
@@ -24,8 +23,6 @@ from value_cases import (
     value_table,
 )
 
-from gazette_platform.assets import SOURCE_KEY, delays_by_month, route_by_month
-from gazette_platform.assets.rollups import FLIGHTS, write_delays
 from gazette_platform.errors import LakeError
 from gazette_platform.lake import (
     Auditor,
@@ -36,7 +33,6 @@ from gazette_platform.lake import (
     parse_table_spec,
 )
 from gazette_platform.lake.tables import DIGEST
-from gazette_platform.resources import LakeResource, TrinoResource
 
 # The first test pays for the start of three servers.
 pytestmark = [
@@ -349,142 +345,6 @@ def test_exact_view_leaves_out_planted_overlaps(
     assert in_spark(spark, count.format("")) == [(19,)]
 
 
-# --------------------------------------------------------------------------- rollups
-
-
-def flight(month, origin, dest, delay):
-    record = {"year": 2013, "month": month, "day": 1, "origin": origin, "dest": dest, "hour": 5}
-    if delay is not None:
-        record |= {"dep_time": 500, "dep_delay": delay, "arr_delay": delay + 1}
-    return json.dumps(record).encode() + b"\n"
-
-
-@pytest.fixture
-def flights(request, files, registrar, metastore):
-    text = (
-        request.config.rootpath / "gazette_platform/embedded/demo/flights.table.yaml"
-    ).read_text()
-    spec = parse_table_spec(text)
-
-    def publish(origin, *records, hour="05"):
-        files.append(
-            f"flights/origin={origin}/part=000",
-            b"".join(flight(month, origin, *rest) for month, *rest in records),
-            postfix=f"append_date=2026-01-02/append_hour={hour}",
-        )
-        report = registrar.tick(spec, {})
-        assert report.errors == []
-        auditor = Auditor(files, StoreRoots(files.roots))
-        with metastore.connect() as session:
-            table = session.table("flights", "flights")
-            found = [
-                f
-                for p in report.journals
-                for f in auditor.audit(session, spec, table, p.journal).findings
-            ]
-            ensure_exact_view(session, spec, table, excluded_files(found))
-        return report
-
-    return publish
-
-
-@pytest.fixture
-def instance():
-    with DagsterInstance.ephemeral() as made:
-        yield made
-
-
-@pytest.fixture
-def run(instance, lake_settings, trino, spark):
-    class Lazy:
-        spark_session = spark
-
-    def execute(rollup, first, last):
-        result = materialize(
-            [rollup],
-            instance=instance,
-            resources={
-                "trino": TrinoResource(uri=lake_settings.trino),
-                "lake": LakeResource(tables="", trino_ui=lake_settings.trino),
-                "spark": ResourceDefinition.hardcoded_resource(Lazy()),
-            },
-            tags={
-                "dagster/asset_partition_range_start": first,
-                "dagster/asset_partition_range_end": last,
-            },
-        )
-        assert result.success
-        return {
-            e.partition: {
-                k: v.value for k, v in e.step_materialization_data.materialization.metadata.items()
-            }
-            for e in result.get_asset_materialization_events()
-        }
-
-    yield execute
-    trino.query("DROP TABLE IF EXISTS iceberg.rollups.route_by_month")
-    trino.query("DROP TABLE IF EXISTS iceberg.rollups.delays_by_month")
-
-
-ROUTES = "SELECT origin, dest, month, flights, cancelled, dep_delay_avg FROM {} ORDER BY 1, 2, 3"
-
-
-def test_trino_rollup_is_idempotent_and_follows_its_source(flights, run, trino, spark, instance):
-    flights("JFK", (1, "LAX", 10), (1, "LAX", 20), (1, "LAX", None), (2, "SFO", -5))
-    flights("EWR", (1, "IAH", 0))
-    instance.report_runless_asset_event(
-        AssetMaterialization(FLIGHTS, partition="origin=JFK/part=000/append_hour=5")
-    )
-    first = run(route_by_month, "EWR", "LGA")
-    assert first["JFK"]["dagster/partition_row_count"] == 2
-    assert first["JFK"]["flights"] == 4
-    assert first["LGA"]["dagster/partition_row_count"] == 0
-    assert first["JFK"]["dagster/row_count"] == 3
-    assert len(first["JFK"][SOURCE_KEY]) == 16
-    assert first["LGA"][SOURCE_KEY] == ""
-    assert [c.name for c in first["JFK"]["dagster/column_schema"].columns][:2] == ["origin", "dest"]
-    expected = [
-        ("EWR", "IAH", 1, 1, 0, 0.0),
-        ("JFK", "LAX", 1, 3, 1, 15.0),
-        ("JFK", "SFO", 2, 1, 0, -5.0),
-    ]
-    table = "iceberg.rollups.route_by_month"
-    assert trino.query(ROUTES.format(table)) == expected
-    assert in_spark(spark, ROUTES.format(table)) == expected
-    files_before = trino.query(
-        'SELECT file_path FROM iceberg.rollups."route_by_month$files" ORDER BY 1'
-    )
-    run(route_by_month, "EWR", "LGA")
-    assert trino.query(ROUTES.format(table)) == expected
-    assert (
-        trino.query('SELECT file_path FROM iceberg.rollups."route_by_month$files" ORDER BY 1')
-        == files_before
-    )
-    flights("JFK", (1, "LAX", 30), (3, "BOS", 1), hour="06")
-    run(route_by_month, "JFK", "JFK")
-    assert trino.query(ROUTES.format(table)) == [
-        ("EWR", "IAH", 1, 1, 0, 0.0),
-        ("JFK", "BOS", 3, 1, 0, 1.0),
-        ("JFK", "LAX", 1, 4, 1, 20.0),
-        ("JFK", "SFO", 2, 1, 0, -5.0),
-    ]
-
-
-def test_rollups_read_rows_of_overlapping_files_once(flights, files, run, trino, spark):
-    flights("JFK", (1, "LAX", 10), (1, "LAX", 20))
-    content = flight(1, "JFK", "LAX", 10)
-    postfix = "append_date=2026-01-02/append_hour=05"
-    files.forget(files.append("flights/origin=JFK/part=000", content, postfix=postfix, begin=0))
-    flights("JFK", (2, "SFO", 5), hour="07")
-    assert trino.query("SELECT count(*) FROM hive.flights.flights") == [(4,)]
-    run(route_by_month, "JFK", "JFK")
-    assert trino.query(ROUTES.format("iceberg.rollups.route_by_month")) == [
-        ("JFK", "LAX", 1, 2, 0, 15.0),
-        ("JFK", "SFO", 2, 1, 0, 5.0),
-    ]
-    assert write_delays(spark, ["2013-01-01", "2013-02-01"]) == {"2013-01-01": 2, "2013-02-01": 1}
-
-
 def test_values_of_another_type_are_no_values_of_the_table(registrar, files, trino, spark):
     spec = parse_table_spec(
         "{name: engines.typed, selector: name=typed/log, format: json, "
@@ -500,50 +360,6 @@ def test_values_of_another_type_are_no_values_of_the_table(registrar, files, tri
     query = "SELECT count(*), count(id), count(gone) FROM {}engines.typed"
     assert trino.query(query.format("hive.")) == [(3, 1, 0)]
     assert in_spark(spark, query.format("")) == [(3, 1, 0)]
-
-
-def test_trino_rollup_drops_what_its_source_no_longer_has(flights, run, trino, metastore):
-    report = flights("JFK", (1, "LAX", 10))
-    flights("JFK", (2, "SFO", 5), hour="06")
-    run(route_by_month, "JFK", "JFK")
-    with metastore.connect() as session:
-        table = session.table("flights", "flights")
-        session.drop_partition(table, report.updates[0].values)
-    run(route_by_month, "JFK", "JFK")
-    assert trino.query(ROUTES.format("iceberg.rollups.route_by_month")) == [
-        ("JFK", "SFO", 2, 1, 0, 5.0)
-    ]
-
-
-DELAYS = "SELECT month, flights, cancelled, delayed, dep_delay_avg FROM {} ORDER BY 1"
-
-
-def test_spark_rollup_is_idempotent_and_replaces_whole_months(
-    flights, run, trino, spark, metastore
-):
-    report = flights("JFK", (1, "LAX", 10), (1, "LAX", 20), (1, "LAX", None), (2, "SFO", -5))
-    first = run(delays_by_month, "2013-01-01", "2013-12-01")
-    assert len(first) == 12
-    assert first["2013-01-01"]["flights"] == 3
-    assert first["2013-01-01"]["dagster/partition_row_count"] == 1
-    assert first["2013-03-01"]["dagster/partition_row_count"] == 0
-    expected = [(1, 3, 1, 1, 15.0), (2, 1, 0, 0, -5.0)]
-    table = "iceberg.rollups.delays_by_month"
-    assert in_spark(spark, DELAYS.format(table)) == expected
-    assert trino.query(DELAYS.format(table)) == expected
-    run(delays_by_month, "2013-01-01", "2013-12-01")
-    assert trino.query(DELAYS.format(table)) == expected
-
-    # One month alone leaves the others as they are; a month without flights goes.
-    flights("JFK", (2, "SFO", 5), (3, "SFO", 5), hour="06")
-    assert write_delays(spark, ["2013-02-01"]) == {"2013-02-01": 2}
-    assert trino.query(DELAYS.format(table)) == [(1, 3, 1, 1, 15.0), (2, 2, 0, 0, 0.0)]
-    with metastore.connect() as session:
-        session.drop_partition(session.table("flights", "flights"), report.updates[0].values)
-    run(delays_by_month, "2013-01-01", "2013-12-01")
-    assert trino.query(DELAYS.format(table)) == [(2, 1, 0, 0, 5.0), (3, 1, 0, 0, 5.0)]
-    snapshots = trino.query('SELECT count(*) FROM iceberg.rollups."delays_by_month$snapshots"')
-    assert snapshots == [(4,)]
 
 
 # --------------------------------------------------------------------------- values

@@ -18,6 +18,11 @@ from gazette_platform.lake import (
     excluded_files,
     parse_table_spec,
 )
+from gazette_platform.lake.rollups import parse_rollup
+from gazette_platform.lake.rollups.engines import SparkEngine, TrinoEngine
+from gazette_platform.lake.rollups.iceberg import IcebergTables
+from gazette_platform.lake.rollups.running import RollupRunner
+from gazette_platform.lake.s3 import S3Access
 
 # The first test pays for the start of four servers.
 pytestmark = [
@@ -118,3 +123,49 @@ def test_tables_on_s3_in_both_engines(tmp_path, lake_bucket, metastore, trino, s
     sql = "SELECT hour, n FROM iceberg.rollups_s3.by_hour ORDER BY hour"
     assert trino.query(sql) == [(5, 10), (6, 20), (7, 1)]
     assert [tuple(row) for row in spark.sql(sql).collect()] == [(5, 10), (6, 20), (7, 1)]
+
+
+ROLLUP = """
+-- name: rollups_s3.{0}
+-- sources: [engines_s3.events]
+-- slices: [hour]
+--
+SELECT hour, count(*) AS n, sum(id) AS total FROM events GROUP BY hour
+"""
+
+
+def test_rollups_on_s3_by_both_engines(tmp_path, lake_bucket, metastore, trino, spark):
+    store, _ = lake_bucket
+    files = BucketFiles(tmp_path / "fragments", store)
+    spec, roots = parse_table_spec(SPEC), StoreRoots({})
+    tables = IcebergTables(
+        metastore, "s3://lake/raw/.gazette/rolled", S3Access.of(store, {}).iceberg()
+    )
+    engines = {"trino": TrinoEngine(trino), "spark": SparkEngine(spark)}
+    rollups = {name: parse_rollup(ROLLUP.format(name).lstrip(), engine=name) for name in engines}
+
+    def append(begin, end, hour):
+        files.append("events/part=1", lines(begin, end), postfix=f"hour={hour:02}", begin=9 * begin)
+        report = Registrar(files, metastore, roots).tick(spec, {})
+        assert report.errors == []
+        with metastore.connect() as session:
+            ensure_exact_view(session, spec, report.definition, {})
+
+    def made():
+        found = []
+        for name, one in rollups.items():
+            report = RollupRunner(metastore, tables, engines[name]).run(one)
+            sql = f"SELECT hour, n, total FROM iceberg.rollups_s3.{name} ORDER BY hour"
+            in_trino = trino.query(sql)
+            spark.catalog.refreshTable(f"iceberg.rollups_s3.{name}")
+            assert [tuple(row) for row in spark.sql(sql).collect()] == in_trino
+            found.append(([hour for (hour,) in report.made], in_trino))
+        assert found[0] == found[1]
+        return found[0]
+
+    append(0, 10, 5)
+    append(10, 30, 6)
+    assert made() == (["5", "6"], [(5, 10, 45), (6, 20, 90)])
+    append(30, 31, 6)
+    assert made() == (["6"], [(5, 10, 45), (6, 21, 90)])
+    assert made()[0] == []

@@ -35,19 +35,45 @@ def tick(tmp_path, monkeypatch, instance):
     monkeypatch.setattr(
         catalog, "reload_location", lambda url, name: asked.append((url, name)), raising=True
     )
-    loaded = LakeResource(tables=str(tmp_path)).catalog_digest()
+    loaded = LakeResource(tables=str(tmp_path)).folder().digest
 
     def run(cursor, *, ui="http://ui"):
         context = build_sensor_context(
             instance=instance,
             cursor=cursor,
-            resources={"lake": LakeResource(tables=str(tmp_path), dagster_ui=ui, loaded=loaded)},
+            resources={
+                "lake": LakeResource(
+                    tables=str(tmp_path), rollups=str(tmp_path), dagster_ui=ui, loaded=loaded
+                )
+            },
         )
         context._code_location_origin = Origin()
         result = catalog_sensor(context)
-        return result.cursor, result.skip_reason.skip_message, asked
+        skipped = result.skip_reason
+        return result.cursor, skipped.skip_message if skipped is not None else "", asked
 
     return run
+
+
+ROLLUP = "-- name: r.sums\n-- sources: [s.a]\nselect sum(id) as n from a\n"
+
+
+def test_rollups_are_part_of_the_catalog(tick, tmp_path):
+    cursor, _, asked = tick(None)
+    (tmp_path / "trino").mkdir()
+    (tmp_path / "trino" / "sums.sql").write_text(ROLLUP)
+    cursor, message, asked = tick(cursor)
+    assert "reloaded" in message
+    assert len(asked) == 1
+    (tmp_path / "trino" / "bad.sql").write_text("select 1")
+    (tmp_path / "s.yaml").write_text(SPEC.replace("s.a", "r.sums"))
+    cursor, message, asked = tick(cursor)
+    assert len(asked) == 2
+    _, message, asked = tick(cursor)
+    assert len(asked) == 2
+    assert "Rollups are refused: " in message
+    assert "trino/bad.sql: has no header" in message
+    assert "r.sums: there is a raw table r.sums" in message
 
 
 def test_reload_once_a_change(tick, tmp_path):
@@ -56,10 +82,22 @@ def test_reload_once_a_change(tick, tmp_path):
     (tmp_path / "a.yaml").write_text(SPEC)
     cursor, message, asked = tick(cursor)
     assert asked == [("http://ui", "there")]
-    assert "reloaded" in message
+    assert not message  # else Dagster logs it as skipped
     assert tick(cursor)[2] == asked[:1]
-    (tmp_path / "broken.yaml").write_text("name: [")
-    assert len(tick(cursor)[2]) == 1
+    cursor = tick(cursor)[0]
+    (tmp_path / "broken.yaml").write_text("name: [")  # whose assets are told of as well
+    assert len(tick(cursor)[2]) == 2
+
+
+def test_a_reload_that_fails_is_a_red_tick(tick, tmp_path, monkeypatch):
+    (tmp_path / "a.yaml").write_text(SPEC)
+
+    def fail(url, name):
+        raise SetupError("down")
+
+    monkeypatch.setattr(catalog, "reload_location", fail)
+    with pytest.raises(SetupError, match="down"):
+        tick("old")
 
 
 def test_without_an_address_it_says_what_to_do(tick, tmp_path):

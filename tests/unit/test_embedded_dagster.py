@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import yaml
+from dagster import DagsterInstance
 
 from gazette_platform.embedded.dagster import (
     CODE_SERVER,
@@ -48,6 +49,28 @@ def test_tables_of_a_new_home_are_made_by_one_process(tmp_path, missing):
     (tmp_path / missing).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / missing).touch()
     assert requires_of_the_daemon(tmp_path) == ("broker-1", CODE_SERVER)
+
+
+def test_every_pool_has_a_limit_and_settings_of_ones_own_stay(tmp_path):
+    components(tmp_path)
+    settings = tmp_path / "dagster.yaml"
+    written = settings.read_text()
+    with DagsterInstance.from_config(str(tmp_path)) as instance:
+        config = instance.get_concurrency_config()
+    assert config.pool_config.default_pool_limit == 1
+    assert config.pool_config.pool_granularity.value == "run"
+    assert config.run_queue_config.max_concurrent_runs == 2
+    raw = yaml.safe_load(written)
+    del raw["concurrency"]["pools"]
+    former = written.replace("  pools:\n    default_limit: 1\n    granularity: run\n", "")
+    assert yaml.safe_load(former) == raw
+    settings.write_text(former)
+    components(tmp_path)
+    assert settings.read_text() == written
+    for own in ("telemetry:\n  enabled: true\n", former + "# mine\n"):
+        settings.write_text(own)
+        components(tmp_path)
+        assert settings.read_text() == own
 
 
 def test_code_of_users_waits_for_ours_to_make_the_tables_of_a_new_home(tmp_path):

@@ -63,6 +63,7 @@ def test_components_left_out_have_no_address(tmp_path: Path):
     environment = environment_of(PlatformDir.at(tmp_path), endpoints)
     assert "GAZETTE_TRINO_URI" not in environment
     assert environment["GAZETTE_TABLES"] == str(tmp_path / "tables")
+    assert environment["GAZETTE_ROLLUPS"] == str(tmp_path / "rollups")
     roots = json.loads(environment["GAZETTE_LAKE_STORE_ROOTS"])
     assert roots == {"file:///": f"file://{tmp_path}/fragments/"}
 

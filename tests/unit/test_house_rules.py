@@ -36,8 +36,8 @@ CONTRACTS = {
         "allocator.converge allocator.flow_network allocator.push_relabel allocator.solver "
         "broker.append.events broker.append.fsm broker.crash.eviction broker.epochs broker.http.messages broker.http.rest_messages "
         "broker.replicate.pipeline_fsm broker.replicate.replica_fsm broker.replicate.synced "
-        "client.store_plan consumer.recoverylog.fsm fragment.cover_set fragment.head_records fragment.retention lake.coverage lake.local_sql.json_values lake.local_sql.segments lake.planning lake.progress "
-        "message.sequencer ops.host_guard sensors.turns testing.chaos.availability testing.chaos.logs testing.chaos.verdict "
+        "client.store_plan consumer.recoverylog.fsm fragment.cover_set fragment.head_records fragment.retention lake.coverage lake.local_sql.json_values lake.local_sql.segments lake.planning lake.progress lake.rollups.covers lake.rollups.planning "
+        "message.sequencer ops.host_guard sensors.turns sensors.waits testing.chaos.availability testing.chaos.logs testing.chaos.verdict "
         "testing.checker"
     ),
     ("pb-edges", "allowed_importers"): "protocol client broker consumer testing",
@@ -264,6 +264,23 @@ def test_contract_names_every_module_that_exists(contract, field):
     configured = {c["id"]: c for c in PROJECT["tool"]["importlinter"]["contracts"]}
     named = set(configured.get(contract, {}).get(field, []))
     assert {name for name in named if name.startswith("gazette_platform")} == wanted
+
+
+def test_no_private_module_of_dagster_is_imported():
+    found = [
+        (str(path.relative_to(ROOT)), module)
+        for path in tracked(".py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        for module in (
+            [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else []
+        )
+        if module.split(".")[0].startswith("dagster") and "._" in module
+    ]
+    assert not found
 
 
 def test_modules_that_call_themselves_pure_are_held_to_it():

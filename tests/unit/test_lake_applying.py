@@ -15,7 +15,8 @@ from gazette_platform.lake.applying import (
 )
 from gazette_platform.lake.expected import expected_layout, expected_location
 from gazette_platform.lake.layout import Layout, StoreRoots
-from gazette_platform.lake.table_spec import parse_table_spec, specs_by_file
+from gazette_platform.lake.spec_folder import specs_by_file
+from gazette_platform.lake.table_spec import parse_table_spec
 from gazette_platform.lake.tables import table_definition
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 

@@ -1,7 +1,11 @@
-"""Registration: idempotent, bounded, and honest about what it cannot take."""
+"""Registration: idempotent, bounded, and honest about what it cannot take.
+
+Long because each case is a few ticks over a handful of files, told in full.
+"""
 
 import json
 
+import msgspec
 import pytest
 from lake_bench import FragmentFiles, MemoryMetastore
 
@@ -64,11 +68,15 @@ def partitions(metastore, name="events"):
         return table, {p.values: p for p in session.partitions(table)}
 
 
-def test_no_journal_and_no_fragment_are_no_error(registrar, files, metastore, spec):
-    assert registrar.tick(spec, {}).updates == []
-    files.create("events/part=0")
+def test_no_journal_is_an_error_and_no_fragment_is_none(registrar, files, metastore, spec):
     report = registrar.tick(spec, {})
+    assert (report.updates, report.matched) == ([], frozenset())
+    assert "'name:prefix=events/' matches no journal" in report.errors[0]
+    files.create("events/part=0")
+    report = registrar.tick(msgspec.structs.replace(spec, partitions=()), {})
     assert (report.updates, report.errors, report.definition) == ([], [], None)
+    # Its path postfix has no key `hour`.
+    assert "partition key 'hour' is in no journal name" in registrar.tick(spec, {}).errors[0]
     with metastore.connect() as session:
         assert session.databases() == []
 
@@ -336,6 +344,20 @@ def test_data_that_does_not_fit_makes_no_table(registrar, files, metastore, spec
         registrar.tick(parse_table_spec(SPEC.replace("hour, type: int", "hour")), {})
     with metastore.connect() as session:
         assert session.databases() == []
+
+
+def test_all_columns_that_never_have_their_type_are_told(registrar, files):
+    columns = ", ".join(f"{{name: c{n}, type: int}}" for n in range(20))
+    spec = parse_table_spec(SPEC.replace("{name: id, type: bigint}", columns))
+    record = ",".join(f'"c{n}":"x"' for n in range(1, 20))
+    files.append("events/part=0", f'{{"c0":1,{record}}}\n'.encode(), postfix=HOUR_5)
+    with pytest.raises(SchemaMismatch) as error:
+        registrar.tick(spec, {})
+    told = str(error.value)
+    assert "column c1 is int, but fragment events/part=0/" in told
+    assert "; column c12 is int, but it has values such as '\"x\"'; and 7 more, which" in told
+    assert "column c0 " not in told
+    assert len(told) < 1500
 
 
 def test_single_bad_records_are_no_reason_to_refuse(registrar, files, spec):

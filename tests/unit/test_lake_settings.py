@@ -52,12 +52,14 @@ def test_single_variables_win(tmp_path):
             "GAZETTE_ENDPOINTS": str(path),
             "GAZETTE_BROKER_ADDRESS": "http://other:1",
             "GAZETTE_TABLES": "/t",
+            "GAZETTE_ROLLUPS": "/r",
             "GAZETTE_WAREHOUSE": "s3://w/",
             "GAZETTE_LAKE_STORE_ROOTS": '{"s3://a/": "s3a://a/"}',
         }
     )
     assert settings.broker == "http://other:1"
-    assert (settings.tables, settings.warehouse) == ("/t", "s3://w")
+    assert (settings.tables, settings.rollups) == ("/t", "/r")
+    assert settings.warehouse == "s3://w"
     assert settings.store_roots == {"s3://a/": "s3a://a/"}
 
 

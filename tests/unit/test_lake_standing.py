@@ -8,6 +8,7 @@ from lake_bench import FragmentFiles, MemoryMetastore
 from gazette_platform.errors import LakeError
 from gazette_platform.lake import Registrar, StoreRoots, parse_table_spec
 from gazette_platform.lake.catching_up import catch_up, reachable
+from gazette_platform.lake.overdue import overdue
 from gazette_platform.lake.standing import table_standing
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import JournalSpec, SuspendLevel, SuspendSpec
@@ -79,6 +80,31 @@ def test_a_table_before_and_after_its_first_fragment(lake):
         "is_made": True,
         "problems": [],
     }
+
+
+def test_what_a_store_has_for_a_while_and_no_partition_has_is_overdue(lake):
+    now = 10_000
+    for n in range(3):
+        lake.files.append("orders/part=0", LINE, mod_time=now - 900 + n)
+    lake.registrar.tick(lake.spec, {})
+    assert overdue(lake.files, lake.standing(), now, from_begin=True) == []
+    young = lake.files.append("orders/part=0", LINE, mod_time=now - 299)
+    lake.files.append("orders/part=0", LINE, is_persisted=False)
+    assert overdue(lake.files, lake.standing(), now) == []
+    (text,) = overdue(lake.files, lake.standing(), now + 1)
+    assert f"orders/part=0 stalls: a store has its bytes from {young.begin} on" in text
+    assert overdue(lake.files, lake.standing(), now + 1, from_begin=True) == [text]
+
+
+def test_a_hole_that_was_filled_and_is_not_registered_is_overdue(lake):
+    late = lake.files.append("orders/part=0", LINE)
+    lake.files.forget(late)
+    lake.files.append("orders/part=0", LINE, begin=late.end, mod_time=int(SystemClock().unix_s()))
+    lake.registrar.tick(lake.spec, {})
+    lake.files.append("orders/part=0", LINE, begin=0)
+    assert overdue(lake.files, lake.standing(), 10_000) == []  # all up to the head is there
+    (text,) = overdue(lake.files, lake.standing(), 10_000, from_begin=True)
+    assert "its bytes from 0 on" in text
 
 
 def test_without_a_metastore_nothing_is_claimed(lake):

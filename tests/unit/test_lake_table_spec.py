@@ -3,14 +3,14 @@
 import time
 import tracemalloc
 
+import msgspec
 import pytest
+from dagster import AssetSpec
+from hypothesis import given, strategies as st
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.lake.table_spec import (
-    load_table_specs,
-    parse_table_spec,
-    read_table_spec,
-)
+from gazette_platform.lake.spec_folder import load_table_specs, read_spec_folder
+from gazette_platform.lake.table_spec import parse_table_spec, read_table_spec
 
 GOOD = """
 name: flights.flights
@@ -180,6 +180,45 @@ def test_all_that_has_another_shape_is_told_at_once():
     assert len(told) == 7
 
 
+def test_owners_and_tags_are_what_dagster_takes():
+    spec = parse_table_spec(GOOD + "owners: [team:flights, a@b.example]\ntags: {a/b: c, d: ''}\n")
+    assert spec.owners == ("team:flights", "a@b.example")
+    AssetSpec("a", owners=spec.owners, tags=spec.tags)
+    _, errors = read_table_spec(
+        GOOD + "owners: ['team:', flights, a@b]\ntags: {'a b': c, dagster/x: y, d: é, e/f/g: h}\n"
+    )
+    assert [error.path for error in errors] == [*(f"owners[{n}]" for n in range(3)), *["tags"] * 4]
+    _, errors = read_table_spec(GOOD + "owners: me\ntags: {a: 1}\n")
+    assert {e.message.partition(" (")[0] for e in errors} == {
+        "Expected `array`, got `str` - at `$.owners`",
+        "Expected `str`, got `int` - at `$.tags[...]`",
+    }
+
+
+@given(
+    owner=st.one_of(
+        st.text("ateam:.@- \n%é", max_size=12),
+        st.builds("{}@{}.{}".format, *[st.text("a.%-_", max_size=4)] * 3),
+    ),
+    tag=st.text("a/.- \nédgser", max_size=12),
+)
+def test_what_a_spec_takes_dagster_takes(owner, tag):
+    """Else all definitions would fail to load."""
+    spec, errors = read_table_spec(
+        msgspec.yaml.encode({**msgspec.yaml.decode(GOOD), "owners": [owner], "tags": {tag: tag}})
+    )
+    if spec is not None:
+        AssetSpec("a", owners=spec.owners, tags=spec.tags)
+    else:
+        assert {error.path.partition("[")[0] for error in errors} <= {"owners", "tags"}
+
+
+def test_digests_of_former_releases_stay():
+    spec = parse_table_spec(GOOD)
+    assert spec.digest == "2e2e7c0027586552"
+    assert parse_table_spec(GOOD + "tags: {a: b}\n").digest != spec.digest
+
+
 def test_clash_names_both_ways_out():
     text = GOOD.replace("{name: fragment, as: fragment_hour, type: int}", "{name: hour, type: int}")
     with pytest.raises(ValidationError, match=r"leave the column out .*name: hour, as: fragment_h"):
@@ -202,6 +241,70 @@ def test_folder_is_read_anew_and_bad_files_hide_no_good_ones(tmp_path):
     assert "at most 1048576" in str(errors["d.yaml"])
     (tmp_path / "a.yaml").write_text(GOOD.replace("flights.flights", "other.name"))
     assert list(load_table_specs(tmp_path)[0]) == ["flights.flights", "other.name"]
+
+
+def test_all_errors_of_a_file_are_told_each_with_its_name(tmp_path):
+    (tmp_path / "a.yaml").write_text(
+        GOOD.replace("type: string", "type: strings")
+        .replace("{name: hour, type: int}", "{name: hour}\n  - {name: a-b, type: date, typo: 1}")
+        .replace("format: json", "format: jsn")
+        .replace("type: date}\n  - {name: fragment", "type: dat}\n  - {name: fragment")
+        + "fresh_within: soon\n"
+    )
+    folder = read_spec_folder(tmp_path)
+    (bad,) = folder.refused.values()
+    assert bad.table == "flights.flights"
+    told = [str(error) for error in bad.errors]
+    for text in (
+        "a.yaml: format: 'jsn' is not a format",
+        "a.yaml: Object missing required field `type` - at `$.columns[1]`",
+        "a.yaml: Object contains unknown field `typo` - at `$.columns[2]`",
+        "a.yaml: columns[0].type: unknown type 'strings'",
+        "a.yaml: partitions[0].type: 'dat' is not a type of partition columns",
+        "a.yaml: fresh_within: ",
+    ):
+        assert any(each.startswith(text) for each in told), (text, told)
+    assert len(told) == 6
+    assert folder.errors == list(bad.errors)
+
+
+@pytest.mark.parametrize(
+    ("text", "table"),
+    [
+        ("name: s.a\ncolumns: [", "s.a"),
+        ("format: json\nname: 's.a'  # mine\n", "s.a"),
+        ("{name: s.a, selector: x}", "s.a"),
+        ("name: S.A\n", ""),
+        ("columns:\n  - name: s.a\n", ""),
+        ("name: a\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_table_of_a_refused_file_is_read_of_its_text(tmp_path, text, table):
+    (tmp_path / "a.yaml").write_text(text)
+    folder = read_spec_folder(tmp_path)
+    assert folder.refused["a.yaml"].table == table
+    assert not folder.specs
+
+
+def test_a_refused_file_is_not_of_a_table_that_another_one_makes(tmp_path):
+    (tmp_path / "a.yaml").write_text(GOOD + "nonsense: 1\n")
+    (tmp_path / "b.yaml").write_text(GOOD)
+    folder = read_spec_folder(tmp_path)
+    assert (list(folder.specs), folder.files) == (
+        ["flights.flights"],
+        {"flights.flights": "b.yaml"},
+    )
+    assert folder.refused["a.yaml"].table == ""
+
+
+def test_the_digest_of_a_folder_follows_all_that_is_said_of_it(tmp_path):
+    digests = [read_spec_folder(tmp_path).digest]
+    for text in (GOOD, GOOD + "# more\n", GOOD + "comment: x\n", "name: [", "name: s.a\nx: ["):
+        (tmp_path / "a.yaml").write_text(text)
+        digests.append(read_spec_folder(tmp_path).digest)
+    assert digests[1] == digests[2]
+    assert len(set(digests)) == 5
 
 
 def test_unreadable_file_is_an_error_of_its_own(tmp_path):

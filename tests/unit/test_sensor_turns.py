@@ -10,6 +10,7 @@ from gazette_platform.lake import (
     FitChecker,
     Registrar,
     Repairer,
+    SpecFolder,
     StoreRoots,
     parse_table_spec,
 )
@@ -80,7 +81,7 @@ class Platform:
             told=self.told,
             is_over=is_over,
         )
-        outcome = run_tick(ports, self.specs, self.cursor)
+        outcome = run_tick(ports, SpecFolder(self.specs), self.cursor)
         self.cursor = SensorCursor.parse(outcome.cursor.dump())
         return outcome
 

@@ -14,7 +14,7 @@ from gazette_platform.errors import GazetteError, LakeError, ValidationError
 from gazette_platform.lake.layout import StoreRoots
 from gazette_platform.lake.local_sql.snapshot import take_snapshot
 from gazette_platform.lake.settings import LakeSettings
-from gazette_platform.lake.table_spec import load_table_specs
+from gazette_platform.lake.spec_folder import load_table_specs
 from gazette_platform.ops.clock import Clock, SystemClock
 from gazette_platform.ops.closing import Closing
 from gazette_platform.ops.extras import required

@@ -1,0 +1,35 @@
+"""Rollups: Iceberg tables that queries make of raw tables, or of other rollups.
+
+Nouns: a *rollup spec* is a query with a header; a *slice* is a part of the table that is made as a
+whole; a *cover* says of which offsets of which journals a slice was made; a *plan* follows from comparing
+covers with the sources. Guarantee: a slice is made again exactly when what it was made of has
+changed, and a commit that does not follow on the covers it was planned from is refused.
+"""
+
+from gazette_platform.lake.rollups.covers import Covers, Seen, SliceCover
+from gazette_platform.lake.rollups.engines import PythonRollup, rollup
+from gazette_platform.lake.rollups.planning import Plan, Sealed, SourceState, make_plan
+from gazette_platform.lake.rollups.spec import (
+    RollupSpec,
+    check_rollup,
+    load_rollup_specs,
+    parse_rollup,
+    rollups_digest,
+)
+
+__all__ = [
+    "Covers",
+    "Plan",
+    "PythonRollup",
+    "RollupSpec",
+    "Sealed",
+    "Seen",
+    "SliceCover",
+    "SourceState",
+    "check_rollup",
+    "load_rollup_specs",
+    "make_plan",
+    "parse_rollup",
+    "rollup",
+    "rollups_digest",
+]

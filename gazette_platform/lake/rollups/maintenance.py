@@ -1,0 +1,134 @@
+"""Upkeep of rollups: small files are put together, old snapshots and files that nobody names are removed.
+
+Each is a procedure of the engine that makes the rollup. What the table covers is untouched, so runs and
+maintenance may cross: whoever commits second builds on the first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final, final
+
+from gazette_platform.lake.catalogs import TrinoCatalogs
+from gazette_platform.lake.rollups.iceberg import COVERS
+from gazette_platform.lake.rollups.statements import iceberg_catalog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gazette_platform.lake.rollups.iceberg import IcebergTable, IcebergTables
+    from gazette_platform.lake.rollups.spec import RollupSpec
+    from gazette_platform.lake.rollups.statements import Dialect
+
+__all__ = ["RETAINED_S", "Maintenance", "maintain", "maintenance_statements"]
+
+RETAINED_S: Final = 7 * 24 * 3600.0
+"""Seconds for which snapshots are kept, and files that none names: the least that Trino allows. Readers of an
+old snapshot, and runs that have not committed yet, have that long."""
+
+
+_NAMED: Final = TrinoCatalogs()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Maintenance:
+    """What was done to a table."""
+
+    snapshots_before: int
+    snapshots: int
+    files_before: int
+    files: int
+    undeleted: tuple[str, ...] = ()
+    """Files beside the table that could not be deleted, with the reason; tried again next time."""
+
+
+def maintenance_statements(
+    dialect: Dialect,
+    spec: RollupSpec,
+    *,
+    now_s: float,
+    retained_s: float = RETAINED_S,
+    catalogs: TrinoCatalogs = _NAMED,
+) -> list[str]:
+    """Statements that optimize a rollup, expire snapshots and remove orphans, in this order.
+
+    Args:
+        dialect: of the engine.
+        spec: the rollup.
+        now_s: unix seconds.
+        retained_s: seconds; Trino refuses less than seven days unless its session says otherwise.
+        catalogs: what Trino calls its catalogs.
+    """
+    catalog = iceberg_catalog(dialect, catalogs)
+    if dialect == "trino":
+        table = f'"{catalog}"."{spec.schema}"."{spec.table}"'
+        kept = f"retention_threshold => '{int(retained_s)}s'"
+        return [
+            f"ALTER TABLE {table} EXECUTE optimize",
+            f"ALTER TABLE {table} EXECUTE expire_snapshots({kept})",
+            f"ALTER TABLE {table} EXECUTE remove_orphan_files({kept})",
+        ]
+    table = f"table => '{spec.name}'"
+    before = datetime.fromtimestamp(now_s - retained_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    older = f"older_than => TIMESTAMP '{before}'"
+    return [
+        f"CALL {catalog}.system.rewrite_data_files({table}, options => map('min-input-files', '2'))",
+        f"CALL {catalog}.system.expire_snapshots({table}, {older})",
+        f"CALL {catalog}.system.remove_orphan_files({table}, {older})",
+    ]
+
+
+def maintain(
+    tables: IcebergTables,
+    dialect: Dialect,
+    execute: Callable[[str], object],
+    spec: RollupSpec,
+    *,
+    now_s: float,
+    retained_s: float = RETAINED_S,
+    catalogs: TrinoCatalogs = _NAMED,
+) -> Maintenance | None:
+    """Look after a rollup.
+
+    Args:
+        tables: where it is.
+        dialect: of the engine.
+        execute: runs a statement on it.
+        spec: the rollup.
+        now_s: unix seconds.
+        retained_s: seconds for which snapshots and orphans are kept.
+        catalogs: what Trino calls its catalogs.
+
+    Returns: what was done; None: the rollup is not made yet.
+    Raises: LakeError: the engine cannot be reached, or refused; what was done before holds.
+    """
+    before = tables.load(spec.schema, spec.table)
+    if before is None:
+        return None
+    for statement in maintenance_statements(
+        dialect, spec, now_s=now_s, retained_s=retained_s, catalogs=catalogs
+    ):
+        execute(statement)
+    after = tables.load(spec.schema, spec.table)
+    if after is None:
+        return None
+    # Beside the table, where no engine looks: what covers were of snapshots that are gone.
+    stale = _covers_paths(before) - _covers_paths(after) - {after.covers_path}
+    return Maintenance(
+        snapshots_before=len(before.metadata.snapshots),
+        snapshots=len(after.metadata.snapshots),
+        files_before=len(tables.data_files(before)),
+        files=len(tables.data_files(after)),
+        undeleted=tuple(tables.delete_files(sorted(stale))),
+    )
+
+
+def _covers_paths(table: IcebergTable) -> set[str]:
+    paths = {
+        s.summary.additional_properties.get(COVERS, "")
+        for s in table.metadata.snapshots
+        if s.summary is not None
+    }
+    return paths - {""}

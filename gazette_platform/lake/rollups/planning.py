@@ -1,0 +1,216 @@
+"""What a run of a rollup has to do: which slices to make, to drop, or to leave as they are.
+
+Pure: from the spec, the state of its sources and what the table covers, to a `Plan`.
+
+| the slice | covered as it is | content came | content is gone (pruned) |
+|---|---|---|---|
+| ``retention: keep`` | nothing | make | leave: made anew it would shrink; told if content came as well |
+| ``retention: follow`` | nothing | make | make, or drop if nothing is left |
+
+Only the slices whose parts have changed are made, so only their parts are read. If the code has
+changed all are, in one commit, and those that would shrink keep the rows of the old code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, final
+
+from gazette_platform.errors import LakeError
+from gazette_platform.lake.rollups.covers import Covers, Seen, SliceCover
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gazette_platform.lake.rollups.spec import RollupSpec
+
+__all__ = ["Plan", "Sealed", "SourceState", "batches", "covers_after", "make_plan"]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceState:
+    """What a source holds now."""
+
+    table: str
+    columns: tuple[str, ...]
+    """By which it is partitioned, or sliced."""
+    parts: Mapping[str, tuple[tuple[str, ...], Seen]] = field(default_factory=dict)
+    """By name of the part: its values of the columns, and its state."""
+    can_shrink: bool = True
+    """Whether retention takes content away: of a raw table."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A slice that is left as it is, since its content is no longer all there."""
+
+    values: tuple[str, ...]
+    is_behind: bool
+    """Whether there is content, or code, that it was not made of."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The work of one run."""
+
+    make: Mapping[tuple[str, ...], SliceCover] = field(default_factory=dict)
+    """By values: of what each slice is to be made."""
+    drop: tuple[tuple[str, ...], ...] = ()
+    sealed: tuple[Sealed, ...] = ()
+    is_rebuild: bool = False
+    """Whether the code has changed: then all is committed at once."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.make and not self.drop
+
+    @property
+    def behind(self) -> list[Sealed]:
+        """Sealed slices that lack something."""
+        return [sealed for sealed in self.sealed if sealed.is_behind]
+
+
+def make_plan(
+    spec: RollupSpec,
+    sources: Mapping[str, SourceState],
+    covers: Covers,
+    *,
+    is_forced: bool = False,
+) -> Plan:
+    """What a run has to do.
+
+    Args:
+        spec: the rollup.
+        sources: by alias, read after `covers` was.
+        covers: what the table covers; empty if there is no table yet.
+        is_forced: make everything anew, also what shrinks by it.
+
+    Raises: LakeError: a source is not partitioned by the columns of the slices.
+    """
+    code = spec.code_version
+    wanted = _wanted(spec, sources)
+    if covers.slices and covers.columns != spec.slices:
+        return _sliced_anew(spec, sources, covers, wanted, is_forced=is_forced)
+    is_rebuild = is_forced
+    make: dict[tuple[str, ...], SliceCover] = {}
+    drop: list[tuple[str, ...]] = []
+    sealed: list[Sealed] = []
+    for values in sorted({*wanted, *covers.slices}):
+        former = covers.slices.get(values)
+        parts = wanted.get(values)
+        keeps = former is not None and not is_forced and spec.retention == "keep"
+        if former is not None and keeps and _is_less(sources, former, parts):
+            sealed.append(Sealed(values, former.code != code or _is_more(former, parts)))
+        elif parts is None:
+            drop.append(values)
+        elif is_forced or former is None or former != SliceCover(code, parts):
+            make[values] = SliceCover(code, parts)
+            is_rebuild |= former is not None and former.code != code
+    return Plan(make, tuple(drop), tuple(sealed), is_rebuild)
+
+
+def _sliced_anew(
+    spec: RollupSpec,
+    sources: Mapping[str, SourceState],
+    covers: Covers,
+    wanted: Mapping[tuple[str, ...], Mapping[str, Mapping[str, Seen]]],
+    *,
+    is_forced: bool,
+) -> Plan:
+    """The plan for a table that has slices of other columns: nothing of it can stay."""
+    now: dict[str, dict[str, Seen]] = {}
+    for parts in wanted.values():
+        for alias, by_name in parts.items():
+            now.setdefault(alias, {}).update(by_name)
+    keeps = spec.retention == "keep" and not is_forced
+    if keeps and any(_is_less(sources, former, now) for former in covers.slices.values()):
+        raise LakeError(
+            f"{spec.name} has slices of {', '.join(covers.columns) or 'no column'} whose content was "
+            f"pruned, so it cannot be sliced by {', '.join(spec.slices) or 'none'} without losing rows: "
+            "undo that, give the rollup another name, or run it with `force: true`"
+        )
+    make = {values: SliceCover(spec.code_version, wanted[values]) for values in sorted(wanted)}
+    return Plan(make, tuple(sorted(covers.slices)), is_rebuild=True)
+
+
+def _wanted(
+    spec: RollupSpec, sources: Mapping[str, SourceState]
+) -> dict[tuple[str, ...], dict[str, dict[str, Seen]]]:
+    """By values of a slice, the parts that it is to be made of."""
+    wanted: dict[tuple[str, ...], dict[str, dict[str, Seen]]] = {}
+    whole: dict[str, dict[str, Seen]] = {}
+    for alias, source in sources.items():
+        if spec.slices and set(spec.slices) <= set(source.columns):
+            at = [source.columns.index(column) for column in spec.slices]
+            for name, (values, seen) in source.parts.items():
+                slice_values = tuple(values[i] for i in at)
+                wanted.setdefault(slice_values, {}).setdefault(alias, {})[name] = seen
+        elif spec.slices and source.can_shrink:
+            missing = [c for c in spec.slices if c not in source.columns]
+            raise LakeError(
+                f"{spec.name} is sliced by {', '.join(missing)}, but {source.table} is partitioned by "
+                f"{', '.join(source.columns) or 'nothing'}: slice it by columns that all raw tables "
+                "have, or make it of a rollup of that table"
+            )
+        else:
+            whole[alias] = {name: seen for name, (_, seen) in source.parts.items()}
+    if not spec.slices:
+        return {(): whole} if any(whole.values()) else {}
+    if whole and not any(set(spec.slices) <= set(s.columns) for s in sources.values()):
+        raise LakeError(
+            f"{spec.name} is sliced by {', '.join(spec.slices)}, but none of its sources is: leave "
+            "`slices` out, or slice it by columns of one of them"
+        )
+    # What is read whole changes all slices; one digest stands for its parts.
+    digests = {alias: {"": Seen(note=SliceCover("", {"": p}).digest)} for alias, p in whole.items()}
+    return {values: {**parts, **digests} for values, parts in wanted.items()}
+
+
+def _is_less(
+    sources: Mapping[str, SourceState],
+    former: SliceCover,
+    parts: Mapping[str, Mapping[str, Seen]] | None,
+) -> bool:
+    """Whether content that the slice was made of is gone.
+
+    A source that the query no longer reads does not count.
+    """
+    return any(
+        not _is_held((parts or {}).get(alias, {}).get(name), seen)
+        for alias, by_name in former.parts.items()
+        if alias in sources
+        for name, seen in by_name.items()
+    )
+
+
+def _is_held(now: Seen | None, former: Seen) -> bool:
+    return now is not None and now.holds(former)
+
+
+def _is_more(former: SliceCover, parts: Mapping[str, Mapping[str, Seen]] | None) -> bool:
+    """Whether there is content that the slice was not made of."""
+    for alias, by_name in (parts or {}).items():
+        for name, seen in by_name.items():
+            before = former.parts.get(alias, {}).get(name)
+            if before is None or not before.holds(seen) or (not seen.journal and before != seen):
+                return True
+    return False
+
+
+def covers_after(
+    spec: RollupSpec, covers: Covers, plan: Plan, made: Mapping[tuple[str, ...], SliceCover]
+) -> Covers:
+    """What the table covers when some slices of the plan are committed, with all that it drops."""
+    if covers.columns != spec.slices:
+        return Covers(dict(made), spec.slices)
+    return covers.with_slices(made, plan.drop)
+
+
+def batches(plan: Plan, slices_max: int) -> Sequence[Mapping[tuple[str, ...], SliceCover]]:
+    """The slices to make, in order, some at a time."""
+    items = list(plan.make.items())
+    return [dict(items[at : at + slices_max]) for at in range(0, len(items), slices_max)]

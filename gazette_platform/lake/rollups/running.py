@@ -1,0 +1,219 @@
+"""A run of a rollup: read what it covers, read its sources, make what differs, commit.
+
+The order is what makes it right: what the table covers is read first, then what sources hold, then their
+rows. So rows are at least as new as the sources' state that is noted for them, and that is at least as new
+as anything that was committed before; whatever is committed meanwhile is found by the fence.
+"""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, final
+
+from gazette_platform.errors import LakeError
+from gazette_platform.lake.rollups.commit import Commit, Committed, commit
+from gazette_platform.lake.rollups.planning import Plan, batches, covers_after, make_plan
+from gazette_platform.lake.rollups.sources import Source, read_sources
+from gazette_platform.lake.rollups.spec import STAGING_SCHEMA
+from gazette_platform.lake.rollups.statements import StagingTable
+from gazette_platform.ops.clock import SystemClock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from gazette_platform.lake.registration import Metastore
+    from gazette_platform.lake.rollups.covers import Covers, SliceCover
+    from gazette_platform.lake.rollups.engines import RollupEngine
+    from gazette_platform.lake.rollups.iceberg import IcebergTable, IcebergTables
+    from gazette_platform.lake.rollups.planning import Sealed
+    from gazette_platform.lake.rollups.spec import RollupSpec
+    from gazette_platform.ops.clock import Clock
+
+__all__ = ["RollupReport", "RollupRunner"]
+
+# Each is named in the statement, and Iceberg's writers keep a file open for each.
+_SLICES_MAX: Final = 100
+# No run takes as long; what is older was left by one that was killed.
+_STAGING_AGE_MAX_S: Final = 24 * 3600.0
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class RollupReport:
+    """What a run did, and what the table covers now."""
+
+    table: str
+    covers: Covers
+    made: list[tuple[str, ...]] = field(default_factory=list)
+    dropped: list[tuple[str, ...]] = field(default_factory=list)
+    behind: list[Sealed] = field(default_factory=list)
+    """Slices that lack something and cannot be made anew, since raw content was pruned."""
+    is_rebuild: bool = False
+    rows_made: int = 0
+    rows_total: int | None = None
+    """None: nothing was committed."""
+    snapshot_id: int | None = None
+
+
+def _silent(_: str) -> None:
+    return
+
+
+@final
+class RollupRunner:
+    """Runs rollups on one engine; holds no connection between runs.
+
+    Args:
+        metastore: opens sessions.
+        tables: Iceberg tables of the same metastore.
+        engine: makes the slices.
+        slices_max: how many slices one statement makes.
+        clock: tells how old staging tables are.
+        log: gets a line for each step.
+    """
+
+    def __init__(
+        self,
+        metastore: Metastore,
+        tables: IcebergTables,
+        engine: RollupEngine,
+        *,
+        slices_max: int = _SLICES_MAX,
+        clock: Clock | None = None,
+        log: Callable[[str], None] = _silent,
+    ) -> None:
+        self._metastore = metastore
+        self._tables = tables
+        self._engine = engine
+        self._slices_max = slices_max
+        self._clock = clock or SystemClock()
+        self._log = log
+
+    def run(self, spec: RollupSpec, *, is_forced: bool = False) -> RollupReport:
+        """Bring a rollup up to date, in as many commits as batches of slices.
+
+        If its code has changed, all is one commit. After an error the commits made so far hold, and the
+        next run goes on from there.
+
+        Args:
+            spec: the rollup.
+            is_forced: make all anew of what is there now, and drop what is not.
+
+        Raises: RollupFenced: another run committed meanwhile. LakeError: a source is not there yet, the query
+            was refused, or a server cannot be reached.
+        """
+        base = self._tables.load(spec.schema, spec.table)
+        covers = self._tables.read_covers(base)
+        with self._metastore.connect() as session:
+            sources = read_sources(session, self._tables, spec)
+        states = {alias: source.state for alias, source in sources.items()}
+        plan = make_plan(spec, states, covers, is_forced=is_forced)
+        report = RollupReport(
+            table=spec.name, covers=covers, behind=plan.behind, is_rebuild=plan.is_rebuild
+        )
+        if plan.is_idle:
+            return report
+        self._prepare(spec)
+        work = batches(plan, self._slices_max)
+        groups = [work] if plan.is_rebuild or not work else [[batch] for batch in work]
+        location = (
+            base.metadata.location
+            if base is not None
+            else self._tables.new_location(spec.schema, spec.table)
+        )
+        for group in groups:
+            made = {values: cover for batch in group for values, cover in batch.items()}
+            done, covers = self._make(
+                spec,
+                plan,
+                sources,
+                base,
+                location,
+                group,
+                made,
+                covers,
+                # Both are one commit of all there is.
+                replaces_all=is_forced or (base is not None and covers.columns != spec.slices),
+            )
+            self._note(report, plan, done, covers, made)
+            plan = Plan(plan.make, (), plan.sealed, plan.is_rebuild)  # what goes is gone by now
+            base = done.table
+        return report
+
+    def _make(  # noqa: PLR0917
+        self,
+        spec: RollupSpec,
+        plan: Plan,
+        sources: Mapping[str, Source],
+        base: IcebergTable | None,
+        location: str,
+        group: Sequence[Mapping[tuple[str, ...], SliceCover]],
+        made: Mapping[tuple[str, ...], SliceCover],
+        covers: Covers,
+        *,
+        replaces_all: bool,
+    ) -> tuple[Committed, Covers]:
+        """Make some slices and commit them."""
+        name = f"{spec.schema}__{spec.table}__{int(self._clock.unix_s()):x}_{uuid.uuid4().hex[:8]}"
+        staging = StagingTable(name=name, location=f"{location}/data/{name}", slices=spec.slices)
+        tables = {alias: source.table for alias, source in sources.items()}
+        after = covers_after(spec, covers, plan, made)
+        try:
+            for index, batch in enumerate(group):
+                self._engine.stage(staging, spec, tables, list(batch), is_first=index == 0)
+                self._log(f"{spec.name}: made {len(batch)} slices")
+            done = commit(
+                self._tables,
+                Commit(
+                    spec=spec,
+                    base=base,
+                    location=location,
+                    staging=name if group else "",
+                    replaced={*made, *plan.drop},
+                    made=list(made),
+                    covers=after,
+                    replaces_all=replaces_all,
+                ),
+            )
+        finally:
+            # Its files are the rollup's now, or else orphans, which maintenance removes. A later run
+            # forgets the table if this cannot.
+            with suppress(LakeError):
+                self._tables.forget(STAGING_SCHEMA, name)
+        return done, after
+
+    def _note(
+        self,
+        report: RollupReport,
+        plan: Plan,
+        done: Committed,
+        covers: Covers,
+        made: Mapping[tuple[str, ...], SliceCover],
+    ) -> None:
+        report.covers = covers
+        report.made += made
+        report.dropped += plan.drop
+        report.rows_made += done.rows
+        report.rows_total = done.rows_total
+        report.snapshot_id = done.snapshot_id
+        self._log(f"{report.table}: committed {len(made)} slices, {done.rows} rows")
+
+    def _prepare(self, spec: RollupSpec) -> None:
+        """Make the schemas, and forget staging tables that a killed run left."""
+        for database in (spec.schema, STAGING_SCHEMA):
+            self._tables.ensure_database(database)
+        prefix = f"{spec.schema}__{spec.table}__"
+        with self._metastore.connect() as session:
+            for name in session.tables(STAGING_SCHEMA):
+                made_at = name.removeprefix(prefix).partition("_")[0]
+                if not name.startswith(prefix) or not _is_hex(made_at):
+                    continue
+                if self._clock.unix_s() - int(made_at, 16) > _STAGING_AGE_MAX_S:
+                    session.drop_table(STAGING_SCHEMA, name)
+                    self._log(f"{spec.name}: forgot {name}, which another run left behind")
+
+
+def _is_hex(text: str) -> bool:
+    return bool(text) and set(text) <= set("0123456789abcdef")

@@ -1,0 +1,117 @@
+"""The sources of a rollup as they are now: by which parts, in which state, and how engines name them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+from gazette_platform.errors import LakeError
+from gazette_platform.hive import partition_name
+from gazette_platform.lake.exact import EXACT_SUFFIX, excluded_digests
+from gazette_platform.lake.partition_state import PartitionState
+from gazette_platform.lake.rollups.covers import Seen
+from gazette_platform.lake.rollups.planning import SourceState
+from gazette_platform.lake.rollups.statements import SourceTable
+from gazette_platform.lake.tables import LAYOUT
+
+if TYPE_CHECKING:
+    from gazette_platform.hive import HiveTable, MetastoreSession
+    from gazette_platform.lake.rollups.iceberg import IcebergTables
+    from gazette_platform.lake.rollups.spec import RollupSpec
+
+__all__ = ["Source", "read_sources"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A source as it is now."""
+
+    state: SourceState
+    table: SourceTable
+
+
+def read_sources(
+    session: MetastoreSession, tables: IcebergTables, spec: RollupSpec
+) -> dict[str, Source]:
+    """The sources of a rollup by alias.
+
+    What is read of them later is at least what is told here, since raw content is only added.
+
+    Raises: LakeError: a table is not there, or neither a raw table nor Iceberg's; or a server or file
+        cannot be reached.
+    """
+    found: dict[str, Source] = {}
+    for alias, name in spec.sources.items():
+        schema, _, table_name = name.partition(".")
+        table = session.table(schema, table_name)
+        if table is None:
+            raise LakeError(f"{spec.name} waits for {name}, which is not made yet")
+        if LAYOUT in table.parameters:
+            found[alias] = _raw(session, table)
+        else:
+            found[alias] = _iceberg(session, tables, name)
+    return found
+
+
+def _raw(session: MetastoreSession, table: HiveTable) -> Source:
+    view = session.table(table.database, f"{table.name}{EXACT_SUFFIX}")
+    if view is None:
+        raise LakeError(
+            f"view {table.full_name}{EXACT_SUFFIX} is not made yet; the sensor makes it when it first audits "
+            "the table"
+        )
+    excluded = excluded_digests(view)
+    keys = [c.name for c in table.partition_columns]
+    parts: dict[str, tuple[tuple[str, ...], Seen]] = {}
+    if keys:
+        for partition in session.partitions(table):
+            state = PartitionState.from_parameters(partition.parameters)
+            name = partition_name(keys, partition.values)
+            if state.journal:
+                parts[name] = (partition.values, _seen(state, name, excluded))
+    else:
+        state = PartitionState.from_parameters(table.parameters)
+        if state.journal:
+            parts[""] = ((), _seen(state, "", excluded))
+    return Source(
+        SourceState(table=table.full_name, columns=tuple(keys), parts=parts),
+        SourceTable(
+            schema=table.database,
+            table=f"{table.name}{EXACT_SUFFIX}",
+            is_iceberg=False,
+            types={c.name: c.type for c in table.partition_columns},
+        ),
+    )
+
+
+def _seen(state: PartitionState, name: str, excluded: dict[str, str]) -> Seen:
+    notes = [f"twice-{state.overlap_bytes}"] if state.overlap_bytes else []
+    notes += [f"without-{excluded[key]}" for key in ("*", name) if key in excluded]
+    return Seen(state.journal, state.ranges, " ".join(notes))
+
+
+def _iceberg(session: MetastoreSession, tables: IcebergTables, name: str) -> Source:
+    schema, _, table_name = name.partition(".")
+    table = tables.load_within(session, schema, table_name)
+    if table is None:
+        raise LakeError(f"{name} was dropped at this moment; the next run looks again")
+    types = table.slice_types()
+    columns: tuple[str, ...] = ()
+    parts: dict[str, tuple[tuple[str, ...], Seen]] = {}
+    if table.covers_path:
+        covers = tables.read_covers(table)
+        columns = covers.columns
+        for values, cover in covers.slices.items():
+            parts[partition_name(columns, values)] = (values, Seen(note=cover.digest))
+    elif table.snapshot is not None:
+        parts[""] = ((), Seen(note=str(table.snapshot.snapshot_id)))
+    return Source(
+        SourceState(table=name, columns=columns, parts=parts, can_shrink=False),
+        SourceTable(
+            schema=schema,
+            table=table_name,
+            is_iceberg=True,
+            types={column: types[column] for column in columns if column in types},
+        ),
+    )

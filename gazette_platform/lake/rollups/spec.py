@@ -1,0 +1,373 @@
+"""Rollup specs: which tables a query reads, how it is sliced, and when it runs.
+
+A rollup is one SQL file, in the folder that names its engine (``trino/`` or ``spark/``), with a header
+of YAML in its first comment lines. The header ends at the first line that is no comment, or an empty one:
+
+    -- name: rollups.route_by_month      # schema.table of the Iceberg table
+    -- sources: [flights.flights]        # tables that the query reads, by the name after the dot
+    -- slices: [origin]                  # partition columns; each slice is made anew as a whole
+    -- cron: "*/5 * * * *"
+    --
+    -- Grain: one row an origin, destination and month.
+    SELECT origin, dest, count(*) AS flights FROM flights GROUP BY origin, dest
+
+The query names its sources by their aliases, as if they were tables, and gets only those rows of them
+that belong to the slices being made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from graphlib import CycleError, TopologicalSorter
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from gazette_platform.errors import ValidationError
+from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.protocol import parse_duration
+from gazette_platform.yaml_specs.strict_yaml import check_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+__all__ = [
+    "ENGINES",
+    "STAGING_SCHEMA",
+    "RollupSpec",
+    "check_rollup",
+    "load_rollup_specs",
+    "parse_rollup",
+    "rollups_digest",
+]
+
+ENGINES = ("trino", "spark")
+STAGING_SCHEMA = "gazette_staging"
+"""Where tables lie that are not committed yet; no rollup may be here."""
+
+_TABLE_NAME = re.compile(r"[a-z_][a-z0-9_]{0,99}\.[a-z_][a-z0-9_]{0,99}\Z")
+_NAME = re.compile(r"[a-z_][a-z0-9_]{0,126}\Z")
+_COMMENT = re.compile(r"\s*--(.*)")
+_FRESH_MIN_S = 120
+_FILE_BYTES_MAX = 1 << 20
+_SLICE_COLUMNS_MAX = 8
+_SOURCES_MAX = 20
+# Of each field of a cron line: the least and the greatest number.
+_CRON_FIELDS = (
+    ("minute", 0, 59),
+    ("hour", 0, 23),
+    ("day", 1, 31),
+    ("month", 1, 12),
+    ("weekday", 0, 7),
+)
+_CRON_ITEM = re.compile(r"(?:\*|(\d{1,2})(?:-(\d{1,2}))?)(?:/(\d{1,2}))?\Z")
+
+
+class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    sources: tuple[str, ...] | dict[str, str]
+    slices: tuple[str, ...] = ()
+    cron: str = "* * * * *"
+    retention: Literal["keep", "follow"] = "keep"
+    comment: str = ""
+    fresh_within: str = "25h"
+    version: str = ""
+
+
+class RollupSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One rollup. Build with `parse_rollup`, or have it checked by `check_rollup`."""
+
+    name: str
+    """``schema.table`` of the Iceberg table."""
+    engine: Literal["trino", "spark", "python"]
+    sql: str
+    """The query; of a Python rollup, the source text of its function."""
+    sources: dict[str, str]
+    """``schema.table`` by the alias that the query has for it."""
+    slices: tuple[str, ...] = ()
+    """Columns by which the table is partitioned, and its sources are; empty: all is made at once."""
+    cron: str = "* * * * *"
+    """When to look whether a source has changed; UTC."""
+    retention: Literal["keep", "follow"] = "keep"
+    """Whether rows go when the content that they were made of was pruned."""
+    comment: str = ""
+    fresh_within: str = "25h"
+    """Go duration; the rollup is stale in Dagster if it was not made for longer."""
+    version: str = ""
+    """If given, what tells that the code has changed, in place of the query's text."""
+
+    @property
+    def schema(self) -> str:
+        """The part of the name before the dot."""
+        return self.name.partition(".")[0]
+
+    @property
+    def table(self) -> str:
+        """The part of the name after the dot."""
+        return self.name.partition(".")[2]
+
+    @property
+    def fresh_within_s(self) -> float:
+        """`fresh_within` in seconds."""
+        return parse_duration(self.fresh_within) / SECOND_NS
+
+    @property
+    def code_version(self) -> str:
+        """16 hex digits that change when all rows have to be made anew."""
+        code = [
+            self.engine if not self.version else "",
+            self.version or self.sql,
+            sorted(self.sources.items()),
+            self.slices,
+        ]
+        return hashlib.sha256(msgspec.json.encode(code)).hexdigest()[:16]
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits that change with any part of the spec."""
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
+
+
+def parse_rollup(text: str, *, engine: str) -> RollupSpec:
+    """The rollup in the text of a file.
+
+    Args:
+        engine: ``trino`` or ``spark``.
+
+    Raises: ValidationError: no header, unknown or missing keys, or a rule is broken; of several errors
+        the message holds all, each with its key.
+    """
+    header, sql = _split(text)
+    if not header.strip():
+        raise ValidationError(
+            "has no header: begin the file with comment lines such as `-- name: rollups.by_day` and "
+            "`-- sources: [orders.orders]`"
+        )
+    try:
+        check_yaml(header)
+        read = msgspec.yaml.decode(header, type=_Header)
+    except msgspec.ValidationError as err:
+        raise ValidationError(
+            f"{err} (docs/reference/rollup-spec.md has an example and all keys; an empty comment "
+            "line ends the header)"
+        ) from err
+    except ValidationError as err:
+        raise ValidationError(
+            f"the header is not valid YAML: {err.message.removeprefix('yaml: ')} (an empty comment "
+            "line ends it)"
+        ) from err
+    except (
+        Exception
+    ) as err:  # what constructors of YAML's scalars meet, such as a date of 2001-99-99
+        raise ValidationError(
+            f"the header is not valid YAML: {' '.join(str(err).split())}"
+        ) from err
+    spec = RollupSpec(
+        name=read.name,
+        engine="spark" if engine == "spark" else "trino",
+        sql=sql,
+        sources=_aliases(read.sources),
+        slices=read.slices,
+        cron=read.cron,
+        retention=read.retention,
+        comment=read.comment.strip(),
+        fresh_within=read.fresh_within,
+        version=read.version,
+    )
+    check_rollup(spec)
+    return spec
+
+
+def check_rollup(spec: RollupSpec) -> None:
+    """Refuse a spec that breaks a rule.
+
+    Raises: ValidationError: with all rules that it breaks.
+    """
+    errors = list(_errors(spec))
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise ValidationError("; ".join(map(str, errors)))
+
+
+def load_rollup_specs(folder: Path) -> tuple[dict[str, RollupSpec], dict[str, ValidationError]]:
+    """All rollups ``trino/*.sql`` and ``spark/*.sql`` below a folder, read anew.
+
+    Returns: specs by name, sorted, and errors by file: a bad file hides no good one. Rollups that need
+        one another in a circle are errors. A missing folder is empty.
+    """
+    specs: dict[str, RollupSpec] = {}
+    errors: dict[str, ValidationError] = {}
+    origins: dict[str, str] = {}
+    for engine in ENGINES:
+        for path in sorted((folder / engine).glob("*.sql")):
+            origin = f"{engine}/{path.name}"
+            try:
+                spec = parse_rollup(_read(path), engine=engine)
+            except ValidationError as err:
+                errors[origin] = err.within(origin)
+                continue
+            if spec.name in specs:
+                errors[origin] = ValidationError(
+                    f"{spec.name} is defined in {origins[spec.name]} already; rename or remove one",
+                    path=origin,
+                )
+                continue
+            specs[spec.name] = spec
+            origins[spec.name] = origin
+    for circle in _circles(specs):
+        for name in circle:
+            del specs[name]
+            errors[origins[name]] = ValidationError(
+                f"{name} is made of itself, by way of {' of '.join(circle)}", path=origins[name]
+            )
+    return dict(sorted(specs.items())), errors
+
+
+def rollups_digest(specs: Mapping[str, RollupSpec]) -> str:
+    """16 hex digits that change with any part of any of `specs`."""
+    text = " ".join(f"{name}:{specs[name].digest}" for name in sorted(specs))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _read(path: Path) -> str:
+    try:
+        raw = path.read_bytes()
+        if len(raw) > _FILE_BYTES_MAX:
+            raise ValidationError(f"is {len(raw)} bytes; a rollup has at most {_FILE_BYTES_MAX}")
+        return raw.decode()
+    except OSError as err:
+        raise ValidationError(f"cannot be read: {err.strerror}") from err
+    except UnicodeDecodeError as err:
+        raise ValidationError(f"is not UTF-8: {err.reason} at byte {err.start}") from err
+
+
+def _split(text: str) -> tuple[str, str]:
+    """The YAML of the header, and the query with all that comes after it."""
+    lines = text.splitlines()
+    header: list[str] = []
+    for line in lines:
+        found = _COMMENT.match(line)
+        if found is None or not found[1].strip():
+            break
+        # One space belongs to the comment; more are YAML's.
+        header.append(found[1].removeprefix(" "))
+    return "\n".join(header), "\n".join(lines[len(header) :]).strip().rstrip(";").rstrip()
+
+
+def _aliases(sources: tuple[str, ...] | dict[str, str]) -> dict[str, str]:
+    if isinstance(sources, dict):
+        return sources
+    names = [source.rpartition(".")[2] for source in sources]
+    # Two of one name need aliases; that is told when all is checked.
+    return {
+        source if names.count(name) > 1 else name: source
+        for name, source in zip(names, sources, strict=True)
+    }
+
+
+def _errors(spec: RollupSpec) -> Iterator[ValidationError]:
+    if not _TABLE_NAME.match(spec.name):
+        yield ValidationError(
+            f"{spec.name!r} is not schema.table (lower-case letters, digits, `_`)", path="name"
+        )
+    if spec.schema == STAGING_SCHEMA:
+        yield ValidationError(
+            f"the schema {STAGING_SCHEMA} is for tables that are being made; use another",
+            path="name",
+        )
+    if not 1 <= len(spec.sources) <= _SOURCES_MAX:
+        yield ValidationError(f"needs 1 to {_SOURCES_MAX} tables", path="sources")
+    for alias, source in spec.sources.items():
+        yield from _source_errors(spec, alias, source)
+    if len(spec.slices) > _SLICE_COLUMNS_MAX:
+        yield ValidationError(f"has more than {_SLICE_COLUMNS_MAX} columns", path="slices")
+    for index, column in enumerate(spec.slices):
+        if not _NAME.match(column):
+            yield ValidationError(
+                f"{column!r} is not a column name (lower-case letters, digits, `_`)",
+                path=f"slices[{index}]",
+            )
+        if column in spec.slices[:index]:
+            yield ValidationError(f"{column!r} is there twice", path=f"slices[{index}]")
+    yield from _cron_errors(spec.cron)
+    try:
+        if spec.fresh_within_s < _FRESH_MIN_S:
+            yield ValidationError(
+                f"{spec.fresh_within} is less than {_FRESH_MIN_S // 60}m, as often as Dagster looks",
+                path="fresh_within",
+            )
+    except ValidationError as err:
+        yield ValidationError(
+            f"{err}: not a duration with its unit, such as `90m` or `24h`", path="fresh_within"
+        )
+    if not spec.sql:
+        yield ValidationError("has no query after its header")
+
+
+def _source_errors(spec: RollupSpec, alias: str, source: str) -> Iterator[ValidationError]:
+    path = f"sources.{alias}"
+    if not _TABLE_NAME.match(source):
+        yield ValidationError(
+            f"{source!r} is not schema.table (lower-case letters, digits, `_`)", path=path
+        )
+    if source == spec.name:
+        yield ValidationError("a rollup cannot be made of itself", path=path)
+    if not _NAME.match(alias):
+        yield ValidationError(
+            f"{alias!r} is no name that a query can have for a table; give names to all: "
+            "`sources: {flights: flights.flights, …}`",
+            path=path,
+        )
+    elif spec.engine != "python" and not re.search(rf"\b{alias}\b", spec.sql, re.IGNORECASE):
+        yield ValidationError(
+            f"the query does not read {alias}; it names sources by their aliases, such as "
+            f"`FROM {alias}`",
+            path=path,
+        )
+
+
+def _cron_errors(cron: str) -> Iterator[ValidationError]:
+    fields = cron.split()
+    if len(fields) != len(_CRON_FIELDS):
+        yield ValidationError(
+            f"{cron!r} has {len(fields)} fields; it needs minute, hour, day, month and weekday, e.g. "
+            '`"*/5 * * * *"`',
+            path="cron",
+        )
+        return
+    for text, (name, least, most) in zip(fields, _CRON_FIELDS, strict=True):
+        for item in text.split(","):
+            found = _CRON_ITEM.match(item)
+            first, last, step = found.groups() if found else (None, None, "0")
+            numbers = [int(n) for n in (first, last) if n is not None]
+            is_good = (
+                found is not None
+                and all(least <= n <= most for n in numbers)
+                and numbers == sorted(numbers)
+                and step not in {"0", "00"}
+            )
+            if not is_good:
+                yield ValidationError(
+                    f"{item!r} is no {name}: numbers from {least} to {most}, `*`, ranges `a-b` and "
+                    "steps `*/n`",
+                    path="cron",
+                )
+
+
+def _circles(specs: Mapping[str, RollupSpec]) -> Iterator[list[str]]:
+    """Rollups that need one another, one circle after another until none is left."""
+    graph = {name: {s for s in spec.sources.values() if s in specs} for name, spec in specs.items()}
+    while True:
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as err:
+            circle = list(dict.fromkeys(err.args[1]))
+            for name in circle:
+                graph.pop(name, None)
+            graph = {name: needs - set(circle) for name, needs in graph.items()}
+            yield circle
+        else:
+            return

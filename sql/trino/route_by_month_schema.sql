@@ -1,2 +1,0 @@
--- The schema of all rollups. Idempotent.
-CREATE SCHEMA IF NOT EXISTS iceberg.rollups

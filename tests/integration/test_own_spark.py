@@ -1,0 +1,125 @@
+"""A Spark cluster as others run it: a master, a worker and its executors, each with a process of its own."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from dataclasses import replace
+
+import pytest
+from lake_bench import FragmentFiles
+from lake_servers import lake_servers, running, spark_session
+
+from gazette_platform.embedded import tools
+from gazette_platform.embedded.component import Component
+from gazette_platform.embedded.layout import pyspark_jars
+from gazette_platform.embedded.ports import choose_ports
+from gazette_platform.hive import MetastoreClient
+from gazette_platform.lake import Registrar, StoreRoots, ensure_exact_view, parse_table_spec
+
+# The first test pays for the start of the servers.
+pytestmark = [
+    pytest.mark.hive,
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    # PySpark leaves the sockets over which it collects rows to the garbage collector.
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
+
+# Not the address that a local Spark is given.
+DRIVER_HOST = "127.0.0.2"
+SPEC = """
+name: own.events
+selector: name:prefix=events/
+format: json
+columns: [{name: id, type: bigint}]
+"""
+
+
+def spark_server(folder, name, arguments, ready):
+    return Component(
+        name=name,
+        command=(
+            str(pyspark_jars().parent / "bin" / "spark-class"),
+            f"org.apache.spark.deploy.{name.lower()}.{name}",
+            *arguments,
+        ),
+        environment={
+            "JAVA_HOME": str(tools.java(21)),
+            "SPARK_HOME": str(pyspark_jars().parent),
+            "SPARK_DAEMON_MEMORY": "256m",
+        },
+        folder=folder,
+        ready=ready,
+    )
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """URL of a master with one worker."""
+    folder = tmp_path_factory.mktemp("own-spark")
+    ports = choose_ports(["master", "master-ui", "worker", "worker-ui"])
+    url = f"spark://127.0.0.1:{ports['master']}"
+
+    def state():
+        try:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{ports['master-ui']}/json/", timeout=5
+            ) as response:
+                return json.load(response)
+        except (OSError, ValueError):
+            return {}
+
+    ui = ("--webui-port", str(ports["master-ui"]))
+    master = spark_server(
+        folder,
+        "Master",
+        ("--host", "127.0.0.1", "--port", str(ports["master"]), *ui),
+        lambda: state().get("status") == "ALIVE",
+    )
+    worker = spark_server(
+        folder,
+        "Worker",
+        (
+            *("--host", "127.0.0.1", "--port", str(ports["worker"])),
+            *("--webui-port", str(ports["worker-ui"]), "--work-dir", str(folder / "work")),
+            *("--cores", "1", "--memory", "1g", url),
+        ),
+        lambda: state().get("aliveworkers") == 1,
+    )
+    with running(master, folder / "master.log"), running(worker, folder / "worker.log"):
+        yield url
+
+
+def test_executors_read_raw_tables_and_write_rollups(cluster, tmp_path):
+    files = FragmentFiles(tmp_path / "fragments")
+    for hour in range(3):
+        content = "".join(f'{{"id": {n}}}\n' for n in range(10)).encode()
+        files.append("events/part=0", content, postfix=f"hour={hour:02}")
+    properties = tmp_path / "spark.conf"
+    properties.write_text(
+        f"spark.driver.host {DRIVER_HOST}\nspark.driver.bindAddress {DRIVER_HOST}\n"
+        "spark.executor.memory 512m\nspark.sql.shuffle.partitions 3\n"
+    )
+    with lake_servers(tmp_path / "lake", trino=False) as servers:
+        metastore = MetastoreClient(servers.metastore)
+        spec = parse_table_spec(SPEC)
+        report = Registrar(files, metastore, StoreRoots(files.roots)).tick(spec, {})
+        with metastore.connect() as session:
+            ensure_exact_view(session, spec, report.definition, {})
+        settings = replace(servers, spark_master=cluster, spark_properties=str(properties))
+        with spark_session(settings) as spark:
+            counted = spark.sql("SELECT hour, sum(id) FROM own.events_exact GROUP BY 1 ORDER BY 1")
+            assert [tuple(row) for row in counted.collect()] == [("00", 45), ("01", 45), ("02", 45)]
+            spark.sql("CREATE NAMESPACE iceberg.made")
+            spark.sql("CREATE TABLE iceberg.made.sums USING iceberg AS SELECT * FROM own.events")
+            assert spark.table("iceberg.made.sums").count() == 30
+            context = spark.sparkContext
+            assert context.master == cluster
+            # The driver, and an executor elsewhere that has found it.
+            known = context._jsc.sc().getExecutorMemoryStatus().keySet().mkString(",").split(",")
+            assert len(known) == 2
+            assert any(each.startswith(DRIVER_HOST) for each in known)
+            assert context.getConf().get("spark.sql.shuffle.partitions") == "3"
+            spark.sql("DROP TABLE iceberg.made.sums")

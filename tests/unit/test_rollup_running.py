@@ -1,0 +1,337 @@
+"""Runs of rollups over registered fragments: what is made again, and in which commits."""
+
+import json
+
+import pyarrow as pa
+import pytest
+from lake_bench import FragmentFiles, MemoryMetastore
+from pyiceberg.catalog.noop import NoopCatalog
+from pyiceberg.io import load_file_io
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import StaticTable, Table
+from pyiceberg.table.metadata import new_table_metadata
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import IntegerType, LongType, NestedField, StringType
+
+from gazette_platform.errors import LakeError, RollupFenced
+from gazette_platform.lake import Registrar, StoreRoots, ensure_exact_view, parse_table_spec
+from gazette_platform.lake.rollups import RollupSpec
+from gazette_platform.lake.rollups.iceberg import IcebergTables
+from gazette_platform.lake.rollups.running import RollupRunner
+from gazette_platform.lake.rollups.spec import STAGING_SCHEMA
+from gazette_platform.ops.clock import ManualClock
+
+RAW = """
+name: shop.orders
+selector: name:prefix=orders/
+format: json
+columns: [{name: n, type: bigint}]
+partitions: [{name: hour, type: int}]
+"""
+SUMS = RollupSpec(
+    name="rollups.sums",
+    engine="trino",
+    sql="select * from orders",
+    sources={"orders": "shop.orders"},
+    slices=("shop", "hour"),
+)
+TYPES = {"shop": StringType(), "hour": IntegerType()}
+
+
+class CountingEngine:
+    """Makes of each slice one row that says how often it was asked for it."""
+
+    def __init__(self, tables):
+        self.tables = tables
+        self.asked = []
+        self.before_commit = lambda: None
+        self.rows = {}
+
+    def stage(self, staging, spec, sources, slices, *, is_first):
+        self.asked.append(list(slices))
+        made = self.rows.setdefault(staging.name, [])
+        assert is_first is not bool(made)
+        made += [(*values, len(self.asked)) for values in slices]
+        if not is_first:
+            self.tables.forget(STAGING_SCHEMA, staging.name)
+        fields = [
+            NestedField(i, name, TYPES[name], required=False)
+            for i, name in enumerate(spec.slices, 1)
+        ]
+        schema = Schema(*fields, NestedField(len(fields) + 1, "asked", LongType(), required=False))
+        partitions = PartitionSpec(
+            *(
+                PartitionField(f.field_id, 999 + f.field_id, IdentityTransform(), f.name)
+                for f in fields
+            )
+        )
+        location = f"{staging.location}/{len(self.asked)}"
+        metadata = new_table_metadata(schema, partitions, UNSORTED_SORT_ORDER, location, {})
+        table = Table(
+            (STAGING_SCHEMA, staging.name), metadata, "", load_file_io({}), NoopCatalog("none")
+        )
+        transaction = table.transaction()
+        arrow = schema.as_arrow()
+        columns = [
+            pa.array([int(v) if f.type != pa.large_string() else v for v in column], f.type)
+            for f, column in zip(arrow, zip(*made, strict=True), strict=True)
+        ]
+        transaction.append(pa.table(columns, schema=arrow))
+        metadata = transaction.table_metadata
+        path = self.tables.write_metadata(metadata, 0)
+        assert self.tables.create(STAGING_SCHEMA, staging.name, metadata, path)
+        self.before_commit()
+
+
+class Lake:
+    """A raw table that grows, and a rollup of it."""
+
+    def __init__(self, folder):
+        self.metastore = MemoryMetastore()
+        self.files = FragmentFiles(folder / "fragments")
+        self.tables = IcebergTables(self.metastore, (folder / "warehouse").as_uri())
+        self.engine = CountingEngine(self.tables)
+        self.clock = ManualClock()
+        self.spec = parse_table_spec(RAW)
+        self.registrar = Registrar(self.files, self.metastore, StoreRoots(self.files.roots))
+
+    def publish(self, *places, excluded=None):
+        for shop, hour in places:
+            self.files.append(
+                f"orders/shop={shop}",
+                json.dumps({"n": 1}).encode() + b"\n",
+                postfix=f"hour={hour:02}",
+            )
+        report = self.registrar.tick(self.spec, {})
+        assert report.errors == []
+        with self.metastore.connect() as session:
+            ensure_exact_view(session, self.spec, report.definition, excluded or {})
+
+    def prune(self, shop, hour):
+        with self.metastore.connect() as session:
+            table = session.table("shop", "orders")
+            session.drop_partition(table, (shop, str(hour)))
+
+    def runner(self, **options):
+        return RollupRunner(self.metastore, self.tables, self.engine, clock=self.clock, **options)
+
+    def run(self, spec=SUMS, *, is_forced=False, **options):
+        self.engine.asked.clear()
+        return self.runner(**options).run(spec, is_forced=is_forced)
+
+    def rows(self, name="sums"):
+        table = self.tables.load("rollups", name)
+        found = StaticTable.from_metadata(table.metadata_location).scan().to_arrow().to_pylist()
+        return sorted(tuple(row.values()) for row in found)
+
+    def staged(self):
+        with self.metastore.connect() as session:
+            return session.tables(STAGING_SCHEMA)
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(tmp_path)
+
+
+def test_only_what_changed_is_made_again(lake):
+    lake.publish(("a", 5), ("a", 6), ("b", 5))
+    report = lake.run()
+    assert lake.engine.asked == [[("a", "5"), ("a", "6"), ("b", "5")]]
+    assert (report.rows_made, report.rows_total, report.is_rebuild) == (3, 3, False)
+    assert report.covers.offsets() == {"orders/shop=a": [(0, 18)], "orders/shop=b": [(0, 9)]}
+    assert lake.staged() == []
+    idle = lake.run()
+    assert (lake.engine.asked, idle.rows_total, idle.covers) == ([], None, report.covers)
+    lake.publish(("a", 6), ("c", 7))
+    report = lake.run()
+    assert report.made == [("a", "6"), ("c", "7")]
+    assert lake.rows() == [("a", 5, 1), ("a", 6, 1), ("b", 5, 1), ("c", 7, 1)]
+    assert report.rows_total == 4
+
+
+def test_files_left_out_of_the_view_change_their_slice_alone(lake):
+    lake.publish(("a", 5), ("b", 5))
+    lake.run()
+    lake.publish(excluded={("b", "5"): ["x.gz"]})
+    assert lake.run().made == [("b", "5")]
+    lake.publish(excluded={("b", "5"): ["x.gz"]})
+    assert lake.run().made == []
+    lake.publish()
+    assert lake.run().made == [("b", "5")]
+
+
+def test_other_code_is_one_commit_of_all(lake):
+    lake.publish(("a", 5), ("a", 6), ("b", 5))
+    lake.run(slices_max=2)
+    assert lake.engine.asked == [[("a", "5"), ("a", "6")], [("b", "5")]]
+    assert len(lake.tables.load("rollups", "sums").metadata.snapshots) == 2
+    other = RollupSpec(**{f: getattr(SUMS, f) for f in SUMS.__struct_fields__} | {"version": "2"})
+    report = lake.run(other, slices_max=2)
+    assert report.is_rebuild
+    assert len(lake.engine.asked) == 2
+    assert len(lake.tables.load("rollups", "sums").metadata.snapshots) == 3
+    assert [row[2] for row in lake.rows()] == [1, 1, 2]
+    assert lake.run(other).made == []
+
+
+def test_pruned_content_stays_unless_it_is_to_go(lake):
+    lake.publish(("a", 5), ("a", 6))
+    lake.run()
+    lake.prune("a", 5)
+    report = lake.run()
+    assert (report.made, report.dropped, report.behind) == ([], [], [])
+    assert len(lake.rows()) == 2
+    follows = RollupSpec(
+        **{f: getattr(SUMS, f) for f in SUMS.__struct_fields__} | {"retention": "follow"}
+    )
+    report = lake.run(follows)
+    assert (report.made, report.dropped) == ([], [("a", "5")])
+    assert lake.rows() == [("a", 6, 1)]
+
+
+def test_forced_run_makes_all_that_is_there(lake):
+    lake.publish(("a", 5), ("a", 6))
+    lake.run()
+    lake.prune("a", 5)
+    report = lake.run(is_forced=True)
+    assert (report.made, report.dropped) == ([("a", "6")], [("a", "5")])
+    assert lake.rows() == [("a", 6, 1)]
+
+
+def test_other_slices_make_another_table_in_one_step(lake):
+    lake.publish(("a", 5), ("a", 6), ("b", 5))
+    lake.run()
+    by_shop = RollupSpec(
+        **{f: getattr(SUMS, f) for f in SUMS.__struct_fields__} | {"slices": ("shop",)}
+    )
+    report = lake.run(by_shop)
+    assert report.made == [("a",), ("b",)]
+    assert lake.rows() == [("a", 1), ("b", 1)]
+    assert lake.run(by_shop).made == []
+
+
+def test_rollup_of_a_rollup_follows_slice_by_slice(lake):
+    lake.publish(("a", 5), ("a", 6), ("b", 5))
+    lake.run()
+    by_shop = RollupSpec(
+        name="rollups.by_shop",
+        engine="spark",
+        sql="select * from sums",
+        sources={"sums": "rollups.sums"},
+        slices=("shop",),
+    )
+    assert lake.run(by_shop).made == [("a",), ("b",)]
+    assert lake.run(by_shop).made == []
+    lake.publish(("b", 6))
+    assert lake.run(by_shop).made == []
+    lake.run()
+    assert lake.run(by_shop).made == [("b",)]
+
+
+def test_two_runs_at_once_commit_once(lake):
+    """The second one begins, and ends, while the first has made its slices and not committed."""
+    lake.publish(("a", 5))
+    lake.run()
+    lake.publish(("a", 5), ("b", 5))
+
+    def other_run():
+        lake.engine.before_commit = lambda: None
+        lake.publish(("b", 5))
+        lake.runner().run(SUMS)
+
+    lake.engine.before_commit = other_run
+    with pytest.raises(RollupFenced):
+        lake.run()
+    covers = lake.tables.read_covers(lake.tables.load("rollups", "sums"))
+    assert covers.offsets()["orders/shop=b"] == [(0, 18)]
+    assert lake.staged() == []
+    assert lake.run().made == []
+
+
+def test_commit_between_two_batches_of_a_run_ends_it(lake):
+    lake.publish(("a", 5), ("b", 5))
+
+    def after_first_batch():
+        def other_run():
+            lake.engine.before_commit = lambda: None
+            lake.publish(("a", 5))
+            lake.runner().run(SUMS)
+
+        lake.engine.before_commit = other_run
+
+    lake.engine.before_commit = after_first_batch
+    with pytest.raises(RollupFenced):
+        lake.run(slices_max=1)
+    covers = lake.tables.read_covers(lake.tables.load("rollups", "sums"))
+    assert covers.offsets() == {"orders/shop=a": [(0, 18)], "orders/shop=b": [(0, 9)]}
+    assert lake.run().made == []
+
+
+def test_query_that_fails_leaves_no_staging_table_and_the_table_as_it_was(lake):
+    lake.publish(("a", 5))
+    lake.run()
+    lake.publish(("a", 5))
+
+    def fail():
+        raise LakeError("Trino refused")
+
+    lake.engine.before_commit = fail
+    with pytest.raises(LakeError, match="Trino refused"):
+        lake.run()
+    assert lake.staged() == []
+    assert lake.rows() == [("a", 5, 1)]
+
+
+def test_staging_tables_of_runs_that_were_killed_are_forgotten_after_a_day(lake, monkeypatch):
+    lake.publish(("a", 5))
+    monkeypatch.setattr(lake.tables, "forget", lambda *_: None, raising=False)
+    lake.run()
+    monkeypatch.undo()
+    (left,) = lake.staged()
+    lake.publish(("a", 5))
+    lake.run()
+    assert lake.staged() == [left]
+    lake.clock.advance(25 * 3600.0)
+    lake.publish(("a", 5))
+    lake.run()
+    assert lake.staged() == []
+
+
+def test_staging_table_that_cannot_be_forgotten_hides_nothing(lake, monkeypatch):
+    lake.publish(("a", 5))
+
+    def gone(*_):
+        raise LakeError("the metastore is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lake.tables, "forget", gone)
+        assert lake.run().made == [("a", "5")]
+        lake.engine.before_commit = lambda: pytest.fail("the query failed")
+        lake.publish(("a", 5))
+        with pytest.raises(pytest.fail.Exception, match="the query failed"):
+            lake.run()
+
+
+def test_forced_run_replaces_a_table_that_is_sliced_otherwise(lake):
+    lake.publish(("a", 5))
+    lake.run()
+    covers = lake.tables.read_covers(lake.tables.load("rollups", "sums"))
+    by_shop = RollupSpec(
+        **{f: getattr(SUMS, f) for f in SUMS.__struct_fields__} | {"slices": ("shop",)}
+    )
+    lake.run(by_shop)
+    assert lake.run(is_forced=True).covers == covers
+    assert lake.rows() == [("a", 5, 1)]
+
+
+def test_source_that_is_not_there_is_waited_for(lake):
+    with pytest.raises(LakeError, match=r"rollups\.sums waits for shop\.orders"):
+        lake.run()
+    lake.publish(("a", 5))
+    with lake.metastore.connect() as session:
+        session.drop_table("shop", "orders_exact")
+    with pytest.raises(LakeError, match=r"orders_exact is not made yet"):
+        lake.run()
