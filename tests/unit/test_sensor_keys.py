@@ -1,8 +1,7 @@
 """Keys of Hive partitions in Dagster, there and back."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gazette_platform.sensors.keys import hive_partition, table_partition
 
