@@ -91,6 +91,8 @@ def rollup_asset(rollup: RollupSpec | PythonRollup, *, catalog: str = ICEBERG) -
         description=spec.comment or None,
         group_name="rollups",
         kinds={_KINDS[spec.engine], "iceberg"},
+        owners=list(spec.owners),
+        tags=spec.tags,
         code_version=spec.code_version,
         retry_policy=RetryPolicy(max_retries=1, delay=5),
         freshness_policy=FreshnessPolicy.time_window(
