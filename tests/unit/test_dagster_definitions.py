@@ -118,8 +118,7 @@ def test_snapshot(settings):
     }
     # What the UI needs to offer to execute a check by itself.
     for key in graph.asset_check_keys:
-        if key.name != "slices_complete":  # which comes of the run itself
-            assert graph.get_execution_set_asset_and_check_keys(key) == {key}
+        assert graph.get_execution_set_asset_and_check_keys(key) == {key}
 
 
 def test_a_table_whose_spec_is_refused_is_there_with_its_check(settings):
