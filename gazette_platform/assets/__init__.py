@@ -17,6 +17,7 @@ from gazette_platform.assets.raw import (
     table_key,
     table_partitions,
 )
+from gazette_platform.assets.rollup_folder import rollups_asset_spec, rollups_check
 from gazette_platform.assets.rollups import RollupConfig, rollup_asset, rollup_key
 from gazette_platform.assets.schedules import job_name, rollup_definitions
 
@@ -34,6 +35,8 @@ __all__ = [
     "rollup_asset",
     "rollup_definitions",
     "rollup_key",
+    "rollups_asset_spec",
+    "rollups_check",
     "specs_asset_spec",
     "specs_check",
     "table_key",

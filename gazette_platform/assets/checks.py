@@ -34,10 +34,13 @@ __all__ = [
     "CHECKS_POOL",
     "KEEPS_UP_CHECK",
     "OVERLAP_CHECK",
+    "SPECS_CHECK",
     "check_evaluations",
+    "in_lines",
     "keeps_up_evaluation",
     "raw_checks",
     "refused_checks",
+    "result_of",
     "specs_check",
     "specs_evaluation",
 ]
@@ -96,7 +99,7 @@ def keeps_up_evaluation(
         check_name=KEEPS_UP_CHECK,
         passed=not problems,
         severity=AssetCheckSeverity.ERROR,
-        description=_lines(problems) or "As it should be.",
+        description=in_lines(problems) or "As it should be.",
         metadata=metadata,
         blocking=False,
     )
@@ -110,7 +113,7 @@ def specs_evaluation(folder: SpecFolder) -> AssetCheckEvaluation:
         check_name=SPECS_CHECK,
         passed=not texts,
         severity=AssetCheckSeverity.ERROR,
-        description=_lines(texts) or "As it should be.",
+        description=in_lines(texts) or "As it should be.",
         metadata={"tables": len(folder.specs), "refused": len(folder.refused)},
         blocking=False,
     )
@@ -125,7 +128,7 @@ def specs_check() -> AssetChecksDefinition:
         description="No file of the folder of table specs is refused.",
     )
     def look(lake: LakeResource) -> AssetCheckResult:
-        return _result(specs_evaluation(lake.folder()))
+        return result_of(specs_evaluation(lake.folder()))
 
     return look
 
@@ -162,14 +165,14 @@ def _keeps_up(table: str) -> AssetChecksDefinition:
                 e for bad in folder.refused.values() if bad.table == table for e in bad.errors
             ]
             texts = [str(error) for error in errors] or [f"no table spec makes {table} any more"]
-            return _result(keeps_up_evaluation(table, texts))
+            return result_of(keeps_up_evaluation(table, texts))
         clock = SystemClock()
         with broker.source() as source, metastore.client().connect() as session:
             journals = source.journals(spec.label_selector)
             problems = [str(e) for e in problems_with_journals(spec, journals, clock.now())]
             standing = table_standing(spec, journals, {}, session, clock.now())
             problems += overdue(source, standing, clock.unix_s(), from_begin=True)
-        return _result(keeps_up_evaluation(table, problems, folder.files[table]))
+        return result_of(keeps_up_evaluation(table, problems, folder.files[table]))
 
     return look
 
@@ -197,12 +200,12 @@ def _audit(spec: TableSpec, kind: FindingKind) -> AssetChecksDefinition:
                 found = list(audit_index(session, spec, table, source, roots))
         context.log.info("%s: %d findings of all kinds", spec.name, len(found))
         (evaluation,) = (e for e in check_evaluations(spec.name, found) if e.check_name == name)
-        return _result(evaluation)
+        return result_of(evaluation)
 
     return audit
 
 
-def _result(evaluation: AssetCheckEvaluation) -> AssetCheckResult:
+def result_of(evaluation: AssetCheckEvaluation) -> AssetCheckResult:
     """What a run says of a check, as the sensor would."""
     return AssetCheckResult(
         check_name=evaluation.check_name,
@@ -222,10 +225,10 @@ def _severity(findings: Sequence[Finding]) -> AssetCheckSeverity:
 def _description(findings: Sequence[Finding]) -> str:
     if not findings:
         return "As it should be."
-    return _lines(list(dict.fromkeys(f.text or f.path for f in _wrong_first(findings))))
+    return in_lines(list(dict.fromkeys(f.text or f.path for f in _wrong_first(findings))))
 
 
-def _lines(texts: Sequence[str]) -> str:
+def in_lines(texts: Sequence[str]) -> str:
     """The first of `texts`, and how many more there are."""
     lines = list(texts[:_SHOWN])
     if len(texts) > _SHOWN:

@@ -4,7 +4,7 @@ A rollup is an asset without partitions: which of its slices are made is decided
 data version is the digest of what it covers, so a run that changes nothing sets nothing behind it going.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from dagster import (
     AssetExecutionContext,
     AssetKey,
     AssetsDefinition,
+    AssetSpec,
     Config,
     DataVersion,
     FreshnessPolicy,
@@ -23,7 +24,7 @@ from dagster import (
     RetryPolicy,
     TableColumn,
     TableSchema,
-    asset,
+    multi_asset,
 )
 from pydantic import Field
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.rollups.engines import RollupEngine
     from gazette_platform.lake.rollups.iceberg import IcebergTable
+    from gazette_platform.lake.rollups.planning import Sealed
 
 __all__ = [
     "COMPLETE_CHECK",
@@ -85,20 +87,31 @@ def rollup_asset(rollup: RollupSpec | PythonRollup, *, catalog: str = ICEBERG) -
     resource = ENGINE_RESOURCES[spec.engine]
     key = rollup_key(spec.name)
 
-    @asset(
-        key=key,
-        deps=[rollup_key(source) for source in sorted(set(spec.sources.values()))],
-        description=spec.comment or None,
-        group_name="rollups",
-        kinds={_KINDS[spec.engine], "iceberg"},
-        code_version=spec.code_version,
-        retry_policy=RetryPolicy(max_retries=1, delay=5),
-        freshness_policy=FreshnessPolicy.time_window(
-            fail_window=timedelta(seconds=spec.fresh_within_s),
-            warn_window=timedelta(seconds=spec.fresh_within_s / 2),
-        ),
-        pool=f"iceberg.{spec.name}",
-        required_resource_keys={"lake", "metastore", resource},
+    # The check can be had alone: it needs no engine, and no row is made for it.
+    @multi_asset(
+        name="__".join(key.path),
+        specs=[
+            AssetSpec(
+                key,
+                deps=[rollup_key(source) for source in sorted(set(spec.sources.values()))],
+                description=spec.comment or None,
+                group_name="rollups",
+                kinds={_KINDS[spec.engine], "iceberg"},
+                owners=list(spec.owners),
+                tags=spec.tags,
+                code_version=spec.code_version,
+                freshness_policy=FreshnessPolicy.time_window(
+                    fail_window=timedelta(seconds=spec.fresh_within_s),
+                    warn_window=timedelta(seconds=spec.fresh_within_s / 2),
+                ),
+                metadata={
+                    "dagster/table_name": f"{catalog}.{spec.name}",
+                    "query": MetadataValue.md(
+                        f"```{'python' if function else 'sql'}\n{spec.sql}\n```"
+                    ),
+                },
+            )
+        ],
         check_specs=[
             AssetCheckSpec(
                 COMPLETE_CHECK,
@@ -106,15 +119,43 @@ def rollup_asset(rollup: RollupSpec | PythonRollup, *, catalog: str = ICEBERG) -
                 description="No slice lacks content that came after some of its own was pruned.",
             )
         ],
-        metadata={
-            "dagster/table_name": f"{catalog}.{spec.name}",
-            "query": MetadataValue.md(f"```{'python' if function else 'sql'}\n{spec.sql}\n```"),
-        },
+        can_subset=True,
+        retry_policy=RetryPolicy(max_retries=1, delay=5),
+        pool=f"iceberg.{spec.name}",
+        required_resource_keys={"lake", "metastore", resource},
     )
-    def make(context: AssetExecutionContext, config: RollupConfig) -> MaterializeResult:  # type: ignore[type-arg]  # Dagster knows it only so
-        return _run(context, spec, function, is_forced=config.force, catalog=catalog)
+    def make(
+        context: AssetExecutionContext, config: RollupConfig
+    ) -> Iterator[MaterializeResult[None] | AssetCheckResult]:
+        if context.selected_asset_keys:
+            yield _run(context, spec, function, is_forced=config.force, catalog=catalog)
+        else:
+            yield _look(context, spec)
 
     return make
+
+
+def _look(context: AssetExecutionContext, spec: RollupSpec) -> AssetCheckResult:
+    """What the check says of a rollup as it is, without a run of it."""
+    from gazette_platform.lake.rollups.running import slices_behind  # noqa: PLC0415  as below
+
+    metastore = context.resources.metastore.client()
+    tables = context.resources.lake.iceberg_tables(metastore)
+    return _complete(spec, slices_behind(metastore, tables, spec))
+
+
+def _complete(spec: RollupSpec, sealed: "Iterable[Sealed]") -> AssetCheckResult:
+    behind = [
+        ", ".join(f"{c}={v}" for c, v in zip(spec.slices, s.values, strict=True)) or "all"
+        for s in sealed
+    ]
+    return AssetCheckResult(
+        asset_key=rollup_key(spec.name),
+        passed=not behind,
+        check_name=COMPLETE_CHECK,
+        severity=AssetCheckSeverity.WARN,
+        description=_behind_text(spec, behind),
+    )
 
 
 def _run(
@@ -152,21 +193,11 @@ def _run(
     table = tables.load(spec.schema, spec.table)
     if table is not None and table.snapshot is not None:
         metadata |= _table_metadata(table, table.snapshot)
-    behind = [
-        ", ".join(f"{c}={v}" for c, v in zip(spec.slices, s.values, strict=True)) or "all"
-        for s in report.behind
-    ]
     return MaterializeResult(
+        asset_key=rollup_key(spec.name),
         metadata=metadata,
         data_version=DataVersion(report.covers.digest),
-        check_results=[
-            AssetCheckResult(
-                passed=not behind,
-                check_name=COMPLETE_CHECK,
-                severity=AssetCheckSeverity.WARN,
-                description=_behind_text(spec, behind),
-            )
-        ],
+        check_results=[_complete(spec, report.behind)] if context.selected_asset_check_keys else [],
     )
 
 

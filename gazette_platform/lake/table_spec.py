@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from gazette_platform.errors import ValidationError
+from gazette_platform.lake.ownership import ownership_errors, shown
 from gazette_platform.lake.schema import ColumnType, parse_type
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import LabelSelector, parse_duration
@@ -62,18 +63,11 @@ _KEY_CHARACTERS_MAX = 256
 # Dagster looks once a minute or so.
 _FRESH_MIN_S = 120
 _SPEC_BYTES_MAX = 1 << 20
-_SHOWN_MAX = 80
 _FORMATS = ("json", "csv")
 _FRESH_EXAMPLE = "a duration with its unit, such as `90m` or `24h`"
 _SELECTOR_EXAMPLE = "select journals by name or label, e.g. `name:prefix=flights/`"
 # `name==` would match any value: a slip of the pen, as `name` alone says that.
 _NO_VALUE = re.compile(r"(?P<term>[^,()]*=)\s*(,|\Z)")
-_OWNERS_MAX = 50
-_OWNER = re.compile(
-    r"(?:team:\S[^\n]{0,200}|[A-Za-z0-9_][A-Za-z0-9._%+-]{0,99}@[A-Za-z0-9.-]{1,200}\.[A-Za-z]{2,7})\Z"
-)
-_TAG = re.compile(r"(?:[A-Za-z0-9_.-]{1,63}/)?[A-Za-z0-9_.-]{1,63}\Z")
-_TAG_VALUE = re.compile(r"[A-Za-z0-9_.-]{0,63}\Z")
 _ENUM = re.compile(r"Invalid enum value (?P<found>'.*') - at")
 
 
@@ -277,16 +271,11 @@ _STAND_INS: dict[str, object] = {
 }
 
 
-def _shown(text: str) -> str:
-    """A text of a spec, in an error."""
-    return repr(text) if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]!r}…"
-
-
 def _errors(spec: TableSpec) -> Iterator[ValidationError]:
     """Each rule that the spec breaks."""
     if not is_table_name(spec.name):
         yield ValidationError(
-            f"{_shown(spec.name)} is not schema.table (lower-case letters, digits, `_`)",
+            f"{shown(spec.name)} is not schema.table (lower-case letters, digits, `_`)",
             path="name",
         )
     yield from _selector_errors(spec)
@@ -310,27 +299,7 @@ def _errors(spec: TableSpec) -> Iterator[ValidationError]:
     if spec.format == "json":
         yield from _key_errors(spec, types)
     yield from _partition_errors(spec)
-    yield from _catalog_errors(spec)
-
-
-def _catalog_errors(spec: TableSpec) -> Iterator[ValidationError]:
-    """What Dagster's catalog would not take: there it would keep all definitions from loading."""
-    if len(spec.owners) > _OWNERS_MAX or len(spec.tags) > _OWNERS_MAX:
-        yield ValidationError(f"has more than {_OWNERS_MAX} owners or tags", path="owners")
-        return
-    for index, owner in enumerate(spec.owners):
-        if not _OWNER.match(owner):
-            yield ValidationError(
-                f"{_shown(owner)} is neither an email address nor `team:` and a name",
-                path=f"owners[{index}]",
-            )
-    for key, value in spec.tags.items():
-        if not _TAG.match(key) or key.startswith("dagster/") or not _TAG_VALUE.match(value):
-            yield ValidationError(
-                f"{_shown(key)}: {_shown(value)} is no tag: letters, digits, `_`, `-` and `.`, 63 at "
-                "most; keys may have a prefix of these and `/`, other than `dagster/`",
-                path="tags",
-            )
+    yield from ownership_errors(spec.owners, spec.tags)
 
 
 def _selector_errors(spec: TableSpec) -> Iterator[ValidationError]:
@@ -354,7 +323,7 @@ def _column_errors(spec: TableSpec, types: Mapping[int, ColumnType]) -> Iterator
         path = f"columns[{index}]"
         if not is_column_name(column.name):
             yield ValidationError(
-                f"{_shown(column.name)} is not a column name (letters, digits, `_`); a JSON key "
+                f"{shown(column.name)} is not a column name (letters, digits, `_`); a JSON key "
                 "that is none is given by `from`, e.g. `{name: order_id, from: order-id, …}`",
                 path=f"{path}.name",
             )
@@ -385,13 +354,13 @@ def _key_errors(spec: TableSpec, types: Mapping[int, ColumnType]) -> Iterator[Va
         key = column.key
         if not is_key(key):
             yield ValidationError(
-                f"{_shown(key)} is longer than {_KEY_CHARACTERS_MAX} characters, or has some that "
+                f"{shown(key)} is longer than {_KEY_CHARACTERS_MAX} characters, or has some that "
                 'cannot be printed, or " or \\; not all readers can be told of such a key',
                 path=path,
             )
         if key.lower() in seen and (column.source or seen[key.lower()] != key):
             yield ValidationError(
-                f"the key {_shown(key)} is that of another column ({_shown(seen[key.lower()])}); "
+                f"the key {shown(key)} is that of another column ({shown(seen[key.lower()])}); "
                 "Trino ignores the case of keys",
                 path=path,
             )
@@ -400,7 +369,7 @@ def _key_errors(spec: TableSpec, types: Mapping[int, ColumnType]) -> Iterator[Va
         if column.source and column.name.lower() in fields:
             yield ValidationError(
                 f"a struct has a field {column.name!r}, which Trino would look for under "
-                f"{_shown(key)}, too; give this column another name",
+                f"{shown(key)}, too; give this column another name",
                 path=path,
             )
 
@@ -437,11 +406,11 @@ def _partition_errors(spec: TableSpec) -> Iterator[ValidationError]:
         for name in dict.fromkeys((partition.name, partition.column)):
             if not is_column_name(name):
                 yield ValidationError(
-                    f"{_shown(name)} is not a column name (letters, digits, `_`)", path=path
+                    f"{shown(name)} is not a column name (letters, digits, `_`)", path=path
                 )
         if partition.type not in _PARTITION_TYPES:
             yield ValidationError(
-                f"{_shown(partition.type)} is not a type of partition columns "
+                f"{shown(partition.type)} is not a type of partition columns "
                 f"(use one of {', '.join(_PARTITION_TYPES)})",
                 path=f"{path}.type",
             )

@@ -4,7 +4,7 @@ Spark comes as a ``dagster_pyspark.LazyPySparkResource``, so that a run that nee
 `platform_resources` gives all of them, also to definitions of users.
 """
 
-from gazette_platform.resources.lake import LakeResource, MetastoreResource, load_rollups
+from gazette_platform.resources.lake import LakeResource, MetastoreResource
 from gazette_platform.resources.platform import platform_resources
 from gazette_platform.resources.services import BrokerResource, TrinoResource
 from gazette_platform.resources.spark import SparkResource
@@ -15,6 +15,5 @@ __all__ = [
     "MetastoreResource",
     "SparkResource",
     "TrinoResource",
-    "load_rollups",
     "platform_resources",
 ]

@@ -1,14 +1,13 @@
 """Resources that are places: the metastore's tables and the folder of table specs."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster import ConfigurableResource, MetadataValue
 from pydantic import Field
 
-from gazette_platform.errors import SetupError, ValidationError
+from gazette_platform.errors import SetupError
 from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake import (
     Auditor,
@@ -18,19 +17,18 @@ from gazette_platform.lake import (
     Repairer,
     SpecFolder,
     StoreRoots,
-    TableSpec,
     read_spec_folder,
 )
 from gazette_platform.lake.catalogs import HIVE
 from gazette_platform.lake.links import table_link
 from gazette_platform.lake.registration import Metastore
-from gazette_platform.lake.rollups import RollupSpec, load_rollup_specs, rollups_digest
+from gazette_platform.lake.rollups import RollupFolder, read_rollup_folder
 from gazette_platform.lake.s3 import S3Access
 
 if TYPE_CHECKING:
     from gazette_platform.lake.rollups.iceberg import IcebergTables
 
-__all__ = ["LakeResource", "MetastoreResource", "catalog_digest", "load_rollups"]
+__all__ = ["LakeResource", "MetastoreResource", "catalog_digest"]
 
 
 class MetastoreResource(ConfigurableResource["MetastoreResource"]):
@@ -72,14 +70,14 @@ class LakeResource(ConfigurableResource["LakeResource"]):
         """Table specs, and what is refused, read anew from the folder."""
         return read_spec_folder(Path(self.tables)) if self.tables else SpecFolder()
 
-    def catalog_digest(self) -> str:
-        """Hex digits that change with any part of any spec, of a table or a rollup."""
-        folder = self.folder()
-        return catalog_digest(folder, load_rollups(self.rollups, folder.specs)[0])
+    def rollup_folder(self, tables: SpecFolder | None = None) -> RollupFolder:
+        """Rollups, and what is refused, read anew from their folder.
 
-    def rollup_errors(self) -> dict[str, ValidationError]:
-        """Errors of rollups by file, read anew from the folder."""
-        return load_rollups(self.rollups, self.folder().specs)[1]
+        Args:
+            tables: beside which they are; None: those that are there now.
+        """
+        specs = (tables or self.folder()).specs
+        return read_rollup_folder(self.rollups, specs)
 
     def iceberg_tables(self, metastore: Metastore) -> "IcebergTables":
         """Iceberg tables of the platform.
@@ -127,24 +125,6 @@ class LakeResource(ConfigurableResource["LakeResource"]):
         return FitChecker(source, self.roots())
 
 
-def load_rollups(
-    folder: str, tables: Mapping[str, TableSpec]
-) -> tuple[dict[str, RollupSpec], dict[str, ValidationError]]:
-    """Rollups of a folder that can be beside the raw tables, by name; and errors by file.
-
-    Args:
-        folder: see `load_rollup_specs`; empty: there are none.
-        tables: raw tables by name.
-    """
-    found, errors = load_rollup_specs(Path(folder)) if folder else ({}, {})
-    for name in sorted(set(found) & set(tables)):
-        errors[name] = ValidationError(
-            f"there is a raw table {name}: give the rollup another name", path=name
-        )
-        del found[name]
-    return found, errors
-
-
-def catalog_digest(folder: SpecFolder, rollups: Mapping[str, RollupSpec]) -> str:
+def catalog_digest(tables: SpecFolder, rollups: RollupFolder) -> str:
     """Hex digits that change with any part of any spec."""
-    return folder.digest + rollups_digest(rollups) if rollups else folder.digest
+    return tables.digest + rollups.digest

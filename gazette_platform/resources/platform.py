@@ -1,10 +1,9 @@
 """All resources of a platform, for our definitions and for those of users beside them."""
 
 import os
-from collections.abc import Mapping
 
 from gazette_platform.lake import LakeSettings, SpecFolder
-from gazette_platform.lake.rollups import RollupSpec
+from gazette_platform.lake.rollups import RollupFolder
 from gazette_platform.lake.spark import spark_configuration
 from gazette_platform.resources.lake import LakeResource, MetastoreResource, catalog_digest
 from gazette_platform.resources.services import BrokerResource, TrinoResource
@@ -17,7 +16,7 @@ def platform_resources(
     settings: LakeSettings | None = None,
     *,
     folder: SpecFolder | None = None,
-    rollups: Mapping[str, RollupSpec] | None = None,
+    rollups: RollupFolder | None = None,
 ) -> dict[str, object]:
     """Resources ``broker``, ``metastore``, ``lake``, ``trino`` and ``spark``.
 
@@ -26,7 +25,7 @@ def platform_resources(
     Args:
         settings: where all is; None: as the environment says.
         folder: table specs that the definitions show; None: they show none.
-        rollups: rollups that the definitions show; None: none.
+        rollups: likewise.
 
     Raises: ValidationError: the environment is malformed.
     """
@@ -43,7 +42,7 @@ def platform_resources(
             rollups=settings.rollups,
             warehouse=settings.warehouse,
             store=settings.store,
-            loaded=catalog_digest(folder or SpecFolder(), rollups or {}),
+            loaded=catalog_digest(folder or SpecFolder(), rollups or RollupFolder()),
         ),
         "trino": TrinoResource(
             uri=settings.trino,

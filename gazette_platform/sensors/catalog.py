@@ -1,22 +1,27 @@
-"""The sensor that keeps Dagster's catalog up to date with the folder of table specs.
+"""The sensor that keeps Dagster's catalog up to date with the folders of table specs and of rollups.
 
-Dagster reads definitions when it loads a code location. A spec written later is served by the
+Dagster reads definitions when it loads a code location. A table spec written later is served by the
 sensor `fragments` at once, but its description, lineage, checks and freshness policy are shown only
-after a reload. This sensor asks the web server for one when the specs have changed. The daemon sees it at
-once where both have one code server, as under `gazette up`; else it loads definitions anew each minute.
+after a reload, and a rollup runs only then. This sensor asks the web server for one when specs have
+changed. The daemon sees it at once where both have one code server, as under `gazette up`; else it loads
+definitions anew each minute. It also tells what is wrong with files of rollups, in the check of their folder.
 """
 
 from urllib.parse import urlsplit
 
 from dagster import (
+    AssetCheckEvaluation,
+    AssetMaterialization,
     DefaultSensorStatus,
     SensorEvaluationContext,
     SensorResult,
     sensor,
 )
 
+from gazette_platform.assets.rollup_folder import rollups_evaluation, rollups_materialization
 from gazette_platform.errors import SetupError
 from gazette_platform.resources import LakeResource
+from gazette_platform.resources.lake import catalog_digest
 
 __all__ = ["catalog_sensor", "reload_location"]
 
@@ -28,32 +33,38 @@ _RELOAD_TIMEOUT_S = 120
     name="catalog",
     minimum_interval_seconds=_INTERVAL_S,
     default_status=DefaultSensorStatus.RUNNING,
-    description="Has the web server load the definitions again when table specs have changed.",
+    description="Has the web server load the definitions again when specs of tables or rollups have "
+    "changed, and tells which rollups are refused.",
 )
 def catalog_sensor(context: SensorEvaluationContext, lake: LakeResource) -> SensorResult:
     """Ask for a reload if the specs differ from those that were loaded last.
 
     Raises: SetupError: the web server did not reload them; the next tick tries again.
     """
-    current = lake.catalog_digest()
-    if current == (context.cursor or lake.loaded):
-        refused = "; ".join(str(error) for error in lake.rollup_errors().values())
-        return SensorResult(
-            skip_reason=f"Rollups are refused: {refused}"
-            if refused
-            else "The catalog is up to date.",
-            cursor=current,
-        )
-    origin = context.code_location_origin
-    if not lake.dagster_ui or origin is None:
-        return SensorResult(
-            skip_reason="Table specs have changed: reload the code location in the Dagster UI (set "
+    tables = lake.folder()
+    rollups = lake.rollup_folder(tables)
+    current = catalog_digest(tables, rollups)
+    is_told = context.cursor == current or not lake.rollups
+    events: list[AssetMaterialization | AssetCheckEvaluation] = []
+    if not is_told:
+        events += [rollups_materialization(rollups), rollups_evaluation(rollups)]
+    origin = context.code_location_origin if lake.dagster_ui else None
+    # A web server that somebody else reloads tells what it has loaded when it is.
+    if current == ((context.cursor if origin else None) or lake.loaded):
+        reason = "The catalog is up to date."
+    elif origin is None:
+        reason = (
+            "Specs of tables or rollups have changed: reload the code location in the Dagster UI (set "
             "GAZETTE_DAGSTER_URI to have this done)."
         )
-    # What fails makes a red tick, and the next one tries again.
-    reload_location(lake.dagster_ui, origin.location_name)
-    context.log.info("Table specs have changed: the definitions were loaded again.")
-    return SensorResult(cursor=current)
+    else:
+        # What fails makes a red tick, and the next one tries again.
+        reload_location(lake.dagster_ui, origin.location_name)
+        context.log.info("Specs of tables or rollups have changed: definitions were loaded again.")
+        reason = ""
+    return SensorResult(
+        asset_events=events, skip_reason=reason if reason and not events else None, cursor=current
+    )
 
 
 def reload_location(dagster: str, location: str) -> None:

@@ -8,8 +8,12 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 from dagster import DagsterInstance, build_sensor_context
 
+from gazette_platform.assets.rollup_folder import ROLLUPS_KEY
 from gazette_platform.errors import SetupError
+from gazette_platform.lake import SpecFolder, read_spec_folder
+from gazette_platform.lake.rollups import RollupFolder
 from gazette_platform.resources import LakeResource
+from gazette_platform.resources.lake import catalog_digest
 from gazette_platform.sensors import catalog, catalog_sensor
 
 # Dagster's client calls `gql` in a way that gql's version 4 deprecates.
@@ -35,9 +39,9 @@ def tick(tmp_path, monkeypatch, instance):
     monkeypatch.setattr(
         catalog, "reload_location", lambda url, name: asked.append((url, name)), raising=True
     )
-    loaded = LakeResource(tables=str(tmp_path)).folder().digest
+    begun = catalog_digest(SpecFolder(), RollupFolder())
 
-    def run(cursor, *, ui="http://ui"):
+    def run(cursor, *, ui="http://ui", loaded=begun, told=None):
         context = build_sensor_context(
             instance=instance,
             cursor=cursor,
@@ -49,6 +53,8 @@ def tick(tmp_path, monkeypatch, instance):
         )
         context._code_location_origin = Origin()
         result = catalog_sensor(context)
+        if told is not None:
+            told += result.asset_events
         skipped = result.skip_reason
         return result.cursor, skipped.skip_message if skipped is not None else "", asked
 
@@ -63,21 +69,38 @@ def test_rollups_are_part_of_the_catalog(tick, tmp_path):
     (tmp_path / "trino").mkdir()
     (tmp_path / "trino" / "sums.sql").write_text(ROLLUP)
     cursor, message, asked = tick(cursor)
-    assert "reloaded" in message
-    assert len(asked) == 1
+    assert (message, len(asked)) == ("", 1)
+    assert tick(cursor)[1:] == ("The catalog is up to date.", asked)
+
+
+def test_refused_rollups_turn_the_check_of_their_folder_red(tick, tmp_path):
+    told = []
+    cursor, message, _ = tick(None, told=told)
+    assert [event.asset_key for event in told] == [ROLLUPS_KEY] * 2
+    assert told[1].passed
+    assert not message
+    (tmp_path / "trino").mkdir()
+    (tmp_path / "trino" / "sums.sql").write_text(ROLLUP)
     (tmp_path / "trino" / "bad.sql").write_text("select 1")
     (tmp_path / "s.yaml").write_text(SPEC.replace("s.a", "r.sums"))
-    cursor, message, asked = tick(cursor)
-    assert len(asked) == 2
-    _, message, asked = tick(cursor)
-    assert len(asked) == 2
-    assert "Rollups are refused: " in message
-    assert "trino/bad.sql: has no header" in message
-    assert "r.sums: there is a raw table r.sums" in message
+    told.clear()
+    cursor, message, asked = tick(cursor, told=told)
+    (made, check) = told
+    assert made.description == "0 rollups, 2 refused"
+    assert (check.check_name, check.passed, check.blocking) == ("specs_are_good", False, False)
+    assert "trino/bad.sql: has no header" in check.description
+    assert "r.sums: there is a raw table r.sums" in check.description
+    told.clear()
+    assert tick(cursor, told=told)[2] == asked
+    assert told == []
+    (tmp_path / "s.yaml").unlink()
+    (tmp_path / "trino" / "bad.sql").unlink()
+    tick(cursor, told=told)
+    assert told[1].passed
 
 
 def test_reload_once_a_change(tick, tmp_path):
-    cursor, message, asked = tick(None)
+    cursor, message, asked = tick(tick(None)[0])
     assert (message, asked) == ("The catalog is up to date.", [])
     (tmp_path / "a.yaml").write_text(SPEC)
     cursor, message, asked = tick(cursor)
@@ -100,11 +123,14 @@ def test_a_reload_that_fails_is_a_red_tick(tick, tmp_path, monkeypatch):
         tick("old")
 
 
-def test_without_an_address_it_says_what_to_do(tick, tmp_path):
+def test_without_an_address_it_says_what_to_do_until_it_is_done(tick, tmp_path):
     (tmp_path / "a.yaml").write_text(SPEC)
-    cursor, message, asked = tick("old", ui="")
-    assert (cursor, asked) == (None, [])
+    cursor, _, asked = tick("old", ui="")
+    cursor, message, asked = tick(cursor, ui="")
+    assert asked == []
     assert "GAZETTE_DAGSTER_URI" in message
+    reloaded = catalog_digest(read_spec_folder(tmp_path), RollupFolder())
+    assert tick(cursor, ui="", loaded=reloaded)[1] == "The catalog is up to date."
 
 
 def entry(**outcome):

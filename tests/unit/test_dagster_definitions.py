@@ -22,7 +22,7 @@ from gazette_platform.definitions import build_definitions
 from gazette_platform.errors import SetupError
 from gazette_platform.lake import Finding, LakeSettings
 from gazette_platform.lake.catalogs import TrinoCatalogs
-from gazette_platform.lake.rollups import RollupSpec, rollup
+from gazette_platform.lake.rollups import RollupSpec, read_rollup_folder, rollup
 from gazette_platform.resources import platform_resources
 
 REPOSITORY = Path(__file__).parents[2]
@@ -61,6 +61,7 @@ def test_snapshot(settings):
         for key in graph.get_all_asset_keys()
     } == {
         "table_specs": ([], "raw", ["yaml"], False),
+        "rollup_specs": ([], "rollups", ["sql"], False),
         "journals/flights/flights": ([], "journals", ["gazette"], False),
         "flights/flights": (["journals/flights/flights"], "raw", ["hive", "json"], False),
         "rollups/route_by_month": (["flights/flights"], "rollups", ["iceberg", "trino"], True),
@@ -109,6 +110,7 @@ def test_snapshot(settings):
             for name in ("no_gap", "no_overlap", "counts_agree", "fits_spec", "keeps_up")
         ),
         ("table_specs", "specs_are_good", False),
+        ("rollup_specs", "specs_are_good", False),
         *(
             (f"rollups/{name}", "slices_complete", False)
             for name in ("delays_by_arrival", "delays_by_month", "route_by_month")
@@ -116,8 +118,7 @@ def test_snapshot(settings):
     }
     # What the UI needs to offer to execute a check by itself.
     for key in graph.asset_check_keys:
-        if key.name != "slices_complete":  # which comes of the run itself
-            assert graph.get_execution_set_asset_and_check_keys(key) == {key}
+        assert graph.get_execution_set_asset_and_check_keys(key) == {key}
 
 
 def test_a_table_whose_spec_is_refused_is_there_with_its_check(settings):
@@ -178,8 +179,7 @@ def test_rollup_of_the_name_of_a_raw_table_is_refused_and_no_other(settings, tmp
     graph = definitions.get_repository_def().asset_graph
     assert not graph.get(FLIGHTS).is_executable
     assert graph.get(AssetKey(["flights", "other"])).is_executable
-    lake = definitions.resources["lake"]
-    assert list(lake.rollup_errors()) == ["flights.flights"]
+    assert list(definitions.resources["lake"].rollup_folder().errors) == ["flights.flights"]
 
 
 @rollup(name="mine.carriers", sources=["flights.flights"], slices=["origin"], cron="0 3 * * *")
@@ -210,7 +210,7 @@ def test_definitions_of_a_hundred_tables_load_in_seconds(settings):
     repository = build_definitions(settings).get_repository_def()
     keys = repository.asset_graph.asset_check_keys
     taken_s = time.process_time() - begun
-    assert len(keys) == 101 * 5 + 1 + 3  # of tables, of their folder, and of rollups
+    assert len(keys) == 101 * 5 + 1 + 4  # of tables, of their folder, and of rollups
     assert taken_s < 20
 
 
@@ -343,9 +343,7 @@ def test_schedule_skips_and_requests(kept_instance, settings):
 
 def test_schedule_rests_once_the_mark_is_noted(kept_instance, settings):
     """With the very spec that the definitions have."""
-    from gazette_platform.resources import load_rollups
-
-    spec = load_rollups(settings.rollups, {})[0]["rollups.route_by_month"]
+    spec = read_rollup_folder(settings.rollups, ()).specs["rollups.route_by_month"]
     repository = build_definitions(settings).get_repository_def()
     schedule = repository.get_schedule_def("rollups__route_by_month_schedule")
     context = build_schedule_context(instance=kept_instance, repository_def=repository)

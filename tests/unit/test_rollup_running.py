@@ -1,9 +1,18 @@
 """Runs of rollups over registered fragments: what is made again, and in which commits."""
 
 import json
+from types import SimpleNamespace
 
+import msgspec
 import pyarrow as pa
 import pytest
+from dagster import (
+    AssetCheckKey,
+    AssetCheckSeverity,
+    AssetSelection,
+    DagsterInstance,
+    materialize,
+)
 from lake_bench import FragmentFiles, MemoryMetastore
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.io import load_file_io
@@ -15,6 +24,7 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 
+from gazette_platform.assets.rollups import COMPLETE_CHECK, rollup_asset
 from gazette_platform.errors import LakeError, RollupFenced
 from gazette_platform.lake import Registrar, StoreRoots, ensure_exact_view, parse_table_spec
 from gazette_platform.lake.rollups import RollupSpec
@@ -190,6 +200,39 @@ def test_pruned_content_stays_unless_it_is_to_go(lake):
     report = lake.run(follows)
     assert (report.made, report.dropped) == ([], [("a", "5")])
     assert lake.rows() == [("a", 6, 1)]
+
+
+def test_check_of_a_rollup_is_executed_without_a_run_of_it(lake):
+    by_shop = msgspec.structs.replace(SUMS, slices=("shop",))
+    asset = rollup_asset(by_shop)
+    resources = {
+        "metastore": SimpleNamespace(client=lambda: lake.metastore),
+        "lake": SimpleNamespace(iceberg_tables=lambda _: lake.tables),
+        "trino": None,  # which is not asked
+    }
+
+    def execute():
+        with DagsterInstance.ephemeral() as instance:
+            result = materialize(
+                [asset],
+                instance=instance,
+                selection=AssetSelection.checks(AssetCheckKey(asset.key, COMPLETE_CHECK)),
+                resources=resources,
+            )
+        assert result.get_asset_materialization_events() == []
+        (evaluation,) = result.get_asset_check_evaluations()
+        return evaluation
+
+    lake.publish(("a", 5), ("a", 6), ("b", 5))
+    lake.run(by_shop)
+    assert execute().passed
+    lake.publish(("a", 7))
+    assert execute().passed  # the next run makes it
+    lake.prune("a", 5)
+    told = execute()
+    assert (told.passed, told.severity) == (False, AssetCheckSeverity.WARN)
+    assert told.description.startswith("Raw content of shop=a was pruned")
+    assert [s.values for s in lake.run(by_shop).behind] == [("a",)]
 
 
 def test_forced_run_makes_all_that_is_there(lake):

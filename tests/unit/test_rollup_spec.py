@@ -10,7 +10,7 @@ from gazette_platform.lake.rollups import (
     check_rollup,
     load_rollup_specs,
     parse_rollup,
-    rollups_digest,
+    read_rollup_folder,
 )
 
 ROUTES = """\
@@ -103,6 +103,8 @@ QUERY = "select day from orders"
         (HEADER + '-- cron: "0 0 * * MON"\n' + QUERY, "'MON' is no weekday"),
         (HEADER + "-- fresh_within: 1m\n" + QUERY, "less than 2m"),
         (HEADER + "-- fresh_within: soon\n" + QUERY, "not a duration"),
+        (HEADER + "-- owners: [flights]\n" + QUERY, "owners[0]: 'flights' is neither an email"),
+        (HEADER + "-- tags: {dagster/kind/x: y}\n" + QUERY, "'y' is no tag"),
     ],
 )
 def test_refused(text, told):
@@ -128,6 +130,7 @@ def test_code_version_follows_what_rows_depend_on():
 
     assert version("*/5 0-6,22 * * 1-5", "0 * * * *") == spec.code_version
     assert version("retention: follow", "retention: keep") == spec.code_version
+    assert version("slices:", "owners: [team:a]\n-- tags: {b: c}\n-- slices:") == spec.code_version
     assert version("count(*)", "sum(1)") != spec.code_version
     assert version("[origin]", "[origin, year]") != spec.code_version
     assert version("[flights.flights]", "{flights: flights.other}") != spec.code_version
@@ -186,9 +189,17 @@ def test_circles_are_refused_and_no_more(tmp_path):
     assert "is made of itself, by way of" in str(errors["trino/a.sql"])
 
 
-def test_digest_changes_with_any_spec(tmp_path):
+def test_digest_changes_with_any_spec_and_with_what_is_refused(tmp_path):
+    def digest(tables=()):
+        return read_rollup_folder(str(tmp_path), tables).digest
+
     write(tmp_path, "trino", "a", table="r.a", source="t.orders")
-    before = rollups_digest(load_rollup_specs(tmp_path)[0])
-    assert before == rollups_digest(load_rollup_specs(tmp_path)[0])
+    before = digest()
+    assert digest() == before
+    assert digest({"r.a"}) != before
     write(tmp_path, "trino", "a", table="r.a", source="t.other")
-    assert rollups_digest(load_rollup_specs(tmp_path)[0]) != before
+    assert digest() != before
+    (tmp_path / "trino" / "bad.sql").write_text("select 1")
+    refused = digest()
+    (tmp_path / "trino" / "bad.sql").write_text("-- name: b\nselect 1")
+    assert len({before, refused, digest()}) == 3

@@ -8,19 +8,20 @@ changed, and a commit that does not follow on the covers it was planned from is 
 
 from gazette_platform.lake.rollups.covers import Covers, Seen, SliceCover
 from gazette_platform.lake.rollups.engines import PythonRollup, rollup
+from gazette_platform.lake.rollups.folder import RollupFolder, read_rollup_folder
 from gazette_platform.lake.rollups.planning import Plan, Sealed, SourceState, make_plan
 from gazette_platform.lake.rollups.spec import (
     RollupSpec,
     check_rollup,
     load_rollup_specs,
     parse_rollup,
-    rollups_digest,
 )
 
 __all__ = [
     "Covers",
     "Plan",
     "PythonRollup",
+    "RollupFolder",
     "RollupSpec",
     "Sealed",
     "Seen",
@@ -30,6 +31,6 @@ __all__ = [
     "load_rollup_specs",
     "make_plan",
     "parse_rollup",
+    "read_rollup_folder",
     "rollup",
-    "rollups_digest",
 ]

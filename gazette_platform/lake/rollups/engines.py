@@ -182,7 +182,7 @@ def rollup(
     sources: Sequence[str] | Mapping[str, str],
     slices: Sequence[str] = (),
     version: str = "",
-    **options: str,
+    **options: Any,
 ) -> Callable[[Callable[..., DataFrame]], PythonRollup]:
     """Make a function of Spark's data frames a rollup.
 
@@ -192,7 +192,8 @@ def rollup(
         slices: columns by which the table is sliced.
         version: what tells that the code has changed; empty: the function's own text, so that functions
             which it calls may change unnoticed.
-        options: ``cron``, ``retention``, ``comment`` and ``fresh_within``, as in the header of a file.
+        options: ``cron``, ``retention``, ``comment``, ``fresh_within``, ``owners`` and ``tags``, as in the
+            header of a file.
 
     Raises: ValidationError: of the function: a rule of rollup specs is broken.
     """

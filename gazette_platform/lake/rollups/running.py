@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from gazette_platform.lake.rollups.covers import Covers, SliceCover
     from gazette_platform.lake.rollups.engines import RollupEngine
     from gazette_platform.lake.rollups.iceberg import IcebergTable, IcebergTables
-    from gazette_platform.lake.rollups.planning import Sealed
+    from gazette_platform.lake.rollups.planning import Sealed, SourceState
     from gazette_platform.lake.rollups.spec import RollupSpec
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["RollupReport", "RollupRunner"]
+__all__ = ["RollupReport", "RollupRunner", "slices_behind"]
 
 # Each is named in the statement, and Iceberg's writers keep a file open for each.
 _SLICES_MAX: Final = 100
@@ -104,12 +104,8 @@ class RollupRunner:
         Raises: RollupFenced: another run committed meanwhile. LakeError: a source is not there yet, the query
             was refused, or a server cannot be reached.
         """
-        base = self._tables.load(spec.schema, spec.table)
-        covers = self._tables.read_covers(base)
-        with self._metastore.connect() as session:
-            sources = read_sources(session, self._tables, spec)
-        states = {alias: source.state for alias, source in sources.items()}
-        plan = make_plan(spec, states, covers, is_forced=is_forced)
+        base, covers, sources = _read(self._metastore, self._tables, spec)
+        plan = make_plan(spec, _states(sources), covers, is_forced=is_forced)
         report = RollupReport(
             table=spec.name, covers=covers, behind=plan.behind, is_rebuild=plan.is_rebuild
         )
@@ -213,6 +209,29 @@ class RollupRunner:
                 if self._clock.unix_s() - int(made_at, 16) > _STAGING_AGE_MAX_S:
                     session.drop_table(STAGING_SCHEMA, name)
                     self._log(f"{spec.name}: forgot {name}, which another run left behind")
+
+
+def slices_behind(metastore: Metastore, tables: IcebergTables, spec: RollupSpec) -> list[Sealed]:
+    """Slices that lack something and cannot be made anew, since raw content was pruned; changes nothing.
+
+    Raises: LakeError: a source is not there yet, or a server cannot be reached.
+    """
+    _, covers, sources = _read(metastore, tables, spec)
+    return make_plan(spec, _states(sources), covers).behind
+
+
+def _read(
+    metastore: Metastore, tables: IcebergTables, spec: RollupSpec
+) -> tuple[IcebergTable | None, Covers, dict[str, Source]]:
+    """The table, what it covers and its sources, in this order."""
+    base = tables.load(spec.schema, spec.table)
+    covers = tables.read_covers(base)
+    with metastore.connect() as session:
+        return base, covers, read_sources(session, tables, spec)
+
+
+def _states(sources: Mapping[str, Source]) -> dict[str, SourceState]:
+    return {alias: source.state for alias, source in sources.items()}
 
 
 def _is_hex(text: str) -> bool:

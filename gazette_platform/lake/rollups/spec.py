@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from gazette_platform.errors import ValidationError
+from gazette_platform.lake.ownership import ownership_errors
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import parse_duration
 from gazette_platform.yaml_specs.strict_yaml import check_yaml
@@ -40,7 +41,6 @@ __all__ = [
     "check_rollup",
     "load_rollup_specs",
     "parse_rollup",
-    "rollups_digest",
 ]
 
 ENGINES = ("trino", "spark")
@@ -74,6 +74,8 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     comment: str = ""
     fresh_within: str = "25h"
     version: str = ""
+    owners: tuple[str, ...] = ()
+    tags: dict[str, str] = {}
 
 
 class RollupSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +99,10 @@ class RollupSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Go duration; the rollup is stale in Dagster if it was not made for longer."""
     version: str = ""
     """If given, what tells that the code has changed, in place of the query's text."""
+    owners: tuple[str, ...] = ()
+    """Email addresses, or `team:` and a name, for Dagster's catalog."""
+    tags: dict[str, str] = {}
+    """For Dagster's catalog."""
 
     @property
     def schema(self) -> str:
@@ -175,6 +181,8 @@ def parse_rollup(text: str, *, engine: str) -> RollupSpec:
         comment=read.comment.strip(),
         fresh_within=read.fresh_within,
         version=read.version,
+        owners=read.owners,
+        tags=read.tags,
     )
     check_rollup(spec)
     return spec
@@ -224,12 +232,6 @@ def load_rollup_specs(folder: Path) -> tuple[dict[str, RollupSpec], dict[str, Va
                 f"{name} is made of itself, by way of {' of '.join(circle)}", path=origins[name]
             )
     return dict(sorted(specs.items())), errors
-
-
-def rollups_digest(specs: Mapping[str, RollupSpec]) -> str:
-    """16 hex digits that change with any part of any of `specs`."""
-    text = " ".join(f"{name}:{specs[name].digest}" for name in sorted(specs))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _read(path: Path) -> str:
@@ -303,6 +305,7 @@ def _errors(spec: RollupSpec) -> Iterator[ValidationError]:
         yield ValidationError(
             f"{err}: not a duration with its unit, such as `90m` or `24h`", path="fresh_within"
         )
+    yield from ownership_errors(spec.owners, spec.tags)
     if not spec.sql:
         yield ValidationError("has no query after its header")
 
