@@ -154,7 +154,7 @@ def make_case(seed: int, number: int, *, has_s3: bool = True) -> Case:
     stores = (first,)
     if theme == "cutover":
         stores = (first, rng.choice(["file", "s3"]) if has_s3 else "file")
-    history = _History(rng, theme, turn)
+    history = _History(rng, theme, turn, is_s3=is_s3)
     history.write()
     return Case(number, theme, stores, tuple(history.steps))
 
@@ -167,6 +167,7 @@ class _History:
     theme: str
     turn: int
     """How often the theme had its turn before."""
+    is_s3: bool
     steps: list[Step] = field(default_factory=list)
     heads: list[int] = field(default_factory=lambda: [0, 0])
     begins: list[list[int]] = field(default_factory=lambda: [[], []])
@@ -200,6 +201,14 @@ class _History:
         if self.rng.random() < 0.5:
             self.steps.append(Seen())
         self.steps += [Tick(2, self.fault()) for _ in range(self.rng.randint(1, 2))]
+
+    def register(self) -> None:
+        """Before a file takes the place of another one.
+
+        The sensor lists no folder of an object store: there it knows the files that it has registered.
+        """
+        if self.is_s3:
+            self.steps += [Seen(), Tick(1)]
 
     def grow(self, journal: int, count: int = 0) -> None:
         """A fragment at the end, mostly in the same hour as the one before."""
@@ -253,6 +262,7 @@ class _History:
             self.tick()
             begin = self.rng.choice(self.begins[journal][-3:])
             end = self.heads[journal] + self.rng.randint(0, 3)
+            self.register()
             self.steps.append(Store(journal, begin, end, self.rng.choice(_HOURS), self.store))
             self.begins[journal] = [b for b in self.begins[journal] if b <= begin]
             self.heads[journal] = end
@@ -268,6 +278,7 @@ class _History:
             twin = Store(journal, begin, self.heads[journal], other, self.store)
             if self.rng.random() < 0.5:
                 self.tick()
+            self.register()
             self.steps.append(twin)
             self.tick()
 

@@ -41,9 +41,24 @@ def test_all_themes_stores_and_modes_have_their_turn():
     assert Counter(case.theme for case in cases) == dict.fromkeys(THEMES, 4)
     assert {case.stores[0] for case in cases} == {"file", "s3"}
     assert {case.stores for case in cases if case.theme == "cutover"} >= {("file", "s3")}
-    modes = {step.fault.mode for case in cases for step in case.steps if isinstance(step, Tick)}
-    assert modes == set(MODES)
+    ticks = [step for case in cases for step in case.steps if isinstance(step, Tick)]
+    assert {tick.fault.mode for tick in ticks if tick.fault is not None} == set(MODES)
     assert {kind for n in CASES for kind in make_case(7, n, has_s3=False).stores} == {"file"}
+
+
+@pytest.mark.parametrize("theme", ["spanning", "twin"])
+def test_in_object_stores_no_file_takes_the_place_of_one_that_nobody_knows(theme):
+    """The sensor lists no folders there, so that the file would stay in queries."""
+    cases = [make_case(7, number) for number in CASES]
+    for case in (c for c in cases if c.theme == theme and c.stores == ("s3",)):
+        known, stored = [], []
+        for step in case.steps:
+            if isinstance(step, Store):
+                within = [s for s in stored if step.begin <= s.begin and s.end <= step.end]
+                assert all(s in known for s in within if s.journal == step.journal)
+                stored.append(step)
+            elif isinstance(step, Tick) and step.fault is None:
+                known = list(stored)
 
 
 def test_each_call_of_a_tick_is_the_last_one_in_two_cases():
