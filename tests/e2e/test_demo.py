@@ -19,9 +19,9 @@ from gazette_platform.errors import SetupError
 from gazette_platform.sensors.catalog import reload_location
 from gazette_platform.testing.local_broker import eventually
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1080)]
 
-DEMO_TIMEOUT_S = 600
+DEMO_TIMEOUT_S = 780
 SPEC = """
 name: raw.nobody
 selector: name:prefix=nobody/
