@@ -63,6 +63,8 @@ def spark_server(folder, name, arguments, ready):
         },
         folder=folder,
         ready=ready,
+        # They heed SIGTERM late, and hold nothing that is to be kept.
+        stop_timeout_s=1.0,
     )
 
 
