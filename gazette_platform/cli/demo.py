@@ -51,8 +51,9 @@ _GROUP = 500
 _TAIL_TIMEOUT_S = 60.0
 # The last fragment closes at the end of its minute; then sensor, metastore and Trino follow.
 _VISIBLE_TIMEOUT_S = 180.0
-# Schedules run each minute, and a Spark session takes a while to start.
-_ROLLUPS_TIMEOUT_S = 300.0
+# Schedules run each minute, one rollup is made of another, and a Spark session takes a while to start: three
+# minutes in all, or a machine that is busy with other things.
+_ROLLUPS_TIMEOUT_S = 420.0
 _POLL_S = 1.0
 
 _COUNT = "SELECT count(*) FROM hive.flights.flights"

@@ -19,9 +19,9 @@ from gazette_platform.errors import SetupError
 from gazette_platform.sensors.catalog import reload_location
 from gazette_platform.testing.local_broker import eventually
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1080)]
 
-DEMO_TIMEOUT_S = 600
+DEMO_TIMEOUT_S = 780
 SPEC = """
 name: raw.nobody
 selector: name:prefix=nobody/
@@ -201,6 +201,10 @@ class TestChecks:
         assert {c["name"]: c["canExecuteIndividually"] for c in checks} == dict.fromkeys(
             ("keeps_up", "no_gap", "no_overlap", "counts_agree", "fits_spec"), "CAN_EXECUTE"
         )
+        made = ask(CHECKS, path=["rollups", "route_by_month"])["assetNodeOrError"]
+        assert made["assetChecksOrError"]["checks"] == [
+            {"name": "slices_complete", "canExecuteIndividually": "CAN_EXECUTE"}
+        ]
         for check in ("keeps_up", "counts_agree"):
             launched = ask(EXECUTE, path=path, check=check)["launchPipelineExecution"]
             assert launched["__typename"] == "LaunchRunSuccess", launched
@@ -212,6 +216,23 @@ class TestChecks:
 
             latest = await eventually(ended, timeout_s=300)
             assert latest["status"] == "SUCCEEDED", latest
+
+    async def test_a_refused_rollup_is_red(self, ask, demo):
+        _, root = demo
+
+        def latest(is_good):
+            found = ask(LATEST, path=["rollup_specs"], check="specs_are_good")[
+                "assetCheckExecutions"
+            ]
+            told = [e for e in found if e["status"] == ("SUCCEEDED" if is_good else "FAILED")]
+            return told and told[0]["evaluation"]["description"]
+
+        file = root / "rollups" / "trino" / "bad.sql"
+        file.write_text("select 1")
+        told = await eventually(lambda: latest(is_good=False), timeout_s=120)
+        assert told.startswith("trino/bad.sql: has no header")
+        file.unlink()
+        await eventually(lambda: latest(is_good=True), timeout_s=120)
 
     async def test_a_selector_without_journals_and_a_refused_spec_are_red(self, ask, demo):
         _, root = demo

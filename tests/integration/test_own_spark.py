@@ -8,14 +8,17 @@ from dataclasses import replace
 
 import pytest
 from lake_bench import FragmentFiles
-from lake_servers import lake_servers, running, spark_session
+from lake_servers import running, spark_session
 
 from gazette_platform.embedded import tools
 from gazette_platform.embedded.component import Component
 from gazette_platform.embedded.layout import pyspark_jars
 from gazette_platform.embedded.ports import choose_ports
-from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake import Registrar, StoreRoots, ensure_exact_view, parse_table_spec
+from gazette_platform.lake.rollups import RollupSpec
+from gazette_platform.lake.rollups.engines import SparkEngine
+from gazette_platform.lake.rollups.iceberg import IcebergTables
+from gazette_platform.lake.rollups.running import RollupRunner
 
 # The first test pays for the start of the servers.
 pytestmark = [
@@ -36,6 +39,14 @@ format: json
 columns: [{name: id, type: bigint}]
 """
 
+SUMS = RollupSpec(
+    name="made.sums",
+    engine="spark",
+    sql="SELECT hour, sum(id) AS total FROM events GROUP BY hour",
+    sources={"events": "own.events"},
+    slices=("hour",),
+)
+
 
 def spark_server(folder, name, arguments, ready):
     return Component(
@@ -52,6 +63,8 @@ def spark_server(folder, name, arguments, ready):
         },
         folder=folder,
         ready=ready,
+        # They heed SIGTERM late, and hold nothing that is to be kept.
+        stop_timeout_s=1.0,
     )
 
 
@@ -92,7 +105,7 @@ def cluster(tmp_path_factory):
         yield url
 
 
-def test_executors_read_raw_tables_and_write_rollups(cluster, tmp_path):
+def test_executors_read_raw_tables_and_write_rollups(cluster, lake_settings, metastore, tmp_path):
     files = FragmentFiles(tmp_path / "fragments")
     for hour in range(3):
         content = "".join(f'{{"id": {n}}}\n' for n in range(10)).encode()
@@ -102,24 +115,33 @@ def test_executors_read_raw_tables_and_write_rollups(cluster, tmp_path):
         f"spark.driver.host {DRIVER_HOST}\nspark.driver.bindAddress {DRIVER_HOST}\n"
         "spark.executor.memory 512m\nspark.sql.shuffle.partitions 3\n"
     )
-    with lake_servers(tmp_path / "lake", trino=False) as servers:
-        metastore = MetastoreClient(servers.metastore)
-        spec = parse_table_spec(SPEC)
-        report = Registrar(files, metastore, StoreRoots(files.roots)).tick(spec, {})
-        with metastore.connect() as session:
-            ensure_exact_view(session, spec, report.definition, {})
-        settings = replace(servers, spark_master=cluster, spark_properties=str(properties))
-        with spark_session(settings) as spark:
-            counted = spark.sql("SELECT hour, sum(id) FROM own.events_exact GROUP BY 1 ORDER BY 1")
-            assert [tuple(row) for row in counted.collect()] == [("00", 45), ("01", 45), ("02", 45)]
-            spark.sql("CREATE NAMESPACE iceberg.made")
-            spark.sql("CREATE TABLE iceberg.made.sums USING iceberg AS SELECT * FROM own.events")
-            assert spark.table("iceberg.made.sums").count() == 30
-            context = spark.sparkContext
-            assert context.master == cluster
-            # The driver, and an executor elsewhere that has found it.
-            known = context._jsc.sc().getExecutorMemoryStatus().keySet().mkString(",").split(",")
-            assert len(known) == 2
-            assert any(each.startswith(DRIVER_HOST) for each in known)
-            assert context.getConf().get("spark.sql.shuffle.partitions") == "3"
-            spark.sql("DROP TABLE iceberg.made.sums")
+    spec = parse_table_spec(SPEC)
+    report = Registrar(files, metastore, StoreRoots(files.roots)).tick(spec, {})
+    with metastore.connect() as session:
+        ensure_exact_view(session, spec, report.definition, {})
+    settings = replace(
+        lake_settings,
+        store="",
+        s3_jars="",
+        spark_master=cluster,
+        spark_properties=str(properties),
+    )
+    with spark_session(settings) as spark:
+        counted = spark.sql("SELECT hour, sum(id) FROM own.events_exact GROUP BY 1 ORDER BY 1")
+        assert [tuple(row) for row in counted.collect()] == [("00", 45), ("01", 45), ("02", 45)]
+        tables = IcebergTables(metastore, settings.warehouse)
+        made = RollupRunner(metastore, tables, SparkEngine(spark)).run(SUMS)
+        assert (len(made.made), made.rows_total) == (3, 3)
+        summed = spark.sql("SELECT sum(total) FROM iceberg.made.sums").collect()
+        assert tuple(summed[0]) == (135,)
+        context = spark.sparkContext
+        assert context.master == cluster
+        # The driver, and an executor elsewhere that has found it.
+        known = context._jsc.sc().getExecutorMemoryStatus().keySet().mkString(",").split(",")
+        assert len(known) == 2
+        assert any(each.startswith(DRIVER_HOST) for each in known)
+        assert context.getConf().get("spark.sql.shuffle.partitions") == "3"
+        spark.sql("DROP TABLE iceberg.made.sums")
+    with metastore.connect() as session:
+        for name in ("events_exact", "events"):
+            session.drop_table("own", name)

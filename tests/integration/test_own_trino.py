@@ -11,7 +11,7 @@ import jwt
 import pytest
 from dagster import DagsterInstance, materialize
 from lake_bench import FragmentFiles
-from lake_servers import lake_servers, running
+from lake_servers import running
 
 from gazette_platform.assets import rollup_asset
 from gazette_platform.embedded import tools
@@ -146,12 +146,11 @@ class OwnTrino:
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory):
+def own(tmp_path_factory, lake_settings):
     folder = tmp_path_factory.mktemp("own-trino")
-    with lake_servers(folder / "lake", trino=False) as settings:
-        server = OwnTrino(folder, settings)
-        with running(server.component, folder / "trino.log"):
-            yield server
+    server = OwnTrino(folder, lake_settings)
+    with running(server.component, folder / "trino.log"):
+        yield server
 
 
 @pytest.fixture
