@@ -47,7 +47,7 @@ types: $(STAMP) ## Check types (mypy, strict)
 # A server that cannot be started fails its tests here; it never skips them.
 test: $(STAMP) ## All tests, with real etcd, metastore, Trino, Spark and Dagster
 	$(PY) tools/check_needs.py
-	GAZETTE_REQUIRE_SERVERS=1 $(BIN)/pytest --run-slow $(PYTEST_ARGS)
+	PYTEST_ARGS="$(PYTEST_ARGS)" tools/test_all
 
 # As in tools/try_pythons: modules, and a whole broker process with its client and command.
 FAST = -m "not (hive or trino or spark or e2e or slow)" tests/unit tests/property tests/scenario \

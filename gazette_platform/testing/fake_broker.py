@@ -74,6 +74,9 @@ class Fault:
     """Take the append, or apply the changes, and lose the answer."""
     stall: bool = False
     """Never answer."""
+    early: bool = False
+    """Abort an append before all of it was received. A client that is still sending then does not
+    always learn of code and details: gRPC may lose them."""
 
 
 @final
@@ -142,17 +145,22 @@ class FakeBroker:
         route = self.route or Route((self.member,), 0, (self.address,))
         return Header(self.member, route, EtcdHeader(1, 2, self.revision, 3)).to_pb()
 
-    async def _fault(self, method: str, context: Any) -> Fault:
+    async def _fault(
+        self, method: str, context: Any, messages: AsyncIterator[bytes] | None = None
+    ) -> Fault:
         self.calls[method] += 1
         fault = self.faults[method].popleft() if self.faults[method] else Fault()
         if fault.stall:
             await asyncio.Event().wait()
         if fault.code is not None and not fault.after_commit:
+            if messages is not None and not fault.early:
+                async for _ in messages:
+                    pass
             await context.abort(fault.code, fault.details)
         return fault
 
     async def _append(self, messages: AsyncIterator[bytes], context: Any) -> bytes:
-        fault = await self._fault("Append", context)
+        fault = await self._fault("Append", context, messages)
         request = pb.AppendRequest.FromString(await anext(messages))
         self.requests.append(request)
         response = pb.AppendResponse(status=fault.status, header=self.header())  # type: ignore[arg-type]

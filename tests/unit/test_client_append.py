@@ -260,7 +260,7 @@ async def waiting():
 
 
 REFUSALS = [
-    (Fault(code=grpc.StatusCode.UNKNOWN, details="foobar"), CallFailed, "foobar"),
+    (Fault(code=grpc.StatusCode.UNKNOWN, details="foobar", early=True), CallFailed, "foobar"),
     (Fault(status=pb.FRAGMENT_STORE_UNHEALTHY), FragmentStoreUnhealthy, "a/journal"),
     (Fault(status=pb.WRONG_APPEND_OFFSET), WrongAppendOffset, "a/journal"),
 ]
@@ -445,10 +445,10 @@ def taken_by_others(broker, others):
     broker.fail("Append", LOST)
     original = broker._fault
 
-    async def fault(method, context):
+    async def fault(method, *args):
         if method == "Append" and broker.calls["Append"] == 1:
             journal.content[6:] = others
-        return await original(method, context)
+        return await original(method, *args)
 
     broker._fault = fault
 
