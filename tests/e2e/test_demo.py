@@ -129,7 +129,7 @@ class TestDagsterUi:
 
     async def test_shows_materializations_with_their_metadata(self, browser, dagster):
         await browser.open(f"{dagster}/assets/flights/flights?view=events")
-        await browser.wait_for("materialized", "origin=EWR", "content_bytes", "dagster/row_count")
+        await browser.wait_for("materialized", "EWR/000/", "content_bytes", "dagster/row_count")
         await self.keep(browser, "events")
 
     async def test_shows_journals_as_materialized(self, browser, dagster):
