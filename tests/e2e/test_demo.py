@@ -153,7 +153,7 @@ class TestDagsterUi:
     async def test_shows_the_rollups_as_materialized(self, browser, dagster):
         for name in ("route_by_month", "delays_by_arrival", "delays_by_month"):
             await browser.open(f"{dagster}/assets/rollups/{name}?view=events")
-            await browser.wait_for(name, "materialized", "slices_made")
+            await browser.wait_for(name, "Materialized in run", "slices_made")
             await self.keep(browser, name)
 
     @staticmethod
