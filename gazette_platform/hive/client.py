@@ -397,3 +397,17 @@ class MetastoreSession:
                 self._client.drop_partition(table.database, table.name, list(values), False)
             except ttypes.NoSuchObjectException:
                 return
+
+    def drop_partitions(self, table: HiveTable, names: Sequence[str]) -> None:
+        """Drop Hive partitions by their names, in batches; their files stay. Missing ones are fine."""
+        for start in range(0, len(names), _BATCH):
+            request = ttypes.DropPartitionsRequest(
+                dbName=table.database,
+                tblName=table.name,
+                parts=ttypes.RequestPartsSpec(names=list(names[start : start + _BATCH])),
+                deleteData=False,
+                ifExists=True,
+                needResult=False,
+            )
+            with self._calling(f"drop partitions of {table.full_name}"):
+                self._client.drop_partitions_req(request)

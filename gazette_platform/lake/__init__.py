@@ -3,7 +3,7 @@
 Nouns: a *table spec* selects journals and names columns; a *layout* is the shape of their
 directories, from which Hive partitions follow; a *source* lists fragments; a *registrar* moves a
 table on by one bounded tick; an *auditor* compares it with the files; a *repairer* moves files aside
-that others cover. Guarantee: registration is idempotent; no file is rewritten or deleted. Cost of a
+that others cover; a *shrinker* has the metastore follow prunes. Guarantee: registration is idempotent; no file is rewritten or deleted. Cost of a
 tick: a List call, a ListFragments call a journal, two metastore calls, and reading each new fragment
 once to count its rows. The lake is a client: it knows nothing of brokers' inside, nor of Dagster.
 """
@@ -20,6 +20,7 @@ from gazette_platform.lake.progress import JournalCursor, RegistrationCursor
 from gazette_platform.lake.registration import JournalProgress, Registrar, TableReport
 from gazette_platform.lake.repair import MovedFile, Repair, Repairer
 from gazette_platform.lake.settings import LakeSettings
+from gazette_platform.lake.shrinking import Look, Shrinker
 from gazette_platform.lake.source import BrokerSource, FragmentSource, all_fragments
 from gazette_platform.lake.spec_folder import (
     RefusedSpec,
@@ -42,6 +43,7 @@ __all__ = [
     "LakeSettings",
     "Layout",
     "Limits",
+    "Look",
     "MovedFile",
     "PartitionAccount",
     "PartitionColumn",
@@ -51,6 +53,7 @@ __all__ = [
     "RegistrationCursor",
     "Repair",
     "Repairer",
+    "Shrinker",
     "SpecFolder",
     "StoreRoots",
     "SweepPoint",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.table_spec import TableSpec
     from gazette_platform.protocol import Fragment
 
-__all__ = ["Accounts", "Place", "read_accounts"]
+__all__ = ["Accounts", "Place", "own_values", "read_accounts"]
 
 _STEP = 24
 _NAMES_MAX = 3000
@@ -131,7 +131,7 @@ def read_accounts(  # noqa: PLR0917
     keys = [c.name for c in table.partition_columns]
     touched = {partition_name(keys, values) for values in accounts.values.values()}
     names = sorted(
-        session.partition_names(table, _own_values(layout, columns, journal)), key=in_time
+        session.partition_names(table, own_values(layout, columns, journal)), key=in_time
     )
     accounts.is_complete = walk_outward(names, touched, meets, step=_STEP, names_max=_NAMES_MAX)
     return accounts
@@ -171,7 +171,7 @@ class _Reader:
             self.accounts.places[directory] = Place(store, directory, plain, values, state)
 
 
-def _own_values(layout: Layout, columns: Sequence[PartitionColumn], journal: str) -> list[str]:
+def own_values(layout: Layout, columns: Sequence[PartitionColumn], journal: str) -> list[str]:
     """Values of the partition columns that the journal's own name gives, in order."""
     segments = journal.split("/")
     if len(segments) > len(layout.segments):

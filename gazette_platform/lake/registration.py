@@ -33,6 +33,7 @@ from gazette_platform.lake.listing import (
 )
 from gazette_platform.lake.planning import Limits, directory_of, make_plan, require_codec
 from gazette_platform.lake.progress import JournalCursor, advance
+from gazette_platform.lake.retention import is_broken
 from gazette_platform.lake.storage import Storage
 from gazette_platform.lake.tables import DIGEST, LAYOUT, table_definition
 from gazette_platform.ops.clock import SystemClock
@@ -116,6 +117,8 @@ class TableReport:
     """Where the round of looking again goes on; None: it is through, or was not asked for."""
     definition: HiveTable | None = None
     """The table in the metastore, if it exists."""
+    broken: dict[str, int] = field(default_factory=dict)
+    """By journal: up to where it is registered, if brokers list nothing of that any more."""
 
     @property
     def offsets(self) -> dict[str, int]:
@@ -195,6 +198,11 @@ class Registrar:
             report.has_more |= any(one.has_more for one in listed.values())
             failures = [one.error for _, one in sorted(listed.items())]
             report.errors += [str(error) for error in failures if error is not None]
+            report.broken = {
+                journal: one.cursor.offset
+                for journal, one in sorted(listed.items())
+                if one.error is None and is_broken(one.cursor, one.pages)
+            }
             is_current = table is not None and table.parameters.get(DIGEST) == spec.digest
             if table is None or not is_current:
                 table = self._make_table(session, spec, journals, listed, table, is_over)

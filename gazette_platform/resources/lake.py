@@ -15,6 +15,7 @@ from gazette_platform.lake import (
     FragmentSource,
     Registrar,
     Repairer,
+    Shrinker,
     SpecFolder,
     StoreRoots,
     read_spec_folder,
@@ -123,6 +124,10 @@ class LakeResource(ConfigurableResource["LakeResource"]):
     def fit_checker(self, source: FragmentSource) -> FitChecker:
         """What looks again at fragments that did not hold what their spec says."""
         return FitChecker(source, self.roots())
+
+    def shrinker(self, source: FragmentSource) -> Shrinker:
+        """What has Hive partitions of these tables follow prunes."""
+        return Shrinker(source, self.roots())
 
 
 def catalog_digest(tables: SpecFolder, rollups: RollupFolder) -> str:

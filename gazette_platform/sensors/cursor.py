@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake import RegistrationCursor, SweepPoint
 from gazette_platform.sensors.audits import AuditState
+from gazette_platform.sensors.retention import RetentionState
 from gazette_platform.sensors.waits import Wait
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class SensorCursor:
     """By table and journal, what is waited for. Only here are times, and none while all is there."""
     folder: str = ""
     """Digest of the folder of table specs as Dagster was told of it; empty: it was not."""
+    retention: RetentionState = field(default_factory=RetentionState)
+    """What is known of prunes."""
 
     @classmethod
     def parse(cls, text: str | None) -> SensorCursor:
@@ -73,6 +76,7 @@ class SensorCursor:
             audited=str(raw.get("audited", "")),
             waits=_waits(raw.get("waits", {})),
             folder=str(raw.get("folder", "")),
+            retention=RetentionState.from_json(raw.get("retention", {})),
         )
 
     def dump(self) -> str:
@@ -89,6 +93,9 @@ class SensorCursor:
             raw["sweep"] += [self.looked] if self.looked else []
         if self.audited:
             raw["audited"] = self.audited
+        retention = self.retention.to_json()
+        if retention:
+            raw["retention"] = retention
         if self.waits:
             raw["waits"] = {
                 table: {journal: wait.to_json() for journal, wait in waits.items()}

@@ -33,6 +33,7 @@ __all__ = [
     "journal_partition",
     "materialization",
     "observation",
+    "pruned_materialization",
     "repair_materialization",
     "specs_materialization",
 ]
@@ -77,10 +78,20 @@ def materialization(
     return AssetMaterialization(
         asset_key=table_key(spec.name),
         partition=table_partition(account.key),
-        description=f"{added.fragments} fragments of {account.journal}",
+        description=f"{added.fragments} fragments of {account.journal}"
+        if added.fragments >= 0
+        else f"{-added.fragments} fragments of {account.journal} are gone",
         metadata=metadata,
         tags={DATA_VERSION: data_version(state)},
     )
+
+
+def pruned_materialization(
+    event: AssetMaterialization, account: PartitionAccount, added: Added
+) -> AssetMaterialization:
+    """The last `event` of a Hive partition of which all was pruned; then it is dropped."""
+    text = f"all {-added.fragments} fragments of {account.journal} were pruned"
+    return event._replace(description=text)
 
 
 def repair_materialization(

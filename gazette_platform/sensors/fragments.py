@@ -15,7 +15,7 @@ had no time; and each looks again at one slice of what was registered long ago.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -38,6 +38,7 @@ from gazette_platform.assets.raw import journals_partitions, table_key, table_pa
 from gazette_platform.errors import GazetteError, TransportError
 from gazette_platform.hive import SharedMetastore
 from gazette_platform.lake import (
+    PartitionAccount,
     Registrar,
     Repair,
     SpecFolder,
@@ -59,6 +60,7 @@ from gazette_platform.sensors.events import (
     specs_materialization,
 )
 from gazette_platform.sensors.keys import hive_partition, table_partition
+from gazette_platform.sensors.retention import Retention
 from gazette_platform.sensors.told import InstanceTold, RowTotal, Told, Totals, added_since, untold
 from gazette_platform.sensors.turns import TickState, following, in_turn
 from gazette_platform.sensors.waits import follow
@@ -146,6 +148,7 @@ def fragments_sensor(
                     shared,
                     lake.trino_catalog,
                 ),
+                retention=Retention(lake.shrinker(source), shared),
                 told=InstanceTold(context.instance),
                 is_over=lambda: clock.monotonic() >= ends_at,
                 now_s=clock.unix_s,
@@ -175,6 +178,7 @@ class TickPorts:
 
     registrar: Registrar
     audits: TableAudits
+    retention: Retention
     told: Told
     is_over: Callable[[], bool] = _never
     """Whether the tick's time is up."""
@@ -227,9 +231,44 @@ def run_tick(ports: TickPorts, folder: SpecFolder, cursor: SensorCursor) -> Tick
             # The others would wait in vain for the same brokers.
             turn = following(names, name)
             break
+    if not turn and not ports.is_over():
+        _follow_prunes(ports, specs, cursor, state, outcome)
     _tell_folder(outcome, folder, cursor, state)
     outcome.cursor = state.cursor(turn=turn, audited=audited, folder=folder.digest)
     return outcome
+
+
+def _follow_prunes(
+    ports: TickPorts,
+    specs: Mapping[str, TableSpec],
+    before: SensorCursor,
+    state: TickState,
+    outcome: TickOutcome,
+) -> None:
+    """What there is time for, once all tables had their turn."""
+
+    def tell(spec: TableSpec, accounts: Sequence[PartitionAccount]) -> None:
+        asset = table_key(spec.name)
+        just_told = {
+            e.partition
+            for e in outcome.events
+            if isinstance(e, AssetMaterialization) and e.asset_key == asset
+        }
+        left = [a for a in accounts if a.key not in just_told]
+        _tell(outcome, spec, TableReport(table=spec.name, accounts=left), ports)
+
+    try:
+        found = ports.retention.run(
+            specs, before.registered.tables, state.retention, ports.told, tell, ports.is_over
+        )
+    except GazetteError as err:
+        outcome.warnings.append(_one_line(str(err)))
+        return
+    state.retention = found.state
+    outcome.events += found.events
+    outcome.partitions += found.deletions
+    outcome.summaries += found.summaries
+    outcome.warnings += map(_one_line, found.warnings)
 
 
 @final
@@ -282,7 +321,8 @@ def _run_table(
         state.tables[name] = report.cursors
         if report.swept is not None or looked:
             ran.again = _Round(report.swept or SweepPoint(), looked)
-        problems = [_one_line(text) for text in report.errors]
+        state.retention = state.retention.with_broken(name, report.broken)
+        problems = [_one_line(text) for text in (*report.errors, *state.retention.texts(name))]
         waiting = sum(map(len, state.waits.values()))
         followed = follow(state.waits.get(name, {}), report, ports.now_s(), waiting=waiting)
         state.waits[name] = followed.waits

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, final
 from gazette_platform.lake import JournalCursor, RegistrationCursor, SweepPoint
 from gazette_platform.sensors.audits import AuditState
 from gazette_platform.sensors.cursor import SensorCursor
+from gazette_platform.sensors.retention import RetentionState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,6 +52,7 @@ class TickState:
     swept: str = ""
     sweep: SweepPoint = field(default_factory=SweepPoint)
     looked: str = ""
+    retention: RetentionState = field(default_factory=RetentionState)
 
     @classmethod
     def of(cls, cursor: SensorCursor, names: Sequence[str], kept: SensorCursor | None) -> TickState:
@@ -65,6 +67,7 @@ class TickState:
             swept=cursor.swept if cursor.swept in wanted else "",
             sweep=cursor.sweep,
             looked=cursor.looked,
+            retention=cursor.retention.only([*wanted]),
         )
 
     def cursor(self, *, turn: str, audited: str, folder: str) -> SensorCursor:
@@ -80,4 +83,5 @@ class TickState:
             audited=audited,
             waits={n: waits for n, waits in self.waits.items() if waits},
             folder=folder,
+            retention=self.retention,
         )

@@ -127,6 +127,16 @@ class FragmentFiles:
         """Take a fragment out of the listing; its file stays."""
         self._fragments[fragment.journal].remove(fragment)
 
+    def prune(self, fragment: Fragment) -> None:
+        """Delete the file of a fragment, and take it out of the listing."""
+        self.delete_file(fragment)
+        self.forget(fragment)
+
+    def delete_file(self, fragment: Fragment) -> None:
+        """Delete the file of a fragment, of which brokers know nothing yet."""
+        store = self.root / fragment.backing_store.removeprefix("file:///")
+        (store / fragment.content_path).unlink()
+
     def remove(self, journal: str) -> None:
         """Delete a journal; its files stay."""
         del self._specs[journal], self._fragments[journal]
@@ -303,6 +313,11 @@ class _MemoryThrift:
                 del found[key]
                 return
         raise ttypes.NoSuchObjectException("/".join(values))
+
+    def drop_partitions_req(self, request: Any) -> None:
+        found = self._partitions[request.dbName, request.tblName]
+        for name in request.parts.names:
+            found.pop(name, None)
 
     def _name(self, partition: Any) -> str:
         table = self._tables[partition.dbName, partition.tableName]

@@ -3,6 +3,7 @@
 from contextlib import ExitStack, contextmanager
 
 from dagster import AssetKey, DagsterInstance
+from dagster._core.definitions.dynamic_partitions_request import DeleteDynamicPartitionsRequest
 from lake_bench import FragmentFiles, MemoryMetastore
 
 from gazette_platform.errors import TransportError
@@ -13,6 +14,7 @@ from gazette_platform.lake import (
     FitChecker,
     Registrar,
     Repairer,
+    Shrinker,
     SpecFolder,
     StoreRoots,
     parse_table_spec,
@@ -23,6 +25,7 @@ from gazette_platform.sensors.audits import TableAudits
 from gazette_platform.sensors.cursor import SensorCursor
 from gazette_platform.sensors.fragments import TickPorts, run_tick
 from gazette_platform.sensors.keys import table_partition
+from gazette_platform.sensors.retention import Retention
 from gazette_platform.sensors.told import InstanceTold
 from gazette_platform.sensors.versions import data_version
 
@@ -85,6 +88,7 @@ class World(ExitStack):
         self.instance = self.new_instance()
         self.cursor = None
         self.expected = {}
+        self.pruned = set()
         self.now = int(SystemClock().unix_s())
 
     @contextmanager
@@ -99,6 +103,15 @@ class World(ExitStack):
         made = self.files.append(journal, content, postfix=f"hour={hour}", **options)
         self.expect(made, hour)
         return made
+
+    def prune(self, made, hour):
+        """A fragment is pruned, and brokers know."""
+        self.files.prune(made)
+        key = f"{made.journal[2:]}/hour={hour}"
+        self.expected[key].remove((made.begin, made.end))
+        self.pruned.add(key)
+        if not self.expected[key]:
+            del self.expected[key]
 
     def expect(self, made, hour):
         self.expected.setdefault(f"{made.journal[2:]}/hour={hour}", set()).add(
@@ -128,6 +141,7 @@ class World(ExitStack):
                 FitChecker(self.files, roots),
                 self.metastore,
             ),
+            retention=Retention(Shrinker(source, roots), shared),
             told=InstanceTold(self.instance),
         )
 
@@ -152,10 +166,14 @@ class World(ExitStack):
                 "event", lambda e=event: self.instance.report_runless_asset_event(e), error
             )
         for request in outcome.partitions:
-            self.steps.call("partitions", lambda r=request: self._add(r), error)
+            self.steps.call("partitions", lambda r=request: self._change(r), error)
         self.steps.call("cursor", lambda: self._keep(outcome.cursor), error)
 
-    def _add(self, request):
+    def _change(self, request):
+        if isinstance(request, DeleteDynamicPartitionsRequest):
+            for key in request.partition_keys:
+                self.instance.delete_dynamic_partition(request.partitions_def_name, key)
+            return
         self.instance.add_dynamic_partitions(request.partitions_def_name, request.partition_keys)
 
     def _keep(self, cursor):
@@ -224,12 +242,13 @@ class World(ExitStack):
         newest = records[0].asset_materialization.metadata
         assert newest["dagster/row_count"].value == rows
         found = {table_partition(key): state for key, state in found.items()}
-        assert told.keys() == found.keys()
+        assert found.keys() <= told.keys() <= found.keys() | self.pruned
         for key, events in told.items():
+            held = found.get(key, PartitionState())
             added = [e.metadata["rows_added"].value for e in events]
-            assert sum(added) == found[key].rows, added
+            assert sum(added) == held.rows, added
             versions = [e.tags["dagster/data_version"] for e in events]
-            assert versions[-1] == data_version(found[key])
+            assert versions[-1] == data_version(held)
             assert len(set(versions)) == len(versions)  # nothing is told twice
         assert set(self.instance.get_dynamic_partitions("s.a")) == found.keys()
         offsets = SensorCursor.parse(self.cursor).registered.tables["s.a"]

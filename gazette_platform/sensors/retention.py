@@ -1,0 +1,366 @@
+"""A tick's part in following prunes: whose turn it is, what Dagster is told, and when a Hive partition goes.
+
+Each tick asks for the beginnings of a few journals, where nearly all prunes are, and looks at some Hive partitions of one
+journal: of one whose beginning moved, else of the next one in turn, so that all is looked at again and again with
+bounded work. A Hive partition that lost all goes in steps, each of which the next tick sees by what is there:
+
+1. its accounts are emptied, and its newest event in Dagster says otherwise: it is told;
+2. it was told: its partition is deleted in Dagster;
+3. Dagster has no such partition: the Hive partition is dropped.
+
+So a tick that was killed, a lost cursor or a lost home of Dagster leave nothing untold, and nothing is told twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, final
+
+from gazette_platform.assets.raw import table_key, table_partitions
+from gazette_platform.errors import GazetteError, LakeError
+from gazette_platform.lake import JournalCursor
+from gazette_platform.sensors.events import pruned_materialization
+from gazette_platform.sensors.told import added_since
+from gazette_platform.sensors.versions import data_version
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from dagster import AssetMaterialization
+    from dagster._core.definitions.dynamic_partitions_request import (
+        DeleteDynamicPartitionsRequest,
+    )
+
+    from gazette_platform.hive import HiveTable, MetastoreSession
+    from gazette_platform.lake import Look, PartitionAccount, Shrinker, TableSpec
+    from gazette_platform.lake.registration import Metastore
+    from gazette_platform.sensors.told import Told
+
+__all__ = ["PrunePoint", "Retention", "RetentionOutcome", "RetentionState"]
+
+# Beginnings of journals asked for in a tick.
+_FRONTS_MAX = 8
+_DOUBTS_MAX = 3
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PrunePoint:
+    """Hive partitions of a journal that are next; empty texts: the first ones."""
+
+    table: str = ""
+    journal: str = ""
+    after: str = ""
+    """Name of the Hive partition before them."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RetentionState:
+    """What is known of prunes, and whose turn it is."""
+
+    point: PrunePoint = PrunePoint()
+    urgent: PrunePoint | None = None
+    """Of a journal whose beginning has moved."""
+    front: PrunePoint = PrunePoint()
+    """The journal whose beginning was asked for last."""
+    broken: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """By table and journal, see `lake.retention.Evidence`."""
+    doubts: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
+    """By table and journal, why what is gone is not forgotten."""
+
+    @classmethod
+    def from_json(cls, raw: Any) -> RetentionState:
+        """The state whose `to_json` was `raw`; an empty one if it is of another release."""
+        try:
+            urgent = raw.get("urgent")
+            return cls(
+                PrunePoint(*map(str, raw.get("point", ()))),
+                PrunePoint(*map(str, urgent)) if urgent is not None else None,
+                PrunePoint(*map(str, raw.get("front", ()))),
+                {
+                    str(table): {str(j): int(at) for j, at in journals.items()}
+                    for table, journals in raw.get("broken", {}).items()
+                },
+                {
+                    str(table): {str(j): tuple(map(str, texts)) for j, texts in journals.items()}
+                    for table, journals in raw.get("doubts", {}).items()
+                },
+            )
+        except (TypeError, ValueError, AttributeError):
+            return cls()
+
+    def to_json(self) -> dict[str, Any]:
+        """The state as JSON values; what is empty is left out."""
+        points = {"point": self.point, "urgent": self.urgent, "front": self.front}
+        raw: dict[str, Any] = {
+            name: [p.table, p.journal, p.after]
+            for name, p in points.items()
+            if p is not None and p != PrunePoint()
+        }
+        broken = {t: dict(journals) for t, journals in self.broken.items() if journals}
+        doubts = {
+            t: {j: list(texts) for j, texts in journals.items()}
+            for t, journals in self.doubts.items()
+            if journals
+        }
+        return raw | ({"broken": broken} if broken else {}) | ({"doubts": doubts} if doubts else {})
+
+    def texts(self, table: str) -> list[str]:
+        """Doubts about a table."""
+        return [text for _, texts in sorted(self.doubts.get(table, {}).items()) for text in texts]
+
+    def with_broken(self, table: str, broken: Mapping[str, int]) -> RetentionState:
+        """With what a tick found of a table."""
+        if not broken:
+            return self
+        known = {**self.broken.get(table, {}), **broken}
+        return replace(self, broken={**self.broken, table: known})
+
+    def only(self, tables: Sequence[str]) -> RetentionState:
+        """Without what is known of other tables."""
+        return replace(
+            self,
+            broken={t: found for t, found in self.broken.items() if t in tables},
+            doubts={t: found for t, found in self.doubts.items() if t in tables},
+        )
+
+
+@final
+@dataclass(slots=True)
+class RetentionOutcome:
+    """What a tick did about prunes."""
+
+    state: RetentionState
+    events: list[AssetMaterialization] = field(default_factory=list)
+    deletions: list[DeleteDynamicPartitionsRequest] = field(default_factory=list)
+    summaries: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Follows prunes, a part of one table at a time.
+
+    Args:
+        shrinker: changes accounts, and drops Hive partitions.
+        metastore: of the tables.
+    """
+
+    shrinker: Shrinker
+    metastore: Metastore
+
+    def run(  # noqa: PLR0917
+        self,
+        specs: Mapping[str, TableSpec],
+        cursors: Mapping[str, Mapping[str, JournalCursor]],
+        state: RetentionState,
+        told: Told,
+        tell: Callable[[TableSpec, Sequence[PartitionAccount]], None],
+        is_over: Callable[[], bool],
+    ) -> RetentionOutcome:
+        """Do a tick's part.
+
+        A journal that cannot be listed, or a metastore that cannot be reached, loses its turn.
+
+        Args:
+            specs: of the tables, by name.
+            cursors: by table and journal, how far they were registered *before* this tick.
+            state: as the last tick left it, with what this one found broken.
+            told: what Dagster was told.
+            tell: tells of accounts that differ from what was told.
+            is_over: whether the tick's time is up.
+        """
+        outcome = RetentionOutcome(state)
+        with self.metastore.connect() as session:
+            turn = _Turn(self.shrinker, session, specs, cursors, outcome, told, tell, is_over)
+            turn.ask_fronts()
+            turn.look()
+        return outcome
+
+
+@final
+class _Turn:
+    """One tick's part, over one session."""
+
+    def __init__(  # noqa: PLR0917
+        self,
+        shrinker: Shrinker,
+        session: MetastoreSession,
+        specs: Mapping[str, TableSpec],
+        cursors: Mapping[str, Mapping[str, JournalCursor]],
+        outcome: RetentionOutcome,
+        told: Told,
+        tell: Callable[[TableSpec, Sequence[PartitionAccount]], None],
+        is_over: Callable[[], bool],
+    ) -> None:
+        self._shrinker = shrinker
+        self._session = session
+        self._specs = specs
+        self._cursors = cursors
+        self._outcome = outcome
+        self._told = told
+        self._tell = tell
+        self._is_over = is_over
+
+    def ask_fronts(self) -> None:
+        """Ask for beginnings of journals, until one has moved."""
+        outcome = self._outcome
+        # In the order of the cursors: a journal that no tick knows has nothing registered.
+        order = [(t, j) for t in sorted(self._specs) for j in sorted(self._cursors.get(t, ()))]
+        state = outcome.state
+        last = (state.front.table, state.front.journal)
+        at = next((i for i, each in enumerate(order) if each > last), 0)
+        for table, journal in (order[at:] + order[:at])[:_FRONTS_MAX]:
+            if outcome.state.urgent is not None or self._is_over():
+                return
+            outcome.state = replace(outcome.state, front=PrunePoint(table, journal))
+            if journal in outcome.state.doubts.get(table, {}):
+                continue  # it is looked at in turn, and the others are not to wait for it
+            spec = self._specs[table]
+            try:
+                found = self._session.table(spec.schema, spec.table)
+                if found is not None and self._shrinker.is_pruned(
+                    self._session, spec, found, journal
+                ):
+                    outcome.state = replace(outcome.state, urgent=PrunePoint(table, journal))
+            except LakeError:
+                raise
+            except GazetteError:
+                continue  # brokers cannot list it right now; registration says so
+
+    def look(self) -> None:
+        """Look at the Hive partitions that are in turn."""
+        outcome, is_urgent = self._outcome, self._outcome.state.urgent is not None
+        point = outcome.state.urgent or _in_turn(
+            outcome.state.point, self._specs, self._cursors
+        )
+        if self._is_over() or point is None:
+            return
+        is_done, following = True, None
+        spec = self._specs.get(point.table)
+        if spec is not None:
+            try:
+                is_done, following = self._look(spec, point)
+            except GazetteError as err:
+                outcome.warnings.append(f"{point.table}: {err}")
+        state = outcome.state
+        if is_urgent:
+            # A part of which nothing is gone is behind what was pruned.
+            outcome.state = replace(state, urgent=None if is_done else following)
+        else:
+            outcome.state = replace(
+                state,
+                point=following or _behind(point, self._specs, self._cursors),
+            )
+
+    def _look(self, spec: TableSpec, point: PrunePoint) -> tuple[bool, PrunePoint | None]:
+        """Returns: whether nothing was gone; and where to go on in the journal, None: it is through."""
+        name, journal, outcome = spec.name, point.journal, self._outcome
+        cursor = self._cursors.get(name, {}).get(journal, JournalCursor())
+        table = self._session.table(spec.schema, spec.table)
+        if table is None or not cursor.offset:
+            return True, None
+        found = self._shrinker.journal(journal)
+        if found is None:
+            # A journal that is gone was not pruned: its Hive partitions stay, and its files may, too.
+            self._forget(name, journal)
+            return True, None
+        look = self._shrinker.look(
+            self._session,
+            spec,
+            table,
+            found,
+            cursor,
+            after=point.after,
+            broken_at=outcome.state.broken.get(name, {}).get(journal),
+            is_over=self._is_over,
+        )
+        self._note(name, journal, look, is_first=not point.after)
+        self._tell(spec, look.accounts)
+        is_pending = self._settle(spec, table, look.emptied)
+        if look.shrunk:
+            outcome.summaries.append(
+                f"{name}: {look.shrunk} Hive partitions hold less of {journal}, since it was pruned."
+            )
+        if look.shrunk or is_pending or not look.is_complete:
+            return False, point
+        return True, replace(point, after=look.following) if look.following else None
+
+    def _settle(
+        self, spec: TableSpec, table: HiveTable, emptied: Sequence[PartitionAccount]
+    ) -> bool:
+        """Take Hive partitions that hold nothing a step further. Returns: whether there is another one."""
+        if not emptied:
+            return False
+        asset, partitions = table_key(spec.name), table_partitions(spec.name)
+        keys = [account.key for account in emptied]
+        versions = self._told.versions(asset, keys)
+        known = self._told.partitions(str(partitions.name), keys)
+        deleted: list[str] = []
+        dropped: list[PartitionAccount] = []
+        for account in emptied:
+            version = versions.get(account.key)
+            if version is not None and version != data_version(account.state):
+                added = added_since(account.state, self._told.totals(asset, account.key))
+                self._outcome.events.append(pruned_materialization(spec, account, added))
+            elif table.partition_columns and account.key in known:
+                deleted.append(account.key)
+            else:
+                dropped.append(account)
+        if deleted:
+            self._outcome.deletions.append(partitions.build_delete_request(deleted))
+        gone = self._shrinker.drop(self._session, table, dropped)
+        if gone:
+            self._outcome.summaries.append(
+                f"{spec.name}: {len(gone)} Hive partitions were dropped, of which all was pruned."
+            )
+        return len(dropped) < len(emptied)
+
+    def _note(self, table: str, journal: str, look: Look, *, is_first: bool) -> None:
+        """Keep what a look found out about its journal."""
+        state = self._outcome.state
+        doubts = {t: dict(found) for t, found in state.doubts.items()}
+        mine = doubts.setdefault(table, {})
+        before = () if is_first else mine.get(journal, ())
+        texts = list(dict.fromkeys([*before, *look.doubts]))[:_DOUBTS_MAX]
+        mine[journal] = texts
+        if not texts:
+            del mine[journal]
+        broken = {t: dict(found) for t, found in state.broken.items()}
+        if look.is_mended:
+            broken.get(table, {}).pop(journal, None)
+        self._outcome.state = replace(state, doubts=doubts, broken=broken)
+
+    def _forget(self, table: str, journal: str) -> None:
+        """Forget what is known of a journal that is gone."""
+        state = self._outcome.state
+        broken = {t: dict(found) for t, found in state.broken.items()}
+        doubts = {t: dict(found) for t, found in state.doubts.items()}
+        broken.get(table, {}).pop(journal, None)
+        doubts.get(table, {}).pop(journal, None)
+        self._outcome.state = replace(state, broken=broken, doubts=doubts)
+
+
+def _in_turn(
+    point: PrunePoint,
+    specs: Mapping[str, TableSpec],
+    cursors: Mapping[str, Mapping[str, JournalCursor]],
+) -> PrunePoint | None:
+    """`point`, if there is such a journal, else the next one; None: there is none at all."""
+    if point.table in specs and point.journal in cursors.get(point.table, {}):
+        return point
+    found = _behind(point, specs, cursors)
+    return found if found.table else None
+
+
+def _behind(
+    point: PrunePoint,
+    specs: Mapping[str, TableSpec],
+    cursors: Mapping[str, Mapping[str, JournalCursor]],
+) -> PrunePoint:
+    """The begin of the journal behind that of `point`; of the first one behind the last."""
+    order = [(t, j) for t in sorted(specs) for j in sorted(cursors.get(t, ()))]
+    behind = [each for each in order if each > (point.table, point.journal)] or order[:1]
+    return PrunePoint(*behind[0]) if behind else PrunePoint()
