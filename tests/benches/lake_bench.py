@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
 
 from gazette_platform.codecs import compressor
+from gazette_platform.errors import JournalNotFound
 from gazette_platform.hive import MetastoreSession, partition_name
 from gazette_platform.hive.thrift import ttypes
 from gazette_platform.ops.durations import SECOND_NS
@@ -155,6 +156,8 @@ class FragmentFiles:
     def fragments(self, journal: str, offset: int, limit: int) -> list[Fragment]:
         """Fragments that begin at `offset` or later, in offset order, at most `limit`."""
         self.calls.append(("fragments", journal, offset))
+        if journal not in self._specs:
+            raise JournalNotFound(f"there is no journal {journal}")
         return [f for f in self._fragments[journal] if f.begin >= offset][:limit]
 
     def content(self, fragment: Fragment) -> Iterator[bytes]:

@@ -2,7 +2,9 @@
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-from lake_world import MODES, SPEC, Steps, World
+from lake_world import MODES, Steps, World
+
+from gazette_platform.sensors.cursor import SensorCursor
 
 PARTS, HOURS = ("a/part=0", "a/part=1"), ("05", "06", "07")
 journals, hours = st.sampled_from(PARTS), st.sampled_from(HOURS)
@@ -17,7 +19,7 @@ steps = st.lists(
         st.tuples(st.just("fault"), st.integers(1, 40), st.sampled_from(MODES)),
         st.tuples(st.just("other")),
         st.tuples(st.just("lose"), st.sampled_from(["cursor", "home", "partition"])),
-        st.tuples(st.just("pruned"), st.integers(0, 9)),
+        st.tuples(st.just("prune_one"), st.integers(0, 9)),
     ),
     min_size=3,
     max_size=25,
@@ -35,11 +37,6 @@ class History(World):
         """A fragment as they mostly come."""
         self.append(journal, 1, hour)
 
-    @property
-    def created(self):
-        """Journals that there are."""
-        return {spec.name for spec in self.files.journals(SPEC.label_selector)}
-
     def late(self, journal, hour):
         """Bytes that brokers do not list yet, and a fragment behind them."""
         made = self.files.append(journal, b'{"id":1}\n' * 2, is_persisted=False)
@@ -53,15 +50,16 @@ class History(World):
         self.append(journal, 1, hour)
         self.hidden.append((made, hour, True))
 
-    def pruned(self, number):
-        """One of those that a prune may take: all but the last of its journal."""
+    def prune_one(self, number):
+        """One of those that were registered, and not the last of them."""
         journal = PARTS[number % len(PARTS)]
-        known = self.files.fragments(journal, 0, 99) if journal in self.created else []
-        stored = [f for f in known if f.backing_store]
-        # Those behind a hole may be awaited.
-        if stored and not self.hidden and stored[-1] is known[-1]:
-            for made in stored[:-1][number // 2 :][:1]:
-                self.prune(made, made.path_postfix.removeprefix("hour="))
+        cursor = SensorCursor.parse(self.cursor).registered.tables.get("s.a", {}).get(journal)
+        if cursor is None or self.hidden:
+            return
+        known = self.files.fragments(journal, 0, 99)
+        left = [f for f in known if f.end <= (cursor.last or 0)]
+        for made in left[number // 2 :][:1]:
+            self.prune(made, made.path_postfix.removeprefix("hour="))
 
     def arrive(self, number):
         """One of these is stored."""

@@ -1,0 +1,381 @@
+"""Prunes, followed by ticks: what goes, what is told, and what is not taken for a prune."""
+
+import json
+import shutil
+
+import pytest
+from dagster import AssetKey, AssetObservation
+from lake_bench import FragmentFiles, MemoryMetastore
+from lake_world import MODES, SPEC, Steps, World
+
+from gazette_platform.lake import Registrar, Shrinker, StoreRoots, parse_table_spec
+from gazette_platform.lake.partition_state import PartitionState
+from gazette_platform.lake.retention import is_emptied
+from gazette_platform.lake.shrinking import ShrinkLimits
+from gazette_platform.ops.clock import SystemClock
+from gazette_platform.sensors.cursor import SensorCursor
+from gazette_platform.sensors.retention import PrunePoint, RetentionState
+
+JOURNAL = "a/part=0"
+HOURS = ("05", "06", "07", "08")
+
+
+@pytest.fixture
+def world(tmp_path):
+    with World(tmp_path, Steps()) as made:
+        yield made
+
+
+def filled(world, *, journal=JOURNAL, hours=HOURS, each=2):
+    """So many fragments of a line in each hour, all registered and told. Returns: them, by hour."""
+    made = {hour: [world.append(journal, 1, hour) for _ in range(each)] for hour in hours}
+    world.settle(quiet=3)
+    world.check()
+    return made
+
+
+def events(world):
+    records = world.instance.fetch_materializations(AssetKey(["s", "a"]), limit=1000).records
+    return [record.asset_materialization for record in reversed(records)]
+
+
+def held(world):
+    """Accounts by hour of part 0, as the metastore has them."""
+    with world.metastore.connect() as session:
+        found = session.partitions(session.table("s", "a"))
+    return {p.values[1]: PartitionState.from_parameters(p.parameters) for p in found}
+
+
+def problems(world):
+    """Texts of the observations of the table's problems."""
+    records = world.instance.fetch_observations(AssetKey(["s", "a"]), limit=100).records
+    told = [record.asset_observation for record in reversed(records)]
+    return [o.metadata["problem"].value for o in told if isinstance(o, AssetObservation)]
+
+
+def lose_store(world, journal=JOURNAL):
+    """Its folder is empty now, as when nothing is mounted there, and brokers have listed it."""
+    shutil.rmtree(world.files.root / journal)
+    lost = list(world.files.fragments(journal, 0, 10_000))
+    for made in lost:
+        world.files.forget(made)
+    return lost
+
+
+def test_what_was_pruned_is_told_once_and_dropped(world):
+    made = filled(world)
+    told = len(events(world))
+    for fragment in (*made["05"], made["06"][0]):
+        world.prune(fragment, fragment.path_postfix[5:])
+    world.settle(quiet=4)
+    world.check()
+    assert sorted(held(world)) == ["06", "07", "08"]
+    found = {e.partition: e for e in events(world)[told:]}
+    assert len(events(world)) == told + 2
+    gone, less = found["part=0/hour=05"], found["part=0/hour=06"]
+    assert gone.description == f"all 2 fragments of {JOURNAL} were pruned"
+    assert gone.metadata["rows_added"].value == -2
+    assert gone.metadata["dagster/partition_row_count"].value == 0
+    assert less.metadata["dagster/partition_row_count"].value == 1
+    assert (less.metadata["fragments"].value, less.metadata["begin"].value) == (1, 27)
+    assert held(world)["06"].stored_bytes == held(world)["08"].stored_bytes // 2
+
+
+def test_a_prune_of_the_middle_is_found_in_turn(world):
+    made = filled(world)
+    for fragment in (made["06"][1], *made["07"]):
+        world.prune(fragment, fragment.path_postfix[5:])
+    world.settle(quiet=4)
+    world.check()
+    assert sorted(held(world)) == ["05", "06", "08"]
+
+
+def test_a_fragment_that_comes_late_opens_what_was_dropped(world):
+    made = filled(world)
+    for fragment in made["05"]:
+        world.prune(fragment, "05")
+    world.settle(quiet=4)
+    world.append(JOURNAL, 1, "05", begin=0)
+    world.settle(quiet=4)
+    world.check()
+    assert sorted(held(world)) == ["05", "06", "07", "08"]
+
+
+def test_nothing_moves_where_nothing_was_pruned(world):
+    filled(world)
+    altered = world.metastore.partitions_altered
+    for _ in range(6):
+        world.tick()
+    assert world.metastore.partitions_altered == altered
+
+
+def test_before_brokers_know_nothing_is_forgotten(world):
+    made = filled(world)
+    for fragment in made["05"]:
+        world.files.delete_file(fragment)
+    for _ in range(6):
+        world.tick()
+    assert held(world)["05"].fragments == 2
+    for fragment in made["05"]:
+        world.files.forget(fragment)
+    world.settle(quiet=4)
+    assert "05" not in held(world)
+
+
+def test_files_that_are_still_there_are_not_forgotten(world):
+    """As when a store is taken out of the spec of its journal, or a listing is old."""
+    made = filled(world)
+    for fragment in made["05"]:
+        world.files.forget(fragment)
+    for _ in range(8):
+        world.tick()
+    assert held(world)["05"].fragments == 2
+    assert "part=0/hour=05" in world.instance.get_dynamic_partitions("s.a")
+
+
+def test_a_store_that_went_away_is_no_prune(world):
+    """Not even once fragments are stored where it was."""
+    filled(world)
+    before = held(world)
+    told = len(events(world))
+    lost = lose_store(world)
+    for _ in range(6):
+        world.tick()
+    assert held(world) == before
+    world.append(JOURNAL, 1, "09", begin=lost[-1].end)
+    for _ in range(10):
+        world.tick()
+    assert {h: s for h, s in held(world).items() if h != "09"} == before
+    assert len(events(world)) == told + 1
+    (problem,) = problems(world)
+    assert "fragments of Hive partition part=0/hour=05 and 3 more are gone" in problem
+    assert "brokers list nothing any more of what was registered up to offset 72" in problem
+    # It is mounted again, and brokers have listed it.
+    for made in lost:
+        world.files.append(
+            JOURNAL, b'{"id":1}\n', begin=made.begin, postfix=made.path_postfix, mod_time=world.now
+        )
+    world.settle(quiet=6)
+    assert problems(world)[1:] == ["none any more"]
+    # And now it is pruned.
+    for made in world.files.fragments(JOURNAL, 0, 2):
+        world.prune(made, "05")
+    world.settle(quiet=4)
+    assert sorted(held(world)) == ["06", "07", "08", "09"]
+
+
+def test_a_store_that_went_away_while_no_tick_was_is_no_prune(world):
+    filled(world)
+    before = held(world)
+    lost = lose_store(world)
+    world.append(JOURNAL, 1, "09", begin=lost[-1].end)
+    world.append(JOURNAL, 1, "09", begin=lost[-1].end + 9)
+    for _ in range(10):
+        world.tick()
+    assert {h: s for h, s in held(world).items() if h != "09"} == before
+
+
+def test_another_store_with_the_same_names_is_no_prune(world):
+    """Brokers and this process disagree: the fragments that are left are not there."""
+    made = filled(world)
+    before = held(world)
+    for fragment in made["05"]:
+        world.files.forget(fragment)
+    shutil.rmtree(world.files.root / "a")
+    for _ in range(8):
+        world.tick()
+    assert held(world) == before
+    assert "nothing that was registered in its store before is there any more" in problems(world)[0]
+
+
+def test_a_journal_made_anew_is_no_prune_until_it_has_passed_what_was(world):
+    filled(world)
+    lose_store(world)
+    world.files.remove(JOURNAL)
+    world.expected = {}
+    world.append(JOURNAL, 1, "10")
+    for _ in range(8):
+        world.tick()
+    assert set(HOURS) <= held(world).keys()
+    for _ in range(8):
+        world.append(JOURNAL, 1, "11")
+    world.pruned |= {f"part=0/hour={hour}" for hour in HOURS}
+    world.settle(quiet=6)
+    assert sorted(held(world)) == ["10", "11"]
+
+
+def test_a_journal_that_is_gone_was_not_pruned(world):
+    filled(world)
+    filled(world, journal="a/part=1", hours=("05",))
+    lose_store(world)
+    world.files.remove(JOURNAL)
+    for _ in range(6):
+        world.tick()
+    with world.metastore.connect() as session:
+        assert len(session.partitions(session.table("s", "a"))) == 5
+
+
+@pytest.mark.parametrize("what", ["cursor", "home"])
+@pytest.mark.parametrize("ticks", range(4))
+def test_what_was_under_way_is_finished_after_a_loss(world, what, ticks):
+    made = filled(world)
+    for fragment in made["05"]:
+        world.prune(fragment, "05")
+    for _ in range(ticks):
+        world.tick()
+    world.cursor = None
+    if what == "home":
+        world.instance = world.new_instance()
+    world.settle(quiet=5)
+    world.check()
+    assert "05" not in held(world)
+
+
+def play(world):
+    """Prunes of three kinds, and a fragment that is stored meanwhile."""
+    made = {h: [world.append(JOURNAL, 1, h) for _ in range(2)] for h in ("05", "06", "07")}
+    world.append("a/part=1", 1, "05")
+    world.tick()
+    for fragment in (*made["05"], made["06"][0]):
+        world.prune(fragment, fragment.path_postfix[5:])
+    world.tick()
+    world.tick()
+    world.append(JOURNAL, 1, "05")
+    world.tick()
+    world.prune(made["06"][1], "06")
+    for _ in range(4):
+        world.tick()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_fault_at_some_steps_of_prunes(tmp_path, mode):
+    with World(tmp_path / "none", Steps()) as world:
+        play(world)
+        count = world.steps.count
+        world.settle(quiet=5)
+        world.check()
+    assert count > 80
+    for at in range(20 + 5 * MODES.index(mode), count, 23):
+        with World(tmp_path / str(at), Steps(at, mode)) as world:
+            play(world)
+            world.settle(quiet=5)
+            assert world.steps.spoiled
+            world.check()
+
+
+def test_a_large_prune_goes_in_batches(world):
+    """Ticks end, and ask little: each is a look at 200 Hive partitions at most."""
+    hours = [f"{n:04}" for n in range(450)]
+    made = [world.append(JOURNAL, 1, hour) for hour in hours]
+    world.settle(quiet=2)
+    for fragment in made[:430]:
+        world.files.prune(fragment)
+    calls = world.steps.count
+    for ticks in range(1, 40):
+        world.tick()
+        if len(held(world)) == 20:
+            break
+    assert ticks <= 16
+    assert world.steps.count - calls < 1000 * ticks
+    keys = world.instance.get_dynamic_partitions("s.a")
+    assert sorted(keys) == [f"part=0/hour={hour}" for hour in hours[430:]]
+    ends = [e for e in events(world) if "were pruned" in e.description]
+    assert len(ends) == len({e.partition for e in ends}) == 430
+
+
+# ------------------------------------------------------------------------ one look
+
+
+def look(files, metastore, spec, journal, *, limits=None, **options):
+    shrinker = Shrinker(files, StoreRoots(files.roots), limits)
+    registrar = Registrar(files, metastore, StoreRoots(files.roots))
+    cursor = registrar.tick(spec, {}).cursors[journal]
+    with metastore.connect() as session:
+        table = session.table(spec.schema, spec.table)
+        named = shrinker.journal(journal)
+        return shrinker.look(session, spec, table, named, cursor, **options)
+
+
+def test_a_table_without_partition_columns_shrinks(tmp_path):
+    spec = parse_table_spec(
+        "{name: s.b, selector: 'name:prefix=whole', format: json, columns: [{name: id, type: bigint}]}"
+    )
+    files, metastore = FragmentFiles(tmp_path), MemoryMetastore()
+    now = int(SystemClock().unix_s())
+    made = [files.append("whole", b'{"id":1}\n' * n, mod_time=now) for n in (1, 2, 3)]
+    assert look(files, metastore, spec, "whole").shrunk == 0
+    files.prune(made[0])
+    found = look(files, metastore, spec, "whole")
+    assert (found.shrunk, found.accounts[0].state.rows) == (1, 5)
+    with metastore.connect() as session:
+        parameters = session.table("s", "b").parameters
+    assert (parameters["numRows"], parameters["numFiles"]) == ("5", "2")
+
+
+def test_a_look_ends_where_it_has_no_room_and_the_next_goes_on(tmp_path):
+    files, metastore = FragmentFiles(tmp_path), MemoryMetastore()
+    now = int(SystemClock().unix_s())
+    made = [
+        files.append(JOURNAL, b'{"id":1}\n' * 2, postfix=f"hour={n // 2:02}", mod_time=now)
+        for n in range(20)
+    ]
+    look(files, metastore, SPEC, JOURNAL)
+    for fragment in made[:10]:
+        files.prune(fragment)
+    limits = ShrinkLimits(partitions_max=3)
+    found = look(files, metastore, SPEC, JOURNAL, limits=limits)
+    assert (found.shrunk, found.following) == (3, "part=0/hour=02")
+    found = look(files, metastore, SPEC, JOURNAL, limits=limits, after=found.following)
+    assert (found.shrunk, found.following) == (2, "part=0/hour=05")
+    assert [a.key for a in found.emptied] == ["part=0/hour=03", "part=0/hour=04"]
+
+
+def test_what_is_left_is_counted_within_a_budget(tmp_path):
+    files, metastore = FragmentFiles(tmp_path), MemoryMetastore()
+    now = int(SystemClock().unix_s())
+    made = [
+        files.append(JOURNAL, b'{"id":1}\n' * 2, postfix=f"hour={n // 2:02}", mod_time=now)
+        for n in range(8)
+    ]
+    look(files, metastore, SPEC, JOURNAL)
+    for fragment in made[:6:2]:
+        files.prune(fragment)
+    limits = ShrinkLimits(content_bytes_max=20)
+    shrunk = []
+    for _ in range(4):
+        found = look(files, metastore, SPEC, JOURNAL, limits=limits)
+        shrunk.append((found.shrunk, found.is_complete))
+    assert shrunk == [(1, False), (1, False), (1, True), (0, True)]
+
+
+def test_a_person_may_say_that_it_was_pruned(tmp_path):
+    files, metastore = FragmentFiles(tmp_path), MemoryMetastore()
+    now = int(SystemClock().unix_s())
+    made = [
+        files.append(JOURNAL, b'{"id":1}\n', postfix=f"hour={n}", mod_time=now) for n in (1, 2)
+    ]
+    look(files, metastore, SPEC, JOURNAL)
+    for fragment in made:
+        files.prune(fragment)
+    assert len(look(files, metastore, SPEC, JOURNAL).doubts) == 1
+    found = look(files, metastore, SPEC, JOURNAL, is_confirmed=True)
+    assert (found.shrunk, found.doubts) == (2, [])
+    assert all(is_emptied(a.state) for a in found.emptied)
+
+
+def test_state_round_trip_and_other_releases():
+    state = RetentionState(
+        PrunePoint("s.a", "a", "hour=1"),
+        PrunePoint("s.a", "b"),
+        PrunePoint("s.a", "c"),
+        {"s.a": {"a": 7}},
+        {"s.a": {"a": ("because",)}},
+    )
+    assert RetentionState.from_json(json.loads(json.dumps(state.to_json()))) == state
+    assert RetentionState().to_json() == {}
+    for raw in ([], {"point": 7}, {"broken": {"s.a": {"a": "x"}}}, {"front": [1, 2, 3, 4]}):
+        assert RetentionState.from_json(raw) == RetentionState()
+    cursor = SensorCursor(retention=state)
+    assert SensorCursor.parse(cursor.dump()) == cursor
+    assert state.texts("s.a") == ["because"]
+    assert state.only([]).to_json().keys() == {"point", "urgent", "front"}
