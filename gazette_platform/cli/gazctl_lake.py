@@ -319,7 +319,14 @@ def repair(
     *,
     tables: Tables = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List files that overlap others, move none.")
+        bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")
+    ] = False,
+    pruned: Annotated[
+        bool,
+        typer.Option(
+            "--pruned",
+            help="Instead, forget fragments that are gone, also where nothing proves that they were pruned.",
+        ),
     ] = False,
 ) -> None:
     """Move files aside that others cover, so that queries see each row once.
@@ -328,10 +335,20 @@ def repair(
     that they list hold the same bytes, which are compared. Nothing is deleted: files go to `.covered/`
     at the root of their store. Exits with 1 if files that overlap stay.
 
+    With --pruned it has Hive partitions follow prunes, as the sensor does. But the sensor leaves them as they are
+    while a store may just be away or another one, since all that had been registered of a journal is gone, say; this
+    takes your word that it was pruned. Hive partitions whose files cannot be listed, or are there, stay in
+    any case.
+
     **Examples**
 
     gazctl lake repair --dry-run
 
     gazctl lake repair shop.orders
+
+    gazctl lake repair --pruned shop.orders
     """
+    if pruned:
+        _body("pruned").forget_pruned(ctx, names or [], tables, dry_run=dry_run)
+        return
     _body("repair").repair(ctx, names or [], tables, dry_run=dry_run)

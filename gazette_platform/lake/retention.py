@@ -154,7 +154,8 @@ def judge(
 def _doubt(evidence: Evidence, lost: Sequence[tuple[int, int]]) -> str:
     """Why what is gone may not have been pruned; empty: it was."""
     broken_at = evidence.broken_at
-    if broken_at is not None and (evidence.first is None or evidence.first >= broken_at):
+    is_before = broken_at is not None and lost[0][0] < broken_at
+    if is_before and (evidence.first is None or evidence.first >= (broken_at or 0)):
         return (
             f"brokers list nothing any more of what was registered up to offset {broken_at}, as if the store "
             "had gone, or were another one"

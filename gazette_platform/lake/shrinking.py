@@ -160,6 +160,7 @@ class Shrinker:
         after: str = "",
         broken_at: int | None = None,
         is_confirmed: bool = False,
+        is_dry_run: bool = False,
         is_over: Callable[[], bool] = _never,
     ) -> Look:
         """Compare some Hive partitions of a journal with what brokers list, and shrink those that were pruned.
@@ -175,6 +176,7 @@ class Shrinker:
             after: name of the Hive partition to begin behind; empty: at the first.
             broken_at: as in `Evidence`.
             is_confirmed: as in `Evidence`.
+            is_dry_run: change nothing, and tell how much would be.
             is_over: whether time is up; what is left is for another look.
 
         Raises: GazetteError: a server cannot be reached, or the journal cannot be listed. What was done before
@@ -196,7 +198,12 @@ class Shrinker:
                 parts = parts[: max(number, 1)]
                 break
             if lost_ranges(part.state, view.here(part)):
-                judged.append((part, view.judge(session, part, broken_at, is_confirmed=is_confirmed)))
+                judged.append(
+                    (part, view.judge(session, part, broken_at, is_confirmed=is_confirmed))
+                )
+        if is_dry_run:
+            result.shrunk = sum(j.verdict in {"shrink", "empty"} for _, j in judged)
+            return result
         done = self._shrink(session, table, view, judged, result, is_over)
         for part in parts:
             state = done.get(part.name, part.state)
@@ -228,7 +235,9 @@ class Shrinker:
         keys = [c.name for c in table.partition_columns]
         gone: list[PartitionAccount] = []
         for start in range(0, len(accounts), _COMMIT_MAX):
-            batch = {partition_name(keys, a.values): a for a in accounts[start : start + _COMMIT_MAX]}
+            batch = {
+                partition_name(keys, a.values): a for a in accounts[start : start + _COMMIT_MAX]
+            }
             with session.accounts_lock(table.database, table.name) as lock:
                 found = session.partitions_named(table, list(batch))
                 filled = {
@@ -367,9 +376,7 @@ def _write(
     return done
 
 
-def _names(
-    session: MetastoreSession, spec: TableSpec, table: HiveTable, journal: str
-) -> list[str]:
+def _names(session: MetastoreSession, spec: TableSpec, table: HiveTable, journal: str) -> list[str]:
     """Names of the Hive partitions that the journal may have, in the order of time."""
     layout = Layout.parse(table.parameters[LAYOUT])
     values = own_values(layout, partition_columns(spec, layout), journal)
@@ -562,9 +569,7 @@ class _View:
         except (LakeError, StoreError):
             return False
 
-    def _parameters(
-        self, session: MetastoreSession, values: tuple[str, ...]
-    ) -> Mapping[str, str]:
+    def _parameters(self, session: MetastoreSession, values: tuple[str, ...]) -> Mapping[str, str]:
         if not self._columns:
             return self.table.parameters
         found = session.partitions_of(self.table, [values]).get(values)

@@ -233,9 +233,7 @@ class _Turn:
     def look(self) -> None:
         """Look at the Hive partitions that are in turn."""
         outcome, is_urgent = self._outcome, self._outcome.state.urgent is not None
-        point = outcome.state.urgent or _in_turn(
-            outcome.state.point, self._specs, self._cursors
-        )
+        point = outcome.state.urgent or _in_turn(outcome.state.point, self._specs, self._cursors)
         if self._is_over() or point is None:
             return
         is_done, following = True, None

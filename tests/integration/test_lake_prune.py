@@ -1,0 +1,250 @@
+"""Prunes by `gazctl` of a real broker's journal, followed into a real metastore, Trino and Dagster."""
+
+import asyncio
+import os
+from dataclasses import replace
+
+import pytest
+from dagster import AssetKey, DagsterInstance
+from dagster._core.definitions.dynamic_partitions_request import DeleteDynamicPartitionsRequest
+
+from gazette_platform.cli.gazctl import main
+from gazette_platform.client import AsyncClient, Change, Client, ClientConfig
+from gazette_platform.hive import SharedMetastore
+from gazette_platform.lake import (
+    Auditor,
+    BrokerSource,
+    FitChecker,
+    Registrar,
+    Repairer,
+    Shrinker,
+    StoreRoots,
+    parse_table_spec,
+)
+from gazette_platform.lake.full_audit import audit_table
+from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
+from gazette_platform.sensors.audits import TableAudits
+from gazette_platform.sensors.cursor import SensorCursor
+from gazette_platform.sensors.fragments import TickPorts, run_tick
+from gazette_platform.sensors.retention import Retention
+from gazette_platform.sensors.told import InstanceTold
+from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.local_broker import eventually, store_fragment
+
+pytestmark = [pytest.mark.etcd, pytest.mark.hive, pytest.mark.trino, pytest.mark.timeout(400)]
+
+JOURNAL = "prune/part=0"
+SPEC = parse_table_spec(
+    "{name: pruning.events, selector: 'name:prefix=prune/', format: json, "
+    "columns: [{name: id, type: bigint}]}"
+)
+LINE = b'{"id":1}\n'
+HOUR_S = 3600
+
+
+class Platform:
+    """A sensor over real servers: its ticks, and what Dagster keeps of them."""
+
+    def __init__(self, client, metastore, roots, instance):
+        self.source = BrokerSource(client)
+        self.metastore = metastore
+        self.roots = StoreRoots(roots)
+        self.instance = instance
+        self.cursor = None
+        self.text = ""
+
+    def tick(self):
+        with SharedMetastore(self.metastore) as shared:
+            ports = TickPorts(
+                registrar=Registrar(self.source, shared, self.roots),
+                audits=TableAudits(
+                    Auditor(self.source, self.roots),
+                    Repairer(self.source, self.roots),
+                    FitChecker(self.source, self.roots),
+                    shared,
+                ),
+                retention=Retention(Shrinker(self.source, self.roots), shared),
+                told=InstanceTold(self.instance),
+            )
+            outcome = run_tick(ports, {SPEC.name: SPEC}, SensorCursor.parse(self.cursor))
+        for event in outcome.events:
+            self.instance.report_runless_asset_event(event)
+        for request in outcome.partitions:
+            if isinstance(request, DeleteDynamicPartitionsRequest):
+                for key in request.partition_keys:
+                    self.instance.delete_dynamic_partition(request.partitions_def_name, key)
+            else:
+                self.instance.add_dynamic_partitions(
+                    request.partitions_def_name, request.partition_keys
+                )
+        self.cursor = outcome.cursor.dump()
+        self.text = outcome.text
+
+    def names(self):
+        """Hive partitions, and the partitions of Dagster."""
+        with self.metastore.connect() as session:
+            table = session.table(SPEC.schema, SPEC.table)
+            found = session.partition_names(table) if table is not None else []
+        return found, sorted(self.instance.get_dynamic_partitions(SPEC.name))
+
+    def events(self):
+        records = self.instance.fetch_materializations(
+            AssetKey(["pruning", "events"]), limit=100
+        ).records
+        return [record.asset_materialization for record in reversed(records)]
+
+    def findings(self):
+        """What all audits at once find."""
+        with self.metastore.connect() as session:
+            table = session.table(SPEC.schema, SPEC.table)
+            return list(audit_table(session, SPEC, table, self.source, self.roots))
+
+
+@pytest.fixture
+def server(etcd_server, etcd_prefix, tmp_path):
+    with BrokerServer(tmp_path, etcd=etcd_server.endpoint, prefix=etcd_prefix) as server:
+        yield server
+
+
+@pytest.fixture
+def platform(server, metastore):
+    roots = {"file:///": f"file://{server.fragments}/"}
+    with (
+        DagsterInstance.ephemeral() as instance,
+        Client(ClientConfig(address=server.address)) as client,
+    ):
+        yield Platform(client, metastore, roots, instance)
+    with metastore.connect() as session:
+        for name in session.tables(SPEC.schema):
+            session.drop_table(SPEC.schema, name)
+
+
+def store(server, begin, hour, age_h):
+    """A line, stored so many hours ago in the directory of an hour."""
+    made = store_fragment(
+        server.fragments,
+        JOURNAL,
+        begin * len(LINE),
+        LINE,
+        codec=CompressionCodec.GZIP,
+        stored_at=SystemClock().unix_s() - age_h * HOUR_S,
+    )
+    target = server.fragments / JOURNAL / f"hour={hour:02}" / made.content_name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    (server.fragments / made.content_path).rename(target)
+
+
+def spec(**changes):
+    fragment = FragmentSpec(
+        length=1 << 20,
+        codec=CompressionCodec.GZIP,
+        stores=("file:///",),
+        refresh_interval_ns=SECOND_NS,
+        retention_ns=24 * HOUR_S * SECOND_NS,
+    )
+    return JournalSpec(JOURNAL, 1, fragment=replace(fragment, **changes))
+
+
+async def settled(platform, *hours):
+    """Tick until there are just these Hive partitions, in the metastore and in Dagster."""
+    keys = [f"part=0/hour={hour:02}" for hour in hours]
+
+    async def is_so():
+        await asyncio.to_thread(platform.tick)
+        return await asyncio.to_thread(platform.names) == (keys, keys)
+
+    await eventually(is_so, timeout_s=120)
+
+
+async def test_prunes_are_followed_and_a_store_that_went_away_is_not_one(
+    server, platform, trino, tmp_path, monkeypatch
+):
+    # Two an hour; of the third hour one is old.
+    ages = [(1, 40), (1, 39), (2, 38), (2, 37), (3, 25), (3, 20), (4, 3), (4, 2), (5, 1), (5, 1)]
+    for begin, (hour, age_h) in enumerate(ages):
+        store(server, begin, hour, age_h)
+    async with AsyncClient(ClientConfig(address=server.address)) as client:
+        await client.apply([Change(spec())])
+
+        async def listed(count):
+            found = await client.fragments(JOURNAL)
+            return len(found) == count
+
+        def counted():
+            query = "SELECT hour, count(*) FROM hive.pruning.events GROUP BY 1 ORDER BY 1"
+            return trino.query(query)
+
+        await eventually(lambda: listed(10))
+        await settled(platform, 1, 2, 3, 4, 5)
+        assert await asyncio.to_thread(counted) == [(f"{h:02}", 2) for h in range(1, 6)]
+
+        monkeypatch.setenv("HOME", str(tmp_path))
+        arguments = ["--file-root", str(server.fragments), "--broker.address", server.address]
+        command = ["journals", "prune", JOURNAL, *arguments]
+        assert await asyncio.to_thread(main, command) == 0
+        await eventually(lambda: listed(5))
+        await settled(platform, 3, 4, 5)
+        assert await asyncio.to_thread(counted) == [("03", 1), ("04", 2), ("05", 2)]
+        events = await asyncio.to_thread(platform.events)
+        told = [
+            (e.partition, e.metadata["rows_added"].value, e.metadata["fragments"].value)
+            for e in events[5:]
+        ]
+        assert sorted(told) == [
+            ("part=0/hour=01", -2, 0),
+            ("part=0/hour=02", -2, 0),
+            ("part=0/hour=03", -1, 1),
+        ]
+        assert await asyncio.to_thread(platform.findings) == []
+
+        # The middle, whose next one is as old as reads jump to.
+        command += ["--from-offset", str(6 * len(LINE)), "--before-offset", str(8 * len(LINE))]
+        for file in (server.fragments / JOURNAL / "hour=05").iterdir():
+            store_time = SystemClock().unix_s() - 7 * HOUR_S
+            os.utime(file, (store_time, store_time))
+        await eventually(lambda: listed_old(client))
+        assert await asyncio.to_thread(main, command) == 0
+        await eventually(lambda: listed(3))
+        await settled(platform, 3, 5)
+
+        # A lost cursor finds all done, and tells nothing.
+        count = len(await asyncio.to_thread(platform.events))
+        platform.cursor = None
+        for _ in range(6):
+            await asyncio.to_thread(platform.tick)
+        assert len(await asyncio.to_thread(platform.events)) == count
+        findings = await asyncio.to_thread(platform.findings)
+        assert [(f.kind, f.is_error) for f in findings] == [("gap", False)]
+
+        # The folder of the journal is empty, and brokers believe it. Then something is stored there.
+        away = tmp_path / "away"
+        (server.fragments / JOURNAL).rename(away)
+        await eventually(lambda: listed(0))
+        for _ in range(6):
+            await asyncio.to_thread(platform.tick)
+        store(server, 10, 6, 0)
+        await eventually(lambda: listed(1))
+        await settled(platform, 3, 5, 6)
+        for _ in range(6):
+            await asyncio.to_thread(platform.tick)
+        assert "may not have been pruned" in platform.text
+        for folder in away.iterdir():
+            folder.rename(server.fragments / JOURNAL / folder.name)
+        await eventually(lambda: listed(4))
+
+        async def is_quiet():
+            await asyncio.to_thread(platform.tick)
+            return "may not have been pruned" not in platform.text
+
+        await eventually(is_quiet, timeout_s=60)
+        await settled(platform, 3, 5, 6)
+        assert await asyncio.to_thread(counted) == [("03", 1), ("05", 2), ("06", 1)]
+
+
+async def listed_old(client):
+    """Whether the broker knows by now how old the last fragments are."""
+    found = await client.fragments(JOURNAL)
+    limit = SystemClock().unix_s() - 6.5 * HOUR_S
+    return all(f.fragment.mod_time < limit for f in found[-2:])
