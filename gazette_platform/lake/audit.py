@@ -325,25 +325,39 @@ def _registration_findings(
     return found
 
 
-def _file_findings(
+def _gone_findings(
     journal: str, listed: Sequence[Fragment], files: JournalFiles, begin: int
 ) -> list[Finding]:
-    found = [
+    """Of what brokers list and is not there. At the front of a journal, it was pruned a moment ago."""
+    stored = [
+        f
+        for f in listed
+        if f.backing_store and f.content_length and directory_of(f) in files.listed
+    ]
+    is_there = [(directory_of(f), f.content_name) in files.fragments for f in stored]
+    pruned = is_there.index(True) if begin == 0 and True in is_there else 0
+    wait = "it was pruned, it seems, of which the brokers hear at their next refresh"
+    restore = "restore it (or, if it was just pruned, wait for the brokers' next refresh)"
+    return [
         Finding(
             kind="count",
             journal=journal,
             begin=f.begin,
             end=f.end,
+            is_error=number >= pruned,
             text=f"the brokers list fragment {f.content_path}, but its file is gone, so queries "
-            "miss it: restore it (or, if it was just pruned, wait for the brokers' next refresh)",
+            f"miss it: {wait if number < pruned else restore}",
             directory=directory_of(f),
         )
-        for f in listed
-        if f.backing_store
-        and f.content_length
-        and directory_of(f) in files.listed
-        and (directory_of(f), f.content_name) not in files.fragments
+        for number, f in enumerate(stored)
+        if not is_there[number]
     ]
+
+
+def _file_findings(
+    journal: str, listed: Sequence[Fragment], files: JournalFiles, begin: int
+) -> list[Finding]:
+    found = _gone_findings(journal, listed, files, begin)
     known = {(f.begin, f.end) for f in listed}
     head = max((f.end for f in listed), default=0)
     for (directory, name), (low, high) in sorted(files.fragments.items()):

@@ -1,7 +1,6 @@
 """Prunes by `gazctl` of a real broker's journal, followed into a real metastore, Trino and Dagster."""
 
 import asyncio
-import os
 from dataclasses import replace
 
 import pytest
@@ -158,93 +157,107 @@ async def settled(platform, *hours):
     await eventually(is_so, timeout_s=120)
 
 
-async def test_prunes_are_followed_and_a_store_that_went_away_is_not_one(
-    server, platform, trino, tmp_path, monkeypatch
-):
-    # Two an hour; of the third hour one is old.
-    ages = [(1, 40), (1, 39), (2, 38), (2, 37), (3, 25), (3, 20), (4, 3), (4, 2), (5, 1), (5, 1)]
-    for begin, (hour, age_h) in enumerate(ages):
-        store(server, begin, hour, age_h)
+@pytest.fixture
+async def client(server):
     async with AsyncClient(ClientConfig(address=server.address)) as client:
         await client.apply([Change(spec())])
+        yield client
 
-        async def listed(count):
-            found = await client.fragments(JOURNAL)
-            return len(found) == count
 
-        def counted():
-            query = "SELECT hour, count(*) FROM hive.pruning.events GROUP BY 1 ORDER BY 1"
-            return trino.query(query)
+@pytest.fixture
+def prune(server, tmp_path, monkeypatch):
+    """`gazctl journals prune` of the journal."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    arguments = ["--file-root", str(server.fragments), "--broker.address", server.address]
 
-        await eventually(lambda: listed(10))
-        await settled(platform, 1, 2, 3, 4, 5)
-        assert await asyncio.to_thread(counted) == [(f"{h:02}", 2) for h in range(1, 6)]
-
-        monkeypatch.setenv("HOME", str(tmp_path))
-        arguments = ["--file-root", str(server.fragments), "--broker.address", server.address]
-        command = ["journals", "prune", JOURNAL, *arguments]
+    async def run(*flags):
+        command = ["journals", "prune", JOURNAL, *arguments, *map(str, flags)]
         assert await asyncio.to_thread(main, command) == 0
-        await eventually(lambda: listed(5))
-        await settled(platform, 3, 4, 5)
-        assert await asyncio.to_thread(counted) == [("03", 1), ("04", 2), ("05", 2)]
-        events = await asyncio.to_thread(platform.events)
-        told = [
-            (e.partition, e.metadata["rows_added"].value, e.metadata["fragments"].value)
-            for e in events[5:]
-        ]
-        assert sorted(told) == [
-            ("part=0/hour=01", -2, 0),
-            ("part=0/hour=02", -2, 0),
-            ("part=0/hour=03", -1, 1),
-        ]
-        assert await asyncio.to_thread(platform.findings) == []
 
-        # The middle, whose next one is as old as reads jump to.
-        command += ["--from-offset", str(6 * len(LINE)), "--before-offset", str(8 * len(LINE))]
-        for file in (server.fragments / JOURNAL / "hour=05").iterdir():
-            store_time = SystemClock().unix_s() - 7 * HOUR_S
-            os.utime(file, (store_time, store_time))
-        await eventually(lambda: listed_old(client))
-        assert await asyncio.to_thread(main, command) == 0
-        await eventually(lambda: listed(3))
-        await settled(platform, 3, 5)
-
-        # A lost cursor finds all done, and tells nothing.
-        count = len(await asyncio.to_thread(platform.events))
-        platform.cursor = None
-        for _ in range(6):
-            await asyncio.to_thread(platform.tick)
-        assert len(await asyncio.to_thread(platform.events)) == count
-        findings = await asyncio.to_thread(platform.findings)
-        assert [(f.kind, f.is_error) for f in findings] == [("gap", False)]
-
-        # The folder of the journal is empty, and brokers believe it. Then something is stored there.
-        away = tmp_path / "away"
-        (server.fragments / JOURNAL).rename(away)
-        await eventually(lambda: listed(0))
-        for _ in range(6):
-            await asyncio.to_thread(platform.tick)
-        store(server, 10, 6, 0)
-        await eventually(lambda: listed(1))
-        await settled(platform, 3, 5, 6)
-        for _ in range(6):
-            await asyncio.to_thread(platform.tick)
-        assert "may not have been pruned" in platform.text
-        for folder in away.iterdir():
-            folder.rename(server.fragments / JOURNAL / folder.name)
-        await eventually(lambda: listed(4))
-
-        async def is_quiet():
-            await asyncio.to_thread(platform.tick)
-            return "may not have been pruned" not in platform.text
-
-        await eventually(is_quiet, timeout_s=60)
-        await settled(platform, 3, 5, 6)
-        assert await asyncio.to_thread(counted) == [("03", 1), ("05", 2), ("06", 1)]
+    return run
 
 
-async def listed_old(client):
-    """Whether the broker knows by now how old the last fragments are."""
-    found = await client.fragments(JOURNAL)
-    limit = SystemClock().unix_s() - 6.5 * HOUR_S
-    return all(f.fragment.mod_time < limit for f in found[-2:])
+async def listed(client, count):
+    """Wait until the broker lists so many fragments."""
+
+    async def is_so():
+        return len(await client.fragments(JOURNAL)) == count
+
+    await eventually(is_so)
+
+
+async def counted(trino):
+    query = "SELECT hour, count(*) FROM hive.pruning.events GROUP BY 1 ORDER BY 1"
+    return await asyncio.to_thread(trino.query, query)
+
+
+async def ticks(platform, count=6):
+    for _ in range(count):
+        await asyncio.to_thread(platform.tick)
+
+
+async def test_prunes_are_followed_and_told_once(server, client, platform, trino, prune):
+    # Two an hour; of the third hour one is old. Reads jump to the last ones.
+    ages = [(1, 40), (1, 39), (2, 38), (2, 37), (3, 25), (3, 20), (4, 13), (4, 12), (5, 8), (5, 7)]
+    for begin, (hour, age_h) in enumerate(ages):
+        store(server, begin, hour, age_h)
+    await listed(client, 10)
+    await settled(platform, 1, 2, 3, 4, 5)
+    assert await counted(trino) == [(f"{h:02}", 2) for h in range(1, 6)]
+
+    await prune()
+    await listed(client, 5)
+    await settled(platform, 3, 4, 5)
+    assert await counted(trino) == [("03", 1), ("04", 2), ("05", 2)]
+    events = await asyncio.to_thread(platform.events)
+    assert sorted(
+        (e.partition, e.metadata["rows_added"].value, e.metadata["fragments"].value)
+        for e in events[5:]
+    ) == [
+        ("part=0/hour=01", -2, 0),
+        ("part=0/hour=02", -2, 0),
+        ("part=0/hour=03", -1, 1),
+    ]
+    assert await asyncio.to_thread(platform.findings) == []
+
+    await prune("--from-offset", 6 * len(LINE), "--before-offset", 8 * len(LINE))
+    await listed(client, 3)
+    await settled(platform, 3, 5)
+    # A lost cursor finds all done, and tells nothing.
+    count = len(await asyncio.to_thread(platform.events))
+    platform.cursor = None
+    await ticks(platform)
+    assert len(await asyncio.to_thread(platform.events)) == count
+    findings = await asyncio.to_thread(platform.findings)
+    assert [(f.kind, f.is_error) for f in findings] == [("gap", False)]
+    assert await counted(trino) == [("03", 1), ("05", 2)]
+
+
+async def test_a_store_that_went_away_is_no_prune(server, client, platform, trino, tmp_path):
+    for begin, hour in enumerate((3, 4, 5)):
+        store(server, begin, hour, 10 - hour)
+    await listed(client, 3)
+    await settled(platform, 3, 4, 5)
+    # The folder of the journal is empty, and brokers believe it. Then something is stored there.
+    away = tmp_path / "away"
+    (server.fragments / JOURNAL).rename(away)
+    await listed(client, 0)
+    await ticks(platform)
+    store(server, 3, 6, 0)
+    await listed(client, 1)
+    await settled(platform, 3, 4, 5, 6)
+    await ticks(platform)
+    assert "may not have been pruned" in platform.text
+    await settled(platform, 3, 4, 5, 6)
+
+    for folder in away.iterdir():
+        folder.rename(server.fragments / JOURNAL / folder.name)
+    await listed(client, 4)
+
+    async def is_quiet():
+        await ticks(platform, 1)
+        return "may not have been pruned" not in platform.text
+
+    await eventually(is_quiet, timeout_s=60)
+    await settled(platform, 3, 4, 5, 6)
+    assert await counted(trino) == [(f"{h:02}", 1) for h in (3, 4, 5, 6)]

@@ -177,6 +177,27 @@ def test_lost_file_foreign_file_and_unlisted_file(lake):
     ]
 
 
+@pytest.mark.parametrize(
+    ("gone", "errors"),
+    [
+        ((0, 1), [False, False]),  # a prune that brokers did not hear of yet
+        ((0, 2), [False, True]),
+        ((1,), [True]),
+        ((0, 1, 2, 3), [True] * 4),  # another folder than that of the brokers
+    ],
+)
+def test_files_that_are_gone_at_the_front_were_pruned(lake, gone, errors):
+    made = [lake.append(1) for _ in range(4)]
+    lake.register()
+    for number in gone:
+        lake.files.delete_file(made[number])
+    found = [f for f in lake.audit().findings if f.kind == "count"]
+    assert [(f.begin, f.is_error) for f in found] == [
+        (made[n].begin, e) for n, e in zip(gone, errors, strict=True)
+    ]
+    assert [" was pruned, it seems, " in f.text for f in found] == [not e for e in errors]
+
+
 def test_file_persisted_meanwhile_is_no_finding(lake):
     lake.append(1)
     later = lake.append(1)
