@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import time
 
 import orjson
 import pytest
@@ -308,6 +309,39 @@ def test_a_table_is_flushed_listed_checked_repaired_and_read(
     assert ill.code == 1
     (error,) = [each for each in orjson.loads(ill.out) if each["state"] == "error"]
     assert error["advice"] == "set GAZETTE_TRINO_URI to your coordinator's"
+
+
+@pytest.mark.hive
+@pytest.mark.timeout(400)
+def test_what_was_deleted_whole_is_forgotten_at_a_word(
+    platform, lake, root, tmp_path, broker, append
+):
+    journal, table = f"{root}/region=us", f"{DATABASE}.pruned"
+    append(journal, b'{"x": 1}\n')
+    (tmp_path / "pruned.yaml").write_text(
+        f"name: {table}\nselector: name={journal}\nformat: json\ncolumns: [{{name: x, type: bigint}}]\n"
+    )
+    assert lake("apply", "pruned.yaml").code == 0
+    assert lake("flush", table).code == 0
+    repair = ("repair", "--pruned", table)
+    none = lake(*repair)
+    assert (none.code, none.err) == (0, "")
+    assert none.out.decode() == f"{table}: what was pruned of 0 Hive partition(s) is forgotten\n"
+
+    # As a rule of the store does it, without a word to brokers.
+    (stored,) = broker.fragments.glob(f"{journal}/*/*.gz")
+    stored.unlink()
+    deadline = time.monotonic() + 60
+    while b"of 1 Hive partition(s) would be" not in lake(*repair, "--dry-run").out:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    (described,) = orjson.loads(lake("describe", table, "-o", "json").out)
+    assert [each["rows"] for each in described["hive_partitions"]] == [1]
+    done = lake(*repair)
+    assert done.code == 0, done.err
+    assert b"of 1 Hive partition(s) is forgotten; the sensor drops those" in done.out
+    (described,) = orjson.loads(lake("describe", table, "-o", "json").out)
+    assert [each["rows"] for each in described["hive_partitions"]] == [0]
 
 
 @pytest.mark.hive

@@ -17,6 +17,7 @@ from gazette_platform.lake import (
     JournalCursor,
     Registrar,
     Repairer,
+    Shrinker,
     StoreRoots,
     excluded_files,
     parse_table_spec,
@@ -123,10 +124,43 @@ class Lake:
     def object(self, path):
         return self.bucket / "lake" / path
 
+    def look(self, cursors):
+        """Have accounts follow a prune."""
+        shrinker = Shrinker(self.files, self.roots)
+        with self.metastore.connect() as session:
+            table = session.table("s", "events")
+            journal = shrinker.journal(JOURNAL)
+            return shrinker.look(session, self.spec, table, journal, cursors[JOURNAL])
+
 
 @pytest.fixture
 def lake(tmp_path, store, bucket):
     return Lake(tmp_path, store, bucket)
+
+
+def test_accounts_follow_a_prune_but_not_a_bucket_that_is_gone(lake):
+    made = [lake.append(n, n + 1, hour=5 + n // 2) for n in range(6)]
+    cursors = lake.register().cursors
+    for fragment in made[:3]:
+        lake.files.forget(fragment)
+        lake.object(fragment.content_path).unlink()
+    away = lake.bucket.with_name("away")
+    lake.bucket.rename(away)
+    found = lake.look(cursors)
+    assert (found.shrunk, len(found.doubts)) == (0, 2)
+    assert all("its files cannot be listed" in doubt for doubt in found.doubts)
+    # Another one of that name is empty.
+    lake.bucket.mkdir()
+    found = lake.look(cursors)
+    assert found.shrunk == 0
+    lake.bucket.rmdir()
+    away.rename(lake.bucket)
+    found = lake.look(cursors)
+    assert (found.shrunk, found.doubts) == (2, [])
+    assert [a.key for a in found.emptied] == ["part=a%253Db+c/hour=5"]
+    state = lake.states()["6"][1]
+    assert (state.ranges, state.fragments, state.rows) == (((27, 36),), 1, 1)
+    assert state.stored_bytes == lake.object(made[3].content_path).stat().st_size
 
 
 UNCHECKED = [("count", False, False), ("overlap", False, False)]
