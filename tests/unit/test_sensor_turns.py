@@ -10,6 +10,7 @@ from gazette_platform.lake import (
     FitChecker,
     Registrar,
     Repairer,
+    Shrinker,
     SpecFolder,
     StoreRoots,
     parse_table_spec,
@@ -18,6 +19,7 @@ from gazette_platform.lake.fit import value_scanner
 from gazette_platform.sensors.audits import AuditState, TableAudits
 from gazette_platform.sensors.cursor import SensorCursor
 from gazette_platform.sensors.fragments import TickPorts, run_tick
+from gazette_platform.sensors.retention import Retention
 from gazette_platform.sensors.told import InstanceTold
 from gazette_platform.sensors.turns import following, in_turn
 
@@ -78,6 +80,7 @@ class Platform:
                 FitChecker(self.files, self.roots),
                 self.metastore,
             ),
+            retention=Retention(Shrinker(self.files, self.roots), self.metastore),
             told=self.told,
             is_over=is_over,
         )
