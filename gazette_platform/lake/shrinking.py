@@ -63,6 +63,8 @@ _PAGES_OF_ONE_MAX: Final = 32
 _COMMIT_MAX: Final = 50
 _PROOFS_MAX: Final = 5
 _TAIL: Final = 16
+# The first Hive partition may be of a journal whose name goes on where this one's ends.
+_FRONT: Final = 2
 _OFFSET_MAX: Final = (1 << 63) - 1
 
 
@@ -128,22 +130,23 @@ class Shrinker:
         found = self._source.journals(LabelSelector(include=LabelSet.of(name=name)))
         return found[0] if found else None
 
-    def is_pruned(
-        self, session: MetastoreSession, spec: TableSpec, table: HiveTable, journal: str
-    ) -> bool:
+    def is_pruned(self, session: MetastoreSession, spec: TableSpec, journal: str) -> bool:
         """Whether the journal seems to have been pruned at its front, where nearly all prunes are.
 
-        One call, if nothing was ever pruned; else three.
+        One call, to brokers, if nothing was ever pruned; else three more.
 
         Raises: GazetteError: a server cannot be reached, or the journal cannot be listed.
         """
         listed = self._source.fragments(journal, 0, 1)
         if not listed or not listed[0].begin:
             return False
+        table = session.table(spec.schema, spec.table)
+        if table is None:
+            return False
         if not table.partition_columns:
             return pruned_front(listed[0], PartitionState.from_parameters(table.parameters))
         names = _names(session, spec, table, journal)
-        for found in session.partitions_named(table, names[:_TAIL]):
+        for found in session.partitions_named(table, names[:_FRONT]):
             state = PartitionState.from_parameters(found.parameters)
             if state.journal == journal:
                 return is_emptied(state) or pruned_front(listed[0], state)

@@ -218,40 +218,41 @@ class _Turn:
             outcome.state = replace(outcome.state, front=PrunePoint(table, journal))
             if journal in outcome.state.doubts.get(table, {}):
                 continue  # it is looked at in turn, and the others are not to wait for it
-            spec = self._specs[table]
             try:
-                found = self._session.table(spec.schema, spec.table)
-                if found is not None and self._shrinker.is_pruned(
-                    self._session, spec, found, journal
-                ):
-                    outcome.state = replace(outcome.state, urgent=PrunePoint(table, journal))
+                is_pruned = self._shrinker.is_pruned(self._session, self._specs[table], journal)
             except LakeError:
                 raise
             except GazetteError:
-                continue  # brokers cannot list it right now; registration says so
+                return  # brokers cannot list it right now, which took long; registration says so
+            if is_pruned:
+                outcome.state = replace(outcome.state, urgent=PrunePoint(table, journal))
 
     def look(self) -> None:
-        """Look at the Hive partitions that are in turn."""
-        outcome, is_urgent = self._outcome, self._outcome.state.urgent is not None
-        point = outcome.state.urgent or _in_turn(outcome.state.point, self._specs, self._cursors)
-        if self._is_over() or point is None:
-            return
-        is_done, following = True, None
-        spec = self._specs.get(point.table)
-        if spec is not None:
-            try:
-                is_done, following = self._look(spec, point)
-            except GazetteError as err:
-                outcome.warnings.append(f"{point.table}: {err}")
-        state = outcome.state
-        if is_urgent:
+        """Look at the Hive partitions that are urgent; if nothing is gone, at those that are in turn."""
+        outcome = self._outcome
+        urgent = outcome.state.urgent
+        if urgent is not None and not self._is_over():
+            is_done, following = self._try(urgent)
             # A part of which nothing is gone is behind what was pruned.
-            outcome.state = replace(state, urgent=None if is_done else following)
-        else:
-            outcome.state = replace(
-                state,
-                point=following or _behind(point, self._specs, self._cursors),
-            )
+            outcome.state = replace(outcome.state, urgent=None if is_done else following)
+            if not is_done:
+                return
+        point = _in_turn(outcome.state.point, self._specs, self._cursors)
+        if point is not None and not self._is_over():
+            _, following = self._try(point)
+            behind = following or _behind(point, self._specs, self._cursors)
+            outcome.state = replace(outcome.state, point=behind)
+
+    def _try(self, point: PrunePoint) -> tuple[bool, PrunePoint | None]:
+        """`_look`, of which an error is told, and costs the journal its turn."""
+        spec = self._specs.get(point.table)
+        if spec is None:
+            return True, None
+        try:
+            return self._look(spec, point)
+        except GazetteError as err:
+            self._outcome.warnings.append(f"{point.table}: {err}")
+            return True, None
 
     def _look(self, spec: TableSpec, point: PrunePoint) -> tuple[bool, PrunePoint | None]:
         """Returns: whether nothing was gone; and where to go on in the journal, None: it is through."""
@@ -282,7 +283,7 @@ class _Turn:
             outcome.summaries.append(
                 f"{name}: {look.shrunk} Hive partitions hold less of {journal}, since it was pruned."
             )
-        if look.shrunk or is_pending or not look.is_complete:
+        if look.shrunk or is_pending:
             return False, point
         return True, replace(point, after=look.following) if look.following else None
 

@@ -8,6 +8,7 @@ from dagster import AssetKey, AssetObservation
 from lake_bench import FragmentFiles, MemoryMetastore
 from lake_world import MODES, SPEC, Steps, World
 
+from gazette_platform.errors import NoJournalPrimaryBroker
 from gazette_platform.lake import Registrar, Shrinker, StoreRoots, parse_table_spec
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.retention import is_emptied
@@ -40,10 +41,14 @@ def events(world):
 
 
 def held(world):
-    """Accounts by hour of part 0, as the metastore has them."""
+    """Accounts by hour of part 0."""
     with world.metastore.connect() as session:
         found = session.partitions(session.table("s", "a"))
-    return {p.values[1]: PartitionState.from_parameters(p.parameters) for p in found}
+    return {
+        p.values[1]: PartitionState.from_parameters(p.parameters)
+        for p in found
+        if p.values[0] == "0"
+    }
 
 
 def problems(world):
@@ -131,6 +136,40 @@ def test_files_that_are_still_there_are_not_forgotten(world):
         world.tick()
     assert held(world)["05"].fragments == 2
     assert "part=0/hour=05" in world.instance.get_dynamic_partitions("s.a")
+
+
+def test_a_journal_that_has_to_wait_keeps_no_other_waiting(world):
+    """Its first fragments are not listed any more, and their files are there, for ever."""
+    made = filled(world)
+    other = filled(world, journal="a/part=1", hours=("05", "06", "07"))
+    for fragment in made["05"]:
+        world.files.forget(fragment)
+    for fragment in other["06"]:
+        world.prune(fragment, "06")
+    for _ in range(12):
+        world.tick()
+    with world.metastore.connect() as session:
+        names = session.partition_names(session.table("s", "a"))
+    assert "part=1/hour=06" not in names
+    assert "part=0/hour=05" in names
+
+
+def test_a_journal_that_cannot_be_listed_loses_its_turn(world, monkeypatch):
+    made = filled(world)
+    filled(world, journal="a/part=1", hours=("05",))
+    listed = world.files.fragments
+
+    def fragments(journal, offset, limit):
+        if journal == "a/part=1":
+            raise NoJournalPrimaryBroker("no primary")
+        return listed(journal, offset, limit)
+
+    monkeypatch.setattr(world.files, "fragments", fragments)
+    for fragment in made["05"]:
+        world.prune(fragment, "05")
+    for _ in range(12):
+        world.tick()
+    assert sorted(held(world)) == ["06", "07", "08"]
 
 
 def test_a_store_that_went_away_is_no_prune(world):
