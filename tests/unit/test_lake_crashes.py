@@ -39,7 +39,7 @@ def test_without_a_fault(tmp_path):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_fault_at_some_steps(tmp_path, mode):
-    for at in range(1 + 7 * MODES.index(mode), steps_of_a_history(tmp_path), 31):
+    for at in range(1 + 7 * MODES.index(mode), steps_of_a_history(tmp_path), 37):
         spoil(tmp_path / str(at), at, mode)
 
 

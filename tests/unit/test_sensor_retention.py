@@ -294,7 +294,7 @@ def test_a_fault_at_some_steps_of_prunes(tmp_path, mode):
         world.settle(quiet=5)
         world.check()
     assert count > 80
-    for at in range(20 + 5 * MODES.index(mode), count, 23):
+    for at in range(20 + 5 * MODES.index(mode), count, 37):
         with World(tmp_path / str(at), Steps(at, mode)) as world:
             play(world)
             world.settle(quiet=5)
@@ -304,22 +304,22 @@ def test_a_fault_at_some_steps_of_prunes(tmp_path, mode):
 
 def test_a_large_prune_goes_in_batches(world):
     """Ticks end, and ask little: each is a look at 200 Hive partitions at most."""
-    hours = [f"{n:04}" for n in range(450)]
+    hours = [f"{n:04}" for n in range(230)]
     made = [world.append(JOURNAL, 1, hour) for hour in hours]
     world.settle(quiet=2)
-    for fragment in made[:430]:
+    for fragment in made[:215]:
         world.files.prune(fragment)
     calls = world.steps.count
     ticks = 0
-    while len(held(world)) > 20:
+    while len(held(world)) > 15:
         world.tick()
         ticks += 1
-        assert ticks <= 16
+        assert ticks <= 10
     assert world.steps.count - calls < 1000 * ticks
     keys = world.instance.get_dynamic_partitions("s.a")
-    assert sorted(keys) == [f"part=0/hour={hour}" for hour in hours[430:]]
+    assert sorted(keys) == [f"part=0/hour={hour}" for hour in hours[215:]]
     ends = [e for e in events(world) if "were pruned" in e.description]
-    assert len(ends) == len({e.partition for e in ends}) == 430
+    assert len(ends) == len({e.partition for e in ends}) == 215
 
 
 # ------------------------------------------------------------------------ one look
