@@ -89,7 +89,7 @@ def materialization(
 def pruned_materialization(
     event: AssetMaterialization, account: PartitionAccount, added: Added
 ) -> AssetMaterialization:
-    """The last `event` of a Hive partition of which all was pruned; then it is dropped."""
+    """The `materialization` of a Hive partition of which all was pruned, its last: then it is dropped."""
     text = f"all {-added.fragments} fragments of {account.journal} were pruned"
     return event._replace(description=text)
 

@@ -56,12 +56,21 @@ from gazette_platform.sensors.events import (
     journal_partition,
     materialization,
     observation,
+    pruned_materialization,
     repair_materialization,
     specs_materialization,
 )
 from gazette_platform.sensors.keys import hive_partition, table_partition
 from gazette_platform.sensors.retention import Retention
-from gazette_platform.sensors.told import InstanceTold, RowTotal, Told, Totals, added_since, untold
+from gazette_platform.sensors.told import (
+    Added,
+    InstanceTold,
+    RowTotal,
+    Told,
+    Totals,
+    added_since,
+    untold,
+)
 from gazette_platform.sensors.turns import TickState, following, in_turn
 from gazette_platform.sensors.waits import follow
 
@@ -209,6 +218,7 @@ def run_tick(ports: TickPorts, folder: SpecFolder, cursor: SensorCursor) -> Tick
     round_ = _Round(cursor.sweep, cursor.looked) if swept == cursor.swept else _Round()
     audited = following(names, cursor.audited)
     turn = ""
+    totals = {name: RowTotal(ports.told, table_key(name)) for name in names}
     for name in in_turn(names, cursor.turn):
         if ports.is_over() or len(outcome.events) >= _EVENTS_MAX:
             turn = name
@@ -218,6 +228,7 @@ def run_tick(ports: TickPorts, folder: SpecFolder, cursor: SensorCursor) -> Tick
             specs[name],
             state,
             outcome,
+            totals[name],
             file=folder.files.get(name, ""),
             again=round_ if name == swept else None,
             is_audited=name == audited,
@@ -232,43 +243,55 @@ def run_tick(ports: TickPorts, folder: SpecFolder, cursor: SensorCursor) -> Tick
             turn = following(names, name)
             break
     if not turn and not ports.is_over():
-        _follow_prunes(ports, specs, cursor, state, outcome)
+        _follow_prunes(specs, cursor, state, _Teller(ports, outcome, totals))
     _tell_folder(outcome, folder, cursor, state)
     outcome.cursor = state.cursor(turn=turn, audited=audited, folder=folder.digest)
     return outcome
 
 
 def _follow_prunes(
-    ports: TickPorts,
-    specs: Mapping[str, TableSpec],
-    before: SensorCursor,
-    state: TickState,
-    outcome: TickOutcome,
+    specs: Mapping[str, TableSpec], before: SensorCursor, state: TickState, teller: "_Teller"
 ) -> None:
     """What there is time for, once all tables had their turn."""
-
-    def tell(spec: TableSpec, accounts: Sequence[PartitionAccount]) -> None:
-        asset = table_key(spec.name)
-        just_told = {
-            e.partition
-            for e in outcome.events
-            if isinstance(e, AssetMaterialization) and e.asset_key == asset
-        }
-        left = [a for a in accounts if a.key not in just_told]
-        _tell(outcome, spec, TableReport(table=spec.name, accounts=left), ports)
-
+    ports, outcome = teller.ports, teller.outcome
     try:
         found = ports.retention.run(
-            specs, before.registered.tables, state.retention, ports.told, tell, ports.is_over
+            specs, before.registered.tables, state.retention, ports.told, teller, ports.is_over
         )
     except GazetteError as err:
         outcome.warnings.append(_one_line(str(err)))
         return
     state.retention = found.state
-    outcome.events += found.events
     outcome.partitions += found.deletions
     outcome.summaries += found.summaries
     outcome.warnings += map(_one_line, found.warnings)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Teller:
+    """Tells of prunes, in events of the tick."""
+
+    ports: TickPorts
+    outcome: TickOutcome
+    totals: Mapping[str, RowTotal]
+
+    def tell(self, spec: TableSpec, accounts: Sequence[PartitionAccount]) -> None:
+        """See `retention.Teller`."""
+        asset = table_key(spec.name)
+        just_told = {
+            e.partition
+            for e in self.outcome.events
+            if isinstance(e, AssetMaterialization) and e.asset_key == asset
+        }
+        left = [a for a in accounts if table_partition(a.key) not in just_told]
+        report = TableReport(table=spec.name, accounts=left)
+        _tell(self.outcome, spec, report, self.ports, self.totals[spec.name])
+
+    def tell_pruned(self, spec: TableSpec, account: PartitionAccount) -> None:
+        """See `retention.Teller`."""
+        event, added = _event_of(spec, account, self.ports, self.totals[spec.name])
+        self.outcome.events.append(pruned_materialization(event, account, added))
 
 
 @final
@@ -298,6 +321,7 @@ def _run_table(
     spec: TableSpec,
     state: TickState,
     outcome: TickOutcome,
+    total: RowTotal,
     *,
     file: str,
     again: _Round | None,
@@ -315,7 +339,6 @@ def _run_table(
         looked = ""
         if again is not None and report.swept is None:
             looked = _look_again(ports, spec, report, again.looked)
-        total = RowTotal(ports.told, table_key(name))
         _tell(outcome, spec, report, ports, total)
         # Only now: what is not told would not be touched again.
         state.tables[name] = report.cursors
@@ -414,16 +437,7 @@ def _tell(
     former = {table_partition(a.key): a.key for a in report.accounts}
     keys = list(former)
     accounts = untold(report.accounts, ports.told.versions(asset, keys))
-    for account in accounts:
-        key = table_partition(account.key)
-        told = _told_of(ports.told, asset, account.key)
-        added = added_since(account.state, told)
-        in_table = total.after(key, account.state.rows, told)
-        catalog = ports.audits.trino_catalog
-        page = ports.table_page(f"{catalog}.{spec.name}")
-        outcome.events.append(
-            materialization(spec, account, added, rows=in_table, page=page, catalog=catalog)
-        )
+    outcome.events += [_event_of(spec, account, ports, total)[0] for account in accounts]
     touched = {a.journal for a in accounts}
     progress = [p for p in report.journals if p.journal in touched]
     outcome.events += [journal_materialization(spec.name, p) for p in progress]
@@ -454,6 +468,18 @@ def _tell(
         outcome.summaries.append(
             f"{spec.name}: told of {len(late)} Hive partitions that were registered before."
         )
+
+
+def _event_of(
+    spec: TableSpec, account: PartitionAccount, ports: TickPorts, total: RowTotal
+) -> tuple[AssetMaterialization, Added]:
+    """The event of a Hive partition, and what it has more than the one before."""
+    told = _told_of(ports.told, table_key(spec.name), account.key)
+    added = added_since(account.state, told)
+    rows = total.after(table_partition(account.key), account.state.rows, told)
+    catalog = ports.audits.trino_catalog
+    page = ports.table_page(f"{catalog}.{spec.name}")
+    return materialization(spec, account, added, rows=rows, page=page, catalog=catalog), added
 
 
 def _tell_repair(

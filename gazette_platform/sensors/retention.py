@@ -14,29 +14,25 @@ So a tick that was killed, a lost cursor or a lost home of Dagster leave nothing
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 from gazette_platform.assets.raw import table_key, table_partitions
 from gazette_platform.errors import GazetteError, LakeError
 from gazette_platform.lake import JournalCursor
-from gazette_platform.sensors.events import pruned_materialization
-from gazette_platform.sensors.told import added_since
+from gazette_platform.sensors.keys import table_partition
 from gazette_platform.sensors.versions import data_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from dagster import AssetMaterialization
-    from dagster._core.definitions.dynamic_partitions_request import (
-        DeleteDynamicPartitionsRequest,
-    )
+    from dagster import DeleteDynamicPartitionsRequest
 
     from gazette_platform.hive import HiveTable, MetastoreSession
     from gazette_platform.lake import Look, PartitionAccount, Shrinker, TableSpec
     from gazette_platform.lake.registration import Metastore
     from gazette_platform.sensors.told import Told
 
-__all__ = ["PrunePoint", "Retention", "RetentionOutcome", "RetentionState"]
+__all__ = ["PrunePoint", "Retention", "RetentionOutcome", "RetentionState", "Teller"]
 
 # Beginnings of journals asked for in a tick.
 _FRONTS_MAX = 8
@@ -126,13 +122,24 @@ class RetentionState:
         )
 
 
+class Teller(Protocol):
+    """Tells Dagster."""
+
+    def tell(self, spec: TableSpec, accounts: Sequence[PartitionAccount]) -> None:
+        """Of those of `accounts` that differ from what was told."""
+        ...
+
+    def tell_pruned(self, spec: TableSpec, account: PartitionAccount) -> None:
+        """For the last time of a Hive partition, of which all was pruned."""
+        ...
+
+
 @final
 @dataclass(slots=True)
 class RetentionOutcome:
     """What a tick did about prunes."""
 
     state: RetentionState
-    events: list[AssetMaterialization] = field(default_factory=list)
     deletions: list[DeleteDynamicPartitionsRequest] = field(default_factory=list)
     summaries: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -157,7 +164,7 @@ class Retention:
         cursors: Mapping[str, Mapping[str, JournalCursor]],
         state: RetentionState,
         told: Told,
-        tell: Callable[[TableSpec, Sequence[PartitionAccount]], None],
+        teller: Teller,
         is_over: Callable[[], bool],
     ) -> RetentionOutcome:
         """Do a tick's part.
@@ -169,12 +176,12 @@ class Retention:
             cursors: by table and journal, how far they were registered *before* this tick.
             state: as the last tick left it, with what this one found broken.
             told: what Dagster was told.
-            tell: tells of accounts that differ from what was told.
+            teller: tells it more.
             is_over: whether the tick's time is up.
         """
         outcome = RetentionOutcome(state)
         with self.metastore.connect() as session:
-            turn = _Turn(self.shrinker, session, specs, cursors, outcome, told, tell, is_over)
+            turn = _Turn(self.shrinker, session, specs, cursors, outcome, told, teller, is_over)
             turn.ask_fronts()
             turn.look()
         return outcome
@@ -192,7 +199,7 @@ class _Turn:
         cursors: Mapping[str, Mapping[str, JournalCursor]],
         outcome: RetentionOutcome,
         told: Told,
-        tell: Callable[[TableSpec, Sequence[PartitionAccount]], None],
+        teller: Teller,
         is_over: Callable[[], bool],
     ) -> None:
         self._shrinker = shrinker
@@ -201,7 +208,7 @@ class _Turn:
         self._cursors = cursors
         self._outcome = outcome
         self._told = told
-        self._tell = tell
+        self._teller = teller
         self._is_over = is_over
 
     def ask_fronts(self) -> None:
@@ -277,7 +284,7 @@ class _Turn:
             is_over=self._is_over,
         )
         self._note(name, journal, look, is_first=not point.after)
-        self._tell(spec, look.accounts)
+        self._teller.tell(spec, look.accounts)
         is_pending = self._settle(spec, table, look.emptied)
         if look.shrunk:
             outcome.summaries.append(
@@ -293,19 +300,21 @@ class _Turn:
         """Take Hive partitions that hold nothing a step further. Returns: whether there is another one."""
         if not emptied:
             return False
-        asset, partitions = table_key(spec.name), table_partitions(spec.name)
-        keys = [account.key for account in emptied]
-        versions = self._told.versions(asset, keys)
-        known = self._told.partitions(str(partitions.name), keys)
+        partitions = table_partitions(spec.name)
+        keys = {table_partition(account.key): account.key for account in emptied}
+        versions = self._told.versions(table_key(spec.name), list(keys))
+        # Former releases had the names of columns in Dagster's keys.
+        known = self._told.partitions(str(partitions.name), [*keys, *keys.values()])
         deleted: list[str] = []
         dropped: list[PartitionAccount] = []
         for account in emptied:
-            version = versions.get(account.key)
+            key = table_partition(account.key)
+            version = versions.get(key)
+            left = [k for k in dict.fromkeys((key, account.key)) if k in known]
             if version is not None and version != data_version(account.state):
-                added = added_since(account.state, self._told.totals(asset, account.key))
-                self._outcome.events.append(pruned_materialization(spec, account, added))
-            elif table.partition_columns and account.key in known:
-                deleted.append(account.key)
+                self._teller.tell_pruned(spec, account)
+            elif table.partition_columns and left:
+                deleted += left
             else:
                 dropped.append(account)
         if deleted:

@@ -4,8 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from dagster import AssetKey, DagsterInstance
-from dagster._core.definitions.dynamic_partitions_request import DeleteDynamicPartitionsRequest
+from dagster import AssetKey, DagsterInstance, DeleteDynamicPartitionsRequest
 
 from gazette_platform.cli.gazctl import main
 from gazette_platform.client import AsyncClient, Change, Client, ClientConfig
@@ -17,6 +16,7 @@ from gazette_platform.lake import (
     Registrar,
     Repairer,
     Shrinker,
+    SpecFolder,
     StoreRoots,
     parse_table_spec,
 )
@@ -67,7 +67,9 @@ class Platform:
                 retention=Retention(Shrinker(self.source, self.roots), shared),
                 told=InstanceTold(self.instance),
             )
-            outcome = run_tick(ports, {SPEC.name: SPEC}, SensorCursor.parse(self.cursor))
+            outcome = run_tick(
+                ports, SpecFolder({SPEC.name: SPEC}), SensorCursor.parse(self.cursor)
+            )
         for event in outcome.events:
             self.instance.report_runless_asset_event(event)
         for request in outcome.partitions:
@@ -148,11 +150,12 @@ def spec(**changes):
 
 async def settled(platform, *hours):
     """Tick until there are just these Hive partitions, in the metastore and in Dagster."""
-    keys = [f"part=0/hour={hour:02}" for hour in hours]
+    names = [f"part=0/hour={hour:02}" for hour in hours]
+    keys = [f"0/{hour:02}" for hour in hours]
 
     async def is_so():
         await asyncio.to_thread(platform.tick)
-        return await asyncio.to_thread(platform.names) == (keys, keys)
+        return await asyncio.to_thread(platform.names) == (names, keys)
 
     await eventually(is_so, timeout_s=120)
 
@@ -214,9 +217,9 @@ async def test_prunes_are_followed_and_told_once(server, client, platform, trino
         (e.partition, e.metadata["rows_added"].value, e.metadata["fragments"].value)
         for e in events[5:]
     ) == [
-        ("part=0/hour=01", -2, 0),
-        ("part=0/hour=02", -2, 0),
-        ("part=0/hour=03", -1, 1),
+        ("0/01", -2, 0),
+        ("0/02", -2, 0),
+        ("0/03", -1, 1),
     ]
     assert await asyncio.to_thread(platform.findings) == []
 

@@ -1,6 +1,7 @@
 """Runs of rollups over registered fragments: what is made again, and in which commits."""
 
 import json
+from dataclasses import replace as replaced
 from types import SimpleNamespace
 
 import msgspec
@@ -27,6 +28,7 @@ from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 from gazette_platform.assets.rollups import COMPLETE_CHECK, rollup_asset
 from gazette_platform.errors import LakeError, RollupFenced
 from gazette_platform.lake import Registrar, StoreRoots, ensure_exact_view, parse_table_spec
+from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.rollups import RollupSpec
 from gazette_platform.lake.rollups.iceberg import IcebergTables
 from gazette_platform.lake.rollups.running import RollupRunner
@@ -123,6 +125,18 @@ class Lake:
         with self.metastore.connect() as session:
             table = session.table("shop", "orders")
             session.drop_partition(table, (shop, str(hour)))
+
+    def empty(self, shop, hour):
+        with self.metastore.connect() as session:
+            table = session.table("shop", "orders")
+            (found,) = session.partitions_of(table, [(shop, str(hour))]).values()
+            state = PartitionState(journal=f"orders/shop={shop}")
+            session.alter_partitions(table, [replaced(found, parameters=state.to_parameters())])
+
+    def delete_file(self, shop, hour):
+        """The first file of an hour goes."""
+        folder = self.files.root / f"orders/shop={shop}/hour={hour:02}"
+        min(folder.iterdir()).unlink()
 
     def runner(self, **options):
         return RollupRunner(self.metastore, self.tables, self.engine, clock=self.clock, **options)
@@ -233,6 +247,50 @@ def test_check_of_a_rollup_is_executed_without_a_run_of_it(lake):
     assert (told.passed, told.severity) == (False, AssetCheckSeverity.WARN)
     assert told.description.startswith("Raw content of shop=a was pruned")
     assert [s.values for s in lake.run(by_shop).behind] == [("a",)]
+
+
+def follows():
+    return msgspec.structs.replace(SUMS, retention="follow")
+
+
+def test_a_slice_whose_files_went_before_its_accounts_is_left_as_it_is(lake):
+    """As in the minutes between a prune and the brokers' next listing."""
+    lake.publish(("a", 5), ("a", 6))
+    lake.run()
+    lake.delete_file("a", 5)
+    lake.publish(("a", 5), ("a", 6))
+    report = lake.run()
+    assert report.made == [("a", "6")]
+    assert [sealed.values for sealed in report.behind] == [("a", "5")]
+    assert lake.rows() == [("a", 5, 1), ("a", 6, 1)]
+    # With all slices at once, too, and by other code or columns.
+    assert lake.run(msgspec.structs.replace(SUMS, version="2")).made == [("a", "6")]
+    with pytest.raises(
+        LakeError, match=r"orders shop=a/hour=5 was pruned, so rollups\.sums cannot"
+    ):
+        lake.run(msgspec.structs.replace(SUMS, slices=("hour",)))
+    assert lake.run(follows()).made == [("a", "5"), ("a", "6")]
+
+
+def test_a_slice_is_not_committed_if_its_files_went_while_it_was_read(lake):
+    lake.publish(("a", 5), ("a", 6))
+    lake.run()
+    lake.publish(("a", 5))
+    lake.engine.before_commit = lambda: lake.delete_file("a", 5)
+    with pytest.raises(LakeError, match="was pruned while it was read, so nothing was changed"):
+        lake.run()
+    assert lake.rows() == [("a", 5, 1), ("a", 6, 1)]
+    lake.engine.before_commit = lambda: None
+    assert lake.run().made == []
+
+
+def test_an_account_that_a_prune_emptied_is_no_part_any_more(lake):
+    lake.publish(("a", 5), ("a", 6))
+    lake.run()
+    lake.empty("a", 5)
+    assert lake.run().made == []
+    report = lake.run(follows())
+    assert (report.made, report.dropped) == ([], [("a", "5")])
 
 
 def test_forced_run_makes_all_that_is_there(lake):

@@ -4,10 +4,11 @@ import json
 import shutil
 
 import pytest
-from dagster import AssetKey, AssetObservation
+from dagster import AssetCheckKey, AssetKey
 from lake_bench import FragmentFiles, MemoryMetastore
 from lake_world import MODES, SPEC, Steps, World
 
+from gazette_platform.assets.checks import KEEPS_UP_CHECK
 from gazette_platform.errors import NoJournalPrimaryBroker
 from gazette_platform.lake import Registrar, Shrinker, StoreRoots, parse_table_spec
 from gazette_platform.lake.partition_state import PartitionState
@@ -52,10 +53,13 @@ def held(world):
 
 
 def problems(world):
-    """Texts of the observations of the table's problems."""
-    records = world.instance.fetch_observations(AssetKey(["s", "a"]), limit=100).records
-    told = [record.asset_observation for record in reversed(records)]
-    return [o.metadata["problem"].value for o in told if isinstance(o, AssetObservation)]
+    """Texts of what kept the table from keeping up, after it first was told to do so."""
+    records = world.instance.event_log_storage.get_asset_check_execution_history(
+        AssetCheckKey(AssetKey(["s", "a"]), KEEPS_UP_CHECK), limit=100
+    )
+    told = [r.event.dagster_event.asset_check_evaluation_data for r in reversed(records)]
+    assert told[0].passed
+    return [evaluation.description for evaluation in told[1:]]
 
 
 def lose_store(world, journal=JOURNAL):
@@ -77,7 +81,7 @@ def test_what_was_pruned_is_told_once_and_dropped(world):
     assert sorted(held(world)) == ["06", "07", "08"]
     found = {e.partition: e for e in events(world)[told:]}
     assert len(events(world)) == told + 2
-    gone, less = found["part=0/hour=05"], found["part=0/hour=06"]
+    gone, less = found["0/05"], found["0/06"]
     assert gone.description == f"all 2 fragments of {JOURNAL} were pruned"
     assert gone.metadata["rows_added"].value == -2
     assert gone.metadata["dagster/partition_row_count"].value == 0
@@ -135,7 +139,7 @@ def test_files_that_are_still_there_are_not_forgotten(world):
     for _ in range(8):
         world.tick()
     assert held(world)["05"].fragments == 2
-    assert "part=0/hour=05" in world.instance.get_dynamic_partitions("s.a")
+    assert "0/05" in world.instance.get_dynamic_partitions("s.a")
 
 
 def test_a_journal_that_has_to_wait_keeps_no_other_waiting(world):
@@ -195,7 +199,7 @@ def test_a_store_that_went_away_is_no_prune(world):
             JOURNAL, b'{"id":1}\n', begin=made.begin, postfix=made.path_postfix, mod_time=world.now
         )
     world.settle(quiet=6)
-    assert problems(world)[1:] == ["none any more"]
+    assert problems(world)[1:] == ["As it should be."]
     # And now it is pruned.
     for made in world.files.fragments(JOURNAL, 0, 2):
         world.prune(made, "05")
@@ -317,7 +321,7 @@ def test_a_large_prune_goes_in_batches(world):
         assert ticks <= 10
     assert world.steps.count - calls < 1000 * ticks
     keys = world.instance.get_dynamic_partitions("s.a")
-    assert sorted(keys) == [f"part=0/hour={hour}" for hour in hours[215:]]
+    assert sorted(keys) == [f"0/{hour}" for hour in hours[215:]]
     ends = [e for e in events(world) if "were pruned" in e.description]
     assert len(ends) == len({e.partition for e in ends}) == 215
 

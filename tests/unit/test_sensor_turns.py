@@ -195,4 +195,4 @@ def test_what_nobody_expects_of_one_table_holds_up_no_other(platform, monkeypatc
     assert registered(outcome) == ["t0", "t2", "t3"]
     assert "s.t1: unexpected ZeroDivisionError: by no means (this is a bug" in outcome.text
     monkeypatch.undo()
-    assert registered(platform.tick()) == ["t1"]
+    assert "t1" in registered(platform.tick())

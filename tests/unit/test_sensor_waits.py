@@ -10,6 +10,7 @@ from gazette_platform.lake import (
     JournalProgress,
     Registrar,
     Repairer,
+    Shrinker,
     SpecFolder,
     StoreRoots,
     TableReport,
@@ -19,6 +20,7 @@ from gazette_platform.protocol import CompressionCodec
 from gazette_platform.sensors.audits import TableAudits
 from gazette_platform.sensors.cursor import SensorCursor
 from gazette_platform.sensors.fragments import TickPorts, run_tick
+from gazette_platform.sensors.retention import Retention
 from gazette_platform.sensors.told import InstanceTold
 from gazette_platform.sensors.waits import Wait, follow
 
@@ -156,6 +158,7 @@ class Platform:
                 FitChecker(self.files, roots),
                 metastore,
             ),
+            retention=Retention(Shrinker(self.files, roots), metastore),
             told=InstanceTold(instance),
             now_s=lambda: self.now,
         )

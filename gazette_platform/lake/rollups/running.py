@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.rollups.commit import Commit, Committed, commit
-from gazette_platform.lake.rollups.planning import Plan, batches, covers_after, make_plan
+from gazette_platform.lake.rollups.planning import Plan, Sealed, batches, covers_after, make_plan
 from gazette_platform.lake.rollups.sources import Source, read_sources
 from gazette_platform.lake.rollups.spec import STAGING_SCHEMA
 from gazette_platform.lake.rollups.statements import StagingTable
+from gazette_platform.lake.rollups.whole import lost_slices
 from gazette_platform.ops.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.rollups.covers import Covers, SliceCover
     from gazette_platform.lake.rollups.engines import RollupEngine
     from gazette_platform.lake.rollups.iceberg import IcebergTable, IcebergTables
-    from gazette_platform.lake.rollups.planning import Sealed, SourceState
+    from gazette_platform.lake.rollups.planning import SourceState
     from gazette_platform.lake.rollups.spec import RollupSpec
     from gazette_platform.ops.clock import Clock
 
@@ -106,6 +107,8 @@ class RollupRunner:
         """
         base, covers, sources = _read(self._metastore, self._tables, spec)
         plan = make_plan(spec, _states(sources), covers, is_forced=is_forced)
+        if spec.retention == "keep" and not is_forced:
+            plan = self._without_lost(spec, plan, sources, covers)
         report = RollupReport(
             table=spec.name, covers=covers, behind=plan.behind, is_rebuild=plan.is_rebuild
         )
@@ -138,6 +141,27 @@ class RollupRunner:
             base = done.table
         return report
 
+    def _without_lost(
+        self, spec: RollupSpec, plan: Plan, sources: Mapping[str, Source], covers: Covers
+    ) -> Plan:
+        """The plan without slices that would shrink, since files went that accounts still count.
+
+        Raises: LakeError: the table has slices of other columns, so that nothing of it could stay.
+        """
+        is_anew = bool(covers.slices) and covers.columns != spec.slices
+        again = {v: cover for v, cover in plan.make.items() if is_anew or v in covers.slices}
+        lost = lost_slices(self._tables, sources, again)
+        if is_anew and lost:
+            raise LakeError(
+                f"{next(iter(lost.values()))} was pruned, so {spec.name} cannot be sliced by other columns without "
+                "losing rows: undo that, give the rollup another name, or run it with `force: true`"
+            )
+        for values, part in lost.items():
+            self._log(f"{spec.name}: slice {values} is left as it is, since {part} was pruned")
+        make = {values: cover for values, cover in plan.make.items() if values not in lost}
+        sealed = (*plan.sealed, *(Sealed(values, is_behind=True) for values in sorted(lost)))
+        return replace(plan, make=make, sealed=sealed)
+
     def _make(  # noqa: PLR0917
         self,
         spec: RollupSpec,
@@ -160,6 +184,8 @@ class RollupRunner:
             for index, batch in enumerate(group):
                 self._engine.stage(staging, spec, tables, list(batch), is_first=index == 0)
                 self._log(f"{spec.name}: made {len(batch)} slices")
+            if spec.retention == "keep" and not replaces_all:
+                self._require_whole(spec, sources, made, covers)
             done = commit(
                 self._tables,
                 Commit(
@@ -179,6 +205,24 @@ class RollupRunner:
             with suppress(LakeError):
                 self._tables.forget(STAGING_SCHEMA, name)
         return done, after
+
+    def _require_whole(
+        self,
+        spec: RollupSpec,
+        sources: Mapping[str, Source],
+        made: Mapping[tuple[str, ...], SliceCover],
+        covers: Covers,
+    ) -> None:
+        """Refuse to commit a slice again of which content may have been pruned while it was read.
+
+        Raises: LakeError: names the slice; the next run leaves it as it is.
+        """
+        again = {values: cover for values, cover in made.items() if values in covers.slices}
+        for values, part in lost_slices(self._tables, sources, again).items():
+            raise LakeError(
+                f"{part}, of which slice {values} of {spec.name} is made, was pruned while it was read, so nothing "
+                "was changed; the next run leaves that slice as it is"
+            )
 
     def _note(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import LakeError
@@ -15,6 +15,8 @@ from gazette_platform.lake.rollups.statements import SourceTable
 from gazette_platform.lake.tables import LAYOUT
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gazette_platform.hive import HiveTable, MetastoreSession
     from gazette_platform.lake.rollups.iceberg import IcebergTables
     from gazette_platform.lake.rollups.spec import RollupSpec
@@ -29,6 +31,8 @@ class Source:
 
     state: SourceState
     table: SourceTable
+    locations: Mapping[str, str] = field(default_factory=dict)
+    """Of a raw table: directories by name of the part."""
 
 
 def read_sources(
@@ -36,7 +40,7 @@ def read_sources(
 ) -> dict[str, Source]:
     """The sources of a rollup by alias.
 
-    What is read of them later is at least what is told here, since raw content is only added.
+    What is read of them later is at least what is told here, unless it was pruned: see `whole`.
 
     Raises: LakeError: a table is not there, or neither a raw table nor Iceberg's; or a server or file
         cannot be reached.
@@ -64,16 +68,19 @@ def _raw(session: MetastoreSession, table: HiveTable) -> Source:
     excluded = excluded_digests(view)
     keys = [c.name for c in table.partition_columns]
     parts: dict[str, tuple[tuple[str, ...], Seen]] = {}
+    locations: dict[str, str] = {}
     if keys:
         for partition in session.partitions(table):
             state = PartitionState.from_parameters(partition.parameters)
             name = partition_name(keys, partition.values)
-            if state.journal:
+            if state.ranges:  # else it is new, or all of it was pruned
                 parts[name] = (partition.values, _seen(state, name, excluded))
+                locations[name] = partition.location
     else:
         state = PartitionState.from_parameters(table.parameters)
-        if state.journal:
+        if state.ranges:
             parts[""] = ((), _seen(state, "", excluded))
+            locations[""] = table.location
     return Source(
         SourceState(table=table.full_name, columns=tuple(keys), parts=parts),
         SourceTable(
@@ -82,6 +89,7 @@ def _raw(session: MetastoreSession, table: HiveTable) -> Source:
             is_iceberg=False,
             types={c.name: c.type for c in table.partition_columns},
         ),
+        locations,
     )
 
 
