@@ -93,7 +93,8 @@ class LocalBrokers:
             "id": f"broker-{len(self._brokers)}",
             "etcd_address": self._etcd,
             "etcd_prefix": self._prefix,
-            "etcd_lease_s": 2.0,
+            # More than a busy machine keeps a process waiting for; who wants a lease to end revokes it.
+            "etcd_lease_s": 6.0,
             "file_root": self.fragments,
             "spool_dir": self._spools,
             "drain_timeout_s": 0.0,
