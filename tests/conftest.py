@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +38,11 @@ _SERVER_MARKS = frozenset(
 )
 
 _conformance: defaultdict[str, Counter[str]] = defaultdict(Counter)
+
+
+def pytest_configure() -> None:
+    """A run that is told to end stops its servers first, as on Ctrl-C."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
