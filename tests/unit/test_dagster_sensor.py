@@ -148,10 +148,11 @@ def test_a_lost_dagster_home_is_told_everything_again(platform):
         platform.tick()
     assert numbers(platform.instance, "a") == {"0/05": [1, 1, 1]}
     altered = platform.metastore.partitions_altered
-    platform.instance, platform.cursor = DagsterInstance.ephemeral(), None
-    platform.tick()
-    assert numbers(platform.instance, "a") == {"0/05": [3]}
-    assert total(platform.instance, "a") == 3
+    with DagsterInstance.ephemeral() as anew:
+        platform.instance, platform.cursor = anew, None
+        platform.tick()
+        assert numbers(anew, "a") == {"0/05": [3]}
+        assert total(anew, "a") == 3
     assert platform.metastore.partitions_altered == altered
 
 
