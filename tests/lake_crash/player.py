@@ -24,6 +24,7 @@ from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.storage import Storage, _wait
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, Fragment, FragmentSpec, JournalSpec
+from gazette_platform.sensors.keys import hive_partition
 from gazette_platform.sensors.versions import DATA_VERSION, data_version
 from tests.lake_crash.oracle import RECORD_BYTES, Piece, content, listed, pieces
 from tests.lake_crash.plan import (
@@ -55,6 +56,7 @@ _SEEN_TIMEOUT_S = 60.0
 _POLL_S = 0.02
 _ANY = -1
 _LOG_TAIL = 2000
+_COLUMNS = ("part", "hour")
 # A tick looks at one slice of old fragments: a round over both journals, and once more.
 _QUIET_TICKS = 5
 _SETTLE_TICKS = 30
@@ -333,19 +335,17 @@ class Player:
             table = session.table(self._database, name)
             for found in session.partitions(table) if table is not None else ():
                 state = PartitionState.from_parameters(found.parameters)
-                key = "/".join(
-                    f"{k}={v}" for k, v in zip(("part", "hour"), found.values, strict=True)
-                )
+                key = "/".join(f"{k}={v}" for k, v in zip(_COLUMNS, found.values, strict=True))
                 facts.accounts[key] = Account(
                     state.rows, state.fragments, state.covered_bytes, data_version(state)
                 )
         with self._instance() as instance:
-            facts.partitions = frozenset(
-                instance.get_dynamic_partitions(f"{self._database}.{name}")
-            )
+            known = instance.get_dynamic_partitions(f"{self._database}.{name}")
+            facts.partitions = frozenset(hive_partition(key, _COLUMNS) for key in known)
             asset = AssetKey([self._database, name])
             for event in _materializations(instance, asset):
-                facts.told.setdefault(event.partition, []).append(_told(event))
+                key = hive_partition(event.partition, _COLUMNS)
+                facts.told.setdefault(key, []).append(_told(event))
 
 
 def _materializations(instance: DagsterInstance, asset: AssetKey) -> Iterator[Any]:

@@ -137,7 +137,8 @@ def _tick(instance: DagsterInstance, ports: _Ports, life: Life, calls: Calls) ->
         calls.call("dagster partitions", lambda r=request: _store_partitions(instance, r))
     kept = {CURSOR: result.cursor}
     calls.call("dagster cursor", lambda: instance.daemon_cursor_storage.set_cursor_values(kept))
-    return len(result.asset_events), result.skip_reason.skip_message
+    skipped = result.skip_reason
+    return len(result.asset_events), skipped.skip_message if skipped is not None else ""
 
 
 def _store_partitions(instance: DagsterInstance, request: Any) -> None:

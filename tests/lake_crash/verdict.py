@@ -175,7 +175,8 @@ def judge_events(
 def _event_problem(account: Account | None, told: Sequence[Told]) -> str:
     """What is wrong with the events of a Hive partition; empty: nothing."""
     if account is None:
-        return f"{told[-1]}, but it is not there"
+        # One that holds nothing any more is dropped, once that was told.
+        return "" if told[-1].rows == 0 else f"{told[-1]}, but it is not there"
     if not told:
         return f"nothing, where it has {account.rows} rows"
     last = told[-1]

@@ -212,6 +212,15 @@ def test_accounts_and_partitions_are_compared_too():
     assert told(FIRST, LAST, partitions=()).problems == [f"t: Dagster has no partition {KEY}"]
 
 
+def test_what_was_dropped_was_told_to_hold_nothing():
+    events = {KEY: [FIRST, Told("empty", 0, None)]}
+    verdict = Verdict()
+    judge_events(verdict, "t", expected(case_of(), {}), {}, events, frozenset())
+    assert verdict.is_ok
+    judge_events(verdict, "t", expected(case_of(), {}), {}, {KEY: [FIRST]}, frozenset())
+    assert verdict.events_lost == 1
+
+
 # -------------------------------------------------------------------- registrars
 
 
