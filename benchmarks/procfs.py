@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from gazette_platform.errors import SetupError
 if TYPE_CHECKING:
     from gazette_platform.ops.clock import Clock
 
-__all__ = ["busy_s", "cpu_s", "idle", "peak_rss_mb", "rss_mb"]
+__all__ = ["busy_s", "cpu_s", "idle", "peak_rss_mb", "rss_mb", "session_cpu_s"]
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _WINDOW_S = 0.2
@@ -22,8 +23,28 @@ _IDLE_CPU_S = 0.02
 
 def cpu_s(pid: int) -> float:
     """User and system time of a process and its threads since its start, seconds."""
-    fields = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    return _cpu_s(_read(Path(f"/proc/{pid}/stat")))
+
+
+def session_cpu_s(pid: int) -> float:
+    """The same of all processes of the session that `pid` leads, such as a server and its JVM."""
+    _read(Path(f"/proc/{pid}/stat"))
+    found = 0.0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            stat = path.read_text()
+            found += _cpu_s(stat) if int(_fields(stat)[3]) == pid else 0.0
+    return found
+
+
+def _cpu_s(stat: str) -> float:
+    fields = _fields(stat)
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def _fields(stat: str) -> list[str]:
+    """Those behind the name of the program."""
+    return stat.rpartition(")")[2].split()
 
 
 def busy_s() -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import statistics
 import tomllib
@@ -15,7 +16,7 @@ from rich.table import Table
 from benchmarks.bench import FULL
 from benchmarks.content import SIZES
 from benchmarks.matrix import matrix_cases, service_figure
-from benchmarks.targets import BOUNDS
+from benchmarks.targets import BOUNDS, LAKE_TARGETS
 from gazette_platform.errors import DataError
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ __all__ = [
     "BASELINE",
     "Baseline",
     "appends_table",
+    "lake_table",
     "load_baseline",
     "matrix_table",
     "others_table",
@@ -216,6 +218,21 @@ def others_table(figures: Mapping[str, float], baseline: Baseline) -> Table:
             value, others = figures[name], baseline.figures.get(name, {})
             bound = figures.get(BOUNDS.get(name, ""))
             table.add_row(name, *_beside(value, others), ratio(value, bound))
+        table.add_section()
+    return table
+
+
+def lake_table(figures: Mapping[str, float]) -> Table:
+    """A row for each figure of tables, by the second word of its name, beside its target."""
+    table = Table(title="Tables", box=SIMPLE)
+    table.add_column("figure", overflow="fold")
+    for heading in ("measured", "target"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    limits = {each.name: f"{each.sign} {each.limit:g}" for each in LAKE_TARGETS}
+    names = sorted(name for name in figures if name.startswith("lake_"))
+    for _, of_group in itertools.groupby(names, lambda name: name.split("_")[1]):
+        for name in of_group:
+            table.add_row(name, quantity(figures[name]), limits.get(name, ""))
         table.add_section()
     return table
 

@@ -1,10 +1,12 @@
-"""Dagster's entry: assets, the sensor, jobs and schedules of a platform.
+"""Dagster's entry: assets, sensors and jobs of a platform.
 
 `gazette up` starts Dagster with this module; so does ``dagster dev -w workspace.yaml`` with the
-variables of `gazette_platform.lake.settings`. Rollups are there if their engine is configured.
+variables of `gazette_platform.lake.settings`. Projects of users' own call `lake_definitions`, or have a
+`gazette_platform.components.GazetteLake` do so.
 """
 
 import os
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from dagster import Definitions, definitions, in_process_executor
@@ -21,27 +23,48 @@ from gazette_platform.assets import (
     specs_check,
 )
 from gazette_platform.assets.rollups import ENGINE_RESOURCES
+from gazette_platform.errors import ValidationError
 from gazette_platform.lake import LakeSettings, SpecFolder, read_spec_folder
-from gazette_platform.lake.rollups import read_rollup_folder
+from gazette_platform.lake.rollups import PythonRollup, read_rollup_folder
 from gazette_platform.resources import platform_resources
-from gazette_platform.sensors import catalog_sensor, fragments_sensor
+from gazette_platform.sensors import catalog_sensor, fragments_sensors
 
-__all__ = ["build_definitions", "defs"]
+__all__ = ["build_definitions", "defs", "lake_definitions"]
 
 
-def build_definitions(settings: LakeSettings) -> Definitions:
-    """The definitions of one platform.
+def lake_definitions(
+    settings: LakeSettings | None = None,
+    *,
+    functions: Sequence[PythonRollup] = (),
+    engines: Mapping[str, str] | None = None,
+) -> Definitions:
+    """All of a lake, to be merged once with what else a project has: raw tables, their checks, sensors and rollups.
 
     Table specs and rollups are read for the assets. Of table specs that are refused there are assets as
-    well, with a check that is red; so has the folder of rollups.
+    well, with a check that is red; so has the folder of rollups. Rollups are there if their engine is configured.
+
+    Args:
+        settings: where all is; None: as the environment says.
+        functions: rollups in Python, beside those of the folder.
+        engines: by ``trino`` and ``spark``, key of a resource that the project has, to be used in place of the one
+            that comes with the definitions: a `TrinoResource`, and one with a `spark_session`.
+
+    Raises: ValidationError: two rollups, or a rollup and a raw table, have one name; an engine is not
+        known; there is no such number of sensors; or the environment is malformed.
     """
+    settings = settings or LakeSettings.from_environment(os.environ)
+    own = dict(engines or {})
+    for name in own.keys() - {"trino", "spark"}:
+        raise ValidationError(f"{name!r} is no engine: trino and spark are", path="engines")
     folder = read_spec_folder(Path(settings.tables)) if settings.tables else SpecFolder()
     specs, refused = folder.specs.values(), folder.refused.values()
     rollups = read_rollup_folder(settings.rollups, folder.specs)
+    _check_names(functions, {*folder.specs, *rollups.specs})
     resources = platform_resources(settings, folder=folder, rollups=rollups)
-    engines = {"trino"} if settings.trino else set()
-    engines |= {"spark"} if settings.metastore and settings.iceberg_jar else set()
-    runnable = [r for r in rollups.specs.values() if ENGINE_RESOURCES[r.engine] in engines]
+    configured = set(own)
+    configured |= {"trino"} if settings.trino else set()
+    configured |= {"spark"} if settings.metastore and settings.iceberg_jar else set()
+    runnable = [r for r in rollups.specs.values() if ENGINE_RESOURCES[r.engine] in configured]
     return Definitions.merge(
         Definitions(
             assets=[
@@ -56,13 +79,32 @@ def build_definitions(settings: LakeSettings) -> Definitions:
                 *refused_checks(refused),
                 *([rollups_check()] if settings.rollups else []),
             ],
-            sensors=[fragments_sensor, catalog_sensor],
-            resources=resources,
-            # One step a run: a process of its own for it would only cost its imports.
-            executor=in_process_executor,
+            sensors=[*fragments_sensors(settings.sensor_shards), catalog_sensor],
+            resources={key: value for key, value in resources.items() if key not in own},
         ),
-        rollup_definitions(runnable, catalog=settings.trino_catalogs.iceberg),
+        rollup_definitions(
+            [*runnable, *(functions if "spark" in configured else [])],
+            catalog=settings.trino_catalogs.iceberg,
+            engines={name: own.get(key, key) for name, key in ENGINE_RESOURCES.items()},
+        ),
     )
+
+
+def _check_names(functions: Iterable[PythonRollup], taken: Container[str]) -> None:
+    seen: set[str] = set()
+    for name in (function.spec.name for function in functions):
+        if name in taken or name in seen:
+            raise ValidationError(
+                f"there is a table or rollup {name} already: give the function another name",
+                path=name,
+            )
+        seen.add(name)
+
+
+def build_definitions(settings: LakeSettings) -> Definitions:
+    """The definitions of a platform that has Dagster to itself."""
+    # One step a run: a process of its own for it would only cost its imports.
+    return Definitions.merge(lake_definitions(settings), Definitions(executor=in_process_executor))
 
 
 @definitions

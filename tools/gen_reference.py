@@ -55,7 +55,10 @@ def rows_of(command: Any, context: Any) -> Iterator[str]:
         if _OF_ALL_PROGRAMS.intersection(param.opts) or getattr(param, "hidden", False):
             continue
         if param.param_type_name == "argument":
-            names = f"`{param.metavar or param.name.upper()}`"
+            name = param.metavar or param.name.upper()
+            if param.nargs == -1:
+                name = f"{name}..." if param.required else f"[{name}]..."
+            names = f"`{name}`"
         else:
             names = ", ".join(f"`{name}`" for name in [*param.opts, *param.secondary_opts])
         variable = param.envvar or ""

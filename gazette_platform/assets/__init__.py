@@ -1,10 +1,11 @@
 """Dagster assets: raw tables and their journals (external), and rollups.
 
-A *raw table* is materialised by the sensor, one dynamic partition per Hive partition, without a run.
+A *raw table* is materialised by the sensor, one dynamic partition per time, without a run.
 A *rollup* is materialised by runs that make those of its slices anew whose sources have changed, so
-that running one twice changes nothing; a schedule asks for those that may have something to do.
+that running one twice changes nothing; automation asks for those whose sources have changed.
 """
 
+from gazette_platform.assets.automation import DepsRed
 from gazette_platform.assets.checks import raw_checks, refused_checks, specs_check
 from gazette_platform.assets.freshness import SOURCES_KEY
 from gazette_platform.assets.raw import (
@@ -18,12 +19,13 @@ from gazette_platform.assets.raw import (
     table_partitions,
 )
 from gazette_platform.assets.rollup_folder import rollups_asset_spec, rollups_check
+from gazette_platform.assets.rollup_jobs import job_name, rollup_definitions
 from gazette_platform.assets.rollups import RollupConfig, rollup_asset, rollup_key
-from gazette_platform.assets.schedules import job_name, rollup_definitions
 
 __all__ = [
     "SOURCES_KEY",
     "SPECS_KEY",
+    "DepsRed",
     "RollupConfig",
     "job_name",
     "journals_key",

@@ -12,36 +12,28 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from dagster import (
+    AssetCheckEvaluation,
     AssetCheckKey,
     AssetCheckSeverity,
     AssetKey,
-    DagsterEventType,
-    DagsterRunStatus,
-    RunsFilter,
 )
 
 from gazette_platform.assets.checks import OVERLAP_CHECK
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from dagster import DagsterInstance
 
     from gazette_platform.lake.rollups import RollupSpec
 
-__all__ = ["SOURCES_KEY", "has_unfinished_run", "noted_mark", "sources_mark"]
+__all__ = ["SOURCES_KEY", "is_red", "newest_evaluations", "noted_mark", "sources_mark"]
 
 # Metadata key under which a rollup notes its mark.
 SOURCES_KEY = "gazette/sources_mark"
 _DATA_VERSION = "dagster/data_version"
-
-_UNFINISHED = [
-    DagsterRunStatus.QUEUED,
-    DagsterRunStatus.NOT_STARTED,
-    DagsterRunStatus.STARTING,
-    DagsterRunStatus.STARTED,
-    DagsterRunStatus.CANCELING,
-]
+# Newest runs of a check that are looked at for one that has an answer.
+_HISTORY = 20
 
 
 def sources_mark(instance: DagsterInstance, spec: RollupSpec) -> str:
@@ -68,14 +60,6 @@ def noted_mark(instance: DagsterInstance, rollup: AssetKey) -> str:
     return ""
 
 
-def has_unfinished_run(instance: DagsterInstance, job: str) -> bool:
-    """Whether a run of `job` waits or runs."""
-    runs: Sequence[object] = instance.get_run_records(
-        RunsFilter(job_name=job, statuses=_UNFINISHED), limit=1
-    )
-    return bool(runs)
-
-
 def _source_mark(instance: DagsterInstance, source: AssetKey) -> str:
     """Of an asset without partitions its data version, which runs that change nothing leave alone."""
     for record in instance.fetch_materializations(source, limit=1).records:
@@ -92,11 +76,31 @@ def _overlaps(instance: DagsterInstance, source: AssetKey) -> str:
 
     When it turns red a rollup may have read rows twice, before the exact view left them out.
     """
-    record = instance.get_latest_asset_check_evaluation_record(AssetCheckKey(source, OVERLAP_CHECK))
-    event = record.event if record is not None else None
-    told = event.dagster_event if event is not None else None
-    if told is None or told.event_type is not DagsterEventType.ASSET_CHECK_EVALUATION:
-        return ""
-    evaluation = told.asset_check_evaluation_data
-    is_red = not evaluation.passed and evaluation.severity is AssetCheckSeverity.ERROR
-    return str(evaluation.description) if is_red else ""
+    key = AssetCheckKey(source, OVERLAP_CHECK)
+    evaluation = newest_evaluations(instance, [key]).get(key)
+    return str(evaluation.description) if evaluation is not None and is_red(evaluation) else ""
+
+
+def is_red(evaluation: AssetCheckEvaluation) -> bool:
+    """Whether a check failed, with more than a warning."""
+    return not evaluation.passed and evaluation.severity is AssetCheckSeverity.ERROR
+
+
+def newest_evaluations(
+    instance: DagsterInstance, keys: Iterable[AssetCheckKey]
+) -> dict[AssetCheckKey, AssetCheckEvaluation]:
+    """What each of these checks said last.
+
+    One that is under way, or ended without an answer, leaves the answer before it in force. Of a partitioned check
+    that of the partition evaluated last counts.
+    """
+    storage = instance.event_log_storage
+    found: dict[AssetCheckKey, AssetCheckEvaluation] = {}
+    for key, newest in storage.get_latest_asset_check_execution_by_key(list(keys)).items():
+        records = [newest]
+        if not isinstance(newest.evaluation, AssetCheckEvaluation):  # one that is only planned
+            records = list(storage.get_asset_check_execution_history(key, limit=_HISTORY))
+        answers = [r.evaluation for r in records if isinstance(r.evaluation, AssetCheckEvaluation)]
+        if answers:
+            found[key] = answers[0]
+    return found

@@ -1,6 +1,6 @@
 """Once a day: put small files of rollups together, and remove old snapshots and what nobody names."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dagster import (
     AssetObservation,
@@ -18,21 +18,30 @@ from gazette_platform.errors import GazetteError
 from gazette_platform.lake.rollups import RollupSpec
 from gazette_platform.ops.clock import SystemClock
 
-__all__ = ["maintenance_job", "maintenance_schedule"]
+__all__ = ["MAINTENANCE_POOL", "maintenance_job", "maintenance_schedule"]
 
+# It reads and writes whole tables: a run that takes longer than a day is not to meet the next one. Runs of rollups may
+# cross it, so they have pools of their own.
+MAINTENANCE_POOL = "iceberg.maintenance"
 _JOB = "rollup_maintenance"
 # At night, and not at the full hour, when other jobs begin.
 _CRON = "17 3 * * *"
 
 
-def maintenance_job(specs: Sequence[RollupSpec]) -> JobDefinition:
+def maintenance_job(
+    specs: Sequence[RollupSpec], engines: Mapping[str, str] = ENGINE_RESOURCES
+) -> JobDefinition:
     """The job; needs resources ``lake``, ``metastore`` and those of the rollups' engines.
 
     What was done to each rollup is an observation of its asset. One that fails holds up no other.
     """
-    engines = {ENGINE_RESOURCES[spec.engine] for spec in specs}
+    needed = {engines[spec.engine] for spec in specs}
 
-    @op(name="maintain_rollups", required_resource_keys={"lake", "metastore", *engines})
+    @op(
+        name="maintain_rollups",
+        pool=MAINTENANCE_POOL,
+        required_resource_keys={"lake", "metastore", *needed},
+    )
     def maintain_rollups(context: OpExecutionContext) -> None:
         from gazette_platform.lake.rollups.maintenance import maintain  # noqa: PLC0415  slow
 
@@ -40,7 +49,7 @@ def maintenance_job(specs: Sequence[RollupSpec]) -> JobDefinition:
         errors = []
         for spec in specs:
             try:
-                engine = engine_of(context.resources, spec)
+                engine = engine_of(context.resources, engines[spec.engine], spec)
                 done = maintain(
                     tables,
                     engine.dialect,

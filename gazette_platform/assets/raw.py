@@ -34,6 +34,17 @@ __all__ = [
     "table_partitions",
 ]
 
+# What the page of an asset says of it. Dagster says beside it that it found no automations for the asset: sensors
+# that tell of assets without a run are none to it.
+_TABLE_TEXT = """\
+{comment}
+
+Raw table of the journals `{selector}`. Nothing is to be run: a sensor registers what brokers have stored, and \
+tells of it here."""
+_JOURNALS_TEXT = """\
+The journals `{selector}`, which table `{table}` is made of: how far each was appended (`write_head`), and how far \
+it is in the table (`registered`); between the two are `lag_bytes`. Offsets are bytes from a journal's begin."""
+
 # Names of tables have two parts, so this is none.
 SPECS_KEY = AssetKey("table_specs")
 
@@ -49,7 +60,7 @@ def journals_key(table: str) -> AssetKey:
 
 
 def table_partitions(table: str) -> DynamicPartitionsDefinition:
-    """One dynamic partition per Hive partition of the table."""
+    """One dynamic partition per time of the table: see `gazette_platform.lake.times`."""
     return DynamicPartitionsDefinition(name=table)
 
 
@@ -94,6 +105,11 @@ def specs_asset_spec() -> AssetSpec:
     )
 
 
+def _described(spec: TableSpec) -> str:
+    """What a person needs to know of a raw table. Lists of assets show the first line."""
+    return _TABLE_TEXT.format(comment=spec.comment, selector=spec.selector).strip()
+
+
 def raw_asset_specs(specs: Iterable[TableSpec], *, catalog: str = HIVE) -> list[AssetSpec]:
     """External assets of the tables known when definitions load.
 
@@ -109,7 +125,7 @@ def raw_asset_specs(specs: Iterable[TableSpec], *, catalog: str = HIVE) -> list[
         assets.append(
             AssetSpec(
                 journals_key(spec.name),
-                description=f"Journals that match `{spec.selector}`.",
+                description=_JOURNALS_TEXT.format(selector=spec.selector, table=spec.name),
                 group_name="journals",
                 kinds={"gazette"},
                 owners=spec.owners,
@@ -122,7 +138,7 @@ def raw_asset_specs(specs: Iterable[TableSpec], *, catalog: str = HIVE) -> list[
             AssetSpec(
                 table_key(spec.name),
                 deps=[journals_key(spec.name)],
-                description=spec.comment or f"Raw table of journals `{spec.selector}`.",
+                description=_described(spec),
                 group_name="raw",
                 kinds={"hive", spec.format},
                 owners=spec.owners,
@@ -135,7 +151,7 @@ def raw_asset_specs(specs: Iterable[TableSpec], *, catalog: str = HIVE) -> list[
                 metadata={
                     "dagster/table_name": f"{catalog}.{spec.name}",
                     "dagster/column_schema": column_schema(spec),
-                    "spec": MetadataValue.text(spec.digest),
+                    "spec_digest": MetadataValue.text(spec.digest),
                 },
             )
         )

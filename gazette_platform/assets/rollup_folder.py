@@ -14,6 +14,7 @@ from dagster import (
 
 from gazette_platform.assets.checks import SPECS_CHECK, in_lines, result_of
 from gazette_platform.lake.rollups import RollupFolder
+from gazette_platform.ops.counted import counted
 from gazette_platform.resources import LakeResource
 
 __all__ = [
@@ -69,7 +70,7 @@ def rollups_materialization(folder: RollupFolder) -> AssetMaterialization:
     """The event of a folder of rollups that is another one than before."""
     return AssetMaterialization(
         asset_key=ROLLUPS_KEY,
-        description=f"{len(folder.specs)} rollups, {len(folder.errors)} refused",
+        description=f"{counted(len(folder.specs), 'rollup')}, {len(folder.errors)} refused",
         metadata={
             "rollups": MetadataValue.json(list(folder.specs)),
             "refused": MetadataValue.json({file: str(e) for file, e in folder.errors.items()}),

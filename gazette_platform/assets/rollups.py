@@ -4,7 +4,7 @@ A rollup is an asset without partitions: which of its slices are made is decided
 data version is the digest of what it covers, so a run that changes nothing sets nothing behind it going.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from dagster import (
 )
 from pydantic import Field
 
+from gazette_platform.assets.automation import rollup_condition
 from gazette_platform.assets.freshness import SOURCES_KEY, sources_mark
 from gazette_platform.errors import RollupFenced
 from gazette_platform.lake.catalogs import ICEBERG
@@ -54,11 +55,13 @@ __all__ = [
     "rollup_key",
 ]
 
-# Resource by engine.
+# Keys of the resources of `platform_resources` by engine.
 ENGINE_RESOURCES = {"trino": "trino", "spark": "spark", "python": "spark"}
 COMPLETE_CHECK = "slices_complete"
 _KINDS = {"trino": "trino", "spark": "pyspark", "python": "pyspark"}
 _SHOWN = 50
+# Iceberg's names of types where SQL, and raw tables, have another.
+_IN_SQL = {"long": "bigint"}
 
 
 class RollupConfig(Config):
@@ -75,16 +78,22 @@ def rollup_key(name: str) -> AssetKey:
     return AssetKey(name.split("."))
 
 
-def rollup_asset(rollup: RollupSpec | PythonRollup, *, catalog: str = ICEBERG) -> AssetsDefinition:
+def rollup_asset(
+    rollup: RollupSpec | PythonRollup,
+    *,
+    catalog: str = ICEBERG,
+    engines: Mapping[str, str] = ENGINE_RESOURCES,
+) -> AssetsDefinition:
     """The asset of a rollup; needs resources ``lake``, ``metastore`` and that of its engine.
 
     Args:
         rollup: what to make.
         catalog: what Trino calls the catalog that it is in.
+        engines: keys of resources by engine.
     """
     spec = rollup.spec if isinstance(rollup, PythonRollup) else rollup
     function = rollup.function if isinstance(rollup, PythonRollup) else None
-    resource = ENGINE_RESOURCES[spec.engine]
+    resource = engines[spec.engine]
     key = rollup_key(spec.name)
 
     # The check can be had alone: it needs no engine, and no row is made for it.
@@ -100,6 +109,7 @@ def rollup_asset(rollup: RollupSpec | PythonRollup, *, catalog: str = ICEBERG) -
                 owners=list(spec.owners),
                 tags=spec.tags,
                 code_version=spec.code_version,
+                automation_condition=rollup_condition(spec),
                 freshness_policy=FreshnessPolicy.time_window(
                     fail_window=timedelta(seconds=spec.fresh_within_s),
                     warn_window=timedelta(seconds=spec.fresh_within_s / 2),
@@ -128,7 +138,8 @@ def rollup_asset(rollup: RollupSpec | PythonRollup, *, catalog: str = ICEBERG) -
         context: AssetExecutionContext, config: RollupConfig
     ) -> Iterator[MaterializeResult[None] | AssetCheckResult]:
         if context.selected_asset_keys:
-            yield _run(context, spec, function, is_forced=config.force, catalog=catalog)
+            engine = engine_of(context.resources, resource, spec, function)
+            yield _run(context, spec, engine, is_forced=config.force, catalog=catalog)
         else:
             yield _look(context, spec)
 
@@ -155,13 +166,14 @@ def _complete(spec: RollupSpec, sealed: "Iterable[Sealed]") -> AssetCheckResult:
         check_name=COMPLETE_CHECK,
         severity=AssetCheckSeverity.WARN,
         description=_behind_text(spec, behind),
+        metadata={"slices_behind": len(behind)},
     )
 
 
 def _run(
     context: AssetExecutionContext,
     spec: RollupSpec,
-    function: "Callable[..., DataFrame] | None",
+    engine: "RollupEngine",
     *,
     is_forced: bool,
     catalog: str,
@@ -173,14 +185,15 @@ def _run(
     mark = sources_mark(context.instance, spec)
     lake, metastore = context.resources.lake, context.resources.metastore.client()
     tables = lake.iceberg_tables(metastore)
-    engine = engine_of(context.resources, spec, function)
     runner = RollupRunner(metastore, tables, engine, log=context.log.info)
     try:
         report = runner.run(spec, is_forced=is_forced)
     except RollupFenced as err:
         context.log.warning("%s", err)
-        mark = ""  # the schedule has it run again
+        mark = ""  # it is asked for again
         report = runner.run(spec)
+    if report.is_waiting:
+        mark = ""  # nobody tells when a store is back
     metadata: dict[str, RawMetadataValue] = {
         "slices": len(report.covers.slices),
         "slices_made": len(report.made),
@@ -202,16 +215,27 @@ def _run(
 
 
 def engine_of(
-    resources: Any, spec: RollupSpec, function: "Callable[..., DataFrame] | None" = None
+    resources: Any,
+    key: str,
+    spec: RollupSpec,
+    function: "Callable[..., DataFrame] | None" = None,
 ) -> "RollupEngine":
-    """The engine of a rollup, out of a run's resources. Starts Spark if it is that."""
+    """The engine of a rollup, out of a run's resources. Starts Spark if it is that.
+
+    Args:
+        resources: of the run.
+        key: of the engine's.
+        spec: of the rollup.
+        function: that makes it, if one does.
+    """
     # Slow to import, as above.
     from gazette_platform.lake.rollups.engines import SparkEngine, TrinoEngine  # noqa: PLC0415
 
-    if ENGINE_RESOURCES[spec.engine] == "spark":
-        prepare_environment()
-        return SparkEngine(resources.spark.spark_session, function)
-    return TrinoEngine(resources.trino, resources.trino.catalogs)
+    resource = getattr(resources, key)
+    if spec.engine == "trino":
+        return TrinoEngine(resource, resource.catalogs)
+    prepare_environment()
+    return SparkEngine(resource.spark_session, function)
 
 
 def _table_metadata(table: "IcebergTable", snapshot: "Snapshot") -> "dict[str, RawMetadataValue]":
@@ -220,7 +244,10 @@ def _table_metadata(table: "IcebergTable", snapshot: "Snapshot") -> "dict[str, R
     return {
         "dagster/row_count": int(summary["total-records"] or 0) if summary else 0,
         "dagster/column_schema": TableSchema(
-            columns=[TableColumn(f.name, str(f.field_type)) for f in fields]
+            columns=[
+                TableColumn(f.name, _IN_SQL.get(str(f.field_type), str(f.field_type)), f.doc)
+                for f in fields
+            ]
         ),
         "snapshot": str(snapshot.snapshot_id),
     }
@@ -243,8 +270,8 @@ def _behind_text(spec: RollupSpec, behind: Iterable[str]) -> str:
         return "As it should be."
     more = f" and {len(slices) - _SHOWN} more" if len(slices) > _SHOWN else ""
     return (
-        f"Raw content of {'; '.join(slices[:_SHOWN])}{more} was pruned, so these slices are left as they are, "
-        f"though there is content, or code, that they were not made of. Slice {spec.name} by a column that is pruned "
-        "as a whole, such as the date of arrival; or set `retention: follow`; or run it with `force: true`, which "
-        "loses the rows of what was pruned."
+        f"Raw content of {'; '.join(slices[:_SHOWN])}{more} was pruned, or its store is away, so these slices are "
+        "left as they are, though there is content, or code, that they were not made of. If the store is away, bring "
+        f"it back. If it was a prune, slice {spec.name} by a column that is pruned as a whole, such as the date of "
+        "arrival; or set `retention: follow`; or run it with `force: true`, which loses the rows of what was pruned."
     )

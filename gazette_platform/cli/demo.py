@@ -51,7 +51,7 @@ _GROUP = 500
 _TAIL_TIMEOUT_S = 60.0
 # The last fragment closes at the end of its minute; then sensor, metastore and Trino follow.
 _VISIBLE_TIMEOUT_S = 180.0
-# Schedules run each minute, one rollup is made of another, and a Spark session takes a while to start: three
+# Rollups are asked for twice a minute, one is made of another, and a Spark session takes a while to start: three
 # minutes in all, or a machine that is busy with other things.
 _ROLLUPS_TIMEOUT_S = 420.0
 _POLL_S = 1.0
@@ -159,7 +159,7 @@ class _Demo:
         self._say(f"read {len(flights):,} flights of 2013 from {data.name}")
         acknowledged_at = asyncio.run(self._publish(flights))
         self._await_trino(acknowledged_at)
-        spark = self._count_in_spark()  # while the schedules come due
+        spark = self._count_in_spark()  # while the rollups are made
         try:
             self._await_rollups()
             if self._report.rollup_rows:
@@ -266,14 +266,14 @@ class _Demo:
         )
 
     def _await_rollups(self) -> None:
-        """Wait until both scheduled rollups cover every flight."""
+        """Wait until all rollups cover every flight."""
         found: dict[str, tuple[int, int]] = {}
         with self._console.status("") as status:
 
             def covered() -> bool:
                 found.update(self._rollups())
                 states = [f"{name} covers {flights:,}" for name, (_, flights) in found.items()]
-                status.update(f"waiting for the scheduled rollups: {', '.join(states) or 'none'}")
+                status.update(f"waiting for the rollups: {', '.join(states) or 'none'}")
                 return bool(found) and all(flights == FLIGHTS for _, flights in found.values())
 
             is_covered = _poll(covered, _ROLLUPS_TIMEOUT_S)

@@ -8,8 +8,9 @@ import traceback
 from collections.abc import Sequence
 
 import typer
-from rich.console import Console
 
+from gazette_platform.cli import quick_values
+from gazette_platform.cli.output import printable
 from gazette_platform.errors import GazetteError
 
 __all__ = ["EXIT_FAILED", "EXIT_INTERRUPTED", "one_line", "run"]
@@ -32,6 +33,7 @@ def run(app: typer.Typer, prog: str, argv: Sequence[str] | None = None) -> int:
     Args:
         argv: arguments without the program's name; None takes the process's.
     """
+    quick_values.install()
     try:
         app(args=list(sys.argv[1:] if argv is None else argv), prog_name=prog)
     except SystemExit as err:
@@ -88,10 +90,12 @@ def _fail(prog: str, message: str) -> int:
 
 def _say(prog: str, message: str) -> None:
     logging.getLogger(__name__).debug("%s ended: %s", prog, message)
+    from rich.console import Console  # noqa: PLC0415  slow to import
+
     # Without emoji: `host:1234:` is an address, and no request for a picture of numbers.
     console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     console.print(f"{prog}: error: ", style="bold red", end="")
-    console.print(message, markup=False)
+    console.print(printable(message), markup=False)
 
 
 def one_line(text: str) -> str:

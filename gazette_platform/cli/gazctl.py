@@ -1,107 +1,34 @@
 """`gazctl`: the command line of journals."""
 
+import gc
 import sys
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gazette_platform.cli import (
-    gazctl_attach_uuids,
-    gazctl_journals_append,
-    gazctl_journals_apply,
-    gazctl_journals_describe,
-    gazctl_journals_fragments,
-    gazctl_journals_list,
-    gazctl_journals_prune,
-    gazctl_journals_read,
-    gazctl_journals_top,
-    gazctl_journals_upkeep,
-    gazctl_lake,
-    gazctl_savepoints,
-    gazctl_sql,
-)
-from gazette_platform.cli.connection import CONNECTION_VARIABLES, CommonOptionsGroup, connect
+from gazette_platform.cli.connection import CONNECTION_VARIABLES
 from gazette_platform.cli.errors import EXIT_FAILED, run
+from gazette_platform.cli.gazctl_root import EPILOG, new_app
 from gazette_platform.cli.ini import apply_ini
-from gazette_platform.cli.version import Version
 from gazette_platform.errors import GazetteError
+
+if TYPE_CHECKING:
+    from gazette_platform.cli.gazctl_app import app
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(
-    name="gazctl",
-    help="Work with the journals of Gazette-compatible brokers.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-_EPILOG = (
-    "Options of the connection may also stand behind the command, come from environment "
-    "variables, or from gazctl.ini in the current folder or ~/.config/gazette."
-)
-journals = typer.Typer(
-    cls=CommonOptionsGroup,
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    help="List, apply, read and append to journals, and keep their fragments.",
-    epilog=_EPILOG,
-)
-journals.callback()(connect)
-journals.command("list")(gazctl_journals_list.list_journals)
-journals.command("describe")(gazctl_journals_describe.describe)
-journals.command("top")(gazctl_journals_top.top)
-journals.command("apply")(gazctl_journals_apply.apply)
-journals.command("edit")(gazctl_journals_apply.edit)
-journals.command("append")(gazctl_journals_append.append)
-journals.command("read")(gazctl_journals_read.read)
-journals.command("fragments")(gazctl_journals_fragments.fragments)
-journals.command("prune")(gazctl_journals_prune.prune)
-journals.command("reset-head")(gazctl_journals_upkeep.reset_head)
-journals.command("flush")(gazctl_journals_upkeep.flush)
-journals.command("suspend")(gazctl_journals_upkeep.suspend)
-journals.command("store-health")(gazctl_journals_upkeep.store_health)
-app.add_typer(journals, name="journals")
-savepoints = typer.Typer(
-    cls=CommonOptionsGroup,
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    help="Keep offsets of journals under names. Not of Gazette's brokers.",
-    epilog=_EPILOG,
-)
-savepoints.callback()(connect)
-savepoints.command("create")(gazctl_savepoints.create)
-savepoints.command("list")(gazctl_savepoints.list_savepoints)
-savepoints.command("get")(gazctl_savepoints.get)
-savepoints.command("delete")(gazctl_savepoints.delete)
-app.add_typer(savepoints, name="savepoints")
-lake = typer.Typer(
-    cls=CommonOptionsGroup,
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    help="Describe journals as tables, and see how these stand. Not of Gazette's tools.",
-    epilog=_EPILOG,
-)
-lake.callback()(connect)
-lake.command("apply")(gazctl_lake.apply)
-lake.command("list")(gazctl_lake.list_tables)
-lake.command("describe")(gazctl_lake.describe)
-lake.command("infer")(gazctl_lake.infer)
-lake.command("ddl")(gazctl_lake.ddl)
-lake.command("check")(gazctl_lake.check)
-lake.command("flush")(gazctl_lake.flush)
-lake.command("repair")(gazctl_lake.repair)
-lake.command("doctor")(gazctl_lake.doctor)
-app.add_typer(lake, name="lake")
-app.command("sql", epilog=_EPILOG)(gazctl_sql.sql)
-app.command("attach-uuids")(gazctl_attach_uuids.attach_uuids)
 
+def _app_for(args: list[str]) -> typer.Typer:
+    """What has the command that was asked for. A query has a second to answer, so it gets no more."""
+    if args[:1] != ["sql"]:
+        from gazette_platform.cli.gazctl_app import app  # noqa: PLC0415  has all commands
 
-@app.callback()
-def _root(
-    *,
-    _version: Version = False,
-) -> None:
-    """Work with the journals of Gazette-compatible brokers."""
+        return app
+    from gazette_platform.cli import gazctl_sql  # noqa: PLC0415
+
+    alone = new_app()
+    alone.command("sql", epilog=EPILOG)(gazctl_sql.sql)
+    return alone
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -112,10 +39,22 @@ def main(argv: list[str] | None = None) -> int:
         print(f"gazctl: error: {err}", file=sys.stderr)
         code = EXIT_FAILED
     else:
-        code = run(app, "gazctl", argv)
+        args = sys.argv[1:] if argv is None else argv
+        code = run(_app_for(args), "gazctl", argv)
     if argv is None:
+        gc.freeze()  # else all that was imported is looked through at the end, which takes a while
         sys.exit(code)
     return code
+
+
+if not TYPE_CHECKING:  # to which any name would be there
+
+    def __getattr__(name: str) -> Any:
+        if name != "app":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from gazette_platform.cli.gazctl_app import app  # noqa: PLC0415  see `_app_for`
+
+        return app
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ _LENGTH_MAX = 4 << 20
 def attach_uuids(
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FILE]...", help="Files to read; - or none is stdin."),
+        typer.Argument(metavar="FILE", help="Files to read; - or none is stdin."),
     ] = None,
     *,
     template: Annotated[

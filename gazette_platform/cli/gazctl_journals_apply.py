@@ -125,12 +125,27 @@ def _parse(document: bytes, name: str) -> list[Change]:
     """Changes of a tree, checked as the broker would."""
     from gazette_platform.yaml_specs import parse_journal_tree  # noqa: PLC0415  slow to import
 
+    at = "stdin" if name == "-" else name
     try:
         changes = parse_journal_tree(document)
         validate_apply_request(apply_request(changes))
     except ValidationError as err:
-        raise err.within("stdin" if name == "-" else name) from err
+        if _is_of_table(document):
+            told = "looks like a spec of a table, and not of journals: `gazctl lake apply` takes it"
+            raise ValidationError(told, path=at) from err
+        raise err.within(at) from err
     return changes
+
+
+def _is_of_table(document: bytes) -> bool:
+    """Whether a document has the keys of a table spec that no spec of journals has."""
+    from gazette_platform.yaml_specs.strict_yaml import read_yaml  # noqa: PLC0415  as above
+
+    try:
+        mapping = read_yaml(document)
+        return bool(mapping.text("selector") and mapping.text("format"))
+    except ValidationError:
+        return False
 
 
 def _applied(changes: Sequence[Change], revision: int) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gazette_platform.cli.connection import connected
-from gazette_platform.cli.output import NONE, print_json, print_table, print_text
+from gazette_platform.cli.output import NONE, note, print_json, print_table, print_text
 from gazette_platform.cli.selection import Names, Selection, SelectorOrNames
 from gazette_platform.client import (
     AsyncClient,
@@ -79,10 +79,11 @@ def list_journals(
 
     def show(snapshot: ListSnapshot) -> None:
         if output_format is ListFormat.TABLE:
-            print_table(
-                [title for title, _ in columns],
-                [[cell(journal) for _, cell in columns] for journal in snapshot],
-            )
+            rows = [[cell(journal) for _, cell in columns] for journal in snapshot]
+            print_table([title for title, _ in columns], rows)
+            if not rows:
+                # The table alone, as Gazette's tools have it, would not say whether that is an answer.
+                note(_none_text(selection.text))
         else:
             _print_listing(snapshot, output_format)
 
@@ -100,6 +101,14 @@ def list_journals(
     # An interrupt is how a watch ends.
     with suppress(KeyboardInterrupt) if watch else nullcontext():
         connected(ctx, work)
+
+
+def _none_text(selector: str) -> str:
+    if not selector:
+        return "there are no journals yet; `gazctl journals apply` makes some"
+    return (
+        f"no journals match {selector}; `gazctl journals list -o yaml` shows all, with their labels"
+    )
 
 
 Column = tuple[str, Callable[[JournalListing], str]]

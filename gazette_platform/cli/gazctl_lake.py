@@ -10,7 +10,7 @@ import typer
 
 from gazette_platform.cli.completion import complete_tables
 from gazette_platform.cli.selection import Selector
-from gazette_platform.errors import SetupError
+from gazette_platform.errors import SetupError, ValidationError
 
 __all__ = [
     "OutputFormat",
@@ -22,6 +22,7 @@ __all__ = [
     "flush",
     "infer",
     "list_tables",
+    "quarantine",
     "repair",
 ]
 
@@ -65,7 +66,7 @@ Tables = Annotated[
 Names = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[TABLE]...",
+        metavar="TABLE",
         show_default=False,
         autocompletion=complete_tables,
         help="Tables by name, as schema.table; none means all.",
@@ -92,7 +93,7 @@ def apply(
     ctx: typer.Context,
     files: Annotated[
         list[str],
-        typer.Argument(metavar="FILE...", help="Table specs; - is stdin, called after its table."),
+        typer.Argument(metavar="FILE", help="Table specs; - is stdin, called after its table."),
     ],
     *,
     tables: Tables = None,
@@ -171,7 +172,8 @@ def list_tables(
 ) -> None:
     """List tables: their journals, Hive partitions, rows, lag, and what is wrong.
 
-    The lag is what was appended and is in no Hive partition yet. Specs that are refused are listed, too.
+    The lag is what was appended and is in no Hive partition yet. Specs and files of rollups that are refused are
+    listed, too. Exits with 1 if a table or journal could not be looked at; the others are told all the same.
 
     **Examples**
 
@@ -249,8 +251,8 @@ def check(
     """Audit tables at once, as Dagster's checks do; exit with 1 if anything is red.
 
     Compared are what brokers list, the files, and what the metastore knows: gaps, overlaps, lost and
-    foreign files. Every fragment is read, for values that do not fit the spec. Refused specs, and
-    selectors that match no journal, are red, too. Nothing is changed.
+    foreign files. Every fragment is read, for values that do not fit the spec. Refused specs and files of rollups,
+    selectors that match no journal, and what could not be looked at, are red, too. Nothing is changed.
 
     **Examples**
 
@@ -266,7 +268,7 @@ def flush(
     names: Annotated[
         list[str],
         typer.Argument(
-            metavar="TABLE...",
+            metavar="TABLE",
             autocompletion=complete_tables,
             help="Tables by name, as schema.table.",
         ),
@@ -311,6 +313,88 @@ def doctor(
     GAZETTE_TRINO_URI=http://trino.example.com:8080 gazctl lake doctor --spark
     """
     _body("doctor").doctor(ctx, tables, output_format, spark=spark)
+
+
+def quarantine(
+    ctx: typer.Context,
+    table: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TABLE",
+            show_default=False,
+            autocompletion=complete_tables,
+            help="A table by name, as schema.table; --list takes none for all.",
+        ),
+    ] = None,
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="FILE",
+            show_default=False,
+            help="Fragment files by name, or by path or URL, as checks and $path show them.",
+        ),
+    ] = None,
+    *,
+    tables: Tables = None,
+    unfit: Annotated[
+        bool,
+        typer.Option("--unfit", help="Set aside, too, every file for which `fits_spec` is red."),
+    ] = False,
+    why: Annotated[
+        str,
+        typer.Option("--why", metavar="TEXT", show_default=False, help="A reason, for --list."),
+    ] = "",
+    restore: Annotated[
+        bool, typer.Option("--restore", help="Instead, take files back into the table.")
+    ] = False,
+    list_aside: Annotated[
+        bool, typer.Option("--list", help="Instead, list what is aside, and why.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")
+    ] = False,
+    output_format: Output = OutputFormat.TABLE,
+) -> None:
+    """Set files of a table aside, so that no query sees their rows, and take them back.
+
+    For a file that is damaged, say, or whose values spoil a table. It goes into the folder `_aside` of its
+    journal, where brokers serve it as ever: readers of the journal miss nothing. The table loses its rows at once, and
+    `gazctl lake check` names the bytes as aside. Rollups keep what they were made of until their slice changes.
+
+    --unfit reads every fragment, as the check does, and takes those with values or lines that do not fit, or
+    that are damaged. --restore registers the file again. Exits with 1 if one stays where it was.
+
+    **Examples**
+
+    gazctl lake quarantine shop.orders 0000000000000000-0000000000000034-….gz --why "see ticket 17"
+
+    gazctl lake quarantine shop.orders --unfit --dry-run
+
+    gazctl lake quarantine --list -o json
+
+    gazctl lake quarantine shop.orders --restore 0000000000000000-0000000000000034-….gz
+    """
+    body = _body("quarantine")
+    if list_aside:
+        if files or unfit or restore:
+            raise ValidationError("goes with no FILE, --unfit or --restore", path="--list")
+        body.list_aside(ctx, table, tables, output_format)
+        return
+    if table is None:
+        raise ValidationError("names the table: give it, or --list", path="TABLE")
+    if restore and unfit:
+        raise ValidationError(
+            "does not go with --restore, which takes files by name", path="--unfit"
+        )
+    if not files and not unfit:
+        raise ValidationError(
+            "names the files (`gazctl lake check` and `$path` show them)", path="FILE"
+        )
+    names = files or []
+    if restore:
+        body.restore(ctx, table, names, tables, output_format, dry_run=dry_run)
+        return
+    body.set_aside(ctx, table, names, tables, output_format, unfit=unfit, why=why, dry_run=dry_run)
 
 
 def repair(

@@ -1,9 +1,9 @@
 """What commands of `gazctl lake` work with: settings, the folder of specs, brokers, the metastore."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,75 @@ from gazette_platform.cli.connection import Connection
 from gazette_platform.cli.gazctl_lake import OutputFormat
 from gazette_platform.cli.output import note, print_json, print_text
 from gazette_platform.client import Client
-from gazette_platform.errors import LakeError, ValidationError
-from gazette_platform.hive import MetastoreClient, MetastoreSession
-from gazette_platform.lake import LakeSettings, RefusedSpec, TableSpec, read_spec_folder
+from gazette_platform.errors import LakeError, SetupError, ValidationError
+from gazette_platform.hive import HiveTable, MetastoreClient, MetastoreSession
+from gazette_platform.lake import (
+    BrokerSource,
+    JournalCursor,
+    LakeSettings,
+    RefusedSpec,
+    StoreRoots,
+    TableSpec,
+    read_spec_folder,
+)
+from gazette_platform.lake.meant import or_meant
+from gazette_platform.lake.rollups.folder import read_rollup_folder
+from gazette_platform.lake.standing import table_standing
+from gazette_platform.ops.clock import SystemClock
+from gazette_platform.protocol import JournalSpec
 
-__all__ = ["brokers", "metastore", "print_values", "settings_of", "specs_named", "tables_folder"]
+__all__ = [
+    "RegisteredTable",
+    "brokers",
+    "metastore",
+    "print_values",
+    "refused_rollups",
+    "registered_tables",
+    "settings_of",
+    "specs_named",
+    "tables_folder",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredTable:
+    """A table that the metastore has, and who is asked about it."""
+
+    source: BrokerSource
+    session: MetastoreSession
+    spec: TableSpec
+    table: HiveTable
+    roots: StoreRoots
+
+    def journals(self) -> list[JournalSpec]:
+        """Specs of its journals."""
+        return self.source.journals(self.spec.label_selector)
+
+    def cursors(self, journals: Sequence[JournalSpec]) -> dict[str, JournalCursor]:
+        """How far journals are registered, as accounts say."""
+        standing = table_standing(self.spec, journals, {}, self.session, SystemClock().now())
+        return {each.journal: each.cursor for each in standing.journals}
+
+
+def registered_tables(
+    ctx: typer.Context, names: list[str], tables: Path | None
+) -> Iterator[RegisteredTable]:
+    """The tables that were named, or all, over one client and one session; those not made yet are noted.
+
+    Raises: GazetteError: a server cannot be reached, or there is no such spec.
+    """
+    settings = settings_of()
+    specs, _ = specs_named(tables_folder(settings, tables), names)
+    roots = StoreRoots(settings.store_roots)
+    opened = MetastoreClient(settings.required("metastore"))
+    with brokers(ctx, settings) as client, opened.connect() as session:
+        source = BrokerSource(client)
+        for spec in specs.values():
+            table = session.table(spec.schema, spec.table)
+            if table is None:
+                note(f"{spec.name}: is not made yet")
+            else:
+                yield RegisteredTable(source, session, spec, table, roots)
 
 
 def settings_of() -> LakeSettings:
@@ -34,7 +98,12 @@ def tables_folder(settings: LakeSettings, given: Path | None) -> Path:
 
     Raises: SetupError: none is configured.
     """
-    return given if given is not None else Path(settings.required("tables"))
+    if given is None and not settings.tables:
+        raise SetupError(
+            "the folder of table specs is not known: give --tables, or set GAZETTE_TABLES, or "
+            "GAZETTE_ENDPOINTS to the endpoints.json that `gazette up` wrote"
+        )
+    return given if given is not None else Path(settings.tables)
 
 
 @contextmanager
@@ -77,11 +146,22 @@ def specs_named(
         names: of tables; none: all.
         refused_too: whether a table that was named may be one whose file is refused.
 
-    Raises: ValidationError: a table that was named has no spec.
+    Raises: ValidationError: a table that was named has no spec, or there is none at all.
     """
     found = read_spec_folder(folder)
+    nothing = ""
+    if not found.specs and not found.refused:
+        nothing = (
+            f"{folder} holds no table spec (*.yaml; `gazctl lake infer` writes one)"
+            if folder.is_dir()
+            else f"there is no folder {folder} of table specs (`gazctl lake apply` makes it)"
+        )
     if not names:
+        if nothing:
+            note(f"note: {nothing}")
         return dict(found.specs), dict(found.refused)
+    if nothing:
+        raise ValidationError(nothing)
     refused = {file: bad for file, bad in found.refused.items() if bad.table in names}
     known = {*found.specs, *(bad.table for bad in refused.values() if refused_too)}
     missing = [name for name in names if name not in known]
@@ -91,8 +171,25 @@ def specs_named(
         raise ValidationError(
             f"no spec in {folder} is of table {', '.join(missing)}"
             + (f": {'; '.join(of_them)}" if of_them else f"{why} (`gazctl lake list` shows all)")
+            + or_meant(
+                missing, {*found.specs, *(bad.table for bad in found.refused.values())} - {""}
+            )
         )
     return {name: found.specs[name] for name in names if name in found.specs}, refused
+
+
+def refused_rollups(settings: LakeSettings, tables: Path, names: list[str]) -> dict[str, str]:
+    """What is wrong with files of rollups, by file, or by name of a rollup.
+
+    Args:
+        settings: where the folder of rollups is.
+        tables: the folder of table specs, whose names no rollup may have.
+        names: of tables that were asked for; then files of rollups are not.
+    """
+    if names or not settings.rollups:
+        return {}
+    specs = read_spec_folder(tables).specs
+    return {f: str(e) for f, e in read_rollup_folder(settings.rollups, specs).errors.items()}
 
 
 def print_values(values: list[dict[str, Any]], output_format: OutputFormat) -> None:

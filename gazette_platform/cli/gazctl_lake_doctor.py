@@ -16,7 +16,7 @@ from gazette_platform.cli.gazctl_lake_context import (
     specs_named,
     tables_folder,
 )
-from gazette_platform.cli.output import print_text
+from gazette_platform.cli.output import print_text, printable
 from gazette_platform.errors import GazetteError, LakeError
 from gazette_platform.hive import HiveTable, MetastoreClient, MetastoreSession
 from gazette_platform.lake import LakeSettings, StoreRoots, TableSpec
@@ -41,7 +41,7 @@ def doctor(
     for each in _diagnoses(ctx, tables, spark=spark):
         wrong = wrong or each.state == "error"
         if output_format is OutputFormat.TABLE:
-            print_text(f"{each.state:<8}{each.subject}: {one_line(each.text)}")
+            print_text(printable(f"{each.state:<8}{each.subject}: {one_line(each.text)}"))
             if each.advice:
                 print_text(f"{'':<8}-> {each.advice}")
         values.append(asdict(each))

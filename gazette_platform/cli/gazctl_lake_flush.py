@@ -13,12 +13,13 @@ from gazette_platform.cli.gazctl_lake_context import (
 from gazette_platform.cli.instants import seconds_of
 from gazette_platform.cli.output import note, print_text
 from gazette_platform.hive import MetastoreClient
-from gazette_platform.lake import BrokerSource, Registrar, StoreRoots
-from gazette_platform.lake.catching_up import catch_up, reachable
-from gazette_platform.lake.standing import table_standing
+from gazette_platform.lake import BrokerSource, Registrar, StoreRoots, TableSpec
+from gazette_platform.lake.catching_up import CaughtUp, catch_up, reachable
+from gazette_platform.lake.standing import TableStanding, table_standing
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.counted import counted
 
-__all__ = ["flush"]
+__all__ = ["flush", "nothing_more"]
 
 
 def flush(ctx: typer.Context, names: list[str], tables: Path | None, timeout: str) -> None:
@@ -43,5 +44,25 @@ def flush(ctx: typer.Context, names: list[str], tables: Path | None, timeout: st
             done = catch_up(registrar, spec, begins, reached, deadline=deadline, clock=clock)
             for text in done.told:
                 note(f"{spec.name}: {text}")
-            rows = "rows that could not be counted" if done.rows is None else f"{done.rows} row(s)"
-            print_text(f"{spec.name}: {rows} more, in {len(done.keys)} Hive partition(s)")
+            if done.keys:
+                print_text(_more(spec, done))
+                continue
+            with metastore.connect() as session:
+                standing = table_standing(spec, journals, ends, session, clock.now())
+            print_text(nothing_more(standing))
+
+
+def _more(spec: TableSpec, done: CaughtUp) -> str:
+    rows = "rows that could not be counted" if done.rows is None else f"{done.rows} row(s)"
+    return f"{spec.name}: {rows} more, in {len(done.keys)} Hive partition(s)"
+
+
+def nothing_more(standing: TableStanding) -> str:
+    """What to say of a table of which there was nothing left to register."""
+    name = standing.spec.name
+    if not standing.location:
+        why = standing.problems[0] if standing.problems else "nothing was appended to its journals"
+        return f"{name}: nothing to register ({why})"
+    partitions = counted(len(standing.partitions), "Hive partition")
+    rows = "rows not all counted yet" if standing.rows is None else counted(standing.rows, "row")
+    return f"{name}: all is registered already, {rows} in {partitions}"

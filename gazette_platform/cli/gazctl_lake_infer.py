@@ -15,6 +15,7 @@ from gazette_platform.lake.sampling import (
     require_whole_lines,
     sample_lines,
 )
+from gazette_platform.ops.counted import counted
 
 __all__ = ["infer"]
 
@@ -53,10 +54,11 @@ def infer(
 
 def _report(found: Inference, samples: list[Sample], journals: int) -> None:
     read = sum(sample.end - sample.begin for sample in samples)
-    looked_into = len({sample.journal for sample in samples})
+    looked_into = {sample.journal: sample.journal_bytes for sample in samples}
+    total = sum(looked_into.values())
     note(
-        f"{found.spec.name}: {found.records} records, {read} bytes, of {looked_into} of "
-        f"{journals} journal(s)"
+        f"{found.spec.name}: {counted(found.records, 'record')}, {read} of {total} bytes, of "
+        f"{len(looked_into)} of {counted(journals, 'journal')}"
     )
     rows = [["column", "key", "type", "seen", "null", "missing", "values"]]
     for column in found.columns:
@@ -72,5 +74,10 @@ def _report(found: Inference, samples: list[Sample], journals: int) -> None:
             note(f"  {column.name}: {remark}")
     for remark in found.remarks:
         note(f"  note: {remark}")
+    if read < total or len(looked_into) < journals:
+        note(
+            "  note: what was not read may hold other keys, and values of other types: --bytes and --journals "
+            "read more; the check `fits_spec` will count what does not fit"
+        )
     for line in found.unread[:_LINES_SHOWN]:
         note(f"  not read: {line[:_LINE_BYTES_SHOWN].decode('utf-8', 'backslashreplace')!r}")

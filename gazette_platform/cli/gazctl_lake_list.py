@@ -1,41 +1,54 @@
 """`gazctl lake list` and `describe`."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from gazette_platform.cli.errors import EXIT_FAILED
 from gazette_platform.cli.gazctl_lake import OutputFormat
 from gazette_platform.cli.gazctl_lake_context import (
     brokers,
     metastore,
     print_values,
+    refused_rollups,
     settings_of,
     specs_named,
     tables_folder,
 )
-from gazette_platform.cli.output import NONE, note, print_table, print_text
-from gazette_platform.lake import BrokerSource, RefusedSpec
+from gazette_platform.cli.output import NONE, note, print_table, print_text, printable
+from gazette_platform.client import Client, JournalListing
+from gazette_platform.errors import GazetteError, TransportError
+from gazette_platform.hive import MetastoreSession
+from gazette_platform.lake import BrokerSource, RefusedSpec, TableSpec
 from gazette_platform.lake.overdue import overdue
 from gazette_platform.lake.standing import TableStanding, table_standing
 from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.counted import counted
+from gazette_platform.ops.side_by_side import side_by_side
 
 __all__ = ["describe", "list_tables"]
 
 _PARTITIONS_SHOWN = 20
+_JOURNALS_AT_A_TIME = 16
 
 
 def list_tables(
     ctx: typer.Context, names: list[str], tables: Path | None, output_format: OutputFormat
 ) -> None:
     """List tables."""
-    standings, refused = _standings(ctx, names, tables)
+    found = _standings(ctx, names, tables)
     if output_format is not OutputFormat.TABLE:
-        print_values(
-            [standing.summary() for standing in standings] + _refused(refused), output_format
-        )
-        return
+        print_values([each.summary() for each in found.standings] + found.refused(), output_format)
+    else:
+        _print_list(found)
+    found.exit()
+
+
+def _print_list(found: "_Found") -> None:
+    standings = found.standings
     print_table(
         ["Table", "Format", "Journals", "Partitions", "Rows", "Lag bytes", "Problems"],
         [_row(standing) for standing in standings],
@@ -43,39 +56,109 @@ def list_tables(
     for standing in standings:
         for problem in standing.problems:
             note(f"{standing.spec.name}: {problem}")
-    _note_refused(refused)
+    found.note_refused()
 
 
 def describe(
     ctx: typer.Context, names: list[str], tables: Path | None, output_format: OutputFormat
 ) -> None:
     """Describe tables."""
-    standings, refused = _standings(ctx, names, tables)
+    found = _standings(ctx, names, tables)
     if output_format is not OutputFormat.TABLE:
-        print_values([_full(standing) for standing in standings] + _refused(refused), output_format)
-        return
-    for index, standing in enumerate(standings):
-        print_text(("\n" if index else "") + "\n".join(_lines(standing)))
-    _note_refused(refused)
+        print_values([_full(each) for each in found.standings] + found.refused(), output_format)
+    else:
+        for index, standing in enumerate(found.standings):
+            print_text(("\n" if index else "") + printable("\n".join(_lines(standing))))
+        found.note_refused()
+    found.exit()
 
 
-def _standings(
-    ctx: typer.Context, names: list[str], tables: Path | None
-) -> tuple[list[TableStanding], dict[str, RefusedSpec]]:
+@dataclass(slots=True)
+class _Found:
+    """What there is, and what is refused."""
+
+    standings: list[TableStanding] = field(default_factory=list)
+    specs: dict[str, RefusedSpec] = field(default_factory=dict)
+    rollups: dict[str, str] = field(default_factory=dict)
+    has_failed: bool = False
+    """Whether something could not be looked at, so that less is told than there is."""
+
+    def refused(self) -> list[dict[str, Any]]:
+        """Refused files, as plain values."""
+        specs = [
+            {"file": file, "table": bad.table or None, "problems": [str(e) for e in bad.errors]}
+            for file, bad in self.specs.items()
+        ]
+        return specs + [
+            {"file": file, "rollup": True, "problems": [text]}
+            for file, text in self.rollups.items()
+        ]
+
+    def note_refused(self) -> None:
+        """Tell a person of refused files."""
+        for bad in self.specs.values():
+            of_table = f"{bad.table}: " if bad.table else ""
+            for error in bad.errors:
+                note(f"{of_table}refused: {error}")
+        for text in self.rollups.values():
+            note(f"rollup refused: {text}")
+
+    def exit(self) -> None:
+        """End with 1 if less was told than there is."""
+        if self.has_failed:
+            raise typer.Exit(EXIT_FAILED)
+
+
+def _standings(ctx: typer.Context, names: list[str], tables: Path | None) -> _Found:
     settings = settings_of()
-    specs, refused = specs_named(tables_folder(settings, tables), names, refused_too=True)
-    now = SystemClock().now()
-    found: list[TableStanding] = []
+    folder = tables_folder(settings, tables)
+    specs, refused = specs_named(folder, names, refused_too=True)
+    found = _Found(specs=refused, rollups=refused_rollups(settings, folder, names))
+    if specs and not settings.metastore:
+        # One that does not answer is told of by `metastore`.
+        note(
+            f"note: no metastore is configured, so Hive partitions, rows and lag are not known, {NONE}: "
+            "set GAZETTE_METASTORE_URI, or GAZETTE_ENDPOINTS to the endpoints.json that `gazette up` wrote"
+        )
     with brokers(ctx, settings) as client, metastore(settings) as session:
         for spec in specs.values():
-            listings = client.list(spec.label_selector)
-            heads = client.write_heads(listings)
-            journals = [listing.spec for listing in listings]
-            standing = table_standing(spec, journals, heads, session, now)
-            if session is not None:
-                standing.problems += overdue(BrokerSource(client), standing, now.timestamp())
-            found.append(standing)
-    return found, refused
+            try:
+                standing, failures = _standing(client, session, spec)
+            except TransportError:
+                raise  # no broker answers, so nothing is to be told of any table
+            except GazetteError as err:
+                standing, failures = TableStanding(spec=spec, is_known=False), [str(err)]
+            standing.problems += failures
+            found.has_failed |= bool(failures)
+            found.standings.append(standing)
+    return found
+
+
+def _standing(
+    client: Client, session: MetastoreSession | None, spec: TableSpec
+) -> tuple[TableStanding, list[str]]:
+    """How a table stands, and what of its journals could not be looked at."""
+    failures: dict[str, str] = {}
+
+    def failed(journal: str, err: GazetteError) -> None:
+        failures.setdefault(journal, f"{journal} cannot be looked at: {err}")
+
+    async def head(listing: JournalListing) -> dict[str, int]:
+        try:
+            return await client.asynchronous.write_heads([listing])
+        except GazetteError as err:
+            failed(listing.name, err)
+            return {}
+
+    now = SystemClock().now()
+    listings = client.list(spec.label_selector)
+    found = client.run(side_by_side(head, listings, at_a_time=_JOURNALS_AT_A_TIME))
+    heads = {journal: end for each in found for journal, end in each.items()}
+    standing = table_standing(spec, [each.spec for each in listings], heads, session, now)
+    if session is not None:
+        source = BrokerSource(client)
+        standing.problems += overdue(source, standing, now.timestamp(), on_error=failed)
+    return standing, list(failures.values())
 
 
 def _row(standing: TableStanding) -> list[str]:
@@ -87,20 +170,6 @@ def _row(standing: TableStanding) -> list[str]:
 
 def _cell(value: object) -> str:
     return NONE if value is None else str(value)
-
-
-def _refused(refused: dict[str, RefusedSpec]) -> list[dict[str, Any]]:
-    return [
-        {"file": file, "table": bad.table or None, "problems": [str(e) for e in bad.errors]}
-        for file, bad in refused.items()
-    ]
-
-
-def _note_refused(refused: dict[str, RefusedSpec]) -> None:
-    for bad in refused.values():
-        of_table = f"{bad.table}: " if bad.table else ""
-        for error in bad.errors:
-            note(f"{of_table}refused: {error}")
 
 
 def _full(standing: TableStanding) -> dict[str, Any]:
@@ -144,7 +213,7 @@ def _lines(standing: TableStanding) -> Iterable[str]:
         ("Format", spec.format),
         ("Location", standing.location or NONE),
         ("Rows", _cell(summary["rows"])),
-        ("Lag", f"{_cell(summary['lag_bytes'])} bytes"),
+        ("Lag", f"{summary['lag_bytes']} bytes" if standing.is_known else NONE),
     ]
     yield from (f"  {title + ':':<12}{value}" for title, value in rows)
     yield "  Columns:"
@@ -164,10 +233,14 @@ def _lines(standing: TableStanding) -> Iterable[str]:
         ]
     )
     newest = standing.partitions[-_PARTITIONS_SHOWN:]
-    yield f"  Hive partitions ({len(standing.partitions)}):"
+    yield f"  Hive partitions ({_cell(summary['partitions'])}):"
     yield from _aligned(
         [
-            [each.key, f"{_cell(each.state.rows)} rows", f"{each.state.fragments} fragments"]
+            [
+                each.key,
+                f"{_cell(each.state.rows)} {'row' if each.state.rows == 1 else 'rows'}",
+                counted(each.state.fragments, "fragment"),
+            ]
             for each in newest
         ]
     )

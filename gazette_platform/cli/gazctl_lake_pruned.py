@@ -5,18 +5,10 @@ from pathlib import Path
 import typer
 
 from gazette_platform.cli.errors import EXIT_FAILED
-from gazette_platform.cli.gazctl_lake_context import (
-    brokers,
-    settings_of,
-    specs_named,
-    tables_folder,
-)
+from gazette_platform.cli.gazctl_lake_context import RegisteredTable, registered_tables
 from gazette_platform.cli.output import note, print_text
 from gazette_platform.errors import GazetteError
-from gazette_platform.hive import MetastoreClient, MetastoreSession
-from gazette_platform.lake import BrokerSource, FragmentSource, Shrinker, StoreRoots, TableSpec
-from gazette_platform.lake.standing import table_standing
-from gazette_platform.ops.clock import SystemClock
+from gazette_platform.lake import Shrinker
 
 __all__ = ["forget_pruned"]
 
@@ -25,44 +17,25 @@ def forget_pruned(
     ctx: typer.Context, names: list[str], tables: Path | None, *, dry_run: bool
 ) -> None:
     """Have accounts follow prunes that nothing proves, and exit with 1 if some could not be looked at."""
-    settings = settings_of()
-    specs, _ = specs_named(tables_folder(settings, tables), names)
-    roots = StoreRoots(settings.store_roots)
-    metastore = MetastoreClient(settings.required("metastore"))
-    left = 0
-    with brokers(ctx, settings) as client, metastore.connect() as session:
-        source = BrokerSource(client)
-        for spec in specs.values():
-            left += _forget(source, session, spec, roots, dry_run=dry_run)
+    left = sum(_forget(each, dry_run=dry_run) for each in registered_tables(ctx, names, tables))
     if left:
         raise typer.Exit(EXIT_FAILED)
 
 
-def _forget(
-    source: FragmentSource,
-    session: MetastoreSession,
-    spec: TableSpec,
-    roots: StoreRoots,
-    *,
-    dry_run: bool,
-) -> int:
+def _forget(at: RegisteredTable, *, dry_run: bool) -> int:
     """One table. Returns: how many journals could not be looked at, or not whole."""
-    table = session.table(spec.schema, spec.table)
-    if table is None:
-        note(f"{spec.name}: is not made yet")
-        return 0
-    shrinker, shrunk, left = Shrinker(source, roots), 0, 0
-    journals = source.journals(spec.label_selector)
-    standing = table_standing(spec, journals, {}, session, SystemClock().now())
-    cursors = {each.journal: each.cursor for each in standing.journals}
+    spec = at.spec
+    shrinker, shrunk, left = Shrinker(at.source, at.roots), 0, 0
+    journals = at.journals()
+    cursors = at.cursors(journals)
     for journal in journals:
         after: str | None = ""
         while after is not None:
             try:
                 found = shrinker.look(
-                    session,
+                    at.session,
                     spec,
-                    table,
+                    at.table,
                     journal,
                     cursors[journal.name],
                     after=after,
@@ -77,7 +50,7 @@ def _forget(
                 note(f"{spec.name}: {text}")
             left += bool(found.doubts)
             shrunk += found.shrunk
-            if found.is_complete or not found.shrunk:
+            if found.is_complete:
                 after = found.following
     verb = "would be forgotten" if dry_run else "is forgotten"
     print_text(

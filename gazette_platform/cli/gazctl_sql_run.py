@@ -23,6 +23,7 @@ from gazette_platform.client import Client
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake.local_sql import LocalSql, QueryResult, connect
 from gazette_platform.lake.settings import LakeSettings
+from gazette_platform.ops.counted import counted
 from gazette_platform.ops.extras import required
 
 __all__ = ["run"]
@@ -123,17 +124,9 @@ def _table(result: QueryResult, rows_max: int) -> None:
     if not result.columns:
         return
     rows = list(islice(result, rows_max + 1))
-    print_table(result.columns, [[_shown(value) for value in row] for row in rows[:rows_max]])
+    print_table(result.columns, [[_cell(value) for value in row] for row in rows[:rows_max]])
     if len(rows) > rows_max:
         note(f"the first {rows_max} rows; --rows shows more, and -o json, csv or parquet give all")
-
-
-def _shown(value: object) -> str:
-    """A cell for people: what would move the cursor of their terminal, or worse, is spelt out."""
-    text = _cell(value)
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
 def _cell(value: object) -> str:
@@ -181,14 +174,20 @@ def _plain(value: object) -> object:
             return str(value)
 
 
-def _to(to: Path | None, write: Callable[[TextIO], None]) -> None:
+def _to(to: Path | None, write: Callable[[TextIO], int]) -> None:
+    """Have `write` write, and say how many rows a file got."""
     if to is None:
         with writing("stdout"):
             write(sys.stdout)
             sys.stdout.flush()
         return
     with _replaced(to) as temporary, temporary.open("w", encoding="utf-8", newline="") as out:
-        write(out)
+        rows = write(out)
+    _note_written(rows, to)
+
+
+def _note_written(rows: int, to: Path) -> None:
+    note(f"wrote {counted(rows, 'row')} to {to}")
 
 
 @contextmanager
@@ -203,25 +202,31 @@ def _replaced(to: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def _json(result: QueryResult, out: TextIO) -> None:
-    columns = result.columns
-    out.writelines(_json_of(dict(zip(columns, row, strict=True))) + "\n" for row in result)
+def _json(result: QueryResult, out: TextIO) -> int:
+    columns, count = result.columns, 0
+    for count, row in enumerate(result, 1):  # noqa: B007  the last one tells how many
+        out.write(_json_of(dict(zip(columns, row, strict=True))) + "\n")
+    return count
 
 
-def _csv(result: QueryResult, out: TextIO) -> None:
-    rows = csv.writer(out, lineterminator="\n")
+def _csv(result: QueryResult, out: TextIO) -> int:
+    rows, count = csv.writer(out, lineterminator="\n"), 0
     rows.writerow(result.columns)
-    for row in result:
+    for count, row in enumerate(result, 1):  # noqa: B007  as above
         rows.writerow(["" if value is None else _cell(value) for value in row])
+    return count
 
 
 def _parquet(result: QueryResult, to: Path) -> None:
     parquet: Any = required("pyarrow.parquet", extra="sql", by="Parquet files")
+    rows = 0
     with _replaced(to) as temporary:
         reader = result.reader()
         with parquet.ParquetWriter(str(temporary), reader.schema, compression="zstd") as writer:
             for batch in result.batches_of(reader):
                 writer.write_batch(batch)
+                rows += batch.num_rows
+    _note_written(rows, to)
 
 
 @contextmanager
@@ -249,7 +254,18 @@ def _tell(sql: LocalSql, *, explain: bool) -> None:
     """Say what is missing; and what was read, if asked for."""
     for name, scans in sql.scans().items():
         snapshot = sql.snapshot(name)
+        if len(snapshot.layouts) > 1:
+            note(
+                f"{name}: its files lie in {len(snapshot.layouts)} ways ({', '.join(snapshot.layouts[:3])}), "
+                "so partition columns that a path lacks are NULL; the platform's table takes but one of "
+                "them (select fewer journals, or make two tables)"
+            )
         for journal in snapshot.journals:
+            for begin, end in journal.aside:
+                note(
+                    f"{name}: bytes [{begin}, {end}) of {journal.journal} are aside "
+                    f"(`gazctl lake quarantine {name} --list` says why)"
+                )
             for begin, end in journal.gaps:
                 note(f"{name}: nobody holds bytes [{begin}, {end}) of {journal.journal} now")
         missing = sum(scan.bytes_missing for scan in scans)
@@ -262,13 +278,13 @@ def _tell(sql: LocalSql, *, explain: bool) -> None:
         for journal in snapshot.journals:
             note(
                 f"  {journal.journal}: [{journal.begin}, {journal.persisted_end}) in "
-                f"{journal.fragments} fragments, live to {journal.head}"
+                f"{counted(journal.fragments, 'fragment')}, live to {journal.head}"
             )
         for scan in scans:
             note(
-                f"  scan: {scan.segments} of {scan.segments_planned} parts, {scan.fragments_opened} "
-                f"fragments fetched, {scan.bytes_stored} bytes from stores, {scan.bytes_served} "
-                "through brokers"
+                f"  scan: {scan.segments} of {scan.segments_planned} parts, "
+                f"{counted(scan.fragments_opened, 'fragment')} fetched, {scan.bytes_stored} bytes "
+                f"from stores, {scan.bytes_served} through brokers"
             )
 
 

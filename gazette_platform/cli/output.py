@@ -5,13 +5,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import orjson
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from gazette_platform.protocol import escape_html
 
-__all__ = ["note", "print_json", "print_table", "print_text", "writing"]
+__all__ = ["note", "print_json", "print_table", "print_text", "printable", "writing"]
 
 NONE = "<none>"
 """What a table shows for a value that is missing."""
@@ -20,15 +17,19 @@ NONE = "<none>"
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print rows under their columns: framed on a terminal, aligned by blanks elsewhere."""
     if sys.stdout.isatty():
+        from rich.console import Console  # noqa: PLC0415  slow to import
+        from rich.table import Table  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
+
         # As texts: a part of a cell in brackets is no markup.
         table = Table()
         for column in columns:
             table.add_column(Text(column))
         for row in rows:
-            table.add_row(*map(Text, row))
+            table.add_row(*(Text(printable(cell)) for cell in row))
         Console(emoji=False).print(table)
         return
-    lines = [list(columns), *[list(row) for row in rows]]
+    lines = [list(columns), *[list(map(printable, row)) for row in rows]]
     widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
     for line in lines:
         print_text("  ".join(map(str.ljust, line, widths)).rstrip())
@@ -62,4 +63,17 @@ def writing(name: str) -> Iterator[None]:
 
 def note(text: str) -> None:
     """Tell something to the person at the terminal, on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    r"""A text for people: what would move the cursor of their terminal, or worse, is spelt out.
+
+    Names of files, notes, and answers of servers are others' texts.
+
+    >>> printable("a\x1b[2Jb"), printable("two\nlines")
+    ('a\\x1b[2Jb', 'two\nlines')
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

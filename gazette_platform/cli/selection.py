@@ -27,7 +27,7 @@ SelectorOrNames = Annotated[str | None, _OPTION]
 Names = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[NAME]...",
+        metavar="NAME",
         show_default=False,
         autocompletion=complete_names,
         help="Journals by name, in place of a selector; one that ends in / means all below it.",

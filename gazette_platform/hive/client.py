@@ -22,7 +22,7 @@ from gazette_platform.hive.thrift import (
 from gazette_platform.ops.clock import SystemClock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from gazette_platform.ops.clock import Clock
@@ -35,6 +35,8 @@ _BATCH = 500
 _LOCK_WAIT_S = 10.0
 # Engines hold the lock of a table for the time of one commit.
 _TABLE_LOCK_WAIT_S = 30.0
+# For an answer when time is up already: what was begun is to be ended in order, such as a lock.
+_LEAST_S = 2.0
 # Parameter of an Iceberg table: the file that says all of it.
 _METADATA = "metadata_location"
 
@@ -84,7 +86,11 @@ class MetastoreClient:
         socket.setTimeout(self._call_timeout_s * 1000)
         try:
             client = hive_client(TBinaryProtocol(transport))
-            yield MetastoreSession(client, self.uri)
+            yield MetastoreSession(
+                client,
+                self.uri,
+                limit=lambda seconds: socket.setTimeout(min(seconds, self._call_timeout_s) * 1000),
+            )
         finally:
             transport.close()
 
@@ -101,10 +107,12 @@ class SharedMetastore:
 
     Args:
         metastore: what opens sessions.
+        ends_at: see `MetastoreSession.end_at`.
     """
 
-    def __init__(self, metastore: _Connects) -> None:
+    def __init__(self, metastore: _Connects, *, ends_at: float | None = None) -> None:
         self._metastore = metastore
+        self._ends_at = ends_at
         self._session: MetastoreSession | None = None
         self._stack = ExitStack()
 
@@ -122,6 +130,8 @@ class SharedMetastore:
         """
         if self._session is None:
             self._session = self._stack.enter_context(self._metastore.connect())
+            if self._ends_at is not None:
+                self._session.end_at(self._ends_at)
         try:
             yield self._session
         except BaseException:
@@ -137,14 +147,35 @@ class SharedMetastore:
 class MetastoreSession:
     """Calls over one connection; not for use by several threads at once."""
 
-    def __init__(self, client: Any, uri: str, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        client: Any,
+        uri: str,
+        *,
+        clock: Clock | None = None,
+        limit: Callable[[float], None] | None = None,
+    ) -> None:
         self._client = client
         self._uri = uri
         self._clock = clock or SystemClock()
+        self._limit = limit
+        self._ends_at: float | None = None
+
+    def end_at(self, instant: float) -> None:
+        """Wait for no answer beyond an instant, or some seconds for what is still asked then.
+
+        A metastore that is stopped, or whose database hangs, takes calls and does not answer.
+
+        Args:
+            instant: monotonic seconds.
+        """
+        self._ends_at = instant
 
     @contextmanager
     def _calling(self, what: str) -> Iterator[None]:
         """Turn Thrift's errors into LakeError with the server, the call and its object."""
+        if self._limit is not None and self._ends_at is not None:
+            self._limit(max(_LEAST_S, self._ends_at - self._clock.monotonic()))
         try:
             yield
         except TTransportException as err:

@@ -3,6 +3,11 @@
 Reading fragments takes long, so it is done first; then, under the metastore's lock, the accounts are
 read anew, what others have counted meanwhile is left out, and the rest is added. So two registrars
 that meet count everything once, and whoever loses has only read in vain.
+
+A fragment that a tick has no time for is left to the next one; but the first that a tick counts is registered
+whatever happens, so that each tick gets on. Its rows are counted when it is looked at again, as are those of
+damaged files that were restored. A count goes on where the one before ended, as long as the process is the
+same; anew it is begun a few times only, for as long as the file is the same.
 """
 
 from __future__ import annotations
@@ -13,9 +18,11 @@ from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import DataError, GazetteError, LakeError
 from gazette_platform.hive import HivePartition
-from gazette_platform.lake.fit import damage, json_columns, misfit, value_scanner
+from gazette_platform.lake.aside import is_aside
+from gazette_platform.lake.content import COUNTED_BYTES_MIN
+from gazette_platform.lake.fit import damage, json_columns, misfit, unread, value_scanner
 from gazette_platform.lake.layout import is_same_location, partition_values
-from gazette_platform.lake.partition_state import PartitionState
+from gazette_platform.lake.partition_state import RANGES_MAX, TRIES_MAX, PartitionState
 from gazette_platform.lake.tables import hidden_parameters
 
 if TYPE_CHECKING:
@@ -37,6 +44,8 @@ __all__ = ["Accountant", "Accounted", "PartitionAccount", "PartitionUpdate", "pa
 _COMMIT_MAX: Final = 50
 # A file may be gone before brokers know; of a wrong root none is there.
 _LOOKED_FOR_MAX: Final = 5
+# Of a tick, to count what was registered without: new fragments, and other tables, come first.
+_MEND_BYTES_MAX: Final = 256 << 20
 
 
 @final
@@ -45,7 +54,7 @@ class PartitionAccount:
     """A Hive partition as its accounts say, whoever changed them."""
 
     key: str
-    """Dagster's partition key."""
+    """As `layout.partition_key` writes it."""
     values: tuple[str, ...]
     location: str
     journal: str
@@ -64,7 +73,6 @@ class PartitionUpdate:
     is_new: bool
     fragments_added: int
     rows_added: int | None
-    content_bytes_added: int
     state: PartitionState
     """Totals after the tick."""
 
@@ -92,6 +100,10 @@ class Accounted:
 class _Counted:
     rows: int | None
     stored_bytes: int | None
+    stamp: str = ""
+    """Of its file, if the rows are not known."""
+    is_resumed: bool = False
+    """Whether an earlier tick had begun with it."""
     hidden: frozenset[str] = frozenset()
     """Columns to hide from Trino, which would fail at one of the values."""
 
@@ -129,8 +141,11 @@ class Accountant:
         self._session = session
         self._spec = spec
         self._table = table
+        # Its values are looked at as this spec has them.
+        self._owner = f"{spec.name} {spec.digest}"
         self._bytes_left = content_bytes_max
         self._has_counted = False
+        self._mended_bytes = 0
         # Journals that have more than there was time or bytes for.
         self._full: set[str] = set()
         self._is_over = is_over
@@ -150,6 +165,7 @@ class Accountant:
 
     def _run(self, planned: Sequence[PlannedPartition]) -> None:
         found = self._read(planned)
+        planned = [p for p in planned if p.values in found or not self._is_all_aside(p)]
         good = [p for p in planned if self._is_good(p, found.get(p.values))]
         missing = [p for p in good if p.values not in found]
         if missing:
@@ -187,15 +203,22 @@ class Accountant:
             (): HivePartition(values=(), location=current.location, parameters=current.parameters)
         }
 
+    def _is_all_aside(self, planned: PlannedPartition) -> bool:
+        """Whether there is nothing to make a Hive partition of; what is aside is not awaited."""
+        if not all(map(is_aside, planned.fragments)):
+            return False
+        self.result.done |= {(f.journal, f.begin, f.end) for f in planned.fragments}
+        return True
+
     def _is_good(self, planned: PlannedPartition, found: HivePartition | None) -> bool:
         """Whether fragments may be added to it; if not, the result has the reason."""
         try:
             if found is None:
                 self._require_some(planned)
                 return True
-            _require_journal(
-                self._spec.name, planned, PartitionState.from_parameters(found.parameters)
-            )
+            state = PartitionState.from_parameters(found.parameters)
+            _require_journal(self._spec.name, planned, state)
+            _require_room(self._spec.name, planned, state)
         except LakeError as err:
             self.result.errors.setdefault(planned.journal, err)
             return False
@@ -207,7 +230,8 @@ class Accountant:
         Raises: LakeError: none of its first fragments is there; names the first one.
         """
         error: LakeError | None = None
-        for fragment in planned.fragments[:_LOOKED_FOR_MAX]:
+        there = [f for f in planned.fragments if not is_aside(f)]
+        for fragment in there[:_LOOKED_FOR_MAX]:
             try:
                 self._content.require_stored(fragment, planned.location)
             except LakeError as err:
@@ -227,7 +251,9 @@ class Accountant:
         queues: dict[str, list[tuple[Fragment, int]]] = {}
         for index, (planned, state) in enumerate(work):
             queues.setdefault(planned.journal, []).extend(
-                (f, index) for f in planned.fragments if not state.covers(f.begin, f.end)
+                (f, index)
+                for f in planned.fragments
+                if not is_aside(f) and not state.settles(f.begin, f.end)
             )
         for queue in queues.values():
             queue.sort(key=lambda item: (item[0].begin, item[0].end))
@@ -246,31 +272,88 @@ class Accountant:
                 counted = self._count_one(planned, fragment)
                 if counted is not None:
                     counts[index][fragment] = counted
+        for index, (planned, state) in enumerate(work):
+            counts[index] |= self._mend(planned, state)
         return counts
 
-    def _count_one(self, planned: PlannedPartition, fragment: Fragment) -> _Counted | None:
-        """Read a fragment; None: it cannot be now, and the result has the reason."""
+    def _mend(self, planned: PlannedPartition, state: PartitionState) -> _Counts:
+        """Count those of the fragments whose rows are not known, as far as there is time for that, too."""
+        state = _recalled(planned, state)
+        found: _Counts = {}
+        # Tried where there was time for little, a large one would be given up for no fault of its own.
+        has_time = not self._has_counted or self._mended_bytes > 0
+        for fragment in planned.fragments if state.uncounted else ():
+            noted = state.uncounted_at(fragment.begin, fragment.end)
+            if noted is None:
+                continue
+            bytes_after = self._mended_bytes + fragment.content_length
+            is_full = self._mended_bytes > 0 and bytes_after > _MEND_BYTES_MAX
+            if self._is_over() or is_full:
+                break
+            if not has_time and fragment.content_length > COUNTED_BYTES_MIN:
+                continue
+            stamp = self._content.stamp(fragment, planned.location)
+            goes_on = self._content.is_unfinished(fragment, planned.location, self._owner)
+            if noted.tries >= TRIES_MAX and noted.stamp == stamp.text and not goes_on:
+                continue
+            self._mended_bytes = bytes_after
+            told = len(self.result.misfits)
+            counted = self._count_one(planned, fragment, is_kept=True)
+            if counted is not None:
+                if counted.rows is not None or not counted.is_resumed:
+                    found[fragment] = counted  # what only goes on is nothing to note
+                if counted.rows is None and counted.stamp == noted.stamp:
+                    del self.result.misfits[told:]  # it was told when it was registered
+        return found
+
+    def _count_one(
+        self, planned: PlannedPartition, fragment: Fragment, *, is_kept: bool = False
+    ) -> _Counted | None:
+        """Read a fragment; None: it cannot be now, and the result has the reason if it is not time.
+
+        Args:
+            is_kept: whether that there was no time is of interest, too; it is of the first one in any case.
+        """
         result = self.result
+        is_kept |= not self._has_counted
         self._has_counted = True
+        is_large = fragment.content_length > COUNTED_BYTES_MIN
         self._bytes_left -= fragment.content_length
         wanted = json_columns(self._spec) - result.columns
         try:
             self._cutover.bring(self._spec.name, planned.key, fragment, planned.location)
             counted = self._content.count(
-                fragment, planned.location, columns=wanted, scanner=value_scanner(self._spec)
+                fragment,
+                planned.location,
+                columns=wanted,
+                scanner=value_scanner(self._spec),
+                is_over=self._is_over,
+                owner=self._owner if is_kept and is_large else "",
             )
         except DataError as err:
             # Its Hive partition is registered all the same: the other files are good, and the
             # engines, too, name the damaged one.
             result.misfits.append(damage(self._spec, fragment, planned.location, err))
-            return _Counted(None, None)
+            stamp = self._content.stamp(fragment, planned.location)
+            return _Counted(None, stamp.stored_bytes, stamp.text)
         except GazetteError as err:
             result.errors.setdefault(planned.journal, err)
             return None
+        if counted.rows is None and not is_kept:
+            result.is_complete = False
+            self._full.add(planned.journal)
+            return None
         result.columns |= counted.columns
         found = misfit(self._spec, fragment, planned.location, counted)
+        if found is None and counted.rows is None:
+            found = unread(self._spec, fragment)
         result.misfits += [found] if found is not None else []
-        return _Counted(counted.rows, counted.stored_bytes, self._breaking(counted.values))
+        hidden = self._breaking(counted.values)
+        if counted.rows is None:
+            stamp = self._content.stamp(fragment, planned.location)
+            is_resumed = counted.is_resumed
+            return _Counted(None, stamp.stored_bytes, stamp.text, is_resumed, hidden)
+        return _Counted(counted.rows, counted.stored_bytes, hidden=hidden)
 
     def _breaking(self, values: ValueReport | None) -> frozenset[str]:
         """Columns at whose values Trino would fail."""
@@ -299,6 +382,7 @@ class Accountant:
                 before = PartitionState.from_parameters(now.parameters)
                 try:
                     _require_journal(self._spec.name, planned, before)
+                    _require_room(self._spec.name, planned, before)
                 except LakeError as err:
                     self.result.errors.setdefault(planned.journal, err)
                     continue
@@ -314,7 +398,9 @@ class Accountant:
                 self._write(changed)
         for planned, state, update in settled:
             self._settle(planned, state)
-            self.result.updates += [update] if update is not None else []
+            # That rows could not be counted once more is noted, and nothing to tell.
+            if update is not None and (update.fragments_added or update.rows_added):
+                self.result.updates.append(update)
 
     def _write(self, changed: Sequence[HivePartition]) -> None:
         if self._table.partition_columns:
@@ -324,9 +410,9 @@ class Accountant:
             self._session.alter_table(replace(self._table, parameters=one.parameters))
 
     def _settle(self, planned: PlannedPartition, state: PartitionState) -> None:
-        held = [f for f in planned.fragments if state.covers(f.begin, f.end)]
+        held = [f for f in planned.fragments if is_aside(f) or state.settles(f.begin, f.end)]
         self.result.done |= {(f.journal, f.begin, f.end) for f in held}
-        if state.ranges:
+        if state.ranges or state.aside:
             self.result.accounts.append(
                 PartitionAccount(
                     key=planned.key,
@@ -341,7 +427,7 @@ class Accountant:
 def partition_accounts(
     session: MetastoreSession, table: HiveTable, keys: Sequence[str]
 ) -> list[PartitionAccount]:
-    """Accounts of those of the Hive partitions with Dagster's `keys` that exist, also of empty ones.
+    """Accounts of those of the Hive partitions with these `keys` that exist, also of empty ones.
 
     Raises: LakeError: the metastore cannot be reached.
     """
@@ -379,14 +465,41 @@ def _require_journal(table: str, planned: PlannedPartition, state: PartitionStat
         )
 
 
+def _require_room(table: str, planned: PlannedPartition, state: PartitionState) -> None:
+    if len(state.ranges) >= RANGES_MAX:
+        raise LakeError(
+            f"Hive partition {planned.key} of {table} has {len(state.ranges)} holes, and its accounts have "
+            "no room for more, so nothing is added to it: see why its fragments are missing "
+            "(`gazctl lake check`)"
+        )
+
+
+def _recalled(planned: PlannedPartition, state: PartitionState) -> PartitionState:
+    """`state`, with all to be counted again if a former release lost count, and all of it is at hand."""
+    if state.rows is not None or state.rows_known is not None or state.uncounted:
+        return state
+    spans = [(f.begin, f.end) for f in planned.fragments]
+    if not all(state.covers(begin, end) for begin, end in spans):
+        return state
+    content_bytes = sum(end - begin for begin, end in spans)
+    if (len(spans), content_bytes) != (state.fragments, state.content_bytes):
+        return state
+    return state.with_all_uncounted(spans)
+
+
 def _update(
     planned: PlannedPartition, counts: _Counts, before: PartitionState
 ) -> PartitionUpdate | None:
     """`before` with those of `counts` that it does not hold; None if it holds all."""
-    state = before
+    state = _recalled(planned, before)
     rows_added: int | None = 0
     for fragment, counted in counts.items():
-        if state.covers(fragment.begin, fragment.end):
+        if state.settles(fragment.begin, fragment.end):
+            if counted.rows is None:
+                state = state.tried(fragment.begin, fragment.end, counted.stamp)
+            elif state.uncounted_at(fragment.begin, fragment.end) is not None:
+                state = state.counted(fragment.begin, fragment.end, counted.rows)
+                rows_added = None if rows_added is None else rows_added + counted.rows
             continue
         rows_added = (
             None if counted.rows is None or rows_added is None else rows_added + counted.rows
@@ -397,6 +510,7 @@ def _update(
             fragment.end,
             rows=counted.rows,
             stored_bytes=counted.stored_bytes,
+            stamp=counted.stamp,
         )
     if state == before:
         return None
@@ -408,6 +522,5 @@ def _update(
         is_new=before == PartitionState(),
         fragments_added=state.fragments - before.fragments,
         rows_added=rows_added,
-        content_bytes_added=state.content_bytes - before.content_bytes,
         state=state,
     )

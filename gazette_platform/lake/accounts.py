@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, final
 from gazette_platform.errors import LakeError
 from gazette_platform.hive import partition_name
 from gazette_platform.lake.coverage import in_time, overlapping, walk_outward
-from gazette_platform.lake.layout import Layout, partition_columns, plain_location
+from gazette_platform.lake.layout import (
+    Layout,
+    journal_values,
+    partition_columns,
+    plain_location,
+)
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.planning import directory_of
 from gazette_platform.lake.tables import LAYOUT
@@ -26,9 +31,10 @@ if TYPE_CHECKING:
     from gazette_platform.lake.table_spec import TableSpec
     from gazette_platform.protocol import Fragment
 
-__all__ = ["Accounts", "Place", "own_values", "read_accounts"]
+__all__ = ["Accounts", "Place", "held_behind", "own_values", "read_accounts"]
 
 _STEP = 24
+_BATCH = 100
 _NAMES_MAX = 3000
 
 
@@ -137,6 +143,34 @@ def read_accounts(  # noqa: PLR0917
     return accounts
 
 
+def held_behind(
+    session: MetastoreSession, spec: TableSpec, table: HiveTable, journal: str, offset: int
+) -> int | None:
+    """Up to where a Hive partition holds the journal behind `offset`; None: none does.
+
+    The first one found counts. They are asked from the newest on, so nearly always that is one call.
+    """
+    layout = Layout.parse(table.parameters[LAYOUT])
+    columns = partition_columns(spec, layout)
+    if not columns:
+        return _behind(PartitionState.from_parameters(table.parameters), journal, offset)
+    names = session.partition_names(table, own_values(layout, columns, journal))
+    names = sorted(names, key=in_time, reverse=True)
+    for start in range(0, len(names), _BATCH):
+        for partition in session.partitions_named(table, names[start : start + _BATCH]):
+            state = PartitionState.from_parameters(partition.parameters)
+            end = _behind(state, journal, offset)
+            if end is not None:
+                return end
+    return None
+
+
+def _behind(state: PartitionState, journal: str, offset: int) -> int | None:
+    if state.journal != journal or not state.ranges or state.ranges[-1][1] <= offset:
+        return None
+    return state.ranges[-1][1]
+
+
 @final
 @dataclass(slots=True)
 class _Reader:
@@ -173,14 +207,7 @@ class _Reader:
 
 def own_values(layout: Layout, columns: Sequence[PartitionColumn], journal: str) -> list[str]:
     """Values of the partition columns that the journal's own name gives, in order."""
-    segments = journal.split("/")
-    if len(segments) > len(layout.segments):
-        return []
-    try:
-        texts = Layout(layout.segments[: len(segments)]).match(journal)
-        return [c.value(t) for c, t in zip(columns, texts, strict=False)]
-    except LakeError:
-        return []
+    return journal_values(layout, columns, journal) or []
 
 
 def _meets(state: PartitionState, begin: int, end: int | None) -> bool:

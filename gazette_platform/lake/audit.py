@@ -13,22 +13,26 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.lake.accounts import Accounts, read_accounts
+from gazette_platform.lake.aside import home_directory, is_aside
 from gazette_platform.lake.coverage import Span, choose, clusters, gaps, lowered, uncovered
 from gazette_platform.lake.files import JournalFiles, journal_files
 from gazette_platform.lake.findings import Finding
-from gazette_platform.lake.planning import directory_of
+from gazette_platform.lake.looked import looked
+from gazette_platform.lake.planning import directory_of, is_readable
 from gazette_platform.lake.progress import JournalCursor
 from gazette_platform.lake.storage import Storage
+from gazette_platform.protocol import parse_fragment_path
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from gazette_platform.hive import HiveTable, MetastoreSession
+    from gazette_platform.lake.accounts import Place
     from gazette_platform.lake.findings import FindingKind
     from gazette_platform.lake.layout import StoreRoots
     from gazette_platform.lake.source import FragmentSource
     from gazette_platform.lake.table_spec import TableSpec
-    from gazette_platform.protocol import Fragment
+    from gazette_platform.protocol import CompressionCodec, Fragment
 
 __all__ = ["Audit", "Auditor"]
 
@@ -135,7 +139,20 @@ class Auditor:
         reach = listed[-1].begin if len(listed) >= limit else None
         accounts = read_accounts(session, spec, table, self._roots, journal, anchors, begin, reach)
         overlaps = accounts.overlaps(begin, reach)
-        doubtful = dict.fromkeys([*overlaps, *_not_as_listed(accounts, listed, begin, reach)])
+        doubtful = dict.fromkeys(
+            [
+                *overlaps,
+                *(d for d, place in accounts.places.items() if place.state.moving),
+                *_not_as_listed(accounts, listed, begin, reach),
+                *(d for d in known if d in accounts.places),
+            ]
+        )
+        # Of overlaps, and of what was found before, files tell which is left out.
+        doubtful = dict.fromkeys(
+            d
+            for d in doubtful
+            if d in overlaps or d in known or not _is_known(accounts.places[d], listed)
+        )
         suspects = set(sorted(doubtful, key=lambda d: d in known)[:_SUSPECTS_MAX])
         places = [
             (place.store, place.directory)
@@ -143,6 +160,7 @@ class Auditor:
             if lists_objects or place.directory in suspects or self._storage.is_local(place.store)
         ]
         files = journal_files(self._storage, journal, places)
+        _note_well(accounts, files, listed)
         # At the limit, the audit ends where the last fragment listed begins.
         end = None
         if reach is not None:
@@ -203,12 +221,14 @@ class _View:
             for place in accounts.places.values()
             if place.directory not in files.listed
         }
-        spans = _spans(self.read, files)
+        spans = _spans(journal, self.read, files)
         findings = [
             *_gap_findings(journal, [*self.fragments, *self.following]),
+            *_aside_findings(self.fragments, accounts),
             *_registration_findings(self.fragments, cursor, accounts),
-            *_file_findings(journal, self.fragments, files, self.begin),
+            *_file_findings(journal, self.fragments, files, self.begin, accounts),
             *_overlap_findings(journal, spans, accounts),
+            *_codec_findings(journal, self.read, files, accounts),
             *self._account_findings(journal, unlisted),
             *self._unchecked_findings(journal, unlisted),
         ]
@@ -275,6 +295,30 @@ def _not_as_listed(
     return found
 
 
+def _listed_in(directory: str, listed: Sequence[Fragment]) -> frozenset[str]:
+    return frozenset(
+        f.content_name
+        for f in listed
+        if f.backing_store and f.content_length and directory_of(f) == directory
+    )
+
+
+def _is_known(place: Place, listed: Sequence[Fragment]) -> bool:
+    """Whether a directory held just what brokers list when it was listed, and nothing has changed since."""
+    return looked.is_known(place.location, (place.state, _listed_in(place.directory, listed)))
+
+
+def _note_well(accounts: Accounts, files: JournalFiles, listed: Sequence[Fragment]) -> None:
+    found: dict[str, set[str]] = {directory: set() for directory in files.listed}
+    for directory, name in files.fragments:
+        found[directory].add(name)
+    for directory, names in found.items():
+        place = accounts.places.get(directory)
+        known = _listed_in(directory, listed)
+        if place is not None and known == names:
+            looked.note(place.location, (place.state, known))
+
+
 _NOT_ASKED = "the sensor lists no object stores; execute the check to do so"
 _UNSEEN = {
     "count": "files that are gone, or that nobody registered, would not be seen",
@@ -300,6 +344,34 @@ def _gap_findings(journal: str, listed: Sequence[Fragment]) -> list[Finding]:
     ]
 
 
+def _aside_findings(listed: Sequence[Fragment], accounts: Accounts) -> list[Finding]:
+    found: list[Finding] = []
+    for fragment in listed:
+        begin, end = fragment.begin, fragment.end
+        if is_aside(fragment) or _is_known_aside(fragment, accounts):
+            path = f"{home_directory(fragment)}/{fragment.content_name}"
+            found.append(
+                Finding(
+                    kind="gap",
+                    journal=fragment.journal,
+                    begin=begin,
+                    end=end,
+                    is_error=False,
+                    text=f"{fragment.journal}: bytes [{begin}, {end}) are aside: a person took file {path} "
+                    "out of the table, so no query sees its rows, and readers of the journal do "
+                    "(`gazctl lake quarantine --list` says why; --restore takes it back)",
+                )
+            )
+    return found
+
+
+def _is_known_aside(fragment: Fragment, accounts: Accounts) -> bool:
+    """Whether accounts know that it is aside, be it that brokers do not list it so yet."""
+    state = accounts.state_of(directory_of(fragment))
+    begin, end = fragment.begin, fragment.end
+    return state is not None and state.settles(begin, end) and not state.covers(begin, end)
+
+
 def _registration_findings(
     listed: Sequence[Fragment], cursor: JournalCursor, accounts: Accounts
 ) -> list[Finding]:
@@ -308,7 +380,7 @@ def _registration_findings(
         if not fragment.backing_store or not fragment.content_length or cursor.wants(fragment):
             continue
         state = accounts.state_of(directory_of(fragment))
-        if state is not None and state.covers(fragment.begin, fragment.end):
+        if is_aside(fragment) or (state and state.settles(fragment.begin, fragment.end)):
             continue
         found.append(
             Finding(
@@ -326,13 +398,16 @@ def _registration_findings(
 
 
 def _gone_findings(
-    journal: str, listed: Sequence[Fragment], files: JournalFiles, begin: int
+    journal: str, listed: Sequence[Fragment], files: JournalFiles, begin: int, accounts: Accounts
 ) -> list[Finding]:
     """Of what brokers list and is not there. At the front of a journal, it was pruned a moment ago."""
     stored = [
         f
         for f in listed
-        if f.backing_store and f.content_length and directory_of(f) in files.listed
+        if f.backing_store
+        and f.content_length
+        and directory_of(f) in files.listed
+        and not _is_known_aside(f, accounts)
     ]
     is_there = [(directory_of(f), f.content_name) in files.fragments for f in stored]
     pruned = is_there.index(True) if begin == 0 and True in is_there else 0
@@ -355,9 +430,9 @@ def _gone_findings(
 
 
 def _file_findings(
-    journal: str, listed: Sequence[Fragment], files: JournalFiles, begin: int
+    journal: str, listed: Sequence[Fragment], files: JournalFiles, begin: int, accounts: Accounts
 ) -> list[Finding]:
-    found = _gone_findings(journal, listed, files, begin)
+    found = _gone_findings(journal, listed, files, begin, accounts)
     known = {(f.begin, f.end) for f in listed}
     head = max((f.end for f in listed), default=0)
     for (directory, name), (low, high) in sorted(files.fragments.items()):
@@ -390,8 +465,42 @@ def _file_findings(
     return found
 
 
-def _spans(read: Sequence[Fragment], files: JournalFiles) -> list[Span]:
-    """What engines read of these offsets: files in the directories of Hive partitions.
+def _codec_of(journal: str, name: str) -> CompressionCodec:
+    return parse_fragment_path(journal, name).codec
+
+
+def _codec_findings(
+    journal: str, read: Sequence[Fragment], files: JournalFiles, accounts: Accounts
+) -> list[Finding]:
+    """Of files in the directories of Hive partitions that engines read as garbage, without an error."""
+    spans = {(directory_of(f), f.content_name): (f.begin, f.end) for f in read if f.content_length}
+    spans |= files.fragments
+    found: list[Finding] = []
+    for (directory, name), (begin, end) in sorted(spans.items()):
+        codec = _codec_of(journal, name)
+        if is_readable(codec) or directory not in accounts.places:
+            continue
+        found.append(
+            Finding(
+                kind="count",
+                journal=journal,
+                begin=begin,
+                end=end,
+                text=f"queries read file {directory}/{name}, whose codec {codec.name} Trino and Spark take for "
+                "plain text: rows of NULLs, or none, and no error; the view `…_exact` leaves this file out. "
+                "Set `compression_codec` of the journal to GZIP (or NONE); its rows are in the journal, and "
+                "`gazctl sql` reads them",
+                excluded=name,
+                directory=directory,
+                values=accounts.places[directory].values,
+                since=begin,
+            )
+        )
+    return found
+
+
+def _spans(journal: str, read: Sequence[Fragment], files: JournalFiles) -> list[Span]:
+    """What engines read of these offsets: files in the directories of Hive partitions, of codecs they know.
 
     What brokers list is one of them only if its directory is registered, and the file there: nothing
     may be left out in favour of rows that no query sees.
@@ -399,10 +508,11 @@ def _spans(read: Sequence[Fragment], files: JournalFiles) -> list[Span]:
     spans: dict[tuple[str, str], Span] = {}
     for f in read:
         place = (directory_of(f), f.content_name)
-        if f.content_length and (place[0] not in files.listed or place in files.fragments):
+        is_there = place[0] not in files.listed or place in files.fragments
+        if f.content_length and is_there and is_readable(f.codec):
             spans[place] = Span(f.begin, f.end, *place, is_listed=True)
     for place, (low, high) in files.fragments.items():
-        if high > low and place not in spans:
+        if high > low and place not in spans and is_readable(_codec_of(journal, place[1])):
             spans[place] = Span(low, high, *place, is_listed=False)
     return list(spans.values())
 

@@ -32,7 +32,7 @@ class CaughtUp:
     rows: int | None = 0
     """None if those of some fragment could not be counted."""
     keys: set[str] = field(default_factory=set)
-    """Dagster's partition keys of the Hive partitions that changed."""
+    """Of the Hive partitions that changed."""
     told: list[str] = field(default_factory=list)
     """Warnings, and errors of fragments that keep nothing else from being registered."""
 

@@ -3,15 +3,19 @@
 Counting reads each new fragment once, decompressed in large blocks by C code that releases the GIL
 (about half a gigabyte of content a second a core), and never asks an engine. A row is a line; a last
 line without newline counts, as it does in Trino and Spark. What lies in an object store is read there,
-by this process; where that is not possible, through brokers.
+by this process; where that is not possible, through brokers. A fragment may be larger than a tick has
+time for: reading ends when time is up, and says so.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Final, final
 from urllib.parse import urlsplit
 
 import orjson
@@ -29,14 +33,14 @@ from gazette_platform.lake.check import SAMPLE_BYTES
 from gazette_platform.lake.storage import object_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from gazette_platform.lake.source import FragmentSource
     from gazette_platform.lake.storage import StoreFiles
     from gazette_platform.lake.values import LineScanner, ValueReport
     from gazette_platform.protocol import Fragment
 
-__all__ = ["FragmentContent", "FragmentCount", "local_path"]
+__all__ = ["COUNTED_BYTES_MIN", "FragmentContent", "FragmentCount", "Stamp", "local_path"]
 
 _log = logging.getLogger(__name__)
 _STORED_BLOCK_BYTES = 1 << 20
@@ -44,6 +48,14 @@ _STORED_BLOCK_BYTES = 1 << 20
 _HEAD_BYTES = 64 << 10
 # A stored block may inflate a thousandfold.
 _CONTENT_BLOCK_BYTES = 4 << 20
+# Each holds a file open, or a few MiB.
+_UNFINISHED_MAX = 4
+_UNFINISHED_S = 6 * 3600.0
+_Key = tuple[str, str, str]
+
+COUNTED_BYTES_MIN: Final = 4 << 20
+"""What is counted of a fragment when time is up: a tick that was late from its start is to get on all the same.
+Good lines take some milliseconds, and lines that do not fit, each of which is told apart, up to ten seconds."""
 
 
 @final
@@ -51,7 +63,8 @@ _CONTENT_BLOCK_BYTES = 4 << 20
 class FragmentCount:
     """What reading a fragment told: rows, and stored bytes if this process could see its file."""
 
-    rows: int
+    rows: int | None
+    """None: time was up before the end; what else is told is of what was read by then."""
     stored_bytes: int | None
     head: bytes = b""
     """The first bytes of content, at most `SAMPLE_BYTES`."""
@@ -59,6 +72,22 @@ class FragmentCount:
     """Those of the columns asked for that occur as keys of JSON records."""
     values: ValueReport | None = None
     """What a scanner of values found, if there was one."""
+    is_resumed: bool = False
+    """Whether it went on where an earlier count had ended."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What tells a fragment's file from another one in its place."""
+
+    text: str = ""
+    """Size, and time if it is on this machine; empty: this process cannot see the file."""
+    stored_bytes: int | None = None
+
+
+def _never() -> bool:
+    return False
 
 
 @final
@@ -78,15 +107,22 @@ class FragmentContent:
         """
         yield from self._blocks(fragment, location, _Tally())
 
-    def _blocks(self, fragment: Fragment, location: str, tally: _Tally) -> Iterator[bytes]:
-        pieces = self._stored(fragment, location)
+    def _blocks(
+        self, fragment: Fragment, location: str, tally: _Tally, *, is_paused: bool = False
+    ) -> Iterator[bytes]:
+        pieces = self._stored(fragment, location, is_paused=is_paused)
         if pieces is None:
             yield from self._source.content(fragment)
             return
         yield from _decompressed(fragment, _Where(fragment, location), pieces, tally)
 
-    def _stored(self, fragment: Fragment, location: str) -> Iterator[bytes] | None:
+    def _stored(
+        self, fragment: Fragment, location: str, *, is_paused: bool
+    ) -> Iterator[bytes] | None:
         """Stored bytes; None if the store does not serve this process: then brokers do.
+
+        Args:
+            is_paused: whether there may be minutes between two pieces: no connection is held then.
 
         Raises: LakeError: there is no such file.
         """
@@ -96,8 +132,9 @@ class FragmentContent:
         files = _files(fragment)
         if files is None:
             return None
-        pieces = files.read(fragment.content_path)
         try:
+            end = files.size(fragment.content_path) if is_paused else None
+            pieces = files.read(fragment.content_path, 0, end)
             first = next(pieces, b"")
         except ObjectNotFound as err:
             raise _missing(fragment, f"{location}/{fragment.content_name}") from err
@@ -113,39 +150,50 @@ class FragmentContent:
         *,
         columns: Iterable[str] = (),
         scanner: LineScanner | None = None,
+        is_over: Callable[[], bool] = _never,
+        owner: str = "",
     ) -> FragmentCount:
         """Rows and stored size of a fragment, as engines will see them.
 
         Args:
             columns: names to look for.
             scanner: looks at all lines; a new one for each fragment.
+            is_over: whether time is up; some is read all the same.
+            owner: who goes on where it ended when time was up, in this process, if it asks again for the
+                same file; empty: nobody does.
 
         Raises: LakeError: there is no such file. DataError: it is damaged, or of another length.
         """
-        rows = length = 0
-        head, last = b"", b"\n"
-        unseen = {name: orjson.dumps(name) for name in columns}
-        seen: set[str] = set()
-        tally = _Tally()
-        for block in self._blocks(fragment, location, tally):
-            if len(head) < SAMPLE_BYTES:
-                head += bytes(block[: SAMPLE_BYTES - len(head)])
-            if unseen:
-                found = [name for name, key in unseen.items() if key in block]
-                seen.update(found)
-                for name in found:
-                    del unseen[name]
-            if scanner is not None:
-                scanner.feed(block)
-            rows += block.count(b"\n")
-            length += len(block)
-            last = block[-1:] or last
-            if length > fragment.content_length:
-                raise _wrong_length(fragment, "more")
-        if length != fragment.content_length:
-            raise _wrong_length(fragment, str(length))
-        values = scanner.report() if scanner is not None else None
-        return FragmentCount(rows + (last != b"\n"), tally.stored, head, frozenset(seen), values)
+        stamp = self.stamp(fragment, location).text if owner else ""
+        key = (owner, location, fragment.content_path)
+        counting = unfinished.take(key, stamp) if stamp else None
+        is_resumed = counting is not None
+        if counting is None:
+            tally = _Tally()
+            blocks = self._blocks(fragment, location, tally, is_paused=bool(stamp))
+            unseen = {name: orjson.dumps(name) for name in columns}
+            counting = _Counting(fragment, blocks, tally, unseen, scanner)
+        found = counting.go_on(is_over, is_resumed=is_resumed)
+        if found.rows is None and stamp:
+            unfinished.keep(key, stamp, counting)
+        return found
+
+    def is_unfinished(self, fragment: Fragment, location: str, owner: str) -> bool:
+        """Whether a count of `owner` can go on where it ended."""
+        return unfinished.has((owner, location, fragment.content_path))
+
+    def stamp(self, fragment: Fragment, location: str) -> Stamp:
+        """What its file is right now, without reading it; an empty stamp if that cannot be seen."""
+        path = local_path(fragment, location)
+        try:
+            if path is not None:
+                info = path.stat()
+                return Stamp(f"{info.st_size} {info.st_mtime_ns}", info.st_size)
+            files = _files(fragment)
+            size = files.size(fragment.content_path) if files is not None else None
+        except (OSError, StoreError):
+            return Stamp()
+        return Stamp(str(size), size) if size is not None else Stamp()
 
     def require_stored(self, fragment: Fragment, location: str) -> None:
         """Refuse a location without the fragment's file: a wrong root, most likely.
@@ -200,6 +248,100 @@ class _Tally:
     """What a read of stored bytes has come to; None: others read them."""
 
     stored: int | None = None
+
+
+@final
+@dataclass(slots=True)
+class _Counting:
+    """A count of one fragment, which may be paused."""
+
+    fragment: Fragment
+    blocks: Iterator[bytes]
+    tally: _Tally
+    unseen: dict[str, bytes]
+    scanner: LineScanner | None
+    seen: set[str] = field(default_factory=set)
+    head: bytes = b""
+    rows: int = 0
+    length: int = 0
+    last: bytes = b"\n"
+
+    def go_on(self, is_over: Callable[[], bool], *, is_resumed: bool) -> FragmentCount:
+        """Count to the end, or until time is up and some was read."""
+        enough = self.length + COUNTED_BYTES_MIN
+        whole = self.fragment.content_length
+        for block in self.blocks:
+            self._take(block)
+            if self.length > whole:
+                raise _wrong_length(self.fragment, "more")
+            if enough <= self.length < whole and is_over():
+                return self._result(None, is_resumed=is_resumed)
+        if self.length != whole:
+            raise _wrong_length(self.fragment, str(self.length))
+        return self._result(self.rows + (self.last != b"\n"), is_resumed=is_resumed)
+
+    def _take(self, block: bytes) -> None:
+        if len(self.head) < SAMPLE_BYTES:
+            self.head += bytes(block[: SAMPLE_BYTES - len(self.head)])
+        if self.unseen:
+            found = [name for name, key in self.unseen.items() if key in block]
+            self.seen.update(found)
+            for name in found:
+                del self.unseen[name]
+        if self.scanner is not None:
+            self.scanner.feed(block)
+        self.rows += block.count(b"\n")
+        self.length += len(block)
+        self.last = block[-1:] or self.last
+
+    def _result(self, rows: int | None, *, is_resumed: bool) -> FragmentCount:
+        scanner = self.scanner
+        return FragmentCount(
+            rows,
+            self.tally.stored if rows is not None else None,
+            self.head,
+            frozenset(self.seen),
+            scanner.report(is_cut=rows is None) if scanner is not None else None,
+            is_resumed,
+        )
+
+
+@final
+class _Unfinished:
+    """Counts that wait for more time. Any thread may ask; each gets one for itself."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: OrderedDict[_Key, tuple[str, _Counting, float]] = OrderedDict()
+
+    def has(self, key: _Key) -> bool:
+        """Whether there is one."""
+        with self._lock:
+            return key in self._found
+
+    def clear(self) -> None:
+        """Forget all."""
+        with self._lock:
+            self._found.clear()
+
+    def take(self, key: _Key, stamp: str) -> _Counting | None:
+        """The count, if it is of the file that there is now."""
+        with self._lock:
+            known = self._found.pop(key, None)
+        return known[1] if known is not None and known[0] == stamp else None
+
+    def keep(self, key: _Key, stamp: str, counting: _Counting) -> None:
+        """Keep a count, and forget those for which nobody came, or that are too many."""
+        now = time.monotonic()
+        with self._lock:
+            self._found[key] = (stamp, counting, now)
+            old = [k for k, (_, _, since) in self._found.items() if since < now - _UNFINISHED_S]
+            for each in [*old, *list(self._found)[: len(self._found) - _UNFINISHED_MAX]]:
+                self._found.pop(each, None)
+
+
+unfinished = _Unfinished()
+"""Those of this process: sensors make readers anew at each tick."""
 
 
 @final

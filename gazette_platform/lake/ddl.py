@@ -187,7 +187,7 @@ def _bigquery(table: MountedTable) -> str:
         "uris": f"[{_spark_text(f'{location}/*')}]",
         **({"hive_partition_uri_prefix": _spark_text(location)} if keys else {}),
         "ignore_unknown_values": "TRUE",
-        **({"description": _spark_text(spec.comment)} if spec.comment else {}),
+        **({"description": _bigquery_text(spec.comment)} if spec.comment else {}),
     }
     given = ",\n".join(f"  {name} = {value}" for name, value in options.items())
     notes = []
@@ -255,14 +255,17 @@ def _snowflake(table: MountedTable) -> str:
         columns.append(f"{_double(partition.column.upper())} {kind} AS ({found}::{kind})")
     keys = ", ".join(_double(p.column.upper()) for p in table.partitions)
     kind = "JSON" if spec.format == "json" else """CSV FIELD_OPTIONALLY_ENCLOSED_BY = '"'"""
+    # In upper case, as it has names without quotes; one may be a word of SQL.
+    schema, name = _double(spec.schema.upper()), _double(spec.table.upper())
     return (
-        f"CREATE SCHEMA IF NOT EXISTS {spec.schema};\n\n"
-        f"CREATE EXTERNAL TABLE {spec.schema}.{spec.table} (\n{_lines(columns)}\n)\n"
+        f"CREATE SCHEMA IF NOT EXISTS {schema};\n\n"
+        f"CREATE EXTERNAL TABLE {schema}.{name} (\n{_lines(columns)}\n)\n"
         + (f"PARTITION BY ({keys})\n" if keys else "")
         + f"LOCATION = @gazette/{table.layout.base}/\n"
         + "AUTO_REFRESH = FALSE\n"
         + f"FILE_FORMAT = (TYPE = {kind})"
-        + (f"\nCOMMENT = {_text(spec.comment)}" if spec.comment else "")
+        # A backslash escapes in its texts.
+        + (f"\nCOMMENT = {_spark_text(spec.comment)}" if spec.comment else "")
         + ";\n"
         + f"-- Before: CREATE STAGE gazette over the store that holds {table.location}\n"
         + "-- After, and whenever files have come: ALTER EXTERNAL TABLE … REFRESH\n"
@@ -288,7 +291,10 @@ def _snowflake_type(kind: ColumnType) -> str:
 def _duckdb(table: MountedTable) -> str:
     spec = table.spec
     files = _path(table.location) + "/*" * (table.folders_below + 1)
-    typed = {c.key: _duckdb_type(c.parsed) for c in spec.columns}
+    is_json = spec.format == "json"
+    typed = (
+        {c.key: _duckdb_type(c.parsed) for c in spec.columns} if is_json else {"line": "VARCHAR"}
+    )
     options: dict[str, str] = {
         "columns": "{" + ", ".join(f"{_text(k)}: {_text(t)}" for k, t in typed.items()) + "}"
     }
@@ -296,8 +302,11 @@ def _duckdb(table: MountedTable) -> str:
         f"{_double(c.source)} AS {_double(c.name)}" if c.source else _double(c.name)
         for c in spec.columns
     ]
+    if not is_json:
+        selected = [f"fields[{i}] AS {_double(c.name)}" for i, c in enumerate(spec.columns, 1)]
     # A key of the path that is a key of records, too, would take the place of the latter.
-    is_apart = spec.data_names.isdisjoint(p.key.lower() for p in table.partitions)
+    taken = spec.data_names if is_json else {"line", "text", "fields"}
+    is_apart = taken.isdisjoint(p.key.lower() for p in table.partitions)
     if table.partitions and is_apart:
         kinds = {p.key: _duckdb_type(parse_type(p.type)) for p in table.partitions}
         options["hive_partitioning"] = "true"
@@ -317,18 +326,61 @@ def _duckdb(table: MountedTable) -> str:
         ]
     else:
         options["hive_partitioning"] = "false"
-    if spec.format == "json":
-        options |= {"format": "'newline_delimited'", "ignore_errors": "true"}
-    else:
-        options |= {"header": "false", "auto_detect": "false", "delim": "','", "quote": "'\"'"}
-        options |= {"escape": "'\"'", "null_padding": "true"}
+    options |= _DUCKDB_LINES if spec.format == "csv" else _DUCKDB_JSON
     reader = "read_json" if spec.format == "json" else "read_csv"
     given = "".join(f",\n  {name} = {value}" for name, value in options.items())
+    source = f"{reader}(\n  {_text(files)}{given}\n)"
     return (
         f"CREATE SCHEMA IF NOT EXISTS {_double(spec.schema)};\n\n"
         f"CREATE OR REPLACE VIEW {_double(spec.schema)}.{_double(spec.table)} AS\n"
-        f"SELECT\n{_lines(selected)}\nFROM {reader}(\n  {_text(files)}{given}\n);\n"
+        + (
+            f"WITH {_duckdb_records(source)}\nSELECT\n{_lines(selected)}\nFROM records;\n"
+            if spec.format == "csv"
+            else f"SELECT\n{_lines(selected)}\nFROM {source};\n"
+        )
     )
+
+
+_DUCKDB_JSON = {"format": "'newline_delimited'", "ignore_errors": "true"}
+# DuckDB's own parser takes a field in quotes over several lines, drops lines of another width or fails at
+# them, and makes NULL of what is empty. So it reads lines, as wholes, and fields are cut out of them here.
+_DUCKDB_LINES = {
+    "header": "false",
+    "auto_detect": "false",
+    "delim": "E'\\x02\\x03\\x02\\x03'",
+    "quote": "''",
+    "escape": "''",
+    "new_line": "'\\r\\n'",  # which takes a newline alone, too
+    "strict_mode": "false",
+    "max_line_size": str(100 << 20),
+}
+# A field, with the comma before it: in quotes and what follows them; with a quote that stays open up to the
+# end of the line, which makes NULL of it; or plain.
+_DUCKDB_FIELD = """,((?:[[:blank:]]*"(?:[^"]|"")*"[^,]*)|(?:[[:blank:]]*"(?:[^"]|"")*$)|(?:[^",]+"[^"]*$)|[^,]*)"""
+_DUCKDB_QUOTED = """^[[:blank:]]*"((?:[^"]|"")*)"(.*)$"""
+
+
+_DUCKDB_RECORDS = """\
+lines AS (
+  SELECT *, replace(coalesce(line, ''), chr(1), '') AS text FROM {source}
+),
+records AS (
+  SELECT *, [
+    CASE
+      WHEN (length(f) - length(replace(f, '"', ''))) % 2 = 1 THEN NULL
+      WHEN regexp_matches(f, {quoted}) THEN
+        replace(regexp_extract(f, {quoted}, 1), '""', '"') || regexp_extract(f, {quoted}, 2)
+      ELSE f
+    END FOR f IN CASE WHEN text = '' THEN [] ELSE
+      regexp_extract_all(',' || text, {field}, 1) END
+  ] AS fields FROM lines
+)"""
+
+
+def _duckdb_records(source: str) -> str:
+    """Subqueries that make lists of fields of lines, by the rules of Trino."""
+    quoted = _text(_DUCKDB_QUOTED)
+    return _DUCKDB_RECORDS.format(source=source, quoted=quoted, field=_text(_DUCKDB_FIELD))
 
 
 _DUCKDB = {
@@ -369,6 +421,11 @@ def _text(text: str) -> str:
 
 def _spark_text(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _bigquery_text(text: str) -> str:
+    # Which ends at the end of its line.
+    return _spark_text(text).replace("\r", "\\r").replace("\n", "\\n")
 
 
 def _double(name: str) -> str:

@@ -6,7 +6,8 @@ a damaged file. Each new fragment is read once to count its rows; what that show
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+import time
+from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import DataError, LakeError, SchemaMismatch
 from gazette_platform.lake.check import check_sample
@@ -17,7 +18,7 @@ from gazette_platform.lake.values_csv import CsvScanner
 from gazette_platform.lake.values_json import JsonScanner
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from gazette_platform.lake.layout import StoreRoots
     from gazette_platform.lake.source import FragmentSource
@@ -31,11 +32,14 @@ __all__ = [
     "json_columns",
     "misfit",
     "missing_columns",
+    "unread",
     "value_scanner",
     "without_columns",
 ]
 
 _NAMES_SHOWN = 12
+# Of a look at one fragment within a tick, of which it must not be the most.
+_LOOK_S: Final = 10.0
 
 
 def value_scanner(spec: TableSpec) -> LineScanner:
@@ -62,6 +66,27 @@ def damage(spec: TableSpec, fragment: Fragment, location: str, error: DataError)
         end=fragment.end,
         text=f"{error}; until then queries that read it fail, and others do not",
         values=mark(spec, fragment, location),
+    )
+
+
+def unread(spec: TableSpec, fragment: Fragment, stamp: tuple[str, ...] | None = None) -> Finding:
+    """The finding that a fragment is too large for its values to be looked at within a tick.
+
+    Args:
+        stamp: as long as this is its `mark`, it is not looked at again; None: it is, once.
+    """
+    return Finding(
+        kind="fit",
+        journal=fragment.journal,
+        begin=fragment.begin,
+        end=fragment.end,
+        is_error=False,
+        is_checked=False,
+        text=f"not checked: {spec.name}: fragment {fragment.content_path} ({fragment.content_length} "
+        "bytes) is more than a tick has time to read, so not all of its values were looked at, and its "
+        "rows are not known until a tick has: execute the check, or `gazctl lake check`, which take "
+        "their time (a smaller `length` of the journal's fragments avoids this)",
+        values=stamp if stamp is not None else (spec.digest, "unread"),
     )
 
 
@@ -125,13 +150,20 @@ def _counts(spec: TableSpec, where: str, values: ValueReport, *, is_partitioned:
 
 
 def _advice(spec: TableSpec, values: ValueReport) -> str:
-    texts = {c.name for c in spec.columns if c.parsed.name == "string"}
-    if values.columns and texts.issuperset(values.columns):
-        return (
+    """What to do, of each kind of column that has such values; of lines, where there are only those."""
+    types = {c.name: c.parsed.name for c in spec.columns}
+    are_texts = {types[name] == "string" for name in values.columns}
+    advice = []
+    if False in are_texts:
+        advice.append(
+            "Correct the types in the table spec (`string` takes any value), or how they are written"
+        )
+    if True in are_texts:
+        advice.append(
             "A text column keeps any value, but not every one has the same text in both engines: "
             "write objects and lists without blanks, or all of these as JSON texts, in quotes"
         )
-    return "Correct the types in the table spec (`string` takes any value), or how they are written"
+    return ". ".join(advice) or "No type takes such lines: correct what writes them"
 
 
 def _some(names: Iterable[str]) -> str:
@@ -161,6 +193,10 @@ def missing_columns(spec: TableSpec, columns: Iterable[str]) -> Finding | None:
     )
 
 
+def _never() -> bool:
+    return False
+
+
 @final
 class FitChecker:
     """Reads fragments again. Holds no state.
@@ -180,29 +216,49 @@ class FitChecker:
 
         Raises: GazetteError: a server cannot be reached.
         """
+        ends_at = time.monotonic() + _LOOK_S
+
+        def is_over() -> bool:
+            return time.monotonic() > ends_at
+
         for fragment in self._source.fragments(finding.journal, finding.begin, 1):
             if (fragment.begin, fragment.end) != (finding.begin, finding.end):
                 continue
             location = self._roots.location(fragment.backing_store, directory_of(fragment))
             if mark(spec, fragment, location) == finding.values:
                 return finding  # neither the file nor the spec has changed
-            return self.check(spec, fragment)[0]
+            return self.check(spec, fragment, is_over=is_over)[0]
         return None
 
-    def check(self, spec: TableSpec, fragment: Fragment) -> tuple[Finding | None, frozenset[str]]:
-        """Read a persisted fragment. Returns: what is wrong with it, and the columns it has."""
+    def check(
+        self, spec: TableSpec, fragment: Fragment, *, is_over: Callable[[], bool] = _never
+    ) -> tuple[Finding | None, frozenset[str]]:
+        """Read a persisted fragment.
+
+        Args:
+            is_over: whether time is up; then the finding says so, if there is no other.
+
+        Returns: what is wrong with it, and the columns it has.
+        """
         if not fragment.backing_store:
             return None, frozenset()
         location = self._roots.location(fragment.backing_store, directory_of(fragment))
         try:
             counted = self._content.count(
-                fragment, location, columns=json_columns(spec), scanner=value_scanner(spec)
+                fragment,
+                location,
+                columns=json_columns(spec),
+                scanner=value_scanner(spec),
+                is_over=is_over,
             )
         except DataError as err:
             return damage(spec, fragment, location, err), frozenset()
         except LakeError:
             return None, frozenset()  # gone, as `counts_agree` tells
-        return misfit(spec, fragment, location, counted), counted.columns
+        found = misfit(spec, fragment, location, counted)
+        if found is None and counted.rows is None:
+            found = unread(spec, fragment, mark(spec, fragment, location))
+        return found, counted.columns
 
 
 def json_columns(spec: TableSpec) -> frozenset[str]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from gazette_platform.errors import GazetteError
+from gazette_platform.lake.aside import is_aside
 from gazette_platform.lake.audit import Auditor
 from gazette_platform.lake.fit import FitChecker, json_columns, missing_columns
 from gazette_platform.lake.source import all_fragments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from gazette_platform.hive import HiveTable, MetastoreSession
     from gazette_platform.lake.findings import Finding
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from gazette_platform.lake.table_spec import TableSpec
 
 __all__ = ["audit_content", "audit_index", "audit_table"]
+
+# Of one journal: a store that is away fails each of its fragments.
+_ERRORS_MAX: Final = 5
 
 
 def audit_table(
@@ -28,6 +33,7 @@ def audit_table(
     roots: StoreRoots,
     *,
     reads_content: bool = True,
+    on_error: Callable[[str, GazetteError], object] | None = None,
 ) -> Iterator[Finding]:
     """What is wrong with a table, as it is found.
 
@@ -38,12 +44,14 @@ def audit_table(
         source: lists and reads fragments.
         roots: where fragment stores lie for engines.
         reads_content: whether to read every fragment, for values that do not fit the spec.
+        on_error: is told why a journal, or a fragment of it, cannot be looked at, and the others are; None: that
+            is raised.
 
     Raises: GazetteError: a server cannot be reached.
     """
-    yield from audit_index(session, spec, table, source, roots)
+    yield from audit_index(session, spec, table, source, roots, on_error=on_error)
     if reads_content:
-        yield from audit_content(spec, source, roots)
+        yield from audit_content(spec, source, roots, on_error=on_error)
 
 
 def audit_index(
@@ -52,29 +60,59 @@ def audit_index(
     table: HiveTable,
     source: FragmentSource,
     roots: StoreRoots,
+    *,
+    on_error: Callable[[str, GazetteError], object] | None = None,
 ) -> Iterator[Finding]:
     """What differs between brokers' index, files and Hive partitions; as `audit_table`."""
     auditor = Auditor(source, roots)
     for journal in source.journals(spec.label_selector):
         begin: int | None = 0
         while begin is not None:
-            found = auditor.audit(
-                session, spec, table, journal.name, begin=begin, lists_objects=True
-            )
+            try:
+                found = auditor.audit(
+                    session, spec, table, journal.name, begin=begin, lists_objects=True
+                )
+            except GazetteError as err:
+                if on_error is None:
+                    raise
+                on_error(journal.name, err)
+                break
             yield from found.findings
             begin = found.end
 
 
-def audit_content(spec: TableSpec, source: FragmentSource, roots: StoreRoots) -> Iterator[Finding]:
+def audit_content(
+    spec: TableSpec,
+    source: FragmentSource,
+    roots: StoreRoots,
+    *,
+    on_error: Callable[[str, GazetteError], object] | None = None,
+) -> Iterator[Finding]:
     """What of every fragment does not fit the spec; as `audit_table`."""
     fit_checker = FitChecker(source, roots)
     missing = set(json_columns(spec))
+    is_whole = True
     for journal in source.journals(spec.label_selector):
-        for fragment in all_fragments(source, journal.name):
-            misfit, columns = fit_checker.check(spec, fragment)
+        errors = 0
+        fragments = all_fragments(source, journal.name)
+        while errors < _ERRORS_MAX:
+            try:
+                fragment = next(fragments, None)
+                if fragment is None:
+                    break
+                if is_aside(fragment):
+                    continue
+                misfit, columns = fit_checker.check(spec, fragment)
+            except GazetteError as err:
+                if on_error is None:
+                    raise
+                on_error(journal.name, err)
+                errors += 1
+                is_whole = False
+                continue
             if misfit is not None:
                 yield misfit
             missing -= columns
     lost = missing_columns(spec, missing)
-    if lost is not None:
+    if lost is not None and is_whole:
         yield lost

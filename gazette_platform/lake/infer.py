@@ -5,6 +5,7 @@ Takes bytes and specs of journals, gives text: nothing is asked of a server here
 
 from __future__ import annotations
 
+import codecs
 import re
 import unicodedata
 from collections import Counter
@@ -27,6 +28,7 @@ from gazette_platform.lake.table_spec import (
     is_key,
     parse_table_spec,
 )
+from gazette_platform.lake.values_json import JsonScanner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -126,18 +128,46 @@ def infer_spec(
     if not records:
         raise SchemaMismatch(
             f"{name}: no line is a JSON object (the first one begins {others[0][:60]!r}); give "
-            "`--format csv`, or select other journals"
+            "`--data csv`, or select other journals"
         )
     profiler = Profiler()
     for record in records:
         profiler.add(record)
     found = _infer_json(_Target(name, selector, "json"), profiler, partitions)
+    marked = sum(line.startswith(codecs.BOM_UTF8) for line in lines)
+    if marked:
+        found.remarks.insert(
+            0,
+            f"{marked} lines begin with a byte order mark, as files of Windows do: engines pass over it, "
+            "and the check `fits_spec` counts it; leave it out when you append",
+        )
+    unlike = _unlike_texts(found.spec, lines)
+    if unlike:
+        found.remarks.append(unlike)
     found.unread = others
     if others:
         found.remarks.insert(
             0, f"{len(others)} lines are no JSON objects; they are rows of NULL in both engines"
         )
     return found
+
+
+def _unlike_texts(spec: TableSpec, lines: Sequence[bytes]) -> str:
+    """What the table's check will count of these very lines, although each column's type takes its values."""
+    scanner = JsonScanner(spec)
+    scanner.feed(b"".join(line + b"\n" for line in lines))
+    columns = scanner.report().columns
+    if not columns:
+        return ""
+    shown = list(columns.items())[:_LEFT_OUT_SHOWN]
+    told = ", ".join(f"{unfit.count} of {name} (such as {unfit.shown})" for name, unfit in shown)
+    more = (
+        f", and of {len(columns) - len(shown)} other columns" if len(columns) > len(shown) else ""
+    )
+    return (
+        f"the check `fits_spec` will be red, because both engines do not write these values alike as texts: "
+        f"{told}{more}; write objects and lists without blanks, or as JSON texts, in quotes"
+    )
 
 
 def _infer_json(target: _Target, profiler: Profiler, partitions: _Partitions) -> Inference:
@@ -279,6 +309,11 @@ def _infer_csv(target: _Target, lines: Sequence[bytes], partitions: _Partitions)
             f"{texts[0][:60]!r}); raw tables are of `json` or `csv`"
         )
     width, count = Counter(map(len, rows)).most_common(1)[0]
+    if width > COLUMNS_MAX:
+        raise SchemaMismatch(
+            f"{target.name}: lines have {width} fields, and a table has at most {COLUMNS_MAX} columns (the first "
+            f"one begins {texts[0][:60]!r}): are they CSV at all?"
+        )
     if width == 1 and not any("," in text for text in texts):
         raise SchemaMismatch(
             f"{target.name}: lines are neither JSON objects nor have they several fields (the first one "

@@ -21,13 +21,14 @@ from gazette_platform.lake.table_spec import Partition, TableSpec, check_clash
 from gazette_platform.protocol import parse_store_url
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = [
     "Layout",
     "PartitionColumn",
     "StoreRoots",
     "is_same_location",
+    "journal_values",
     "partition_columns",
     "partition_key",
     "partition_values",
@@ -232,11 +233,31 @@ def partition_columns(spec: TableSpec, layout: Layout) -> tuple[PartitionColumn,
     return tuple(columns)
 
 
-def partition_key(columns: Iterable[PartitionColumn], values: Iterable[str]) -> str:
-    """The Dagster partition key of a Hive partition: ``column=value/…``, ``all`` if there are none.
+def journal_values(
+    layout: Layout, columns: Sequence[PartitionColumn], journal: str
+) -> list[str] | None:
+    """Values of the partition columns that the journal's own name gives, in order.
 
-    Distinct partitions have distinct keys. Dagster gives ``|``, ``,`` and ``...`` a meaning of their
-    own in ranges and multi-partitions, so they (and ``%``) are percent-encoded.
+    Args:
+        layout: of the table.
+        columns: of the table, in the order of the layout's keys.
+        journal: its name.
+
+    Returns: values of the first columns, perhaps of none; None: the journal is not of this layout.
+    """
+    segments = journal.split("/")
+    try:
+        texts = Layout(layout.segments[: len(segments)]).match(journal)
+        return [c.value(t) for c, t in zip(columns, texts, strict=False)]
+    except LakeError:
+        return None
+
+
+def partition_key(columns: Iterable[PartitionColumn], values: Iterable[str]) -> str:
+    """The key of a Hive partition: ``column=value/…``, ``all`` if there are none.
+
+    Distinct partitions have distinct keys. Dagster, whose keys are parts of them, gives ``|``, ``,`` and ``...``
+    a meaning of their own in ranges and multi-partitions, so they (and ``%``) are percent-encoded.
 
     >>> column = PartitionColumn(key="host", column="host", type="string")
     >>> partition_key([column], ["a...b%"])
@@ -247,7 +268,7 @@ def partition_key(columns: Iterable[PartitionColumn], values: Iterable[str]) -> 
 
 
 def partition_values(key: str) -> tuple[str, ...]:
-    """The values in a Dagster partition key, as `partition_key` was given them.
+    """The values in the key of a Hive partition, as `partition_key` was given them.
 
     >>> partition_values("host=a%2E%2E%2Eb%25/hour=05"), partition_values("all")
     (('a...b%', '05'), ())

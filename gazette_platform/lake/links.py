@@ -46,12 +46,12 @@ def table_link(template: str, table: str) -> str:
 
 
 def partition_query(spec: TableSpec, key: str, values: Sequence[str], catalog: str = HIVE) -> str:
-    """A query of all rows of a Hive partition, for Trino.
+    """A query of all rows of a Hive partition, or of those of a time, for Trino.
 
     Args:
         spec: of the table.
-        key: Dagster's partition key, which has the names of the columns.
-        values: of them, in their order.
+        key: of the Hive partition, which has the names of the columns; or of a time, for all rows of that.
+        values: of these columns, in their order.
         catalog: what Trino calls the catalog of the table.
     """
     types = {partition.column: partition.type for partition in spec.partitions}
@@ -60,7 +60,9 @@ def partition_query(spec: TableSpec, key: str, values: Sequence[str], catalog: s
         f'"{name}" = {_literal(value, types.get(name, "string"))}'
         for name, value in zip(names, values, strict=True)
     ]
-    where = f" WHERE {' AND '.join(terms)}" if terms else ""
+    # A line a term: pages cut off what is long.
+    joint = "\n  AND "
+    where = f"\nWHERE {joint.join(terms)}" if terms else ""
     # Shown to people. Names are checked by the spec, and values quoted.
     table = TrinoCatalogs(hive=catalog).in_sql(f'hive."{spec.schema}"."{spec.table}"')
     return f"SELECT * FROM {table}{where}"  # noqa: S608  see above

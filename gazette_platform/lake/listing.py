@@ -60,6 +60,9 @@ class JournalListing:
     has_more: bool = False
     error: GazetteError | None = None
     """Why brokers could not list all that was asked for; the next tick asks again."""
+    ends_at: int | None = None
+    """Where the last fragment listed ends, if that is before what was registered: the journal may have been
+    deleted and made again."""
 
     @property
     def write_head(self) -> int:
@@ -144,15 +147,16 @@ def _list_journal(
     found = source.fragments(journal, begin, limit)
     listing = JournalListing(cursor, [Page(begin, found)], has_more=len(found) >= limit)
     is_known = bool(found) and found[0].begin == begin
+    near: Fragment | None = None
     if (begin < cursor.offset or cursor.last is None) and not is_known:
-        listing.pages += _spanning(source, journal, begin, cursor.offset)
+        # A larger fragment may have taken its place.
+        near = nearest_before(source, journal, begin)
+        if near is not None and near.end > cursor.offset:
+            listing.pages.append(Page(near.begin, [near]))
+    end = max((f.end for f in (*found, near) if f is not None), default=None)
+    if end is not None and end < cursor.offset and not listing.has_more:
+        listing.ends_at = end
     return listing
-
-
-def _spanning(source: FragmentSource, journal: str, begin: int, offset: int) -> list[Page]:
-    """The fragment that begins before `begin` and reaches beyond `offset`, if there is one."""
-    near = nearest_before(source, journal, begin)
-    return [Page(near.begin, [near])] if near is not None and near.end > offset else []
 
 
 def list_holes(
@@ -160,7 +164,8 @@ def list_holes(
 ) -> list[Page]:
     """What is listed now of bytes that are awaited; a few holes at a time, in turn."""
     holes = cursor.holes
-    first = int(now_s) % len(holes) if len(holes) > HOLES_LOOKED_MAX else 0
+    # As `rotated`: whatever the time between ticks is, none is left out for ever.
+    first = int(now_s * _GOLDEN % 1.0 * len(holes)) if len(holes) > HOLES_LOOKED_MAX else 0
     pages: list[Page] = []
     for begin, _ in (*holes[first:], *holes[:first])[:HOLES_LOOKED_MAX]:
         found = source.fragments(journal, begin, _HOLE_PAGE)

@@ -2,26 +2,52 @@
 
 This makes registration idempotent by content. If the ranges cover the bytes of a fragment, it was
 counted before, whatever a cursor says, so that a crash between any two steps repeats no row.
+
+A fragment whose rows could not be counted, because it is damaged or too large for a tick, is registered
+all the same, and noted: the rows of the Hive partition are unknown until it is counted.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.errors import LakeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["PartitionState"]
+__all__ = ["RANGES_MAX", "TRIES_MAX", "PartitionState", "Uncounted"]
 
 _STATE = "gazette.state"
 _VERSION = 1
+# Of a state that is kept in numbered parts, which earlier releases do not know.
+_VERSION_IN_PARTS = 2
 _FIGURES = frozenset({"numFiles", "numRows", "totalSize"})
-# A parameter has 4,000 characters in the oldest metastores, which is room for 60 ranges in any case.
-_RANGES_MAX = 60
+# A parameter has 4,000 characters in the oldest metastores.
+_CHARACTERS_MAX = 3500
+# Single files; where more are wrong, the spec is.
+_ASIDE_MAX = 24
+
+RANGES_MAX: Final = 10_000
+"""Of one Hive partition: what would make more is refused. Its parameters come to some 300 KB by then."""
+
+TRIES_MAX: Final = 3
+"""Times that a fragment's rows are counted in vain, as long as its file is the same."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Uncounted:
+    """A fragment that is registered, and whose rows are not known."""
+
+    begin: int
+    end: int
+    stamp: str = ""
+    """Of its file, as it was tried last; see `FragmentContent.stamp`."""
+    tries: int = 0
+    """In vain, of this file."""
 
 
 @final
@@ -34,11 +60,21 @@ class PartitionState:
     """Covered bytes [begin, end) of the journal, merged, ascending."""
     fragments: int = 0
     rows: int | None = 0
-    """Lines; None if some fragment could not be read."""
+    """Lines; None if those of some fragment are not known."""
     content_bytes: int = 0
     """Decompressed bytes of all fragments. If fragments overlap, the ranges cover fewer."""
     stored_bytes: int | None = 0
     """Size of the files; None if they are not on this machine."""
+    rows_known: int | None = 0
+    """While `rows` is None: lines of all fragments but those in `uncounted`; None: not known either, as
+    former releases left it."""
+    uncounted: tuple[Uncounted, ...] = ()
+    """Fragments whose rows are not known."""
+    moving: tuple[str, ...] = ()
+    """Names of files that are being moved aside, and are in these figures no more. What was not moved when
+    a repair was killed is found by them."""
+    aside: tuple[tuple[int, int], ...] = ()
+    """Begin and end of each fragment that was set aside, ascending: in no range and no total."""
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> PartitionState:
@@ -51,20 +87,27 @@ class PartitionState:
             return cls()
         try:
             raw = json.loads(text)
+            if raw["version"] == _VERSION_IN_PARTS:
+                parts = range(1, raw["parts"] + 1)
+                raw = json.loads("".join(parameters[f"{_STATE}.{number}"] for number in parts))
             if raw["version"] != _VERSION:
                 raise LakeError(
                     f"parameter {_STATE} has version {raw['version']}, this release knows "
-                    f"{_VERSION}: update the platform"
+                    f"{_VERSION_IN_PARTS} at most: update the platform"
                 )
             return cls(
-                journal=raw["journal"],
-                ranges=tuple((begin, end) for begin, end in raw["ranges"]),
-                fragments=raw["fragments"],
-                rows=raw["rows"],
-                content_bytes=raw["content_bytes"],
-                stored_bytes=raw["stored_bytes"],
+                journal=_text(raw["journal"]),
+                ranges=_spans(raw["ranges"]),
+                fragments=_number(raw["fragments"]),
+                rows=_known(raw["rows"]),
+                content_bytes=_number(raw["content_bytes"]),
+                stored_bytes=_known(raw["stored_bytes"]),
+                rows_known=_known(raw.get("rows_known")) if raw["rows"] is None else 0,
+                uncounted=tuple(_uncounted(*each) for each in raw.get("uncounted", ())),
+                moving=tuple(map(_text, raw.get("moving", ()))),
+                aside=_spans(raw.get("aside", ())),
             )
-        except (ValueError, KeyError, TypeError) as err:
+        except (ValueError, KeyError, TypeError, RecursionError) as err:
             raise LakeError(
                 f"parameter {_STATE} of a Hive partition was changed by others: {text[:80]!r}; drop "
                 "that Hive partition (no file is deleted), and reset the sensor's cursor"
@@ -72,7 +115,7 @@ class PartitionState:
 
     def to_parameters(self) -> dict[str, str]:
         """Parameters that keep the state, and the engines' statistics."""
-        state = {
+        state: dict[str, Any] = {
             "version": _VERSION,
             "journal": self.journal,
             "ranges": self.ranges,
@@ -80,10 +123,17 @@ class PartitionState:
             "rows": self.rows,
             "content_bytes": self.content_bytes,
             "stored_bytes": self.stored_bytes,
+            **({"aside": self.aside} if self.aside else {}),
         }
+        if self.rows is None and self.rows_known is not None:
+            state["rows_known"] = self.rows_known
+        if self.uncounted:
+            state["uncounted"] = [(u.begin, u.end, u.stamp, u.tries) for u in self.uncounted]
+        if self.moving:
+            state["moving"] = self.moving
         # Without these the metastore would list the directory at every change, to count its files.
         parameters = {
-            _STATE: json.dumps(state, separators=(",", ":")),
+            **_in_parts(json.dumps(state, separators=(",", ":"))),
             "DO_NOT_UPDATE_STATS": "true",
             "numFiles": str(self.fragments),
         }
@@ -98,28 +148,111 @@ class PartitionState:
 
         A figure that is not known any more must not stay behind: engines would believe it.
         """
-        kept = {k: v for k, v in parameters.items() if k not in _FIGURES}
+        kept = {
+            k: v
+            for k, v in parameters.items()
+            if k not in _FIGURES and not k.startswith(f"{_STATE}.")
+        }
         return {**kept, **self.to_parameters()}
 
     def covers(self, begin: int, end: int) -> bool:
         """Whether bytes [begin, end) are in one range."""
         return any(b <= begin and end <= e for b, e in self.ranges)
 
+    def settles(self, begin: int, end: int) -> bool:
+        """Whether nothing is to be done about a fragment: it is covered, or was set aside."""
+        return self.covers(begin, end) or any(b <= begin and end <= e for b, e in self.aside)
+
+    def with_aside(self, begin: int, end: int) -> PartitionState:
+        """The state that knows of one more fragment aside; it is to be `without` it.
+
+        Raises: LakeError: too many are aside.
+        """
+        aside = tuple(sorted({*self.aside, (begin, end)}))
+        if len(aside) > _ASIDE_MAX:
+            raise LakeError(
+                f"{_ASIDE_MAX} files of this Hive partition are aside, and there may be no more: correct "
+                "the table spec, or have a table of its own for what is wrong with them"
+            )
+        return replace(self, aside=aside)
+
+    def without_aside(self, begin: int, end: int) -> PartitionState:
+        """The state that awaits a fragment again."""
+        return replace(self, aside=tuple(span for span in self.aside if span != (begin, end)))
+
     def adding(
-        self, journal: str, begin: int, end: int, *, rows: int | None, stored_bytes: int | None
+        self,
+        journal: str,
+        begin: int,
+        end: int,
+        *,
+        rows: int | None,
+        stored_bytes: int | None,
+        stamp: str = "",
     ) -> PartitionState:
-        """The state with one more fragment."""
-        return PartitionState(
+        """The state with one more fragment.
+
+        Args:
+            journal: of the fragment.
+            begin: of the fragment; journal offset.
+            end: of the fragment; journal offset.
+            rows: in it; None: they could not be counted.
+            stored_bytes: size of its file; None: not known.
+            stamp: of its file, if the rows could not be counted.
+        """
+        known = self.rows if self.rows is not None else self.rows_known
+        uncounted = self.uncounted
+        if rows is None:
+            uncounted = (*uncounted, Uncounted(begin, end, stamp, 1))
+        added = replace(
+            self,
             journal=journal,
             ranges=_merged((*self.ranges, (begin, end))),
             fragments=self.fragments + 1,
-            rows=None if self.rows is None or rows is None else self.rows + rows,
             content_bytes=self.content_bytes + end - begin,
             stored_bytes=(
                 None
                 if self.stored_bytes is None or stored_bytes is None
                 else self.stored_bytes + stored_bytes
             ),
+            uncounted=uncounted,
+        )
+        return added.with_known(None if known is None else known + (rows or 0))
+
+    def with_known(self, rows: int | None) -> PartitionState:
+        """The state with `rows` in all fragments but the uncounted ones; None: not known."""
+        if rows is None or self.uncounted:
+            return replace(self, rows=None, rows_known=rows)
+        return replace(self, rows=rows, rows_known=0)
+
+    def uncounted_at(self, begin: int, end: int) -> Uncounted | None:
+        """What is noted of a fragment whose rows are not known; None: of this one nothing is."""
+        return next((u for u in self.uncounted if (u.begin, u.end) == (begin, end)), None)
+
+    def counted(self, begin: int, end: int, rows: int) -> PartitionState:
+        """The state when the rows of an uncounted fragment are known."""
+        left = tuple(u for u in self.uncounted if (u.begin, u.end) != (begin, end))
+        if len(left) == len(self.uncounted):
+            return self
+        known = None if self.rows_known is None else self.rows_known + rows
+        return replace(self, uncounted=left).with_known(known)
+
+    def tried(self, begin: int, end: int, stamp: str) -> PartitionState:
+        """The state when an uncounted fragment was tried in vain once more."""
+        return replace(
+            self,
+            uncounted=tuple(
+                Uncounted(begin, end, stamp, u.tries + 1 if u.stamp == stamp else 1)
+                if (u.begin, u.end) == (begin, end)
+                else u
+                for u in self.uncounted
+            ),
+        )
+
+    def with_all_uncounted(self, fragments: Iterable[tuple[int, int]]) -> PartitionState:
+        """The state with all its fragments to be counted again: a former release lost count of them."""
+        return replace(
+            self, rows=None, rows_known=0, uncounted=tuple(Uncounted(b, e) for b, e in fragments)
         )
 
     def without(
@@ -127,8 +260,8 @@ class PartitionState:
         begin: int,
         end: int,
         *,
-        rows: int,
-        stored_bytes: int,
+        rows: int | None,
+        stored_bytes: int | None,
         left: Iterable[tuple[int, int]],
     ) -> PartitionState:
         """The state without one fragment that was counted.
@@ -136,8 +269,8 @@ class PartitionState:
         Args:
             begin: of the fragment; journal offset.
             end: of the fragment; journal offset.
-            rows: in it.
-            stored_bytes: size of its file.
+            rows: in it; None: not known.
+            stored_bytes: size of its file; None: not known.
             left: spans of the fragments that stay.
         """
         kept = [
@@ -146,16 +279,23 @@ class PartitionState:
             for low, high in left
             if max(b, low) < min(e, high)
         ]
-        return PartitionState(
-            journal=self.journal,
+        uncounted = tuple(u for u in self.uncounted if (u.begin, u.end) != (begin, end))
+        known = self.rows if self.rows is not None else self.rows_known
+        if known is not None and uncounted == self.uncounted:
+            known = None if rows is None else max(0, known - rows)
+        reduced = replace(
+            self,
             ranges=_merged(tuple(kept)),
             fragments=max(0, self.fragments - 1),
-            rows=None if self.rows is None else max(0, self.rows - rows),
             content_bytes=max(0, self.content_bytes - (end - begin)),
             stored_bytes=(
-                None if self.stored_bytes is None else max(0, self.stored_bytes - stored_bytes)
+                None
+                if self.stored_bytes is None or stored_bytes is None
+                else max(0, self.stored_bytes - stored_bytes)
             ),
+            uncounted=uncounted,
         )
+        return reduced.with_known(known)
 
     @property
     def covered_bytes(self) -> int:
@@ -169,9 +309,49 @@ class PartitionState:
 
     @property
     def data_version(self) -> str:
-        """Text that changes exactly when the covered bytes do, or those that are there twice."""
-        covered = " ".join(f"{begin}-{end}" for begin, end in self.ranges)
-        return f"{covered} twice-{self.overlap_bytes}" if self.overlap_bytes else covered
+        """Text that changes when the covered bytes do, those that are there twice, or what is uncounted."""
+        text = " ".join(f"{begin}-{end}" for begin, end in self.ranges)
+        if self.overlap_bytes:
+            text += f" twice-{self.overlap_bytes}"
+        return f"{text} uncounted-{len(self.uncounted)}" if self.uncounted else text
+
+
+# What another hand wrote into the metastore is refused when it is read: of one Hive partition, rather than amid
+# the work on a table. Each raises a TypeError.
+
+
+def _number(raw: Any) -> int:
+    if not isinstance(raw, int):
+        raise TypeError(raw)
+    return raw
+
+
+def _known(raw: Any) -> int | None:
+    return None if raw is None else _number(raw)
+
+
+def _text(raw: Any) -> str:
+    if not isinstance(raw, str):
+        raise TypeError(raw)
+    return raw
+
+
+def _spans(raw: Any) -> tuple[tuple[int, int], ...]:
+    return tuple((_number(begin), _number(end)) for begin, end in raw)
+
+
+def _uncounted(begin: Any, end: Any, stamp: Any = "", tries: Any = 0) -> Uncounted:
+    return Uncounted(_number(begin), _number(end), _text(stamp), _number(tries))
+
+
+def _in_parts(text: str) -> dict[str, str]:
+    if len(text) <= _CHARACTERS_MAX:
+        return {_STATE: text}
+    parts = [text[at : at + _CHARACTERS_MAX] for at in range(0, len(text), _CHARACTERS_MAX)]
+    return {
+        _STATE: json.dumps({"version": _VERSION_IN_PARTS, "parts": len(parts)}),
+        **{f"{_STATE}.{number}": part for number, part in enumerate(parts, 1)},
+    }
 
 
 def _merged(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
@@ -181,11 +361,4 @@ def _merged(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:
             merged.append((begin, end))
-    if len(merged) > _RANGES_MAX:
-        # There are more than sixty holes in one hour of one journal. The smallest one is taken as
-        # covered, so that the state stays small. Engines still see all files, but a fragment that
-        # later fills just this hole is not counted.
-        gaps = [merged[i + 1][0] - merged[i][1] for i in range(len(merged) - 1)]
-        at = gaps.index(min(gaps))
-        merged[at : at + 2] = [(merged[at][0], merged[at + 1][1])]
     return tuple(merged)

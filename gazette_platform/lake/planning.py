@@ -7,13 +7,22 @@ from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import GazetteError, LakeError
+from gazette_platform.lake.aside import home_directory
 from gazette_platform.lake.layout import Layout, PartitionColumn, StoreRoots, partition_key
 from gazette_platform.protocol import CompressionCodec, Fragment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Limits", "Plan", "PlannedPartition", "directory_of", "make_plan", "require_codec"]
+__all__ = [
+    "Limits",
+    "Plan",
+    "PlannedPartition",
+    "directory_of",
+    "is_readable",
+    "make_plan",
+    "require_codec",
+]
 
 _READABLE = (CompressionCodec.NONE, CompressionCodec.GZIP, CompressionCodec.ZSTANDARD)
 
@@ -38,7 +47,7 @@ class PlannedPartition:
 
     values: tuple[str, ...]
     key: str
-    """Dagster's partition key."""
+    """As `layout.partition_key` writes it."""
     location: str
     """Where the first of its fragments lies."""
     journal: str
@@ -57,12 +66,17 @@ class Plan:
     """False if a limit ended the plan before all that is persisted was in it."""
 
 
+def is_readable(codec: CompressionCodec) -> bool:
+    """Whether engines read fragments of this codec."""
+    return codec in _READABLE
+
+
 def require_codec(journal: str, codec: CompressionCodec) -> None:
     """Refuse codecs that engines read as garbage without an error.
 
     Raises: LakeError: SNAPPY or GZIP_OFFLOAD_DECOMPRESSION.
     """
-    if codec not in _READABLE:
+    if not is_readable(codec):
         raise LakeError(
             f"{journal}: fragments with codec {codec.name} cannot be mounted as a table, because "
             "Trino and Spark read them as garbage without an error; set `compression_codec` of the "
@@ -143,7 +157,8 @@ def _place(
     fragment: Fragment, layout: Layout, columns: Sequence[PartitionColumn], roots: StoreRoots
 ) -> tuple[tuple[str, ...], _Home]:
     require_codec(fragment.journal, fragment.codec)
-    directory = directory_of(fragment)
+    # What is aside belongs to the Hive partition that it was in, whose accounts know of it.
+    directory = home_directory(fragment)
     texts = layout.match(directory)
     values = tuple(c.value(t) for c, t in zip(columns, texts, strict=True))
     location = roots.location(fragment.backing_store, directory)

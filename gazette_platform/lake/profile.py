@@ -6,6 +6,7 @@ deeper than `DEPTH_MAX`, is counted as nested and looked at no further.
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections import Counter
@@ -200,10 +201,14 @@ class Profiler:
 
 
 def decoded(lines: Iterable[bytes]) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """The records of JSON lines, and the lines that are no JSON object. Blank lines are neither."""
+    """The records of JSON lines, and the lines that are no JSON object. Blank lines are neither.
+
+    A byte order mark before a record is passed over, as engines do.
+    """
     records: list[dict[str, Any]] = []
     others: list[bytes] = []
-    for line in lines:
+    for whole in lines:
+        line = whole.removeprefix(codecs.BOM_UTF8)
         if not line.strip():
             continue
         try:
@@ -215,7 +220,7 @@ def decoded(lines: Iterable[bytes]) -> tuple[list[dict[str, Any]], list[bytes]]:
         if isinstance(record, dict):
             records.append(record)
         else:
-            others.append(line)
+            others.append(whole)
     return records, others
 
 

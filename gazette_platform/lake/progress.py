@@ -6,7 +6,7 @@ registered all the same. It is given up when the fragment behind it is as old as
 wait, or was pruned with all before it, and no sooner, so neither a slow store nor one bad file holds
 anything else up.
 
-Times are those of fragments. None is in the cursor, so its text is the same for the same progress.
+Times are those of fragments, never a clock's, so the cursor's text is the same for the same progress.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ __all__ = [
     "RegistrationCursor",
     "advance",
     "bounded",
+    "no_cursor",
     "subtract",
 ]
 
@@ -55,6 +56,9 @@ class JournalCursor:
     """Begin of that fragment; `offset` if brokers list it no more, None if it is not known."""
     holes: tuple[_Range, ...] = ()
     """Bytes before `offset` that are awaited: disjoint, ascending."""
+    stored_at: int | None = None
+    """Unix seconds at which that fragment had been stored when it was registered; None: not known. Another
+    time tells that it was stored once more."""
 
     @property
     def complete_to(self) -> int:
@@ -76,7 +80,8 @@ class JournalCursor:
         """An offset alone if there is no more to say, else a list."""
         if self.last is None and not self.holes:
             return self.offset
-        return [self.offset, self.last, *(list(hole) for hole in self.holes)]
+        stored_at = [self.stored_at] if self.stored_at is not None else []
+        return [self.offset, self.last, *stored_at, *(list(hole) for hole in self.holes)]
 
     @classmethod
     def from_json(cls, raw: Any) -> JournalCursor:
@@ -87,10 +92,12 @@ class JournalCursor:
         if isinstance(raw, int):
             return cls(raw)
         offset, last, *holes = raw
+        stored_at = holes.pop(0) if holes and isinstance(holes[0], int) else None
         return cls(
             int(offset),
             None if last is None else int(last),
             tuple((int(begin), int(end)) for begin, end in holes),
+            stored_at,
         )
 
 
@@ -111,6 +118,14 @@ class RegistrationCursor:
             return cls()
         try:
             raw = json.loads(text)
+        except ValueError as err:
+            raise no_cursor(text) from err
+        return cls.from_json(raw)
+
+    @classmethod
+    def from_json(cls, raw: Any) -> RegistrationCursor:
+        """The cursor whose `to_json` was `raw`; raises as `parse` does."""
+        try:
             if raw["version"] not in (1, _VERSION):
                 raise ValidationError(f"cursor has version {raw['version']}", path="cursor")
             return cls(
@@ -120,21 +135,30 @@ class RegistrationCursor:
                 }
             )
         except (ValueError, KeyError, TypeError, AttributeError) as err:
-            raise ValidationError(
-                f"{text[:60]!r} is not a cursor of this sensor: clear it in the Dagster UI; "
-                "everything is then registered anew, which repeats no row and no event",
-                path="cursor",
-            ) from err
+            raise no_cursor(json.dumps(raw)) from err
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "version": _VERSION,
+            "tables": {
+                table: {journal: cursor.to_json() for journal, cursor in journals.items()}
+                for table, journals in self.tables.items()
+            },
+        }
 
     def dump(self) -> str:
         """The cursor as text, in one canonical form."""
-        tables = {
-            table: {journal: cursor.to_json() for journal, cursor in journals.items()}
-            for table, journals in self.tables.items()
-        }
-        return json.dumps(
-            {"version": _VERSION, "tables": tables}, sort_keys=True, separators=(",", ":")
-        )
+        return json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+
+
+def no_cursor(text: str) -> ValidationError:
+    """That `text` is no cursor, and how to go on without one."""
+    return ValidationError(
+        f"{text[:60]!r} is not a cursor of this sensor: clear it in the Dagster UI; "
+        "everything is then registered anew, which repeats no row and no event",
+        path="cursor",
+    )
 
 
 @final
@@ -176,7 +200,9 @@ def advance(
     left = subtract(left, subtract(gaps, listed))
     # Where content is kept for a shorter time, what follows a hole is pruned before it is that old.
     left = [hole for hole in left if not any(page.is_behind(hole) for page in pages)]
-    return JournalCursor(offset, _last(cursor, offset, pages, done), bounded(left))
+    last = _last(cursor, offset, pages, done)
+    stored_at = _stored_at(cursor, offset, last, pages)
+    return JournalCursor(offset, last, bounded(left), stored_at)
 
 
 def _given_up(page: Page, before_s: float) -> list[_Range]:
@@ -205,6 +231,21 @@ def _last(
     begin = cursor.last if cursor.last is not None else cursor.offset or None
     was_looked_for = begin is not None and any(p.begin <= begin for p in pages)
     return offset if offset > cursor.offset or was_looked_for else cursor.last
+
+
+def _stored_at(
+    cursor: JournalCursor, offset: int, last: int | None, pages: Sequence[Page]
+) -> int | None:
+    """When the fragment of [last, offset) was stored; the time at which it was registered stays."""
+    if cursor.stored_at is not None and (cursor.offset, cursor.last) == (offset, last):
+        return cursor.stored_at
+    times = [
+        f.mod_time
+        for page in pages
+        for f in page.fragments
+        if (f.begin, f.end) == (last, offset) and f.backing_store and f.mod_time
+    ]
+    return min(times, default=None)
 
 
 def subtract(ranges: Iterable[_Range], taken: Iterable[_Range]) -> list[_Range]:

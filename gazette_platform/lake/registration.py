@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Protocol, final
 
 from gazette_platform.errors import DataError, GazetteError, LakeError
 from gazette_platform.lake.accounting import Accountant, PartitionAccount, PartitionUpdate
+from gazette_platform.lake.accounts import held_behind
 from gazette_platform.lake.applying import problems_with_journals
+from gazette_platform.lake.aside import is_aside
 from gazette_platform.lake.check import SAMPLE_BYTES, check_sample
 from gazette_platform.lake.content import FragmentContent
 from gazette_platform.lake.cutover import Cutover
@@ -33,7 +35,7 @@ from gazette_platform.lake.listing import (
 )
 from gazette_platform.lake.planning import Limits, directory_of, make_plan, require_codec
 from gazette_platform.lake.progress import JournalCursor, advance
-from gazette_platform.lake.retention import is_broken
+from gazette_platform.lake.retention import Break, is_broken
 from gazette_platform.lake.storage import Storage
 from gazette_platform.lake.tables import DIGEST, LAYOUT, table_definition
 from gazette_platform.ops.clock import SystemClock
@@ -101,6 +103,8 @@ class TableReport:
     accounts: list[PartitionAccount] = field(default_factory=list)
     """Of all Hive partitions that were looked at: those changed now, and those changed before by a
     tick that did not end, or by others."""
+    reviewed: frozenset[str] = frozenset()
+    """Keys of those of these that were looked at for old fragments only."""
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     """What works otherwise than one may expect; told once, when the table is made or changed."""
@@ -117,8 +121,8 @@ class TableReport:
     """Where the round of looking again goes on; None: it is through, or was not asked for."""
     definition: HiveTable | None = None
     """The table in the metastore, if it exists."""
-    broken: dict[str, int] = field(default_factory=dict)
-    """By journal: up to where it is registered, if brokers list nothing of that any more."""
+    broken: dict[str, Break] = field(default_factory=dict)
+    """By journal, if brokers list nothing any more of what is registered."""
 
     @property
     def offsets(self) -> dict[str, int]:
@@ -199,10 +203,13 @@ class Registrar:
             failures = [one.error for _, one in sorted(listed.items())]
             report.errors += [str(error) for error in failures if error is not None]
             report.broken = {
-                journal: one.cursor.offset
+                journal: Break(one.cursor.offset, one.cursor.stored_at)
                 for journal, one in sorted(listed.items())
                 if one.error is None and is_broken(one.cursor, one.pages)
             }
+            if table is not None:
+                self._go_back(session, spec, table, listed, report, is_over)
+                report.errors += _codec_errors(journals)
             is_current = table is not None and table.parameters.get(DIGEST) == spec.digest
             if table is None or not is_current:
                 table = self._make_table(session, spec, journals, listed, table, is_over)
@@ -221,7 +228,8 @@ class Registrar:
             if sweep is not None and not is_over():
                 try:
                     _, page, report.swept = list_sweep(self._source, sorted(before), sweep)
-                    old = page.fragments
+                    # Of a journal that was made again, offsets are those of other bytes.
+                    old = [f for f in page.fragments if _listed_end(listed, f.journal) is None]
                 except GazetteError as err:
                     report.errors.append(str(err))
                     report.swept = sweep_without(sorted(before), sweep)
@@ -255,6 +263,37 @@ class Registrar:
                     listing.error = err
         return listed
 
+    def _go_back(  # noqa: PLR0917
+        self,
+        session: MetastoreSession,
+        spec: TableSpec,
+        table: HiveTable,
+        listed: dict[str, JournalListing],
+        report: TableReport,
+        is_over: Callable[[], bool],
+    ) -> None:
+        """Begin anew with journals that end before what was registered of them, if no account says more.
+
+        While accounts do, nothing of them is registered: one offset would stand for two bytes.
+        """
+        for journal, listing in listed.items():
+            if listing.ends_at is None:
+                continue
+            end = held_behind(session, spec, table, journal, listing.ends_at)
+            if end is None:
+                listed |= self._list({journal: JournalCursor()}, is_over)
+                report.has_more |= listed[journal].has_more
+                continue
+            listing.pages = []
+            report.errors.append(
+                f"{spec.name}: brokers list {journal} up to offset {listing.ends_at} only, and its Hive "
+                f"partitions hold it up to {end}: was it deleted and made again, or are its last files gone? "
+                "Nothing more of it is registered until that is settled. If its former files are gone for "
+                f"good, `gazctl lake repair --pruned {spec.name}` forgets them, and it goes on by itself; "
+                "else bring them back, or drop its Hive partitions (which deletes no file), or give the new "
+                "journal another name"
+            )
+
     def _make_table(  # noqa: PLR0917
         self,
         session: MetastoreSession,
@@ -265,8 +304,9 @@ class Registrar:
         is_over: Callable[[], bool],
     ) -> HiveTable | None:
         """Make or evolve the table, or do nothing while no fragment shows its layout."""
-        for journal in journals:
-            require_codec(journal.name, journal.fragment.codec)
+        if existing is None:
+            for journal in journals:
+                require_codec(journal.name, journal.fragment.codec)
         wanted_fragments = {j: listing.wanted() for j, listing in listed.items()}
         firsts = _firsts(wanted_fragments)
         first = firsts[0] if firsts else None
@@ -283,16 +323,20 @@ class Registrar:
             location = self._roots.location(first.backing_store, layout.base)
         wanted = table_definition(spec, layout, location)
         if existing is None or existing.columns != wanted.columns:
-            self._require_fit(spec, [*firsts, *_lasts(wanted_fragments)])
+            self._require_fit(spec, [*firsts, *_lasts(wanted_fragments)], is_over)
         return ensure_table(session, wanted, is_over=is_over)
 
-    def _require_fit(self, spec: TableSpec, samples: Sequence[Fragment]) -> None:
-        """Refuse a spec that none of `samples` fits.
+    def _require_fit(
+        self, spec: TableSpec, samples: Sequence[Fragment], is_over: Callable[[], bool]
+    ) -> None:
+        """Refuse a spec that none of `samples` fits, as far as there is time to look at them.
 
         Raises: GazetteError: what is wrong with the first of them.
         """
         error: GazetteError | None = None
         for first in samples:
+            if error is not None and is_over():
+                break
             try:
                 where = self._roots.location(first.backing_store, directory_of(first))
                 sample = self._content.head(first, where, SAMPLE_BYTES)
@@ -326,6 +370,11 @@ class Registrar:
             limits=self._limits,
             old=[f for f in old if (f.journal, f.begin, f.end) not in new],
         )
+        report.reviewed = frozenset(
+            planned.key
+            for planned in plan.partitions
+            if not any((f.journal, f.begin, f.end) in new for f in planned.fragments)
+        )
         errors = dict(plan.errors)
         done: set[tuple[str, int, int]] = set()
         if plan.partitions:
@@ -347,6 +396,7 @@ class Registrar:
             report.misfits += sorted(result.misfits, key=lambda f: (f.journal, f.begin))
             report.columns |= result.columns
             report.has_more |= not result.is_complete
+        report.warnings += _turned_warnings(spec, listed)
         report.has_more |= not plan.is_complete
         report.errors += [str(errors[journal]) for journal in sorted(errors)]
         now_s = self._clock.unix_s()
@@ -384,7 +434,9 @@ def _progress(
 def _firsts(listed: Mapping[str, Sequence[Fragment]]) -> list[Fragment]:
     """A few persisted fragments: the first of each journal, then the second ones."""
     persisted = [
-        [f for f in fragments if f.backing_store and f.content_length][:_SAMPLES_MAX]
+        [f for f in fragments if f.backing_store and f.content_length and not is_aside(f)][
+            :_SAMPLES_MAX
+        ]
         for fragments in listed.values()
     ]
     rounds = zip_longest(*persisted)
@@ -396,15 +448,52 @@ def _lasts(listed: Mapping[str, Sequence[Fragment]]) -> list[Fragment]:
     return _firsts({journal: list(reversed(fragments)) for journal, fragments in listed.items()})
 
 
+def _listed_end(listed: Mapping[str, JournalListing], journal: str) -> int | None:
+    """Where a journal ends that may have been made again; None: it was not, or was not asked for."""
+    listing = listed.get(journal)
+    return listing.ends_at if listing is not None else None
+
+
+def _codec_errors(journals: Sequence[JournalSpec]) -> list[str]:
+    """Of journals that will store, or have stored, what engines cannot read. The others go on."""
+    found: list[str] = []
+    for journal in journals:
+        try:
+            require_codec(journal.name, journal.fragment.codec)
+        except LakeError as err:
+            found.append(str(err))
+    return found
+
+
+def _turned_warnings(spec: TableSpec, listed: Mapping[str, JournalListing]) -> list[str]:
+    """Of journals that have just turned to a codec that not every engine reads by itself."""
+    found: list[str] = []
+    for journal, listing in sorted(listed.items()):
+        new = listing.wanted()
+        before = {
+            f.codec
+            for page in listing.pages
+            for f in page.fragments
+            if f.backing_store and f not in new
+        }
+        turned = any(f.codec == CompressionCodec.ZSTANDARD for f in new if f.backing_store)
+        if turned and before and CompressionCodec.ZSTANDARD not in before:
+            found.append(_zstandard_warning(spec, f"{journal} has turned to"))
+    return found
+
+
 def _codec_warnings(spec: TableSpec, journals: Sequence[JournalSpec]) -> list[str]:
     zstandard = [j.name for j in journals if j.fragment.codec == CompressionCodec.ZSTANDARD]
     if not zstandard:
         return []
     return [
-        (
-            f"{spec.name}: {len(zstandard)} of its journals (such as {zstandard[0]}) write ZSTANDARD "
-            "fragments, which Trino reads, and Spark only with a codec class for them in "
-            "`spark.hadoop.io.compression.codecs`: set `compression_codec: GZIP` if Spark is to read "
-            "the table"
-        )
+        _zstandard_warning(spec, f"{len(zstandard)} of its journals (such as {zstandard[0]}) write")
     ]
+
+
+def _zstandard_warning(spec: TableSpec, what: str) -> str:
+    return (
+        f"{spec.name}: {what} ZSTANDARD fragments, which Trino reads, and Spark only with a codec class for "
+        "them in `spark.hadoop.io.compression.codecs`: set `compression_codec: GZIP` if Spark is to read "
+        "the table"
+    )

@@ -7,7 +7,8 @@ hand. Outside of a journal's folder brokers do not list a file again, and engine
 
 In a folder of this machine that is a rename. Object stores have none: there a file is copied, and
 removed when the copy is there. If that ends in the middle the file is where it was, and a copy is left
-over. What this process may not write is left as it is: the check stays red and the exact view right.
+over; the accounts, which came first, name the file until it is gone, so that audits find it again. What
+this process may not write is left as it is: the check stays red and the exact view right.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import DataError, LakeError, StatusError, StoreError, TransportError
-from gazette_platform.lake.content import FragmentContent
+from gazette_platform.lake.content import COUNTED_BYTES_MIN, FragmentContent
 from gazette_platform.lake.coverage import Span, chain
 from gazette_platform.lake.files import JournalFiles, journal_files
 from gazette_platform.lake.layout import PartitionColumn, partition_key
@@ -63,7 +64,7 @@ class MovedFile:
 
     finding: Finding
     key: str
-    """Dagster's partition key."""
+    """Of the Hive partition."""
     target: str
     rows: int
     state: PartitionState
@@ -80,6 +81,10 @@ class Repair:
     refused: dict[str, str] = field(default_factory=dict)
     """By path: why a file is not to be moved at all."""
     content_bytes: int = 0
+
+
+class _NoTime(Exception):
+    """Comparing files was given up."""
 
 
 def _never() -> bool:
@@ -205,9 +210,10 @@ class Repairer:
             budget = self._limits.content_bytes_max
             if repair.content_bytes and repair.content_bytes + cost > budget:
                 return False
+            is_first = not repair.content_bytes
             repair.content_bytes += cost
             fragment = _fragment(target, now.files.stores[place])
-            rows = self._rows_of_twin(fragment, target, covers, repair)
+            rows = self._rows_of_twin(fragment, target, covers, repair, is_over, is_first=is_first)
             if rows is not None:
                 with session.accounts_lock(table.database, table.name) as lock:
                     accounts = _Accounts.read(session, table, target, lock)
@@ -215,7 +221,14 @@ class Repairer:
         return True
 
     def _rows_of_twin(
-        self, fragment: Fragment, target: Finding, covers: Sequence[Fragment], repair: Repair
+        self,
+        fragment: Fragment,
+        target: Finding,
+        covers: Sequence[Fragment],
+        repair: Repair,
+        is_over: Callable[[], bool],
+        *,
+        is_first: bool,
     ) -> int | None:
         """Rows of the file, if `covers` hold the same bytes; None: `repair` has the reason."""
         files = self._storage.files(fragment.backing_store)
@@ -225,8 +238,16 @@ class Repairer:
             repair.waiting[target.path] = f"it cannot be moved, because {err}"
             return None
         try:
-            rows, own = self._digest([fragment], fragment)
-            _, others = self._digest(covers, fragment)
+            rows, own = self._digest([fragment], fragment, is_over)
+            _, others = self._digest(covers, fragment, is_over)
+        except _NoTime:
+            reason = (
+                "it is not moved, because comparing it with the files that cover it takes longer than a tick "
+                "has: `gazctl lake repair` does"
+            )
+            # What had all of a repair's time is not tried at each of them.
+            (repair.refused if is_first else repair.waiting)[target.path] = reason
+            return None
         except DataError as err:
             repair.refused[target.path] = f"it is not moved: {err}"
             return None
@@ -260,16 +281,26 @@ class Repairer:
             )
             return
         state = accounts.without(fragment, rows, now.files.sizes[place], now, beside)
-        # First the accounts: if this ends here, the next time finds them done.
-        accounts.write(state)
+        # First the accounts: if this ends here, the next time finds them done. Of a store that takes its time
+        # for it, and that audits do not list, they say what was begun.
+        here = now.files.fragments
+        left = tuple(n for n in state.moving if (place[0], n) in here and n != place[1])
+        is_begun = place[1] in state.moving
+        is_local = self._storage.is_local(fragment.backing_store)
+        begun = left if is_local else (*left, place[1])
+        state = replace(state, moving=left)
+        accounts.write(replace(state, moving=begun))
         try:
-            moved = self._put_aside(fragment.backing_store, target, covers)
+            moved = self._put_aside(fragment.backing_store, target, covers, is_begun=is_begun)
         except (LakeError, StoreError) as err:
             # If this fails, too, the next time finds the accounts done and the file to be moved.
             with suppress(LakeError):
-                accounts.write(accounts.state)
+                accounts.write(replace(accounts.state, moving=begun))
             repair.waiting[target.path] = f"it is not moved now: {err}"
             return
+        if not is_local:
+            with suppress(LakeError):  # else it is named for longer than need be
+                accounts.write(state)
         del now.files.fragments[place]
         repair.moved.append(
             MovedFile(finding=target, key=accounts.key, target=moved, rows=rows, state=state)
@@ -297,14 +328,21 @@ class Repairer:
             begin = page[-1].begin + 1
         return None
 
-    def _put_aside(self, store: str, target: Finding, covers: Sequence[Fragment]) -> str:
+    def _put_aside(
+        self, store: str, target: Finding, covers: Sequence[Fragment], *, is_begun: bool
+    ) -> str:
         """Move the file of `target` to where engines and brokers do not look. Returns: where it is.
+
+        Args:
+            is_begun: whether another repair may have copied it, and did not end.
 
         Raises: LakeError: one of `covers` is gone; the file stays. StoreError: the store refuses.
         """
         files = self._storage.files(store)
         hidden, number = f"{COVERED}/{target.path}", 1
         while files.exists(hidden):  # moved once before, and restored
+            if is_begun and files.size(hidden) == files.size(target.path):
+                break  # copied, by a repair that did not end
             number += 1
             hidden = f"{COVERED}/{target.path}~{number}"
         self._require(covers)
@@ -322,10 +360,12 @@ class Repairer:
             if not files.exists(cover.content_path):
                 raise LakeError(f"file {files.text(cover.content_path)}, which covers it, has gone")
 
-    def _digest(self, fragments: Sequence[Fragment], wanted: Fragment) -> tuple[int, bytes]:
+    def _digest(
+        self, fragments: Sequence[Fragment], wanted: Fragment, is_over: Callable[[], bool]
+    ) -> tuple[int, bytes]:
         """Rows and digest of the bytes of `wanted`, read from `fragments`, which hold them all.
 
-        Raises: LakeError: a file is gone. DataError: one is damaged, or shorter than its name says.
+        Raises: LakeError: a file is gone. DataError: one is damaged, or shorter than its name says. _NoTime.
         """
         digest = hashlib.sha1(usedforsecurity=False)
         rows, at, last = 0, wanted.begin, b"\n"
@@ -341,6 +381,8 @@ class Repairer:
                 rows += bytes(piece).count(b"\n")
                 last = bytes(piece[-1:])
                 at += len(piece)
+                if COUNTED_BYTES_MIN <= at - wanted.begin < wanted.content_length and is_over():
+                    raise _NoTime
             if offset != fragment.end:
                 raise DataError(
                     f"{fragment.content_path} holds {offset - fragment.begin} bytes where its name "
@@ -397,7 +439,7 @@ class _Accounts:
 
     @property
     def key(self) -> str:
-        """Dagster's partition key of the Hive partition."""
+        """The key of the Hive partition."""
         columns = [
             PartitionColumn(key=c.name, column=c.name, type=c.type)
             for c in self.table.partition_columns

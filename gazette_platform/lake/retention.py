@@ -15,7 +15,8 @@ another one in its place, and then nothing may be forgotten. Each part of the ev
 The *proof* is a fragment in the same store that was registered at an earlier tick, that brokers still list, and
 whose file is there. It lies behind all that is gone, since a prune leaves the end of a journal. And brokers
 listed it without a break: where they once listed nothing of what was registered, that may have been a store that went
-away, and what was stored since proves nothing about what was before.
+away, and what was stored since proves nothing about what was before. Nor does what is stored once more: brokers keep
+their copies for some minutes after the primary stored a fragment, and store it again if they find nothing.
 
 Accounts that were emptied stay, until Dagster was told; then their Hive partition is dropped.
 """
@@ -23,7 +24,7 @@ Accounts that were emptied stay, until Dagster was told; then their Hive partiti
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, final
+from typing import TYPE_CHECKING, Final, Literal, final
 
 from gazette_platform.lake.progress import subtract
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from gazette_platform.protocol import Fragment
 
 __all__ = [
+    "Break",
     "Evidence",
     "Files",
     "Judgement",
@@ -45,6 +47,9 @@ __all__ = [
     "lost_ranges",
     "pruned_front",
 ]
+
+# A broker notes its own time when it stores a fragment; a listing has the store's.
+_SKEW_S: Final = 60
 
 Verdict = Literal["keep", "wait", "doubt", "shrink", "empty"]
 
@@ -61,6 +66,27 @@ class Files:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class Break:
+    """Brokers listed nothing any more of what had been registered."""
+
+    offset: int
+    """Up to here."""
+    stored_at: int | None = None
+    """Unix seconds at which the last of it had been stored; None: not known."""
+
+    def is_of_before(self, fragment: Fragment) -> bool:
+        """Whether a fragment that is listed was stored before, as far as is known."""
+        is_stored = bool(fragment.backing_store)
+        return self.stored_at is None or (is_stored and not _is_later(fragment, self.stored_at))
+
+    def joined(self, other: Break) -> Break:
+        """Both, one of which nothing has mended yet."""
+        times = [b.stored_at for b in (self, other) if b.stored_at is not None]
+        return Break(max(self.offset, other.offset), min(times, default=None))
+
+
+@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """What is known of a journal beside the directory in question."""
@@ -69,7 +95,7 @@ class Evidence:
     """A fragment in the store in question which was registered at an earlier tick, is listed, and whose file
     is there; the furthest one."""
     first: int | None = None
-    """Begin of the first fragment that brokers list; None: they list none."""
+    """Begin of the first fragment that brokers list; None: they list none, or one that was stored after a break."""
     broken_at: int | None = None
     """Brokers once listed nothing of what had been registered up to here; None: they always did."""
     is_confirmed: bool = False
@@ -97,6 +123,8 @@ def is_emptied(state: PartitionState) -> bool:
 def is_broken(cursor: JournalCursor, pages: Iterable[Page]) -> bool:
     """Whether brokers list nothing any more of what was registered up to the cursor, as far as was asked.
 
+    Or the last of it, but as stored once more.
+
     Args:
         cursor: before the tick.
         pages: what was listed since; none: brokers were not asked.
@@ -104,7 +132,15 @@ def is_broken(cursor: JournalCursor, pages: Iterable[Page]) -> bool:
     shown = list(pages)
     if not cursor.offset or cursor.last is None or not shown:
         return False
-    return not any(f.begin < cursor.offset for page in shown for f in page.fragments)
+    before = [f for page in shown for f in page.fragments if f.begin < cursor.offset]
+    if not before or cursor.stored_at is None:
+        return not before
+    newest = [f for f in before if (f.begin, f.end) == (cursor.last, cursor.offset)]
+    return any(f.backing_store and _is_later(f, cursor.stored_at) for f in newest)
+
+
+def _is_later(fragment: Fragment, stored_at: int) -> bool:
+    return fragment.mod_time > stored_at + _SKEW_S
 
 
 def pruned_front(first: Fragment | None, state: PartitionState) -> bool:

@@ -51,6 +51,8 @@ class Sample:
     end: int
     may_begin_amid: bool
     may_end_amid: bool
+    journal_bytes: int = 0
+    """All that there was of the journal."""
 
 
 class JournalContent(Protocol):
@@ -151,21 +153,26 @@ def spread(journals: Sequence[JournalSpec], count: int) -> list[JournalSpec]:
 
 def _samples_of(content: JournalContent, journal: str, length: int) -> list[Sample]:
     begin, head = content.span(journal)
-    if head - begin <= 4 * length:
-        return [Sample(journal, begin, head, False, False)] if head > begin else []
-    # Fragments begin where an append does, so their first line is whole.
-    amid = [content.fragment_begin(journal, begin + (head - begin) * n // 4) for n in (2, 3)]
-    begins = [begin, *(each for each in amid if each is not None)]
+    total = head - begin
+    if total <= 4 * length:
+        return [Sample(journal, begin, head, False, False, total)] if total else []
+    begins = {begin: False}
+    for n in (2, 3):
+        amid = begin + total * n // 4
+        # Fragments begin where an append does, so their first line is whole. What is in one alone, such as the
+        # only append of somebody new, is read amid all the same.
+        found = content.fragment_begin(journal, amid)
+        begins.setdefault(amid if found is None else found, found is None)
     samples: list[Sample] = []
     reached = begin
-    for at in sorted(set(begins)):
+    for at, may_begin_amid in sorted(begins.items()):
         end = min(at + length, head)
         if at >= reached and end > at:
-            samples.append(Sample(journal, at, end, False, end < head))
+            samples.append(Sample(journal, at, end, may_begin_amid, end < head, total))
             reached = end
     tail = max(reached, head - length)
     if tail < head:
-        samples.append(Sample(journal, tail, head, True, False))
+        samples.append(Sample(journal, tail, head, True, False, total))
     return samples
 
 

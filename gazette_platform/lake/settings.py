@@ -21,6 +21,7 @@ variable of its own, which wins:
 | GAZETTE_S3_JARS | folder of the jars of Hadoop's S3 driver | none: Spark has them itself |
 | GAZETTE_DAGSTER_URI | address of the Dagster UI, to reload it | `dagster` in endpoints.json |
 | GAZETTE_TABLE_URL | a page of a table: an address with {catalog}, {schema} and {table} | none: no links |
+| GAZETTE_SENSOR_SHARDS | sensors that share out the tables, 1 to 32 | ``1`` |
 
 Who asks Trino is no part of it, since settings are shown: see `gazette_platform.lake.trino.TrinoLogin`.
 """
@@ -79,6 +80,8 @@ class LakeSettings:
     """Path of a file of properties of Spark; see `gazette_platform.lake.spark_properties`."""
     store_roots: Mapping[str, str] = field(default_factory=dict)
     """Fragment-store URL → table location."""
+    sensor_shards: int = 1
+    """Sensors that share out the tables; 1 to 32."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> LakeSettings:
@@ -126,6 +129,7 @@ class LakeSettings:
             spark_master=environment.get("GAZETTE_SPARK_MASTER") or "local[2]",
             spark_properties=environment.get("GAZETTE_SPARK_PROPERTIES", ""),
             store_roots=roots,
+            sensor_shards=_count(environment, "GAZETTE_SENSOR_SHARDS"),
         )
 
     def required(self, name: str) -> str:
@@ -163,6 +167,14 @@ def _endpoints(path: str) -> dict[str, str]:
     if isinstance(brokers, list) and brokers:
         found["broker"] = ",".join(map(str, brokers))  # any of them may end
     return found
+
+
+def _count(environment: Mapping[str, str], name: str) -> int:
+    """A number, 1 if there is none. Whether it is too great is for those to say who use it."""
+    text = environment.get(name) or "1"
+    if not text.isdecimal():
+        raise ValidationError(f"{text!r} is not a whole number", path=name)
+    return int(text)
 
 
 def _roots(text: str) -> dict[str, str]:

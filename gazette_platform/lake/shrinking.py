@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, final
 
-from gazette_platform.errors import DataError, GazetteError, LakeError, StoreError
+from gazette_platform.errors import GazetteError, LakeError, StoreError
 from gazette_platform.hive import HivePartition, partition_name
 from gazette_platform.lake.accounting import PartitionAccount
 from gazette_platform.lake.accounts import own_values
@@ -30,6 +30,7 @@ from gazette_platform.lake.layout import (
 from gazette_platform.lake.listing import nearest_before
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.planning import directory_of
+from gazette_platform.lake.recounting import Recount
 from gazette_platform.lake.retention import (
     Evidence,
     Files,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from gazette_platform.hive import HiveTable, MetastoreSession
     from gazette_platform.lake.layout import PartitionColumn, StoreRoots
     from gazette_platform.lake.progress import JournalCursor
-    from gazette_platform.lake.retention import Judgement
+    from gazette_platform.lake.retention import Break, Judgement
     from gazette_platform.lake.source import FragmentSource
     from gazette_platform.lake.table_spec import TableSpec
     from gazette_platform.protocol import Fragment, JournalSpec
@@ -58,7 +59,7 @@ __all__ = ["Look", "ShrinkLimits", "Shrinker"]
 _PAGE: Final = 1000
 # Of one look; more only where the first Hive partition alone holds as many fragments.
 _PAGES_MAX: Final = 8
-_PAGES_OF_ONE_MAX: Final = 32
+_PAGES_OF_ONE_MAX: Final = 500
 # What is written under one lock, as in `accounting`.
 _COMMIT_MAX: Final = 50
 _PROOFS_MAX: Final = 5
@@ -66,6 +67,7 @@ _TAIL: Final = 16
 # The first Hive partition may be of a journal whose name goes on where this one's ends.
 _FRONT: Final = 2
 _OFFSET_MAX: Final = (1 << 63) - 1
+_TOO_MANY: Final = "there are too many fragments in it to be looked through"
 
 
 @final
@@ -75,7 +77,7 @@ class ShrinkLimits:
 
     partitions_max: int = 200
     content_bytes_max: int = 256 << 20
-    """Decompressed bytes to count anew; one larger Hive partition alone is allowed."""
+    """Decompressed bytes to count anew; one larger fragment alone is allowed."""
 
 
 @final
@@ -87,6 +89,8 @@ class Look:
     """Of all Hive partitions that were looked at and hold something."""
     emptied: list[PartitionAccount] = field(default_factory=list)
     """Those that hold nothing any more, by this look or an earlier one: to be told of, and dropped."""
+    changed: list[PartitionAccount] = field(default_factory=list)
+    """Those of `accounts` that hold less than before, by this look."""
     shrunk: int = 0
     """How many hold less than before, by this look."""
     following: str | None = None
@@ -97,6 +101,15 @@ class Look:
     """Why what is gone from a store is not forgotten."""
     is_mended: bool = False
     """Whether brokers list again what they once listed no more: see `retention.is_broken`."""
+
+    def note(self, account: PartitionAccount, *, is_changed: bool) -> None:
+        """Add what the accounts of a Hive partition say now."""
+        if is_emptied(account.state):
+            self.emptied.append(account)
+            return
+        self.accounts.append(account)
+        if is_changed:
+            self.changed.append(account)
 
 
 def _never() -> bool:
@@ -141,7 +154,7 @@ class Shrinker:
         if not listed or not listed[0].begin:
             return False
         table = session.table(spec.schema, spec.table)
-        if table is None:
+        if table is None or LAYOUT not in table.parameters:
             return False
         if not table.partition_columns:
             return pruned_front(listed[0], PartitionState.from_parameters(table.parameters))
@@ -161,7 +174,7 @@ class Shrinker:
         cursor: JournalCursor,
         *,
         after: str = "",
-        broken_at: int | None = None,
+        broken: Break | None = None,
         is_confirmed: bool = False,
         is_dry_run: bool = False,
         is_over: Callable[[], bool] = _never,
@@ -177,7 +190,7 @@ class Shrinker:
             journal: one of the table's journals.
             cursor: how far the journal was registered by *earlier* ticks.
             after: name of the Hive partition to begin behind; empty: at the first.
-            broken_at: as in `Evidence`.
+            broken: where brokers once listed nothing any more; None: they always did.
             is_confirmed: as in `Evidence`.
             is_dry_run: change nothing, and tell how much would be.
             is_over: whether time is up; what is left is for another look.
@@ -190,8 +203,10 @@ class Shrinker:
         result = Look(following=following)
         judged: list[tuple[_Part, Judgement]] = []
         for number, part in enumerate(parts):
-            if is_over():
-                result.is_complete = False
+            if number and is_over():
+                # Another look begins with it. One at least, so that a late one gets on, too.
+                result.following = parts[number - 1].name
+                parts = parts[:number]
                 break
             if is_emptied(part.state):
                 continue
@@ -199,11 +214,11 @@ class Shrinker:
                 # Another look begins with it; if it was the first, it holds too much to be looked through.
                 result.following = parts[max(number - 1, 0)].name
                 parts = parts[: max(number, 1)]
+                if not number:
+                    result.doubts.append(view.doubt(_TOO_MANY, [part]))
                 break
             if lost_ranges(part.state, view.here(part)):
-                judged.append(
-                    (part, view.judge(session, part, broken_at, is_confirmed=is_confirmed))
-                )
+                judged.append((part, view.judge(session, part, broken, is_confirmed=is_confirmed)))
         if is_dry_run:
             result.shrunk = sum(j.verdict in {"shrink", "empty"} for _, j in judged)
             return result
@@ -211,14 +226,13 @@ class Shrinker:
         for part in parts:
             state = done.get(part.name, part.state)
             if state.journal == journal.name:
-                account = view.account(part, state)
-                (result.emptied if is_emptied(state) else result.accounts).append(account)
-        result.is_mended = broken_at is not None and view.lists_before(broken_at)
+                result.note(view.account(part, state), is_changed=part.name in done)
+        result.is_mended = broken is not None and view.lists_before(broken)
         doubts: dict[str, list[_Part]] = {}
         for part, judgement in judged:
             if judgement.verdict == "doubt":
                 doubts.setdefault(judgement.reason, []).append(part)
-        result.doubts = [view.doubt(reason, of) for reason, of in doubts.items()]
+        result.doubts += [view.doubt(reason, of) for reason, of in doubts.items()]
         return result
 
     def drop(
@@ -292,49 +306,22 @@ class Shrinker:
     ) -> dict[str, PartitionState]:
         """Change the accounts as judged. Returns: the new ones, by name of the Hive partition."""
         wanted: dict[str, tuple[_Part, PartitionState]] = {}
-        bytes_left = self._limits.content_bytes_max
+        recount = Recount(self._content, view.sizes, self._limits.content_bytes_max, is_over)
         for part, judgement in judged:
             if judgement.verdict == "empty":
                 wanted[part.name] = (part, PartitionState(journal=part.state.journal))
             elif judgement.verdict == "shrink":
-                cost = sum(f.content_length for f in judgement.kept)
-                is_first = bytes_left == self._limits.content_bytes_max
-                if is_over() or (cost > bytes_left and not is_first):
-                    result.is_complete = False
-                    continue
-                bytes_left -= cost
-                counted = self._count(part, judgement.kept, view.sizes)
-                if counted is not None:
-                    wanted[part.name] = (part, counted)
+                state = recount.state(part.state, judgement.kept, part.partition.location)
+                # Accounts of former releases took the smallest of many holes for covered.
+                if state is not None and state != part.state:
+                    wanted[part.name] = (part, state)
+        result.is_complete = result.is_complete and recount.is_complete
         done: dict[str, PartitionState] = {}
         items = list(wanted.items())
         for start in range(0, len(items), _COMMIT_MAX):
             done |= _write(session, table, dict(items[start : start + _COMMIT_MAX]))
         result.shrunk = len(done)
         return done
-
-    def _count(
-        self, part: _Part, kept: Iterable[Fragment], sizes: Mapping[tuple[str, str], int]
-    ) -> PartitionState | None:
-        """The accounts of what is left; None: a file went away meanwhile, and another look finds that."""
-        state = PartitionState(journal=part.state.journal)
-        for fragment in kept:
-            if state.covers(fragment.begin, fragment.end):
-                continue
-            try:
-                rows: int | None = self._content.count(fragment, part.partition.location).rows
-            except DataError:
-                rows = None  # damaged: the check `fits_spec` tells
-            except LakeError:
-                return None
-            state = state.adding(
-                fragment.journal,
-                fragment.begin,
-                fragment.end,
-                rows=rows,
-                stored_bytes=sizes.get((directory_of(fragment), fragment.content_name)),
-            )
-        return state
 
 
 @final
@@ -379,6 +366,16 @@ def _write(
     return done
 
 
+def _layout_of(table: HiveTable) -> Layout:
+    """Raises: LakeError: it is no table of ours."""
+    if LAYOUT not in table.parameters:
+        raise LakeError(
+            f"table {table.full_name} was made by others, so nothing of it is forgotten: drop it, or give the table "
+            "spec another name"
+        )
+    return Layout.parse(table.parameters[LAYOUT])
+
+
 def _names(session: MetastoreSession, spec: TableSpec, table: HiveTable, journal: str) -> list[str]:
     """Names of the Hive partitions that the journal may have, in the order of time."""
     layout = Layout.parse(table.parameters[LAYOUT])
@@ -408,7 +405,7 @@ class _View:
         self._roots = roots
         self._storage = storage
         self._cursor = cursor
-        self._layout = Layout.parse(table.parameters[LAYOUT])
+        self._layout = _layout_of(table)
         self._columns: Sequence[PartitionColumn] = partition_columns(spec, self._layout)
         self._listed: dict[tuple[int, int], Fragment] = {}
         self._locations: dict[tuple[str, str], str] = {}
@@ -442,7 +439,11 @@ class _View:
         )
 
     def reach(self, part: _Part, *, is_first: bool) -> bool:
-        """Have listed all of the bytes that a Hive partition holds. Returns: whether that was little enough."""
+        """Have listed all of the bytes that a Hive partition holds. Returns: whether that was little enough.
+
+        The first one of a look may hold half a million fragments, as a table without partition columns does, which
+        take some seconds.
+        """
         begin, end = part.state.ranges[0][0], part.state.ranges[-1][1]
         is_new = not self._from <= begin <= self._to
         if is_new:
@@ -476,16 +477,16 @@ class _View:
         found = [f for f in listed if _touches(f.begin, f.end, part.state)]
         return sorted(found, key=lambda f: (f.begin, f.end))
 
-    def lists_before(self, offset: int) -> bool:
-        """Whether brokers list anything that begins before `offset`."""
-        first = self._first_listed()
-        return first is not None and first < offset
+    def lists_before(self, broken: Break) -> bool:
+        """Whether brokers list anything of before a break again."""
+        first = self._first_listed(broken)
+        return first is not None and first < broken.offset
 
     def judge(
         self,
         session: MetastoreSession,
         part: _Part,
-        broken_at: int | None,
+        broken: Break | None,
         *,
         is_confirmed: bool,
     ) -> Judgement:
@@ -494,17 +495,19 @@ class _View:
         files = self._files(store, directory, part.state)
         evidence = Evidence(
             proof=self._proof(session, store) if store else None,
-            first=self._first_listed(),
-            broken_at=broken_at,
+            first=self._first_listed(broken),
+            broken_at=broken.offset if broken is not None else None,
             is_confirmed=is_confirmed,
         )
         local = [span for span, f in self._listed.items() if not f.backing_store]
         return judge(part.state, self.here(part), local, files, evidence)
 
-    def _first_listed(self) -> int | None:
+    def _first_listed(self, broken: Break | None) -> int | None:
         if self._first is None:
             self._first = self._source.fragments(self.journal.name, 0, 1)
-        return self._first[0].begin if self._first else None
+        return next(
+            (f.begin for f in self._first if broken is None or broken.is_of_before(f)), None
+        )
 
     def _place(self, part: _Part) -> tuple[str, str]:
         """Store and directory of a Hive partition; empty: it is in no store of the journal."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, final
+import threading
+from typing import TYPE_CHECKING, Final, Protocol, final
 
-from gazette_platform.errors import Suspended
+from gazette_platform.errors import Suspended, TransportError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,6 +17,8 @@ __all__ = ["BrokerSource", "FragmentSource", "all_fragments"]
 
 _READ_BYTES = 1 << 20
 _PAGE_FRAGMENTS = 1000
+# Of one piece, which brokers read from their store: as long as `storage` waits for an answer of one.
+_PIECE_TIMEOUT_S: Final = 12.0
 
 
 class FragmentSource(Protocol):
@@ -70,9 +73,29 @@ class BrokerSource:
         return found
 
     def content(self, fragment: Fragment) -> Iterator[bytes]:
-        """The fragment's content, read through the brokers."""
+        """The fragment's content, read through the brokers.
+
+        Raises: TransportError: they give none for a while, as when their store does not answer.
+        """
         with self._client.read(fragment.journal, fragment.begin, end_offset=fragment.end) as reader:
-            while block := reader.read(_READ_BYTES):
+            while True:
+                # Who closes a reader ends the read that waits.
+                timer = threading.Timer(_PIECE_TIMEOUT_S, reader.close)
+                timer.daemon = True
+                timer.start()
+                try:
+                    block = reader.read(_READ_BYTES)
+                except ValueError:  # it was closed just before
+                    block = b""
+                finally:
+                    timer.cancel()
+                if not block and reader.closed:
+                    raise TransportError(
+                        f"brokers gave nothing of {fragment.content_path} within {_PIECE_TIMEOUT_S:.0f} s: "
+                        f"does {fragment.backing_store} answer them? (it is tried again)"
+                    )
+                if not block:
+                    return
                 yield block
 
 

@@ -51,7 +51,10 @@ def parse_properties(text: str, where: str) -> dict[str, str]:
         match = _LINE.fullmatch(line)
         place = f"{where}:{number}"
         if match is None or not match[2]:
-            raise ValidationError(f"expected a property and its value, got {line!r}", path=place)
+            # Not what is there instead, which may be a secret.
+            raise ValidationError(
+                "expected a property and its value, such as spark.executor.memory 2g", path=place
+            )
         name, value = match[1], match[2].strip()
         if not name.startswith("spark."):
             raise ValidationError(

@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, final
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.lake.table_spec import TableSpec, is_table_name, read_table_spec
+from gazette_platform.lake.spec_files import read_spec_file, shown_name
+from gazette_platform.lake.spec_rules import is_table_name
+from gazette_platform.lake.table_spec import SPEC_BYTES_MAX, TableSpec, read_table_spec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,6 +25,11 @@ __all__ = [
     "read_spec_folder",
     "specs_by_file",
 ]
+
+# Specs that are kept as they were read. Sensors read the folder every few seconds, and YAML takes long.
+_KEPT_MAX: Final = 1024
+# Of longer ones it is not worth their memory.
+_KEPT_BYTES_MAX: Final = 32 * 1024
 
 # The line with a table's name, also in a text that is no YAML. Names of columns are set in.
 _NAMED = re.compile(
@@ -76,7 +84,7 @@ def read_spec_folder(folder: Path) -> SpecFolder:
     for path in _spec_files(folder):
         spec, bad = _read(path)
         if bad is not None:
-            refused[path.name] = bad
+            refused[shown_name(path)] = bad
         elif spec is not None and spec.name in specs:
             text = (
                 f"table {spec.name} is defined in {files[spec.name]} already; rename or remove one"
@@ -130,19 +138,28 @@ def _spec_files(folder: Path) -> list[Path]:
     )
 
 
+def _parsed(raw: bytes) -> tuple[TableSpec | None, tuple[ValidationError, ...]]:
+    spec, errors = read_table_spec(raw)
+    return spec, tuple(errors)
+
+
+_kept = lru_cache(_KEPT_MAX)(_parsed)
+
+
 def _read(path: Path) -> tuple[TableSpec | None, RefusedSpec | None]:
     """The spec of a file, or why there is none."""
     errors: list[ValidationError] = []
     try:
-        raw = path.read_bytes()
-    except OSError as err:
-        errors.append(ValidationError(f"cannot be read: {err.strerror}"))
+        raw = read_spec_file(path, SPEC_BYTES_MAX, "a table spec")
+    except ValidationError as err:
+        errors.append(err)
         raw = b""
     if not errors:
-        spec, errors = read_table_spec(raw)
+        spec, found = (_kept if len(raw) <= _KEPT_BYTES_MAX else _parsed)(raw)
+        errors += found
         if spec is not None:
             return spec, None
-    in_it = tuple(in_file(path.name, error) for error in errors)
+    in_it = tuple(in_file(shown_name(path), error) for error in errors)
     named = _NAMED.search(raw)
     table = named["table"].decode() if named is not None else ""
     return None, RefusedSpec(in_it, table if is_table_name(table) else "")

@@ -49,7 +49,7 @@ class JournalStanding:
 @final
 @dataclass(frozen=True, slots=True)
 class PartitionStanding:
-    """A Hive partition, by Dagster's key, and what it holds."""
+    """A Hive partition, by its key, and what it holds."""
 
     key: str
     location: str
@@ -85,6 +85,15 @@ class TableStanding:
     def lag_bytes(self) -> int:
         """Bytes of all journals that are in no Hive partition."""
         return sum(journal.lag_bytes for journal in self.journals)
+
+    @property
+    def held(self) -> dict[str, list[tuple[int, int]]]:
+        """By journal, bytes that are in a Hive partition, or aside."""
+        held: dict[str, list[tuple[int, int]]] = {}
+        for partition in self.partitions:
+            state = partition.state
+            held.setdefault(state.journal, []).extend([*state.ranges, *state.aside])
+        return held
 
     def summary(self) -> dict[str, Any]:
         """What a list shows, as plain values; None is what is not known."""
@@ -126,9 +135,7 @@ def table_standing(
     if session is not None and table is not None:
         standing.location = table.location
         _look_at(standing, session, table)
-    held: dict[str, list[tuple[int, int]]] = {}
-    for partition in standing.partitions:
-        held.setdefault(partition.state.journal, []).extend(partition.state.ranges)
+    held = standing.held
     for journal in journals:
         ranges = held.get(journal.name, [])
         end = max((high for _, high in ranges), default=0)

@@ -3,6 +3,8 @@
 Synchronous, over the drivers of brokers. A store is a folder of this machine where its location, as
 engines know it, is one; else it is asked by its URL, with the credentials that AWS and other tools of
 this process would find. Paths are those that brokers use: ``<journal>/<postfix>/<name>``.
+
+A store that does not answer costs one wait, and then none for a minute: a tick has others to see to.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, final
 
 from gazette_platform.client.loop_thread import LoopThread, next_or_none
 from gazette_platform.errors import AccessDenied, ObjectNotFound, StoreError, StoreUnavailable
+from gazette_platform.lake.copies import copy_within
 from gazette_platform.stores import ServerSideStore, StoredObject, open_store
 
 if TYPE_CHECKING:
@@ -35,10 +38,12 @@ _T = TypeVar("_T")
 HIDDEN: Final = (".", "_")
 """What the names of files that engines do not see begin with."""
 _READ_BYTES: Final = 1 << 20
-# Of one answer: drivers try again by themselves for half a minute.
-_STEP_TIMEOUT_S: Final = 120.0
-# Of a copy, which on some stores passes through this process.
+# Of one answer, which is a part of 8 MiB at most. A tick begins nothing after 25 s, and Dagster gives up on it
+# after 60: one such wait, and one for brokers in the store's place, must fit in between.
+_STEP_TIMEOUT_S: Final = 12.0
+# Of a copy, which on some stores passes through this process; and what is waited for it at once.
 _COPY_TIMEOUT_S: Final = 900.0
+_COPY_PATIENCE_S: Final = 12.0
 # In one folder; a listing of more would not fit into a tick anyway.
 _LISTED_MAX: Final = 200_000
 _STORES_MAX: Final = 64
@@ -60,6 +65,8 @@ class StoreFiles:
         self._driver = driver
         self._place = place
         self._away_until_s = 0.0
+        # Whether the last question had no answer at all; a refusal is one.
+        self._is_silent = False
 
     @property
     def is_local(self) -> bool:
@@ -75,6 +82,25 @@ class StoreFiles:
         """Make `is_away` true for a minute."""
         self._away_until_s = time.monotonic() + _AWAY_S
 
+    def _wait(self, coro: Coroutine[Any, Any, _T]) -> _T:
+        """What `coro` gives; a store that did not answer is not waited for again at once.
+
+        Raises: StoreUnavailable: it does not answer. What `coro` raises.
+        """
+        if self._is_silent and self.is_away:
+            coro.close()
+            raise StoreUnavailable(
+                f"{self._driver.url} did not answer within {_STEP_TIMEOUT_S:.0f} s a moment ago; it is asked "
+                "again in a minute"
+            )
+        self._is_silent = False
+        try:
+            return _wait(coro)
+        except _NoAnswer as err:
+            self._is_silent = True
+            self.note_away()
+            raise StoreUnavailable(f"{self._driver.url}: {err}") from err
+
     def list(self, directory: str) -> list[StoredObject]:
         """Visible files right in `directory`; `path` is the name. A missing one has none.
 
@@ -82,7 +108,7 @@ class StoreFiles:
         """
         found: list[StoredObject] = []
         listing = self._driver.list(self._place(f"{directory}/"))
-        while (item := _wait(next_or_none(listing))) is not None:
+        while (item := self._wait(next_or_none(listing))) is not None:
             if "/" in item.path or item.path.startswith(HIDDEN):
                 continue
             found.append(item)
@@ -101,7 +127,7 @@ class StoreFiles:
             with _local_errors():
                 return local.stat().st_size
         if isinstance(self._driver, ServerSideStore):
-            return _wait(self._driver.size(place))
+            return self._wait(self._driver.size(place))
         directory, _, name = path.rpartition("/")
         for item in self.list(directory):
             if item.path == name:
@@ -120,16 +146,26 @@ class StoreFiles:
         else:
             pieces, at = self._driver.get(place), 0
         try:
-            while (end is None or at < end) and (piece := _wait(next_or_none(pieces))) is not None:
+            while (end is None or at < end) and (
+                piece := self._wait(next_or_none(pieces))
+            ) is not None:
                 wanted = piece[max(0, begin - at) : None if end is None else end - at]
                 at += len(piece)
                 if wanted:
                     yield wanted
         finally:
-            _wait(pieces.aclose())
+            with contextlib.suppress(StoreUnavailable):
+                self._wait(pieces.aclose())
 
     def copy(self, path: str, target: str) -> None:
-        """Give a file a second path. What `target` was, is replaced."""
+        """Give a file a second path. What `target` was, is replaced. What takes long goes on by itself."""
+        copy_within(
+            (self._driver.url, self._place(target)),
+            lambda: self._copy(path, target),
+            _COPY_PATIENCE_S,
+        )
+
+    def _copy(self, path: str, target: str) -> None:
         source, place = self._place(path), self._place(target)
         if isinstance(self._driver, ServerSideStore):
             _wait(self._driver.copy(source, place), _COPY_TIMEOUT_S)
@@ -140,16 +176,32 @@ class StoreFiles:
             _wait(self._driver.put(place, file.fileno(), file.tell()), _COPY_TIMEOUT_S)
 
     def take(self, source: StoreFiles, path: str) -> None:
-        """Have a copy of a file of `source`, at the same path. What was there, is replaced."""
+        """Have a copy of a file of `source`, at the same path. What was there, is replaced.
+
+        What takes long goes on by itself.
+        """
+        copy_within(
+            (self._driver.url, self._place(path)),
+            lambda: self._take(source, path),
+            _COPY_PATIENCE_S,
+        )
+
+    def _take(self, source: StoreFiles, path: str) -> None:
         with tempfile.TemporaryFile(buffering=0) as file:
             for piece in source.read(path):
                 file.write(piece)
             put = self._driver.put(self._place(path), file.fileno(), file.tell())
             _wait(put, _COPY_TIMEOUT_S)
 
+    def write(self, path: str, content: bytes) -> None:
+        """Give a small file this content, whole or not at all. What was there, is replaced."""
+        with tempfile.TemporaryFile(buffering=0) as file:
+            file.write(content)
+            _wait(self._driver.put(self._place(path), file.fileno(), len(content)))
+
     def remove(self, path: str) -> None:
         """Delete a file."""
-        _wait(self._driver.remove(self._place(path)))
+        self._wait(self._driver.remove(self._place(path)))
 
     def move(self, path: str, target: str) -> None:
         """Give a file another path, at which nothing is: at once in a folder, else by a copy.
@@ -163,7 +215,9 @@ class StoreFiles:
                 moved.parent.mkdir(parents=True, exist_ok=True)
                 local.rename(moved)
             return
-        self.copy(path, target)
+        # A copy that another attempt began may be there by now; it is seen by its size.
+        if not (self.exists(target) and self.size(target) == self.size(path)):
+            self.copy(path, target)
         if self.size(target) != self.size(path):
             raise StoreUnavailable(
                 f"the copy of {path} at {target} has another size; both are kept"
@@ -172,7 +226,7 @@ class StoreFiles:
 
     def exists(self, path: str) -> bool:
         """Whether there is such a file."""
-        return _wait(self._driver.exists(self._place(path)))
+        return self._wait(self._driver.exists(self._place(path)))
 
     def local_path(self, path: str) -> Path | None:
         """Where a file is on this machine, or None if its store is not a folder."""
@@ -260,17 +314,22 @@ _loop: LoopThread | None = None
 _loop_lock = threading.Lock()
 
 
-def _wait(coro: Coroutine[Any, Any, _T], timeout_s: float = _STEP_TIMEOUT_S) -> _T:
+class _NoAnswer(StoreUnavailable):
+    """A step took longer than it may."""
+
+
+def _wait(coro: Coroutine[Any, Any, _T], timeout_s: float | None = None) -> _T:
     """What `coro` gives, on the event loop of all stores of this process.
 
-    Raises: StoreUnavailable: it took longer. What `coro` raises.
+    Raises: _NoAnswer: it took longer. What `coro` raises.
     """
     global _loop  # noqa: PLW0603  made when first needed, and anew in a fork
     with _loop_lock:
         if _loop is None or _loop.is_closed:
             _loop = LoopThread("gazette-lake-stores")
         loop = _loop
+    timeout_s = _STEP_TIMEOUT_S if timeout_s is None else timeout_s
     try:
         return loop.run(asyncio.wait_for(coro, timeout_s))
     except TimeoutError as err:
-        raise StoreUnavailable(f"the store did not answer within {timeout_s:.0f} s") from err
+        raise _NoAnswer(f"the store did not answer within {timeout_s:.0f} s") from err

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -30,15 +31,17 @@ import msgspec
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake.ownership import ownership_errors, shown
 from gazette_platform.lake.schema import ColumnType, parse_type
+from gazette_platform.lake.spec_rules import DURATION_EXAMPLE, freshness_errors, is_table_name
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import LabelSelector, parse_duration
 from gazette_platform.yaml_specs.strict_yaml import check_yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 __all__ = [
     "COLUMNS_MAX",
+    "SPEC_BYTES_MAX",
     "Column",
     "Partition",
     "TableSpec",
@@ -46,12 +49,10 @@ __all__ = [
     "fields_below",
     "is_column_name",
     "is_key",
-    "is_table_name",
     "parse_table_spec",
     "read_table_spec",
 ]
 
-_TABLE_NAME = re.compile(r"([a-z_][a-z0-9_]{0,126})\.([a-z_][a-z0-9_]{0,126})\Z")
 _COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,126}\Z")
 # Types whose text in a path has one canonical value, so that two directories never claim one
 # Hive partition unnoticed.
@@ -60,11 +61,12 @@ COLUMNS_MAX = 2000
 # Tables made by releases that made other tables of the same spec follow it anew.
 _DEFINITION = b"2 "
 _KEY_CHARACTERS_MAX = 256
-# Dagster looks once a minute or so.
-_FRESH_MIN_S = 120
-_SPEC_BYTES_MAX = 1 << 20
+SPEC_BYTES_MAX = 1 << 20
+# A journal's name has no room for more.
+_PARTITIONS_MAX = 256
+_ERRORS_MAX = 100
+_ERROR_CHARACTERS_MAX = 500
 _FORMATS = ("json", "csv")
-_FRESH_EXAMPLE = "a duration with its unit, such as `90m` or `24h`"
 _SELECTOR_EXAMPLE = "select journals by name or label, e.g. `name:prefix=flights/`"
 # `name==` would match any value: a slip of the pen, as `name` alone says that.
 _NO_VALUE = re.compile(r"(?P<term>[^,()]*=)\s*(,|\Z)")
@@ -173,8 +175,8 @@ def parse_table_spec(text: str | bytes) -> TableSpec:
 
 def read_table_spec(text: str | bytes) -> tuple[TableSpec | None, list[ValidationError]]:
     """The spec in YAML `text`, or else all that is wrong with it, in the order of its keys."""
-    if len(text) > _SPEC_BYTES_MAX:
-        told = f"is {len(text)} bytes; a table spec has at most {_SPEC_BYTES_MAX}"
+    if len(text) > SPEC_BYTES_MAX:
+        told = f"is {len(text)} bytes; a table spec has at most {SPEC_BYTES_MAX}"
         return None, [ValidationError(told)]
     try:
         check_yaml(text)
@@ -187,12 +189,37 @@ def read_table_spec(text: str | bytes) -> tuple[TableSpec | None, list[Validatio
     # 2001-99-99, or a number of thousands of digits.
     except Exception as err:  # noqa: BLE001  see above
         return None, [ValidationError(f"not valid YAML: {' '.join(str(err).split())}")]
+    if _is_of_journals(raw):
+        told = (
+            "looks like specs of journals, and not like one of a table: `gazctl journals apply` takes "
+            "those (docs/reference/table-spec.md has an example of a table's)"
+        )
+        return None, [ValidationError(told)]
     try:
         spec = msgspec.convert(raw, type=TableSpec)
     except msgspec.ValidationError as err:
-        return None, _shape_errors(raw) or [_shape_error(str(err))]
-    errors = list(_errors(spec))
+        return None, _first(_shape_errors(raw)) or [_shape_error(str(err))]
+    errors = _first(_errors(spec))
     return (None, errors) if errors else (spec, [])
+
+
+def _is_of_journals(raw: object) -> bool:
+    """Whether a document has keys that specs of journals have, and none that only those of tables have."""
+    if not isinstance(raw, dict):
+        return False
+    return bool(raw.keys() & _KEYS_OF_JOURNALS) and not raw.keys() & _KEYS_OF_TABLES
+
+
+_KEYS_OF_JOURNALS = frozenset({"replication", "fragment", "children", "labels"})
+_KEYS_OF_TABLES = frozenset({"selector", "format", "columns"})
+
+
+def _first(errors: Iterable[ValidationError]) -> list[ValidationError]:
+    """As many errors as a person reads, and a word on the others."""
+    found = list(islice(errors, _ERRORS_MAX + 1))
+    if len(found) > _ERRORS_MAX:
+        found[-1] = ValidationError(f"there are more errors than these {_ERRORS_MAX}")
+    return found
 
 
 def _shape_error(text: str) -> ValidationError:
@@ -205,7 +232,7 @@ def _shape_error(text: str) -> ValidationError:
             path="format",
         )
     if "`$.fresh_within`" in text:
-        return ValidationError(f"is not {_FRESH_EXAMPLE}", path="fresh_within")
+        return ValidationError(f"is not {DURATION_EXAMPLE}", path="fresh_within")
     return ValidationError(f"{text} (docs/reference/table-spec.md has an example and all keys)")
 
 
@@ -217,8 +244,10 @@ def _shape_errors(raw: object) -> list[ValidationError]:
     if not isinstance(raw, dict):
         return []
     fields = {field.encode_name: field for field in msgspec.structs.fields(TableSpec)}
+    unknown = (str(key) for key in raw if key not in fields)
     found = [
-        _shape_error(f"Object contains unknown field `{key}`") for key in raw if key not in fields
+        _shape_error(f"Object contains unknown field `{key[:_ERROR_CHARACTERS_MAX]}`")
+        for key in islice(unknown, _ERRORS_MAX + 1)
     ]
     mended: dict[str, object] = {}
     replaced: list[str] = []
@@ -229,7 +258,7 @@ def _shape_errors(raw: object) -> list[ValidationError]:
                 mended[name] = _STAND_INS[name]
                 replaced.append(name)
             continue
-        is_list = name in _ITEMS and isinstance(raw[name], list)
+        is_list = name in _ITEMS and isinstance(raw[name], list) and len(raw[name]) <= COLUMNS_MAX
         kind = _ITEMS[name] if is_list else field.type
         parts: list[object] = []
         for index, value in enumerate(raw[name] if is_list else [raw[name]]):
@@ -279,16 +308,20 @@ def _errors(spec: TableSpec) -> Iterator[ValidationError]:
             path="name",
         )
     yield from _selector_errors(spec)
-    try:
-        if spec.fresh_within_s < _FRESH_MIN_S:
-            yield ValidationError(
-                f"{spec.fresh_within} is less than {_FRESH_MIN_S // 60}m, as often as Dagster looks",
-                path="fresh_within",
-            )
-    except ValidationError as err:
-        yield ValidationError(f"{err}: not {_FRESH_EXAMPLE}", path="fresh_within")
+    yield from freshness_errors(spec.fresh_within, lambda: spec.fresh_within_s)
     if not 1 <= len(spec.columns) <= COLUMNS_MAX:
         yield ValidationError(f"needs 1 to {COLUMNS_MAX} columns", path="columns")
+    if len(spec.partitions) > _PARTITIONS_MAX:
+        yield ValidationError(f"has more than {_PARTITIONS_MAX}", path="partitions")
+    # By aliases of YAML a short file has parts that nobody could look at in a day.
+    if len(spec.columns) > COLUMNS_MAX or len(spec.partitions) > _PARTITIONS_MAX:
+        return
+    if _characters(spec) > SPEC_BYTES_MAX:
+        yield ValidationError(
+            f"aliases make it longer than {SPEC_BYTES_MAX} characters: leave some out",
+            path="columns",
+        )
+        return
     types: dict[int, ColumnType] = {}
     for index, column in enumerate(spec.columns):
         try:
@@ -302,6 +335,14 @@ def _errors(spec: TableSpec) -> Iterator[ValidationError]:
     yield from ownership_errors(spec.owners, spec.tags)
 
 
+def _characters(spec: TableSpec) -> int:
+    """Of all columns, as they are without aliases."""
+    columns = sum(len(c.name) + len(c.type) + len(c.comment) + len(c.source) for c in spec.columns)
+    return columns + sum(
+        len(p.name) + len(p.type) + len(p.comment) + len(p.alias) for p in spec.partitions
+    )
+
+
 def _selector_errors(spec: TableSpec) -> Iterator[ValidationError]:
     if not spec.selector.strip():
         yield ValidationError(f"may not be empty; {_SELECTOR_EXAMPLE}", path="selector")
@@ -309,7 +350,10 @@ def _selector_errors(spec: TableSpec) -> Iterator[ValidationError]:
     try:
         _ = spec.label_selector
     except ValidationError as err:
-        yield ValidationError(f"{err}; {_SELECTOR_EXAMPLE}", path="selector")
+        text = str(err)
+        if len(text) > _ERROR_CHARACTERS_MAX:
+            text = f"{text[:_ERROR_CHARACTERS_MAX]}…"
+        yield ValidationError(f"{text}; {_SELECTOR_EXAMPLE}", path="selector")
         return
     if no_value := _NO_VALUE.search(spec.selector):
         yield ValidationError(
@@ -372,11 +416,6 @@ def _key_errors(spec: TableSpec, types: Mapping[int, ColumnType]) -> Iterator[Va
                 f"{shown(key)}, too; give this column another name",
                 path=path,
             )
-
-
-def is_table_name(text: str) -> bool:
-    """Whether the text can be the name of a table, its schema before it."""
-    return _TABLE_NAME.match(text) is not None
 
 
 def is_column_name(text: str) -> bool:

@@ -148,6 +148,12 @@ class TrinoSession:
         self, uri: str, *, login: TrinoLogin | None = None, timeout_s: float = 60.0
     ) -> None:
         parts = urlsplit(uri)
+        if parts.username is not None or parts.password is not None:
+            # The address is in messages, and on pages of Dagster.
+            raise ValidationError(
+                "the address of Trino may hold no user and password, as it is shown: set GAZETTE_TRINO_USER and "
+                "GAZETTE_TRINO_PASSWORD, or GAZETTE_TRINO_PASSWORD_FILE"
+            )
         try:
             port = parts.port
         except ValueError:

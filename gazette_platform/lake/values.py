@@ -101,9 +101,13 @@ class LineScanner(ABC):
                 self._rest.clear()
                 self._is_skipping = True
 
-    def report(self) -> ValueReport:
-        """What was found in all that was fed."""
-        if self._rest:
+    def report(self, *, is_cut: bool = False) -> ValueReport:
+        """What was found in all that was fed.
+
+        Args:
+            is_cut: whether more follows, so that what comes behind the last newline is no line yet.
+        """
+        if self._rest and not is_cut:
             self._scan(bytes(self._rest) + b"\n")
             self._rest.clear()
         return ValueReport(

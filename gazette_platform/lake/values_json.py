@@ -27,6 +27,8 @@ __all__ = ["JsonScanner", "breaks"]
 # Trino's text of it is 0, and Spark's -0; a decoder sees no difference.
 _MINUS_ZERO = re.compile(rb"-0\s*[,\]}]")
 _any_json = msgspec.json.Decoder(msgspec.Raw)
+# Of a key that a record lacks; it fits any type, as null does.
+_ABSENT = msgspec.Raw(b"null")
 _FLOAT_MAX = 3.4028234663852886e38
 _TAKE_ANY = frozenset({"string", "boolean"})
 # Trino reads columns of these types of a Hive partition by way of text, which takes any value.
@@ -143,9 +145,12 @@ class JsonScanner(LineScanner):
                 self._scan_list(line)
 
     def _scan_values(self, line: bytes) -> None:
-        row = self._types.raw.decode(line)
-        for index, (column, kind, is_fit) in enumerate(self._types.columns):
-            raw = bytes(getattr(row, f"c{index}"))
+        values = msgspec.structs.astuple(self._types.raw.decode(line))
+        for value_of, (column, kind, is_fit) in zip(values, self._types.columns, strict=True):
+            # Most columns of a wide table are not in a short line, of which there may be very many.
+            if value_of is _ABSENT:
+                continue
+            raw = bytes(value_of)
             if not is_fit(raw):
                 self.found_value(column.name, raw)
                 value = _decoded(raw) if kind.arguments else _outline(raw)
@@ -257,7 +262,7 @@ def _value_test(kind: ColumnType) -> Callable[[Any], bool]:
 
 def _raw_struct(keys: Sequence[str]) -> Any:
     names = [f"c{index}" for index in range(len(keys))]
-    fields = [(name, msgspec.Raw, msgspec.Raw(b"null")) for name in names]
+    fields = [(name, msgspec.Raw, _ABSENT) for name in names]
     return msgspec.defstruct("Raw", fields, rename=dict(zip(names, keys, strict=True)), gc=False)
 
 

@@ -1,6 +1,6 @@
-"""Dagster sensors: one registers fragments as tables, one keeps the catalog up to date."""
+"""Dagster sensors: some register fragments as tables, one keeps the catalog up to date."""
 
 from gazette_platform.sensors.catalog import catalog_sensor
-from gazette_platform.sensors.fragments import fragments_sensor
+from gazette_platform.sensors.fragments import fragments_sensor, fragments_sensors
 
-__all__ = ["catalog_sensor", "fragments_sensor"]
+__all__ = ["catalog_sensor", "fragments_sensor", "fragments_sensors"]

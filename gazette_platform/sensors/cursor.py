@@ -1,22 +1,24 @@
-"""The cursor of the fragment sensor: offsets per table and journal, problems told already, audits."""
+"""The cursor of a sensor of fragments: how far journals are registered, whose turn it is, what is known and told."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, final
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake import RegistrationCursor, SweepPoint
+from gazette_platform.lake.progress import no_cursor
 from gazette_platform.sensors.audits import AuditState
+from gazette_platform.sensors.packing import is_packed, pack, unpack
 from gazette_platform.sensors.retention import RetentionState
 from gazette_platform.sensors.waits import Wait
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-__all__ = ["SensorCursor", "problem_digest"]
+__all__ = ["SensorCursor", "problem_digest", "unpacked"]
 
 # Dagster's UI shows the whole text of a cursor on the page of its sensor. Of one that begins with this
 # key, as those of its own do, it shows the other keys and their values, those that are 0 left out.
@@ -44,11 +46,15 @@ class SensorCursor:
     audited: str = ""
     """The table audited last in turn."""
     waits: Mapping[str, Mapping[str, Wait]] = field(default_factory=dict)
-    """By table and journal, what is waited for. Only here are times, and none while all is there."""
+    """By table and journal, what is waited for, since when; nothing while all is there."""
     folder: str = ""
     """Digest of the folder of table specs as Dagster was told of it; empty: it was not."""
     retention: RetentionState = field(default_factory=RetentionState)
     """What is known of prunes."""
+    epoch: int = 0
+    """Of the sharing out of tables to sensors; see `gazette_platform.sensors.shards`."""
+    rests_from: int = 0
+    """Unix seconds when it was found that there is another one; 0: there is none."""
 
     @classmethod
     def parse(cls, text: str | None) -> SensorCursor:
@@ -56,8 +62,10 @@ class SensorCursor:
 
         Raises: ValidationError: not a cursor of this version; says how to reset it.
         """
-        registered = RegistrationCursor.parse(_inner(text))
-        raw = json.loads(_inner(text) or "{}")
+        if not text:
+            return cls()
+        raw = unpacked(text)
+        registered = RegistrationCursor.from_json(raw)
         problems = raw.get("problems", {})
         if not isinstance(problems, dict):
             raise ValidationError("problems is not an object", path="cursor")
@@ -77,11 +85,13 @@ class SensorCursor:
             waits=_waits(raw.get("waits", {})),
             folder=str(raw.get("folder", "")),
             retention=RetentionState.from_json(raw.get("retention", {})),
+            epoch=_count(raw.get("epoch", 0)),
+            rests_from=_count(raw.get("rests_from", 0)),
         )
 
     def dump(self) -> str:
         """The cursor as text."""
-        raw = json.loads(self.registered.dump())
+        raw = self.registered.to_json()
         if self.problems:
             raw["problems"] = dict(self.problems)
         if self.audits:
@@ -103,7 +113,22 @@ class SensorCursor:
             }
         if self.folder:
             raw["folder"] = self.folder
-        return json.dumps({_HIDDEN: raw, **self.summary}, sort_keys=True, separators=(",", ":"))
+        if self.epoch:
+            raw["epoch"] = self.epoch
+        if self.rests_from:
+            raw["rests_from"] = self.rests_from
+        shown = {_HIDDEN: pack(raw), **self.summary}
+        return json.dumps(shown, sort_keys=True, separators=(",", ":"))
+
+    def of(self, owns: Callable[[str], bool]) -> SensorCursor:
+        """What of it is about tables that a sensor `owns`."""
+        tables = {t: journals for t, journals in self.registered.tables.items() if owns(t)}
+        problems = {t: digest for t, digest in self.problems.items() if owns(t)}
+        return replace(self, registered=RegistrationCursor(tables), problems=problems)
+
+    def in_epoch(self, epoch: int) -> SensorCursor:
+        """What holds of it in another epoch: not that it told something, since others may have told otherwise."""
+        return replace(self, problems={}, audits={}, waits={}, folder="", epoch=epoch, rests_from=0)
 
     @property
     def summary(self) -> dict[str, int]:
@@ -117,14 +142,22 @@ class SensorCursor:
         }
 
 
-def _inner(text: str | None) -> str | None:
-    """The text without what is for people; as it is if it has nothing for them."""
+def unpacked(text: str) -> Any:
+    """The JSON values that a cursor's text holds for the sensor, also as former releases wrote it.
+
+    Raises: ValidationError: it holds none; says how to reset it.
+    """
     try:
-        raw = json.loads(text or "{}")
-    except ValueError:
-        return text  # what is wrong with it is told there
-    inner = raw.get(_HIDDEN) if isinstance(raw, dict) else None
-    return text if inner is None else json.dumps(inner)
+        raw = json.loads(text)
+        inner = raw.get(_HIDDEN, raw) if isinstance(raw, dict) else raw
+        return unpack(inner) if is_packed(inner) else inner
+    except (ValueError, RecursionError) as err:
+        raise no_cursor(text) from err
+
+
+def _count(raw: Any) -> int:
+    """A number of a cursor; 0, as if it were not there, for what is none."""
+    return raw if isinstance(raw, int) else 0
 
 
 def _sweep(raw: Any) -> tuple[str, str, int, str]:
@@ -132,7 +165,7 @@ def _sweep(raw: Any) -> tuple[str, str, int, str]:
     try:
         table, journal, offset, *looked = raw
         return str(table), str(journal), int(offset), str(looked[0]) if looked else ""
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return "", "", 0, ""
 
 

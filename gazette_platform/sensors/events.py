@@ -1,16 +1,20 @@
-"""What a tick tells Dagster: one event per Hive partition and per journal."""
+"""What a tick tells Dagster: one event per time of a table and per journal."""
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from dagster import AssetMaterialization, AssetObservation, MetadataValue
 
 from gazette_platform.assets.raw import SPECS_KEY, column_schema, journals_key, table_key
 from gazette_platform.lake import PartitionColumn, partition_key
 from gazette_platform.lake.catalogs import HIVE
+from gazette_platform.lake.layout import partition_values
 from gazette_platform.lake.links import partition_query
-from gazette_platform.sensors.keys import table_partition
+from gazette_platform.ops.counted import counted
+from gazette_platform.sensors.keys import time_partition
 from gazette_platform.sensors.versions import DATA_VERSION, data_version
 
 if TYPE_CHECKING:
@@ -21,17 +25,18 @@ if TYPE_CHECKING:
     from gazette_platform.lake import (
         JournalProgress,
         MovedFile,
-        PartitionAccount,
         SpecFolder,
         TableSpec,
     )
-    from gazette_platform.lake.partition_state import PartitionState
-    from gazette_platform.sensors.told import Added
+    from gazette_platform.lake.times import TimeAccount
+    from gazette_platform.sensors.told import Added, TableRows
 
 __all__ = [
     "journal_materialization",
+    "journal_name",
     "journal_partition",
     "materialization",
+    "moved_aside",
     "observation",
     "pruned_materialization",
     "repair_materialization",
@@ -40,72 +45,82 @@ __all__ = [
 
 _JOURNAL = PartitionColumn(key="journal", column="journal", type="string")
 _PROBLEMS_SHOWN = 20
+# Events are kept for ever, and of an hour there are many.
+_JOURNALS_SHOWN = 50
+# Of a journal at one time: it has several only if there are holes, or another time between.
+_SPANS_SHOWN = 8
 
 
 def materialization(
     spec: TableSpec,
-    account: PartitionAccount,
+    account: TimeAccount,
     added: Added,
     *,
-    rows: int | None = None,
+    rows: TableRows | None = None,
     page: Mapping[str, RawMetadataValue],
     catalog: str = HIVE,
 ) -> AssetMaterialization:
-    """The event of a Hive partition: its totals, and what they have more than the event before.
+    """The event of a time: its totals over all Hive partitions, and what they have more than the event before.
 
     Args:
         spec: of the table.
-        account: of the Hive partition.
+        account: of the time.
         added: since the event before.
         rows: of the whole table, if known.
         page: metadata with a link to a page of the table, if there is one.
         catalog: what Trino calls the catalog of the table.
     """
-    state = account.state
-    metadata = _totals(spec, account.key, account.journal, state, rows=rows, catalog=catalog) | {
-        "location": MetadataValue.path(account.location),
-        "query": MetadataValue.md(
-            f"```sql\n{partition_query(spec, account.key, account.values, catalog)}\n```"
-        ),
+    key, parts = account.time.key, account.filled or account.parts
+    query = partition_query(spec, key, partition_values(key), catalog)
+    metadata = _totals(spec, account, rows=rows, catalog=catalog) | {
+        "query": MetadataValue.md(f"```sql\n{query}\n```"),
         "fragments_added": added.fragments,
         "content_bytes_added": added.content_bytes,
     }
+    if len(parts) == 1:
+        metadata["location"] = MetadataValue.path(parts[0].location)
     if added.rows is not None:
         metadata["rows_added"] = added.rows
     if added.is_first:
         metadata["dagster/column_schema"] = column_schema(spec)
     metadata |= page
+    of = f"of {parts[0].journal}" if len(parts) == 1 else f"in {counted(len(parts), 'journal')}"
+    fragments = counted(abs(added.fragments), "fragment")
     return AssetMaterialization(
         asset_key=table_key(spec.name),
-        partition=table_partition(account.key),
-        description=f"{added.fragments} fragments of {account.journal}"
+        partition=time_partition(account.time),
+        description=f"{fragments} {of}"
         if added.fragments >= 0
-        else f"{-added.fragments} fragments of {account.journal} are gone",
+        else f"{fragments} {of} {'is' if added.fragments == -1 else 'are'} gone",
         metadata=metadata,
-        tags={DATA_VERSION: data_version(state)},
+        tags={DATA_VERSION: data_version(account)},
     )
 
 
 def pruned_materialization(
-    event: AssetMaterialization, account: PartitionAccount, added: Added
+    event: AssetMaterialization, journal: str, added: Added
 ) -> AssetMaterialization:
-    """The `materialization` of a Hive partition of which all was pruned, its last: then it is dropped."""
-    text = f"all {-added.fragments} fragments of {account.journal} were pruned"
+    """The `materialization` of a time of which all of a journal was pruned: its Hive partition is dropped then."""
+    count = -added.fragments
+    all_of_it = "the only fragment" if count == 1 else f"all {count} fragments"
+    text = f"{all_of_it} of {journal} {'was' if count == 1 else 'were'} pruned"
     return event._replace(description=text)
 
 
 def repair_materialization(
-    spec: TableSpec, moved: Sequence[MovedFile], *, rows: int | None = None, catalog: str = HIVE
+    spec: TableSpec,
+    account: TimeAccount,
+    moved: Sequence[MovedFile],
+    *,
+    rows: TableRows | None = None,
+    catalog: str = HIVE,
 ) -> AssetMaterialization:
-    """The event of a Hive partition that `moved` files, all of them, were moved out of."""
-    last = moved[-1]
+    """The event of a time that `moved` files, all of them, were moved out of."""
     return AssetMaterialization(
         asset_key=table_key(spec.name),
-        partition=table_partition(last.key),
-        description=f"{len(moved)} files that others cover were moved aside",
-        metadata=_totals(
-            spec, last.key, last.finding.journal, last.state, rows=rows, catalog=catalog
-        )
+        partition=time_partition(account.time),
+        description=moved_aside(len(moved)),
+        metadata=_totals(spec, account, rows=rows, catalog=catalog)
         | {
             "files_moved": len(moved),
             "rows_moved": sum(m.rows for m in moved),
@@ -114,49 +129,68 @@ def repair_materialization(
                 [{"file": m.finding.path, "to": m.target} for m in moved[:_PROBLEMS_SHOWN]]
             ),
         },
-        tags={DATA_VERSION: data_version(last.state)},
+        tags={DATA_VERSION: data_version(account)},
     )
 
 
 def _totals(
-    spec: TableSpec,
-    key: str,
-    journal: str,
-    state: PartitionState,
-    *,
-    rows: int | None,
-    catalog: str,
+    spec: TableSpec, account: TimeAccount, *, rows: TableRows | None, catalog: str
 ) -> dict[str, RawMetadataValue]:
-    """What a Hive partition holds now, and how many rows the whole table has."""
+    """What a time holds now, and how many rows the whole table has."""
+    filled = account.filled
     metadata: dict[str, RawMetadataValue] = {
         "dagster/table_name": f"{catalog}.{spec.name}",
-        "partition": key,
-        "journal": journal,
-        "offsets": MetadataValue.json([list(covered) for covered in state.ranges]),
-        "fragments": state.fragments,
-        "content_bytes": state.content_bytes,
+        "partition": account.time.key,
+        "journals": len(filled),
+        "offsets": MetadataValue.text(_offsets({p.journal: p.state.ranges for p in filled})),
+        "fragments": account.fragments,
+        "content_bytes": account.content_bytes,
     }
-    if state.ranges:
-        metadata |= {"begin": state.ranges[0][0], "end": state.ranges[-1][1]}
-    if state.rows is not None:
-        metadata["dagster/partition_row_count"] = state.rows
+    if account.rows is not None:
+        metadata["dagster/partition_row_count"] = account.rows
     if rows is not None:
-        metadata["dagster/row_count"] = rows
-    if state.stored_bytes is not None:
-        metadata["stored_bytes"] = state.stored_bytes
-    if state.overlap_bytes:
+        metadata |= rows.metadata
+    if account.stored_bytes is not None:
+        metadata["stored_bytes"] = account.stored_bytes
+    if account.overlap_bytes:
         # Raw queries see these rows twice until the overlap is repaired.
-        metadata["overlap_bytes"] = state.overlap_bytes
-    if len(state.ranges) > 1:
-        metadata["gaps"] = len(state.ranges) - 1
+        metadata["overlap_bytes"] = account.overlap_bytes
+    if account.gaps:
+        metadata["gaps"] = account.gaps
     return metadata
+
+
+def _offsets(covered: Mapping[str, Sequence[tuple[int, int]]]) -> str:
+    """Which bytes of which journals there are: of some journals, and some spans of each.
+
+    Args:
+        covered: spans [begin, end) by journal.
+
+    >>> _offsets({"JFK/000": [(0, 1234), (2000, 2100)], "JFK/001": [(0, 9)]})
+    'JFK/000: [0, 1234), [2000, 2100); JFK/001: [0, 9)'
+    """
+    texts = []
+    for journal, spans in islice(covered.items(), _JOURNALS_SHOWN):
+        shown = [f"[{begin}, {end})" for begin, end in spans[:_SPANS_SHOWN]]
+        more = [f"{len(spans) - len(shown)} more"] if len(spans) > len(shown) else []
+        texts.append(f"{journal}: {', '.join([*shown, *more])}")
+    if len(covered) > _JOURNALS_SHOWN:
+        texts.append(counted(len(covered) - _JOURNALS_SHOWN, "more journal"))
+    return "; ".join(texts)
+
+
+def moved_aside(count: int) -> str:
+    """That so many files were moved out of a table."""
+    return counted(
+        count, "file that others cover was moved aside", "files that others cover were moved aside"
+    )
 
 
 def specs_materialization(folder: SpecFolder) -> AssetMaterialization:
     """The event of a folder of table specs that is another one than before."""
     return AssetMaterialization(
         asset_key=SPECS_KEY,
-        description=f"{len(folder.specs)} tables, {len(folder.refused)} files refused",
+        description=f"{counted(len(folder.specs), 'table')}, {counted(len(folder.refused), 'file')} refused",
         metadata={
             "tables": MetadataValue.json(dict(folder.files)),
             "refused": MetadataValue.json(
@@ -202,3 +236,8 @@ def _progress(progress: JournalProgress) -> dict[str, RawMetadataValue]:
 def journal_partition(journal: str) -> str:
     """Dagster's partition key of a journal, distinct for distinct names; slashes stay readable."""
     return partition_key([_JOURNAL], [journal]).partition("=")[2].replace("%2F", "/")
+
+
+def journal_name(key: str) -> str:
+    """The journal that Dagster has under a `journal_partition`."""
+    return unquote(key)

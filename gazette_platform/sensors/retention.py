@@ -4,9 +4,11 @@ Each tick asks for the beginnings of a few journals, where nearly all prunes are
 journal: of one whose beginning moved, else of the next one in turn, so that all is looked at again and again with
 bounded work. A Hive partition that lost all goes in steps, each of which the next tick sees by what is there:
 
-1. its accounts are emptied, and its newest event in Dagster says otherwise: it is told;
-2. it was told: its partition is deleted in Dagster;
+1. its accounts are emptied, and the newest event of its time in Dagster says otherwise: it is told;
+2. it was told, and no journal has anything left at that time: the partition of the time is deleted in Dagster;
 3. Dagster has no such partition: the Hive partition is dropped.
+
+Where other journals have something left at that time, it is told and dropped at once: the time goes on being compared with what was told.
 
 So a tick that was killed, a lost cursor or a lost home of Dagster leave nothing untold, and nothing is told twice.
 """
@@ -19,7 +21,10 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 from gazette_platform.assets.raw import table_key, table_partitions
 from gazette_platform.errors import GazetteError, LakeError
 from gazette_platform.lake import JournalCursor
-from gazette_platform.sensors.keys import table_partition
+from gazette_platform.lake.retention import Break
+from gazette_platform.lake.times import time_of
+from gazette_platform.ops.counted import counted
+from gazette_platform.sensors.keys import former_partitions, time_partition
 from gazette_platform.sensors.versions import data_version
 
 if TYPE_CHECKING:
@@ -30,9 +35,17 @@ if TYPE_CHECKING:
     from gazette_platform.hive import HiveTable, MetastoreSession
     from gazette_platform.lake import Look, PartitionAccount, Shrinker, TableSpec
     from gazette_platform.lake.registration import Metastore
+    from gazette_platform.lake.times import TimeAccount
     from gazette_platform.sensors.told import Told
 
-__all__ = ["PrunePoint", "Retention", "RetentionOutcome", "RetentionState", "Teller"]
+__all__ = [
+    "PrunePoint",
+    "PruneTick",
+    "Retention",
+    "RetentionOutcome",
+    "RetentionState",
+    "Teller",
+]
 
 # Beginnings of journals asked for in a tick.
 _FRONTS_MAX = 8
@@ -60,8 +73,8 @@ class RetentionState:
     """Of a journal whose beginning has moved."""
     front: PrunePoint = PrunePoint()
     """The journal whose beginning was asked for last."""
-    broken: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """By table and journal, see `lake.retention.Evidence`."""
+    broken: Mapping[str, Mapping[str, Break]] = field(default_factory=dict)
+    """By table and journal."""
     doubts: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
     """By table and journal, why what is gone is not forgotten."""
 
@@ -75,7 +88,7 @@ class RetentionState:
                 PrunePoint(*map(str, urgent)) if urgent is not None else None,
                 PrunePoint(*map(str, raw.get("front", ()))),
                 {
-                    str(table): {str(j): int(at) for j, at in journals.items()}
+                    str(table): {str(j): _break(at) for j, at in journals.items()}
                     for table, journals in raw.get("broken", {}).items()
                 },
                 {
@@ -94,7 +107,14 @@ class RetentionState:
             for name, p in points.items()
             if p is not None and p != PrunePoint()
         }
-        broken = {t: dict(journals) for t, journals in self.broken.items() if journals}
+        broken = {
+            t: {
+                j: b.offset if b.stored_at is None else [b.offset, b.stored_at]
+                for j, b in journals.items()
+            }
+            for t, journals in self.broken.items()
+            if journals
+        }
         doubts = {
             t: {j: list(texts) for j, texts in journals.items()}
             for t, journals in self.doubts.items()
@@ -106,11 +126,13 @@ class RetentionState:
         """Doubts about a table."""
         return [text for _, texts in sorted(self.doubts.get(table, {}).items()) for text in texts]
 
-    def with_broken(self, table: str, broken: Mapping[str, int]) -> RetentionState:
+    def with_broken(self, table: str, broken: Mapping[str, Break]) -> RetentionState:
         """With what a tick found of a table."""
         if not broken:
             return self
-        known = {**self.broken.get(table, {}), **broken}
+        known = dict(self.broken.get(table, {}))
+        for journal, found in broken.items():
+            known[journal] = known[journal].joined(found) if journal in known else found
         return replace(self, broken={**self.broken, table: known})
 
     def only(self, tables: Sequence[str]) -> RetentionState:
@@ -123,15 +145,36 @@ class RetentionState:
 
 
 class Teller(Protocol):
-    """Tells Dagster."""
+    """Tells Dagster of a table; see `telling.Telling`, which is above cursors, as they are above this."""
 
-    def tell(self, spec: TableSpec, accounts: Sequence[PartitionAccount]) -> None:
-        """Of those of `accounts` that differ from what was told."""
+    def tell_accounts(self, table: HiveTable, accounts: Sequence[PartitionAccount]) -> None:
+        """Of the times of those `accounts`, as far as they differ from what was told."""
         ...
 
-    def tell_pruned(self, spec: TableSpec, account: PartitionAccount) -> None:
-        """For the last time of a Hive partition, of which all was pruned."""
+    def fold(self, table: HiveTable, accounts: Sequence[PartitionAccount]) -> list[TimeAccount]:
+        """What is at the times of `accounts`, with the accounts of all other journals."""
         ...
+
+    def tell_pruned(self, account: TimeAccount, journal: str) -> None:
+        """What is left at a time of which all of a journal was pruned."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruneTick:
+    """What one tick follows prunes with."""
+
+    specs: Mapping[str, TableSpec]
+    """Of the tables, by name."""
+    cursors: Mapping[str, Mapping[str, JournalCursor]]
+    """By table and journal, how far they were registered *before* this tick."""
+    told: Told
+    """What Dagster was told."""
+    tellings: Mapping[str, Teller]
+    """By table: tell it more."""
+    is_over: Callable[[], bool]
+    """Whether the tick's time is up."""
 
 
 @final
@@ -158,30 +201,18 @@ class Retention:
     shrinker: Shrinker
     metastore: Metastore
 
-    def run(  # noqa: PLR0917
-        self,
-        specs: Mapping[str, TableSpec],
-        cursors: Mapping[str, Mapping[str, JournalCursor]],
-        state: RetentionState,
-        told: Told,
-        teller: Teller,
-        is_over: Callable[[], bool],
-    ) -> RetentionOutcome:
+    def run(self, tick: PruneTick, state: RetentionState) -> RetentionOutcome:
         """Do a tick's part.
 
         A journal that cannot be listed, or a metastore that cannot be reached, loses its turn.
 
         Args:
-            specs: of the tables, by name.
-            cursors: by table and journal, how far they were registered *before* this tick.
+            tick: what there is to do that with.
             state: as the last tick left it, with what this one found broken.
-            told: what Dagster was told.
-            teller: tells it more.
-            is_over: whether the tick's time is up.
         """
         outcome = RetentionOutcome(state)
         with self.metastore.connect() as session:
-            turn = _Turn(self.shrinker, session, specs, cursors, outcome, told, teller, is_over)
+            turn = _Turn(self.shrinker, session, tick, outcome)
             turn.ask_fronts()
             turn.look()
         return outcome
@@ -191,44 +222,39 @@ class Retention:
 class _Turn:
     """One tick's part, over one session."""
 
-    def __init__(  # noqa: PLR0917
+    def __init__(
         self,
         shrinker: Shrinker,
         session: MetastoreSession,
-        specs: Mapping[str, TableSpec],
-        cursors: Mapping[str, Mapping[str, JournalCursor]],
+        tick: PruneTick,
         outcome: RetentionOutcome,
-        told: Told,
-        teller: Teller,
-        is_over: Callable[[], bool],
     ) -> None:
         self._shrinker = shrinker
         self._session = session
-        self._specs = specs
-        self._cursors = cursors
+        self._tick = tick
         self._outcome = outcome
-        self._told = told
-        self._teller = teller
-        self._is_over = is_over
 
     def ask_fronts(self) -> None:
         """Ask for beginnings of journals, until one has moved."""
         outcome = self._outcome
-        # In the order of the cursors: a journal that no tick knows has nothing registered.
-        order = [(t, j) for t in sorted(self._specs) for j in sorted(self._cursors.get(t, ()))]
+        order = _order(self._tick)
         state = outcome.state
         last = (state.front.table, state.front.journal)
         at = next((i for i, each in enumerate(order) if each > last), 0)
         for table, journal in (order[at:] + order[:at])[:_FRONTS_MAX]:
-            if outcome.state.urgent is not None or self._is_over():
+            if outcome.state.urgent is not None or self._tick.is_over():
                 return
             outcome.state = replace(outcome.state, front=PrunePoint(table, journal))
             if journal in outcome.state.doubts.get(table, {}):
                 continue  # it is looked at in turn, and the others are not to wait for it
             try:
-                is_pruned = self._shrinker.is_pruned(self._session, self._specs[table], journal)
-            except LakeError:
-                raise
+                is_pruned = self._shrinker.is_pruned(
+                    self._session, self._tick.specs[table], journal
+                )
+            except LakeError as err:
+                # Of accounts that cannot be read, or a metastore that is away: the others get their turn.
+                outcome.warnings.append(f"{table}: {err}")
+                return
             except GazetteError:
                 return  # brokers cannot list it right now, which took long; registration says so
             if is_pruned:
@@ -238,21 +264,21 @@ class _Turn:
         """Look at the Hive partitions that are urgent; if nothing is gone, at those that are in turn."""
         outcome = self._outcome
         urgent = outcome.state.urgent
-        if urgent is not None and not self._is_over():
+        if urgent is not None and not self._tick.is_over():
             is_done, following = self._try(urgent)
             # A part of which nothing is gone is behind what was pruned.
             outcome.state = replace(outcome.state, urgent=None if is_done else following)
             if not is_done:
                 return
-        point = _in_turn(outcome.state.point, self._specs, self._cursors)
-        if point is not None and not self._is_over():
+        point = _in_turn(outcome.state.point, self._tick)
+        if point is not None and not self._tick.is_over():
             _, following = self._try(point)
-            behind = following or _behind(point, self._specs, self._cursors)
+            behind = following or _behind(point, self._tick)
             outcome.state = replace(outcome.state, point=behind)
 
     def _try(self, point: PrunePoint) -> tuple[bool, PrunePoint | None]:
         """`_look`, of which an error is told, and costs the journal its turn."""
-        spec = self._specs.get(point.table)
+        spec = self._tick.specs.get(point.table)
         if spec is None:
             return True, None
         try:
@@ -264,7 +290,7 @@ class _Turn:
     def _look(self, spec: TableSpec, point: PrunePoint) -> tuple[bool, PrunePoint | None]:
         """Returns: whether nothing was gone; and where to go on in the journal, None: it is through."""
         name, journal, outcome = spec.name, point.journal, self._outcome
-        cursor = self._cursors.get(name, {}).get(journal, JournalCursor())
+        cursor = self._tick.cursors.get(name, {}).get(journal, JournalCursor())
         table = self._session.table(spec.schema, spec.table)
         if table is None or not cursor.offset:
             return True, None
@@ -280,17 +306,19 @@ class _Turn:
             found,
             cursor,
             after=point.after,
-            broken_at=outcome.state.broken.get(name, {}).get(journal),
-            is_over=self._is_over,
+            broken=outcome.state.broken.get(name, {}).get(journal),
+            is_over=self._tick.is_over,
         )
         self._note(name, journal, look, is_first=not point.after)
-        self._teller.tell(spec, look.accounts)
+        # Those that an earlier tick changed, and could not tell of, come up among what Dagster knows.
+        self._tick.tellings[name].tell_accounts(table, look.changed)
         is_pending = self._settle(spec, table, look.emptied)
         if look.shrunk:
             outcome.summaries.append(
-                f"{name}: {look.shrunk} Hive partitions hold less of {journal}, since it was pruned."
+                f"{name}: {counted(look.shrunk, 'Hive partition holds', 'Hive partitions hold')} "
+                f"less of {journal}, since it was pruned."
             )
-        if look.shrunk or is_pending:
+        if look.shrunk or is_pending or not look.is_complete:
             return False, point
         return True, replace(point, after=look.following) if look.following else None
 
@@ -300,20 +328,34 @@ class _Turn:
         """Take Hive partitions that hold nothing a step further. Returns: whether there is another one."""
         if not emptied:
             return False
+        telling = self._tick.tellings[spec.name]
         partitions = table_partitions(spec.name)
-        keys = {table_partition(account.key): account.key for account in emptied}
-        versions = self._told.versions(table_key(spec.name), list(keys))
-        # Former releases had the names of columns in Dagster's keys.
-        known = self._told.partitions(str(partitions.name), [*keys, *keys.values()])
+        times = {a.time: a for a in telling.fold(table, emptied)}
+        keys = [time_partition(time) for time in times]
+        versions = self._tick.told.versions(table_key(spec.name), keys)
+        former = {a.key: former_partitions(a, time_of(a.key, a.journal)) for a in emptied}
+        asked = [key for found in former.values() for key in found]
+        known = self._tick.told.partitions(str(partitions.name), [*keys, *asked])
         deleted: list[str] = []
         dropped: list[PartitionAccount] = []
         for account in emptied:
-            key = table_partition(account.key)
+            whole = times[time_of(account.key, account.journal)]
+            key = time_partition(whole.time)
             version = versions.get(key)
-            left = [k for k in dict.fromkeys((key, account.key)) if k in known]
-            if version is not None and version != data_version(account.state):
-                self._teller.tell_pruned(spec, account)
-            elif table.partition_columns and left:
+            left = [k for k in former[account.key] if k in known]
+            is_told = version == data_version(whole) or (version is None and not left)
+            if not is_told:
+                telling.tell_pruned(whole, account.journal)
+            if whole.filled and not left:
+                # The time stays, so what differs there is told however this tick ends; nor may something of which
+                # something is registered at each tick keep it from going.
+                dropped.append(account)
+                continue
+            if not whole.filled and key in known:
+                left.append(key)
+            if not is_told:
+                continue
+            if table.partition_columns and left:
                 deleted += left
             else:
                 dropped.append(account)
@@ -322,7 +364,8 @@ class _Turn:
         gone = self._shrinker.drop(self._session, table, dropped)
         if gone:
             self._outcome.summaries.append(
-                f"{spec.name}: {len(gone)} Hive partitions were dropped, of which all was pruned."
+                f"{spec.name}: {counted(len(gone), 'Hive partition was', 'Hive partitions were')} "
+                "dropped, of which all was pruned."
             )
         return len(dropped) < len(emptied)
 
@@ -351,24 +394,29 @@ class _Turn:
         self._outcome.state = replace(state, broken=broken, doubts=doubts)
 
 
-def _in_turn(
-    point: PrunePoint,
-    specs: Mapping[str, TableSpec],
-    cursors: Mapping[str, Mapping[str, JournalCursor]],
-) -> PrunePoint | None:
+def _break(raw: Any) -> Break:
+    """A break out of `RetentionState.to_json`."""
+    if isinstance(raw, list):
+        offset, stored_at = raw
+        return Break(int(offset), int(stored_at))
+    return Break(int(raw))
+
+
+def _order(tick: PruneTick) -> list[tuple[str, str]]:
+    """Tables and journals in turn: a journal of which no cursor knows has nothing registered."""
+    return [(t, j) for t in sorted(tick.specs) for j in sorted(tick.cursors.get(t, ()))]
+
+
+def _in_turn(point: PrunePoint, tick: PruneTick) -> PrunePoint | None:
     """`point`, if there is such a journal, else the next one; None: there is none at all."""
-    if point.table in specs and point.journal in cursors.get(point.table, {}):
+    if point.table in tick.specs and point.journal in tick.cursors.get(point.table, {}):
         return point
-    found = _behind(point, specs, cursors)
+    found = _behind(point, tick)
     return found if found.table else None
 
 
-def _behind(
-    point: PrunePoint,
-    specs: Mapping[str, TableSpec],
-    cursors: Mapping[str, Mapping[str, JournalCursor]],
-) -> PrunePoint:
+def _behind(point: PrunePoint, tick: PruneTick) -> PrunePoint:
     """The begin of the journal behind that of `point`; of the first one behind the last."""
-    order = [(t, j) for t in sorted(specs) for j in sorted(cursors.get(t, ()))]
+    order = _order(tick)
     behind = [each for each in order if each > (point.table, point.journal)] or order[:1]
     return PrunePoint(*behind[0]) if behind else PrunePoint()

@@ -1,9 +1,9 @@
-"""What Dagster was told of Hive partitions, and what is to be told: whatever differs.
+"""What Dagster was told of the times of a table, and what is to be told: whatever differs.
 
 Accounts in the metastore say what is registered. Dagster's own log says what it was told. An event is
-made from the account and from the newest event of its Hive partition, never from the act of
+made from the accounts of all Hive partitions of a time, and from the newest event of that time, never from the act of
 registering, so it does not matter who registered, or what ended before it could tell. Added up, the
-events of a Hive partition give its account, however often ticks were repeated.
+events of a time give its accounts, however often ticks were repeated.
 """
 
 from __future__ import annotations
@@ -13,29 +13,43 @@ from typing import TYPE_CHECKING, Protocol, final
 
 from dagster import AssetKey, AssetRecordsFilter, DagsterEventType
 
-from gazette_platform.sensors.keys import table_partition
+from gazette_platform.sensors.keys import former_partitions, time_partition
 from gazette_platform.sensors.versions import DATA_VERSION, data_version
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from dagster import DagsterInstance
+    from dagster import AssetMaterialization, DagsterInstance
 
-    from gazette_platform.lake import PartitionAccount
-    from gazette_platform.lake.partition_state import PartitionState
+    from gazette_platform.lake.times import TimeAccount
 
-__all__ = ["Added", "InstanceTold", "RowTotal", "Told", "Totals", "added_since", "untold"]
+__all__ = [
+    "Added",
+    "InstanceTold",
+    "RowTotal",
+    "TableRows",
+    "Told",
+    "Totals",
+    "added_since",
+    "former_totals",
+    "totals_of",
+    "untold",
+]
 
 _ROWS = "dagster/row_count"
+_ROWS_KNOWN = "rows_known"
+_UNCOUNTED = "partitions_uncounted"
 
 # Of others, in a row, that are looked past.
 _EVENTS_MAX = 20
+# Events asked for in one query.
+_BATCH = 500
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """What the newest event of a Hive partition with numbers says that it holds."""
+    """What the newest event of a partition with numbers says that it holds."""
 
     fragments: int = 0
     content_bytes: int = 0
@@ -53,6 +67,35 @@ class Added:
     is_first: bool
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRows:
+    """Rows of a whole table."""
+
+    known: int = 0
+    """Of all partitions whose rows are known."""
+    uncounted: int = 0
+    """How many partitions hold something that is not counted yet."""
+
+    @property
+    def metadata(self) -> dict[str, int]:
+        """What an event tells of it."""
+        if self.uncounted:
+            return {_ROWS_KNOWN: self.known, _UNCOUNTED: self.uncounted}
+        return {_ROWS: self.known}
+
+    @classmethod
+    def of(cls, event: AssetMaterialization) -> TableRows | None:
+        """What an event has told of it; None: nothing."""
+        values = {name: value.value for name, value in event.metadata.items()}
+        rows, known, uncounted = map(values.get, (_ROWS, _ROWS_KNOWN, _UNCOUNTED))
+        if isinstance(rows, int):
+            return cls(known=rows)
+        if isinstance(known, int) and isinstance(uncounted, int):
+            return cls(known=known, uncounted=uncounted)
+        return None
+
+
 class Told(Protocol):
     """Answers what Dagster was told."""
 
@@ -60,12 +103,12 @@ class Told(Protocol):
         """Data version of the newest event of each of `partitions` that has one."""
         ...
 
-    def totals(self, asset: AssetKey, partition: str) -> Totals | None:
-        """What the newest event of a partition says; None if there is none."""
+    def totals(self, asset: AssetKey, partitions: Sequence[str]) -> Mapping[str, Totals]:
+        """What the newest event of each of `partitions` says, of those that have one."""
         ...
 
-    def rows(self, asset: AssetKey) -> int | None:
-        """Rows of the table, as its newest event says; 0 before the first one, None if not known."""
+    def rows(self, asset: AssetKey) -> TableRows | None:
+        """Rows of the table, as its newest event says; none before the first one, None if not known."""
         ...
 
     def partitions(self, name: str, keys: Sequence[str]) -> Collection[str]:
@@ -85,25 +128,53 @@ class Told(Protocol):
         ...
 
 
-def untold(
-    accounts: Sequence[PartitionAccount], versions: Mapping[str, str]
-) -> list[PartitionAccount]:
-    """Those of `accounts` that Dagster does not know as they are; the last one of each key."""
-    latest = {account.key: account for account in accounts}
-    return [
-        a for a in latest.values() if versions.get(table_partition(a.key)) != data_version(a.state)
-    ]
+def untold(accounts: Sequence[TimeAccount], versions: Mapping[str, str]) -> list[TimeAccount]:
+    """Those of `accounts` that Dagster does not know as they are.
+
+    Args:
+        accounts: one a time.
+        versions: data version of the newest event, by Dagster's partition key.
+    """
+    return [a for a in accounts if versions.get(time_partition(a.time)) != data_version(a)]
 
 
-def added_since(state: PartitionState, told: Totals | None) -> Added:
-    """What is more in `state` than was told."""
+def added_since(account: TimeAccount, told: Totals | None) -> Added:
+    """What is more in `account` than was told."""
     before = told or Totals()
-    is_known = state.rows is not None and before.rows is not None
+    is_known = account.rows is not None and before.rows is not None
     return Added(
-        fragments=state.fragments - before.fragments,
-        content_bytes=state.content_bytes - before.content_bytes,
-        rows=(state.rows or 0) - (before.rows or 0) if is_known else None,
+        fragments=account.fragments - before.fragments,
+        content_bytes=account.content_bytes - before.content_bytes,
+        rows=(account.rows or 0) - (before.rows or 0) if is_known else None,
         is_first=told is None,
+    )
+
+
+def totals_of(account: TimeAccount) -> Totals:
+    """What an event of `account` tells."""
+    return Totals(
+        fragments=account.fragments, content_bytes=account.content_bytes, rows=account.rows
+    )
+
+
+def former_totals(account: TimeAccount, told: Mapping[str, Totals]) -> Totals | None:
+    """What was told of a time under keys of former releases, one a Hive partition; None: nothing was.
+
+    Args:
+        account: of the time.
+        told: by Dagster's partition key.
+    """
+    found: list[Totals] = []
+    for part in account.parts:
+        keys = former_partitions(part, account.time)
+        found += [told[key] for key in keys if key in told][:1]
+    if not found:
+        return None
+    rows = [each.rows for each in found]
+    return Totals(
+        fragments=sum(each.fragments for each in found),
+        content_bytes=sum(each.content_bytes for each in found),
+        rows=None if None in rows else sum(count or 0 for count in rows),
     )
 
 
@@ -119,10 +190,10 @@ class RowTotal:
     def __init__(self, told: Told, asset: AssetKey) -> None:
         self._told = told
         self._asset = asset
-        self._rows: int | None = None
+        self._rows: TableRows | None = None
         self._partitions: dict[str, int | None] = {}
 
-    def after(self, partition: str, rows: int | None, told: Totals | None) -> int | None:
+    def after(self, partition: str, rows: int | None, told: Totals | None) -> TableRows | None:
         """The total after an event that says how many rows a partition has; None: not known.
 
         Args:
@@ -134,8 +205,11 @@ class RowTotal:
             self._rows = self._told.rows(self._asset)
         before = self._partitions.get(partition, (told or Totals()).rows)
         self._partitions[partition] = rows
-        is_known = self._rows is not None and rows is not None and before is not None
-        self._rows = (self._rows or 0) + (rows or 0) - (before or 0) if is_known else None
+        if self._rows is not None:
+            self._rows = TableRows(
+                known=self._rows.known + (rows or 0) - (before or 0),
+                uncounted=max(0, self._rows.uncounted + (rows is None) - (before is None)),
+            )
         return self._rows
 
 
@@ -162,24 +236,37 @@ class InstanceTold:
         )
         return {key: found[DATA_VERSION] for key, found in tags.items() if DATA_VERSION in found}
 
-    def totals(self, asset: AssetKey, partition: str) -> Totals | None:
-        """What the newest event of a partition says that tells numbers; None if there is none.
+    def totals(self, asset: AssetKey, partitions: Sequence[str]) -> Mapping[str, Totals]:
+        """What the newest event of each of `partitions` says that tells numbers; two queries for 500 of them.
 
-        Anybody may report others, in the UI, say.
+        Anybody may report others, in the UI, say: of such partitions some more events are asked for.
         """
+        found: dict[str, Totals] = {}
+        for start in range(0, len(partitions), _BATCH):
+            newest = self._instance.get_latest_storage_id_by_partition(
+                asset,
+                DagsterEventType.ASSET_MATERIALIZATION,
+                set(partitions[start : start + _BATCH]),
+            )
+            if not newest:
+                continue
+            only = AssetRecordsFilter(asset_key=asset, storage_ids=list(newest.values()))
+            for event in self._events(only, len(newest)):
+                totals = _totals(event) or self._older(asset, str(event.partition))
+                if totals is not None:
+                    found[str(event.partition)] = totals
+        return found
+
+    def _older(self, asset: AssetKey, partition: str) -> Totals | None:
+        """What the newest event of a partition with numbers says, if it is not the newest of all."""
         only = AssetRecordsFilter(asset_key=asset, asset_partitions=[partition])
-        for record in self._instance.fetch_materializations(only, limit=_EVENTS_MAX).records:
-            event = record.asset_materialization
-            values = {n: v.value for n, v in event.metadata.items()} if event is not None else {}
-            fragments, content_bytes = values.get("fragments"), values.get("content_bytes")
-            if isinstance(fragments, int) and isinstance(content_bytes, int):
-                rows = values.get("dagster/partition_row_count")
-                return Totals(
-                    fragments=fragments,
-                    content_bytes=content_bytes,
-                    rows=rows if isinstance(rows, int) else None,
-                )
-        return None
+        found = map(_totals, self._events(only, _EVENTS_MAX))
+        return next((totals for totals in found if totals is not None), None)
+
+    def _events(self, only: AssetRecordsFilter, limit: int) -> Iterator[AssetMaterialization]:
+        for record in self._instance.fetch_materializations(only, limit=limit).records:
+            if record.asset_materialization is not None:
+                yield record.asset_materialization
 
     def partitions(self, name: str, keys: Sequence[str]) -> Collection[str]:
         """Those of `keys` that the dynamic partitions `name` have; one query.
@@ -195,14 +282,32 @@ class InstanceTold:
         )
         return page.results, page.cursor if page.has_more else ""
 
-    def rows(self, asset: AssetKey) -> int | None:
-        """Rows of the table, as its newest event says; one query.
+    def rows(self, asset: AssetKey) -> TableRows | None:
+        """Rows of the table, as its newest event that tells of them says; one query or two.
 
-        Once the rows of a Hive partition are not known, those of the table are not until it is told anew.
+        Not known where former releases lost count of a partition: their events tell nothing then.
         """
-        records = self._instance.fetch_materializations(asset, limit=1).records
-        found = records[0].asset_materialization if records else None
-        if found is None:
-            return 0
-        rows = found.metadata[_ROWS].value if _ROWS in found.metadata else None
-        return rows if isinstance(rows, int) else None
+        only = AssetRecordsFilter(asset_key=asset)
+        for limit in (1, _EVENTS_MAX):
+            events = list(self._events(only, limit))
+            if not events:
+                return TableRows()
+            # Anybody may report others, in the UI, say.
+            ours = next((event for event in events if _totals(event) is not None), None)
+            if ours is not None:
+                return TableRows.of(ours)
+        return None
+
+
+def _totals(event: AssetMaterialization) -> Totals | None:
+    """What an event says that a partition holds; None: it has no numbers."""
+    values = {name: value.value for name, value in event.metadata.items()}
+    fragments, content_bytes = values.get("fragments"), values.get("content_bytes")
+    if not isinstance(fragments, int) or not isinstance(content_bytes, int):
+        return None
+    rows = values.get("dagster/partition_row_count")
+    return Totals(
+        fragments=fragments,
+        content_bytes=content_bytes,
+        rows=rows if isinstance(rows, int) else None,
+    )

@@ -70,7 +70,7 @@ class TickState:
             retention=cursor.retention.only([*wanted]),
         )
 
-    def cursor(self, *, turn: str, audited: str, folder: str) -> SensorCursor:
+    def cursor(self, *, turn: str, audited: str, folder: str, epoch: int) -> SensorCursor:
         """The cursor that a tick ends with."""
         return SensorCursor(
             RegistrationCursor(self.tables),
@@ -84,4 +84,5 @@ class TickState:
             waits={n: waits for n, waits in self.waits.items() if waits},
             folder=folder,
             retention=self.retention,
+            epoch=epoch,
         )

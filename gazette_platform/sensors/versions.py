@@ -1,4 +1,4 @@
-"""Data versions of Hive partitions: text that changes exactly when what queries read does."""
+"""Data versions of Dagster's partitions: text that changes exactly when what queries read does."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from gazette_platform.lake.partition_state import PartitionState
+    from gazette_platform.lake.times import TimeAccount
 
 __all__ = ["DATA_VERSION", "data_version"]
 
@@ -14,9 +14,9 @@ DATA_VERSION: Final = "dagster/data_version"
 _TAG_CHARACTERS_MAX = 63
 
 
-def data_version(state: PartitionState) -> str:
-    """The covered offsets, or a digest of them where Dagster has no room for so many."""
-    text = state.data_version
+def data_version(account: TimeAccount) -> str:
+    """The covered offsets; or a digest of them where they are of several journals, or more than Dagster has room for."""
+    text = account.data_version
     if not text:
         return "empty"
     if len(text) <= _TAG_CHARACTERS_MAX:

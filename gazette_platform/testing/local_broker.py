@@ -205,15 +205,17 @@ def store_fragment(
     content: bytes,
     *,
     codec: CompressionCodec = CompressionCodec.NONE,
+    postfix: str = "",
     stored_at: float | None = None,
 ) -> Fragment:
     """Write a fragment below the root of a ``file:///`` store, as a broker of before would have.
 
     Args:
+        postfix: folder below the journal's, as a path postfix template would have made it.
         stored_at: Unix seconds of its modification time; None is now.
     """
     total = hashlib.sha1(content, usedforsecurity=False).digest()
-    fragment = Fragment(journal, begin, begin + len(content), total, codec)
+    fragment = Fragment(journal, begin, begin + len(content), total, codec, path_postfix=postfix)
     path = root / fragment.content_path
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = compressor(codec)

@@ -32,6 +32,10 @@ _SHOWN_MAX = 60
 # Keys that merges (``<<``) bring in: those of merged mappings that merge others multiply.
 _MERGED_KEYS_MAX = 500_000
 
+# Of an integer, which the constructor of YAML's reads in the square of the time, if written to base 60.
+_INTEGER_CHARACTERS_MAX = 1000
+_INT_TAG = "tag:yaml.org,2002:int"
+
 # A node of a tree of journals is three levels of a document.
 _DEPTH_MAX = 256
 
@@ -81,6 +85,8 @@ def check_yaml(document: str | bytes) -> None:
                 left += (key, value)
         elif isinstance(node, yaml.SequenceNode):
             left += node.value
+        elif node.tag == _INT_TAG and len(node.value) > _INTEGER_CHARACTERS_MAX:
+            raise _line_error(node, f"a number of {len(node.value)} characters")
 
 
 def _composed(document: str | bytes) -> yaml.Node:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import os
 import shutil
 import tempfile
 from base64 import b64decode
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, final
 
 import aiohttp
+from palette import reduced
 
 from gazette_platform.errors import SetupError
 
@@ -22,6 +25,17 @@ _START_TIMEOUT_S = 60.0
 _CALL_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 10.0
 _POLL_S = 0.25
+_SETTLE_TIMEOUT_S = 20.0
+_SETTLE_S = 4.0
+_WIDTH = 1400
+# The last of several is the innermost.
+_WITH_TEXT = """(() => {
+  const found = [...document.querySelectorAll("a, button, div, span")].filter(
+    e => e.innerText && e.innerText.trim() === %s && e.getClientRects().length);
+  if (found.length) found[found.length - 1].%s;
+  return found.length > 0;
+})()"""
+_DRAWN = "[...document.querySelectorAll('canvas')].filter(e => e.width && e.height).length"
 
 # Chromium calls home in the background, which fails, slowly, on machines without the internet.
 _FLAGS = (
@@ -34,7 +48,7 @@ _FLAGS = (
     "--disable-component-update",
     "--disable-sync",
     "--no-first-run",
-    "--window-size=1400,1000",
+    f"--window-size={_WIDTH},1000",
     "--remote-debugging-port=0",
 )
 
@@ -124,8 +138,11 @@ class Browser:
     async def text(self) -> str:
         """The text that a reader of the page sees."""
         expression = "document.body ? document.body.innerText : ''"
+        return str(await self._evaluate(expression) or "")
+
+    async def _evaluate(self, expression: str) -> object:
         result = await self._call("Runtime.evaluate", expression=expression)
-        return str(result["result"].get("value", ""))
+        return result["result"].get("value")
 
     async def wait_for(self, *texts: str, timeout_s: float = 60.0) -> str:
         """Wait until the page shows all `texts`. Returns: all that it shows.
@@ -144,10 +161,53 @@ class Browser:
             await asyncio.sleep(_POLL_S)
         raise TimeoutError(f"the page lacks {missing} after {timeout_s:g} s; it shows:\n{shown}")
 
-    async def screenshot(self, path: Path) -> None:
-        """Save a picture of the page as PNG."""
+    async def click(self, text: str, *, timeout_s: float = 60.0) -> None:
+        """Click the innermost element whose text is just `text`, once there is one.
+
+        Raises: TimeoutError: there is none.
+        """
+        await self._until(_WITH_TEXT % (json.dumps(text), "click()"), f"{text!r}", timeout_s)
+
+    async def press_alt(self, letter: str) -> None:
+        """Press a letter together with Alt."""
+        key = {"code": f"Key{letter.upper()}", "key": letter, "modifiers": 1}
+        for kind in ("keyDown", "keyUp"):
+            await self._call("Input.dispatchKeyEvent", type=kind, **key)
+
+    async def scroll_to(self, text: str, *, timeout_s: float = 60.0) -> None:
+        """Have the element whose text is just `text` at the top. Raises: TimeoutError: there is none."""
+        await self._until(
+            _WITH_TEXT % (json.dumps(text), "scrollIntoView()"), f"{text!r}", timeout_s
+        )
+
+    async def wait_for_plots(self, count: int, *, timeout_s: float = 60.0) -> None:
+        """Wait until the page has drawn `count` plots. Raises: TimeoutError: they are fewer."""
+        await self._until(f"{_DRAWN} >= {count}", f"{count} plots", timeout_s)
+
+    async def _until(self, expression: str, name: str, timeout_s: float) -> None:
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while not await self._evaluate(expression):
+            if asyncio.get_running_loop().time() > deadline:
+                raise TimeoutError(f"the page lacks {name} after {timeout_s:g} s")
+            await asyncio.sleep(_POLL_S)
+
+    async def screenshot(self, path: Path, *, height: int = 1000) -> None:
+        """Save a small picture of the page as PNG, with a palette, once nothing is loading any more.
+
+        Args:
+            path: of the file.
+            height: of the page, in pixels; its width is 1400.
+        """
+        size = {"width": _WIDTH, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        await self._call("Emulation.setDeviceMetricsOverride", **size)
+        with suppress(TimeoutError):  # it may be a word of the page
+            loaded = "!document.body.innerText.includes('Loading')"
+            await self._until(loaded, "its end of loading", _SETTLE_TIMEOUT_S)
+        # What moves, and places of what is still to come, have no text.
+        await asyncio.sleep(_SETTLE_S)
         result = await self._call("Page.captureScreenshot", format="png")
-        await asyncio.to_thread(path.write_bytes, b64decode(result["data"]))
+        picture = await asyncio.to_thread(reduced, b64decode(result["data"]))
+        await asyncio.to_thread(path.write_bytes, picture)
 
     async def close(self) -> None:
         """End the browser and remove its profile."""

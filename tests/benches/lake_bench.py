@@ -124,6 +124,15 @@ class FragmentFiles:
         fragments[fragments.index(fragment)] = stored
         return stored
 
+    def relist(self, journal: str) -> None:
+        """Have what is listed of a journal be where its files are by now, as after brokers' next listing."""
+        listed = self._fragments[journal]
+        for index, fragment in enumerate(listed):
+            store = self.root / fragment.backing_store.removeprefix("file:///")
+            for path in (store / journal).rglob(fragment.content_name):
+                postfix = str(path.parent.relative_to(store / journal)).removeprefix(".")
+                listed[index] = replace(fragment, path_postfix=postfix)
+
     def forget(self, fragment: Fragment) -> None:
         """Take a fragment out of the listing; its file stays."""
         self._fragments[fragment.journal].remove(fragment)
@@ -317,10 +326,11 @@ class _MemoryThrift:
                 return
         raise ttypes.NoSuchObjectException("/".join(values))
 
-    def drop_partitions_req(self, request: Any) -> None:
+    def drop_partitions_req(self, request: Any) -> Any:
         found = self._partitions[request.dbName, request.tblName]
         for name in request.parts.names:
             found.pop(name, None)
+        return ttypes.DropPartitionsResult()
 
     def _name(self, partition: Any) -> str:
         table = self._tables[partition.dbName, partition.tableName]

@@ -4,32 +4,42 @@ from __future__ import annotations
 
 from typing import Any
 
-from gazette_platform.lake import accounting, listing, progress, registration
+from gazette_platform.lake import accounting, listing, progress, registration, shrinking
 from gazette_platform.lake.partition_state import PartitionState
-from gazette_platform.sensors import audits, fragments
+from gazette_platform.lake.retention import Judgement
+from gazette_platform.sensors import audits, retention, telling
 
-__all__ = ["count_again", "hide_nothing", "jump_holes", "tell_all_again", "tell_nothing_again"]
+__all__ = [
+    "count_again",
+    "drop_untold",
+    "hide_nothing",
+    "jump_holes",
+    "keep_partitions",
+    "never_shrink",
+    "tell_all_again",
+    "tell_nothing_again",
+]
 
 
 def tell_nothing_again() -> None:
     """Tells what it registered, and nothing that was registered before."""
-    tell: Any = fragments._tell
+    tell: Any = telling.Telling.tell
 
-    def planted(outcome: Any, spec: Any, report: Any, ports: Any) -> None:
+    def planted(self: Any, report: Any, _: Any) -> None:
         keys = {update.key for update in report.updates}
         report.accounts = [account for account in report.accounts if account.key in keys]
-        tell(outcome, spec, report, ports)
+        tell(self, report, telling.KnownSlice())
 
-    fragments._tell = planted
+    telling.Telling.tell = planted  # type: ignore[method-assign]
 
 
 def tell_all_again() -> None:
-    """Tells of each Hive partition that it looks at."""
+    """Tells of each time that it looks at."""
 
     def planted(accounts: Any, _: Any) -> Any:
-        return list({account.key: account for account in accounts}.values())
+        return list(accounts)
 
-    fragments.untold = planted
+    telling.untold = planted
 
 
 def count_again() -> None:
@@ -70,3 +80,35 @@ def jump_holes() -> None:
 
     registration.advance = planted
     registration.list_sweep = lambda _, journals, __: (journals[0], listing.Page(0, []), None)
+
+
+def never_shrink() -> None:
+    """Keeps accounts of what was pruned."""
+    planted: Any = shrinking
+    planted.judge = lambda *_: Judgement("keep")
+
+
+def drop_untold() -> None:
+    """Drops Hive partitions of which all was pruned at once, and tells nobody."""
+
+    def planted(turn: Any, _: Any, table: Any, emptied: Any) -> bool:
+        turn._shrinker.drop(turn._session, table, emptied)
+        return False
+
+    retention._Turn._settle = planted  # type: ignore[method-assign]
+
+
+def keep_partitions() -> None:
+    """Drops Hive partitions that Dagster goes on to show."""
+    settle: Any = retention._Turn._settle
+
+    def planted(turn: Any, *args: Any) -> Any:
+        told = turn._tick.told
+        partitions = told.partitions
+        told.partitions = lambda *_: frozenset()
+        try:
+            return settle(turn, *args)
+        finally:
+            told.partitions = partitions
+
+    retention._Turn._settle = planted  # type: ignore[method-assign]

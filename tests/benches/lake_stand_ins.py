@@ -11,8 +11,9 @@ import hashlib
 import json
 import pickle
 import re
+import socket
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +31,8 @@ from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake import LakeSettings
 from gazette_platform.lake.exact import EXACT_SUFFIX
 from gazette_platform.lake.storage import HIDDEN
+from gazette_platform.ops.clock import SystemClock
+from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.ops.extras import required
 from gazette_platform.protocol import Fragment, parse_fragment_path
 from tests.benches.lake_bench import MemoryMetastore
@@ -123,6 +126,21 @@ class FolderBrokers:
     def flush(self, selector: str) -> None:
         """All is stored."""
 
+    def prune(self, journal: str, begin: int, end: int) -> list[str]:
+        """As `gazctl journals prune` does; see `World`."""
+        listed = self._listed(journal)
+        retention_s = self._load()[journal].fragment.retention_ns / SECOND_NS
+        old_s = SystemClock().unix_s() - retention_s
+        found = [
+            f
+            for f in listed[:-1]
+            if (begin <= f.begin and f.end <= end if end else f.mod_time < old_s)
+        ]
+        for fragment in found:
+            store = self._folder / fragment.backing_store.removeprefix("file:///")
+            (store / fragment.content_path).unlink()
+        return [fragment.content_path for fragment in found]
+
     # ---------------------------------------------------- what registrars ask of brokers
 
     def journals(self, selector: LabelSelector) -> list[JournalSpec]:
@@ -159,7 +177,7 @@ def stand_in_world(folder: Path) -> Iterator[World]:
             store_roots={"file:///": f"file://{fragments}/"},
         )
         brokers: Any = FolderBrokers(fragments)
-        yield World(folder, settings, brokers, False, make_home(folder / "home"))
+        yield World(folder, settings, brokers, False, make_home(folder / "home"), brokers.prune)
 
 
 @contextmanager
@@ -175,7 +193,12 @@ def _serving(metastore: MemoryMetastore) -> Iterator[str]:
         TBinaryProtocolFactory(),
         daemon=True,
     )
-    thread = threading.Thread(target=server.serve, name="metastore", daemon=True)
+
+    def serve() -> None:
+        with suppress(SystemExit):
+            server.serve()
+
+    thread = threading.Thread(target=serve, name="metastore", daemon=True)
     thread.start()
     listening.is_open.wait(_START_S)
     try:
@@ -195,6 +218,13 @@ class _Listening(TServerSocket):
     def listen(self) -> None:
         super().listen()
         self.is_open.set()
+
+    def close(self) -> None:
+        # One that is only closed goes on waiting for whoever connects.
+        if self.handle is not None:
+            with suppress(OSError):
+                self.handle.shutdown(socket.SHUT_RDWR)
+        super().close()
 
     def accept(self) -> Any:
         try:

@@ -1,6 +1,5 @@
 """The fragment sensor with all around it: a broker's files, a metastore, a folder of specs, a Dagster."""
 
-import json
 import logging.handlers
 from contextlib import contextmanager
 
@@ -16,6 +15,7 @@ from gazette_platform.assets import SPECS_KEY
 from gazette_platform.assets.checks import KEEPS_UP_CHECK
 from gazette_platform.resources import LakeResource
 from gazette_platform.sensors import fragments_sensor
+from gazette_platform.sensors.cursor import unpacked
 
 __all__ = ["SPEC", "SensorPlatform", "line", "numbers", "parts_of", "total"]
 
@@ -36,6 +36,7 @@ class SensorPlatform:
         self.tables = tmp_path / "tables"
         self.tables.mkdir()
         self.instance = instance
+        self.sensor = fragments_sensor
         self.cursor = None
         self.failure = None
         self.failing = {}
@@ -88,7 +89,7 @@ class SensorPlatform:
         )
         logged = logging.handlers.BufferingHandler(10_000)
         context.log.addHandler(logged)
-        result = fragments_sensor(context)
+        result = self.sensor(context)
         self.store(result)
         self.text = "\n".join(record.getMessage() for record in logged.buffer)
         self.levels = [record.levelname for record in logged.buffer]
@@ -126,7 +127,7 @@ def line(n):
 
 def parts_of(cursor):
     """What a cursor's text holds for the sensor."""
-    return json.loads(cursor)["__class__"]
+    return unpacked(cursor)
 
 
 def numbers(instance, table):

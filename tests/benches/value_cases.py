@@ -73,7 +73,7 @@ VALUES: list[ValueCase] = [
     *_cases("int", "5", "5.0", "2147483648", '"12"', "[]"),
     *_cases("smallint", "5", "5.0", "32768", '"12"'),
     *_cases("tinyint", "5", "300"),
-    *_cases("double", "6", "6.1", '"6.1"', '"NaN"', "1e400", '"x"', "true", '{"value":6.1}', "[6.1]", "{}"),
+    *_cases("double", "6", "6.1", '"6.1"', '"NaN"', "NaN", "-Infinity", "1e400", '"x"', "true", '{"value":6.1}', "[6.1]", "{}"),
     *_cases("float", "6.1", "1e39", '"6.1"', "{}"),
     *_cases("decimal(10,2)", "1.25", "7", "1.255", '"1.25"', "100000000", '"x"', "1e2"),
     *_cases(
@@ -130,6 +130,9 @@ LINES = [
         b'{"n":1} rest',
         b"{'n':1}",
         b'{"n":NaN}',
+        b'{"n":NaN,"Text":"a"}',
+        b'{"n":1,"Text":NaN}',
+        b'{"n":1,"other":[NaN,-Infinity],"Text":"a"}',
         b"[1]",
         b'[{"n":1},{"n":2}]',
         b"12",

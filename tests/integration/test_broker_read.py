@@ -507,8 +507,8 @@ async def test_the_head_can_be_reset_right_after_a_start(cluster, broker, stub, 
     # As of brokers whose spools end with their processes.
     epoch = epoch_key(broker.config.etcd_prefix, JOURNAL)
     await broker._context.etcd.txn([], [Delete(epoch)])
+    await broker.abandon()  # first, lest it stores the rest once nothing is assigned to it
     await broker._lease.revoke()
-    await broker.abandon()
     shutil.rmtree(broker.config.spool_dir / "spools")
     again = await cluster.start()
     lister = again._context.lister

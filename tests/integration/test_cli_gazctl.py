@@ -148,7 +148,9 @@ def test_apply_says_what_cannot_work_yet(gazctl, root):
     assert f"{root}-wrong/one: " in refused.err
     assert "colour" in refused.err
     assert "nothing was applied" in refused.err
-    assert gazctl("list", f"{root}-wrong/").out == b"Name\n"
+    none = gazctl("list", f"{root}-wrong/")
+    assert none.out == b"Name\n"
+    assert f"no journals match {root}-wrong/; `gazctl journals list -o yaml`" in none.err
     forced = gazctl("apply", "--force", stdin=wrong.encode())
     assert forced.code == 0
     assert "warning: brokers cannot use the store file:///?colour=red: " in forced.err

@@ -3,7 +3,9 @@
 import gzip
 import hashlib
 import json
+import re
 import time
+from dataclasses import replace
 
 import orjson
 import pytest
@@ -219,6 +221,30 @@ def test_ddl_is_told_before_the_table_exists(lake, root, tmp_path, dialect, brok
     assert "s3://bucket/x'" in there.out.decode() or "s3://bucket/x/*" in there.out.decode()
 
 
+def test_the_option_that_an_error_of_infer_names_is_one(lake, root, append):
+    append(f"{root}/region=us", b"one,1\ntwo,2\n")
+    selected = ("infer", "-l", f"name={root}/region=us", "--name", "shop.us")
+    refused = lake(*selected, "--data", "json")
+    assert refused.code == 1
+    (option,) = re.findall(r"give `(--\w+ csv)`", refused.err)
+    given = lake(*selected, *option.split())
+    assert given.code == 0, given.err
+    assert parse_table_spec(given.out).format == "csv"
+
+
+def test_infer_says_how_much_of_the_journals_it_read(lake, root, append):
+    lines = b"".join(b'{"n": %d}\n' % n for n in range(1000))
+    append(f"{root}/region=us", lines)
+    selected = ("infer", "-l", f"name={root}/region=us", "--name", "shop.us")
+    whole = lake(*selected)
+    assert f"1000 records, {len(lines)} of {len(lines)} bytes, of 1 of 1 journal" in whole.err
+    assert "--bytes" not in whole.err
+    part = lake(*selected, "--bytes", "1024")
+    assert f" of {len(lines)} bytes, of 1 of 1 journal" in part.err
+    assert "note: what was not read may hold other keys" in part.err
+    assert "--bytes and --journals read more" in part.err
+
+
 def test_what_is_wrong_ends_with_one_line_and_no_traceback(lake, tmp_path):
     for args in (
         ("infer", "-l", "name:prefix=nowhere/", "--name", "a.b"),
@@ -266,7 +292,8 @@ def test_a_table_is_flushed_listed_checked_repaired_and_read(
     flushed = lake("flush", table)
     assert flushed.code == 0, flushed.err
     assert flushed.out.decode() == f"{table}: 2 row(s) more, in 1 Hive partition(s)\n"
-    assert b": 0 row(s) more, in 0 Hive" in lake("flush", table).out
+    again = lake("flush", table).out.decode()
+    assert again == f"{table}: all is registered already, 2 rows in 1 Hive partition\n"
     row = lake("list").out.decode().splitlines()[1].split()
     assert row == [table, "json", "1", "1", "2", "0"]
     append(journal, lines[0])
@@ -358,3 +385,154 @@ def test_a_mess_is_red_where_it_does_not_fit(platform, lake, root, tmp_path):
     assert checked.code == 1
     assert '"two"' in checked.out.decode()
     assert lake("check", table, "--quick").code == 0
+
+
+def test_a_journal_that_cannot_be_looked_at_hides_no_other(
+    lake, gazctl, root, tmp_path, monkeypatch
+):
+    lost = f"name: {root}/region=lost\nreplication: 1\nflags: O_WRONLY\nfragment:\n  length: 1024\n"
+    lost += "  compression_codec: GZIP\n  stores: [file:///]\n  refresh_interval: 1s\n"
+    assert gazctl("apply", stdin=lost.encode()).code == 0
+    (tmp_path / "tables").mkdir()
+    for name, selector in (("all", f"name:prefix={root}/"), ("eu", f"name={root}/region=eu")):
+        (tmp_path / "tables" / f"{name}.yaml").write_text(
+            f"name: s.{name}\nselector: '{selector}'\nformat: json\n"
+            "columns: [{name: a, type: string}]\n"
+        )
+    rollups = tmp_path / "rollups"
+    (rollups / "trino").mkdir(parents=True)
+    (rollups / "trino" / "bad.sql").write_text("SELECT 1")
+    (rollups / "spark").mkdir()
+    (rollups / "spark" / "clash.sql").write_text(
+        "-- name: s.eu\n-- sources: [s.all]\n--\nSELECT * FROM all"
+    )
+    monkeypatch.setenv("GAZETTE_ROLLUPS", str(rollups))
+    listed = lake("list", "-o", "json")
+    assert listed.code == 1, listed.err
+    told = orjson.loads(listed.out)
+    tables = {each["table"]: each for each in told if "table" in each}
+    assert (tables["s.all"]["journals"], tables["s.eu"]["problems"]) == (3, [])
+    lost = f"{root}/region=lost cannot be looked at: "
+    assert any(lost in text for text in tables["s.all"]["problems"])
+    refused = {each["file"]: each["problems"] for each in told if each.get("rollup")}
+    assert "has no header" in refused["trino/bad.sql"][0]
+    assert "there is a raw table s.eu" in refused["s.eu"][0]
+    text = lake("list")
+    assert text.code == 1
+    assert "rollup refused: trino/bad.sql: has no header" in text.err
+    assert "rollup refused: s.eu: there is a raw table s.eu" in text.err
+    assert {line.split()[0] for line in text.out.decode().splitlines()} == {
+        "Table",
+        "s.all",
+        "s.eu",
+    }
+    assert lake("list", "s.eu").code == 0
+
+
+@pytest.mark.hive
+@pytest.mark.timeout(400)
+def test_a_table_that_cannot_be_looked_at_hides_no_other(
+    platform, lake, root, tmp_path, append, metastore, monkeypatch
+):
+    for name, region, column in (("a_bad", "eu", "at"), ("b_good", "us", "x")):
+        if region == "us":
+            append(f"{root}/region=us", b'{"x": 1}\n')
+        (tmp_path / f"{name}.yaml").write_text(
+            f"name: {DATABASE}.{name}\nselector: name={root}/region={region}\nformat: json\n"
+            f"columns: [{{name: {column}, type: string}}, {{name: never, type: string}}]\n"
+            "partitions: [{name: region, as: fragment_region}]\n"
+        )
+        assert lake("apply", f"{name}.yaml").code == 0
+        assert lake("flush", f"{DATABASE}.{name}").code == 0
+    with metastore.connect() as session:
+        table = session.table(DATABASE, "a_bad")
+        broken = [
+            replace(each, parameters={**each.parameters, "gazette.state": "mine"})
+            for each in session.partitions(table)
+        ]
+        session.alter_partitions(table, broken)
+    rollups = tmp_path / "rollups" / "trino"
+    rollups.mkdir(parents=True)
+    (rollups / "bad.sql").write_text("SELECT 1")
+    monkeypatch.setenv("GAZETTE_ROLLUPS", str(rollups.parent))
+    done = lake("check", "-o", "json")
+    assert done.code == 1, done.err
+    told = {(each["table"], each["check"]): each for each in orjson.loads(done.out)}
+    assert "was changed by others" in told[f"{DATABASE}.a_bad", "not checked"]["text"]
+    assert "no record so far has" in told[f"{DATABASE}.b_good", "fit"]["text"]
+    assert told["trino/bad.sql", "rollup"]["severity"] == "error"
+    assert f"{DATABASE}.a_bad: red: not checked" in lake("check").out.decode()
+
+
+@pytest.mark.hive
+@pytest.mark.trino
+@pytest.mark.timeout(400)
+def test_a_file_is_set_aside_and_taken_back(
+    platform, lake, gazctl, root, tmp_path, broker, append, trino
+):
+    journal, table = f"{root}/region=us", f"{DATABASE}.picky"
+    for line in (b'{"x": 1}\n', b'{"x": "two"}\n', b'{"x": 3}\n'):
+        append(journal, line)
+        assert gazctl("flush", "-l", f"name={journal}").code == 0
+    (tmp_path / "picky.yaml").write_text(
+        f"name: {table}\nselector: name={journal}\nformat: json\ncolumns: [{{name: x, type: bigint}}]\n"
+    )
+    assert lake("apply", "picky.yaml").code == 0
+    assert b": 3 row(s) more" in lake("flush", table).out
+    assert lake("check", table).code == 1
+
+    def seen():
+        in_trino = trino.query(f"SELECT count(*) FROM hive.{table}")[0][0]
+        in_duckdb = gazctl(f"SELECT count(*) FROM {table}", "-o", "csv", group="sql")
+        assert in_duckdb.code == 0, in_duckdb.err
+        (described,) = orjson.loads(lake("describe", table, "-o", "json").out)
+        return in_trino, int(in_duckdb.out.split()[1]), described["rows"]
+
+    assert seen() == (3, 3, 3)
+    quarantine = ("quarantine", table)
+    (dry,) = orjson.loads(lake(*quarantine, "--unfit", "--dry-run", "-o", "json").out)
+    assert (dry["state"], dry["begin"], dry["end"]) == ("would be set aside", 9, 22)
+    assert seen() == (3, 3, 3)
+    done = lake(*quarantine, "--unfit", "-o", "json")
+    assert (done.code, done.err) == (0, "")
+    (aside,) = orjson.loads(done.out)
+    assert (aside["state"], aside["rows"], aside["file"]) == ("aside", 1, dry["file"])
+    assert '"two"' in aside["why"]
+    assert seen() == (2, 2, 2)
+    # Readers of the journal miss nothing.
+    assert b'{"x": "two"}' in gazctl("read", "-l", f"name={journal}").out
+    checked = lake("check", table)
+    assert (checked.code, checked.out.decode().count("yellow: gap")) == (0, 1), checked.out
+    assert "bytes [9, 22) are aside" in checked.out.decode()
+    assert "bytes [9, 22)" in gazctl(f"SELECT count(*) FROM {table}", group="sql").err
+
+    (listed,) = orjson.loads(lake("quarantine", "--list", "-o", "json").out)
+    assert (listed["file"], listed["why"], listed["since"]) == (
+        aside["file"],
+        aside["why"],
+        aside["since"],
+    )
+    assert aside["file"] in lake("quarantine", table, "--list").out.decode()
+    name = aside["file"].rpartition("/")[2]
+    dry_back = lake(*quarantine, name, "--restore", "--dry-run")
+    assert b": would be restored: " in dry_back.out
+    back = lake(*quarantine, f"file://{broker.fragments}/{aside['file']}", "--restore")
+    assert (back.code, back.err) == (0, "")
+    assert b": restored: " in back.out
+    assert seen() == (3, 3, 3)
+    assert orjson.loads(lake("quarantine", "--list", "-o", "json").out) == []
+    again = lake(*quarantine, name, "--why", "a reason")
+    assert (again.code, again.err) == (0, "")
+    assert "a reason" in lake(*quarantine, "--list").out.decode()
+
+
+def test_what_quarantine_cannot_mean_is_refused(lake):
+    for args, told in (
+        ((), "names the table"),
+        (("s.t",), "names the files"),
+        (("s.t", "x", "--list"), "goes with no FILE"),
+        (("s.t", "--unfit", "--restore"), "does not go with --restore"),
+    ):
+        done = lake("quarantine", *args)
+        assert (done.code, done.out) == (1, b"")
+        assert told in done.err

@@ -17,7 +17,7 @@ from gazette_platform.testing.local_broker import append, eventually, store_frag
 pytestmark = pytest.mark.etcd
 
 JOURNAL = "a/part=0"
-DIRECTORY = f"{JOURNAL}/hour=05"
+HOUR = "hour=05"
 LINE = b'{"id":1}\n'
 SPEC = parse_table_spec(
     "{name: s.a, selector: 'name:prefix=a/', format: json, columns: [{name: id, type: bigint}]}"
@@ -27,18 +27,15 @@ SPEC = parse_table_spec(
 async def test_holes_fill_late_and_larger_fragments_take_the_place_of_others(cluster):
     def store(begin, end):
         """Lines [begin, end), stored just now in the directory of an hour."""
-        made = store_fragment(
+        store_fragment(
             cluster.fragments,
             JOURNAL,
             begin * 9,
             LINE * (end - begin),
             codec=CompressionCodec.GZIP,
+            postfix=HOUR,
             stored_at=SystemClock().unix_s(),
         )
-        path = cluster.fragments / made.content_path
-        target = cluster.fragments / DIRECTORY / made.content_name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        path.rename(target)
 
     broker = await cluster.start()
     store(0, 2)
@@ -94,10 +91,7 @@ async def test_holes_fill_late_and_larger_fragments_take_the_place_of_others(clu
 async def test_a_suspended_journal_keeps_no_table_from_being_registered(cluster):
     """An idle one that nothing is stored of soon is, and then no broker lists it."""
     broker = await cluster.start()
-    made = store_fragment(cluster.fragments, JOURNAL, 0, LINE, codec=CompressionCodec.GZIP)
-    target = cluster.fragments / DIRECTORY / made.content_name
-    target.parent.mkdir(parents=True, exist_ok=True)
-    (cluster.fragments / made.content_path).rename(target)
+    store_fragment(cluster.fragments, JOURNAL, 0, LINE, codec=CompressionCodec.GZIP, postfix=HOUR)
     fragment = FragmentSpec(
         length=1 << 20,
         codec=CompressionCodec.GZIP,

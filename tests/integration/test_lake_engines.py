@@ -33,6 +33,7 @@ from gazette_platform.lake import (
     parse_table_spec,
 )
 from gazette_platform.lake.tables import DIGEST
+from gazette_platform.protocol import CompressionCodec
 
 # The first test pays for the start of three servers.
 pytestmark = [
@@ -149,6 +150,55 @@ def test_both_engines_read_the_same_rows(registrar, files, trino, spark):
     # And twice the same tick changes nothing.
     assert registrar.tick(spec, {}).updates == []
     assert trino.query("SELECT count(*) FROM hive.engines.events") == [(41,)]
+
+
+CODECS = """
+name: engines.codecs
+selector: name:prefix=codecs/
+format: json
+columns: [{name: id, type: bigint}]
+partitions: [{name: hour, type: int}]
+"""
+
+
+def test_a_journal_whose_codec_changes_is_right_in_the_view_of_both_engines(
+    registrar, files, metastore, trino, spark
+):
+    """From GZIP to none, which both read beside each other, to SNAPPY, which both take for text, and back."""
+    spec = parse_table_spec(CODECS)
+    journals = ["codecs/part=0", "codecs/part=1"]
+    count, cursors = 0, {}
+    for codec in (
+        CompressionCodec.GZIP,
+        CompressionCodec.NONE,
+        CompressionCodec.SNAPPY,
+        CompressionCodec.GZIP,
+    ):
+        # The other journal stays as it was.
+        for journal, its in zip(journals, (codec, CompressionCodec.GZIP), strict=True):
+            files.create(journal, codec=its)
+            content = b"".join(b'{"id":%d}\n' % n for n in range(count, count + 10))
+            files.append(journal, content, postfix="hour=05", codec=its)
+            count += 10
+        report = registrar.tick(spec, cursors)
+        cursors = report.cursors
+    auditor = Auditor(files, StoreRoots(files.roots))
+    with metastore.connect() as session:
+        findings = [
+            finding
+            for journal in journals
+            for finding in auditor.audit(session, spec, report.definition, journal).findings
+        ]
+        excluded = excluded_files(findings)
+        assert [len(names) for names in excluded.values()] == [1]
+        ensure_exact_view(session, spec, report.definition, excluded)
+    held = [n for n in range(count) if not 40 <= n < 50]
+    expected = [(len(held), len(held), sum(held))]
+    query = "SELECT count(*), count(id), sum(id) FROM"
+    assert trino.query(f"{query} hive.engines.codecs_exact") == expected
+    assert in_spark(spark, f"{query} engines.codecs_exact") == expected
+    # What the check is for: rows of NULLs, and no error.
+    assert trino.query(f"{query} hive.engines.codecs") != expected
 
 
 ODD_KEYS = """

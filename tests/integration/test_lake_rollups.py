@@ -172,7 +172,9 @@ def test_rollup_in_trino_makes_only_what_changed(flights, run, specs, trino, spa
     assert (first["slices_made"], first["slices"], first["rows_made"]) == (2, 2, 3)
     assert (first["dagster/row_count"], first["complete"]) == (3, True)
     assert first["table"] == "http://sql/iceberg.rollups.route_by_month"
-    assert [c.name for c in first["dagster/column_schema"].columns][:2] == ["origin", "dest"]
+    types = {c.name: c.type for c in first["dagster/column_schema"].columns}
+    assert list(types)[:2] == ["origin", "dest"]
+    assert (types["origin"], types["flights"]) == ("string", "bigint")
     assert set(first["covers"]) == {"flights/origin=EWR/part=000", "flights/origin=JFK/part=000"}
     expected = [
         ("EWR", "IAH", 1, 1, 0, 0.0),
@@ -279,6 +281,23 @@ def test_pruned_content_stays_unless_the_spec_follows(flights, run, specs, trino
     gone = run(follows)
     assert (gone["slices_dropped"], gone["slices"]) == (1, 1)
     assert trino.query(ROUTES) == [("EWR", "SFO", 2, 1, 0, 5.0)]
+
+
+@pytest.mark.parametrize("name", ["route_by_month", "delays_by_arrival"])
+@pytest.mark.parametrize("retention", ["keep", "follow"])
+def test_a_store_that_is_away_is_waited_for(flights, files, run, specs, trino, name, retention):
+    """Engines read absent directories as empty: what was made of them would never be made again."""
+    spec = msgspec.structs.replace(specs[name], retention=retention)
+    flights("JFK", (1, "LAX", 10))
+    flights("EWR", (1, "IAH", 0))
+    folder = files.root / "flights/origin=EWR"
+    away = folder.rename(files.root / "away")
+    assert trino.query("SELECT count(*) FROM hive.flights.flights") == [(1,)]
+    first = run(spec)
+    assert not first["complete"]
+    away.rename(folder)
+    assert run(spec)["complete"]
+    assert trino.query(f"SELECT sum(flights) FROM iceberg.rollups.{name}") == [(2,)]
 
 
 def test_other_code_and_columns_replace_the_table_in_one_commit(flights, run, specs, trino, spark):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from dataclasses import replace
 
 import pytest
 from bucket_files import BucketFiles, put
@@ -24,7 +25,10 @@ from gazette_platform.lake import (
 )
 from gazette_platform.lake.content import FragmentContent
 from gazette_platform.lake.partition_state import PartitionState
-from gazette_platform.lake.storage import Storage, object_files
+from gazette_platform.lake.quarantine import Quarantine
+from gazette_platform.lake.storage import Storage, StoreFiles, object_files
+from gazette_platform.ops.clock import SystemClock
+from gazette_platform.protocol import CompressionCodec
 
 # The first test may build the server.
 pytestmark = [pytest.mark.s3, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -296,6 +300,88 @@ def test_covered_objects_are_moved_by_copy_and_accounts_follow(lake):
     assert f"{small.content_name}~2" in moved.target
 
 
+@pytest.mark.parametrize("when", ["before the copy", "after the copy", "after the move"])
+def test_a_repair_that_was_killed_is_found_again_without_a_cursor(lake, monkeypatch, when):
+    small = lake.append(0, 2)
+    lake.append(2, 3)
+    lake.register()
+    lake.append(0, 3, hour=6)
+    lake.files.forget(small)
+    lake.register()
+    files = object_files(lake.store)
+    move = type(files).move
+
+    def killed(self, *arguments):
+        if when == "after the move":
+            move(self, *arguments)
+        raise KeyboardInterrupt
+
+    name = "remove" if when == "after the copy" else "move"
+    with monkeypatch.context() as patch:
+        patch.setattr(type(files), name, killed)
+        with pytest.raises(KeyboardInterrupt):
+            lake.repair(lake.audit().findings)
+    # The accounts are those of brokers, and of all that is to be seen without a listing.
+    state = lake.states()["5"][1]
+    assert (state.fragments, state.rows) == (1, 1)
+    findings = lake.audit().findings
+    excluded = [name for names in excluded_files(findings).values() for name in names]
+    if when == "after the move":
+        assert small.content_name not in excluded
+    else:
+        assert small.content_name in excluded
+        (moved,) = lake.repair(findings).moved
+        assert moved.target.startswith(f".covered/{small.content_path} of")
+        assert lake.states()["5"][1] == replace(state, moving=())
+    assert not lake.object(small.content_path).exists()
+    assert lake.object(f".covered/{small.content_path}").exists()
+    assert not lake.object(f".covered/{small.content_path}~2").exists()
+    findings = lake.audit(lists_objects=True).findings
+    assert small.content_name not in {f.excluded for f in findings}
+
+
+def test_what_accounts_differ_in_is_listed_once_until_something_changes(lake, monkeypatch):
+    """After a prune that is not told from a store that is away, say."""
+    gone = lake.append(0, 2)
+    lake.append(2, 4)
+    lake.append(4, 6, hour=6)
+    lake.register()
+    lake.files.forget(gone)
+    object_files(lake.store).remove(gone.content_path)
+    listed = []
+    plain = StoreFiles.list
+
+    def noted(self, directory):
+        listed.append(directory)
+        return plain(self, directory)
+
+    monkeypatch.setattr(StoreFiles, "list", noted)
+    for _ in range(5):
+        assert lake.kinds() == UNCHECKED
+    assert listed == [f"{JOURNAL}/hour=05"]
+    lake.append(6, 9)
+    assert lake.kinds() == UNCHECKED
+    assert len(listed) == 2
+    # What was found to be wrong is looked at each time.
+    planted = lake.plant(2, 3)
+    lake.append(9, 10)
+    for _ in range(2):
+        found = lake.audit(known={f"{JOURNAL}/hour=05"}).findings
+        assert [f.excluded for f in found if f.excluded] == [planted.content_name]
+    assert len(listed) == 4
+
+
+def test_a_file_of_a_codec_that_engines_take_for_text_is_found_without_a_listing(lake):
+    lake.append(0, 2)
+    lake.register()
+    codec = CompressionCodec.SNAPPY
+    lake.files.create(JOURNAL, codec=codec)
+    bad = lake.files.append(JOURNAL, lines(2, 4), postfix="hour=05", codec=codec)
+    assert "codec SNAPPY" in lake.register().errors[0]
+    excluded = excluded_files(lake.audit().findings)
+    assert list(excluded.values()) == [[bad.content_name]]
+
+
 def test_objects_with_other_bytes_and_without_cover_stay(lake):
     cover = lake.append(0, 4)
     other = lake.plant(1, 2, content=b'{"id":7}\n')
@@ -361,6 +447,25 @@ def test_what_a_store_does(lake, store):
         list(files.read("k/y"))
 
 
+def test_a_count_of_an_object_goes_on_where_it_ended(lake, monkeypatch):
+    monkeypatch.setattr("gazette_platform.lake.content.COUNTED_BYTES_MIN", 1 << 20)
+    count = 3_000_000
+    lake.files.create(JOURNAL, codec=CompressionCodec.NONE)
+    fragment = lake.files.append(
+        JOURNAL, lines(0, 10) * (count // 10), postfix="hour=05", codec=CompressionCodec.NONE
+    )
+    content = FragmentContent(lake.files)
+    location = f"s3://{lake.bucket.name}/lake/{JOURNAL}/hour=05"
+    found = []
+    while not found or found[-1].rows is None:
+        found.append(content.count(fragment, location, is_over=lambda: True, owner="test"))
+        assert len(found) < 20
+    assert (found[-1].rows, found[-1].stored_bytes) == (count, 9 * count)
+    assert [each.is_resumed for each in found] == [False] + [True] * (len(found) - 1)
+    assert len(found) > 2
+    assert lake.files.read_through_brokers == 0
+
+
 def test_head_of_an_object_is_read_by_ranges(lake):
     content = FragmentContent(lake.files)
     location = f"s3://{lake.bucket.name}/lake/{JOURNAL}/hour=05"
@@ -372,3 +477,23 @@ def test_head_of_an_object_is_read_by_ranges(lake):
     codec = compressor(fragment.codec)
     assert len(codec.compress(noise) + codec.finish()) > 1 << 20
     assert lake.files.read_through_brokers == 0
+
+
+def test_an_object_is_set_aside_and_taken_back(lake):
+    bad = lake.append(0, 4)
+    lake.append(4, 6)
+    lake.register()
+    quarantine = Quarantine(lake.files, lake.roots, SystemClock())
+    with lake.metastore.connect() as session:
+        done = quarantine.set_aside(session, lake.spec, bad, "no good")
+        aside = replace(bad, path_postfix="_aside/hour=05")
+        assert (done.rows, lake.states()["5"][1].rows) == (4, 2)
+        assert not lake.object(bad.content_path).exists()
+        assert lake.object(aside.content_path).is_file()
+        assert quarantine.described("s.events", aside).why == "no good"
+        back = quarantine.restore(session, lake.spec, aside)
+    assert back.path == bad.content_path
+    assert lake.object(bad.content_path).is_file()
+    assert not lake.object(aside.content_path).exists()
+    lake.register()
+    assert lake.states()["5"][1].rows == 6

@@ -365,7 +365,7 @@ def test_errors_are_ours_and_say_what_to_do(sql, server, client, settings):
     ):
         sql.execute("SELECT * FROM nothing")
     with pytest.raises(ValidationError, match=r"no journal matches the selector"):
-        sql.execute("SELECT 1; SELECT * FROM shop.nothing")
+        sql.execute("SET threads = 2; SELECT * FROM shop.nothing")
     with pytest.raises(LakeError, match="syntax error"):
         sql.execute("SELECT FROM FROM")
     assert sql.execute("SELECT 1").fetchall() == [(1,)]
@@ -439,6 +439,7 @@ def test_gazctl_writes_each_format(gazctl, tmp_path):
     file = tmp_path / "orders.parquet"
     ran = gazctl("FROM orders", "-o", "parquet", "--to", str(file), "--explain")
     assert (ran.code, pq.read_table(file).num_rows) == (0, 1300)
+    assert f"wrote 1300 rows to {file}" in ran.err
     assert "shop/region=eu: [0, 18980) in 6 fragments, live to 20580" in ran.err
     assert "12 fragments fetched" in ran.err
     assert [path.name for path in tmp_path.glob(".orders*")] == []
@@ -456,6 +457,9 @@ def test_gazctl_tells_what_is_wrong_in_one_line(gazctl, tmp_path):
         (("FROM nobody",), "no table nobody (known: shop.nothing, shop.orders"),
         (("SELECT nope FROM orders",), 'Referenced column "nope" not found'),
         (("FROM nothing",), "no journal matches the selector 'name=none'"),
+        (("",), "query: is empty"),
+        (("SELECT 1; SELECT 2",), "statement 1 gives rows, too"),
+        (("SELECT count(*) FROM web.orders",), "did you mean shop.orders?"),
         (("FROM orders", "-o", "parquet"), "--to: names the file that parquet goes to"),
         (("FROM orders", "--tables", "absent"), "there is no folder absent of table specs"),
         (("FROM orders", "-o", "csv", "--to", "absent/x.csv"), "cannot write"),
@@ -464,6 +468,18 @@ def test_gazctl_tells_what_is_wrong_in_one_line(gazctl, tmp_path):
         assert (ran.code, ran.out) == (1, ""), args
         assert told in ran.err, args
         assert len(ran.err.splitlines()) == 1, ran.err
+
+
+def test_a_list_without_a_metastore_says_why_it_knows_so_little(gazctl, capfdbinary):
+    assert main(["lake", "list", "shop.orders"]) == 0
+    out, err = capfdbinary.readouterr()
+    assert out.decode().splitlines()[1].split()[:6] == ["shop.orders", "json", "2", *["<none>"] * 3]
+    assert "note: no metastore is configured" in err.decode()
+    assert "set GAZETTE_METASTORE_URI" in err.decode()
+    assert main(["lake", "describe", "shop.orders"]) == 0
+    out, _ = capfdbinary.readouterr()
+    assert "  Lag:        <none>\n" in out.decode()
+    assert "  Hive partitions (<none>):\n" in out.decode()
 
 
 def test_the_first_answer_of_a_process_comes_at_once(gazctl):

@@ -45,6 +45,7 @@ class Calls:
     def __init__(self, fault: Fault | None, trace: Path) -> None:
         self._at = fault.at if fault is not None and fault.mode != "struck" else 0
         self._mode = fault.mode if fault is not None else ""
+        self._name = fault.call if fault is not None else ""
         self._count = 0
         # Unbuffered, so that what was written outlives this process.
         self._trace = os.open(trace, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -63,9 +64,9 @@ class Calls:
             broken: makes the error of a call that fails; None: nobody is told, the process ends.
             late: has the effect later; None: it has none.
         """
-        self._count += 1
+        self._count += name.startswith(self._name)
         self._note(name)
-        if self._count != self._at:
+        if self._count != self._at or not name.startswith(self._name):
             found = effect()
             self._note(f"{name}.")
             return found

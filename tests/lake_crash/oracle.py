@@ -1,7 +1,8 @@
 """What a case's table must hold, from its history alone: decided purely.
 
-A record is committed if a fragment of it was stored, or the broker acknowledged it. Record n of a
-journal has the id `FIRST_ID` + n, so that each has the same length and sums tell them apart.
+A record is committed if a fragment of it was stored, or the broker acknowledged it; it is to be there unless
+it was pruned. Record n of a journal has the id `FIRST_ID` + n, so that each has the same length and sums
+tell them apart.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests.lake_crash.plan import LIVE_HOUR, Case, Live, Store
+from tests.lake_crash.plan import LIVE_HOUR, Case, Live, Prune, Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -22,7 +23,12 @@ __all__ = [
     "Piece",
     "content",
     "expected",
+    "gone",
     "kept",
+    "listed",
+    "numbers",
+    "pieces",
+    "pruned",
 ]
 
 FIRST_ID = 1_000_000
@@ -55,7 +61,9 @@ class Expected:
     """What must be found of one table."""
 
     committed: dict[int, Numbers] = field(default_factory=dict)
-    """By journal: each record once."""
+    """By journal: each record once that was not pruned."""
+    pruned: int = 0
+    """Records that were."""
     raw: dict[tuple[int, str], Numbers] = field(default_factory=dict)
     """By journal and hour, once all is repaired that can be."""
     is_overlapping: bool = False
@@ -70,7 +78,24 @@ def content(begin: int, end: int) -> bytes:
 
 def pieces(case: Case) -> list[Piece]:
     """All files that the history leaves behind, in its order."""
+    return _pieces(case)[0]
+
+
+def pruned(found: Iterable[Piece], step: Prune) -> list[Piece]:
+    """Those of the files that a prune removes: all within its range but the end of the journal."""
+    mine = [piece for piece in found if piece.journal == step.journal]
+    last = max((piece.end for piece in mine), default=0)
+    return [p for p in mine if step.begin <= p.begin and p.end <= step.end and p.end != last]
+
+
+def gone(case: Case) -> list[Piece]:
+    """All files that were pruned."""
+    return _pieces(case)[1]
+
+
+def _pieces(case: Case) -> tuple[list[Piece], list[Piece]]:
     found: list[Piece] = []
+    removed: list[Piece] = []
     heads = [0] * case.journals
     for step in case.steps:
         match step:
@@ -81,7 +106,10 @@ def pieces(case: Case) -> list[Piece]:
                 begin = heads[journal]
                 found.append(Piece(journal, begin, begin + count, LIVE_HOUR))
                 heads[journal] += count
-    return found
+            case Prune():
+                removed += pruned(found, step)
+                found = [piece for piece in found if piece not in removed]
+    return found, removed
 
 
 def listed(found: Iterable[Piece]) -> set[tuple[int, int, int]]:
@@ -116,6 +144,7 @@ def expected(case: Case, hours: Mapping[tuple[int, int, int], str]) -> Expected:
         committed[piece.journal].update(range(piece.begin, piece.end))
     for journal, records in committed.items():
         found.committed[journal] = numbers(sorted(records))
+    found.pruned = sum(piece.end - piece.begin for piece in gone(case))
     raw: dict[tuple[int, str], list[int]] = {}
     for piece in kept(case, hours):
         raw.setdefault((piece.journal, piece.hour), []).extend(range(piece.begin, piece.end))

@@ -6,8 +6,10 @@ import random
 from dataclasses import dataclass, field
 
 __all__ = [
+    "CASES",
     "LIVE_HOUR",
     "MODES",
+    "PRUNE_FAULTS",
     "THEMES",
     "Both",
     "Case",
@@ -15,6 +17,7 @@ __all__ = [
     "Fault",
     "Live",
     "Lose",
+    "Prune",
     "Seen",
     "Store",
     "Tick",
@@ -46,13 +49,21 @@ THEMES = (
     "home lost",
     "cursor lost",
     "each call",
+    "prune",
 )
+
+CASES = 2 * len(THEMES)
+"""Of a whole seed: each theme on files and on S3, which is what it takes to kill a tick after each call."""
 
 _HOURS = ("05", "06", "07", "08")
 # A tick makes some forty calls; a fault beyond the last one leaves it alone.
 _CALLS = 45
 _CALLS_OF_A_TICK = 36
 _STRUCK_MS = 500
+# Told, deleted, dropped: each by a tick of its own.
+_TICKS_OF_A_PRUNE = 4
+# Of a tick that finds a prune: with the first of them nothing is registered any more.
+_FIRST_OF_A_PRUNE, _CALLS_OF_A_PRUNE = 7, 39
 
 
 @dataclass(frozen=True)
@@ -62,6 +73,53 @@ class Fault:
     mode: str
     at: int
     """Number of the call, from 1; of mode ``struck``, milliseconds after the first one."""
+    call: str = ""
+    """How names of the calls that count begin."""
+
+
+_ALTER, _EVENT = "metastore alter_partitions", "dagster event"
+_DELETE, _DROP = "dagster partitions", "metastore drop_partitions"
+
+PRUNE_FAULTS = (
+    (
+        Fault("killed before", 1, _ALTER),
+        Fault("killed after", 1, _EVENT),
+        Fault("killed before", 1, _DELETE),
+        Fault("killed after", 1, _DROP),
+    ),
+    (
+        Fault("broken after", 1, _ALTER),
+        Fault("killed before", 1, _EVENT),
+        Fault("killed after", 1, _DELETE),
+        Fault("broken after", 1, _DROP),
+    ),
+    (
+        Fault("killed after", 1, _ALTER),
+        Fault("killed after", 2, _EVENT),
+        Fault("killed before", 1, _DELETE),
+        Fault("late", 1, _DROP),
+    ),
+    (
+        Fault("late", 1, _ALTER),
+        Fault("killed after", 1, _EVENT),
+        Fault("killed after", 1, _DELETE),
+        Fault("killed before", 1, _DROP),
+    ),
+    (
+        Fault("broken before", 1, _ALTER),
+        Fault("killed before", 2, _EVENT),
+        Fault("killed before", 1, _DELETE),
+        Fault("broken before", 1, _DROP),
+    ),
+    (
+        Fault("killed after", 1, "metastore lock"),
+        Fault("killed after", 1, "metastore unlock"),
+        Fault("killed after", 1, _DELETE),
+        Fault("killed before", 1, "metastore unlock"),
+    ),
+)
+"""What goes wrong after a prune, one life after the other, in the order of its steps: accounts are changed, under
+a lock; that is told; Dagster's partition is deleted; and the Hive partition is dropped."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +176,18 @@ class Cutover:
     store: int
 
 
-Step = Store | Live | Seen | Tick | Both | Lose | Cutover
+@dataclass(frozen=True)
+class Prune:
+    """`gazctl journals prune` of a journal: fragments within records [begin, end) are removed."""
+
+    journal: int
+    begin: int
+    end: int
+    is_by_age: bool = False
+    """They are older than the journal's retention by now, and are chosen by that. Only files can be."""
+
+
+Step = Store | Live | Seen | Tick | Both | Lose | Cutover | Prune
 
 
 @dataclass(frozen=True)
@@ -149,11 +218,14 @@ def make_case(seed: int, number: int, *, has_s3: bool = True) -> Case:
     rng = random.Random(f"lake-crash {seed} {number}")
     theme = THEMES[number % len(THEMES)]
     turn = number // len(THEMES)
-    is_s3 = has_s3 and (number + turn) % 2 == 1
+    # Each theme takes turns, too, whether the number of them is odd or even.
+    is_s3 = has_s3 and (THEMES.index(theme) + turn) % 2 == 1
     first = "s3" if is_s3 else "file"
     stores = (first,)
     if theme == "cutover":
-        stores = (first, rng.choice(["file", "s3"]) if has_s3 else "file")
+        # To the other kind in a whole seed, and then within a kind, too.
+        is_other = has_s3 and turn % 4 < 2
+        stores = (first, {"file": "s3", "s3": "file"}[first] if is_other else first)
     history = _History(rng, theme, turn, is_s3=is_s3)
     history.write()
     return Case(number, theme, stores, tuple(history.steps))
@@ -329,6 +401,45 @@ class _History:
         for at in range(1 + self.turn % 2, _CALLS_OF_A_TICK, 2):
             self.grow(0, 1)
             self.steps += [Seen(), Tick(1, Fault("killed after", at))]
+
+    def prune(self) -> None:
+        """Hive partitions shrink and go, and what was killed in the middle of that goes on."""
+        half = len(PRUNE_FAULTS) // 2
+        for number in range(half):
+            self.pruned(number % 2)
+            faults = PRUNE_FAULTS[self.turn % 2 * half + number]
+            self.steps += [Tick(_TICKS_OF_A_PRUNE, fault) for fault in faults]
+        self.pruned(half % 2)
+        for at in range(_FIRST_OF_A_PRUNE + self.turn % 2, _CALLS_OF_A_PRUNE, 2):
+            self.steps.append(Tick(1, Fault("killed after", at)))
+
+    def pruned(self, journal: int) -> None:
+        """A journal that is pruned, which brokers know."""
+        self.hour = min(self.hour + 1, len(_HOURS) - 1)
+        self.grow(journal)
+        self.grow(journal)
+        # Behind what is pruned something must be left that a tick has registered: else nobody could
+        # tell it from a store that went away.
+        self.steps += [Seen(), Tick(_TICKS_OF_A_PRUNE)]
+        known = self.heads[journal]
+        self.grow(journal)
+        self.live(journal)
+        if self.rng.random() < 0.5:
+            self.tick()
+        self.steps += [Seen(), self._chosen(journal, known)]
+        if self.rng.random() < 0.3:
+            self.tick()  # files are gone, and brokers may list them
+        self.steps.append(Seen())
+
+    def _chosen(self, journal: int, known: int) -> Prune:
+        """What is pruned of a journal: its front mostly, by offset or by age; else some of its middle."""
+        ends = [begin for begin in self.begins[journal][1:] if begin < known]
+        begin, end = 0, ends[-1] if self.rng.random() < 0.7 else self.rng.choice(ends)
+        way = "offset" if self.is_s3 else self.rng.choice(["offset", "age", "middle"])
+        if way == "middle" and len(ends) > 1:
+            begin, end = ends[0], ends[-1]
+        self.begins[journal] = [b for b in self.begins[journal] if not begin <= b < end]
+        return Prune(journal, begin, end, is_by_age=way == "age")
 
     def lose(self, what: str) -> None:
         for _ in range(2):

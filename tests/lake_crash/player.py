@@ -11,22 +11,29 @@ import signal
 import tempfile
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dagster import AssetKey, DagsterInstance
+from dagster import DagsterInstance
 
 from gazette_platform import Change
 from gazette_platform.codecs import compressor
 from gazette_platform.errors import LakeError, StatusError
 from gazette_platform.hive import MetastoreClient
-from gazette_platform.lake import StoreRoots
+from gazette_platform.lake import PartitionAccount, StoreRoots
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.storage import Storage, _wait
+from gazette_platform.ops.clock import SystemClock
 from gazette_platform.ops.durations import SECOND_NS
-from gazette_platform.protocol import CompressionCodec, Fragment, FragmentSpec, JournalSpec
-from gazette_platform.sensors.keys import hive_partition
-from gazette_platform.sensors.versions import DATA_VERSION, data_version
-from tests.lake_crash.oracle import RECORD_BYTES, Piece, content, listed, pieces
+from gazette_platform.protocol import (
+    CompressionCodec,
+    Fragment,
+    FragmentSpec,
+    JournalSpec,
+    parse_fragment_path,
+)
+from tests.lake_crash.dagster_log import DagsterLog, account_of, as_told, read_log
+from tests.lake_crash.oracle import RECORD_BYTES, Piece, content, listed, pieces, pruned
 from tests.lake_crash.plan import (
     LIVE_HOUR,
     Both,
@@ -35,17 +42,15 @@ from tests.lake_crash.plan import (
     Fault,
     Live,
     Lose,
+    Prune,
     Seen,
     Store,
     Tick,
 )
 from tests.lake_crash.registrar import CURSOR, Life, LifeReport, live
-from tests.lake_crash.verdict import Account, Told
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
+    from tests.lake_crash.verdict import Account
     from tests.lake_crash.world import World
 
 __all__ = ["Facts", "Player", "context"]
@@ -56,10 +61,11 @@ _SEEN_TIMEOUT_S = 60.0
 _POLL_S = 0.02
 _ANY = -1
 _LOG_TAIL = 2000
+_RETENTION_S = 24 * 3600
 _COLUMNS = ("part", "hour")
+_FILE = "file:///"
 # A tick looks at one slice of old fragments: a round over both journals, and once more.
 _QUIET_TICKS = 5
-_SETTLE_TICKS = 30
 
 
 def context() -> Any:
@@ -77,15 +83,19 @@ class Facts:
     hours: dict[tuple[int, int, int], str] = field(default_factory=dict)
     """Where brokers list a span of a journal."""
     accounts: dict[str, Account] = field(default_factory=dict)
-    """By Dagster's partition key."""
-    told: dict[str, list[Told]] = field(default_factory=dict)
-    """By partition key, all events, the oldest first."""
-    partitions: frozenset[str] = frozenset()
-    """Dagster's dynamic partitions."""
+    """By Hive partition."""
+    times: dict[str, Account] = field(default_factory=dict)
+    """Of all journals together, by Dagster's partition key."""
+    log: DagsterLog = DagsterLog({}, frozenset())  # noqa: RUF009
+    """What Dagster was told."""
     calls: list[str] = field(default_factory=list)
     """What lives did, as `Calls` writes it."""
     faults: int = 0
     """Inflicted."""
+    pruned: int = 0
+    """Records, by the account of `gazctl`."""
+    seconds: float = 0.0
+    """That it took, beside others."""
     problems: list[str] = field(default_factory=list)
 
 
@@ -99,6 +109,7 @@ class Player:
         database: of its table; its journals are below that name, too.
         plant: a fault of the registrars, see `Life`.
         settle_s: seconds after which registrars must have come to rest.
+        settle_ticks: of the lives that settle all.
     """
 
     def __init__(
@@ -110,9 +121,11 @@ class Player:
         database: str,
         plant: str = "",
         settle_s: float = 180.0,
+        settle_ticks: int = 30,
     ) -> None:
         self._world, self._context, self._case = world, context, case
-        self._database, self._plant, self._settle_s = database, plant, settle_s
+        self._database, self._plant = database, plant
+        self._settle_s, self._settle_ticks = settle_s, settle_ticks
         self._folder = world.folder / "cases" / database / case.name
         self._home = self._folder / "home"
         self._stores = [world.store(kind, n) for n, kind in enumerate(case.stores)]
@@ -124,6 +137,7 @@ class Player:
 
     def play(self) -> Facts:
         """All of it. Returns: what is there then. Errors are among its problems."""
+        began_at = time.monotonic()
         try:
             self._prepare()
             for step in self._case.steps:
@@ -132,6 +146,7 @@ class Player:
             self._collect()
         except Exception as err:  # noqa: BLE001  a case that fails must not end the others
             self.facts.problems.append(f"{self._case.name}: {type(err).__name__}: {err}")
+        self.facts.seconds = time.monotonic() - began_at
         return self.facts
 
     # ------------------------------------------------------------------ journals
@@ -160,6 +175,7 @@ class Player:
             stores=tuple(stores),
             refresh_interval_ns=SECOND_NS,
             path_postfix_template=f"hour={LIVE_HOUR}",
+            retention_ns=_RETENTION_S * SECOND_NS,
         )
         specs = [
             JournalSpec(name=self._journal(n), replication=1, fragment=fragment)
@@ -186,6 +202,8 @@ class Player:
                     self._end(life, its)
             case Lose(what):
                 self._lose(what)
+            case Prune():
+                self._prune(step)
 
     def _store(self, step: Store) -> None:
         """Write a fragment as a broker writes it: whole, under its name."""
@@ -226,14 +244,46 @@ class Player:
         self._stored.append(Piece(journal, begin, begin + count, LIVE_HOUR))
         self._heads[journal] += count
 
+    def _prune(self, step: Prune) -> None:
+        """Let time pass over files, and have `gazctl` remove what it is to, and nothing else."""
+        wanted = pruned(self._stored, step)
+        is_middle = step.begin > 0
+        if is_middle or step.is_by_age:
+            for piece, path in self._files(step.journal).items():
+                # Reads jump to what is old; and by age only what is old goes.
+                is_old = is_middle or piece in wanted
+                at = SystemClock().unix_s() - (2 * _RETENTION_S if is_old else 0)
+                os.utime(path, (at, at))
+        begin, end = (
+            (0, 0) if step.is_by_age else (step.begin * RECORD_BYTES, step.end * RECORD_BYTES)
+        )
+        journal = self._journal(step.journal)
+        removed = []
+        for path in self._world.prune(journal, begin, end):
+            fragment = parse_fragment_path(journal, path.removeprefix(f"{journal}/"))
+            removed.append(_piece(step.journal, fragment))
+        assert sorted(removed) == sorted(wanted), f"removed {removed}, where {wanted} were to go"
+        self._stored = [piece for piece in self._stored if piece not in wanted]
+        self.facts.pruned += sum(piece.end - piece.begin for piece in wanted)
+
+    def _files(self, journal: int) -> dict[Piece, Path]:
+        """Files of what is listed of a journal in stores that are folders."""
+        root = Path(self._world.settings.store_roots[_FILE].removeprefix("file://"))
+        return {
+            _piece(journal, listing.fragment): root
+            / listing.fragment.backing_store.removeprefix(_FILE)
+            / listing.fragment.content_path
+            for listing in self._world.client.fragments(self._journal(journal))
+            if listing.fragment.backing_store.startswith(_FILE)
+        }
+
     def _listing(self) -> dict[tuple[int, int, int], str]:
         found: dict[tuple[int, int, int], str] = {}
         for number in range(self._case.journals):
             for listing in self._world.client.fragments(self._journal(number)):
-                one = listing.fragment
-                if one.backing_store:
-                    span = (number, one.begin // RECORD_BYTES, one.end // RECORD_BYTES)
-                    found[span] = one.path_postfix.removeprefix("hour=")
+                if listing.fragment.backing_store:
+                    *span, hour = _piece(number, listing.fragment)
+                    found[tuple(span)] = hour
         return found
 
     def _see(self) -> None:
@@ -317,7 +367,9 @@ class Player:
         self._see()
         deadline = time.monotonic() + self._settle_s
         while True:
-            report = self._end(self._begin(None, ticks=_SETTLE_TICKS, quiet=_QUIET_TICKS), None)
+            report = self._end(
+                self._begin(None, ticks=self._settle_ticks, quiet=_QUIET_TICKS), None
+            )
             if report is not None and report.quiet >= _QUIET_TICKS:
                 return
             if time.monotonic() > deadline:
@@ -333,40 +385,30 @@ class Player:
         assert set(facts.hours) == listed(pieces(self._case)), "the plan and its play differ"
         with MetastoreClient(self._world.settings.metastore).connect() as session:
             table = session.table(self._database, name)
+            parts: list[PartitionAccount] = []
             for found in session.partitions(table) if table is not None else ():
                 state = PartitionState.from_parameters(found.parameters)
                 key = "/".join(f"{k}={v}" for k, v in zip(_COLUMNS, found.values, strict=True))
-                facts.accounts[key] = Account(
-                    state.rows, state.fragments, state.covered_bytes, data_version(state)
+                # Of one that was never filled no journal is known.
+                journal = state.journal or f"{self._prefix}/part={found.values[0]}"
+                parts.append(
+                    PartitionAccount(
+                        key=key,
+                        values=found.values,
+                        location=found.location,
+                        journal=journal,
+                        state=state,
+                    )
                 )
+        facts.accounts = {part.key: account_of([part]) for part in parts}
+        facts.times = as_told(parts)
         with self._instance() as instance:
-            known = instance.get_dynamic_partitions(f"{self._database}.{name}")
-            facts.partitions = frozenset(hive_partition(key, _COLUMNS) for key in known)
-            asset = AssetKey([self._database, name])
-            for event in _materializations(instance, asset):
-                key = hive_partition(event.partition, _COLUMNS)
-                facts.told.setdefault(key, []).append(_told(event))
+            facts.log = read_log(instance, self._database, name)
 
 
-def _materializations(instance: DagsterInstance, asset: AssetKey) -> Iterator[Any]:
-    """All of an asset, the oldest first."""
-    found = instance.fetch_materializations(asset, limit=1000, ascending=True)
-    while True:
-        yield from (record.asset_materialization for record in found.records)
-        if not found.has_more:
-            return
-        found = instance.fetch_materializations(
-            asset, limit=1000, ascending=True, cursor=found.cursor
-        )
-
-
-def _told(event: Any) -> Told:
-    values = {name: value.value for name, value in event.metadata.items()}
-    return Told(
-        version=event.tags[DATA_VERSION],
-        rows=values.get("dagster/partition_row_count"),
-        added=values.get("rows_added") if "rows_moved" not in values else None,
-    )
+def _piece(journal: int, fragment: Fragment) -> Piece:
+    begin, end = fragment.begin // RECORD_BYTES, fragment.end // RECORD_BYTES
+    return Piece(journal, begin, end, fragment.path_postfix.removeprefix("hour="))
 
 
 def _until(condition: Any, problem: str, timeout_s: float) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
+from alembic.script import ScriptDirectory
 from dagster import AssetKey, AssetMaterialization, DagsterInstance
 
 from gazette_platform.hive.thrift import ttypes
@@ -17,6 +19,21 @@ from gazette_platform.sensors.told import InstanceTold
 from tests.lake_crash import registrar
 
 __all__ = ["warm_up"]
+
+
+def _keep_revisions() -> None:
+    """Have Dagster read the history of its database once, not at each beginning: that is half of a short life."""
+    kept: dict[str | None, ScriptDirectory] = {}
+    read: Any = ScriptDirectory.from_config
+
+    def from_config(config: Any) -> ScriptDirectory:
+        place = config.get_main_option("script_location")
+        if place not in kept:
+            kept[place] = read(config)
+        return kept[place]
+
+    planted: Any = ScriptDirectory
+    planted.from_config = from_config
 
 
 def warm_up() -> None:
@@ -32,7 +49,8 @@ def warm_up() -> None:
             instance.daemon_cursor_storage.set_cursor_values({registrar.CURSOR: ""})
             told = InstanceTold(instance)
             told.versions(AssetKey("warm"), ["up"])
-            told.totals(AssetKey("warm"), "up")
+            told.totals(AssetKey("warm"), ["up"])
 
 
+_keep_revisions()
 warm_up()

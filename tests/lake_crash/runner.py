@@ -1,25 +1,23 @@
-"""Runs cases side by side for a while, then asks all engines, and judges."""
+"""Runs cases side by side, then asks all engines, and judges."""
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
 from tests.lake_crash.engines import ENGINES
 from tests.lake_crash.oracle import expected
-from tests.lake_crash.plan import THEMES, Case, make_case
 from tests.lake_crash.player import Facts, Player, context
-from tests.lake_crash.verdict import Verdict, judge_events, judge_rows
+from tests.lake_crash.verdict import Verdict, judge_accounts, judge_events, judge_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from tests.lake_crash.engines import Engine
     from tests.lake_crash.oracle import Numbers
+    from tests.lake_crash.plan import Case
     from tests.lake_crash.world import World
 
 __all__ = ["LakeCrashConfig", "LakeCrashResult", "run_lake_crash"]
@@ -33,17 +31,17 @@ class LakeCrashConfig:
     """What to run."""
 
     seed: int = 7
-    duration_s: float = 60.0
-    """Of cases; none is begun later. All themes have their turn, whatever it is."""
     database: str = "crash"
     """Of the tables; new in its world."""
-    cases: Sequence[Case] = ()
-    """What to run; empty: what follows from the seed."""
+    cases: Sequence[Case]
+    """What to run."""
     engines: Mapping[str, Engine] = field(default_factory=lambda: ENGINES)
     plant: str = ""
     """A fault of the registrars, see `registrar.Life`."""
     settle_s: float = 180.0
     """After which a case must have come to rest, on a machine that is several times slower."""
+    settle_ticks: int = 30
+    """Of each life that settles a case."""
 
 
 @dataclass
@@ -57,6 +55,8 @@ class LakeCrashResult:
     """Inflicted."""
     gaps: Counter[tuple[str, str]] = field(default_factory=Counter)
     """How often a life ended, or went wrong, between two calls."""
+    pairs: set[tuple[str, str]] = field(default_factory=set)
+    """All calls that came after another."""
 
     @property
     def is_ok(self) -> bool:
@@ -84,7 +84,7 @@ def run_lake_crash(
         say: is told what was found.
         show: is told what is under way.
     """
-    facts = _play(config, world, show)
+    facts = _play(config, world, say, show)
     verdict = Verdict(problems=[problem for each in facts for problem in each.problems])
     tables = [each.case.name for each in facts if each.accounts]
     answers: dict[str, dict[tuple[str, str, int, str], Numbers]] = {}
@@ -94,27 +94,33 @@ def run_lake_crash(
     for each in facts:
         wanted = expected(each.case, each.hours)
         judge_rows(verdict, each.case.name, wanted, answers)
-        judge_events(verdict, each.case.name, wanted, each.accounts, each.told, each.partitions)
+        judge_accounts(verdict, each.case.name, wanted, each.accounts, each.times)
+        judge_events(verdict, each.case.name, each.times, *each.log)
     result = LakeCrashResult(config, facts, verdict, sum(each.faults for each in facts))
-    for each in facts:
-        result.gaps.update(_gaps(each.calls))
+    for pair, is_wrong in (found for each in facts for found in _pairs(each.calls)):
+        result.pairs.add(pair)
+        result.gaps.update([pair] if is_wrong else [])
     for problem in verdict.problems:
         say(problem)
     say(
-        f"{result.faults} faults between {len(result.gaps)} pairs of calls; "
-        f"{sum(len(told) for each in facts for told in each.told.values())} events told"
+        f"{result.faults} faults between {len(result.gaps)} of {len(result.pairs)} pairs of calls; "
+        f"{sum(len(told) for each in facts for told in each.log.told.values())} events told; "
+        f"{verdict.pruned} records pruned"
     )
+    left = sorted(result.pairs - result.gaps.keys())
+    if left:
+        texts = [f"{a or 'its begin'} and {b or 'its end'}" for a, b in left]
+        say(f"nothing went wrong between {', '.join(texts)}")
     return result
 
 
-def _play(config: LakeCrashConfig, world: World, show: Callable[[str], None]) -> list[Facts]:
+def _play(
+    config: LakeCrashConfig, world: World, say: Callable[[str], None], show: Callable[[str], None]
+) -> list[Facts]:
     forks: Any = context()
-    ends_at = time.monotonic() + config.duration_s
     done: list[Facts] = []
 
-    def play(case: Case) -> Facts | None:
-        if not config.cases and case.number >= len(THEMES) and time.monotonic() > ends_at:
-            return None
+    def play(case: Case) -> Facts:
         player = Player(
             world,
             forks,
@@ -122,45 +128,32 @@ def _play(config: LakeCrashConfig, world: World, show: Callable[[str], None]) ->
             database=config.database,
             plant=config.plant,
             settle_s=config.settle_s,
+            settle_ticks=config.settle_ticks,
         )
         played = player.play()
         done.append(played)
-        faults = sum(each.faults for each in done)
-        show(f"{len(done)} cases played, {faults} faults")
+        lives = sum(not line for line in played.calls)
+        say(
+            f"{case.name} ({case.theme}, {' then '.join(case.stores)}): {played.faults} faults in {lives} "
+            f"lives, {played.seconds:.0f} s"
+        )
+        show(f"{len(done)} of {len(config.cases)} cases played")
         return played
 
-    cases = _cases(config, world)
-    found: list[Facts] = []
     with ThreadPoolExecutor(_AT_A_TIME, "lake-crash") as pool:
-        running = [pool.submit(play, case) for case in _take(cases, _AT_A_TIME)]
-        while running:
-            played = running.pop(0).result()
-            if played is None:
-                continue
-            found.append(played)
-            running += [pool.submit(play, case) for case in _take(cases, 1)]
-    return found
+        return list(pool.map(play, config.cases))
 
 
-def _cases(config: LakeCrashConfig, world: World) -> Iterator[Case]:
-    if config.cases:
-        return iter(config.cases)
-    return (make_case(config.seed, number, has_s3=world.has_s3) for number in count())
-
-
-def _take(cases: Iterator[Case], many: int) -> list[Case]:
-    return list(islice(cases, many))
-
-
-def _gaps(calls: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Between which two calls lives went wrong: the one that had taken effect, and the next one."""
+def _pairs(calls: Iterable[str]) -> Iterator[tuple[tuple[str, str], bool]]:
+    """Calls of lives, each with the one before it that had taken effect, and whether one went wrong there."""
     before = begun = ""
     for line in calls:
         if line.startswith("! "):
-            yield before, begun
+            yield (before, begun), True
         elif not line:
             before = begun = ""
         elif line.endswith("."):
             before, begun = line.removesuffix("."), ""
         else:
             begun = line
+            yield (before, begun), False

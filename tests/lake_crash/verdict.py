@@ -12,14 +12,23 @@ if TYPE_CHECKING:
 
     from tests.lake_crash.oracle import Expected
 
-__all__ = ["EXACT", "RAW", "Account", "Told", "Verdict", "judge_events", "judge_rows"]
+__all__ = [
+    "EXACT",
+    "RAW",
+    "Account",
+    "Told",
+    "Verdict",
+    "judge_accounts",
+    "judge_events",
+    "judge_rows",
+]
 
 RAW, EXACT = "raw", "exact"
 """The table, and its exact view. Of an engine that reads each byte once, both are the table."""
 
 
 class Account(NamedTuple):
-    """What the metastore says of a Hive partition."""
+    """What the metastore says of a Hive partition, or of those of all journals at a time."""
 
     rows: int | None
     fragments: int
@@ -28,11 +37,11 @@ class Account(NamedTuple):
 
 
 class Told(NamedTuple):
-    """An event of a Hive partition."""
+    """An event of a time."""
 
     version: str
     rows: int | None
-    """That it holds then."""
+    """That its Hive partitions hold then."""
     added: int | None
     """More than the event before said; None if files were moved out of it, and that is told."""
 
@@ -42,6 +51,8 @@ class Verdict:
     """What was found. Without problems it is ok."""
 
     committed: int = 0
+    pruned: int = 0
+    """Records of which nobody is to have any."""
     raw: int = 0
     events_lost: int = 0
     lost: int = 0
@@ -82,6 +93,7 @@ def judge_rows(
             left out.
     """
     verdict.committed += sum(numbers.rows for numbers in expected.committed.values())
+    verdict.pruned += expected.pruned
     raws: list[int] = []
     lost = doubled = 0
     for engine, answer in answers.items():
@@ -141,15 +153,22 @@ def _by_journal(by_hour: Mapping[tuple[int, str], Numbers]) -> dict[tuple[int, s
     return found
 
 
-def judge_events(
+def judge_accounts(
     verdict: Verdict,
     table: str,
     expected: Expected,
     accounts: Mapping[str, Account],
-    told: Mapping[str, Sequence[Told]],
-    partitions: frozenset[str],
+    times: Mapping[str, Account],
 ) -> None:
-    """Compare accounts with what must be there, and what Dagster was told with the accounts."""
+    """Compare accounts with what must be there.
+
+    Args:
+        verdict: gets what is found.
+        table: its name.
+        expected: of the oracle.
+        accounts: by Hive partition.
+        times: of all journals together, by hour.
+    """
     wanted = {f"part={j}/hour={hour}": numbers for (j, hour), numbers in expected.raw.items()}
     for key in sorted(wanted.keys() | accounts.keys()):
         rows = accounts[key].rows if key in accounts else 0
@@ -159,21 +178,39 @@ def judge_events(
             verdict.problems.append(
                 f"{table}: the account of {key} has {rows} rows, where {here.rows} are"
             )
-    # Of what holds nothing, nobody needs to hear.
-    known = {key for key, account in accounts.items() if account.rows != 0 or key in told}
-    for key in sorted(known | told.keys()):
+        if key in accounts and not accounts[key].covered_bytes:
+            verdict.problems.append(f"{table}: {key} holds nothing, and was not dropped")
+    for hour, time in sorted(times.items()):
+        found = [a.rows for key, a in accounts.items() if key.endswith(f"/hour={hour}")]
+        if None not in found and time.rows != sum(rows or 0 for rows in found):
+            verdict.problems.append(f"{table}: hour {hour} has {time.rows} rows, of {found}")
+
+
+def judge_events(
+    verdict: Verdict,
+    table: str,
+    accounts: Mapping[str, Account],
+    told: Mapping[str, Sequence[Told]],
+    partitions: frozenset[str],
+) -> None:
+    """Compare what Dagster was told with accounts, all by Dagster's partition keys."""
+    for key in sorted(accounts.keys() | told.keys()):
         problem = _event_problem(accounts.get(key), told.get(key, ()))
         if problem:
             verdict.events_lost += 1
             verdict.problems.append(f"{table}: of {key} Dagster was told {problem}")
-    missing = sorted(known - partitions)
+    missing = sorted(accounts.keys() - partitions)
     if missing:
         verdict.events_lost += len(missing)
         verdict.problems.append(f"{table}: Dagster has no partition {', '.join(missing)}")
+    left = sorted(partitions - accounts.keys())
+    if left:
+        verdict.events_lost += len(left)
+        verdict.problems.append(f"{table}: Dagster still has partition {', '.join(left)}")
 
 
 def _event_problem(account: Account | None, told: Sequence[Told]) -> str:
-    """What is wrong with the events of a Hive partition; empty: nothing."""
+    """What is wrong with the events of a time; empty: nothing."""
     if account is None:
         # One that holds nothing any more is dropped, once that was told.
         return "" if told[-1].rows == 0 else f"{told[-1]}, but it is not there"

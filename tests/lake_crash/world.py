@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -12,6 +14,7 @@ from dagster import DagsterInstance
 
 from gazette_platform.client import Client, ClientConfig
 from gazette_platform.embedded import tools
+from gazette_platform.errors import LakeError
 from gazette_platform.testing.broker import BrokerServer
 from gazette_platform.testing.etcd import EtcdServer, find_etcd
 from tests.benches.lake_servers import lake_servers
@@ -27,6 +30,8 @@ __all__ = ["World", "make_home", "open_world"]
 
 _BUCKET = "lake"
 _DAGSTER = "telemetry: {enabled: false}\n"
+_PRUNE_TIMEOUT_S = 120.0
+_REMOVED = "removed "
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,9 @@ class World:
     has_s3: bool
     home: Path
     """An empty home of Dagster, to be copied."""
+    prune: Callable[[str, int, int], list[str]]
+    """Prunes a journal of what is within [begin, end) bytes; if the end is 0, of what is older than its
+    retention. Returns: paths of the fragments that were removed, within their stores."""
 
     def store(self, kind: str, number: int) -> str:
         """URL of a store, of which each kind has two."""
@@ -86,13 +94,49 @@ def open_world(folder: Path, say: Callable[[str], None]) -> Iterator[World]:
             )
         )
         client = stack.enter_context(Client(ClientConfig(address=broker.address)))
+        gazctl = _Gazctl(broker.address, broker.fragments, folder)
         yield World(
             folder,
             replace(settings, broker=broker.address),
             client,
             bool(store),
             make_home(folder / "home"),
+            gazctl.prune,
         )
+
+
+@dataclass(frozen=True)
+class _Gazctl:
+    """Runs `gazctl`, as an operator does."""
+
+    broker: str
+    file_root: Path
+    home: Path
+
+    def prune(self, journal: str, begin: int, end: int) -> list[str]:
+        """See `World.prune`. Raises: LakeError: it failed."""
+        command = [
+            sys.executable,
+            "-m",
+            "gazette_platform.cli.gazctl",
+            "journals",
+            "prune",
+            journal,
+        ]
+        command += ["--file-root", str(self.file_root), "--broker.address", self.broker]
+        command += ["--from-offset", str(begin), "--before-offset", str(end)] if end else []
+        ran = subprocess.run(
+            command,
+            env={**os.environ, "HOME": str(self.home)},
+            capture_output=True,
+            text=True,
+            timeout=_PRUNE_TIMEOUT_S,
+            check=False,
+        )
+        if ran.returncode:
+            raise LakeError(f"{' '.join(command[2:])} ended with {ran.returncode}: {ran.stderr}")
+        lines = ran.stdout.splitlines()
+        return [line.removeprefix(_REMOVED) for line in lines if line.startswith(_REMOVED)]
 
 
 @contextmanager

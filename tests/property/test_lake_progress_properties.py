@@ -111,10 +111,40 @@ def test_what_brokers_list_is_never_given_up(cut, data):
 def test_a_gap_before_a_young_fragment_is_awaited():
     listed = [fragment(0, 5), fragment(9, 12)]
     cursor = advance(JournalCursor(), [Page(0, listed)], [(0, 5), (9, 12)], now_s=NOW + 3600)
-    assert cursor == JournalCursor(12, 9, ((5, 9),))
+    assert cursor == JournalCursor(12, 9, ((5, 9),), listed[1].mod_time)
     spanning = fragment(3, 9)
     cursor = advance(cursor, [Page(5, listed[1:]), Page(3, [spanning])], [(3, 9)], now_s=NOW)
-    assert cursor == JournalCursor(12, 9)
+    assert cursor == JournalCursor(12, 9, (), listed[1].mod_time)
+
+
+def test_a_gap_before_what_is_not_stored_yet_is_awaited():
+    """It has no time, which is not a time long ago."""
+    listed = [fragment(0, 5), fragment(9, 12, store=""), fragment(12, 15)]
+    cursor = advance(JournalCursor(), [Page(0, listed)], [(0, 5), (12, 15)], now_s=NOW)
+    assert cursor == JournalCursor(15, 12, ((5, 12),), listed[2].mod_time)
+
+
+def test_only_a_journal_that_begins_behind_a_hole_and_its_end_was_pruned_there():
+    cursor = JournalCursor(20, 15, ((5, 9),))
+    for begin, is_first, is_pruned in ((15, True, True), (15, False, False), (9, True, False)):
+        page = Page(9, [fragment(begin, 20)], is_first=is_first)
+        left = advance(cursor, [page], [(begin, 20)], now_s=NOW).holes
+        assert left == (() if is_pruned else ((5, 9),))
+
+
+def test_what_took_the_place_of_what_is_registered_is_listed_until_it_is_done():
+    """It begins before the offset, where a journal that has nothing new is asked no more."""
+    cursor, larger = JournalCursor(12, 9), fragment(9, 20)
+    assert cursor.wants(larger)
+    assert advance(cursor, [Page(9, [larger])], (), now_s=NOW) == cursor
+    advanced = advance(cursor, [Page(9, [larger])], [(9, 20)], now_s=NOW)
+    assert advanced == JournalCursor(20, 9, (), larger.mod_time)
+
+
+def test_what_was_looked_for_and_is_listed_no_more_is_not_looked_for_again():
+    cursor = JournalCursor(20, 10)
+    assert advance(cursor, [Page(10, [])], (), now_s=NOW) == JournalCursor(20, 20)
+    assert advance(cursor, [Page(15, [])], (), now_s=NOW) == cursor
 
 
 def test_a_spanning_fragment_that_is_refused_is_awaited():

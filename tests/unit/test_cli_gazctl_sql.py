@@ -52,6 +52,16 @@ def test_no_column_is_lost_for_its_name(output_format, capsys, tmp_path):
     assert written(query, "csv", capsys) == "a,a\n1,2\n"
 
 
+@pytest.mark.parametrize("output_format", ["json", "csv", "parquet"])
+@pytest.mark.parametrize(("rows", "says"), [(0, "0 rows"), (1, "1 row"), (3000, "3000 rows")])
+def test_a_file_that_was_written_is_told(output_format, rows, says, capsys, tmp_path):
+    file = tmp_path / "out"
+    query = f"FROM range({rows})"
+    gazctl_sql_run._write(result_of(query), output_format, file, 10)
+    assert capsys.readouterr() == ("", f"wrote {says} to {file}\n")
+    assert file.stat().st_size > 0 or not rows
+
+
 def test_a_table_shows_cells_as_they_are(capsys, monkeypatch):
     """Rich takes texts in brackets for markup, and a terminal what follows an ESC for commands."""
     query = r"""SELECT 'a\[b] [red]c' AS "n[a]", chr(27) || '[31mé' || chr(10) || chr(13) AS x"""

@@ -18,5 +18,8 @@ def test_each_command_has_help_with_an_example():
     assert {"gazctl journals top", "gazctl attach-uuids", "gazctl savepoints get"} <= set(found)
     for path, command in found.items():
         assert "**Example" in command.help, path
+        usage = command.get_usage(typer.Context(command, info_name=path))
+        assert "[[" not in usage, usage
+        assert "...}" not in usage, usage
         examples = command.help.split("**Example", 1)[1]
         assert " ".join(path.split()[:2]) in examples, path

@@ -8,15 +8,18 @@ from pathlib import Path
 import pytest
 import yaml
 from dagster import (
+    AllPartitionMapping,
     AssetKey,
     AssetMaterialization,
+    AssetSelection,
     DagsterInstance,
     Definitions,
-    build_schedule_context,
+    evaluate_automation_conditions,
 )
 
 from gazette_platform.assets import SOURCES_KEY, rollup_definitions, rollup_key, table_key
-from gazette_platform.assets.checks import check_evaluations
+from gazette_platform.assets.automation import rollup_condition
+from gazette_platform.assets.checks import CHECKS_POOL, check_evaluations
 from gazette_platform.assets.freshness import noted_mark, sources_mark
 from gazette_platform.definitions import build_definitions
 from gazette_platform.errors import SetupError
@@ -83,13 +86,13 @@ def test_snapshot(settings):
     ]
     assert {
         s.name: (s.minimum_interval_seconds, s.default_status.value) for s in repository.sensor_defs
-    } == {"fragments": (3, "RUNNING"), "catalog": (5, "RUNNING")}
+    } == {"fragments": (3, "RUNNING"), "catalog": (5, "RUNNING")} | {
+        f"rollups__{name}_automation": (30, "RUNNING")
+        for name in ("delays_by_arrival", "delays_by_month", "route_by_month")
+    }
     assert {
         s.name: (s.cron_schedule, s.default_status.value) for s in repository.schedule_defs
-    } == {
-        f"rollups__{name}_schedule": ("* * * * *", "RUNNING")
-        for name in ("delays_by_arrival", "delays_by_month", "route_by_month")
-    } | {"rollup_maintenance_schedule": ("17 3 * * *", "RUNNING")}
+    } == {"rollup_maintenance_schedule": ("17 3 * * *", "RUNNING")}
     assert graph.get(FLIGHTS).partitions_def.name == "flights.flights"
     assert {
         key.to_user_string(): policy.fail_window.to_timedelta().total_seconds() / 3600
@@ -121,6 +124,12 @@ def test_snapshot(settings):
         assert graph.get_execution_set_asset_and_check_keys(key) == {key}
 
 
+def test_a_rollup_depends_on_all_partitions_of_a_raw_table(settings):
+    graph = build_definitions(settings).get_repository_def().asset_graph
+    key = rollup_key("rollups.route_by_month")
+    assert isinstance(graph.get_partition_mapping(key, FLIGHTS), AllPartitionMapping)
+
+
 def test_a_table_whose_spec_is_refused_is_there_with_its_check(settings):
     from pathlib import Path
 
@@ -131,6 +140,26 @@ def test_a_table_whose_spec_is_refused_is_there_with_its_check(settings):
     assert [(k.name, k.asset_key) for k in graph.asset_check_keys if k.asset_key == lost] == [
         ("keeps_up", lost)
     ]
+
+
+def test_pages_say_who_fills_a_table_for_dagster_says_that_nobody_does(settings):
+    graph = build_definitions(settings).get_repository_def().asset_graph
+    first, *_, last = graph.get(FLIGHTS).description.splitlines()
+    assert first == "Departures from New York City in 2013, as published."
+    assert last.startswith(
+        "Raw table of the journals `name:prefix=flights/`. Nothing is to be run: a"
+    )
+    journals = graph.get(AssetKey(["journals", "flights", "flights"])).description
+    for name in ("`flights.flights`", "`write_head`", "`registered`", "`lag_bytes`"):
+        assert name in journals
+
+
+def test_a_condition_says_in_words_how_often_it_is_looked_at(settings):
+    graph = build_definitions(settings).get_repository_def().asset_graph
+    condition = graph.get(rollup_key("rollups.route_by_month")).automation_condition
+    assert condition.get_label() == "sources changed, at most once a minute"
+    nightly = rollup_condition(carriers.spec)
+    assert nightly.get_label() == "sources changed, when 0 3 * * * has passed"
 
 
 def test_rollups_are_there_if_their_engine_is(settings):
@@ -196,8 +225,8 @@ def test_rollups_may_be_functions(settings):
     node = repository.asset_graph.get(AssetKey(["mine", "carriers"]))
     assert (node.parent_keys, node.kinds) == ({FLIGHTS}, {"pyspark", "iceberg"})
     assert node.code_version == carriers.spec.code_version
-    schedules = {s.name: s.cron_schedule for s in repository.schedule_defs}
-    assert schedules["mine__carriers_schedule"] == "0 3 * * *"
+    assert "0 3 * * *" in node.automation_condition.get_label()
+    assert "mine__carriers_automation" in {s.name for s in repository.sensor_defs}
 
 
 def test_definitions_of_a_hundred_tables_load_in_seconds(settings):
@@ -311,46 +340,45 @@ def test_mark_follows_the_overlap_check_while_it_is_red(instance):
     assert tell([unseen]) == unchecked
 
 
-@pytest.fixture
-def kept_instance(tmp_path_factory):
-    with DagsterInstance.local_temp(str(tmp_path_factory.mktemp("dagster"))) as made:
-        yield made
-
-
-def test_schedule_skips_and_requests(kept_instance, settings):
-    instance = kept_instance
-    repository = build_definitions(settings).get_repository_def()
-    schedule = repository.get_schedule_def("rollups__route_by_month_schedule")
-    context = build_schedule_context(instance=instance, repository_def=repository)
-    skipped = schedule.evaluate_tick(context)
-    assert skipped.skip_message == "Not all of its sources are there yet."
-    materialize(instance, FLIGHTS, "EWR/000")
-    assert len(schedule.evaluate_tick(context).run_requests) == 1
-
-    key = rollup_key("rollups.route_by_month")
-    node = repository.asset_graph.get(key)
-    spec = RollupSpec(**{f: getattr(ROUTES, f) for f in ROUTES.__struct_fields__})
-    assert noted_mark(instance, key) == ""
-    materialize(instance, key, metadata={SOURCES_KEY: "another"})
-    assert noted_mark(instance, key) == "another"
-    assert len(schedule.evaluate_tick(context).run_requests) == 1
-    assert node.code_version != spec.code_version
-
-    run = instance.create_run_for_job(repository.get_job("rollups__route_by_month_job"))
-    assert "is under way" in schedule.evaluate_tick(context).skip_message
-    instance.delete_run(run.run_id)
-
-
-def test_schedule_rests_once_the_mark_is_noted(kept_instance, settings):
+def test_a_rollup_of_the_definitions_rests_once_its_mark_is_noted(instance, settings):
     """With the very spec that the definitions have."""
+
+    def asked(cursor=None):
+        result = evaluate_automation_conditions(
+            definitions, instance, AssetSelection.assets(key), cursor=cursor
+        )
+        return result.get_num_requested(key)
+
+    definitions = build_definitions(settings)
     spec = read_rollup_folder(settings.rollups, ()).specs["rollups.route_by_month"]
+    key = rollup_key(spec.name)
+    assert asked() == 0
+    materialize(instance, FLIGHTS, "EWR/000")
+    assert asked() == 1
+    mark = sources_mark(instance, spec)
+    assert noted_mark(instance, key) == ""
+    materialize(instance, key, metadata={SOURCES_KEY: mark})
+    assert noted_mark(instance, key) == mark
+    assert asked() == 0
+    materialize(instance, FLIGHTS, "EWR/000")
+    assert asked() == 1
+
+
+def test_every_op_that_asks_a_server_has_a_pool(settings):
+    """Without one `gazette up` could limit only all runs together."""
+    servers = {"broker", "metastore", "trino", "spark"}
     repository = build_definitions(settings).get_repository_def()
-    schedule = repository.get_schedule_def("rollups__route_by_month_schedule")
-    context = build_schedule_context(instance=kept_instance, repository_def=repository)
-    materialize(kept_instance, FLIGHTS, "EWR/000")
-    mark = sources_mark(kept_instance, spec)
-    materialize(kept_instance, rollup_key(spec.name), metadata={SOURCES_KEY: mark})
-    skipped = schedule.evaluate_tick(context)
-    assert skipped.skip_message == "Nothing is new in flights.flights."
-    materialize(kept_instance, FLIGHTS, "EWR/000")
-    assert len(schedule.evaluate_tick(context).run_requests) == 1
+    graph = repository.asset_graph
+    found = {}
+    for job in repository.get_all_jobs():
+        for node in job.all_node_defs:
+            if servers & set(getattr(node, "required_resource_keys", ())):
+                found[node.name] = node.pool
+    assert {pool for pool in found.values() if pool != CHECKS_POOL} == {
+        "iceberg.maintenance",
+        "iceberg.rollups.delays_by_arrival",
+        "iceberg.rollups.delays_by_month",
+        "iceberg.rollups.route_by_month",
+    }
+    checks = [key for key in graph.asset_check_keys if key.asset_key == FLIGHTS]
+    assert len([pool for pool in found.values() if pool == CHECKS_POOL]) >= len(checks) == 5

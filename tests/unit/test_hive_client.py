@@ -1,6 +1,7 @@
 """The metastore client against a metastore in memory, and against none."""
 
 import socket
+import time
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from gazette_platform.hive import (
     HiveTable,
     MetastoreClient,
     MetastoreSession,
+    SharedMetastore,
     partition_name,
 )
 from gazette_platform.hive.thrift import TTransportException, ttypes
@@ -132,3 +134,15 @@ def test_session_does_not_hide_other_errors():
 
 def test_ttypes_are_pyicebergs():
     assert ttypes.__name__ == "hive_metastore.ttypes"
+
+
+def test_a_metastore_that_does_not_answer_is_not_waited_for_beyond_the_end_of_a_tick():
+    """A stopped process, or one whose database hangs: its kernel takes connections and calls."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = MetastoreClient(f"thrift://127.0.0.1:{server.getsockname()[1]}")
+        begun = time.monotonic()
+        with SharedMetastore(client, ends_at=begun + 1.0) as shared:
+            for _ in range(2):
+                with pytest.raises(LakeError, match="broke off"), shared.connect() as session:
+                    session.table("d", "t")
+        assert time.monotonic() - begun < 30.0  # a call of its own has a minute

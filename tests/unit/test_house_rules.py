@@ -29,7 +29,10 @@ _CORE = (
     "broker consumer"
 )
 CONTRACTS = {
-    ("lake-is-a-client", "source_modules"): "lake hive resources assets sensors definitions",
+    (
+        "lake-is-a-client",
+        "source_modules",
+    ): "lake hive resources assets sensors definitions components",
     ("lake-is-a-client", "forbidden_modules"): "broker consumer allocator keyspace etcd",
     ("core-is-light", "source_modules"): _CORE,
     ("pure", "source_modules"): (

@@ -68,6 +68,13 @@ def test_choice_prefers_listed_files_and_is_stable():
         twins = twins[1:] + twins[:1]
 
 
+def test_choice_prefers_several_listed_files_to_one_that_is_not():
+    listed = [span(0, 5), span(5, 10)]
+    whole = span(0, 10, is_listed=False)
+    assert choose([*listed, whole]) == listed
+    assert choose([*listed, span(0, 11, is_listed=False)]) == [span(0, 11, is_listed=False)]
+
+
 def test_choice_is_best_among_all_subsets():
     rng = random.Random(7)
     for _ in range(50):

@@ -77,11 +77,20 @@ def test_texts_that_engines_write_in_forms_of_their_own_get_advice_that_helps(fi
     assert "Correct the types" not in found.text
 
 
+def test_a_wrong_type_does_not_hide_the_advice_for_texts(files, registrar):
+    spec = spec_of("{name: id, type: bigint}, {name: note, type: string}")
+    files.append("events/part=0", b'{"id":"x","note":{"a": 1}}\n' + GOOD, postfix=HOUR_5)
+    (found,) = registrar.tick(spec, {}).misfits
+    assert "Correct the types in the table spec" in found.text
+    assert "without blanks, or all of these as JSON texts" in found.text
+
+
 def test_lines_that_are_no_records_are_a_warning(files, registrar):
     files.append("events/part=0", GOOD + b"nope\n\n", postfix=HOUR_5)
     (found,) = registrar.tick(spec_of(), {}).misfits
     assert not found.is_error
     assert "not JSON: 1, such as 'nope'; a blank line: 1." in found.text
+    assert found.text.endswith("No type takes such lines: correct what writes them")
 
 
 def test_an_audit_counts_the_same(files, registrar):

@@ -156,6 +156,21 @@ def test_what_is_no_record_is_told_and_does_not_matter():
     assert found.remarks[0].startswith("3 lines are no JSON objects")
 
 
+def test_a_record_behind_a_byte_order_mark_counts_as_engines_read_it():
+    found = infer_spec(NAME, SELECTOR, [b'\xef\xbb\xbf{"a": 1, "b": "x"}', b'{"a": 2}'])
+    assert (found.records, found.unread) == (2, [])
+    assert {column.name: column.type for column in found.columns} == {"a": "bigint", "b": "string"}
+    assert found.remarks[0].startswith("1 lines begin with a byte order mark")
+
+
+def test_texts_that_engines_write_unlike_are_told_before_the_check_is_red():
+    mixed = [b'{"a": {"k": 1}, "b": 1}', b'{"a": "text", "b": 2}', b'{"a":{"k":1},"b":3}']
+    (told,) = infer_spec(NAME, SELECTOR, mixed).remarks
+    assert "`fits_spec` will be red" in told
+    assert "1 of a (such as '{\"k\": 1}')" in told
+    assert infer_spec(NAME, SELECTOR, mixed[1:]).remarks == []
+
+
 def test_the_report_counts_what_was_seen():
     (column, _) = inferred({"a": 1, "b": 1}, {"a": None, "b": 2}, {"b": 3}).columns
     assert (column.seen, column.nulls, column.missing) == (1, 1, 1)
@@ -286,3 +301,22 @@ def test_a_carriage_return_amid_a_line_of_csv_is_told_and_hides_no_other():
     found = infer_spec(NAME, SELECTOR, [b"1,a\rb", b"2,c", b"3,d"], data_format="csv")
     assert len(found.spec.columns) == 2
     assert any(remark.startswith("1 lines have a carriage return") for remark in found.remarks)
+
+
+def test_one_line_of_words_is_a_row_and_not_a_header():
+    found = infer_spec(NAME, SELECTOR, [b"id,place\n"], data_format="csv")
+    assert [column.name for column in found.columns] == ["c1", "c2"]
+
+
+def test_of_keys_that_differ_in_case_the_one_with_most_values_is_a_column():
+    found = inferred({"Id": 1}, {"id": 2, "Id": 3}, {"Id": 4})
+    assert [column.key for column in found.columns] == ["Id"]
+    assert "keys 'id' and 'Id' differ in case only" in found.remarks[0]
+
+
+def test_a_key_whose_times_are_written_in_two_ways_is_a_string():
+    templates = [f'day={{{{ .Spool.FirstAppendTime.Format "{f}" }}}}' for f in ("02", "2006-01-02")]
+    for first, second in (templates, templates[::-1]):
+        found = inferred({"v": 1}, journals=[journal(template=first), journal(template=second)])
+        assert "type: date" not in found.text
+        assert "type: int" not in found.text

@@ -34,6 +34,15 @@ def test_a_query_finds_the_rows_of_its_partition(directory, count):
         assert [row[0] for row in database.execute(query).fetchall()] == [count]
 
 
+def test_a_query_has_a_line_a_column_since_pages_cut_off_what_is_long():
+    query = partition_query(SPEC, "on_day=2026-01-02/hour=5", ("2026-01-02", "5"))
+    assert query.splitlines() == [
+        'SELECT * FROM hive."shop"."orders"',
+        """WHERE "on_day" = DATE '2026-01-02'""",
+        '  AND "hour" = 5',
+    ]
+
+
 def test_a_table_without_partitions_is_queried_whole():
     assert partition_query(SPEC, "all", ()) == 'SELECT * FROM hive."shop"."orders"'
     other = partition_query(SPEC, "all", (), "raw-lake")

@@ -60,6 +60,7 @@ def spans(plan):
         ([listing(4, 9)], 9, [(4, 9, 4)]),
         ([listing(0, 3), listing(3, 6, ""), listing(6, 9)], 9, [(0, 3, 0), (3, 6, None), (6, 9, 6)]),
         ([listing(2, 4, ""), listing(6, 9)], 9, [(2, 4, None), (6, 9, 6)]),
+        ([listing(0, 3), listing(3, 6, ""), listing(6, 9)], 5, [(0, 3, 0), (3, 5, None)]),
     ],
 )  # fmt: skip
 def test_each_byte_has_one_holder(listed, head, expected):
@@ -114,7 +115,7 @@ FITS = [
     ("decimal(5,2)", '"-1"', Decimal("-1.00")), ("decimal(5,2)", "1e9999", None),
     ("decimal(38,9)", "12345678901234567890.123456789", Decimal("12345678901234567890.123456789")),
     ("date", '"2020-02-29"', date(2020, 2, 29)), ("date", '"2019-02-29"', None),
-    ("date", '"20200229"', None), ("date", "18263", None), ("date", '"2020-2-29T00:00"', date(2020, 2, 29)),
+    ("date", '"20200229"', None), ("date", '"2020-01-311"', None), ("date", '"2020-01-31x"', None), ("date", "18263", None), ("date", '"2020-2-29T00:00"', date(2020, 2, 29)),
     ("array<int>", "[1,null,\"x\"]", [1, None, None]), ("array<int>", "1", None),
     ("map<string,int>", '{"a":1,"b":{}}', [("a", 1), ("b", None)]), ("map<string,int>", "[]", None),
     ("map<string,int>", '{"\\ud800":1,"\\ud801":2}', [("?", 2)]),
@@ -147,6 +148,13 @@ def test_deep_values_are_texts(text):
     assert fitted(parse_line(f'{{"v":{text}}}')["v"], parse_type("string")) == text
 
 
+def test_a_line_that_is_deeper_than_calls_may_be_is_a_row_of_nulls():
+    deep = '{"v":' * 100_000 + "1" + "}" * 100_000
+    assert parse_line(deep) is None
+    (found,) = row_parser(spec_of("string")).columns(f'{deep}\n{{"v":"x"}}\n'.encode(), ["v"])
+    assert found.to_pylist() == [None, "x"]
+
+
 @pytest.mark.parametrize(("kind", "text", "expected"), FITS)
 def test_what_arrow_takes_is_what_the_rules_give(kind, text, expected):
     """A line by itself, where Arrow may parse it, and beside one that Arrow refuses."""
@@ -157,6 +165,24 @@ def test_what_arrow_takes_is_what_the_rules_give(kind, text, expected):
     assert (len(alone), len(beside), w.to_pylist()) == (1, 2, ["x"])
     assert str(alone.to_pylist()[:1]) == str(beside.to_pylist()[:1])
     assert alone.type == beside.type == arrow_type(parse_type(kind))
+
+
+@pytest.mark.parametrize("kind", ["float", "double"])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("NaN", ("nan", "b")), ("Infinity", ("inf", "b")), ("-Infinity", ("-inf", "b")),
+        ("-NaN", ("None", None)), ("Inf", ("None", None)), ("-Inf", ("None", None)),
+    ],
+)  # fmt: skip
+def test_a_number_that_json_has_not_is_one_where_engines_have_it_and_else_the_row_is_of_nulls(
+    kind, text, expected
+):
+    """Arrow takes all of these for numbers, and engines some."""
+    content = b'{"v":1.5,"w w":"a"}\n{"v":%s,"w w":"b"}\n' % text.encode()
+    v, w = row_parser(spec_of(kind)).columns(content, ["v", "w"])
+    assert (v.to_pylist()[0], w.to_pylist()[0]) == (1.5, "a")
+    assert (str(v.to_pylist()[1]), w.to_pylist()[1]) == expected
 
 
 @pytest.mark.parametrize(
@@ -211,8 +237,10 @@ def test_csv_rows_are_what_was_written(records):
         # As many rows for Arrow as lines, and others.
         (b"1,a\r2,b\n\n", [(None, None), (None, None)]),
         (b"1," + b"x" * 200_000 + b"\n2\n", [("1", "x" * 200_000), ("2", None)]),
+        (b'1,\xff\n2,5" \xff\n3,c\n', [("1", "\ufffd"), ("2", None), ("3", "c")]),
+        (b"1,\xff\n2,b\n", [("1", "\ufffd"), ("2", "b")]),
     ],
-    ids=["inches", "twice", "two lines", "returns", "balanced", "long"],
+    ids=["inches", "twice", "two lines", "returns", "balanced", "long", "open", "bytes"],
 )
 def test_each_line_of_csv_is_a_row_whatever_its_quotes(content, expected):
     """So what one piece of a journal leaves open is not in another."""
@@ -260,6 +288,8 @@ def test_segments_that_cannot_match_are_pruned():
     assert begins(day == pa.scalar(date(2020, 1, 3))) == []
     assert begins(hour.is_null()) == [240]
     assert begins((offset >= 15) & (offset < 31)) == [10, 20, 30]
+    for first, last in ((50, 59), (0, 9), (240, 249)):
+        assert begins(offset == first) == begins(offset == last) == [first]
     assert begins(ds.field("_journal") == "other") == []
 
 
@@ -290,6 +320,64 @@ def test_columns_of_the_data_may_have_the_names_of_where_rows_come_from():
         engine.register("t", dataset)
         query = "SELECT _offset, _journal FROM t WHERE _offset = 7 AND _journal = 'mine'"
         assert engine.execute(query).fetchall() == [(7, "mine")]
+
+
+@pytest.fixture
+def scanned():
+    """Makes data sets of one segment [100, 200) of a journal; closed, and failed, tell what became of scans."""
+    with ThreadPoolExecutor(1) as parsers:
+
+        def make(columns, content, next_block=next):
+            spec = parse_table_spec(
+                f"name: a.b\nselector: name=a/b\nformat: json\ncolumns: [{columns}]"
+            )
+            segment = Segment("a/b", 100, 200, ("5",), None)
+            hour = PartitionColumn(key="hour", column="hour", type="int")
+            snapshot = TableSnapshot(
+                spec=spec,
+                columns=(hour,),
+                journals=(),
+                segments=(segment,),
+                taken_at=datetime(2020, 1, 2, tzinfo=UTC),
+            )
+            closed, failed = [], []
+            dataset = TableDataset(
+                snapshot,
+                open_reader=lambda *_: iter([[Piece(segment, 100, content)], []]),
+                next_block=next_block,
+                close=closed.append,
+                failed=failed.append,
+                parsers=parsers,
+            )
+            return dataset, closed, failed
+
+        yield make
+
+
+def test_a_column_of_the_data_that_is_called_offset_is_not_where_its_row_is(scanned):
+    dataset, _, _ = scanned("{name: _offset, type: bigint}", b'{"_offset":7}\n{"_offset":8}\n')
+    found = dataset.scanner(["_offset"], ds.field("_offset") == 7).to_reader().read_all()
+    assert found.to_pylist() == [{"_offset": 7}]
+
+
+def test_rows_are_filtered_by_columns_that_nobody_asked_for(scanned):
+    content = b'{"v":1,"w":2}\n{"v":3,"w":4}\n'
+    dataset, closed, _ = scanned("{name: v, type: int}, {name: w, type: int}", content)
+    condition = (ds.field("w") == 4) & (ds.field("hour") == 5) & (ds.field("_offset") == 114)
+    found = dataset.scanner(["v"], condition).to_reader().read_all()
+    assert found.to_pylist() == [{"v": 3}]
+    assert len(closed) == 1
+
+
+def test_why_a_scan_failed_is_told_and_its_reader_closed(scanned):
+    def broken(_reader):
+        raise OSError("the store went away")
+
+    dataset, closed, failed = scanned("{name: v, type: int}", b"", next_block=broken)
+    with pytest.raises(OSError, match="went away"):
+        dataset.scanner(["v"]).to_reader().read_all()
+    assert [str(error) for error in failed] == ["the store went away"]
+    assert len(closed) == 1
 
 
 def test_it_needs_neither_metastore_nor_dagster():

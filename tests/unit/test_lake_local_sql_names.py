@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gazette_platform.errors import SetupError
+from gazette_platform.errors import LakeError, SetupError, ValidationError
 from gazette_platform.lake import LakeSettings
 from gazette_platform.lake.local_sql.session import LocalSql, connect
 from gazette_platform.lake.local_sql.snapshot import TableSnapshot
@@ -72,6 +72,79 @@ def test_schemas_of_duckdb_itself_are_refused_and_hide_no_other():
     assert "give the table another one" in str(sql.refused["information_schema.orders"])
 
 
+@pytest.mark.parametrize("query", ["", "  \n", ";", "-- nothing"])
+def test_an_empty_query_is_refused(query):
+    with pytest.raises(ValidationError, match="is empty: it takes a statement of SQL"):
+        session_of("shop.orders").execute(query)
+
+
+@pytest.mark.parametrize(
+    ("query", "number"),
+    [
+        ("SELECT 1; SELECT 2", 1),
+        ("SET threads = 1; FROM range(3); CREATE TABLE t AS SELECT 1", 2),
+        ("DESCRIBE SELECT 1; SELECT 2;", 1),
+    ],
+)
+def test_rows_that_nobody_would_see_are_refused(query, number):
+    with pytest.raises(ValidationError, match=rf"statement {number} gives rows, too"):
+        session_of("shop.orders").execute(query)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT 2;",
+        "SET threads = 1; SELECT 2",
+        "CREATE TABLE mine AS SELECT 2; INSERT INTO mine VALUES (3); SELECT min(column0) FROM (SELECT 2 AS column0)",
+        # DuckDB makes two statements of it.
+        "PIVOT (SELECT 'a' AS k) ON k USING sum(2)",
+    ],
+)
+def test_statements_before_the_rows_are_run(query):
+    sql = LocalSql({}, client=CLIENT, roots={})
+    sql._refresh_for = lambda _query: None
+    assert sql.execute(query).fetchall() == [(2,)]
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ("FROM order", 'goes in double quotes: "order"'),
+        ("SELECT * FROM order WHERE v = 1", 'goes in double quotes: "order"'),
+        ('SELECT order.v FROM "order"', 'goes in double quotes: "order"'),
+        ("SELECT group FROM shop.orders", 'goes in double quotes: "group"'),
+        ("FROM table", 'near "table"$'),
+        ("FROM orderz", r"no table orderz \(known: .*\); did you mean shop.order or shop.orders\?"),
+        ("FROM web.orders", r"no table web.orders \(known: .*\); did you mean shop.orders\?"),
+        ("FROM invoices", r"makes another one\)$"),
+        ('FROM "shop.orders"', 'quotes go around each part, as in "shop"."orders"$'),
+        ("FROM hive.shop.orders", "schema.table here, or just table, without a catalog"),
+        # It is no variable of ours.
+        ("FROM query", r"there is no table query \(known: "),
+        ("SELECT foo.v FROM orders", 'Referenced table "foo" not found! Candidate tables: "orders"'),
+        ("SELECT w FROM orders", 'column "w" not found in FROM clause! Candidate bindings: "v"'),
+        ("INSERT INTO shop.orders VALUES (1)", "orders is not a table of its own .*only read here"),
+        ("DELETE FROM orders", r"only read here.*journals append.*CREATE TABLE mine"),
+        ("UPDATE orders SET v = 1", "only read here"),
+        ("DROP TABLE orders", "only read here"),
+        ("ALTER TABLE orders ADD COLUMN w int", "only read here"),
+    ],
+)  # fmt: skip
+def test_errors_of_queries_say_what_to_write(query, says):
+    spec = "{name: shop.NAME, selector: name=x, format: json, columns: [{name: C, type: int}]}"
+    specs = [
+        parse_table_spec(spec.replace("NAME", table).replace("C,", f"{column},"))
+        for table, column in (("orders", "v"), ("order", "group"))
+    ]
+    sql = LocalSql({each.name: each for each in specs}, client=CLIENT, roots={})
+    sql._refresh_for = lambda _query: None
+    register(sql, specs)
+    with pytest.raises(LakeError, match=says) as told:
+        sql.execute(query)
+    assert "\n" not in str(told.value)
+
+
 def test_connect_knows_brokers_and_tokens_as_gazctl_does(monkeypatch):
     for variable in ("GAZETTE_ENDPOINTS", "GAZETTE_BROKER_ADDRESS", "BROKER_ADDRESS"):
         monkeypatch.delenv(variable, raising=False)
@@ -84,3 +157,12 @@ def test_connect_knows_brokers_and_tokens_as_gazctl_does(monkeypatch):
     monkeypatch.setenv("BROKER_ADDRESS", "http://127.0.0.1:2")
     with connect([ORDERS]) as sql:
         assert sql._client.config.address == "http://127.0.0.1:2"
+
+
+def test_no_variable_of_ours_is_taken_for_a_table():
+    """DuckDB looks for the tables that it does not know among the variables of who calls it."""
+    sql = session_of("shop.orders")
+    sql.refresh = lambda _: None  # no broker is here
+    for name in ("dataset", "query", "parameters", "self", "name"):
+        with pytest.raises(LakeError, match=f"there is no table {name} "):
+            sql.execute(f"SELECT * FROM {name}")

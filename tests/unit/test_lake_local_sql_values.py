@@ -10,8 +10,8 @@ from gazette_platform.lake.local_sql.rows import row_parser
 from gazette_platform.lake.schema import parse_type
 from gazette_platform.lake.table_spec import parse_table_spec
 
-# It knows JSON and CSV as they are defined: no single quotes, no blanks before quotes, no escapes.
-OTHERS = {b"{'n':1}", b'1, "x"', b"1,x\x01y"}
+# It knows JSON as it is defined: no single quotes.
+OTHERS = {b"{'n':1}"}
 PAGE = Path(__file__).parents[2] / "docs/reference/table-spec.md"
 
 

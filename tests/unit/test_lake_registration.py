@@ -485,6 +485,8 @@ def test_cursor_round_trip_and_version():
     )
     assert RegistrationCursor.parse(cursor.dump()) == cursor
     assert cursor.dump() == '{"tables":{"a.t":{},"b.t":{"j/1":0,"j/2":[9,4,[1,2]]}},"version":2}'
+    stored = RegistrationCursor({"a.t": {"j": JournalCursor(9, 4, ((1, 2),), 1700000000)}})
+    assert RegistrationCursor.parse(stored.dump()) == stored
     assert RegistrationCursor.parse(None) == RegistrationCursor()
     first = RegistrationCursor.parse('{"version":1,"tables":{"a.t":{"j":7}}}')
     assert first.tables == {"a.t": {"j": JournalCursor(7)}}

@@ -1,5 +1,6 @@
 """What follows from what brokers list, files and accounts: pruned, or a store that is away."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given, strategies as st
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.progress import JournalCursor, Page, subtract
 from gazette_platform.lake.retention import (
+    Break,
     Evidence,
     Files,
     is_broken,
@@ -58,6 +60,9 @@ HELD = accounts((0, 10), (10, 20), (20, 30))
         # The end of a journal is never pruned: it was made anew.
         ([], files(), Evidence(proof=fragment(0, 5), first=0), "doubt", ()),
         ([A], files(A), Evidence(proof=A, first=0), "doubt", ()),
+        # A fragment of another directory that begins amid what is gone does not lie behind it.
+        ([A], files(A), Evidence(proof=fragment(25, 45), first=0), "doubt", ()),
+        ([], files(), Evidence(proof=fragment(30, 40), first=30), "empty", ()),
         # What came after a break proves nothing of what was before.
         ([], files(), Evidence(proof=fragment(90, 99), first=40, broken_at=40), "doubt", ()),
         ([], files(), Evidence(proof=fragment(90, 99), first=None, broken_at=40), "doubt", ()),
@@ -77,7 +82,8 @@ def test_verdicts(here, there, evidence, verdict, kept):
 
 def test_bytes_that_brokers_are_about_to_store_are_not_gone():
     assert judge(HELD, [C], [(5, 15)], files(C), PROOF).verdict == "wait"
-    assert judge(HELD, [C], [(30, 40)], files(C), PROOF).verdict == "shrink"
+    for elsewhere in ((20, 30), (30, 40)):  # such as C, of which another broker knows no store yet
+        assert judge(HELD, [C], [elsewhere], files(C), PROOF).verdict == "shrink"
 
 
 def test_a_fragment_that_the_accounts_do_not_hold_yet_is_left_to_registration():
@@ -104,10 +110,26 @@ def test_a_new_hive_partition_is_not_an_emptied_one():
         (JournalCursor(20, 20), [Page(20, [C])], True),
         (JournalCursor(20, 10), [], False),
         (JournalCursor(20, None), [Page(20, [C])], False),
+        # It was stored once more, after the store had gone; a broker that only holds it knows nothing of that.
+        (JournalCursor(20, 10, (), 500), [Page(10, [replace(B, mod_time=800)])], True),
+        (JournalCursor(20, 10, (), 500), [Page(10, [replace(B, mod_time=550)])], False),
+        (JournalCursor(20, 10, (), 500), [Page(10, [replace(B, mod_time=90)])], False),
+        (JournalCursor(20, 10, (), 500), [Page(10, [fragment(10, 20, store="")])], False),
+        (JournalCursor(20, 10, (), 500), [Page(10, [replace(C, mod_time=800)])], True),
     ],
 )
 def test_a_break_is_where_nothing_registered_is_listed_any_more(cursor, pages, expected):
     assert is_broken(cursor, pages) is expected
+
+
+def test_what_was_stored_after_a_break_is_not_of_before():
+    assert Break(20).is_of_before(fragment(0, 10, store=""))
+    found = Break(20, 500)
+    assert found.is_of_before(replace(A, mod_time=500))
+    assert not found.is_of_before(replace(A, mod_time=700))
+    assert not found.is_of_before(fragment(0, 10, store=""))
+    assert found.joined(Break(40, 900)) == Break(40, 500)
+    assert found.joined(Break(10)) == found
 
 
 def test_a_front_that_moved():

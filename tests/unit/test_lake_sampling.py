@@ -77,6 +77,20 @@ def test_the_last_line_of_a_journal_is_read_without_its_newline():
     assert samples[-1].may_begin_amid
 
 
+def test_a_journal_of_one_append_is_read_amid_as_well():
+    """What somebody appends first is one fragment, however large: nothing else begins amid."""
+    content = b"".join(b"%05d\n" % n for n in range(1000))
+    lines, samples = sample_lines(Content(content, [0]), JOURNALS, SampleLimits(sample_bytes=600))
+    assert [(s.begin, s.end) for s in samples] == [
+        (0, 600),
+        (3000, 3600),
+        (4500, 5100),
+        (5400, 6000),
+    ]
+    assert {s.journal_bytes for s in samples} == {6000}
+    assert {b"00000", b"00501", b"00751", b"00999"} <= set(lines) <= set(content.split(b"\n"))
+
+
 def test_journals_are_spread():
     specs = [JournalSpec(name=f"j/{n:03}", replication=1) for n in range(100)]
     assert [s.name for s in spread(specs, 3)] == ["j/000", "j/049", "j/099"]

@@ -368,3 +368,27 @@ def test_hostile_specs_are_short_errors_in_bounded_time_and_memory(changes):
     assert len(str(error.value)) < 500
     assert peak < 200 << 20
     assert time.process_time() - begun < 10
+
+
+def test_a_spec_is_parsed_once_and_anew_when_its_file_changes(tmp_path, monkeypatch):
+    parsed = []
+
+    def parse(raw):
+        parsed.append(raw)
+        return read_table_spec(raw)
+
+    monkeypatch.setattr("gazette_platform.lake.spec_folder.read_table_spec", parse)
+    file = tmp_path / "a.yaml"
+    for comment in ("one of this test", "another", "one of this test"):
+        file.write_text(f"{GOOD}comment: {comment}\n")
+        for _ in range(3):
+            assert read_spec_folder(tmp_path).specs["flights.flights"].comment == comment
+    assert len(parsed) == 2
+    file.write_text(f"{GOOD}comment: [nothing, of, that, kind]\n")
+    told = [list(map(str, read_spec_folder(tmp_path).errors)) for _ in range(3)]
+    assert told[0] == told[1] == told[2] != []
+    assert len(parsed) == 3
+    file.write_text(f"{GOOD}comment: {'x' * 40_000}\n")  # not worth its memory
+    for _ in range(2):
+        assert len(read_spec_folder(tmp_path).specs) == 1
+    assert len(parsed) == 5

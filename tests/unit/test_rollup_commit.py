@@ -1,6 +1,7 @@
 """Commits of rollups: whole or absent, and none by who comes late. On real Iceberg files."""
 
 import re
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pyarrow as pa
 import pytest
 import sqlglot
 from lake_bench import MemoryMetastore
+from msgspec import structs
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.io import load_file_io
 from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -225,6 +227,17 @@ def test_who_makes_the_table_late_changes_nothing(rollup):
     assert rollup.rows() == [("JFK", 2)]
 
 
+def test_a_table_that_others_made_meanwhile_is_left_alone(rollup):
+    """It covers nothing, as no table at all does."""
+    planned = rollup.plan(rows((JFK, 1)), {JFK: 10})
+    foreign = rollup.tables.load(STAGING_SCHEMA, rollup.stage(rows((EWR, 2))))
+    location = foreign.metadata_location
+    assert rollup.tables.create("rollups", "sums", foreign.metadata, location)
+    with pytest.raises(RollupFenced):
+        commit(rollup.tables, planned)
+    assert rollup.load().metadata_location == location
+
+
 def test_metastore_compares_for_who_was_held_up_between_looking_and_writing(rollup, monkeypatch):
     """The lock of a table ends by itself while its holder is frozen."""
     rollup.commit(rows((JFK, 1)), {JFK: 10})
@@ -348,6 +361,19 @@ def test_other_columns_replace_the_table_if_all_is_made_anew(rollup):
     assert after.metadata.table_uuid == before.metadata.table_uuid
     assert after.version == before.version + 1
     rollup.commit(wide((JFK, 5)), {JFK: 30}, schema=WIDER)
+    assert rollup.rows() == [("EWR", 4), ("JFK", 5)]
+
+
+def test_other_slices_of_the_same_columns_replace_the_table(rollup):
+    rollup.commit(rows((JFK, 1), (EWR, 3)), {JFK: 10, EWR: 20})
+    one = structs.replace(SPEC, slices=("origin",))
+    by_origin = PartitionSpec(PARTITIONED.fields[0])
+    ends = {("JFK",): 10, ("EWR",): 20}
+    planned = rollup.plan(rows((JFK, 2), (EWR, 4)), ends, spec=one, partitions=by_origin)
+    commit(rollup.tables, replace(planned, replaces_all=True, covers=covers(ends, one)))
+    assert rollup.rows() == [("EWR", 4), ("JFK", 2)]
+    assert rollup.load().slice_types() == {"origin": "string"}
+    rollup.commit(rows((JFK, 5)), {("JFK",): 30}, spec=one, partitions=by_origin)
     assert rollup.rows() == [("EWR", 4), ("JFK", 5)]
 
 

@@ -10,6 +10,7 @@ import pytest
 from dagster import (
     AssetCheckKey,
     AssetCheckSeverity,
+    AssetMaterialization,
     AssetSelection,
     DagsterInstance,
     materialize,
@@ -25,6 +26,7 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 
+from gazette_platform.assets.freshness import SOURCES_KEY, noted_mark, sources_mark
 from gazette_platform.assets.rollups import COMPLETE_CHECK, rollup_asset
 from gazette_platform.errors import LakeError, RollupFenced
 from gazette_platform.lake import Registrar, StoreRoots, ensure_exact_view, parse_table_spec
@@ -137,6 +139,15 @@ class Lake:
         """The first file of an hour goes."""
         folder = self.files.root / f"orders/shop={shop}/hour={hour:02}"
         min(folder.iterdir()).unlink()
+
+    def lose_store(self, journal):
+        """Its folder is gone, as when nothing is mounted there."""
+        folder = self.files.root / journal
+        folder.rename(f"{folder}.away")
+
+    def bring_store_back(self, journal):
+        folder = self.files.root / journal
+        folder.with_name(f"{folder.name}.away").rename(folder)
 
     def runner(self, **options):
         return RollupRunner(self.metastore, self.tables, self.engine, clock=self.clock, **options)
@@ -266,7 +277,7 @@ def test_a_slice_whose_files_went_before_its_accounts_is_left_as_it_is(lake):
     # With all slices at once, too, and by other code or columns.
     assert lake.run(msgspec.structs.replace(SUMS, version="2")).made == [("a", "6")]
     with pytest.raises(
-        LakeError, match=r"orders shop=a/hour=5 was pruned, so rollups\.sums cannot"
+        LakeError, match=r"orders shop=a/hour=5 was pruned, or .*, so rollups\.sums cannot"
     ):
         lake.run(msgspec.structs.replace(SUMS, slices=("hour",)))
     assert lake.run(follows()).made == [("a", "5"), ("a", "6")]
@@ -282,6 +293,91 @@ def test_a_slice_is_not_committed_if_its_files_went_while_it_was_read(lake):
     assert lake.rows() == [("a", 5, 1), ("a", 6, 1)]
     lake.engine.before_commit = lambda: None
     assert lake.run().made == []
+
+
+@pytest.mark.parametrize("retention", ["keep", "follow"])
+def test_a_slice_is_not_made_while_the_store_of_a_part_is_away(lake, retention):
+    """Engines read it as empty; once made, nothing would have the slice made again when it is back."""
+    by_hour = msgspec.structs.replace(SUMS, slices=("hour",), retention=retention)
+    lake.publish(("a", 5), ("b", 5), ("a", 6))
+    lake.lose_store("orders/shop=b")
+    report = lake.run(by_hour)
+    assert report.made == [("6",)]
+    assert [sealed.values for sealed in report.behind] == [("5",)]
+    assert report.is_waiting
+    lake.bring_store_back("orders/shop=b")
+    report = lake.run(by_hour)
+    assert (report.made, report.is_waiting) == ([("5",)], False)
+    # And when it goes again, what comes meanwhile waits with the rest.
+    lake.publish(("a", 5))
+    lake.lose_store("orders/shop=b")
+    report = lake.run(by_hour)
+    assert (report.made, report.dropped, report.is_waiting) == ([], [], True)
+    assert len(lake.rows()) == 2
+    with pytest.raises(LakeError, match=r"or its store is away, so .* cannot be sliced by other"):
+        lake.run(msgspec.structs.replace(by_hour, slices=("shop",)))
+    lake.bring_store_back("orders/shop=b")
+    assert lake.run(by_hour).made == [("5",)]
+
+
+@pytest.mark.parametrize("retention", ["keep", "follow"])
+def test_a_slice_is_not_committed_if_a_store_went_away_while_it_was_read(lake, retention):
+    spec = msgspec.structs.replace(SUMS, retention=retention)
+    lake.publish(("a", 5))
+    lake.engine.before_commit = lambda: lake.lose_store("orders/shop=a")
+    with pytest.raises(LakeError, match="while it was read, so nothing was changed"):
+        lake.run(spec)
+    lake.bring_store_back("orders/shop=a")
+    lake.engine.before_commit = lambda: None
+    assert lake.run(spec).made == [("a", "5")]
+
+
+def test_other_slices_are_not_committed_if_files_went_while_they_were_read(lake):
+    lake.publish(("a", 5), ("a", 5))
+    lake.run()
+    lake.engine.before_commit = lambda: lake.delete_file("a", 5)
+    with pytest.raises(LakeError, match="while it was read, so nothing was changed"):
+        lake.run(msgspec.structs.replace(SUMS, slices=("shop",)))
+    assert lake.rows() == [("a", 5, 1)]
+
+
+def test_a_rollup_whose_source_is_away_is_asked_for_again(lake):
+    asset = rollup_asset(SUMS)
+    lake.publish(("a", 5), ("b", 5))
+    lake.lose_store("orders/shop=b")
+    resources = {
+        "metastore": SimpleNamespace(client=lambda: lake.metastore),
+        "lake": SimpleNamespace(iceberg_tables=lambda _: lake.tables, table_page=lambda _: {}),
+        "trino": SimpleNamespace(catalogs=None, query=lambda *_: pytest.fail("replaced")),
+    }
+
+    def noted(instance):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("gazette_platform.assets.rollups.engine_of", lambda *_: lake.engine)
+            result = materialize([asset], instance=instance, resources=resources)
+        (event,) = result.get_asset_materialization_events()
+        (check,) = result.get_asset_check_evaluations()
+        metadata = event.step_materialization_data.materialization.metadata
+        return metadata[SOURCES_KEY].value, metadata["slices"].value, check.passed
+
+    with DagsterInstance.ephemeral() as instance:
+        instance.report_runless_asset_event(AssetMaterialization(["shop", "orders"]))
+        assert noted(instance) == ("", 1, False)
+        assert sources_mark(instance, SUMS) != noted_mark(instance, asset.key)
+        lake.bring_store_back("orders/shop=b")
+        assert noted(instance) == (sources_mark(instance, SUMS), 2, True)
+
+
+def test_a_source_by_another_alias_is_the_same_content(lake):
+    lake.publish(("a", 5), ("a", 6))
+    lake.run()
+    lake.publish(("a", 6))
+    lake.prune("a", 5)
+    other = msgspec.structs.replace(SUMS, sql="select * from o", sources={"o": "shop.orders"})
+    report = lake.run(other)
+    assert (report.made, report.dropped) == ([("a", "6")], [])
+    assert [sealed.values for sealed in report.behind] == [("a", "5")]
+    assert len(lake.rows()) == 2
 
 
 def test_an_account_that_a_prune_emptied_is_no_part_any_more(lake):

@@ -60,6 +60,7 @@ def test_defaults():
         name="r.a", engine="spark", sql="select * from ORDERS", sources={"orders": "t.orders"}
     )
     assert (spec.slices, spec.cron, spec.retention) == ((), "* * * * *", "keep")
+    assert parse_rollup(f"-- fresh_within: 2m\n{text}", engine="spark").fresh_within_s == 120
 
 
 def test_sources_may_be_given_names():
@@ -145,6 +146,7 @@ def test_code_version_follows_what_rows_depend_on():
         ).code_version
     )
     assert pinned != version("slices:", "version: '2'\n-- slices:")
+    assert pinned == version("slices:", "version: '1'\n-- slices:", engine="spark")
 
 
 def test_rollups_written_in_python_are_checked_alike():
@@ -203,3 +205,14 @@ def test_digest_changes_with_any_spec_and_with_what_is_refused(tmp_path):
     refused = digest()
     (tmp_path / "trino" / "bad.sql").write_text("-- name: b\nselect 1")
     assert len({before, refused, digest()}) == 3
+
+
+def test_a_rollup_may_read_every_table_that_there_may_be():
+    """A raw table's name may be longer than that of a rollup."""
+    long = "t" * 127
+    spec = parse_rollup(
+        f"-- name: r.a\n-- sources: [{long}.{long}]\nselect * from {long}", engine="trino"
+    )
+    assert spec.sources == {long: f"{long}.{long}"}
+    with pytest.raises(ValidationError, match="is not schema"):
+        parse_rollup(f"-- name: r.{long}\n-- sources: [t.o]\nselect * from o", engine="trino")

@@ -75,6 +75,21 @@ def test_rollup_without_slices_reads_all(dialect):
     assert "PARTITIONED BY" not in create_staging("spark", staging, spec, {"l": late}, [()])
 
 
+def test_a_source_that_has_some_of_the_columns_only_is_read_whole():
+    """As one rollup beside a raw table: its slices say nothing of which of its rows belong to others."""
+    spec = RollupSpec(
+        name="r.a",
+        engine="trino",
+        sql="SELECT * FROM flights JOIN l USING (origin)",
+        sources={"flights": "flights.flights", "l": "rollups.late"},
+        slices=("origin", "day"),
+    )
+    late = SourceTable(schema="rollups", table="late", is_iceberg=True, types={"origin": "string"})
+    made = select_slices("trino", spec, {"flights": RAW, "l": late}, SLICES)
+    assert '"l" AS (SELECT * FROM "iceberg"."rollups"."late")\n' in made
+    assert made.count(" WHERE ") == 1
+
+
 def test_numbers_are_written_as_numbers():
     spec = RollupSpec(
         name="r.a", engine="trino", sql="SELECT * FROM f", sources={"f": "t.f"}, slices=("hour",)

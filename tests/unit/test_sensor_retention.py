@@ -2,20 +2,19 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
-from dagster import AssetCheckKey, AssetKey
-from lake_bench import FragmentFiles, MemoryMetastore
-from lake_world import MODES, SPEC, Steps, World
+from dagster import AssetCheckKey, AssetKey, AssetMaterialization
+from lake_world import FOLDER, MODES, SPEC, Steps, World
 
 from gazette_platform.assets.checks import KEEPS_UP_CHECK
-from gazette_platform.errors import NoJournalPrimaryBroker
-from gazette_platform.lake import Registrar, Shrinker, StoreRoots, parse_table_spec
+from gazette_platform.errors import LakeError, NoJournalPrimaryBroker
+from gazette_platform.lake import JournalCursor, Shrinker, StoreRoots
 from gazette_platform.lake.partition_state import PartitionState
-from gazette_platform.lake.retention import is_emptied
-from gazette_platform.lake.shrinking import ShrinkLimits
-from gazette_platform.ops.clock import SystemClock
+from gazette_platform.lake.retention import Break
 from gazette_platform.sensors.cursor import SensorCursor
+from gazette_platform.sensors.fragments import run_tick
 from gazette_platform.sensors.retention import PrunePoint, RetentionState
 
 JOURNAL = "a/part=0"
@@ -81,12 +80,13 @@ def test_what_was_pruned_is_told_once_and_dropped(world):
     assert sorted(held(world)) == ["06", "07", "08"]
     found = {e.partition: e for e in events(world)[told:]}
     assert len(events(world)) == told + 2
-    gone, less = found["0/05"], found["0/06"]
+    gone, less = found["05"], found["06"]
     assert gone.description == f"all 2 fragments of {JOURNAL} were pruned"
     assert gone.metadata["rows_added"].value == -2
     assert gone.metadata["dagster/partition_row_count"].value == 0
     assert less.metadata["dagster/partition_row_count"].value == 1
-    assert (less.metadata["fragments"].value, less.metadata["begin"].value) == (1, 27)
+    assert less.metadata["fragments"].value == 1
+    assert less.metadata["offsets"].value == f"{JOURNAL}: [27, 36)"
     assert held(world)["06"].stored_bytes == held(world)["08"].stored_bytes // 2
 
 
@@ -139,7 +139,7 @@ def test_files_that_are_still_there_are_not_forgotten(world):
     for _ in range(8):
         world.tick()
     assert held(world)["05"].fragments == 2
-    assert "0/05" in world.instance.get_dynamic_partitions("s.a")
+    assert "05" in world.instance.get_dynamic_partitions("s.a")
 
 
 def test_a_journal_that_has_to_wait_keeps_no_other_waiting(world):
@@ -174,6 +174,25 @@ def test_a_journal_that_cannot_be_listed_loses_its_turn(world, monkeypatch):
     for _ in range(12):
         world.tick()
     assert sorted(held(world)) == ["06", "07", "08"]
+
+
+def test_beginnings_are_asked_for_behind_a_journal_that_cannot_be_listed(world, monkeypatch):
+    filled(world)
+    filled(world, journal="a/part=1", hours=("05",))
+    listed, fronts = world.files.fragments, []
+
+    def fragments(journal, offset, limit):
+        fronts.append(journal if (offset, limit) == (0, 1) else "")
+        if journal == JOURNAL:
+            raise NoJournalPrimaryBroker("no primary")
+        return listed(journal, offset, limit)
+
+    monkeypatch.setattr(world.files, "fragments", fragments)
+    world.tick()
+    for _ in range(3):
+        fronts.clear()
+        world.tick()
+        assert "a/part=1" in fronts
 
 
 def test_a_store_that_went_away_is_no_prune(world):
@@ -216,6 +235,38 @@ def test_a_store_that_went_away_while_no_tick_was_is_no_prune(world):
     for _ in range(10):
         world.tick()
     assert {h: s for h, s in held(world).items() if h != "09"} == before
+
+
+@pytest.mark.parametrize("ticks", [0, 1, 5])
+def test_what_brokers_store_again_proves_nothing_of_a_store_that_went_away(world, ticks):
+    """Replicas keep their copies for some minutes, and store them if they find nothing."""
+    filled(world)
+    before = held(world)
+    lost = lose_store(world)
+    for _ in range(ticks):
+        world.tick()
+    for made in lost[-2:]:
+        postfix, later = made.path_postfix, world.now + 150
+        world.files.append(
+            JOURNAL, b'{"id":1}\n', begin=made.begin, postfix=postfix, mod_time=later
+        )
+    for _ in range(10):
+        world.tick()
+    assert held(world) == before
+    world.append(JOURNAL, 1, "09", begin=lost[-1].end, mod_time=world.now + 200)
+    for _ in range(10):
+        world.tick()
+    assert {h: s for h, s in held(world).items() if h != "09"} == before
+    # It is back, and then there is a prune.
+    for made in lost[:-2]:
+        world.files.append(
+            JOURNAL, b'{"id":1}\n', begin=made.begin, postfix=made.path_postfix, mod_time=world.now
+        )
+    world.settle(quiet=6)
+    for made in world.files.fragments(JOURNAL, 0, 2):
+        world.prune(made, "05")
+    world.settle(quiet=4)
+    assert sorted(held(world)) == ["06", "07", "08", "09"]
 
 
 def test_another_store_with_the_same_names_is_no_prune(world):
@@ -321,87 +372,125 @@ def test_a_large_prune_goes_in_batches(world):
         assert ticks <= 10
     assert world.steps.count - calls < 1000 * ticks
     keys = world.instance.get_dynamic_partitions("s.a")
-    assert sorted(keys) == [f"0/{hour}" for hour in hours[215:]]
-    ends = [e for e in events(world) if "were pruned" in e.description]
+    assert sorted(keys) == hours[215:]
+    ends = [e for e in events(world) if e.description.endswith(" pruned")]
     assert len(ends) == len({e.partition for e in ends}) == 215
 
 
-# ------------------------------------------------------------------------ one look
+# --------------------------------------------------------------------- two journals
 
 
-def look(files, metastore, spec, journal, *, limits=None, **options):
-    shrinker = Shrinker(files, StoreRoots(files.roots), limits)
-    registrar = Registrar(files, metastore, StoreRoots(files.roots))
-    cursor = registrar.tick(spec, {}).cursors[journal]
-    with metastore.connect() as session:
-        table = session.table(spec.schema, spec.table)
-        named = shrinker.journal(journal)
-        return shrinker.look(session, spec, table, named, cursor, **options)
+def both(world, hours=("05", "06", "07", "08")):
+    """Two fragments an hour of each of two journals, registered and told. Returns: them, by journal."""
+    return {
+        journal: filled(world, journal=journal, hours=hours) for journal in (JOURNAL, "a/part=1")
+    }
 
 
-def test_a_table_without_partition_columns_shrinks(tmp_path):
-    spec = parse_table_spec(
-        "{name: s.b, selector: 'name:prefix=whole', format: json, columns: [{name: id, type: bigint}]}"
-    )
-    files, metastore = FragmentFiles(tmp_path), MemoryMetastore()
-    now = int(SystemClock().unix_s())
-    made = [files.append("whole", b'{"id":1}\n' * n, mod_time=now) for n in (1, 2, 3)]
-    assert look(files, metastore, spec, "whole").shrunk == 0
-    files.prune(made[0])
-    found = look(files, metastore, spec, "whole")
-    assert (found.shrunk, found.accounts[0].state.rows) == (1, 5)
-    with metastore.connect() as session:
-        parameters = session.table("s", "b").parameters
-    assert (parameters["numRows"], parameters["numFiles"]) == ("5", "2")
+def partitions(world):
+    return sorted(world.instance.get_dynamic_partitions("s.a"))
 
 
-def test_a_look_ends_where_it_has_no_room_and_the_next_goes_on(tmp_path):
-    files, metastore = FragmentFiles(tmp_path), MemoryMetastore()
-    now = int(SystemClock().unix_s())
-    made = [
-        files.append(JOURNAL, b'{"id":1}\n' * 2, postfix=f"hour={n // 2:02}", mod_time=now)
-        for n in range(20)
-    ]
-    look(files, metastore, SPEC, JOURNAL)
-    for fragment in made[:10]:
-        files.prune(fragment)
-    limits = ShrinkLimits(partitions_max=3)
-    found = look(files, metastore, SPEC, JOURNAL, limits=limits)
-    assert (found.shrunk, found.following) == (3, "part=0/hour=02")
-    found = look(files, metastore, SPEC, JOURNAL, limits=limits, after=found.following)
-    assert (found.shrunk, found.following) == (2, "part=0/hour=05")
-    assert [a.key for a in found.emptied] == ["part=0/hour=03", "part=0/hour=04"]
+def test_a_time_stays_while_another_journal_has_something_there(world):
+    made = both(world)
+    told = len(events(world))
+    for fragment in made[JOURNAL]["05"]:
+        world.prune(fragment, "05")
+    world.settle(quiet=4)
+    world.check()
+    assert "05" not in held(world)
+    assert partitions(world) == list(HOURS)
+    (event,) = events(world)[told:]
+    assert (event.partition, event.metadata["rows_added"].value) == ("05", -2)
+    assert event.metadata["dagster/partition_row_count"].value == 2
+    assert event.metadata["offsets"].value.startswith("a/part=1: [")
+    # Then the other one is pruned, too.
+    for fragment in made["a/part=1"]["05"]:
+        world.prune(fragment, "05")
+    world.settle(quiet=4)
+    world.check()
+    assert partitions(world) == list(HOURS[1:])
+    assert [e.metadata["rows_added"].value for e in events(world)[told:]] == [-2, -2]
+    assert events(world)[-1].metadata["fragments"].value == 0
 
 
-def test_what_is_left_is_counted_within_a_budget(tmp_path):
-    files, metastore = FragmentFiles(tmp_path), MemoryMetastore()
-    now = int(SystemClock().unix_s())
-    made = [
-        files.append(JOURNAL, b'{"id":1}\n' * 2, postfix=f"hour={n // 2:02}", mod_time=now)
-        for n in range(8)
-    ]
-    look(files, metastore, SPEC, JOURNAL)
-    for fragment in made[:6:2]:
-        files.prune(fragment)
-    limits = ShrinkLimits(content_bytes_max=20)
-    shrunk = []
+def test_a_time_goes_once_when_all_journals_are_pruned_there(world):
+    made = both(world)
+    told = len(events(world))
+    for found in made.values():
+        for fragment in (*found["05"], found["06"][0]):
+            world.prune(fragment, fragment.path_postfix[5:])
+    world.settle(quiet=6)
+    world.check()
+    assert partitions(world) == list(HOURS[1:])
+    added = [(e.partition, e.metadata["rows_added"].value) for e in events(world)[told:]]
+    assert sorted(added) == [("05", -2), ("05", -2), ("06", -1), ("06", -1)]
+
+
+def test_a_time_that_gets_something_while_it_is_pruned_stays(world):
+    made = both(world)
+    for fragment in made[JOURNAL]["05"]:
+        world.prune(fragment, "05")
     for _ in range(4):
-        found = look(files, metastore, SPEC, JOURNAL, limits=limits)
-        shrunk.append((found.shrunk, found.is_complete))
-    assert shrunk == [(1, False), (1, False), (1, True), (0, True)]
+        world.append("a/part=1", 1, "05")
+        world.tick()
+    world.settle(quiet=4)
+    world.check()
+    assert "05" not in held(world)
+    assert partitions(world) == list(HOURS)
 
 
-def test_a_person_may_say_that_it_was_pruned(tmp_path):
-    files, metastore = FragmentFiles(tmp_path), MemoryMetastore()
-    now = int(SystemClock().unix_s())
-    made = [files.append(JOURNAL, b'{"id":1}\n', postfix=f"hour={n}", mod_time=now) for n in (1, 2)]
-    look(files, metastore, SPEC, JOURNAL)
-    for fragment in made:
-        files.prune(fragment)
-    assert len(look(files, metastore, SPEC, JOURNAL).doubts) == 1
-    found = look(files, metastore, SPEC, JOURNAL, is_confirmed=True)
-    assert (found.shrunk, found.doubts) == (2, [])
-    assert all(is_emptied(a.state) for a in found.emptied)
+def test_what_a_tick_shrank_and_could_not_tell_is_told_in_turn(world, monkeypatch):
+    made = both(world)
+    world.prune(made[JOURNAL]["05"][0], "05")
+    told = len(events(world))
+    with monkeypatch.context() as killed:
+        killed.setattr(world, "store", lambda outcome: None)
+        for _ in range(9):
+            world.tick()
+            if held(world)["05"].fragments == 1:
+                break
+    assert (held(world)["05"].fragments, len(events(world))) == (1, told)
+    world.settle(quiet=4)
+    world.check()
+    (event,) = events(world)[told:]
+    assert (event.partition, event.metadata["rows_added"].value) == ("05", -1)
+
+
+def test_what_was_pruned_before_an_upgrade_is_told_under_the_new_key(world):
+    """Dagster has a partition a Hive partition from a former release."""
+    made = both(world, hours=("05", "06", "07"))
+    cursor, world.instance = world.cursor, world.new_instance()
+    for number, key in enumerate(
+        f"{part}/{hour}" for part in (0, 1) for hour in ("05", "06", "07")
+    ):
+        world.instance.add_dynamic_partitions("s.a", [key])
+        numbers = {"fragments": 2, "content_bytes": 18, "rows_added": 2}
+        counts = {"dagster/partition_row_count": 2, "dagster/row_count": 2 * number + 2}
+        world.instance.report_runless_asset_event(
+            AssetMaterialization(
+                AssetKey(["s", "a"]),
+                partition=key,
+                metadata=numbers | counts,
+                tags={"dagster/data_version": "0-18"},
+            )
+        )
+    world.cursor = cursor
+    for found in made.values():
+        for fragment in found["05"]:
+            world.prune(fragment, "05")
+    world.settle(quiet=6)
+    assert partitions(world) == ["06", "07"]
+    added = {}
+    for event in events(world):
+        rows = event.metadata["rows_added"].value
+        added[event.partition] = added.get(event.partition, 0) + rows
+    assert {key: rows for key, rows in added.items() if "/" not in key} == {
+        "05": -4,
+        "06": 0,
+        "07": 0,
+    }
+    assert events(world)[-1].metadata["dagster/row_count"].value == 8
 
 
 def test_state_round_trip_and_other_releases():
@@ -409,7 +498,7 @@ def test_state_round_trip_and_other_releases():
         PrunePoint("s.a", "a", "hour=1"),
         PrunePoint("s.a", "b"),
         PrunePoint("s.a", "c"),
-        {"s.a": {"a": 7}},
+        {"s.a": {"a": Break(7), "b": Break(8, 9)}},
         {"s.a": {"a": ("because",)}},
     )
     assert RetentionState.from_json(json.loads(json.dumps(state.to_json()))) == state
@@ -420,3 +509,67 @@ def test_state_round_trip_and_other_releases():
     assert SensorCursor.parse(cursor.dump()) == cursor
     assert state.texts("s.a") == ["because"]
     assert state.only([]).to_json().keys() == {"point", "urgent", "front"}
+
+
+def test_accounts_with_many_holes_are_no_prune_again_and_again(world):
+    """Former releases had room for sixty of an hour, and took the smallest for covered."""
+    for n in range(70):
+        world.files.append(
+            JOURNAL, b'{"id":1}\n', postfix="hour=05", begin=20 * n, mod_time=world.now
+        )
+    world.append("a/part=1", 1, "05")
+    made = [world.append("a/part=1", 1, hour) for hour in ("06", "07", "08")]
+    for _ in range(4):
+        world.tick()
+    altered = world.metastore.partitions_altered
+    for _ in range(4):
+        world.tick()
+    assert world.metastore.partitions_altered == altered
+    world.prune(made[1], "07")
+    for _ in range(10):
+        world.tick()
+    with world.metastore.connect() as session:
+        names = session.partition_names(session.table("s", "a"))
+    assert "part=1/hour=07" not in names
+
+
+def test_a_journal_whose_accounts_cannot_be_read_keeps_no_other_waiting(world):
+    made = filled(world)
+    other = filled(world, journal="a/part=1", hours=("05", "06", "07"))
+    for fragment in made["05"]:
+        world.files.prune(fragment)
+    with world.metastore.connect() as session:
+        table = session.table("s", "a")
+        (first,) = session.partitions_of(table, [("0", "05")]).values()
+        changed = replace(first, parameters={**first.parameters, "gazette.state": "{"})
+        session.alter_partitions(table, [changed])
+    for _ in range(4):
+        world.tick()
+    for fragment in other["06"]:
+        world.prune(fragment, "06")
+    for _ in range(12):
+        world.tick()
+    with world.metastore.connect() as session:
+        names = session.partition_names(session.table("s", "a"))
+    assert "part=1/hour=06" not in names
+
+
+def test_a_table_of_others_by_the_same_name_is_told_and_ends_no_tick(world):
+    filled(world)
+    with world.metastore.connect() as session:
+        table = session.table("s", "a")
+        session.drop_table("s", "a")
+        session.create_table(replace(table, parameters={}))
+    outcome = run_tick(world.ports(), FOLDER, SensorCursor.parse(world.cursor))
+    assert any("s.a" in text for text in (*outcome.problems, *outcome.warnings))
+    shrinker = Shrinker(world.files, StoreRoots(world.files.roots))
+    with world.metastore.connect() as session:
+        assert not shrinker.is_pruned(session, SPEC, JOURNAL)
+        with pytest.raises(LakeError, match="was made by others"):
+            shrinker.look(
+                session,
+                SPEC,
+                session.table("s", "a"),
+                shrinker.journal(JOURNAL),
+                JournalCursor(72, 63),
+            )

@@ -8,7 +8,7 @@ of a block for one value.
 | string | a text; a number or truth value as written; an array or object as JSON text | |
 | boolean | `true`, `false`, and the same as texts | numbers |
 | integers | `5`, `"5"` | out of range, `5.0`, `1e3` |
-| float, double | numbers, also as texts | |
+| float, double | numbers, also as texts, `NaN`, `Infinity` and `-Infinity` | |
 | decimal | numbers, also as texts, rounded half up to the scale | too many digits |
 | date | `"2020-01-31"`, `"2020-1-31"`, also with a time behind | all other texts, numbers |
 | array, map, struct | arrays, objects, objects; their values by these rules | |
@@ -50,12 +50,9 @@ class Numeral(str):
     __slots__ = ()
 
 
-def _refuse(text: str) -> object:
-    raise ValueError(f"{text} is no JSON")
-
-
+# `NaN` and infinities are no JSON, yet engines take them: of a line with one, its other keys are read.
 _DECODER: Final = json.JSONDecoder(
-    parse_float=Numeral, parse_int=Numeral, parse_constant=_refuse, strict=True
+    parse_float=Numeral, parse_int=Numeral, parse_constant=Numeral, strict=True
 )
 
 

@@ -190,7 +190,9 @@ class SegmentReader(Aclosing):
                     f"{segment.journal}: no record ends within {size} bytes behind offset {begin} (is "
                     "the table's `format` that of its journals?)"
                 )
-            held = [whole]
+            # A record longer than a block is looked at again when there is twice as much of it: to join all at each
+            # piece would take the square of its length.
+            held, wanted = [whole], min(2 * size, FRAME_BYTES_MAX + _BLOCK_BYTES + 1)
 
     async def _content(self) -> bytes | memoryview | None:
         """The next content of the first segment, cut at its end."""

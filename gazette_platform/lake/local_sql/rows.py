@@ -7,6 +7,7 @@ it was is not to be seen in the rows.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -245,6 +246,8 @@ class _CsvRows:
         # Arrow ends a line at a carriage return, too, and knows no quote that is left open.
         if content.count(b"\r") != content.count(b"\r\n") or _has_open_quote(content):
             return None
+        if _ESCAPE.encode() in content or _BLANKS.search(content) is not None:
+            return None
         schema = pa.schema([(name, pa.string()) for name in self._names])
         try:
             batches = arrow_parser(_CSV, schema, None).parse(content)
@@ -261,10 +264,25 @@ class _CsvRows:
         found: list[list[str | None]] = [[] for _ in names]
         lines = content[: self.cut(content)].decode().split("\n")[:-1]
         for line in lines:
-            row = next(csv_rows([_closed(line.removesuffix("\r"))]), [])
+            plain = line.removesuffix("\r").replace(_ESCAPE, "")
+            row = next(csv_rows([_begun(_closed(plain))]), [])
             for values, place in zip(found, places, strict=True):
                 values.append(row[place] if place < len(row) else None)
         return [pa.array(values, pa.string()) for values in found]
+
+
+def _begun(line: str) -> str:
+    """A line without blanks before a quote that begins a field, as engines have it.
+
+    >>> _begun('1, "x, y",  z,"a, ",b "c"')
+    '1,"x, y",  z,"a, ",b "c"'
+    """
+    parts = line.split('"')
+    for index in range(0, len(parts) - 1, 2):
+        bare = parts[index].rstrip(" \t")
+        if bare.endswith(",") or (not bare and index == 0):
+            parts[index] = bare
+    return '"'.join(parts)
 
 
 def _closed(line: str) -> str:
@@ -286,3 +304,7 @@ def _closed(line: str) -> str:
 
 
 _CSV: Final = _span("text/csv")
+# As `hive.CSV_ESCAPE`, which takes long to import: engines drop it.
+_ESCAPE: Final = "\x01"
+# Before a quote, where a field may begin.
+_BLANKS: Final = re.compile(rb'(?:\A|[,\n])[ \t]+"')

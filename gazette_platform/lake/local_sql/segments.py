@@ -7,11 +7,13 @@ in one segment, or in none if no one holds it.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from gazette_platform.client import FragmentListing
 
@@ -71,7 +73,9 @@ def plan_segments(
         (each for each in listed if each.is_persisted and each.fragment.content_length),
         key=lambda each: each.fragment.begin,
     )
-    spooled = sorted((f.begin, f.end) for each in listed if not (f := each.fragment).backing_store)
+    spooled = _disjoint(
+        (f.begin, f.end) for each in listed if not (f := each.fragment).backing_store
+    )
     begins = [each.fragment.begin for each in stored[:1]] + [begin for begin, _ in spooled[:1]]
     at = first = min([*begins, head], default=head) if begins else 0
     segments: list[Segment] = []
@@ -101,15 +105,33 @@ def plan_segments(
     return SegmentPlan(tuple(segments), first, persisted_end, tuple(gaps))
 
 
+def _disjoint(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """`spans` in order, each without what those before it hold.
+
+    >>> _disjoint([(3, 5), (0, 4), (1, 2)])
+    [(0, 4), (4, 5)]
+    """
+    found: list[tuple[int, int]] = []
+    reach = 0
+    for low, high in sorted(spans):
+        if high > reach:
+            found.append((max(low, reach), high))
+            reach = high
+    return found
+
+
 def _parts(spans: Sequence[tuple[int, int]], begin: int, end: int) -> list[tuple[int, int, bool]]:
-    """[begin, end) cut into what the sorted `spans` hold, and what they do not.
+    """[begin, end) cut into what the disjoint, sorted `spans` hold, and what they do not.
 
     >>> _parts([(0, 4), (6, 9)], 2, 8)
     [(2, 4, True), (4, 6, False), (6, 8, True)]
     """
     found: list[tuple[int, int, bool]] = []
-    for low, high in spans:
-        low, high = max(low, begin), min(high, end)  # noqa: PLW2901  as cut
+    # While a store takes nothing, there are many: each cut begins where its bytes may be, not at the first one.
+    index = bisect_right(spans, begin, key=itemgetter(1))
+    while index < len(spans) and spans[index][0] < end:
+        low, high = max(spans[index][0], begin), min(spans[index][1], end)
+        index += 1
         if low >= high:
             continue
         if low > begin:

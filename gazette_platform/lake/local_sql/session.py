@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
@@ -12,7 +14,9 @@ from gazette_platform.client import Client, ClientConfig
 from gazette_platform.client.read_ahead import ReadAhead
 from gazette_platform.errors import GazetteError, LakeError, ValidationError
 from gazette_platform.lake.layout import StoreRoots
+from gazette_platform.lake.local_sql.advice import advised, table_missing
 from gazette_platform.lake.local_sql.snapshot import take_snapshot
+from gazette_platform.lake.meant import or_meant
 from gazette_platform.lake.settings import LakeSettings
 from gazette_platform.lake.spec_folder import load_table_specs
 from gazette_platform.ops.clock import Clock, SystemClock
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
 
     import duckdb
     import pyarrow as pa  # type: ignore[import-untyped]
+    from duckdb import DuckDBPyConnection
 
     from gazette_platform.lake.local_sql.dataset import TableDataset
     from gazette_platform.lake.local_sql.reading import Piece, ScanCounts, SegmentReader
@@ -47,10 +52,12 @@ _RESERVED: Final = frozenset({"information_schema", "pg_catalog"})
 _TABLES_AT_A_TIME: Final = 8
 _PARSERS: Final = min(4, os.cpu_count() or 1)
 _BATCH_ROWS: Final = 65536
-_UNKNOWN_TABLE: Final = re.compile(r"Table with name (\S+) does not exist")
+_DATASET: Final = "gazette_platform.lake.local_sql.dataset"
 # What a query without a table may be about, nevertheless.
 _LISTS: Final = re.compile(r"\b(show|information_schema|pragma|duckdb_\w+)\b", re.IGNORECASE)
 _NAMES_SHOWN: Final = 20
+# Types of statements that are there for their rows. Others tell how many they changed.
+_ANSWERS: Final = frozenset({"SELECT", "EXPLAIN", "CALL", "EXECUTE"})
 
 
 def connect(
@@ -72,7 +79,8 @@ def connect(
         setting or spec is malformed, or the folder has none.
     """
     required("duckdb", extra="sql", by="SQL queries")
-    required("pyarrow.dataset", extra="sql", by="SQL queries")
+    if find_spec("pyarrow") is None:
+        required("pyarrow", extra="sql", by="SQL queries")
     settings = settings or LakeSettings.from_environment(os.environ)
     if tables is None:
         tables = settings.required("tables")
@@ -152,6 +160,7 @@ class LocalSql(Closing):
         self._names = _names_of(self._specs)
         self._datasets: dict[str, TableDataset] = {}
         self._failure: BaseException | None = None
+        self._query = ""
         self._unavailable: dict[str, GazetteError] = {}
         self.refused = dict(refused or {})
         for name in specs.keys() - self._specs.keys():
@@ -163,14 +172,17 @@ class LocalSql(Closing):
         self._parsers = ThreadPoolExecutor(_PARSERS, "gazette-sql")
         # In memory: views over journals make no sense in a file. Tables of one's own go to one by ATTACH.
         self._duckdb = duckdb.connect()
-        # Which tables a query names is asked where there are none: views would be looked through.
-        self._empty = duckdb.connect()
+        self._empty: DuckDBPyConnection | None = None
+        self._is_new = True
+        # Arrow takes a while to be imported, and brokers to answer.
+        self._parsers.submit(import_module, _DATASET)
         for schema in sorted({spec.schema for spec in self._specs.values()}):
             self._duckdb.execute(f"CREATE SCHEMA IF NOT EXISTS {_DATABASE}.{_quoted(schema)}")
 
     @property
     def duckdb(self) -> duckdb.DuckDBPyConnection:
         """The connection underneath, in which tables are as the last query, or `refresh`, saw them."""
+        self._is_new = False
         return self._duckdb
 
     @property
@@ -182,22 +194,28 @@ class LocalSql(Closing):
         """Run a query, on snapshots taken now of the tables that it names.
 
         Args:
-            query: DuckDB's SQL.
+            query: DuckDB's SQL; of several statements the last one gives the rows.
             parameters: for ``?`` in it.
 
         Raises: LakeError: DuckDB refuses it; names the known tables if it names another one.
+            ValidationError: it is empty, or rows of a statement before the last one would be lost.
             ValidationError, TransportError, DataError: a table cannot be read.
         """
         import duckdb  # noqa: PLC0415
 
-        self._failure = None
-        for dataset in self._datasets.values():
-            dataset.counts = []
+        self._begin(query)
         try:
+            _require_one_answer(self._duckdb.extract_statements(query))
             self._refresh_for(query)
-            return QueryResult(self, self._duckdb.execute(query, parameters))
+            return QueryResult(self, _asked(self._duckdb, query, parameters))
         except duckdb.Error as err:
             raise self._told(err) from err
+
+    def _begin(self, query: str) -> None:
+        """Forget what was of the query before."""
+        self._failure, self._query = None, query
+        for dataset in self._datasets.values():
+            dataset.counts = []
 
     def refresh(self, tables: Iterable[str] | None = None) -> None:
         """Take new snapshots of `tables`, by full name; of all by default.
@@ -234,7 +252,8 @@ class LocalSql(Closing):
     def close(self) -> None:
         """End all that is under way."""
         self._duckdb.close()
-        self._empty.close()
+        if self._empty is not None:
+            self._empty.close()
         self._client.run(self._close_reads())
         self._parsers.shutdown(cancel_futures=True)
         if self._owned is not None:
@@ -249,7 +268,8 @@ class LocalSql(Closing):
         import duckdb  # noqa: PLC0415
 
         try:
-            named = {_key(name) for name in self._empty.get_table_names(query, qualified=True)}
+            names = self._without_views().get_table_names(query, qualified=True)
+            named = {_key(name) for name in names}
         except (
             duckdb.Error
         ):  # several statements, or a name that is not there yet: any may be meant
@@ -262,6 +282,17 @@ class LocalSql(Closing):
             self.refresh(wanted)
         elif not named and _LISTS.search(query):
             self._refresh_all()
+
+    def _without_views(self) -> DuckDBPyConnection:
+        """Where to ask which tables a query names: views would be looked through. At first there are none."""
+        import duckdb  # noqa: PLC0415
+
+        if self._is_new:
+            self._is_new = False
+            return self._duckdb
+        if self._empty is None:
+            self._empty = duckdb.connect()
+        return self._empty
 
     def _refresh_all(self) -> None:
         """As `refresh`, for queries that may mean any table: one that fails is told when it is asked for."""
@@ -301,6 +332,7 @@ class LocalSql(Closing):
         from gazette_platform.lake.local_sql.dataset import TableDataset  # noqa: PLC0415
 
         spec = snapshot.spec
+        self._is_new = False
         dataset = TableDataset(
             snapshot,
             open_reader=self._reader,
@@ -366,20 +398,24 @@ class LocalSql(Closing):
             return failure
         if isinstance(error, duckdb.InterruptException):
             return KeyboardInterrupt()
-        if found := _UNKNOWN_TABLE.search(str(error)):
-            name = self._names.get(_key(found[1]), "")
+        if missing := table_missing(str(error)):
+            name = self._names.get(_key(missing), "")
             if name in self._unavailable:
                 return self._unavailable[name]
-            return LakeError(self._unknown(found[1]))
-        return LakeError(_first_line(error))
+            return LakeError(self._unknown(missing))
+        columns = {column.name for spec in self._specs.values() for column in spec.columns}
+        return LakeError(advised(str(error), self._query, {*self._names, *columns}))
 
     def _unknown(self, name: str) -> str:
+        if name in self._specs:
+            schema, _, table = name.partition(".")
+            return f'there is no table "{name}": quotes go around each part, as in "{schema}"."{table}"'
         shown = ", ".join(self.tables[:_NAMES_SHOWN])
         more = len(self.tables) - _NAMES_SHOWN
         refused = f"; refused: {next(iter(self.refused.values()))}" if self.refused else ""
         return (
             f"there is no table {name} (known: {shown}{f' and {more} more' if more > 0 else ''}; a spec "
-            f"in the tables folder makes another one{refused})"
+            f"in the tables folder makes another one{refused}){or_meant([name], self._specs)}"
         )
 
 
@@ -443,6 +479,13 @@ class QueryResult:
             raise self._owner._told(err) from err  # noqa: SLF001
 
 
+def _asked(
+    _duckdb: DuckDBPyConnection, _query: str, _parameters: Sequence[Any] | None
+) -> DuckDBPyConnection:
+    """Run a query. DuckDB takes variables of who calls it for tables: here are none that a query may name."""
+    return _duckdb.execute(_query, _parameters)
+
+
 def _names_of(specs: Mapping[str, TableSpec]) -> dict[str, str]:
     """Full names by what queries may call tables; a short name that two have is none."""
     names: dict[str, str] = {}
@@ -474,5 +517,19 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+def _require_one_answer(statements: Sequence[duckdb.Statement]) -> None:
+    """Refuse a query that gives nothing, or rows that nobody would see.
+
+    Raises: ValidationError: with what to do instead.
+    """
+    if not statements:
+        raise ValidationError(
+            "is empty: it takes a statement of SQL, such as SHOW TABLES", path="query"
+        )
+    for number, statement in enumerate(statements[:-1], 1):
+        if statement.type.name in _ANSWERS:
+            raise ValidationError(
+                f"has {len(statements)} statements, of which only the last one's rows are shown, and "
+                f"statement {number} gives rows, too: run each by itself, or join them by UNION ALL",
+                path="query",
+            )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import GazetteError, LakeError, ValidationError
+from gazette_platform.lake.aside import home_directory, is_aside
 from gazette_platform.lake.layout import Layout, PartitionColumn, partition_columns
 from gazette_platform.lake.local_sql.segments import plan_segments
 from gazette_platform.lake.planning import directory_of
@@ -43,6 +44,8 @@ class JournalSnapshot:
     """Persisted ones."""
     gaps: tuple[tuple[int, int], ...]
     """Bytes between `begin` and `head` that nobody holds now."""
+    aside: tuple[tuple[int, int], ...] = ()
+    """Bytes in files that were set aside, so that no query of a table reads them."""
 
 
 @final
@@ -57,6 +60,9 @@ class TableSnapshot:
     segments: tuple[Segment, ...]
     taken_at: datetime
     """Aware, UTC."""
+    layouts: tuple[str, ...] = ()
+    """How directories of the journals' fragments are built; of more than one, partition columns are NULL where
+    a directory lacks them."""
 
 
 async def take_snapshot(client: AsyncClient, spec: TableSpec, now: datetime) -> TableSnapshot:
@@ -65,8 +71,8 @@ async def take_snapshot(client: AsyncClient, spec: TableSpec, now: datetime) -> 
     Args:
         now: by which path postfixes of what is not persisted yet are made.
 
-    Raises: ValidationError: no journal matches, or the spec does not suit their paths. LakeError: their
-        paths differ. TransportError. Cancellation: safe.
+    Raises: ValidationError: no journal matches, or the spec does not suit their paths. LakeError: a path
+        has a key twice, or a value that is not of its column's type. TransportError. Cancellation: safe.
     """
     matched = await client.list(spec.label_selector)
     if not matched:
@@ -99,9 +105,14 @@ async def take_snapshot(client: AsyncClient, spec: TableSpec, now: datetime) -> 
         journals=tuple(
             _of_journal(j.name, heads[j.name], p) for j, p in zip(found, plans, strict=True)
         ),
-        segments=tuple(segment for plan in plans for segment in plan.segments),
+        segments=tuple(s for plan in plans for s in plan.segments if not _is_aside(s)),
         taken_at=now,
+        layouts=places.layouts,
     )
+
+
+def _is_aside(segment: Segment) -> bool:
+    return segment.listing is not None and is_aside(segment.listing.fragment)
 
 
 def _of_journal(name: str, head: int, plan: SegmentPlan) -> JournalSnapshot:
@@ -110,14 +121,19 @@ def _of_journal(name: str, head: int, plan: SegmentPlan) -> JournalSnapshot:
         begin=plan.begin,
         persisted_end=plan.persisted_end,
         head=head,
-        fragments=sum(segment.listing is not None for segment in plan.segments),
+        fragments=sum(s.listing is not None and not _is_aside(s) for s in plan.segments),
         gaps=plan.gaps,
+        aside=tuple((s.begin, s.end) for s in plan.segments if _is_aside(s)),
     )
 
 
 @final
 class _Places:
-    """Partition values of the fragments of a table, by their directories."""
+    """Partition values of the fragments of a table, by their directories.
+
+    A table has the partition columns of all of its directories, in the order in which they come up, and NULL
+    in those that a directory lacks: after a change of the path postfix, say, or where one journal has another.
+    """
 
     def __init__(
         self,
@@ -127,21 +143,26 @@ class _Places:
         now: datetime,
     ) -> None:
         self._now = now
+        self._spec = spec
         stored = (f.fragment for of_one in fragments for f in of_one if f.is_persisted)
-        first = next(stored, None)
-        directory = directory_of(first) if first else self._live_directory(journals[0].spec)
-        self._layout = Layout.of_directory(directory)
-        self.columns = partition_columns(spec, self._layout)
+        directories = dict.fromkeys(home_directory(f) for f in stored)
+        found = dict.fromkeys(_layout(spec, directory) for directory in directories)
+        for directory in dict.fromkeys(self._live_directory(each.spec) for each in journals):
+            # One that goes on in a way that only brokers know is as good as one that is there.
+            live = _layout(spec, directory)
+            if not any(str(layout).startswith(f"{live}/") for layout in found):
+                found.setdefault(live)
+        self.layouts = tuple(map(str, found))
+        keys = dict.fromkeys(key for layout in found for key in layout.keys)
+        self.columns = partition_columns(spec, Layout(tuple(f"{{{key}}}" for key in keys)))
         self._known: dict[str, tuple[str | None, ...]] = {}
 
     def values_of(self, listing: FragmentListing) -> tuple[str | None, ...]:
-        """Raises: LakeError: the fragment's directory has another layout than the table's first one."""
-        directory = directory_of(listing.fragment)
+        """Raises: LakeError: a value in the fragment's directory is not of its column's type."""
+        directory = home_directory(listing.fragment)
         values = self._known.get(directory)
         if values is None:
-            texts = self._layout.match(directory)
-            values = tuple(c.value(t) for c, t in zip(self.columns, texts, strict=True))
-            self._known[directory] = values
+            values = self._known[directory] = self._values(directory)
         return values
 
     def live_values(self, spec: JournalSpec) -> tuple[str | None, ...]:
@@ -150,12 +171,14 @@ class _Places:
         A fragment gets its path when it is persisted, from the time of its first append. So near the
         end of an hour what is in the tail as of this hour may be persisted as of the last.
         """
+        return self._values(self._live_directory(spec))
+
+    def _values(self, directory: str) -> tuple[str | None, ...]:
+        texts = dict(segment.split("=", 1) for segment in directory.split("/") if "=" in segment)
         try:
-            texts = self._layout.match(self._live_directory(spec))
-            return tuple(c.value(t) for c, t in zip(self.columns, texts, strict=True))
-        except LakeError:
-            keys = dict(segment.split("=", 1) for segment in spec.name.split("/") if "=" in segment)
-            return tuple(c.value(keys[c.key]) if c.key in keys else None for c in self.columns)
+            return tuple(c.value(texts[c.key]) if c.key in texts else None for c in self.columns)
+        except LakeError as err:
+            raise LakeError(f"{self._spec.name}: {directory}: {err}") from err
 
     def _live_directory(self, spec: JournalSpec) -> str:
         if not spec.fragment.path_postfix_template:
@@ -167,3 +190,10 @@ class _Places:
             return directory_of(Fragment(spec.name, 0, 0, path_postfix=postfix))
         except GazetteError:  # it needs registers, which only brokers know
             return spec.name
+
+
+def _layout(spec: TableSpec, directory: str) -> Layout:
+    try:
+        return Layout.of_directory(directory)
+    except LakeError as err:
+        raise LakeError(f"{spec.name}: {err}") from err

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 import msgspec
+from typing_extensions import override
 
 from gazette_platform.errors import LakeError, ValidationError
 from gazette_platform.lake.catalogs import TrinoCatalogs
@@ -14,11 +17,14 @@ from gazette_platform.lake.rollups.spec import RollupSpec, check_rollup
 from gazette_platform.lake.rollups.statements import create_staging, insert_staging, select_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from pyspark.sql import DataFrame, SparkSession
 
     from gazette_platform.lake.rollups.statements import Dialect, SourceTable, StagingTable
+
+    _Query = tuple[RollupSpec, Mapping[str, SourceTable]]
 
 __all__ = ["PythonRollup", "RollupEngine", "SparkEngine", "TrinoEngine", "rollup"]
 
@@ -70,8 +76,44 @@ class _Queries(Protocol):
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]: ...
 
 
+class _SqlEngine(ABC):
+    """Makes slices by statements, each of which it runs itself."""
+
+    dialect: Dialect
+    catalogs: TrinoCatalogs
+
+    @abstractmethod
+    def execute(self, sql: str) -> None:
+        """Run a statement; see `RollupEngine`."""
+
+    def stage(
+        self,
+        staging: StagingTable,
+        spec: RollupSpec,
+        sources: Mapping[str, SourceTable],
+        slices: Sequence[tuple[str, ...]],
+        *,
+        is_first: bool,
+    ) -> None:
+        """Make slices; see `RollupEngine`."""
+        statement = create_staging if is_first else insert_staging
+        with self._query(staging, spec, sources, slices) as (query, read):
+            sql = statement(self.dialect, staging, query, read, slices, catalogs=self.catalogs)
+            self.execute(sql)
+
+    def _query(
+        self,
+        staging: StagingTable,  # noqa: ARG002
+        spec: RollupSpec,
+        sources: Mapping[str, SourceTable],
+        slices: Sequence[tuple[str, ...]],  # noqa: ARG002
+    ) -> AbstractContextManager[_Query]:
+        """What a statement is to be made of: the rollup itself, where that is SQL."""
+        return nullcontext((spec, sources))
+
+
 @final
-class TrinoEngine:
+class TrinoEngine(_SqlEngine):
     """Runs rollups of ``trino/``.
 
     Args:
@@ -85,26 +127,14 @@ class TrinoEngine:
         self._trino = trino
         self.catalogs = catalogs or TrinoCatalogs()
 
+    @override
     def execute(self, sql: str) -> None:
         """Run a statement; see `RollupEngine`."""
         self._trino.query(sql)
 
-    def stage(
-        self,
-        staging: StagingTable,
-        spec: RollupSpec,
-        sources: Mapping[str, SourceTable],
-        slices: Sequence[tuple[str, ...]],
-        *,
-        is_first: bool,
-    ) -> None:
-        """Make slices; see `RollupEngine`."""
-        statement = create_staging if is_first else insert_staging
-        self.execute(statement("trino", staging, spec, sources, slices, catalogs=self.catalogs))
-
 
 @final
-class SparkEngine:
+class SparkEngine(_SqlEngine):
     """Runs rollups of ``spark/``, and those that are functions.
 
     Args:
@@ -121,6 +151,7 @@ class SparkEngine:
         self._function = function
         self.catalogs = TrinoCatalogs()
 
+    @override
     def execute(self, sql: str) -> None:
         """Run a statement; see `RollupEngine`."""
         from pyspark.errors import PySparkException  # noqa: PLC0415  slow to import
@@ -130,22 +161,20 @@ class SparkEngine:
         except PySparkException as err:
             raise _refused(err) from err
 
-    def stage(
+    @override
+    @contextmanager
+    def _query(
         self,
         staging: StagingTable,
         spec: RollupSpec,
         sources: Mapping[str, SourceTable],
         slices: Sequence[tuple[str, ...]],
-        *,
-        is_first: bool,
-    ) -> None:
-        """Make slices; see `RollupEngine`."""
+    ) -> Iterator[_Query]:
+        if self._function is None:
+            yield spec, sources
+            return
         from pyspark.errors import PySparkException  # noqa: PLC0415  slow to import
 
-        statement = create_staging if is_first else insert_staging
-        if self._function is None:
-            self.execute(statement("spark", staging, spec, sources, slices))
-            return
         try:
             frames = {
                 alias: self._session.sql(select_source("spark", spec, source, slices))
@@ -155,8 +184,7 @@ class SparkEngine:
         except PySparkException as err:
             raise _refused(err) from err
         try:
-            made = msgspec.structs.replace(spec, sql=f"SELECT * FROM `{staging.name}`")  # noqa: S608 (a name of ours)
-            self.execute(statement("spark", staging, made, {}, slices))
+            yield msgspec.structs.replace(spec, sql=f"SELECT * FROM `{staging.name}`"), {}  # noqa: S608 (a name of ours)
         finally:
             self._session.catalog.dropTempView(staging.name)
 

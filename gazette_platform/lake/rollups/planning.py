@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import LakeError
+from gazette_platform.lake.progress import subtract
 from gazette_platform.lake.rollups.covers import Covers, Seen, SliceCover
 
 if TYPE_CHECKING:
@@ -24,7 +25,15 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.rollups.spec import RollupSpec
 
-__all__ = ["Plan", "Sealed", "SourceState", "batches", "covers_after", "make_plan"]
+__all__ = [
+    "Plan",
+    "Sealed",
+    "SourceState",
+    "batches",
+    "covers_after",
+    "make_plan",
+    "with_new_aliases",
+]
 
 
 @final
@@ -86,7 +95,7 @@ def make_plan(
     Args:
         spec: the rollup.
         sources: by alias, read after `covers` was.
-        covers: what the table covers; empty if there is no table yet.
+        covers: what the table covers, by the aliases of now; empty if there is no table yet.
         is_forced: make everything anew, also what shrinks by it.
 
     Raises: LakeError: a source is not partitioned by the columns of the slices.
@@ -170,6 +179,42 @@ def _wanted(
     return {values: {**parts, **digests} for values, parts in wanted.items()}
 
 
+def with_new_aliases(sources: Mapping[str, SourceState], covers: Covers) -> Covers:
+    """Covers in which sources have the aliases that they have now.
+
+    Another alias is no other content: a slice that is left as it is has to be known by it from then on. A source is
+    recognized by the journals of its parts, or by their names if it is a rollup.
+
+    Args:
+        sources: by alias.
+        covers: what the table covers, by the aliases of then.
+    """
+    known: dict[str, set[str]] = {}
+    beside: dict[str, set[str]] = {}
+    for cover in covers.slices.values():
+        for alias, by_name in cover.parts.items():
+            known.setdefault(alias, set()).update(s.journal or n for n, s in by_name.items())
+            beside.setdefault(alias, set()).update(cover.parts)
+    now = {
+        alias: {seen.journal or name for name, (_, seen) in source.parts.items()}
+        for alias, source in sources.items()
+    }
+    renamed: dict[str, str] = {}
+    for alias in known.keys() - sources.keys():
+        # What was read beside it is another one.
+        found = sorted(a for a in now.keys() - beside[alias] if now[a] & known[alias])
+        renamed |= {alias: found[0]} if found else {}
+    if not renamed:
+        return covers
+    slices = {
+        values: SliceCover(
+            cover.code, {renamed.get(alias, alias): parts for alias, parts in cover.parts.items()}
+        )
+        for values, cover in covers.slices.items()
+    }
+    return Covers(slices, covers.columns)
+
+
 def _is_less(
     sources: Mapping[str, SourceState],
     former: SliceCover,
@@ -180,15 +225,34 @@ def _is_less(
     A source that the query no longer reads does not count.
     """
     return any(
-        not _is_held((parts or {}).get(alias, {}).get(name), seen)
+        not _is_held(name, by_name, (parts or {}).get(alias, {}))
         for alias, by_name in former.parts.items()
         if alias in sources
-        for name, seen in by_name.items()
+        for name in by_name
     )
 
 
-def _is_held(now: Seen | None, former: Seen) -> bool:
-    return now is not None and now.holds(former)
+def _is_held(name: str, by_name: Mapping[str, Seen], now: Mapping[str, Seen]) -> bool:
+    """Whether all content of a part is still there.
+
+    Of files that overlapped across Hive partitions, the one that others cover is moved aside: then this part
+    has less, and nothing is gone if another one, of which the slice was made too, held the same bytes and does.
+
+    Args:
+        name: of the part.
+        by_name: parts that the slice was made of, by name.
+        now: parts of the same source, by name.
+    """
+    former, here = by_name[name], now.get(name)
+    if here is None or here.holds(former) or here.journal != former.journal:
+        return here is not None and here.holds(former)
+    elsewhere = [
+        held
+        for other, seen in by_name.items()
+        if other != name and other in now and seen.journal == now[other].journal == here.journal
+        for held in subtract(seen.ranges, subtract(seen.ranges, now[other].ranges))
+    ]
+    return not subtract(subtract(former.ranges, here.ranges), elsewhere)
 
 
 def _is_more(former: SliceCover, parts: Mapping[str, Mapping[str, Seen]] | None) -> bool:

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.rollups.commit import Commit, Committed, commit
-from gazette_platform.lake.rollups.planning import Plan, Sealed, batches, covers_after, make_plan
+from gazette_platform.lake.rollups.planning import (
+    Plan,
+    Sealed,
+    batches,
+    covers_after,
+    make_plan,
+    with_new_aliases,
+)
 from gazette_platform.lake.rollups.sources import Source, read_sources
 from gazette_platform.lake.rollups.spec import STAGING_SCHEMA
 from gazette_platform.lake.rollups.statements import StagingTable
@@ -50,7 +57,9 @@ class RollupReport:
     made: list[tuple[str, ...]] = field(default_factory=list)
     dropped: list[tuple[str, ...]] = field(default_factory=list)
     behind: list[Sealed] = field(default_factory=list)
-    """Slices that lack something and cannot be made anew, since raw content was pruned."""
+    """Slices that lack something and cannot be made anew, since raw content was pruned, or is away."""
+    is_waiting: bool = False
+    """Whether all files of a part are gone, so that it is worth while to look again: a store may be away."""
     is_rebuild: bool = False
     rows_made: int = 0
     rows_total: int | None = None
@@ -107,10 +116,15 @@ class RollupRunner:
         """
         base, covers, sources = _read(self._metastore, self._tables, spec)
         plan = make_plan(spec, _states(sources), covers, is_forced=is_forced)
-        if spec.retention == "keep" and not is_forced:
-            plan = self._without_lost(spec, plan, sources, covers)
+        is_waiting = False
+        if not is_forced:
+            plan, is_waiting = self._without_lost(spec, plan, sources, covers)
         report = RollupReport(
-            table=spec.name, covers=covers, behind=plan.behind, is_rebuild=plan.is_rebuild
+            table=spec.name,
+            covers=covers,
+            behind=plan.behind,
+            is_waiting=is_waiting,
+            is_rebuild=plan.is_rebuild,
         )
         if plan.is_idle:
             return report
@@ -133,6 +147,7 @@ class RollupRunner:
                 group,
                 made,
                 covers,
+                is_forced=is_forced,
                 # Both are one commit of all there is.
                 replaces_all=is_forced or (base is not None and covers.columns != spec.slices),
             )
@@ -143,24 +158,29 @@ class RollupRunner:
 
     def _without_lost(
         self, spec: RollupSpec, plan: Plan, sources: Mapping[str, Source], covers: Covers
-    ) -> Plan:
-        """The plan without slices that would shrink, since files went that accounts still count.
+    ) -> tuple[Plan, bool]:
+        """The plan without slices of which files are gone that accounts still count.
 
+        Returns: it; and whether it is worth while to look again for them.
         Raises: LakeError: the table has slices of other columns, so that nothing of it could stay.
         """
         is_anew = bool(covers.slices) and covers.columns != spec.slices
-        again = {v: cover for v, cover in plan.make.items() if is_anew or v in covers.slices}
-        lost = lost_slices(self._tables, sources, again)
+        lost = lost_slices(self._tables, sources, plan.make, again=_again(spec, plan.make, covers))
         if is_anew and lost:
             raise LakeError(
-                f"{next(iter(lost.values()))} was pruned, so {spec.name} cannot be sliced by other columns without "
-                "losing rows: undo that, give the rollup another name, or run it with `force: true`"
+                f"{next(iter(lost.values())).part} was pruned, or its store is away, so {spec.name} cannot be sliced "
+                "by other columns without losing rows: undo that, give the rollup another name, or run it with "
+                "`force: true`"
             )
-        for values, part in lost.items():
-            self._log(f"{spec.name}: slice {values} is left as it is, since {part} was pruned")
+        for values, why in lost.items():
+            self._log(
+                f"{spec.name}: slice {values} is left as it is, since {why.part} was pruned"
+                + (", or its store is away" if why.is_away else "")
+            )
         make = {values: cover for values, cover in plan.make.items() if values not in lost}
         sealed = (*plan.sealed, *(Sealed(values, is_behind=True) for values in sorted(lost)))
-        return replace(plan, make=make, sealed=sealed)
+        is_waiting = any(why.is_away for why in lost.values())
+        return replace(plan, make=make, sealed=sealed), is_waiting
 
     def _make(  # noqa: PLR0917
         self,
@@ -173,6 +193,7 @@ class RollupRunner:
         made: Mapping[tuple[str, ...], SliceCover],
         covers: Covers,
         *,
+        is_forced: bool,
         replaces_all: bool,
     ) -> tuple[Committed, Covers]:
         """Make some slices and commit them."""
@@ -184,7 +205,7 @@ class RollupRunner:
             for index, batch in enumerate(group):
                 self._engine.stage(staging, spec, tables, list(batch), is_first=index == 0)
                 self._log(f"{spec.name}: made {len(batch)} slices")
-            if spec.retention == "keep" and not replaces_all:
+            if not is_forced:
                 self._require_whole(spec, sources, made, covers)
             done = commit(
                 self._tables,
@@ -213,15 +234,15 @@ class RollupRunner:
         made: Mapping[tuple[str, ...], SliceCover],
         covers: Covers,
     ) -> None:
-        """Refuse to commit a slice again of which content may have been pruned while it was read.
+        """Refuse to commit a slice of which content went while it was read.
 
         Raises: LakeError: names the slice; the next run leaves it as it is.
         """
-        again = {values: cover for values, cover in made.items() if values in covers.slices}
-        for values, part in lost_slices(self._tables, sources, again).items():
+        lost = lost_slices(self._tables, sources, made, again=_again(spec, made, covers))
+        for values, why in lost.items():
             raise LakeError(
-                f"{part}, of which slice {values} of {spec.name} is made, was pruned while it was read, so nothing "
-                "was changed; the next run leaves that slice as it is"
+                f"{why.part}, of which slice {values} of {spec.name} is made, was pruned while it was read, so "
+                "nothing was changed; the next run leaves that slice as it is"
             )
 
     def _note(
@@ -255,6 +276,15 @@ class RollupRunner:
                     self._log(f"{spec.name}: forgot {name}, which another run left behind")
 
 
+def _again(
+    spec: RollupSpec, made: Mapping[tuple[str, ...], SliceCover], covers: Covers
+) -> set[tuple[str, ...]]:
+    """Those of the slices made that replace rows which may not get fewer."""
+    if spec.retention == "follow" or not covers.slices:
+        return set()
+    return {v for v in made if covers.columns != spec.slices or v in covers.slices}
+
+
 def slices_behind(metastore: Metastore, tables: IcebergTables, spec: RollupSpec) -> list[Sealed]:
     """Slices that lack something and cannot be made anew, since raw content was pruned; changes nothing.
 
@@ -271,7 +301,8 @@ def _read(
     base = tables.load(spec.schema, spec.table)
     covers = tables.read_covers(base)
     with metastore.connect() as session:
-        return base, covers, read_sources(session, tables, spec)
+        sources = read_sources(session, tables, spec)
+    return base, with_new_aliases(_states(sources), covers), sources
 
 
 def _states(sources: Mapping[str, Source]) -> dict[str, SourceState]:

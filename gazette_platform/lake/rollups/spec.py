@@ -19,13 +19,16 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from gazette_platform.errors import ValidationError
-from gazette_platform.lake.ownership import ownership_errors
+from gazette_platform.lake.ownership import ownership_errors, shown
+from gazette_platform.lake.spec_files import read_spec_file, shown_name
+from gazette_platform.lake.spec_rules import freshness_errors, is_sql_name, is_table_name
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import parse_duration
 from gazette_platform.yaml_specs.strict_yaml import check_yaml
@@ -47,10 +50,9 @@ ENGINES = ("trino", "spark")
 STAGING_SCHEMA = "gazette_staging"
 """Where tables lie that are not committed yet; no rollup may be here."""
 
-_TABLE_NAME = re.compile(r"[a-z_][a-z0-9_]{0,99}\.[a-z_][a-z0-9_]{0,99}\Z")
-_NAME = re.compile(r"[a-z_][a-z0-9_]{0,126}\Z")
+# Of each part of a rollup's name: its staging tables have longer ones.
+_NAME_CHARACTERS_MAX = 100
 _COMMENT = re.compile(r"\s*--(.*)")
-_FRESH_MIN_S = 120
 _FILE_BYTES_MAX = 1 << 20
 _SLICE_COLUMNS_MAX = 8
 _SOURCES_MAX = 20
@@ -62,6 +64,9 @@ _CRON_FIELDS = (
     ("month", 1, 12),
     ("weekday", 0, 7),
 )
+_CRON_CHARACTERS_MAX = 200
+# Of the months, in a leap year.
+_DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _CRON_ITEM = re.compile(r"(?:\*|(\d{1,2})(?:-(\d{1,2}))?)(?:/(\d{1,2}))?\Z")
 
 
@@ -211,7 +216,7 @@ def load_rollup_specs(folder: Path) -> tuple[dict[str, RollupSpec], dict[str, Va
     origins: dict[str, str] = {}
     for engine in ENGINES:
         for path in sorted((folder / engine).glob("*.sql")):
-            origin = f"{engine}/{path.name}"
+            origin = f"{engine}/{shown_name(path)}"
             try:
                 spec = parse_rollup(_read(path), engine=engine)
             except ValidationError as err:
@@ -236,12 +241,7 @@ def load_rollup_specs(folder: Path) -> tuple[dict[str, RollupSpec], dict[str, Va
 
 def _read(path: Path) -> str:
     try:
-        raw = path.read_bytes()
-        if len(raw) > _FILE_BYTES_MAX:
-            raise ValidationError(f"is {len(raw)} bytes; a rollup has at most {_FILE_BYTES_MAX}")
-        return raw.decode()
-    except OSError as err:
-        raise ValidationError(f"cannot be read: {err.strerror}") from err
+        return read_spec_file(path, _FILE_BYTES_MAX, "a rollup").decode()
     except UnicodeDecodeError as err:
         raise ValidationError(f"is not UTF-8: {err.reason} at byte {err.start}") from err
 
@@ -263,17 +263,18 @@ def _aliases(sources: tuple[str, ...] | dict[str, str]) -> dict[str, str]:
     if isinstance(sources, dict):
         return sources
     names = [source.rpartition(".")[2] for source in sources]
+    counts = Counter(names)
     # Two of one name need aliases; that is told when all is checked.
     return {
-        source if names.count(name) > 1 else name: source
+        source if counts[name] > 1 else name: source
         for name, source in zip(names, sources, strict=True)
     }
 
 
 def _errors(spec: RollupSpec) -> Iterator[ValidationError]:
-    if not _TABLE_NAME.match(spec.name):
+    if not is_table_name(spec.name, _NAME_CHARACTERS_MAX):
         yield ValidationError(
-            f"{spec.name!r} is not schema.table (lower-case letters, digits, `_`)", path="name"
+            f"{shown(spec.name)} is not schema.table (lower-case letters, digits, `_`)", path="name"
         )
     if spec.schema == STAGING_SCHEMA:
         yield ValidationError(
@@ -282,45 +283,37 @@ def _errors(spec: RollupSpec) -> Iterator[ValidationError]:
         )
     if not 1 <= len(spec.sources) <= _SOURCES_MAX:
         yield ValidationError(f"needs 1 to {_SOURCES_MAX} tables", path="sources")
-    for alias, source in spec.sources.items():
+    # What is too much is told once, and not looked at one by one, which may take hours.
+    for alias, source in list(spec.sources.items())[:_SOURCES_MAX]:
         yield from _source_errors(spec, alias, source)
     if len(spec.slices) > _SLICE_COLUMNS_MAX:
         yield ValidationError(f"has more than {_SLICE_COLUMNS_MAX} columns", path="slices")
-    for index, column in enumerate(spec.slices):
-        if not _NAME.match(column):
+    for index, column in enumerate(spec.slices[:_SLICE_COLUMNS_MAX]):
+        if not is_sql_name(column):
             yield ValidationError(
-                f"{column!r} is not a column name (lower-case letters, digits, `_`)",
+                f"{shown(column)} is not a column name (lower-case letters, digits, `_`)",
                 path=f"slices[{index}]",
             )
         if column in spec.slices[:index]:
             yield ValidationError(f"{column!r} is there twice", path=f"slices[{index}]")
     yield from _cron_errors(spec.cron)
-    try:
-        if spec.fresh_within_s < _FRESH_MIN_S:
-            yield ValidationError(
-                f"{spec.fresh_within} is less than {_FRESH_MIN_S // 60}m, as often as Dagster looks",
-                path="fresh_within",
-            )
-    except ValidationError as err:
-        yield ValidationError(
-            f"{err}: not a duration with its unit, such as `90m` or `24h`", path="fresh_within"
-        )
+    yield from freshness_errors(spec.fresh_within, lambda: spec.fresh_within_s)
     yield from ownership_errors(spec.owners, spec.tags)
     if not spec.sql:
         yield ValidationError("has no query after its header")
 
 
 def _source_errors(spec: RollupSpec, alias: str, source: str) -> Iterator[ValidationError]:
-    path = f"sources.{alias}"
-    if not _TABLE_NAME.match(source):
+    path = f"sources.{alias if is_sql_name(alias) else shown(alias)}"
+    if not is_table_name(source):
         yield ValidationError(
-            f"{source!r} is not schema.table (lower-case letters, digits, `_`)", path=path
+            f"{shown(source)} is not schema.table (lower-case letters, digits, `_`)", path=path
         )
     if source == spec.name:
         yield ValidationError("a rollup cannot be made of itself", path=path)
-    if not _NAME.match(alias):
+    if not is_sql_name(alias):
         yield ValidationError(
-            f"{alias!r} is no name that a query can have for a table; give names to all: "
+            f"{shown(alias)} is no name that a query can have for a table; give names to all: "
             "`sources: {flights: flights.flights, …}`",
             path=path,
         )
@@ -333,6 +326,9 @@ def _source_errors(spec: RollupSpec, alias: str, source: str) -> Iterator[Valida
 
 
 def _cron_errors(cron: str) -> Iterator[ValidationError]:
+    if len(cron) > _CRON_CHARACTERS_MAX:
+        yield ValidationError(f"has more than {_CRON_CHARACTERS_MAX} characters", path="cron")
+        return
     fields = cron.split()
     if len(fields) != len(_CRON_FIELDS):
         yield ValidationError(
@@ -341,6 +337,7 @@ def _cron_errors(cron: str) -> Iterator[ValidationError]:
             path="cron",
         )
         return
+    is_well = True
     for text, (name, least, most) in zip(fields, _CRON_FIELDS, strict=True):
         for item in text.split(","):
             found = _CRON_ITEM.match(item)
@@ -352,12 +349,30 @@ def _cron_errors(cron: str) -> Iterator[ValidationError]:
                 and numbers == sorted(numbers)
                 and step not in {"0", "00"}
             )
+            is_well = is_well and is_good
             if not is_good:
                 yield ValidationError(
                     f"{item!r} is no {name}: numbers from {least} to {most}, `*`, ranges `a-b` and "
                     "steps `*/n`",
                     path="cron",
                 )
+    # Dagster fails at a day that never comes, of all rollups.
+    if is_well and min(_cron_numbers(fields[2], 1, 31)) > max(
+        _DAYS[month - 1] for month in _cron_numbers(fields[3], 1, 12)
+    ):
+        yield ValidationError(f"{cron!r} never comes: its months have no such day", path="cron")
+
+
+def _cron_numbers(text: str, least: int, most: int) -> Iterator[int]:
+    """The numbers that a good field stands for."""
+    for item in text.split(","):
+        found = _CRON_ITEM.match(item)
+        assert found is not None  # it was looked at before
+        first, last, step = found.groups()
+        begin = least if first is None else int(first)
+        # A number alone is itself; with a step, all from there on.
+        end = int(last) if last else begin if first and not step else most
+        yield from range(begin, end + 1, int(step or 1))
 
 
 def _circles(specs: Mapping[str, RollupSpec]) -> Iterator[list[str]]:

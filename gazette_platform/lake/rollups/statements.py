@@ -87,8 +87,7 @@ def create_staging(
 
     Raises: LakeError: a slice column has a type by which none can be chosen.
     """
-    select = select_slices(dialect, spec, sources, slices, catalogs=catalogs)
-    name = _table(dialect, iceberg_catalog(dialect, catalogs), STAGING_SCHEMA, staging.name)
+    name, select = _parts(dialect, staging, spec, sources, slices, catalogs)
     text = _text(dialect, staging.location)
     if dialect == "trino":
         columns = ", ".join(_text(dialect, _quoted(dialect, c)) for c in staging.slices)
@@ -114,9 +113,21 @@ def insert_staging(
     catalogs: TrinoCatalogs = _NAMED,
 ) -> str:
     """A statement that adds more slices to the staging table; see `create_staging`."""
-    select = select_slices(dialect, spec, sources, slices, catalogs=catalogs)
-    name = _table(dialect, iceberg_catalog(dialect, catalogs), STAGING_SCHEMA, staging.name)
+    name, select = _parts(dialect, staging, spec, sources, slices, catalogs)
     return f"INSERT INTO {name}\n{select}"
+
+
+def _parts(  # noqa: PLR0917
+    dialect: Dialect,
+    staging: StagingTable,
+    spec: RollupSpec,
+    sources: Mapping[str, SourceTable],
+    slices: Sequence[tuple[str, ...]],
+    catalogs: TrinoCatalogs,
+) -> tuple[str, str]:
+    """Name of the staging table, and the query that fills it."""
+    name = _table(dialect, iceberg_catalog(dialect, catalogs), STAGING_SCHEMA, staging.name)
+    return name, select_slices(dialect, spec, sources, slices, catalogs=catalogs)
 
 
 def select_slices(

@@ -4,12 +4,18 @@ Accounts of a raw table follow a prune minutes later, when brokers know of it. A
 between would hold less than its cover says, and the rows of before would be lost. So the files of its parts are looked
 for before, and again when its rows were read: files do not come back, so what is there now was there then.
 
+They do come back of a store that was away, which engines read as empty. A slice that was made meanwhile would lack
+rows for ever, since its cover says that it has them. So a part of which no file at all is there is waited for, also by
+slices that are made for the first time, or that may shrink: either the store returns, or accounts follow the prune.
+
 Cost: a listing of each directory that a slice is made of; engines that read it make the same.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, final
 
 from pyarrow.fs import FileSelector  # type: ignore[import-untyped]
 
@@ -18,48 +24,74 @@ from gazette_platform.lake.rollups.covers import merged_ranges
 from gazette_platform.protocol import parse_fragment_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Container, Iterable, Mapping
 
     from gazette_platform.lake.rollups.covers import Seen, SliceCover
     from gazette_platform.lake.rollups.iceberg import IcebergTables
     from gazette_platform.lake.rollups.sources import Source
 
-__all__ = ["lost_slices"]
+__all__ = ["Lost", "lost_slices"]
+
+# Directories that are listed at a time: a listing of an object store takes some 50 ms, of which nearly all is waiting.
+_LISTINGS_MAX: Final = 8
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Why a slice is not made."""
+
+    part: str
+    """Of which content is gone: alias and name."""
+    is_away: bool
+    """Whether all of it is gone, as of a store that is away."""
 
 
 def lost_slices(
     tables: IcebergTables,
     sources: Mapping[str, Source],
     made: Mapping[tuple[str, ...], SliceCover],
-) -> dict[tuple[str, ...], str]:
-    """Those of some slices whose raw content is no longer all in its files, each with the first such part.
+    *,
+    again: Container[tuple[str, ...]],
+) -> dict[tuple[str, ...], Lost]:
+    """Those of some slices whose raw content is not in its files: not all of it, or none of a part.
 
     Args:
         tables: reaches the files.
         sources: by alias; where the parts of raw ones lie.
         made: the slices, and of what they are made.
+        again: those for which all content has to be there; for the others some of each part.
 
     Raises: LakeError: a directory cannot be listed.
     """
-    known: dict[tuple[str, str], bool] = {}
-    lost: dict[tuple[str, ...], str] = {}
+    parts = {
+        (alias, name): seen
+        for cover in made.values()
+        for alias, by_name in cover.parts.items()
+        for name, seen in by_name.items()
+        if seen.journal and alias in sources and name in sources[alias].locations
+    }
+    with ThreadPoolExecutor(_LISTINGS_MAX, "gazette-rollup-files") as executor:
+        found = executor.map(
+            lambda part: _look(tables, sources[part[0]].locations[part[1]], parts[part]), parts
+        )
+        known = dict(zip(parts, found, strict=True))
+    lost: dict[tuple[str, ...], Lost] = {}
     for values, cover in made.items():
-        for alias, parts in cover.parts.items():
-            locations = sources[alias].locations if alias in sources else {}
-            for name, seen in parts.items():
-                if name not in locations or not seen.journal:
-                    continue
-                key = (alias, name)
-                if key not in known:
-                    known[key] = _is_whole(tables, locations[name], seen)
-                if not known[key]:
-                    lost.setdefault(values, f"{alias} {name}".strip())
+        for alias, by_name in cover.parts.items():
+            for name in by_name:
+                is_whole, is_away = known.get((alias, name), (True, False))
+                if is_away or (not is_whole and values in again and values not in lost):
+                    lost[values] = Lost(f"{alias} {name}".strip(), is_away)
     return lost
 
 
-def _is_whole(tables: IcebergTables, location: str, seen: Seen) -> bool:
+def _look(tables: IcebergTables, location: str, seen: Seen) -> tuple[bool, bool]:
+    """Whether all content of a part is in its files, and whether none is."""
     held = merged_ranges(_spans(tables, location, seen.journal))
-    return all(any(b <= begin and end <= e for b, e in held) for begin, end in seen.ranges)
+    is_whole = all(any(b <= begin and end <= e for b, e in held) for begin, end in seen.ranges)
+    is_away = not any(b < end and begin < e for b, e in held for begin, end in seen.ranges)
+    return is_whole, is_away
 
 
 def _spans(tables: IcebergTables, location: str, journal: str) -> Iterable[tuple[int, int]]:

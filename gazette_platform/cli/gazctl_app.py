@@ -1,0 +1,81 @@
+"""All commands of `gazctl`."""
+
+import typer
+
+from gazette_platform.cli import (
+    gazctl_attach_uuids,
+    gazctl_journals_append,
+    gazctl_journals_apply,
+    gazctl_journals_describe,
+    gazctl_journals_fragments,
+    gazctl_journals_list,
+    gazctl_journals_prune,
+    gazctl_journals_read,
+    gazctl_journals_top,
+    gazctl_journals_upkeep,
+    gazctl_lake,
+    gazctl_savepoints,
+    gazctl_sql,
+)
+from gazette_platform.cli.connection import CommonOptionsGroup, connect
+from gazette_platform.cli.gazctl_root import EPILOG, new_app
+
+__all__ = ["app"]
+
+app = new_app()
+journals = typer.Typer(
+    cls=CommonOptionsGroup,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="List, apply, read and append to journals, and keep their fragments.",
+    epilog=EPILOG,
+)
+journals.callback()(connect)
+journals.command("list")(gazctl_journals_list.list_journals)
+journals.command("describe")(gazctl_journals_describe.describe)
+journals.command("top")(gazctl_journals_top.top)
+journals.command("apply")(gazctl_journals_apply.apply)
+journals.command("edit")(gazctl_journals_apply.edit)
+journals.command("append")(gazctl_journals_append.append)
+journals.command("read")(gazctl_journals_read.read)
+journals.command("fragments")(gazctl_journals_fragments.fragments)
+journals.command("prune")(gazctl_journals_prune.prune)
+journals.command("reset-head")(gazctl_journals_upkeep.reset_head)
+journals.command("flush")(gazctl_journals_upkeep.flush)
+journals.command("suspend")(gazctl_journals_upkeep.suspend)
+journals.command("store-health")(gazctl_journals_upkeep.store_health)
+app.add_typer(journals, name="journals")
+savepoints = typer.Typer(
+    cls=CommonOptionsGroup,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Keep offsets of journals under names. Not of Gazette's brokers.",
+    epilog=EPILOG,
+)
+savepoints.callback()(connect)
+savepoints.command("create")(gazctl_savepoints.create)
+savepoints.command("list")(gazctl_savepoints.list_savepoints)
+savepoints.command("get")(gazctl_savepoints.get)
+savepoints.command("delete")(gazctl_savepoints.delete)
+app.add_typer(savepoints, name="savepoints")
+lake = typer.Typer(
+    cls=CommonOptionsGroup,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Describe journals as tables, and see how these stand. Not of Gazette's tools.",
+    epilog=EPILOG,
+)
+lake.callback()(connect)
+lake.command("apply")(gazctl_lake.apply)
+lake.command("list")(gazctl_lake.list_tables)
+lake.command("describe")(gazctl_lake.describe)
+lake.command("infer")(gazctl_lake.infer)
+lake.command("ddl")(gazctl_lake.ddl)
+lake.command("check")(gazctl_lake.check)
+lake.command("flush")(gazctl_lake.flush)
+lake.command("repair")(gazctl_lake.repair)
+lake.command("quarantine")(gazctl_lake.quarantine)
+lake.command("doctor")(gazctl_lake.doctor)
+app.add_typer(lake, name="lake")
+app.command("sql", epilog=EPILOG)(gazctl_sql.sql)
+app.command("attach-uuids")(gazctl_attach_uuids.attach_uuids)

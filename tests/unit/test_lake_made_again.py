@@ -1,0 +1,162 @@
+"""Journals that were deleted and made again from offset 0: never mixed with what they held before."""
+
+import pytest
+from lake_bench import FragmentFiles, MemoryMetastore
+
+from gazette_platform.lake import Registrar, Shrinker, StoreRoots, SweepPoint, parse_table_spec
+from gazette_platform.lake.catching_up import catch_up
+from gazette_platform.lake.partition_state import PartitionState
+from gazette_platform.lake.standing import table_standing
+from gazette_platform.ops.clock import SystemClock
+
+SPEC = """
+name: s.events
+selector: name:prefix=events/
+format: json
+columns: [{name: id, type: bigint}]
+"""
+HOURS = SPEC + "partitions: [{name: hour, type: int}]\n"
+JOURNAL = "events/part=0"
+
+
+class Lake:
+    """A journal of lines of 9 bytes."""
+
+    def __init__(self, tmp_path):
+        self.files = FragmentFiles(tmp_path / "fragments")
+        self.metastore = MemoryMetastore()
+        self.roots = StoreRoots(self.files.roots)
+        self.registrar = Registrar(self.files, self.metastore, self.roots)
+        self.spec = parse_table_spec(HOURS)
+        self.cursors = {}
+        self.sweep = SweepPoint()
+
+    def append(self, count, hour="hour=05", journal=JOURNAL):
+        return self.files.append(journal, b'{"id":1}\n' * count, postfix=hour)
+
+    def tick(self):
+        report = self.registrar.tick(self.spec, self.cursors, sweep=self.sweep)
+        self.cursors = report.cursors
+        return report
+
+    def make_again(self, *, keeps_files=False, journal=JOURNAL):
+        fragments = self.files.fragments(journal, 0, 100)
+        if not keeps_files:
+            for fragment in fragments:
+                self.files.delete_file(fragment)
+        self.files.remove(journal)
+        self.files.create(journal)
+
+    def rows(self):
+        with self.metastore.connect() as session:
+            table = session.table("s", "events")
+            states = [
+                PartitionState.from_parameters(p.parameters) for p in session.partitions(table)
+            ]
+        return {s.ranges: s.rows for s in states if s.ranges}
+
+    def forget(self):
+        """As `gazctl lake repair --pruned` does."""
+        shrinker = Shrinker(self.files, self.roots)
+        with self.metastore.connect() as session:
+            table = session.table("s", "events")
+            look = shrinker.look(
+                session,
+                self.spec,
+                table,
+                shrinker.journal(JOURNAL),
+                self.cursors[JOURNAL],
+                is_confirmed=True,
+            )
+            shrinker.drop(session, table, look.emptied)
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(tmp_path)
+
+
+@pytest.mark.parametrize("hour", ["hour=05", "hour=09"])
+def test_it_is_told_until_its_former_files_are_forgotten_and_then_registered(lake, hour):
+    lake.append(50)
+    lake.append(50, "hour=06")
+    lake.append(7, journal="events/part=1")
+    lake.tick()
+    before = lake.rows()
+    lake.make_again()
+    lake.append(20, hour)
+    lake.append(5, journal="events/part=1")
+    for _ in range(3):
+        report = lake.tick()
+        (error,) = report.errors
+        assert f"brokers list {JOURNAL} up to offset 180 only" in error
+        assert "partitions hold it up to 900" in error
+        assert "`gazctl lake repair --pruned s.events` forgets them" in error
+        assert report.cursors[JOURNAL].offset == 900
+    # Nothing of it was mixed in, and the others went on.
+    assert lake.rows() == {**{r: n for r, n in before.items() if r != ((0, 63),)}, ((0, 108),): 12}
+    lake.forget()
+    report = lake.tick()
+    assert report.errors == []
+    assert report.cursors[JOURNAL].offset == 180
+    assert lake.rows() == {((0, 180),): 20, ((0, 108),): 12}
+    lake.append(3, "hour=10")
+    assert [u.rows_added for u in lake.tick().updates] == [3]
+
+
+def test_it_is_told_while_its_former_files_are_still_there(lake):
+    lake.append(50)
+    lake.tick()
+    lake.make_again(keeps_files=True)
+    lake.append(20, "hour=09")
+    lake.forget()
+    (error,) = lake.tick().errors
+    assert "drop its Hive partitions (which deletes no file)" in error
+    with lake.metastore.connect() as session:
+        table = session.table("s", "events")
+        session.drop_partitions(table, ["part=0/hour=5"])
+    assert lake.tick().errors == []
+    assert lake.rows() == {((0, 180),): 20}
+
+
+def test_a_table_without_hive_partitions(lake):
+    lake.spec = parse_table_spec(SPEC.replace("name:prefix=events/", "name=events/one"))
+    lake.append(50, "", journal="events/one")
+    lake.tick()
+    lake.make_again(journal="events/one")
+    lake.append(20, "", journal="events/one")
+    report = lake.tick()
+    assert "was it deleted and made again" in report.errors[0]
+    assert report.updates == []
+
+
+def test_a_journal_whose_last_fragment_became_part_of_a_larger_one_is_not_one(lake):
+    lake.append(50)
+    last = lake.append(10)
+    lake.tick()
+    lake.files.forget(last)
+    first = lake.files.fragments(JOURNAL, 0, 1)[0]
+    lake.files.forget(first)
+    lake.files.append(JOURNAL, b'{"id":1}\n' * 60, postfix="hour=06", begin=0)
+    assert lake.tick().errors == []
+
+
+def test_a_flush_says_so_too(lake):
+    lake.append(50)
+    lake.tick()
+    lake.make_again()
+    lake.append(20)
+    journals = lake.files.journals(lake.spec.label_selector)
+    clock = SystemClock()
+    with lake.metastore.connect() as session:
+        standing = table_standing(lake.spec, journals, {JOURNAL: 180}, session, clock.now())
+    begins = {each.journal: each.cursor for each in standing.journals}
+    done = catch_up(
+        lake.registrar,
+        lake.spec,
+        begins,
+        {JOURNAL: 180},
+        deadline=clock.monotonic() + 60,
+        clock=clock,
+    )
+    assert "was it deleted and made again" in " ".join(done.told)

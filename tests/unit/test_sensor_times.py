@@ -1,0 +1,245 @@
+"""Dagster's partitions are times: what is told of several journals together, and of former releases."""
+
+import pytest
+from dagster import AssetKey, AssetMaterialization, DagsterInstance
+from sensor_platform import SPEC, SensorPlatform, line, numbers, total
+
+from gazette_platform.lake import Registrar, StoreRoots, parse_table_spec
+from gazette_platform.sensors import events
+from gazette_platform.sensors.fragments import fragments_sensor
+
+ASSET = AssetKey(["s", "a"])
+
+
+@pytest.fixture
+def platform(tmp_path):
+    with DagsterInstance.ephemeral() as instance:
+        made = SensorPlatform(tmp_path, instance)
+        made.write_spec("a")
+        yield made
+
+
+def partitions(platform):
+    return sorted(platform.instance.get_dynamic_partitions("s.a"))
+
+
+def newest(platform, partition):
+    records = platform.instance.fetch_materializations(ASSET, limit=1000).records
+    events = [r.asset_materialization for r in records]
+    return next(e for e in events if e.partition == partition)
+
+
+def settle(platform, ticks=4):
+    """Ticks enough for a round over all that is old. Returns: how many events they told."""
+    return sum(len(platform.tick().asset_events) for _ in range(ticks))
+
+
+def register_untold(platform):
+    """As `gazctl lake flush` does, which tells nobody."""
+    other = Registrar(platform.files, platform.metastore, StoreRoots(platform.files.roots))
+    return other.tick(parse_table_spec(SPEC.format(table="a")), {})
+
+
+def test_journals_are_folded_into_one_event_a_time(platform):
+    for part in range(3):
+        for hour in ("05", "06"):
+            platform.files.append(f"a/part={part}", line(part) * (part + 1), postfix=f"hour={hour}")
+    events = [e for e in platform.tick().asset_events if e.asset_key == ASSET]
+    assert sorted(e.partition for e in events) == partitions(platform) == ["05", "06"]
+    values = {key: value.value for key, value in newest(platform, "05").metadata.items()}
+    assert (values["fragments"], values["dagster/partition_row_count"]) == (3, 6)
+    assert values["content_bytes"] == 54
+    assert values["journals"] == 3
+    assert values["offsets"] == "a/part=0: [0, 9); a/part=1: [0, 18); a/part=2: [0, 27)"
+    assert "location" not in values
+    assert """WHERE "hour" = '05'""" in values["query"]
+    assert newest(platform, "05").description == "3 fragments in 3 journals"
+    assert total(platform.instance, "a") == 12
+    assert settle(platform) == 0
+
+
+def test_what_one_journal_adds_is_told_beside_what_others_hold(platform):
+    for part in range(3):
+        platform.files.append(f"a/part={part}", line(part), postfix="hour=05")
+    platform.tick()
+    platform.files.append("a/part=1", line(7) * 4, postfix="hour=05")
+    result = platform.tick()
+    told = [(e.asset_key.path[0], e.partition) for e in result.asset_events]
+    assert told == [("s", "05"), ("journals", "a/part=1")]
+    values = {key: value.value for key, value in newest(platform, "05").metadata.items()}
+    assert (values["rows_added"], values["fragments_added"]) == (4, 1)
+    assert (values["dagster/partition_row_count"], values["fragments"]) == (7, 4)
+    assert numbers(platform.instance, "a") == {"05": [3, 4]}
+    assert settle(platform) == 0
+
+
+def test_a_table_without_times_has_one_key(platform):
+    for part in range(3):
+        platform.files.append(f"a/part={part}", line(part))
+    platform.tick()
+    platform.files.append("a/part=0", line(1))
+    platform.tick()
+    assert numbers(platform.instance, "a") == {"all": [3, 1]}
+    assert partitions(platform) == ["all"]
+    assert newest(platform, "all").metadata["journals"].value == 3
+    assert settle(platform) == 0
+
+
+def test_rows_of_a_time_are_not_known_once_those_of_one_journal_are_not(platform):
+    platform.files.append("a/part=0", line(1), postfix="hour=05")
+    bad = platform.files.append("a/part=1", line(1), postfix="hour=05")
+    path = platform.files.root / bad.content_path
+    path.write_bytes(path.read_bytes()[:-4])
+    platform.tick()
+    values = newest(platform, "05").metadata
+    assert "dagster/partition_row_count" not in values
+    assert values["fragments"].value == 2
+
+
+def test_a_journal_that_is_gone_still_counts(platform):
+    """Its files are still in the table."""
+    for part in range(2):
+        platform.files.append(f"a/part={part}", line(part), postfix="hour=05")
+    platform.tick()
+    platform.files.remove("a/part=0")
+    platform.cursor = None
+    platform.files.append("a/part=1", line(1), postfix="hour=05")
+    settle(platform)
+    assert numbers(platform.instance, "a") == {"05": [2, 1]}
+    assert newest(platform, "05").metadata["dagster/partition_row_count"].value == 3
+
+
+def test_what_others_registered_at_a_time_that_dagster_knows_is_told_in_turn(platform):
+    """Behind the cursor, so that no tick would touch it as something new."""
+    for part in range(2):
+        platform.files.append(f"a/part={part}", line(part), postfix="hour=05")
+    late = platform.files.append("a/part=0", line(5) * 3, postfix="hour=05")
+    platform.files.append("a/part=0", line(1), postfix="hour=06")
+    platform.files.forget(late)
+    platform.tick()
+    platform.files.append("a/part=0", line(5) * 3, postfix="hour=05", begin=late.begin)
+    register_untold(platform)
+    settle(platform)
+    assert numbers(platform.instance, "a") == {"05": [2, 3], "06": [1]}
+
+
+def tell_formerly(platform, key, fragments, rows, count):
+    """As a former release told of a Hive partition, with a partition of its own."""
+    platform.instance.add_dynamic_partitions("s.a", [key])
+    platform.instance.report_runless_asset_event(
+        AssetMaterialization(
+            ASSET,
+            partition=key,
+            metadata={
+                "fragments": fragments,
+                "content_bytes": 9 * rows,
+                "rows_added": rows,
+                "dagster/partition_row_count": rows,
+                "dagster/row_count": count,
+            },
+            tags={"dagster/data_version": f"0-{9 * rows}"},
+        )
+    )
+
+
+@pytest.mark.parametrize("form", ["{part}/{hour}", "part={part}/hour={hour}"])
+@pytest.mark.parametrize("is_cursor_lost", [False, True])
+def test_keys_of_former_releases_go_and_no_number_is_told_twice(platform, form, is_cursor_lost):
+    hours = ("05", "06", "07")
+    for part in range(2):
+        for hour in hours:
+            platform.files.append(f"a/part={part}", line(part), postfix=f"hour={hour}")
+    platform.tick()
+    cursor = platform.cursor
+    with DagsterInstance.ephemeral() as home:
+        platform.instance = home
+        formers = [form.format(part=part, hour=hour) for part in range(2) for hour in hours]
+        for count, key in enumerate(formers, 1):
+            tell_formerly(platform, key, 1, 1, count)
+        home.add_dynamic_partitions("journals.s.a", ["a/part=0", "a/part=1"])
+        home.add_dynamic_partitions("s.a", [form.format(part=0, hour="04")])  # dropped since
+        platform.cursor = None if is_cursor_lost else cursor
+        platform.files.append("a/part=1", line(9) * 2, postfix="hour=07")
+        settle(platform)
+        told = numbers(home, "a")
+        assert [told.pop(key) for key in formers] == [[1]] * len(formers)
+        assert {key: sum(added) for key, added in told.items()} == {"05": 0, "06": 0, "07": 2}
+        assert newest(platform, "07").metadata["dagster/partition_row_count"].value == 4
+        assert total(home, "a") == 8
+        assert partitions(platform) == list(hours)
+        assert settle(platform) == 0
+
+
+def test_keys_of_former_releases_go_in_batches(platform, monkeypatch):
+    monkeypatch.setattr("gazette_platform.sensors.telling._LOOKED_MAX", 4)
+    monkeypatch.setattr("gazette_platform.sensors.telling._DELETED_MAX", 5)
+    hours = [f"{n:02}" for n in range(10)]
+    for part in range(2):
+        for hour in hours:
+            platform.files.append(f"a/part={part}", line(part), postfix=f"hour={hour}")
+    platform.tick()
+    cursor = platform.cursor
+    with DagsterInstance.ephemeral() as home:
+        platform.instance, platform.cursor = home, cursor
+        for number, hour in enumerate(hours):
+            for part in range(2):
+                tell_formerly(platform, f"{part}/{hour}", 1, 1, 2 * number + part + 1)
+        deleted = []
+        for _ in range(12):
+            before = len([key for key in partitions(platform) if "/" in key])
+            platform.tick()
+            deleted.append(before - len([key for key in partitions(platform) if "/" in key]))
+        assert max(deleted) <= 5
+        assert sum(deleted) == 20
+        assert partitions(platform) == hours
+        assert total(home, "a") == 20
+
+
+def test_a_tick_asks_dagster_as_often_for_many_times_as_for_one(platform, monkeypatch):
+    calls = []
+    instance = platform.instance
+    for name in ("fetch_materializations", "get_latest_storage_id_by_partition"):
+        method = getattr(instance, name)
+        monkeypatch.setattr(
+            instance, name, lambda *a, _m=method, _n=name, **k: calls.append(_n) or _m(*a, **k)
+        )
+    counts = []
+    for hours in (1, 60):
+        for _ in range(2):  # first told, and told again
+            for hour in range(hours):
+                for part in range(2):
+                    platform.files.append(f"a/part={part}", line(1), postfix=f"hour={hour:02}")
+            calls.clear()
+            assert len([e for e in platform.tick().asset_events if e.asset_key == ASSET]) == hours
+            counts.append(len(calls))
+    assert max(counts) <= 8, counts
+
+
+def test_offsets_are_a_line_that_stays_short():
+    covered = {f"a/part={n:03}": [(10 * k, 10 * k + 5) for k in range(n)] for n in range(1, 61)}
+    shown = events._offsets(covered).split("; ")
+    assert shown[:2] == ["a/part=001: [0, 5)", "a/part=002: [0, 5), [10, 15)"]
+    assert shown[8].endswith("[60, 65), [70, 75), 1 more")
+    assert shown[50:] == ["10 more journals"]
+    assert events._offsets({}) == ""
+
+
+@pytest.mark.parametrize(
+    ("count", "says"),
+    [
+        (1, "1 fragment of a/part=0"),
+        (2, "2 fragments of a/part=0"),
+    ],
+)
+def test_events_count_in_the_right_number(platform, count, says):
+    for _ in range(count):
+        platform.files.append("a/part=0", line(1), postfix="hour=05")
+    platform.tick()
+    assert newest(platform, "05").description == says
+    assert events.moved_aside(1) == "1 file that others cover was moved aside"
+
+
+def test_the_sensor_says_why_its_ticks_are_called_skipped():
+    told = fragments_sensor.description
+    assert "starts no runs" in told
+    assert "calls a tick skipped that starts none, whatever it did" in told
