@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from gazette_platform.errors import StoreUnavailable, TransportError
 from gazette_platform.hive.thrift import TTransportException
 from gazette_platform.lake.storage import StoreFiles
+from tests.lake_crash.pairs import AIMED, Pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,13 +41,17 @@ class Calls:
     Args:
         fault: what goes wrong; None: nothing.
         trace: file of names; a line says `name` before the call, and `name.` when it took effect.
+        spared: between these the process is not killed, and between any others it is; None: between none.
     """
 
-    def __init__(self, fault: Fault | None, trace: Path) -> None:
+    def __init__(
+        self, fault: Fault | None, trace: Path, spared: frozenset[Pair] | None = None
+    ) -> None:
         self._at = fault.at if fault is not None and fault.mode != "struck" else 0
         self._mode = fault.mode if fault is not None else ""
         self._name = fault.call if fault is not None else ""
         self._count = 0
+        self._spared, self._before = spared, ""
         # Unbuffered, so that what was written outlives this process.
         self._trace = os.open(trace, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self.late: list[threading.Thread] = []
@@ -66,9 +71,13 @@ class Calls:
         """
         self._count += name.startswith(self._name)
         self._note(name)
+        if self._spared is not None and Pair(self._before, name) not in self._spared:
+            self._note(f"{AIMED} before {name}")
+            os.kill(os.getpid(), signal.SIGKILL)
         if self._count != self._at or not name.startswith(self._name):
             found = effect()
             self._note(f"{name}.")
+            self._before = name
             return found
         if self._mode.startswith("killed") or broken is None:
             if self._mode.endswith("after"):

@@ -34,6 +34,7 @@ from gazette_platform.protocol import (
 )
 from tests.lake_crash.dagster_log import DagsterLog, account_of, as_told, read_log
 from tests.lake_crash.oracle import RECORD_BYTES, Piece, content, listed, pieces, pruned
+from tests.lake_crash.pairs import AIMED, Pairs
 from tests.lake_crash.plan import (
     LIVE_HOUR,
     Both,
@@ -107,6 +108,8 @@ class Player:
         context: forks registrars.
         case: what to play.
         database: of its table; its journals are below that name, too.
+        pairs: of calls, of all cases.
+        is_aimed: whether lives are killed between those where nothing went wrong yet.
         plant: a fault of the registrars, see `Life`.
         settle_s: seconds after which registrars must have come to rest.
         settle_ticks: of the lives that settle all.
@@ -119,12 +122,15 @@ class Player:
         case: Case,
         *,
         database: str,
+        pairs: Pairs,
+        is_aimed: bool = True,
         plant: str = "",
         settle_s: float = 180.0,
         settle_ticks: int = 30,
     ) -> None:
         self._world, self._context, self._case = world, context, case
         self._database, self._plant = database, plant
+        self._pairs, self._is_aimed = pairs, is_aimed
         self._settle_s, self._settle_ticks = settle_s, settle_ticks
         self._folder = world.folder / "cases" / database / case.name
         self._home = self._folder / "home"
@@ -195,11 +201,9 @@ class Player:
                 first = self._stores[store]
                 self._apply([first, *(s for s in self._stores if s != first)])
             case Tick(ticks, fault):
-                self._end(self._begin(fault, ticks=ticks), fault)
+                self._live([(fault, {"ticks": ticks})])
             case Both(fault, other):
-                lives = [self._begin(fault, ticks=2), self._begin(other, role="flush")]
-                for life, its in zip(lives, (fault, other), strict=True):
-                    self._end(life, its)
+                self._live([(fault, {"ticks": 2}), (other, {"role": "flush"})])
             case Lose(what):
                 self._lose(what)
             case Prune():
@@ -296,6 +300,16 @@ class Player:
 
     # --------------------------------------------------------------------- lives
 
+    def _live(self, wanted: list[tuple[Fault | None, dict[str, Any]]]) -> None:
+        """Lives at the same time, each as it is planned. One that was killed for its aim lives again."""
+        while wanted:
+            begun = [self._begin(fault, **how) for fault, how in wanted]
+            for life, (fault, _) in zip(begun, wanted, strict=True):
+                self._end(life, fault)
+            wanted = [
+                how for (_, folder), how in zip(begun, wanted, strict=True) if _is_aimed_at(folder)
+            ]
+
     def _begin(
         self, fault: Fault | None, *, ticks: int = 1, quiet: int = 0, role: str = "sensor"
     ) -> tuple[Any, Path]:
@@ -314,6 +328,7 @@ class Player:
             ticks=ticks,
             quiet=quiet,
             fault=fault,
+            spared=frozenset(self._pairs.wrong) if self._is_aimed else None,
             plant=self._plant,
             keys={name: key for name, key in os.environ.items() if name.startswith("AWS_")},
         )
@@ -341,8 +356,9 @@ class Player:
             raise LakeError(f"{folder}: a life did not end in {_LIFE_TIMEOUT_S:.0f} s")
         code = process.exitcode
         process.close()
-        calls = trace.read_text().splitlines() if trace.exists() else []
+        calls = _calls_of(folder)
         calls += ["! struck"] if is_struck else []
+        self._pairs.note(calls)
         self.facts.calls += [*calls, ""]
         self.facts.faults += any(name.startswith("! ") for name in calls)
         if code not in (0, -signal.SIGKILL):
@@ -404,6 +420,17 @@ class Player:
         facts.times = as_told(parts)
         with self._instance() as instance:
             facts.log = read_log(instance, self._database, name)
+
+
+def _calls_of(folder: Path) -> list[str]:
+    """What a life has left behind, as `Calls` writes it."""
+    trace = folder / "trace"
+    return trace.read_text().splitlines() if trace.exists() else []
+
+
+def _is_aimed_at(folder: Path) -> bool:
+    """Whether it was killed for that, rather than by what was planned for it."""
+    return any(line.startswith(AIMED) for line in _calls_of(folder)[-1:])
 
 
 def _piece(journal: int, fragment: Fragment) -> Piece:

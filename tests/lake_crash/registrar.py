@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from tests.lake_crash.pairs import Pair
     from tests.lake_crash.plan import Fault
 
 __all__ = ["CURSOR", "Life", "LifeReport", "live"]
@@ -61,6 +62,8 @@ class Life:
     quiet: int = 0
     """Ticks in a row with nothing to tell, after which it ends; 0: never."""
     fault: Fault | None = None
+    spared: frozenset[Pair] | None = None
+    """See `Calls`."""
     keys: Mapping[str, str] = field(default_factory=dict)
     """Variables with the credentials of stores."""
     plant: str = ""
@@ -87,7 +90,7 @@ def live(life: Life) -> None:
     for plant in filter(None, life.plant.split(",")):
         module, _, name = plant.partition(":")
         getattr(importlib.import_module(module), name)()
-    calls = Calls(life.fault, life.folder / "trace")
+    calls = Calls(life.fault, life.folder / "trace", life.spared)
     faulty_files(calls)
     try:
         report = _sense(life, calls) if life.role == "sensor" else _flush(life, calls)

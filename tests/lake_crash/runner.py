@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tests.lake_crash.engines import ENGINES
 from tests.lake_crash.oracle import expected
+from tests.lake_crash.pairs import Pairs
 from tests.lake_crash.player import Facts, Player, context
 from tests.lake_crash.verdict import Verdict, judge_accounts, judge_events, judge_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tests.lake_crash.engines import Engine
     from tests.lake_crash.oracle import Numbers
@@ -36,6 +36,8 @@ class LakeCrashConfig:
     cases: Sequence[Case]
     """What to run."""
     engines: Mapping[str, Engine] = field(default_factory=lambda: ENGINES)
+    is_aimed: bool = True
+    """Whether lives are killed between all calls, beside what their histories have planned."""
     plant: str = ""
     """A fault of the registrars, see `registrar.Life`."""
     settle_s: float = 180.0
@@ -53,10 +55,8 @@ class LakeCrashResult:
     verdict: Verdict
     faults: int = 0
     """Inflicted."""
-    gaps: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """How often a life ended, or went wrong, between two calls."""
-    pairs: set[tuple[str, str]] = field(default_factory=set)
-    """All calls that came after another."""
+    pairs: Pairs = field(default_factory=Pairs)
+    """Of calls that followed one another, and where one went wrong."""
 
     @property
     def is_ok(self) -> bool:
@@ -84,7 +84,8 @@ def run_lake_crash(
         say: is told what was found.
         show: is told what is under way.
     """
-    facts = _play(config, world, say, show)
+    pairs = Pairs()
+    facts = _play(config, world, pairs, say, show)
     verdict = Verdict(problems=[problem for each in facts for problem in each.problems])
     tables = [each.case.name for each in facts if each.accounts]
     answers: dict[str, dict[tuple[str, str, int, str], Numbers]] = {}
@@ -96,26 +97,25 @@ def run_lake_crash(
         judge_rows(verdict, each.case.name, wanted, answers)
         judge_accounts(verdict, each.case.name, wanted, each.accounts, each.times)
         judge_events(verdict, each.case.name, each.times, *each.log)
-    result = LakeCrashResult(config, facts, verdict, sum(each.faults for each in facts))
-    for pair, is_wrong in (found for each in facts for found in _pairs(each.calls)):
-        result.pairs.add(pair)
-        result.gaps.update([pair] if is_wrong else [])
+    faults = sum(each.faults for each in facts)
     for problem in verdict.problems:
         say(problem)
     say(
-        f"{result.faults} faults between {len(result.gaps)} of {len(result.pairs)} pairs of calls; "
+        f"{faults} faults between {len(pairs.wrong)} of {len(pairs.seen)} pairs of calls; "
         f"{sum(len(told) for each in facts for told in each.log.told.values())} events told; "
         f"{verdict.pruned} records pruned"
     )
-    left = sorted(result.pairs - result.gaps.keys())
-    if left:
-        texts = [f"{a or 'its begin'} and {b or 'its end'}" for a, b in left]
-        say(f"nothing went wrong between {', '.join(texts)}")
-    return result
+    if pairs.left:
+        say(f"nothing went wrong between {', '.join(map(str, pairs.left))}")
+    return LakeCrashResult(config, facts, verdict, faults, pairs)
 
 
 def _play(
-    config: LakeCrashConfig, world: World, say: Callable[[str], None], show: Callable[[str], None]
+    config: LakeCrashConfig,
+    world: World,
+    pairs: Pairs,
+    say: Callable[[str], None],
+    show: Callable[[str], None],
 ) -> list[Facts]:
     forks: Any = context()
     done: list[Facts] = []
@@ -126,6 +126,8 @@ def _play(
             forks,
             case,
             database=config.database,
+            pairs=pairs,
+            is_aimed=config.is_aimed,
             plant=config.plant,
             settle_s=config.settle_s,
             settle_ticks=config.settle_ticks,
@@ -142,18 +144,3 @@ def _play(
 
     with ThreadPoolExecutor(_AT_A_TIME, "lake-crash") as pool:
         return list(pool.map(play, config.cases))
-
-
-def _pairs(calls: Iterable[str]) -> Iterator[tuple[tuple[str, str], bool]]:
-    """Calls of lives, each with the one before it that had taken effect, and whether one went wrong there."""
-    before = begun = ""
-    for line in calls:
-        if line.startswith("! "):
-            yield (before, begun), True
-        elif not line:
-            before = begun = ""
-        elif line.endswith("."):
-            before, begun = line.removesuffix("."), ""
-        else:
-            begun = line
-            yield (before, begun), False

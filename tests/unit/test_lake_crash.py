@@ -24,11 +24,13 @@ from tests.lake_crash.oracle import (
     pieces,
     pruned,
 )
+from tests.lake_crash.pairs import AIMED, Pair, Pairs
 from tests.lake_crash.plan import (
     CASES as WHOLE,
     MODES,
     PRUNE_FAULTS,
     THEMES,
+    Both,
     Case,
     Fault,
     Live,
@@ -354,12 +356,13 @@ def world(tmp_path_factory):
         yield world
 
 
-def run(world, database, *cases, plant=""):
+def run(world, database, *cases, plant="", is_aimed=False):
     said = []
     config = LakeCrashConfig(
         database=database,
         cases=cases,
         engines={"files": ask_files},
+        is_aimed=is_aimed,
         plant=",".join(filter(None, [STAND_INS, plant])),
         # Some never come to rest.
         settle_s=1.0 if plant else 180.0,
@@ -396,8 +399,44 @@ def test_registrars_are_killed_where_it_is_planned(world):
     assert modes == [fault.mode.split() for fault in faults]
     # Nothing comes after a kill, and after an answer that was lost the sensor goes on.
     assert [life[-1].startswith("! ") for life in ends] == [True, True, False, True]
-    assert sum(result.gaps.values()) == 4
-    assert result.gaps.keys() < result.pairs
+    assert result.pairs.wrong.total() == 4
+    assert result.pairs.wrong.keys() < result.pairs.seen
+    assert set(result.pairs.left) == result.pairs.seen - result.pairs.wrong.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_aimed_registrars_are_killed_between_all_their_calls(world):
+    late = Fault("broken before", 1, "dagster cursor")
+    steps = [
+        Store(0, 0, 2, "05"),
+        Tick(2),
+        Store(0, 2, 4, "05"),
+        Tick(1, late),
+        Store(1, 0, 1, "05"),
+        Both(None, None),
+    ]
+    result, said = run(world, "aimed", case_of(*steps), is_aimed=True)
+    assert result.is_ok, said
+    assert result.pairs.left == []
+    assert f"between {len(result.pairs.seen)} of {len(result.pairs.seen)} pairs of calls" in said
+    (facts,) = result.facts
+    lives = [life.splitlines() for life in "\n".join(facts.calls).split("\n\n")]
+    ends = [life[-1] for life in lives if any(name.startswith("! ") for name in life)]
+    # What was planned has happened all the same.
+    assert [end for end in ends if not end.startswith(AIMED)] == ["! broken before dagster cursor"]
+    assert len(ends) >= len(result.pairs.seen)
+
+
+def test_pairs_are_those_of_one_life():
+    pairs = Pairs()
+    pairs.note(["a", "a.", "b", "b.", "a", "! killed before a"])
+    pairs.note(["b", "! broken after b", "a", "a.", "! struck"])
+    assert pairs.seen == {("", "a"), ("a", "b"), ("b", "a"), ("", "b"), ("a", "")}
+    assert pairs.wrong == {("b", "a"): 1, ("", "b"): 1, ("a", ""): 1}
+    assert pairs.left == [("", "a"), ("a", "b")]
+    assert [str(pair) for pair in pairs.left] == ["its begin and a", "a and b"]
+    assert str(Pair("a", "")) == "a and its end"
 
 
 def tick_with(fault):
