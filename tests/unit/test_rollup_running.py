@@ -10,9 +10,11 @@ import pytest
 from dagster import (
     AssetCheckKey,
     AssetCheckSeverity,
+    AssetKey,
     AssetMaterialization,
     AssetSelection,
     DagsterInstance,
+    TableColumnDep,
     materialize,
 )
 from lake_bench import FragmentFiles, MemoryMetastore
@@ -31,7 +33,7 @@ from gazette_platform.assets.rollups import COMPLETE_CHECK, rollup_asset
 from gazette_platform.errors import LakeError, RollupFenced
 from gazette_platform.lake import Registrar, StoreRoots, ensure_exact_view, parse_table_spec
 from gazette_platform.lake.partition_state import PartitionState
-from gazette_platform.lake.rollups import RollupSpec
+from gazette_platform.lake.rollups import RollupSpec, lineage_process, rollup
 from gazette_platform.lake.rollups.iceberg import IcebergTables
 from gazette_platform.lake.rollups.running import RollupRunner
 from gazette_platform.lake.rollups.spec import STAGING_SCHEMA
@@ -341,24 +343,120 @@ def test_other_slices_are_not_committed_if_files_went_while_they_were_read(lake)
     assert lake.rows() == [("a", 5, 1)]
 
 
+def told(lake, asset, instance):
+    """Runs a rollup as its asset; returns what its event and its check tell."""
+    services = SimpleNamespace(catalogs=None, query=lambda *_: pytest.fail("replaced"))
+    resources = {
+        "metastore": SimpleNamespace(client=lambda: lake.metastore),
+        "lake": SimpleNamespace(iceberg_tables=lambda _: lake.tables, table_page=lambda _: {}),
+        "trino": services,
+        "spark": services,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gazette_platform.assets.rollups.engine_of", lambda *_: lake.engine)
+        result = materialize([asset], instance=instance, resources=resources)
+    assert result.success
+    (event,) = result.get_asset_materialization_events()
+    (check,) = result.get_asset_check_evaluations()
+    return event.step_materialization_data.materialization.metadata, check.passed
+
+
+LINEAGE = "dagster/column_lineage"
+WARNING = "which columns it is made of is not told"
+# The column `asked` is the engine's own, of which the query does not know.
+OF_ORDERS = {
+    column: [TableColumnDep(AssetKey(["shop", "orders"]), column)] for column in ("shop", "hour")
+}
+
+
+@pytest.fixture
+def instance():
+    with DagsterInstance.ephemeral() as made:
+        yield made
+
+
+def test_a_run_tells_of_which_columns_it_is_made(lake, instance, capfd):
+    lake.publish(("a", 5))
+    for _ in range(2):  # the second one has nothing to make
+        metadata, _ = told(lake, rollup_asset(SUMS), instance)
+        assert metadata[LINEAGE].value.deps_by_column == OF_ORDERS
+    of_sums = msgspec.structs.replace(
+        SUMS,
+        name="rollups.twice",
+        engine="spark",
+        sql="select S.shop, `hour`, S.asked + T.asked AS ASKED FROM s JOIN t USING (shop, hour)",
+        sources={"s": "rollups.sums", "t": "rollups.sums"},
+    )
+    metadata, _ = told(lake, rollup_asset(of_sums), instance)
+    assert metadata[LINEAGE].value.deps_by_column == {
+        column: [TableColumnDep(AssetKey(["rollups", "sums"]), column)]
+        for column in ("shop", "hour", "asked")
+    }
+    assert WARNING not in capfd.readouterr().err
+
+
+def test_a_query_that_cannot_be_followed_is_made_and_warned_of(lake, instance, capfd):
+    lake.publish(("a", 5))
+    odd = msgspec.structs.replace(SUMS, sql="select * from orders match_recognize (((")
+    metadata, is_complete = told(lake, rollup_asset(odd), instance)
+    assert (metadata["rows_made"].value, is_complete, LINEAGE in metadata) == (1, True, False)
+    assert WARNING in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("fault", [RecursionError("deep"), KeyError("x"), OSError("no process")])
+def test_no_fault_in_lineage_fails_a_run(lake, instance, capfd, monkeypatch, fault):
+    def fail(*_):
+        raise fault
+
+    monkeypatch.setattr(lineage_process, "column_lineage_apart", fail)
+    lake.publish(("a", 5))
+    metadata, _ = told(lake, rollup_asset(SUMS), instance)
+    assert (metadata["rows_made"].value, LINEAGE in metadata) == (1, False)
+    assert WARNING in capfd.readouterr().err
+
+
+def test_a_run_is_told_in_full_if_the_metastore_goes_once_it_is_committed(
+    lake, instance, monkeypatch
+):
+    lake.publish(("a", 5))
+    create = lake.tables.create
+
+    def go(*_):
+        raise LakeError("the metastore is gone")
+
+    def create_and_go(schema, *rest):
+        is_done = create(schema, *rest)
+        if schema == "rollups":
+            monkeypatch.setattr(lake.metastore, "connect", go)
+        return is_done
+
+    monkeypatch.setattr(lake.tables, "create", create_and_go, raising=False)
+    metadata, _ = told(lake, rollup_asset(SUMS), instance)
+    assert metadata["dagster/row_count"].value == 1
+    assert metadata[LINEAGE].value.deps_by_column == OF_ORDERS
+    with pytest.raises(LakeError, match="is gone"):
+        lake.run()
+
+
+def test_nothing_is_told_of_the_columns_of_a_function(lake, instance, capfd):
+    @rollup(name="rollups.made", sources=["shop.orders"], slices=["shop", "hour"])
+    def made(orders):
+        return orders
+
+    lake.publish(("a", 5))
+    metadata, _ = told(lake, rollup_asset(made), instance)
+    assert (metadata["rows_made"].value, LINEAGE in metadata) == (1, False)
+    assert WARNING not in capfd.readouterr().err
+
+
 def test_a_rollup_whose_source_is_away_is_asked_for_again(lake):
     asset = rollup_asset(SUMS)
     lake.publish(("a", 5), ("b", 5))
     lake.lose_store("orders/shop=b")
-    resources = {
-        "metastore": SimpleNamespace(client=lambda: lake.metastore),
-        "lake": SimpleNamespace(iceberg_tables=lambda _: lake.tables, table_page=lambda _: {}),
-        "trino": SimpleNamespace(catalogs=None, query=lambda *_: pytest.fail("replaced")),
-    }
 
     def noted(instance):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("gazette_platform.assets.rollups.engine_of", lambda *_: lake.engine)
-            result = materialize([asset], instance=instance, resources=resources)
-        (event,) = result.get_asset_materialization_events()
-        (check,) = result.get_asset_check_evaluations()
-        metadata = event.step_materialization_data.materialization.metadata
-        return metadata[SOURCES_KEY].value, metadata["slices"].value, check.passed
+        metadata, is_complete = told(lake, asset, instance)
+        return metadata[SOURCES_KEY].value, metadata["slices"].value, is_complete
 
     with DagsterInstance.ephemeral() as instance:
         instance.report_runless_asset_event(AssetMaterialization(["shop", "orders"]))
