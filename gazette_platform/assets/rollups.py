@@ -23,6 +23,8 @@ from dagster import (
     MetadataValue,
     RetryPolicy,
     TableColumn,
+    TableColumnDep,
+    TableColumnLineage,
     TableSchema,
     multi_asset,
 )
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.rollups.engines import RollupEngine
     from gazette_platform.lake.rollups.iceberg import IcebergTable
     from gazette_platform.lake.rollups.planning import Sealed
+    from gazette_platform.lake.rollups.running import RollupReport
 
 __all__ = [
     "COMPLETE_CHECK",
@@ -203,9 +206,10 @@ def _run(
         **lake.table_page(f"{catalog}.{spec.name}"),
         SOURCES_KEY: mark,
     }
-    table = tables.load(spec.schema, spec.table)
-    if table is not None and table.snapshot is not None:
-        metadata |= _table_metadata(table, table.snapshot)
+    # The run is committed: what is told of it asks no metastore, which may be away by now.
+    if report.now is not None and report.now.snapshot is not None:
+        metadata |= _table_metadata(report.now, report.now.snapshot)
+        metadata |= _lineage_metadata(context, spec, report, report.now)
     return MaterializeResult(
         asset_key=rollup_key(spec.name),
         metadata=metadata,
@@ -251,6 +255,42 @@ def _table_metadata(table: "IcebergTable", snapshot: "Snapshot") -> "dict[str, R
         ),
         "snapshot": str(snapshot.snapshot_id),
     }
+
+
+def _lineage_metadata(
+    context: AssetExecutionContext, spec: RollupSpec, report: "RollupReport", table: "IcebergTable"
+) -> "dict[str, RawMetadataValue]":
+    """Which columns of sources each column is made of, as far as the query tells; else nothing, and a warning."""
+    if spec.engine == "python":
+        return {}
+    try:
+        # Slow to import, as below.
+        from gazette_platform.lake.rollups.lineage_process import column_lineage_apart  # noqa: PLC0415
+
+        origins = column_lineage_apart(spec.sql, spec.engine, report.source_columns)
+        return {"dagster/column_lineage": _lineage(spec, table, origins)}
+    # Whatever it is: the run is committed, and to fail would only have it repeated.
+    except Exception as err:  # noqa: BLE001  told
+        context.log.warning("%s: which columns it is made of is not told: %s", spec.name, err)
+        return {}
+
+
+def _lineage(
+    spec: RollupSpec, table: "IcebergTable", origins: Mapping[str, list[tuple[str, str]]]
+) -> TableColumnLineage:
+    """Origins of columns of the table, whose names may be in upper case, each once."""
+    names = [field.name for field in table.metadata.schema().fields]
+    deps = {
+        name: {(spec.sources[alias], column) for alias, column in origins[name.lower()]}
+        for name in names
+        if name.lower() in origins
+    }
+    return TableColumnLineage(
+        {
+            name: [TableColumnDep(rollup_key(source), column) for source, column in sorted(of)]
+            for name, of in deps.items()
+        }
+    )
 
 
 def _covers_shown(offsets: dict[str, list[tuple[int, int]]]) -> dict[str, str]:

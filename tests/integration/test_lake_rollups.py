@@ -160,6 +160,14 @@ DELAYS = (
 )
 
 
+def origins(metadata):
+    """What a run tells of the table's columns: of which assets' columns each is made."""
+    return {
+        column: [f"{dep.asset_key.to_user_string()}.{dep.column_name}" for dep in deps]
+        for column, deps in metadata["dagster/column_lineage"].deps_by_column.items()
+    }
+
+
 def snapshots(trino, name):
     sql = f'SELECT count(*) FROM iceberg.rollups."{name}$snapshots"'
     return trino.query(sql)[0][0]
@@ -175,6 +183,13 @@ def test_rollup_in_trino_makes_only_what_changed(flights, run, specs, trino, spa
     types = {c.name: c.type for c in first["dagster/column_schema"].columns}
     assert list(types)[:2] == ["origin", "dest"]
     assert (types["origin"], types["flights"]) == ("string", "bigint")
+    assert origins(first) == {
+        **{column: [f"flights/flights.{column}"] for column in ("origin", "dest", "year", "month")},
+        "flights": [],
+        "cancelled": ["flights/flights.dep_time"],
+        "dep_delay_avg": ["flights/flights.dep_delay"],
+        "arr_delay_avg": ["flights/flights.arr_delay"],
+    }
     assert set(first["covers"]) == {"flights/origin=EWR/part=000", "flights/origin=JFK/part=000"}
     expected = [
         ("EWR", "IAH", 1, 1, 0, 0.0),
@@ -213,7 +228,14 @@ def test_rollup_in_spark_and_one_of_it_in_trino(flights, run, specs, trino, spar
     flights("JFK", (1, "LAX", 10), (1, "LAX", 20), (1, "LAX", None), (2, "SFO", -5))
     first = run(specs["delays_by_arrival"])
     assert (first["slices_made"], first["rows_made"]) == (1, 2)
-    run(specs["delays_by_month"])
+    of_raw = origins(first)
+    assert list(of_raw) == [c.name for c in first["dagster/column_schema"].columns]
+    assert of_raw["append_hour"] == ["flights/flights.append_hour"]
+    assert of_raw["delayed"] == of_raw["dep_delay_sum"] == ["flights/flights.dep_delay"]
+    assert origins(run(specs["delays_by_month"]))["dep_delay_avg"] == [
+        "rollups/delays_by_arrival.dep_delay_sum",
+        "rollups/delays_by_arrival.departed",
+    ]
     expected = [(1, 3, 1, 1, 15.0), (2, 1, 0, 0, -5.0)]
     assert trino.query(DELAYS) == expected
     assert in_spark(spark, DELAYS) == expected

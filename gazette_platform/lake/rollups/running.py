@@ -54,6 +54,10 @@ class RollupReport:
 
     table: str
     covers: Covers
+    now: IcebergTable | None
+    """The table as the run left it; None: it was never made."""
+    source_columns: Mapping[str, tuple[str, ...]]
+    """Columns of the sources, by their aliases."""
     made: list[tuple[str, ...]] = field(default_factory=list)
     dropped: list[tuple[str, ...]] = field(default_factory=list)
     behind: list[Sealed] = field(default_factory=list)
@@ -122,6 +126,8 @@ class RollupRunner:
         report = RollupReport(
             table=spec.name,
             covers=covers,
+            now=base,
+            source_columns={alias: source.columns for alias, source in sources.items()},
             behind=plan.behind,
             is_waiting=is_waiting,
             is_rebuild=plan.is_rebuild,
@@ -254,6 +260,7 @@ class RollupRunner:
         made: Mapping[tuple[str, ...], SliceCover],
     ) -> None:
         report.covers = covers
+        report.now = done.table
         report.made += made
         report.dropped += plan.drop
         report.rows_made += done.rows

@@ -31,6 +31,8 @@ class Source:
 
     state: SourceState
     table: SourceTable
+    columns: tuple[str, ...]
+    """Names that a query has for its columns, those of partitions last."""
     locations: Mapping[str, str] = field(default_factory=dict)
     """Of a raw table: directories by name of the part."""
 
@@ -89,6 +91,7 @@ def _raw(session: MetastoreSession, table: HiveTable) -> Source:
             is_iceberg=False,
             types={c.name: c.type for c in table.partition_columns},
         ),
+        tuple(c.name for c in (*table.columns, *table.partition_columns)),
         locations,
     )
 
@@ -122,4 +125,5 @@ def _iceberg(session: MetastoreSession, tables: IcebergTables, name: str) -> Sou
             is_iceberg=True,
             types={column: types[column] for column in columns if column in types},
         ),
+        tuple(f.name for f in table.metadata.schema().fields),
     )

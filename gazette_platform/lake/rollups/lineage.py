@@ -1,0 +1,299 @@
+"""Of which columns of its sources each column of a rollup is made, from the text of its query.
+
+A column comes from all columns that its expression names, by way of subqueries, CTEs and functions that
+make rows. What only decides which rows there are (joins, WHERE, GROUP BY) is no origin. What is not
+certain is left out, so that each origin told is one.
+
+This module is slow to import, and no bound holds a parser that tries alternatives at each level: runs of
+rollups use it in a process of its own, by `lineage_process`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, final
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.optimizer.qualify import qualify
+from sqlglot.optimizer.scope import Scope, build_scope, find_all_in_scope
+
+from gazette_platform.errors import LakeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from gazette_platform.lake.rollups.statements import Dialect
+
+    _Origins = frozenset[tuple[str, str]]
+
+__all__ = ["column_lineage"]
+
+_CHARACTERS_MAX: Final = 100_000
+_NOTHING: Final[_Origins] = frozenset()
+# Their columns have names, or origins, that the text alone does not tell.
+_ODD: Final = (exp.Pivot, exp.MatchRecognize, exp.QueryTransform, exp.Command)
+# Parts of an expression by which something gets into it.
+_PARTS: Final = (
+    *(exp.Column, exp.Star, exp.TableColumn),
+    *(exp.Window, exp.Select, exp.SetOperation),
+)
+# Spark's functions that make several columns, or one of a name of theirs, of one expression.
+_GENERATORS: Final = frozenset(
+    {"explode", "explode_outer", "posexplode", "posexplode_outer", "inline", "inline_outer"}
+    | {"stack", "json_tuple", "variant_explode", "variant_explode_outer"}
+)
+
+
+def column_lineage(
+    sql: str, dialect: Dialect, sources: Mapping[str, Sequence[str]]
+) -> dict[str, list[tuple[str, str]]]:
+    """The origins of a query's columns.
+
+    Args:
+        sql: one query, which names its sources by their aliases.
+        dialect: of the query.
+        sources: columns by alias, as far as they are known.
+
+    Returns: by lower-case name of each column whose origins are certain: these, as alias and column, in
+        the spelling of `sources`, sorted; none, of a literal or a count of rows. Time may grow exponentially
+        with the text.
+    Raises: LakeError: the query is too long or too odd, or cannot be parsed.
+    """
+    if len(sql) > _CHARACTERS_MAX:
+        raise LakeError(f"the query has more than {_CHARACTERS_MAX} characters")
+    # Both engines take names for the same that differ in case only.
+    aliases = _by_lower(sources)
+    columns = {low: _by_lower(sources[alias]) for low, alias in aliases.items()}
+    try:
+        found = _Tracer(_scope(sql, dialect, columns), columns).of_query()
+    except LakeError:
+        raise
+    # Text that it does not expect lets the parser fail in any way, by too deep a recursion, say.
+    except Exception as err:
+        told = " ".join(f"{type(err).__name__}: {err}".split())[:300]
+        raise LakeError(f"the query cannot be followed: {told}") from err
+    return {
+        name: sorted((aliases[alias], columns[alias][column]) for alias, column in origins)
+        for name, origins in found.items()
+    }
+
+
+def _by_lower(names: Iterable[str]) -> dict[str, str]:
+    """Names by their lower case; without those that would be two of one."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(name.lower(), []).append(name)
+    return {low: same[0] for low, same in found.items() if len(same) == 1}
+
+
+def _scope(sql: str, dialect: Dialect, columns: Mapping[str, Mapping[str, str]]) -> Scope:
+    """The query with each column bound to its table, as far as that is known, and each star replaced."""
+    statements = [s for s in sqlglot.parse(sql, read=dialect) if s is not None]
+    if len(statements) != 1 or not isinstance(statements[0], (exp.Select, exp.SetOperation)):
+        raise LakeError("the text is not one query")
+    (tree,) = statements
+    _refuse_odd(tree)
+    qualified = qualify(
+        tree,
+        dialect=dialect,
+        # A table without columns would be an error.
+        schema={a: dict.fromkeys(known, "unknown") for a, known in columns.items() if known},
+        # Copies of what aliases stand for could double with each; `_Tracer` follows them.
+        expand_alias_refs=False,
+        # One column that is not known is no reason to know none.
+        allow_partial_qualification=True,
+        validate_qualify_columns=False,
+        quote_identifiers=False,
+    )
+    scope = build_scope(qualified)
+    if scope is None:
+        raise LakeError("the text is not one query")
+    return scope
+
+
+def _refuse_odd(tree: exp.Expr) -> None:
+    for node in tree.walk():
+        is_recursive = isinstance(node, exp.With) and node.recursive
+        is_elsewhere = isinstance(node, exp.Table) and bool(node.db)
+        by_name = isinstance(node, exp.SetOperation) and bool(node.args.get("by_name"))
+        if isinstance(node, _ODD) or is_recursive or is_elsewhere or by_name:
+            raise LakeError(f"no origins are known through {node.key}")
+        if isinstance(node, exp.Select) and any(map(_is_generator, node.expressions)):
+            raise LakeError("a function that makes columns has no names for them")
+        if isinstance(node, exp.Select) and _has_star_of_joined(node):
+            raise LakeError("engines differ in what the star of one table is behind JOIN … USING")
+
+
+def _has_star_of_joined(select: exp.Select) -> bool:
+    joins = select.args.get("joins") or []
+    is_joined = any(join.args.get("using") or join.method == "NATURAL" for join in joins)
+    return is_joined and any(isinstance(e, exp.Column) and e.is_star for e in select.expressions)
+
+
+def _is_generator(node: exp.Expr) -> bool:
+    name = node.name if isinstance(node, exp.Anonymous) else ""
+    if isinstance(node, exp.Func) and not name:
+        name = node.sql_name()
+    return name.lower() in _GENERATORS
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Outputs:
+    """Columns of a query, in order."""
+
+    columns: tuple[tuple[str, _Origins | None], ...]
+    """Name and origins; None: not known."""
+    is_complete: bool = True
+    """Whether these are all, so that positions count."""
+
+    def named(self, name: str) -> _Origins | None:
+        """Origins of the one column of a name."""
+        same = [origins for other, origins in self.columns if other == name]
+        return same[0] if len(same) == 1 else None
+
+
+@final
+class _Tracer:
+    """Follows columns through the scopes of one query, each of them once."""
+
+    def __init__(self, root: Scope, columns: Mapping[str, Mapping[str, str]]) -> None:
+        self._root = root
+        self._columns = columns
+        self._known: dict[int, _Outputs] = {}
+
+    def of_query(self) -> dict[str, _Origins]:
+        """Origins by name, of columns of which they are certain."""
+        outputs = self._outputs(self._root)
+        found = {name: outputs.named(name) for name, _ in outputs.columns if name}
+        return {name: origins for name, origins in found.items() if origins is not None}
+
+    def _outputs(self, scope: Scope) -> _Outputs:
+        known = self._known.get(id(scope))
+        if known is None:
+            known = self._known[id(scope)] = self._new_outputs(scope)
+        return known
+
+    def _new_outputs(self, scope: Scope) -> _Outputs:
+        expression = scope.expression
+        if isinstance(expression, exp.Select):
+            return self._of_select(scope, expression)
+        if isinstance(expression, exp.SetOperation):
+            return self._of_set(scope, expression)
+        if isinstance(expression, (exp.Unnest, exp.Lateral, exp.Values)):
+            return self._of_rows(scope, expression)
+        return _Outputs((), is_complete=False)
+
+    def _of_select(self, scope: Scope, select: exp.Select) -> _Outputs:
+        found: list[tuple[str, _Origins | None]] = []
+        is_complete = True
+        earlier: dict[str, _Origins | None] = {}
+        for node in select.expressions:
+            if node.is_star:
+                is_complete = False
+                continue
+            origins = self._of_expression(node, scope, earlier)
+            is_several = isinstance(node, exp.Aliases)
+            names = [n.name for n in node.aliases] if is_several else [node.alias_or_name]
+            found += [(name, origins) for name in names]
+            earlier |= {name: None if name in earlier else origins for name in names}
+        return _Outputs(tuple(found), is_complete)
+
+    def _of_set(self, scope: Scope, expression: exp.SetOperation) -> _Outputs:
+        """Columns of the same place; of EXCEPT, whose rows are the first query's, its alone."""
+        left, right = (self._outputs(one) for one in scope.set_operation_scopes)
+        is_complete = left.is_complete and right.is_complete
+        if not is_complete or len(left.columns) != len(right.columns):
+            return _Outputs(tuple((name, None) for name, _ in left.columns), is_complete=False)
+        if isinstance(expression, exp.Except):
+            return left
+        return _Outputs(
+            tuple(
+                (name, _joined([mine, other]))
+                for (name, mine), (_, other) in zip(left.columns, right.columns, strict=True)
+            )
+        )
+
+    def _of_rows(self, scope: Scope, node: exp.Unnest | exp.Lateral | exp.Values) -> _Outputs:
+        """Columns of a function that makes rows, in FROM; only such as the query gives names."""
+        names = list(node.alias_column_names)
+        if isinstance(node, exp.Lateral) and isinstance(node.this, exp.Subquery):
+            within = [s for s in scope.subquery_scopes if s.expression is node.this.unnest()]
+            inner = self._outputs(within[0]) if within else _Outputs((), is_complete=False)
+            if not inner.is_complete or not names:
+                return inner
+            together = zip(names, (origins for _, origins in inner.columns), strict=True)
+            return _Outputs(tuple(together))
+        arguments = [node.this] if isinstance(node, exp.Lateral) else list(node.expressions)
+        each = [self._of_expression(argument, scope, {}) for argument in arguments]
+        every = _joined(each)
+        # A map, or an array of rows, gives several columns; each gives one at least.
+        if not isinstance(node, exp.Unnest) or len(each) != len(names):
+            each = [every] * len(names)
+        found = list(zip(names, each, strict=True))
+        offset = node.args.get("offset")
+        if isinstance(offset, exp.Expr):
+            found.append((offset.name, every))
+        return _Outputs(tuple(found), is_complete=bool(names))
+
+    def _of_expression(
+        self, node: exp.Expr, scope: Scope, earlier: Mapping[str, _Origins | None]
+    ) -> _Origins | None:
+        """Origins of all that an expression names."""
+        queries = {id(one.expression): one for one in scope.subquery_scopes}
+        found: list[_Origins | None] = []
+        for part in find_all_in_scope(node, *_PARTS):
+            if isinstance(part, exp.Column):
+                found.append(self._of_column(part, scope, earlier))
+            elif isinstance(part, exp.Star):
+                found.append(_NOTHING if isinstance(part.parent, exp.Count) else None)
+            elif isinstance(part, exp.Window):
+                # One that WINDOW names is looked for in vain.
+                found.append(None if part.args.get("alias") else _NOTHING)
+            elif id(part) in queries:
+                inner = self._outputs(queries[id(part)])
+                found += [origins for _, origins in inner.columns]
+                found += [] if inner.is_complete else [None]
+            else:
+                found.append(None)
+        return _joined(found)
+
+    def _of_column(
+        self, column: exp.Column, scope: Scope, earlier: Mapping[str, _Origins | None]
+    ) -> _Origins | None:
+        if column.args.get("db") or isinstance(column.this, exp.Star):
+            return None
+        if not column.table:
+            # Spark looks among the names before it in the same SELECT, after all tables.
+            is_here = all(self._is_known(source) for _, source in scope.selected_sources.values())
+            return earlier.get(column.name) if is_here else None
+        at: Scope | None = scope
+        while at is not None and column.table not in at.selected_sources:
+            at = at.parent
+        if at is None:
+            return None
+        _, source = at.selected_sources[column.table]
+        if isinstance(source, Scope):
+            outputs = self._outputs(source)
+            return outputs.named(column.name) if outputs.is_complete else None
+        if not self._is_known(source) or column.name not in self._columns[source.name]:
+            return None
+        return frozenset({(source.name, column.name)})
+
+    def _is_known(self, source: exp.Table | Scope) -> bool:
+        """Whether all columns of what is selected from are known, by these names."""
+        if isinstance(source, Scope):
+            return self._outputs(source).is_complete
+        is_plain = isinstance(source.this, exp.Identifier) and not source.alias_column_names
+        return is_plain and bool(self._columns.get(source.name))
+
+
+def _joined(parts: Iterable[_Origins | None]) -> _Origins | None:
+    """All origins of several; None if those of one are not known."""
+    found: set[tuple[str, str]] = set()
+    for part in parts:
+        if part is None:
+            return None
+        found |= part
+    return frozenset(found)

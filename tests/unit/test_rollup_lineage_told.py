@@ -1,0 +1,102 @@
+"""Which columns runs of rollups tell that they are made of; and that nothing about it fails a run."""
+
+import msgspec
+import pytest
+from dagster import AssetKey, DagsterInstance, TableColumnDep
+from rollup_bench import SUMS, Lake, told
+
+from gazette_platform.assets.rollups import rollup_asset
+from gazette_platform.errors import LakeError
+from gazette_platform.lake.rollups import lineage_process, rollup
+
+LINEAGE = "dagster/column_lineage"
+WARNING = "which columns it is made of is not told"
+# The column `asked` is the engine's own, of which the query does not know.
+OF_ORDERS = {
+    column: [TableColumnDep(AssetKey(["shop", "orders"]), column)] for column in ("shop", "hour")
+}
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(tmp_path)
+
+
+@pytest.fixture
+def instance():
+    with DagsterInstance.ephemeral() as made:
+        yield made
+
+
+def test_a_run_tells_of_which_columns_it_is_made(lake, instance, capfd):
+    lake.publish(("a", 5))
+    for _ in range(2):  # the second one has nothing to make
+        metadata, _ = told(lake, rollup_asset(SUMS), instance)
+        assert metadata[LINEAGE].value.deps_by_column == OF_ORDERS
+    of_sums = msgspec.structs.replace(
+        SUMS,
+        name="rollups.twice",
+        engine="spark",
+        sql="select S.shop, `hour`, S.asked + T.asked AS ASKED FROM s JOIN t USING (shop, hour)",
+        sources={"s": "rollups.sums", "t": "rollups.sums"},
+    )
+    metadata, _ = told(lake, rollup_asset(of_sums), instance)
+    assert metadata[LINEAGE].value.deps_by_column == {
+        column: [TableColumnDep(AssetKey(["rollups", "sums"]), column)]
+        for column in ("shop", "hour", "asked")
+    }
+    assert WARNING not in capfd.readouterr().err
+
+
+def test_a_query_that_cannot_be_followed_is_made_and_warned_of(lake, instance, capfd):
+    lake.publish(("a", 5))
+    odd = msgspec.structs.replace(SUMS, sql="select * from orders match_recognize (((")
+    metadata, is_complete = told(lake, rollup_asset(odd), instance)
+    assert (metadata["rows_made"].value, is_complete, LINEAGE in metadata) == (1, True, False)
+    assert WARNING in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("fault", [RecursionError("deep"), KeyError("x"), OSError("no process")])
+def test_no_fault_in_lineage_fails_a_run(lake, instance, capfd, monkeypatch, fault):
+    def fail(*_):
+        raise fault
+
+    monkeypatch.setattr(lineage_process, "column_lineage_apart", fail)
+    lake.publish(("a", 5))
+    metadata, _ = told(lake, rollup_asset(SUMS), instance)
+    assert (metadata["rows_made"].value, LINEAGE in metadata) == (1, False)
+    assert WARNING in capfd.readouterr().err
+
+
+def test_a_run_is_told_in_full_if_the_metastore_goes_once_it_is_committed(
+    lake, instance, monkeypatch
+):
+    lake.publish(("a", 5))
+    create = lake.tables.create
+
+    def go(*_):
+        raise LakeError("the metastore is gone")
+
+    def create_and_go(schema, *rest):
+        is_done = create(schema, *rest)
+        if schema == "rollups":
+            monkeypatch.setattr(lake.metastore, "connect", go)
+        return is_done
+
+    monkeypatch.setattr(lake.tables, "create", create_and_go, raising=False)
+    metadata, _ = told(lake, rollup_asset(SUMS), instance)
+    assert metadata["dagster/row_count"].value == 1
+    assert metadata[LINEAGE].value.deps_by_column == OF_ORDERS
+    with pytest.raises(LakeError, match="is gone"):
+        lake.run()
+
+
+def test_nothing_is_told_of_the_columns_of_a_function(lake, instance, capfd):
+    @rollup(name="rollups.made", sources=["shop.orders"], slices=["shop", "hour"])
+    def made(orders):
+        return orders
+
+    lake.publish(("a", 5))
+    metadata, _ = told(lake, rollup_asset(made), instance)
+    assert (metadata["rows_made"].value, LINEAGE in metadata) == (1, False)
+    assert WARNING not in capfd.readouterr().err
