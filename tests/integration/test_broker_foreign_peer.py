@@ -284,7 +284,10 @@ async def append(call, *contents, fields=b""):
 
 
 async def until_assigned(ours):
-    await eventually(lambda: NAME in ours._resolver.replicas, timeout_s=DEADLINE_S)
+    """Until ours has the journal, and has listed its store: before that, it forwards reads."""
+    replicas = ours._resolver.replicas
+    await eventually(lambda: NAME in replicas, timeout_s=DEADLINE_S)
+    await eventually(replicas[NAME].index.first_refresh.is_set, timeout_s=DEADLINE_S)
 
 
 # -------------------------------------------------------------------------- ours is the primary
