@@ -349,11 +349,12 @@ async def test_a_foreign_broker_that_is_ahead_decides(foreign, ours, call):
 
 
 async def test_codecs_of_its_fragments_are_those_of_the_spec(foreign, call, as_primary):
-    await append(call, b"raw")
-    await foreign.etcd.put(item_key(foreign.prefix, NAME), spec(codec=GZIP))
+    more_than_a_fragment = bytes(2 << 10)
+    await append(call, more_than_a_fragment)
+    await foreign.etcd.put(item_key(foreign.prefix, NAME), spec(codec=GZIP, length=1 << 10))
 
     async def is_told():
-        await append(call, b"z")
+        await append(call, more_than_a_fragment)
         return foreign.spool.codec == GZIP
 
     await eventually(is_told, timeout_s=DEADLINE_S)
