@@ -104,6 +104,8 @@ class Allocator:
         # Items that wait for room at a member, and those that wait for a member's key to change.
         self._refused: dict[ProcessId, set[str]] = {}
         self._failed: set[str] = set()
+        # How many updates of the mirror changed members.
+        self._members_seen = 0
         # What each member may hold less what it sheds, and the revision that this was computed from.
         self._known_limits: tuple[int, Mapping[ProcessId, int]] = (-1, {})
         space.observe(self._note_changes)
@@ -166,9 +168,10 @@ class Allocator:
                 await asyncio.sleep(0)  # others run between two rounds
 
     def _note_changes(self) -> None:
+        changes = self._state.changes
+        self._members_seen += bool(changes.members)
         if self._solver is None:
             return
-        changes = self._state.changes
         self._changed |= changes.journals
         if changes.members:
             self._is_members_changed = True
@@ -197,11 +200,16 @@ class Allocator:
         self._metrics.converge.inc()
         names = sorted(self._todo)[:_ROUND_ITEMS]
         self._todo.difference_update(names)
+        members_seen = self._members_seen
         pieces = await self._steps(names)
         written_at = await self._write_all(pieces)
         if written_at:
             # Before the next round counts what members hold.
             await self._space.wait_for_revision(written_at, timeout_s=_MIRROR_S)
+        if self._members_seen != members_seen:
+            # What made a comparison fail may have come to the mirror before etcd's answer came to us.
+            self._todo |= self._failed
+            self._failed.clear()
         self._retry_refused()
         is_idle = not (self._todo or self._changed or self._is_members_changed or written_at)
         return next_revision if is_idle else 0

@@ -12,6 +12,7 @@ from grpc import aio  # type: ignore[import-untyped]
 
 from gazette_platform.broker.config import BrokerConfig
 from gazette_platform.broker.serve import Broker
+from gazette_platform.client.wire import CALL_ERRORS
 from gazette_platform.codecs import compressor
 from gazette_platform.errors import LeaseLost
 from gazette_platform.protocol import CompressionCodec, Fragment, JournalSpec, Status
@@ -142,7 +143,7 @@ class AppendCall:
 
     async def _write(self, message: pb.AppendRequest) -> None:
         # The broker may answer before it has read everything, and then a send breaks.
-        with contextlib.suppress(aio.AioRpcError, asyncio.InvalidStateError):
+        with contextlib.suppress(*CALL_ERRORS):
             await self.call.write(message)
 
     async def commit(self) -> pb.AppendResponse:
@@ -153,7 +154,8 @@ class AppendCall:
 
     async def finish(self) -> pb.AppendResponse:
         """End the stream, and wait for the answer."""
-        await self.call.done_writing()
+        with contextlib.suppress(*CALL_ERRORS):  # as above
+            await self.call.done_writing()
         response: pb.AppendResponse = await self.call
         return response
 

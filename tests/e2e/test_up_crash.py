@@ -238,7 +238,7 @@ async def test_a_platform_that_is_killed_whole_comes_up_with_all_that_it_acknowl
         for process in processes.values():
             os.kill(process.pid, signal.SIGKILL)
         is_over = True
-    assert not any(process.is_alive() for process in processes.values())
+    await eventually(lambda: not any(process.is_alive() for process in processes.values()))
     began = time.monotonic()
     await asyncio.to_thread(platform.up)
     print(f"{platform.brokers} brokers up again in {time.monotonic() - began:.2f} s")

@@ -261,6 +261,28 @@ async def test_bad_item_does_not_hold_up_the_others(cluster):
     await cluster.until({**expected, "item/bad": [("broker-a", 0)]})
 
 
+async def test_a_member_that_changes_beneath_a_transaction_does_not_leave_its_item_behind(
+    cluster, monkeypatch
+):
+    """As one that begins to drain: the mirror may show that before etcd's refusal arrives."""
+    a = await cluster.join(A)
+    txn, refused = a.client.txn, []
+
+    async def txn_behind_a_change(compares, operations):
+        monkeypatch.undo()
+        own = await a.client.get(member_key(cluster.prefix, A))
+        changed = await txn((), (Put(own.key, own.value, ignore_lease=True),))
+        await a.space.wait_for_revision(changed.header.revision)
+        result = await txn(compares, operations)
+        refused.append(not result.succeeded)
+        return result
+
+    monkeypatch.setattr(a.client, "txn", txn_behind_a_change)
+    await cluster.apply("item/one")
+    await cluster.until({"item/one": [("broker-a", 0)]})
+    assert refused == [True]
+
+
 async def test_lost_member_key_ends_the_loop(cluster):
     a = await cluster.join(A)
     await cluster.etcd.delete(member_key(cluster.prefix, A))

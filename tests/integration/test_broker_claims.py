@@ -203,7 +203,8 @@ async def test_a_journal_made_anew_is_held_although_its_brokers_stay(cluster):
     etcd, key = broker._context.etcd, item_key(broker.config.etcd_prefix, JOURNAL)
     await etcd.txn((), (Delete(key),))
     await etcd.txn((), (Put(key, encode_journal_spec(spec(1))),))
-    await eventually(lambda: broker._resolver.replicas[JOURNAL] is not former)
+    replicas = broker._resolver.replicas  # it is in none while both revisions are apart
+    await eventually(lambda: replicas.get(JOURNAL) not in (None, former))
     async with client(broker) as one:
         await one.append(JOURNAL, b"acknowledged")
     assert {one.tenure for one in (await record_of(broker)).holders} == tenures([broker])
@@ -411,5 +412,5 @@ async def test_a_slow_disk_holds_up_threads_and_not_the_event_loop(
     for name in names:
         assert await read_all(stub, name) == b"first fragments are short before slowly slowly "
     # Those that found out that it is slow, and those that look now and then whether it still is.
-    assert len(on_loop) <= 6 * replication
+    assert len(on_loop) <= 12 * replication
     assert len(in_threads) >= 40 * replication

@@ -11,7 +11,9 @@ from gazette_platform.testing.local_broker import LocalBrokers, eventually
 pytestmark = pytest.mark.etcd
 
 NAMES = [f"idle/journal-{n:02d}" for n in range(70)]
-SETTLED_S = 10.0
+SETTLED_S = (
+    40.0  # a busy machine takes some of it; who waits for an append, or a minute, takes longer
+)
 
 
 async def test_idle_journals_settle_within_seconds_of_a_brokers_return(
