@@ -43,11 +43,13 @@ __all__ = [
     "CatalogDoor",
     "Fenced",
     "HiveDoor",
+    "RolledBack",
     "SparkRefused",
     "SparkTable",
     "StagedIsGone",
     "TableMoved",
     "head_of",
+    "is_rolled_back",
     "progress_of",
     "publish",
     "rebased",
@@ -73,6 +75,10 @@ class StagedIsGone(Exception):
 
 class TableMoved(Exception):
     """Maintenance has changed what the staged snapshot replaces: stage it again, from the same start."""
+
+
+class RolledBack(Exception):
+    """Main is where it was before the progress that the tag tells of: a person has to say which counts."""
 
 
 class SparkRefused(Exception):
@@ -323,6 +329,21 @@ def _ref(metadata: TableMetadata, name: str) -> int | None:
     return found.snapshot_id if found is not None else None
 
 
+def is_rolled_back(metadata: TableMetadata) -> bool:
+    """Whether main has no longer come from where the tag is, as far as its ancestors have not expired."""
+    at = progress_of(metadata)
+    tagged = metadata.snapshot_by_id(at) if at is not None else None
+    snapshot = metadata.current_snapshot()
+    if tagged is None:
+        return False
+    while snapshot is not None and snapshot.snapshot_id != at:
+        is_older = (snapshot.sequence_number or 0) < (tagged.sequence_number or 0)
+        if is_older or snapshot.parent_snapshot_id is None:
+            return True
+        snapshot = metadata.snapshot_by_id(snapshot.parent_snapshot_id)
+    return False
+
+
 def publish(door: Door, start: int | None, staged: int, run: str = "") -> int:
     """Let readers see a staged snapshot, if nobody has published since `start`.
 
@@ -336,7 +357,7 @@ def publish(door: Door, start: int | None, staged: int, run: str = "") -> int:
         run: of the staged snapshot; known if this is asked again when the snapshot may have expired.
 
     Returns: the snapshot that was published.
-    Raises: Fenced, StagedIsGone, TableMoved: nothing was changed.
+    Raises: Fenced, RolledBack, StagedIsGone, TableMoved: nothing was changed.
     """
     for _ in range(_ATTEMPTS):
         now = door.load()
@@ -349,6 +370,8 @@ def publish(door: Door, start: int | None, staged: int, run: str = "") -> int:
             raise Fenced(f"progress is at {at}, the run began at {start}")
         if snapshot is None:
             raise StagedIsGone(str(staged))
+        if is_rolled_back(now.metadata):
+            raise RolledBack(f"progress is at {at}, main at {head_of(now.metadata)}")
         head, new, more = head_of(now.metadata), staged, ()
         if snapshot.parent_snapshot_id != head:
             if snapshot.summary.operation != Operation.APPEND:

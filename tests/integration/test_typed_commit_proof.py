@@ -19,6 +19,7 @@ from typed_commits import (
     CatalogDoor,
     Fenced,
     HiveDoor,
+    RolledBack,
     SparkRefused,
     SparkTable,
     StagedIsGone,
@@ -26,12 +27,14 @@ from typed_commits import (
     head_of,
     progress_of,
     publish,
+    rebased,
 )
 
 from gazette_platform.errors import LakeError
 from gazette_platform.hive import MetastoreClient
 from gazette_platform.hive.thrift import ttypes
 from gazette_platform.lake.rollups.iceberg import IcebergTables
+from gazette_platform.ops.clock import SystemClock
 
 pytestmark = [
     pytest.mark.hive,
@@ -396,6 +399,21 @@ def test_progress_is_found_after_maintenance(table, door, lake_settings, engine)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("then", ["nothing", "optimize"])
+def test_table_that_was_rolled_back_takes_no_more(table, door, then):
+    """Rows behind the tag's offsets would else be appended where those before them are gone."""
+    first = publish(door, None, table.stage([1], gazette_offsets="0-1"))
+    second = publish(door, first, table.stage([2], gazette_offsets="1-2"))
+    table.call("rollback_to_snapshot", f"snapshot_id => {first}")
+    if then == "optimize":
+        table.optimize()
+    staged = table.stage([3], gazette_offsets="2-3")
+    with pytest.raises(RolledBack):
+        publish(door, second, staged)
+    assert table.numbers() == [1]
+
+
+@pytest.mark.slow
 def test_tag_of_its_own_comes_too_late_hole(table):
     """Killed between publishing and tagging by SQL, then maintained: nothing says how far it has come."""
     table.cherry_pick(table.stage([1], gazette_offsets="0-1"))
@@ -436,3 +454,41 @@ def test_metastore_takes_no_long_table_property_and_a_summary_of_any_length(tabl
         table.sql(
             f"ALTER TABLE {table.full_name} SET TBLPROPERTIES ('gazette.state'='{'x' * 40_000}')"
         )
+
+
+# ------------------------------------------------------------------ what it costs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("files", [1, 100, 1000])
+def test_publishing_looks_at_no_files(spark, metastore, lake_settings, record_property, files):
+    """Seconds of each way are in the report (``--junit-xml``, or -s)."""
+    table = SparkTable(spark, f"proof.t{uuid.uuid4().hex[:8]}")
+    # Else a writer stays open for each partition: 1000 of them end a Spark of 1 GB.
+    table.create(partitioned_by="n", **{"write.spark.fanout.enabled": "false"})
+    door = HiveDoor(IcebergTables(metastore, lake_settings.warehouse), table.name)
+    rows = spark.range(files).selectExpr("id AS n", "'k' AS k").repartition(2, "n")
+    clock = SystemClock()
+    seconds = {}
+
+    def timed(name, call, *arguments):
+        begin = clock.monotonic()
+        result = call(*arguments)
+        seconds[name] = clock.monotonic() - begin
+        return result
+
+    at = None
+    for _ in range(2):  # the first warms up
+        staged = timed("stage", table.stage, rows)
+        at = timed("publish", publish, door, at, staged)
+    assert len(table.sql(f"SELECT file_path FROM {table.full_name}.files")) == 2 * files
+    staged = table.stage(rows)
+    table.sql(f"INSERT INTO {table.full_name} VALUES (1, 'by hand')")
+    timed("rebase", rebased, door.load(), staged)
+    timed("cherrypick_behind_another", table.cherry_pick, staged)
+    timed("cherrypick", table.cherry_pick, table.stage(rows))
+    for name, value in seconds.items():
+        record_property(name, f"{value:.3f}")
+    print(files, {name: round(value, 3) for name, value in seconds.items()})
+    assert seconds["publish"] < seconds["stage"]
+    table.sql(f"DROP TABLE {table.full_name} PURGE")
