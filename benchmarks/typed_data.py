@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -12,9 +13,10 @@ from gazette_platform.message.uuid import CLOCK_TICK, Flags, clock_of
 from gazette_platform.protocol import CompressionCodec, Fragment
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["JOURNAL", "Plan", "Truth", "write_fragments"]
+__all__ = ["JOURNAL", "Plan", "Truth", "link_fragments", "write_fragments"]
 
 JOURNAL: Final = "bench/orders"
 _BATCH_BYTES: Final = 1 << 20  # what brokers compress at a time
@@ -168,8 +170,26 @@ def _spoiled(line: bytes, kind: int) -> bytes:
 
 
 def write_fragments(root: Path, plan: Plan) -> Truth:
-    """Write the fragments of `plan` below `root`, as a broker would. Returns: what is in all of them."""
-    writer, truth, begin = _Writer(plan), Truth(), 0
+    """Write the fragments of `plan` below `root`, as a broker would. Returns: what is in all of them.
+
+    Those that are there, of the same plan or a larger one, are left as they are: `root` is of plans that differ
+    in size alone.
+    """
+    notes = root / "truths.json"
+    truths = [Truth(**each) for each in json.loads(notes.read_text())] if notes.exists() else []
+    begin = sum(truth.content_bytes for truth in truths)
+    if begin < plan.content_bytes:
+        truths = list(_write_all(root, plan))
+        notes.write_text(json.dumps([asdict(truth) for truth in truths]))
+    found = Truth()
+    for truth in truths:
+        if found.content_bytes < plan.content_bytes:
+            found += truth
+    return found
+
+
+def _write_all(root: Path, plan: Plan) -> Iterator[Truth]:
+    writer, begin = _Writer(plan), 0
     codec = CompressionCodec[plan.codec]
     while begin < plan.content_bytes:
         content, found = writer.fragment()
@@ -188,6 +208,15 @@ def write_fragments(root: Path, plan: Plan) -> Truth:
             for at in range(0, len(view), _BATCH_BYTES):
                 file.write(compress.compress(view[at : at + _BATCH_BYTES]))
             file.write(compress.finish())
-        truth += replace(found, stored_bytes=path.stat().st_size)
         begin = fragment.end
-    return truth
+        yield replace(found, stored_bytes=path.stat().st_size)
+
+
+def link_fragments(source: Path, root: Path, plan: Plan) -> None:
+    """Have `root` hold those of the fragments of `source` that `plan` is as large as."""
+    folder = source / JOURNAL / _DAY
+    for path in folder.iterdir():
+        if int(path.name.partition("-")[0], 16) < plan.content_bytes:
+            link = root / path.relative_to(source)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.hardlink_to(path)

@@ -28,7 +28,16 @@ if TYPE_CHECKING:
     from benchmarks.typed_parse import Block, Repair
     from gazette_platform.protocol import Fragment
 
-__all__ = ["FILE_COLUMNS", "Found", "Options", "RowFiles", "TypedFiles", "TypedRows", "fragments_of"]
+__all__ = [
+    "FILE_COLUMNS",
+    "Found",
+    "Options",
+    "RowFiles",
+    "TypedFiles",
+    "TypedRows",
+    "Work",
+    "fragments_of",
+]
 
 FILE_COLUMNS: Final = "path string, bytes bigint, records bigint, bad bigint"
 _GROUP_ROWS: Final = 250_000
@@ -94,14 +103,13 @@ class _Task(InputPartition):
         self.fragment = fragment
 
 
-class _Reader(DataSourceReader):
+class Work:
+    """What is done of a fragment, in whichever process."""
+
     def __init__(self, options: Options) -> None:
         self._options = options
 
-    def partitions(self) -> list[InputPartition]:
-        return [_Task(fragment) for fragment in fragments_of(self._options.root)]
-
-    def _tables(self, fragment: Fragment, stages: Stages, found: Found) -> Iterator[pa.Table]:
+    def tables(self, fragment: Fragment, stages: Stages, found: Found) -> Iterator[pa.Table]:
         options, committed = self._options, Committed()
         bad: list[Block] = []
         parsed = typed_tables(
@@ -127,7 +135,7 @@ class _Reader(DataSourceReader):
                 pa.table(quarantine), options.notes / f"bad-{fragment.begin:x}.parquet"
             )
 
-    def _note(
+    def note(
         self, fragment: Fragment, stages: Stages, found: Found, begun: tuple[float, float]
     ) -> None:
         wall_s, cpu_s = time.monotonic() - begun[0], time.process_time() - begun[1]
@@ -136,19 +144,39 @@ class _Reader(DataSourceReader):
         path = self._options.notes / f"task-{fragment.begin:x}.json"
         path.write_text(json.dumps(note))
 
+    def file(self, fragment: Fragment) -> tuple[str, int, int, int]:
+        """Write a fragment's rows into a file: its path and bytes, rows, bad records."""
+        begun = time.monotonic(), time.process_time()
+        stages, found, options = Stages(), Found(), self._options
+        name = f"{fragment.begin:016x}-{fragment.end:016x}-{os.urandom(6).hex()}.parquet"
+        files = RowFiles(options.target / name, options, stages)
+        for table in self.tables(fragment, stages, found):
+            files.add(table)
+        files.close()
+        self.note(fragment, stages, found, begun)
+        return (str(files.path), files.path.stat().st_size, found.records, found.bad)
+
+
+class _Reader(DataSourceReader):
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def partitions(self) -> list[InputPartition]:
+        return [_Task(fragment) for fragment in fragments_of(self._options.root)]
+
 
 class _RowReader(_Reader):
     def read(self, partition: _Task) -> Iterator[pa.RecordBatch]:
         begun = time.monotonic(), time.process_time()
-        stages, found = Stages(), Found()
+        stages, found, work = Stages(), Found(), Work(self._options)
         rows_max = self._options.batch_rows or None
-        for table in self._tables(partition.fragment, stages, found):
+        for table in work.tables(partition.fragment, stages, found):
             # Behind each yield Spark's own code writes the batch to the JVM.
             for batch in table.combine_chunks().to_batches(rows_max):
                 at = time.thread_time()
                 yield batch
                 stages.seconds["send"] += time.thread_time() - at
-        self._note(partition.fragment, stages, found, begun)
+        work.note(partition.fragment, stages, found, begun)
 
 
 class RowFiles:
@@ -191,16 +219,7 @@ class RowFiles:
 
 class _FileReader(_Reader):
     def read(self, partition: _Task) -> Iterator[tuple[Any, ...]]:
-        begun = time.monotonic(), time.process_time()
-        stages, found, options = Stages(), Found(), self._options
-        fragment = partition.fragment
-        name = f"{fragment.begin:016x}-{fragment.end:016x}-{os.urandom(6).hex()}.parquet"
-        files = RowFiles(options.target / name, options, stages)
-        for table in self._tables(fragment, stages, found):
-            files.add(table)
-        files.close()
-        self._note(fragment, stages, found, begun)
-        yield (str(files.path), files.path.stat().st_size, found.records, found.bad)
+        yield Work(self._options).file(partition.fragment)
 
 
 class TypedRows(DataSource):

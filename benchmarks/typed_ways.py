@@ -1,47 +1,39 @@
 """One way of making a typed table of fragments, measured in this process and those that it starts.
 
-``python -m benchmarks.typed_ways CASE`` is what `typed_parsing` starts, with a case as JSON; the last line that it
-prints is what it found.
+``python -m benchmarks.typed_ways CASE`` is what `typed_parsing` starts, with cases as JSON; a line of
+what it prints is what one of them found.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.typed_data import JOURNAL
-from benchmarks.typed_source import (
-    Found,
-    Options,
-    RowFiles,
-    TypedFiles,
-    TypedRows,
-    _Reader,
-    fragments_of,
-)
-from benchmarks.typed_parse import Stages
+from benchmarks.typed_source import Options, TypedFiles, TypedRows, Work, fragments_of
 from benchmarks.typed_table import COLUMNS, UUID_FIELD, ddl, json_ddl
 from gazette_platform.embedded import tools
 from gazette_platform.lake.spark import open_session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["WAYS", "Case", "Result", "measure"]
+__all__ = ["RESULT", "WAYS", "Case", "Result", "measure", "spark_session"]
 
 TABLE: Final = "bench.typed.orders"
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
-_RESULT: Final = "result: "
+RESULT: Final = "result: "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +123,7 @@ def _configuration(case: Case, folder: Path) -> dict[str, str]:
 
 
 @contextmanager
-def _session(case: Case, folder: Path) -> Iterator[SparkSession]:
+def spark_session(case: Case, folder: Path) -> Iterator[SparkSession]:
     os.environ["JAVA_HOME"] = str(tools.java(21))
     spark = open_session(_configuration(case, folder))
     spark.dataSource.register(TypedRows)
@@ -157,7 +149,7 @@ def _create(spark: SparkSession, case: Case) -> None:
     spark.sql(f"CREATE TABLE {TABLE} ({ddl()}) USING iceberg {layout} TBLPROPERTIES ({listed})")
 
 
-def _by_from_json(spark: SparkSession, case: Case, options: Options) -> None:
+def _by_from_json(spark: SparkSession, options: Options) -> None:
     """Spark's reader of text, and its function for JSON."""
     from pyspark.sql import functions as f  # noqa: PLC0415  slow to import
 
@@ -165,29 +157,27 @@ def _by_from_json(spark: SparkSession, case: Case, options: Options) -> None:
     how = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_bad"}
     good = f.is_valid_utf8("value")
     parsed = f.from_json(f.when(good, f.col("value")).otherwise("?"), json_ddl(), how)
-    _append(text.select(parsed.alias("j")).select("j.*"), case)
+    _append(text.select(parsed.alias("j")).select("j.*"))
 
 
-def _by_json_source(spark: SparkSession, case: Case, options: Options) -> None:
-    """Spark's own source of JSON, which parses bytes. It takes what is no UTF-8."""
+def _by_json_source(spark: SparkSession, options: Options) -> None:
+    """Spark's own source of JSON, which parses bytes."""
     frame = spark.read.schema(json_ddl()).json(
         str(options.root / JOURNAL),
         mode="PERMISSIVE",
         columnNameOfCorruptRecord="_bad",
         recursiveFileLookup=True,
     )
-    _append(frame, case)
+    _append(frame)
 
 
-def _append(frame: DataFrame, case: Case) -> None:
+def _append(frame: DataFrame) -> None:
     """Records of Spark's JSON without bad ones and ACKs; the clock is looked at as a reader would."""
     from pyspark.sql import Observation, functions as f  # noqa: PLC0415  slow to import
 
     uuid = f"{UUID_FIELD}.uuid"
     flags = f.conv(f.substring(uuid, 20, 4), 16, 10).cast("int").bitwiseAND(1023)
-    clock = f.concat(
-        f.substring(uuid, 16, 3), f.substring(uuid, 10, 4), f.substring(uuid, 1, 8)
-    )
+    clock = f.concat(f.substring(uuid, 16, 3), f.substring(uuid, 10, 4), f.substring(uuid, 1, 8))
     columns = [f.col(f"`{each.key}`").alias(each.name) for each in COLUMNS]
     seen = Observation()
     read = frame.observe(
@@ -204,17 +194,17 @@ def _append(frame: DataFrame, case: Case) -> None:
 _SEEN: dict[str, Any] = {}
 
 
-def _by_rows(spark: SparkSession, case: Case, options: Options) -> None:
+def _by_rows(spark: SparkSession, options: Options) -> None:
     """The Python source's rows, written by Spark."""
     frame = spark.read.format("typed_rows").options(**options.texts()).load()
     frame.writeTo(TABLE).append()
 
 
-def _by_files(spark: SparkSession, case: Case, options: Options) -> None:
+def _by_files(spark: SparkSession, options: Options) -> None:
     """The Python source's files, of which Spark's driver commits the names."""
-    table = spark._jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(
-        spark._jsparkSession, TABLE
-    )
+    iceberg = spark._jvm.org.apache.iceberg  # noqa: SLF001  there is no other way to Iceberg's API
+    session = spark._jsparkSession  # noqa: SLF001
+    table = iceberg.spark.Spark3Util.loadIcebergTable(session, TABLE)
     target = Path(table.location().removeprefix("file:")) / "data"
     target.mkdir(parents=True, exist_ok=True)
     names = [name for each in COLUMNS for name in _paths(each.name, each.arrow)]
@@ -222,7 +212,6 @@ def _by_files(spark: SparkSession, case: Case, options: Options) -> None:
     told = {**options.texts(), "target": str(target), "field_ids": json.dumps(ids)}
     rows = spark.read.format("typed_files").options(**told).load().collect()
     begun = time.monotonic()
-    iceberg = spark._jvm.org.apache.iceberg
     append = table.newAppend()
     metrics = iceberg.MetricsConfig.forTable(table)
     for row in rows:
@@ -245,23 +234,14 @@ def _paths(prefix: str, kind: Any) -> Iterator[str]:
         yield from _paths(f"{prefix}.element", kind.value_type)
 
 
-def _arrow_alone(case: Case, options: Options) -> dict[str, Any]:
+def _arrow_alone(_: Case, options: Options) -> None:
     """The work of `files` in one process and thread, without Spark and a table."""
     options.target.mkdir(parents=True, exist_ok=True)
-    reader, rows = _Reader(options), 0
     for fragment in fragments_of(options.root):
-        begun = time.monotonic(), time.process_time()
-        stages, found = Stages(), Found()
-        files = RowFiles(options.target / f"{fragment.begin:x}.parquet", options, stages)
-        for table in reader._tables(fragment, stages, found):
-            files.add(table)
-        files.close()
-        reader._note(fragment, stages, found, begun)
-        rows += found.records
-    return {"files": str(options.target)}
+        Work(options).file(fragment)
 
 
-def _duckdb_alone(case: Case, options: Options) -> dict[str, Any]:
+def _duckdb_alone(case: Case, options: Options) -> None:
     """DuckDB's reader of JSON. It takes what is no value of a column for NULL."""
     import duckdb  # noqa: PLC0415
 
@@ -278,54 +258,58 @@ def _duckdb_alone(case: Case, options: Options) -> dict[str, Any]:
             f"TO '{options.target}' (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 1, "
             "PER_THREAD_OUTPUT true, OVERWRITE_OR_IGNORE true)"
         )
-    return {"files": str(options.target)}
 
 
-_SPARK: Final[dict[str, Callable[[Any, Case, Options], None]]] = {
+_SPARK: Final[dict[str, Callable[[Any, Options], None]]] = {
     "from_json": _by_from_json,
     "json_source": _by_json_source,
     "rows": _by_rows,
     "files": _by_files,
 }
-_ALONE: Final[dict[str, Callable[[Case, Options], dict[str, Any]]]] = {
+_ALONE: Final[dict[str, Callable[[Case, Options], None]]] = {
     "arrow": _arrow_alone,
     "duckdb": _duckdb_alone,
 }
 WAYS: Final = (*_SPARK, *_ALONE)
 
 
-def measure(case: Case, folder: Path) -> Result:
-    """Run a case once, after a smaller one that starts everything."""
-    begun = time.monotonic()
-    if case.way in _ALONE:
-        run = _ALONE[case.way]
-        run(case, _options(case, folder, "warm"))
-        result = Result(start_s=time.monotonic() - begun)
+def measure(cases: Sequence[Case], folder: Path) -> Iterator[Result]:
+    """Run cases of one way, one after the other, and before them a small one that starts everything.
+
+    Spark is configured by the first.
+    """
+    first, begun = cases[0], time.monotonic()
+    with ExitStack() as stack:
+        spark = None
+        if first.way in _SPARK:
+            spark = stack.enter_context(spark_session(first, folder))
+        _run(spark, replace(first, root=first.warm), folder / "warm")
+        start_s = time.monotonic() - begun
+        for number, case in enumerate(cases):
+            result = _run(spark, case, folder / f"run-{number}")
+            result.start_s = start_s
+            yield result
+
+
+def _run(spark: SparkSession | None, case: Case, folder: Path) -> Result:
+    result, notes, target = Result(), folder / "notes", folder / "files"
+    notes.mkdir(parents=True)
+    given = {"root": case.root, "notes": str(notes), "target": str(target)}
+    options = Options.of({**given, **case.source})
+    _SEEN.clear()
+    if spark is None:
         with _timed(result):
-            run(case, _options(case, folder, "run"))
-        _sum_of_files(folder / "run-files", result)
+            _ALONE[case.way](case, options)
+        _sum_of_files(target, result)
     else:
-        with _session(case, folder) as spark:
-            _create(spark, case)
-            _SPARK[case.way](spark, case, _options(case, folder, "warm"))
-            result = Result(start_s=time.monotonic() - begun)
-            _create(spark, case)
-            options = _options(case, folder, "run")
-            _SEEN.clear()
-            with _timed(result):
-                _SPARK[case.way](spark, case, options)
-            _sum_of_table(spark, result)
+        _create(spark, case)
+        with _timed(result):
+            _SPARK[case.way](spark, options)
+        _sum_of_table(spark, result)
     result.bad, result.commit_s = _SEEN.get("bad", -1), _SEEN.get("commit_s", 0.0)
-    _gather(folder / "run-notes", result)
+    _gather(notes, result)
+    shutil.rmtree(folder)
     return result
-
-
-def _options(case: Case, folder: Path, name: str) -> Options:
-    notes = folder / f"{name}-notes"
-    notes.mkdir()
-    root = case.root if name == "run" else case.warm
-    given = {"root": root, "notes": str(notes), "target": str(folder / f"{name}-files")}
-    return Options.of({**given, **case.source})
 
 
 @contextmanager
@@ -377,11 +361,11 @@ def _gather(notes: Path, result: Result) -> None:
 
 
 def main() -> int:
-    """Run the case of the command line."""
-    case = Case(**json.loads(sys.argv[1]))
-    with tempfile.TemporaryDirectory(prefix="typed-way-", dir=Path(case.warm).parent) as folder:
-        result = measure(case, Path(folder))
-    print(_RESULT + json.dumps(asdict(result)), flush=True)
+    """Run the cases of the command line."""
+    cases = [Case(**each) for each in json.loads(sys.argv[1])]
+    with tempfile.TemporaryDirectory(prefix="typed-way-", dir=Path(cases[0].warm).parent) as folder:
+        for result in measure(cases, Path(folder)):
+            print(RESULT + json.dumps(asdict(result)), flush=True)
     return 0
 
 
