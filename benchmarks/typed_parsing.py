@@ -250,11 +250,15 @@ def _children(cases: list[Case]) -> Iterator[tuple[Result, Counter[str]]]:
         ) as child,
     ):
         assert child.stdout is not None
-        with _Memory(child.pid) as memory:
-            for line in child.stdout:
-                if line.startswith(RESULT):
-                    yield Result(**json.loads(line.removeprefix(RESULT))), memory.peak
-                    memory.peak = Counter()
+        try:
+            with _Memory(child.pid) as memory:
+                for line in child.stdout:
+                    if line.startswith(RESULT):
+                        yield Result(**json.loads(line.removeprefix(RESULT))), memory.peak
+                        memory.peak = Counter()
+        except BaseException:
+            child.kill()  # its JVM ends when it does
+            raise
         if child.wait():
             errors.seek(0)
             raise SetupError(f"{cases[0].way} failed: {errors.read()[-4000:]}")

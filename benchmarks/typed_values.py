@@ -34,9 +34,9 @@ class Odd(NamedTuple):
 
 
 def _value(column: str, value: bytes) -> Odd:
-    shown = value.decode(errors="backslashreplace")
+    shown = value.decode(errors="backslashreplace").replace("\0", "␀").replace("\t", "␉")
     line = b'{%b,"%b":%b}\n' % (_UUID, _KEYS[column], value)
-    return Odd(f"{_TYPES[column]}: `{shown}`", column, line)
+    return Odd(f"{_TYPES[column].partition('<')[0]}: `{shown}`", column, line)
 
 
 def _values() -> list[Odd]:
@@ -162,7 +162,7 @@ def _shown(value: Any) -> str:
         value = value.asDict()
     if hasattr(value, "isoformat"):
         return value.isoformat(" ") if hasattr(value, "hour") else value.isoformat()
-    return repr(value) if isinstance(value, str | list | dict) else str(value)
+    return f"`{value!r}`" if isinstance(value, str | list | dict) else str(value)
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
