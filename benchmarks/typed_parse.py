@@ -47,7 +47,7 @@ __all__ = [
     "typed_tables",
 ]
 
-BLOCK_BYTES: Final = 4 << 20
+BLOCK_BYTES: Final = 1 << 20
 _READ_BYTES: Final = 512 << 10
 _STEP_BYTES: Final = 256 << 10
 _ROW: Final = re.compile(r" in row (\d+)\Z")
@@ -97,35 +97,45 @@ def blocks(
 
     Raises: DataError, ChecksumMismatch: the file is not what its name says.
     """
-    unpack = decompressor(fragment.codec)
     digest = hashlib.sha1(usedforsecurity=False)
     at, held, size = fragment.begin, [], 0
+    for step in _content(path, fragment, stages):
+        with stages.of("digest"):
+            digest.update(step)
+        held.append(step)
+        size += len(step)
+        if size < block_bytes:
+            continue
+        with stages.of("split"):
+            whole = b"".join(held)
+            cut = whole.rfind(b"\n") + 1
+            block, rest = whole[:cut], whole[cut:]
+        held, size = [rest], len(rest)
+        if block:
+            yield Block(at, block)
+        at += len(block)
+    if rest := b"".join(held):
+        yield Block(at, rest)
+    if digest.digest() != fragment.sum:
+        raise ChecksumMismatch(f"{path}: its content is not that which it is named for")
+
+
+def _content(path: Path, fragment: Fragment, stages: Stages) -> Iterator[bytes]:
+    unpack = decompressor(fragment.codec)
     with path.open("rb") as file:
         while True:
             with stages.of("read"):
                 data = file.read(_READ_BYTES)
-            with stages.of("decompress"):
-                steps = list(decompress_steps(unpack, data, step_bytes_max=_STEP_BYTES))
-            with stages.of("digest"):
-                for step in steps:
-                    digest.update(step)
-            held += steps
-            size += sum(map(len, steps))
-            if size < block_bytes and data:
-                continue
-            with stages.of("split"):
-                whole = b"".join(held)
-                cut = whole.rfind(b"\n") + 1 if data else len(whole)
-                block, rest = whole[:cut], whole[cut:]
-            held, size = [rest], len(rest)
-            if block:
-                yield Block(at, block)
-            at += len(block)
             if not data:
                 break
+            steps = decompress_steps(unpack, data, step_bytes_max=_STEP_BYTES)
+            while True:
+                with stages.of("decompress"):
+                    step = next(steps, None)
+                if step is None:
+                    break
+                yield step
     unpack.finish()
-    if digest.digest() != fragment.sum:
-        raise ChecksumMismatch(f"{path}: its content is not that which it is named for")
 
 
 class _RefusedError(Exception):

@@ -125,11 +125,12 @@ def _groups() -> dict[str, list[Step]]:
     tuning = [
         Step(label=f"{way}_{name}", way=way, plan=half, settings=settings)
         for way, name, settings in (
-            ("files", "as_is", {}),
-            ("files", "snappy", {"source": {"codec": "snappy"}}),
-            ("files", "zstd_3", {"source": {"level": "3"}}),
-            ("files", "block_1_mib", {"source": {"block_bytes": str(_MIB)}}),
-            ("files", "block_16_mib", {"source": {"block_bytes": str(16 * _MIB)}}),
+            ("arrow", "as_is", {}),
+            ("arrow", "snappy", {"source": {"codec": "snappy"}}),
+            ("arrow", "zstd_3", {"source": {"level": "3"}}),
+            ("arrow", "block_4_mib", {"source": {"block_bytes": str(4 * _MIB)}}),
+            ("arrow", "block_256_kib", {"source": {"block_bytes": str(_MIB // 4)}}),
+            ("arrow", "block_16_mib", {"source": {"block_bytes": str(16 * _MIB)}}),
             ("rows", "as_is", {}),
             ("rows", "batch_2000", {"source": {"batch_rows": "2000"}}),
             ("rows", "snappy", {"table": {"write.parquet.compression-codec": "snappy"}}),
