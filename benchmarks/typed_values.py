@@ -75,7 +75,6 @@ def _values() -> list[Odd]:
         ),
         "tags": (b"[1]", b'"x"', b'["a",null]'),
         "address": (b'{"zip":"x"}', b"[]", b'{"zip":1,"zip":2}', b'{"ZIP":1}'),
-        "customer_no": (b'"c-1"',),
     }
     return [_value(column, value) for column, of in values.items() for value in of]
 
@@ -84,7 +83,9 @@ def _lines() -> list[Odd]:
     def odd(what: str, line: bytes) -> Odd:
         return Odd(what, "order_id", line.replace(b"UUID", _UUID) + b"\n")
 
+    key = b'{%b,"customer no.":"c-1"}\n' % _UUID
     return [
+        Odd("a key that is no name, `customer no.`", "customer_no", key),
         odd("a key twice", b'{UUID,"order_id":1,"order_id":2}'),
         odd("a key of other case", b'{UUID,"ORDER_ID":1}'),
         odd("two records in a line", b'{UUID,"order_id":1}{UUID,"order_id":2}'),
