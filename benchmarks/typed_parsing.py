@@ -184,8 +184,9 @@ class _Memory:
                 except OSError:  # it has ended
                     continue
                 fields = text.rpartition(")")[2].split()
-                if int(fields[3]) == self._session:
-                    kind = "java" if "(java)" in text else "python"
+                # Others are programs that the JVM is about to become, or asks for a moment.
+                kind = next((each for each in ("java", "python") if f"({each}" in text), "")
+                if int(fields[3]) == self._session and kind:
                     now[kind] += int(fields[21]) * _PAGE
             self.peak |= now
 
