@@ -1,0 +1,147 @@
+"""Benchmarks of typed tables: each way to find bad records finds the same, and what is committed comes out once."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyarrow import parquet
+
+from benchmarks.typed_data import Plan, link_fragments, write_fragments
+from benchmarks.typed_parse import Block, Committed, Stages, TypedParser, typed_tables
+from benchmarks.typed_source import Options, Work, fragments_of
+from benchmarks.typed_table import typed_schema
+from benchmarks.typed_values import ODD, by_arrow
+from gazette_platform.errors import ChecksumMismatch, DataError
+
+SMALL = Plan(content_bytes=300_000, fragment_bytes=100_000)
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "internals" / "typed-parsing.md"
+
+
+def read(root, *, repair="lines", block_bytes=20_000):
+    """All rows below `root`, their bad lines, and how many messages were looked at one by one."""
+    tables, bad, sequenced = [typed_schema().empty_table()], [], 0
+    for fragment in fragments_of(root):
+        committed = Committed()
+        found = typed_tables(
+            root / fragment.content_path,
+            fragment,
+            Stages(),
+            committed,
+            repair=repair,
+            block_bytes=block_bytes,
+        )
+        for table, lines in found:
+            tables.append(table)
+            bad += lines
+        sequenced += committed.sequenced
+    return pa.concat_tables(tables), bad, sequenced
+
+
+def sums(table):
+    """As `Truth.sums`."""
+    added = (pc.sum(table[name]).as_py() for name in ("order_id", "quantity", "amount"))
+    order_ids, quantities, amount = added
+    return (table.num_rows, order_ids, quantities, int(amount * 100))
+
+
+@pytest.mark.parametrize("codec", ["GZIP", "NONE", "ZSTANDARD"])
+def test_all_records_come_out_in_order_with_the_types_of_the_table(tmp_path, codec):
+    truth = write_fragments(
+        tmp_path, Plan(content_bytes=300_000, fragment_bytes=100_000, codec=codec)
+    )
+    table, bad, sequenced = read(tmp_path)
+    assert len(fragments_of(tmp_path)) == 3
+    assert sums(table) == truth.sums
+    assert table["order_id"].to_pylist() == list(range(truth.rows))
+    assert table.schema == typed_schema()
+    assert (bad, sequenced) == ([], 0)
+
+
+@pytest.mark.parametrize("repair", ["bisect", "hint", "lines"])
+def test_bad_records_are_told_with_their_offsets_and_the_others_are_kept(tmp_path, repair):
+    truth = write_fragments(
+        tmp_path, Plan(content_bytes=200_000, fragment_bytes=100_000, codec="NONE", bad_share=0.1)
+    )
+    table, bad, _ = read(tmp_path, repair=repair)
+    assert sums(table) == truth.sums
+    assert len(bad) == truth.bad > 40
+    assert table["order_id"].to_pylist() == sorted(table["order_id"].to_pylist())
+    content = b"".join(
+        (tmp_path / each.content_path).read_bytes() for each in fragments_of(tmp_path)
+    )
+    for begin, line in bad:
+        assert content[begin : begin + len(line)] == line
+        assert line.endswith(b"\n")
+
+
+def test_transactions_and_repeated_messages_come_out_once_and_acks_do_not(tmp_path):
+    plan = Plan(content_bytes=800_000, fragment_bytes=800_000, transactions=True)
+    truth = write_fragments(tmp_path, plan)
+    table, bad, sequenced = read(tmp_path)
+    assert truth.records > truth.rows > 1000  # with ACKs and repetitions
+    assert sums(table) == truth.sums
+    assert sorted(table["order_id"].to_pylist()) == list(range(truth.rows))
+    assert (bad, sequenced > 0) == ([], True)
+
+
+def test_fragments_of_a_smaller_plan_are_those_that_a_larger_one_begins_with(tmp_path):
+    larger, smaller = Plan(content_bytes=300_000, fragment_bytes=100_000), SMALL
+    whole = write_fragments(tmp_path / "all", larger)
+    part_plan = Plan(content_bytes=150_000, fragment_bytes=100_000)
+    truth = write_fragments(tmp_path / "all", part_plan)
+    link_fragments(tmp_path / "all", tmp_path / "part", part_plan)
+    assert write_fragments(tmp_path / "all", smaller) == whole
+    assert truth.rows < whole.rows
+    assert sums(read(tmp_path / "part")[0]) == truth.sums
+
+
+def test_a_fragment_that_is_not_what_its_name_says_is_refused(tmp_path):
+    write_fragments(tmp_path, Plan(content_bytes=50_000, fragment_bytes=50_000, codec="NONE"))
+    path = tmp_path / fragments_of(tmp_path)[0].content_path
+    path.write_bytes(path.read_bytes().replace(b"Lyon", b"Nice", 1))
+    with pytest.raises(ChecksumMismatch):
+        read(tmp_path)
+
+
+def test_a_file_has_the_rows_and_iceberg_s_field_ids(tmp_path):
+    truth = write_fragments(
+        tmp_path, Plan(content_bytes=50_000, fragment_bytes=50_000, bad_share=0.05)
+    )
+    (tmp_path / "notes").mkdir()
+    options = Options(
+        root=tmp_path, notes=tmp_path / "notes", target=tmp_path, field_ids='{"order_id": 7}'
+    )
+    path, size, rows, bad = Work(options).file(fragments_of(tmp_path)[0])
+    assert (rows, bad) == (truth.rows, truth.bad)
+    assert Path(path).stat().st_size == size
+    assert sums(parquet.read_table(path)) == truth.sums
+    assert parquet.read_schema(path).field("order_id").metadata[b"PARQUET:field_id"] == b"7"
+    (quarantine,) = (tmp_path / "notes").glob("bad-*.parquet")
+    assert parquet.read_table(quarantine).num_rows == truth.bad
+
+
+def test_a_transaction_that_never_ends_in_the_ring_is_refused():
+    uuid = "0000{:04x}-0000-1000-8001-070203040506"
+    lines = b"".join(
+        b'{"_meta":{"uuid":"%b"},"order_id":1}\n' % uuid.format(number).encode()
+        for number in range(1, 9000)
+    )
+    ack = b'{"_meta":{"uuid":"0000ffff-0000-1000-8002-070203040506"}}\n'
+    parsed = TypedParser(Stages()).parse(Block(0, lines + ack))
+    with pytest.raises(DataError, match="larger than the ring"):
+        Committed().of(parsed.table)
+
+
+def told():
+    """What the page says of each odd record: in the columns Arrow, from_json, JSON source."""
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \| (.+?) \|$", PAGE.read_text(), re.MULTILINE)
+    return {row[0]: row[1:] for row in rows}
+
+
+def test_odd_records_are_taken_as_the_page_says():
+    page = told()
+    assert {odd.what: by_arrow(odd) for odd in ODD} == {odd.what: page[odd.what][0] for odd in ODD}
