@@ -6,11 +6,11 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from replication_bench import OWN, THREE, A, B, Bench, Held, settle
+from replication_bench import OWN, THREE, A, B, Bench, Held, Link, settle
 
 from gazette_platform.broker.append.fsm import AppendFSM
 from gazette_platform.broker.replicate import replicator as module
-from gazette_platform.broker.wire.interface import RpcFailed
+from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import EtcdError
 from gazette_platform.ops.tasks import TaskGroup
 from gazette_platform.protocol import AppendSuspend, LabelSet, Route
@@ -186,3 +186,26 @@ async def test_what_is_under_way_is_answered_before_replicas_that_came_are_synce
     assert [outcome.commit.begin for outcome in outcomes] == [7, 13]
     assert bench.primary.content() == b"before first second"
     assert bench.contents(13) == [b"second"] * 3
+
+
+@pytest.mark.parametrize("broken", [A, B], ids=["the first", "the last"])
+async def test_a_sync_whose_streams_broke_behind_the_answers_leaves_nobody_out(
+    bench, monkeypatch, broken
+):
+    """The primary took all replicas for synced, and acknowledged what it alone had."""
+    send, answered = Link.send, []
+
+    async def send_and_end(link, raw):
+        await send(link, raw)
+        answered.append(link)
+        if len(answered) == len(bench.nodes):
+            monkeypatch.setattr(Link, "send", send)
+            bench.nodes[broken].link.down.put_nowait(RpcFailed(Code.UNAVAILABLE, "it restarts"))
+
+    monkeypatch.setattr(Link, "send", send_and_end)
+    with pytest.raises(RpcFailed, match="it restarts"):
+        await bench.append(b"content")
+    assert not bench.replicator.is_synced
+    found = await bench.append(b"content")
+    assert found == (0, 7)
+    assert bench.contents() == [b"content"] * 3
