@@ -1,4 +1,7 @@
-"""Write heads that leaving brokers note in etcd, for whoever goes on: when, of what, and by whom."""
+"""Write heads that leaving brokers note in etcd, for whoever goes on: when, of what, and by whom.
+
+Long because all cases have brokers leave in one way or another, and then look at the one note.
+"""
 
 from __future__ import annotations
 
