@@ -9,6 +9,7 @@ from away_store import JOURNAL, ZONES, hold_back, refused, spec
 
 from gazette_platform.broker.journal import known
 from gazette_platform.broker.journal.pulses import Pulses
+from gazette_platform.broker.journal.replica import Replica
 from gazette_platform.etcd import Delete, Put
 from gazette_platform.keyspace import assignment_key
 from gazette_platform.protocol.pb import protocol_pb2 as pb
@@ -95,6 +96,32 @@ async def test_a_new_primary_that_is_about_to_hear_from_its_replicas_tells_no_ol
     watching = len(replica.watchers)
     await eventually(lambda: response.done() or len(replica.watchers) > watching)
     hears.set()
+    found = await response
+    assert (found.fragment.end, found.write_head) == (7, 19)
+
+
+async def test_a_read_of_before_the_first_listing_gets_what_that_shows(
+    cluster, etcd, etcd_prefix, tasks, monkeypatch
+):
+    """It waited for all else that is not known, too, and was refused beside content that was there."""
+    monkeypatch.setattr(known, "_SYNC_WAIT_S", 20.0)
+    store_fragment(cluster.fragments, JOURNAL, 0, b"before ")
+    is_listed, refresh = asyncio.Event(), Replica._refresh
+
+    async def refresh_when_told(replica):
+        if replica.process_id.zone == "zone-c":
+            await is_listed.wait()
+        return await refresh(replica)
+
+    monkeypatch.setattr(Replica, "_refresh", refresh_when_told)
+    third, hears = await make_new_primary(cluster, etcd, etcd_prefix, monkeypatch, offset=7)
+    replica = third._resolver.replicas[JOURNAL]
+    response = tasks.spawn(anext(aiter(read(cluster.stub(third), JOURNAL))), name="read")
+    hears.set()
+    await eventually(lambda: replica.is_synced)
+    await eventually(lambda: replica.index._waiters)
+    assert not response.done()
+    is_listed.set()
     found = await response
     assert (found.fragment.end, found.write_head) == (7, 19)
 

@@ -6,14 +6,14 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from replication_bench import OWN, THREE, A, B, Bench, Held, settle
+from replication_bench import OWN, THREE, A, B, Bench, Held, Link, settle
 
 from gazette_platform.broker.append.fsm import AppendFSM
 from gazette_platform.broker.replicate import replicator as module
-from gazette_platform.broker.wire.interface import RpcFailed
+from gazette_platform.broker.wire.interface import Code, RpcFailed
 from gazette_platform.errors import EtcdError
 from gazette_platform.ops.tasks import TaskGroup
-from gazette_platform.protocol import AppendSuspend, LabelSet, Route
+from gazette_platform.protocol import AppendSuspend, LabelSet, ProcessId, Route
 
 
 @pytest.fixture
@@ -83,6 +83,99 @@ async def test_what_nobody_has_is_forgotten_though_a_replica_lags(bench, monkeyp
     assert bench.contents(11) == [b"after"] * 3
     assert bench.primary.content() == b"a fragment after"
     former.index.close()
+
+
+async def lost_where_a_fragment_ends(bench, monkeypatch, lengths):
+    """Appends that were proposed and reached nobody; each is more than a fragment should hold."""
+    monkeypatch.setattr(module, "_SMALL_BYTES_MAX", 0)  # each is proposed at once
+    await bench.append(b"before ")
+    held = [Held(monkeypatch, node) for node in bench.nodes.values()]
+    waiting = []
+    for length in lengths:
+        waiting.append(bench.submit(b"x" * length))
+        await settle()
+    assert bench.primary.spool.end == 7 + sum(lengths)
+    for node in bench.nodes.values():
+        node.link.cut()
+    for one in waiting:
+        with pytest.raises(RpcFailed, match="recv from"):
+            await one
+    for one in held:
+        one.gate.set()
+
+
+ENDING = pytest.mark.parametrize(
+    "lengths",
+    [(2000,), (2000, 2000), (2000, 2000, 2000)],
+    ids=["a roll is due", "it crossed a roll", "it crossed two"],
+)
+
+
+@ENDING
+async def test_what_no_replica_has_is_forgotten_where_a_fragment_ends(bench, monkeypatch, lengths):
+    await lost_where_a_fragment_ends(bench, monkeypatch, lengths)
+    assert await bench.append(b"after ") == (7, 13)
+    assert await bench.append(b"all") == (13, 16)
+    assert bench.contents() == [b"before after all"] * 3
+    await bench.primary.spool.completed()
+    assert [c.fragment.end for c in bench.primary.completed] == [7]
+
+
+@ENDING
+async def test_no_replica_is_moved_behind_what_nobody_has_where_a_fragment_ends(
+    bench, monkeypatch, lengths
+):
+    """Its primary may leave before it says more: the journal would go on behind a hole."""
+    await lost_where_a_fragment_ends(bench, monkeypatch, lengths)
+    await leave_while_one_hangs(bench, monkeypatch, bench.nodes[B])
+    assert [node.spool.end for node in (bench.primary, bench.nodes[A])] == [7, 7]
+
+
+@ENDING
+async def test_no_replica_is_moved_before_all_are_there_to_take_what_another_may_have(
+    bench, monkeypatch, lengths
+):
+    """That one has left the journal: what it may have counts, once all others agree."""
+    await lost_where_a_fragment_ends(bench, monkeypatch, lengths)
+    new = ProcessId("D", "peer-3")
+    bench.nodes[new] = bench.make_node()
+    bench.primary.route = Route((OWN, A, new), 0, ("http://own", "http://a", "http://new"))
+    bench.replicator.on_change()
+    await leave_while_one_hangs(bench, monkeypatch, bench.nodes[new])
+    assert [node.spool.end for node in (bench.primary, bench.nodes[A])] == [7, 7]
+
+
+async def leave_while_one_hangs(bench, monkeypatch, node):
+    """The primary syncs for an append, of which `node` does not hear, and leaves."""
+    held = asyncio.Event()
+    monkeypatch.setattr(node, "serve", lambda _: held.wait())
+    waiting = bench.submit(b"never")
+    await settle()
+    await bench.appender.close()
+    assert (await waiting).is_remote
+
+
+@ENDING
+async def test_what_one_replica_has_keeps_its_offsets_where_a_fragment_ends(
+    bench, monkeypatch, lengths
+):
+    monkeypatch.setattr(module, "_SMALL_BYTES_MAX", 0)
+    await bench.append(b"before ")
+    lacking, held = bench.nodes[A], Held(monkeypatch, bench.nodes[A])
+    waiting = []
+    for length in lengths:
+        waiting.append(bench.submit(b"x" * length))
+        await settle()
+    lacking.link.cut()
+    for one in waiting:
+        with pytest.raises(RpcFailed, match="recv from"):
+            await one
+    held.gate.set()
+    end = 7 + sum(lengths)
+    assert await bench.append(b"after") == (end, end + 5)
+    whole = b"before " + b"x" * sum(lengths) + b"after"
+    assert bench.primary.content() == bench.nodes[B].content() == whole
+    assert bench.nodes[A].content(end) == b"after"
 
 
 async def test_what_may_have_been_seen_keeps_its_offsets_through_what_nobody_foresaw(
@@ -186,3 +279,26 @@ async def test_what_is_under_way_is_answered_before_replicas_that_came_are_synce
     assert [outcome.commit.begin for outcome in outcomes] == [7, 13]
     assert bench.primary.content() == b"before first second"
     assert bench.contents(13) == [b"second"] * 3
+
+
+@pytest.mark.parametrize("broken", [A, B], ids=["the first", "the last"])
+async def test_a_sync_whose_streams_broke_behind_the_answers_leaves_nobody_out(
+    bench, monkeypatch, broken
+):
+    """The primary took all replicas for synced, and acknowledged what it alone had."""
+    send, answered = Link.send, []
+
+    async def send_and_end(link, raw):
+        await send(link, raw)
+        answered.append(link)
+        if len(answered) == len(bench.nodes):
+            monkeypatch.setattr(Link, "send", send)
+            bench.nodes[broken].link.down.put_nowait(RpcFailed(Code.UNAVAILABLE, "it restarts"))
+
+    monkeypatch.setattr(Link, "send", send_and_end)
+    with pytest.raises(RpcFailed, match="it restarts"):
+        await bench.append(b"content")
+    assert not bench.replicator.is_synced
+    found = await bench.append(b"content")
+    assert found == (0, 7)
+    assert bench.contents() == [b"content"] * 3

@@ -113,8 +113,8 @@ class ReadApi:
             if better is not None:
                 return better
             if not is_known and (offset < 0 or not block):
-                await wait_known(replica, timeout_s=self._context.config.append_wait_s)
-                is_known = True
+                timeout_s = self._context.config.append_wait_s
+                is_known = await wait_known(replica, timeout_s=timeout_s, offset=offset)
                 continue
             if offset < 0:
                 offset = replica.head

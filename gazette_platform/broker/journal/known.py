@@ -34,7 +34,7 @@ async def wait_synced(replica: Replica) -> None:
                 await _wait_synced(replica)
 
 
-async def wait_known(replica: Replica, *, timeout_s: float) -> None:
+async def wait_known(replica: Replica, *, timeout_s: float, offset: int = -1) -> bool:
     """Wait until a primary has synced its replicas, us among them, and stores have what precedes ours.
 
     Before that, a read could end below content that was acknowledged, as if there were no more. That
@@ -42,18 +42,26 @@ async def wait_known(replica: Replica, *, timeout_s: float) -> None:
 
     Args:
         timeout_s: seconds; 0: `KNOWN_WAIT_S`.
+        offset: where a read goes on as soon as there is content, whatever else is not known; -1: nowhere.
 
+    Returns: False: there is content at `offset`, and the rest may not be known yet.
     Raises: RpcFailed: UNAVAILABLE: it is not so yet, and the caller is to ask again; or we may not
         speak for the journal any more.
     Cancellation: safe.
     """
     index = replica.index
+
+    def look() -> None:
+        index.wake()
+
+    replica.watchers.add(look)
     try:
         async with asyncio.timeout(timeout_s or KNOWN_WAIT_S):
-            await _wait_synced(replica)
-            while not index.first_refresh.is_set() or replica.is_filling:
+            while _is_to_sync(replica) or not index.first_refresh.is_set() or replica.is_filling:
+                if offset >= 0 and index.covers(offset, offset + 1):
+                    return False
                 if not await index.wait_change():
-                    return
+                    return True
     except TimeoutError as err:
         if _is_to_sync(replica):
             what = replica.awaiting or "its primary is new, and has not heard from all replicas yet"
@@ -67,7 +75,10 @@ async def wait_known(replica: Replica, *, timeout_s: float) -> None:
             what = ""
         if what:
             raise NotNow(f"{replica.name}: {what}") from err
+    finally:
+        replica.watchers.discard(look)
     check_fence(replica)
+    return True
 
 
 def check_fence(replica: Replica) -> None:

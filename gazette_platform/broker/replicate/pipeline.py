@@ -176,13 +176,15 @@ class Pipeline:
         self._greeted = True
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._outcome
+                outcome = await self._outcome
         except TimeoutError as err:
             text = f"gatherSync: no answer from all replicas within {timeout_s:g} s"
             self._break(RpcFailed(Code.UNAVAILABLE, text))
             raise RpcFailed(Code.UNAVAILABLE, text) from err
         finally:
             self._outcome = None
+        self._check_usable()  # a stream may have broken since the last answer came
+        return outcome
 
     async def close(self) -> None:
         """End the streams, and wait a bounded time until the peers have given back their spools.

@@ -181,10 +181,14 @@ class Replicator:
             self._owns_spool = True
             spool.serve_as_primary()
         await spool.begin_tenure()
+        has_peers = len(route.members) > 1
+        if has_peers and not spool.is_settled:
+            event = await self._ask_of_staged(route)
+            if event is not None:
+                return event
         if roll_to or must_roll():
             spool.roll(roll_to or spool.end, registers=registers)
-        if len(route.members) > 1:
-            await spool.catch_up()
+        if has_peers:
             event = await self._propose_to_all(route)
             if event is not None:
                 return event
@@ -195,45 +199,49 @@ class Replicator:
         self._touch()
         return synced.Synced()
 
+    async def _ask_of_staged(self, route: Route) -> synced.SyncResult | None:
+        """Ask all replicas how much they have, because content is staged whose outcome is unknown.
+
+        If it were proposed as it is, replicas that lack it would move to its end. If another one then
+        failed, and we left, nobody would have the content, and appends would go on behind it. So
+        replicas are moved only once all have answered. If it turns out that none of them has it, it
+        is forgotten. Where one has it, or is not there to be asked and may have it, the content keeps
+        its offsets: readers of that replica may have seen it.
+
+        Returns: None: the content is to be proposed. Invalidated: it is forgotten, and whatever the sync
+            was asked for rested on it.
+        """
+        spool = self._spool
+        await spool.catch_up()
+        settled, registers = spool.settled_proposal()
+        outcome = await self._answers(route, settled, registers)
+        if outcome.read_revision:
+            return synced.WrongRoute(outcome.read_revision)
+        if outcome.roll_to > settled.end or not self._doubtful <= set(route.members):
+            return None
+        spool.drop_staged()
+        self._doubtful = frozenset()
+        return synced.Invalidated()
+
     async def _propose_to_all(self, route: Route) -> synced.SyncResult | None:
         """Propose the open fragment to all. Returns: what is wrong with it; None: all have it."""
-        spool, pipeline = self._spool, self._pipeline
-        if pipeline is None:
-            pipeline = self._pipeline = self._open(route)
-        outcome = await self._forget_if_nobody_has_it(pipeline, route)
-        if outcome is None or not outcome.read_revision:
-            outcome = await pipeline.sync(
-                spool.proposal(), spool.registers, timeout_s=_SYNC_TIMEOUT_S
-            )
+        spool = self._spool
+        await spool.catch_up()
+        outcome = await self._answers(route, spool.proposal(), spool.registers)
         if outcome.read_revision:
-            await self._close_pipeline()
             return synced.WrongRoute(outcome.read_revision)
         if outcome.roll_to:
             return synced.SyncMismatch(outcome.roll_to, outcome.registers)
         return None
 
-    async def _forget_if_nobody_has_it(
-        self, pipeline: Pipeline, route: Route
-    ) -> SyncOutcome | None:
-        """Forget staged content whose outcome is unknown, if it turns out that no replica has it.
-
-        If it were proposed as it is, replicas that lack it would move to its end. If we then left,
-        nobody would have the content, and appends would go on behind it. Where a replica has it, or
-        is not there to be asked and may have it, the content keeps its offsets: readers of that
-        replica may have seen it.
-
-        Returns: what the replicas answered; None: they were not asked.
-        """
-        spool = self._spool
-        if spool.is_settled or not self._doubtful <= set(route.members):
-            return None
-        settled = spool.settled_proposal()
-        if settled is None:
-            return None
-        outcome = await pipeline.sync(settled, spool.spool.registers, timeout_s=_SYNC_TIMEOUT_S)
-        if not outcome.read_revision and outcome.roll_to <= settled.end:
-            spool.drop_staged()
-            self._doubtful = frozenset()
+    async def _answers(self, route: Route, proposal: Fragment, registers: LabelSet) -> SyncOutcome:
+        """What all replicas answer to a proposal. If one knows another route, the pipeline is closed."""
+        pipeline = self._pipeline
+        if pipeline is None:
+            pipeline = self._pipeline = self._open(route)
+        outcome = await pipeline.sync(proposal, registers, timeout_s=_SYNC_TIMEOUT_S)
+        if outcome.read_revision:
+            await self._close_pipeline()
         return outcome
 
     def _open(self, route: Route) -> Pipeline:

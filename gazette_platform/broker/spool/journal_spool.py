@@ -279,9 +279,10 @@ class JournalSpool:
 
     # ------------------------------------------------------------------------------- writing
     async def catch_up(self) -> None:
-        """Bring the digest to the end, so that proposals can be made. Cancellation: safe."""
-        if self.digester.spool.digest_lag:
-            await self.digester.digested()
+        """Bring digests to the end, so that proposals can be made. Cancellation: safe."""
+        for digester in (self.digester, *(staged.digester for staged in self._staged)):
+            if digester.spool.digest_lag:
+                await digester.digested()
 
     @property
     def is_quick(self) -> bool:
@@ -320,13 +321,14 @@ class JournalSpool:
         total = self._digest_copy().digest() if self.end > spool.begin else ZERO_SUM
         return Fragment(spool.journal, spool.begin, self.end, total, spool.codec)
 
-    def settled_proposal(self) -> Fragment | None:
-        """As `proposal`, without what is staged; None: staged content begins in an earlier fragment."""
-        if self._staged and self._staged[0].digester is not self.digester:
-            return None
-        spool = self.spool
+    def settled_proposal(self) -> tuple[Fragment, LabelSet]:
+        """The fragment in which the settled content ends, as of that end, and its registers.
+
+        It may have closed with content that is staged. Needs `catch_up` before.
+        """
+        spool = self._staged[0].digester.spool if self._staged else self.spool
         total = spool.digest_copy().digest() if spool.content_length else ZERO_SUM
-        return Fragment(spool.journal, spool.begin, spool.end, total, spool.codec)
+        return Fragment(spool.journal, spool.begin, spool.end, total, spool.codec), spool.registers
 
     # ------------------------------------------------------------------------------- keeping
     @property
@@ -564,8 +566,8 @@ class JournalSpool:
                         if digester is not self.digester:
                             digester.spool.note_less(self._tenure)
                     self._note(self._tenure, self.spool, self.spool.begin, oldest.spool.registers)
-            self.end = oldest.spool.end
-            self.roll(self.end, registers=oldest.spool.registers)
+            self.end, self.registers = oldest.spool.end, oldest.spool.registers
+            self.roll(self.end)
 
     # ---------------------------------------------------------------------------------- roll
     def roll(
