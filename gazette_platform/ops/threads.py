@@ -33,4 +33,6 @@ async def run_in(
         while not running.done():
             with contextlib.suppress(asyncio.CancelledError):  # cancelled again: we go on waiting
                 await asyncio.wait([running])
+        if not running.cancelled():
+            running.exception()  # looked at: asyncio would log it as one that nobody handles
         raise
