@@ -190,21 +190,23 @@ class TypedState:
             for name, one in journals
             for producer, known in sorted(one.producers.items())
         ]
-        schema = _schema(pa).with_metadata(
-            {_VERSION_KEY: str(_VERSION).encode(), _DIGEST_KEY: _digest_of(self).encode()}
-        )
+        schema = _schema(pa)
         columns = zip(*rows, strict=True) if rows else ((),) * len(schema)
         arrays = [pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)]
         out = io.BytesIO()
-        parquet.write_table(
-            pa.Table.from_arrays(arrays, schema=schema),
+        with parquet.ParquetWriter(
             out,
+            schema,
             compression="zstd",
             use_dictionary=["journal", "producer"],
             column_encoding={"last_ack": "DELTA_BINARY_PACKED"},
             store_schema=False,
             write_page_checksum=True,
-        )
+        ) as writer:
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+            writer.add_key_value_metadata(
+                {_VERSION_KEY: str(_VERSION).encode(), _DIGEST_KEY: _digest_of(self).encode()}
+            )
         return out.getvalue()
 
     @classmethod
