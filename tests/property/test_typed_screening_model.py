@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from hypothesis import given, strategies as st
 
+from gazette_platform.client import FragmentListing
+from gazette_platform.lake.typed.ranges import JournalNow, plan_backfill
 from gazette_platform.lake.typed.screening import (
     Again,
     Plain,
@@ -19,8 +21,9 @@ from gazette_platform.lake.typed.screening import (
     join,
     sequence,
 )
-from gazette_platform.lake.typed.state import JournalState
+from gazette_platform.lake.typed.state import JournalState, TypedState
 from gazette_platform.message import Envelope, Flags, Sequencer, UuidParts
+from gazette_platform.protocol import Fragment
 
 PRODUCERS = tuple(bytes([number]) * 6 for number in (1, 3, 5))
 OUT, CONT, ACK = map(int, Flags)
@@ -133,8 +136,9 @@ class Runs:
 
 
 def check(log, plan, **options):
-    """All runs of `plan` over `log`, and that their rows and state are those of one sequencer."""
+    """All runs of `plan` over `log`; their rows and state are those of one sequencer. Returns: all states."""
     runs, state, rows = Runs(log, **options), JournalState(), []
+    states = [state]
     ends = [0, *(one.end for one in log)]
     for length, tasks, dies in plan:
         cuts = [e for e in ends if e >= state.offset][: length + 1]
@@ -143,10 +147,12 @@ def check(log, plan, **options):
         behind, found = runs.run(state, cuts)
         if not dies:
             state, rows = behind, rows + found
+            states.append(state)
     behind, found = runs.run(
         state, [e for e in ends if e >= state.offset][:: max(1, len(ends))] + ends[-1:]
     )
     state, rows = behind, rows + found
+    states.append(state)
     wanted, producers = uninterrupted(log)
     assert rows == wanted
     assert len(rows) == len(set(rows))
@@ -159,7 +165,7 @@ def check(log, plan, **options):
     assert counts.acks == sum(m.uuid.flags == ACK and m.uuid.clock > 0 for m in log)
     assert counts.waiting == sum(p.waiting for p in state.producers.values())
     assert min(counts.duplicates, counts.taken_back, counts.waiting) >= 0
-    return runs, state
+    return runs, states
 
 
 # Cut into runs of so many messages, in tasks that end behind the numbered ones; some die before they commit.
@@ -272,3 +278,31 @@ def test_screen_by_columns_keeps_what_it_would_one_by_one(steps):
     assert (mask is None and all(kept)) or (mask is not None and mask.to_pylist() == kept)
     assert whole.summary(9) == single.summary(9)
     assert whole.summary(9).duplicates == (0 if mask is None else pc.sum(pc.invert(mask)).as_py())
+
+
+@given(hostile | honest(), plans, st.integers(0, 40), st.integers(1, 20), st.data())
+def test_backfill_gives_the_rows_of_its_range_from_any_state(steps, plan, first, length, data):
+    """Former states are those of some runs; rows of other ranges are not touched."""
+    log = laid_out(steps)
+    runs, states = check(log, plan)
+    if not log:
+        return
+    ends = [0, *(one.end for one in log)]
+    begin = ends[min(first, len(log) - 1)]
+    end = ends[min(ends.index(begin) + length, len(log))]
+    listed = tuple(
+        FragmentListing(Fragment("j", one.begin, one.end, backing_store="file:///", mod_time=1))
+        for one in log
+    )
+    journal = JournalNow(name="j", begin=0, head=ends[-1], listed=listed)
+    kept = data.draw(st.sets(st.sampled_from(range(len(states)))))
+    known = [TypedState({"j": states[n]}) for n in sorted({*kept, len(states) - 1})]
+    (found,) = plan_backfill(known, [journal], {"j": [(begin, end)]}, task_bytes=5).ranges
+    tasks = [*found.tasks, *found.follow]
+    assert [task.begin for task in tasks] == [found.start.offset, *(t.end for t in tasks[:-1])]
+    state, rows = runs.run(found.start, [found.start.offset, *(t.end for t in found.tasks)])
+    if any(one.begin >= 0 for one in state.producers.values()) and found.follow:
+        state, more = runs.run(state, [end, *(task.end for task in found.follow)])
+        rows += more
+    wanted, _ = uninterrupted(log)
+    assert [row for row in rows if begin <= row < end] == [r for r in wanted if begin <= r < end]

@@ -183,16 +183,18 @@ class TypedState:
         pa, parquet = _arrow()
         journals = sorted(self.journals.items())
         rows: list[tuple[Any, ...]] = [
-            (name, None, None, one.offset, None, *_values(one.counts)) for name, one in journals
+            (name, None, None, one.offset, None) for name, one in journals
         ]
-        rows += [
-            (name, producer, *known, *[None] * len(_COUNTS))
-            for name, one in journals
-            for producer, known in sorted(one.producers.items())
-        ]
+        for name, one in journals:
+            rows += [(name, producer, *known) for producer, known in sorted(one.producers.items())]
         schema = _schema(pa)
-        columns = zip(*rows, strict=True) if rows else ((),) * len(schema)
-        arrays = [pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)]
+        columns = list(zip(*rows, strict=True))
+        columns += zip(*(_values(one.counts) for _, one in journals), strict=True)
+        # Counts are of journals, which come first.
+        arrays = [
+            pa.concat_arrays([pa.array(c, f.type), pa.nulls(len(rows) - len(c), f.type)])
+            for c, f in zip(columns or [()] * len(schema), schema, strict=True)
+        ]
         out = io.BytesIO()
         with parquet.ParquetWriter(
             out,
@@ -259,13 +261,13 @@ def _journals_of(table: Any) -> dict[str, JournalState]:
 def _digest_of(state: TypedState) -> str:
     """Of the values themselves: files that different releases of Arrow write differ."""
     digest = hashlib.sha256(b"typed-state")
-    for name, one in sorted(state.journals.items()):
-        encoded = name.encode()
+    for journal, one in sorted(state.journals.items()):
+        encoded = journal.encode()
         sizes = len(encoded), one.offset, len(one.producers)
         digest.update(_JOURNAL.pack(*sizes, *_values(one.counts)))
         digest.update(encoded)
-        for producer, known in sorted(one.producers.items()):
-            digest.update(_PRODUCER.pack(producer, *known))
+        known = sorted(one.producers.items())
+        digest.update(b"".join([_PRODUCER.pack(name, *each) for name, each in known]))
     return digest.hexdigest()
 
 
