@@ -206,11 +206,15 @@ class TaskScreen:
 
     def _note(self, names: Sequence[bytes], begins: Sequence[int], clocks: Any) -> None:
         """Remember the first and the last of each producer; the row at each begin is no message."""
-        for name, (begin, end) in zip(names, pairwise([*begins, len(clocks)]), strict=True):
+        spans = list(pairwise([*begins, len(clocks)]))
+        firsts, lasts = (
+            self._pc.take(clocks, self._pa.array(rows, self._pa.int64())).to_pylist()
+            for rows in ([min(b + 1, e - 1) for b, e in spans], [e - 1 for _, e in spans])
+        )
+        for name, (begin, end), first, last in zip(names, spans, firsts, lasts, strict=True):
             if end - begin > 1:
                 noted = self._clocks.get(name)
-                first = clocks[begin + 1].as_py() if noted is None else noted.first
-                self._clocks[name] = Clocks(first, clocks[end - 1].as_py())
+                self._clocks[name] = Clocks(first if noted is None else noted.first, last)
 
 
 def _prepended(pa: Any, value: bool, rest: Any) -> Any:  # noqa: FBT001

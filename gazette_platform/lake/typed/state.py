@@ -186,7 +186,8 @@ class TypedState:
             (name, None, None, one.offset, None) for name, one in journals
         ]
         for name, one in journals:
-            rows += [(name, producer, *known) for producer, known in sorted(one.producers.items())]
+            known = one.producers
+            rows += [(name, producer, *known[producer]) for producer in sorted(known)]
         schema = _schema(pa)
         columns = list(zip(*rows, strict=True))
         columns += zip(*(_values(one.counts) for _, one in journals), strict=True)
@@ -266,8 +267,8 @@ def _digest_of(state: TypedState) -> str:
         sizes = len(encoded), one.offset, len(one.producers)
         digest.update(_JOURNAL.pack(*sizes, *_values(one.counts)))
         digest.update(encoded)
-        known = sorted(one.producers.items())
-        digest.update(b"".join([_PRODUCER.pack(name, *each) for name, each in known]))
+        known = one.producers
+        digest.update(b"".join([_PRODUCER.pack(name, *known[name]) for name in sorted(known)]))
     return digest.hexdigest()
 
 
