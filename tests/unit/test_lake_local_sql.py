@@ -23,9 +23,9 @@ from gazette_platform.lake.local_sql.dataset import TableDataset, prune
 from gazette_platform.lake.local_sql.json_values import fitted, parse_line
 from gazette_platform.lake.local_sql.reading import Piece
 from gazette_platform.lake.local_sql.rows import arrow_type, row_parser
-from gazette_platform.lake.local_sql.segments import Segment, plan_segments
 from gazette_platform.lake.local_sql.snapshot import TableSnapshot
 from gazette_platform.lake.schema import parse_type
+from gazette_platform.lake.segments import Segment, plan_segments
 from gazette_platform.lake.table_spec import parse_table_spec
 from gazette_platform.protocol import Fragment
 

@@ -14,9 +14,9 @@ from gazette_platform.lake import (
     accounting as accounting_module,
     parse_table_spec,
 )
-from gazette_platform.lake.local_sql.segments import plan_segments
 from gazette_platform.lake.overdue import overdue
 from gazette_platform.lake.partition_state import PartitionState
+from gazette_platform.lake.segments import plan_segments
 from gazette_platform.lake.standing import JournalStanding, PartitionStanding, TableStanding
 from gazette_platform.protocol import Fragment
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.local_sql.reading import Piece
     from gazette_platform.lake.local_sql.rows import RowParser
-    from gazette_platform.lake.local_sql.segments import Segment
     from gazette_platform.lake.local_sql.snapshot import TableSnapshot
+    from gazette_platform.lake.segments import Segment
 
 __all__ = ["ORIGIN_COLUMNS", "TableDataset", "prune"]
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gazette_platform.client import AsyncClient, Reader
     from gazette_platform.lake.layout import StoreRoots
     from gazette_platform.lake.local_sql.rows import RowParser
-    from gazette_platform.lake.local_sql.segments import Segment
+    from gazette_platform.lake.segments import Segment
 
 __all__ = ["Piece", "ScanCounts", "SegmentReader"]
 

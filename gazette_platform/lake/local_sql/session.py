@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from gazette_platform.lake.local_sql.dataset import TableDataset
     from gazette_platform.lake.local_sql.reading import Piece, ScanCounts, SegmentReader
     from gazette_platform.lake.local_sql.rows import RowParser
-    from gazette_platform.lake.local_sql.segments import Segment
     from gazette_platform.lake.local_sql.snapshot import TableSnapshot
+    from gazette_platform.lake.segments import Segment
     from gazette_platform.lake.table_spec import TableSpec
 
 __all__ = ["OFFSETS_SUFFIX", "LocalSql", "QueryResult", "connect"]

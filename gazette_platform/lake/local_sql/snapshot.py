@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, final
 from gazette_platform.errors import GazetteError, LakeError, ValidationError
 from gazette_platform.lake.aside import home_directory, is_aside
 from gazette_platform.lake.layout import Layout, PartitionColumn, partition_columns
-from gazette_platform.lake.local_sql.segments import plan_segments
 from gazette_platform.lake.planning import directory_of
+from gazette_platform.lake.segments import plan_segments
 from gazette_platform.ops.side_by_side import side_by_side
 from gazette_platform.protocol import Fragment, JournalSpec, LabelSet, PathPostfixTemplate
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from gazette_platform.client import AsyncClient, FragmentListing, JournalListing
-    from gazette_platform.lake.local_sql.segments import Segment, SegmentPlan
+    from gazette_platform.lake.segments import Segment, SegmentPlan
     from gazette_platform.lake.table_spec import TableSpec
 
 __all__ = ["JournalSnapshot", "TableSnapshot", "take_snapshot"]

@@ -1,0 +1,308 @@
+"""Screening of a journal in runs and tasks, against one sequencer that reads it from end to end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from hypothesis import given, strategies as st
+
+from gazette_platform.client import FragmentListing
+from gazette_platform.lake.typed.ranges import JournalNow, plan_backfill
+from gazette_platform.lake.typed.screening import (
+    Again,
+    Plain,
+    Sequenced,
+    TaskScreen,
+    TaskSummary,
+    join,
+    sequence,
+)
+from gazette_platform.lake.typed.state import JournalState, TypedState
+from gazette_platform.message import Envelope, Flags, Sequencer, UuidParts
+from gazette_platform.protocol import Fragment
+
+PRODUCERS = tuple(bytes([number]) * 6 for number in (1, 3, 5))
+OUT, CONT, ACK = map(int, Flags)
+UNKNOWN = 682
+TYPES = {
+    "begin": pa.int64(),
+    "end": pa.int64(),
+    "producer": pa.binary(6),
+    "clock": pa.uint64(),
+    "flags": pa.uint16(),
+}
+
+
+def laid_out(steps):
+    """A journal of messages `(producer, clock, flags, length)`, one behind the other."""
+    log, at = [], 0
+    for producer, clock, flags, length in steps:
+        log.append(
+            Envelope("", at, at + length, UuidParts(PRODUCERS[producer], clock, flags), None)
+        )
+        at += length
+    return log
+
+
+def uninterrupted(log):
+    """Offsets of the rows that one sequencer delivers, and how it stands then."""
+    sequencer, rows = Sequencer(ring_size=1 << 16, warn=lambda _: None), []
+    for envelope in log:
+        sequencer.queue(envelope)
+        assert sequencer.replay is None
+        while (used := sequencer.dequeued) is not None:
+            if used.uuid.flags != ACK or used.uuid.clock == 0:
+                rows.append(used.begin)
+            sequencer.step()
+    return rows, sequencer.checkpoint(horizon=None).producers
+
+
+def table_of(log):
+    rows = [(one.begin, one.end, *one.uuid) for one in log]
+    columns = zip(*rows, strict=True) if rows else [()] * len(TYPES)
+    return pa.table({n: pa.array(c, t) for (n, t), c in zip(TYPES.items(), columns, strict=True)})
+
+
+def parts_of(log):
+    table = table_of(log).combine_chunks()
+    names = ("producer", "clock", "flags")
+    return pa.StructArray.from_arrays(
+        [table.column(n).combine_chunks() for n in names], list(names)
+    )
+
+
+def between(log, begin, end):
+    return [one for one in log if begin <= one.begin < end]
+
+
+@dataclass
+class Runs:
+    """Runs over a journal: what a driver and its tasks do, with nothing that is read or written."""
+
+    log: list[Envelope]
+    ring_size: int = 8
+    block: int = 3
+    ways: Counter = field(default_factory=Counter)
+    reread: list[tuple[int, int]] = field(default_factory=list)
+
+    def task(self, begin, end, known=None):
+        """Rows that a task keeps, by offset, and its summary, which has been sent through bytes."""
+        screen, messages, kept = TaskScreen(begin, known), between(self.log, begin, end), []
+        for first in range(0, len(messages), self.block):
+            block = messages[first : first + self.block]
+            mask = screen.take(parts_of(block))
+            masked = [True] * len(block) if mask is None else mask.to_pylist()
+            kept += [one.begin for one, keeps in zip(block, masked, strict=True) if keeps]
+        return kept, TaskSummary.parse(screen.summary(end).dump())
+
+    def run(self, state, cuts):
+        """One run over tasks between `cuts`, of which the first is the state's offset."""
+        spans = list(pairwise(cuts))
+        done = [self.task(begin, end) for begin, end in spans]
+        verdict = join(state, [summary for _, summary in done])
+        if isinstance(verdict, Again):
+            self.ways["again"] += 1
+            for number, known in verdict.known.items():
+                done[number] = self.task(*spans[number], known)
+            verdict = join(state, [summary for _, summary in done])
+        assert not isinstance(verdict, Again), "told once, a task keeps nothing that is known"
+        plain = verdict.first if isinstance(verdict, Sequenced) else len(done)
+        rows = [begin for kept, _ in done[:plain] for begin in kept]
+        if isinstance(verdict, Plain):
+            self.ways["plain"] += 1
+            return verdict.state, rows
+        self.ways["sequenced"] += 1
+        return self.in_order(verdict.state, rows, cuts[-1])
+
+    def in_order(self, state, rows, end):
+        messages = table_of(between(self.log, state.offset, end))
+
+        def reread(begin, stop):
+            self.reread.append((begin, stop))
+            return table_of(between(self.log, begin, stop))
+
+        found = sequence(
+            state, messages, reread, end=end, ring_size=self.ring_size, warn=lambda _: None
+        )
+        # Rows and offsets say the same.
+        begins = messages.column("begin").to_pylist()
+        for row, begin in zip(found.row.to_pylist(), found.begin.to_pylist(), strict=True):
+            assert begin < state.offset if row is None else begins[row] == begin
+        return found.state, rows + found.begin.to_pylist()
+
+
+def check(log, plan, **options):
+    """All runs of `plan` over `log`; their rows and state are those of one sequencer. Returns: all states."""
+    runs, state, rows = Runs(log, **options), JournalState(), []
+    states = [state]
+    ends = [0, *(one.end for one in log)]
+    for length, tasks, dies in plan:
+        cuts = [e for e in ends if e >= state.offset][: length + 1]
+        inner = cuts[1:-1]
+        cuts = [cuts[0], *(c for n, c in enumerate(inner) if n in tasks), *cuts[1:][-1:]]
+        behind, found = runs.run(state, cuts)
+        if not dies:
+            state, rows = behind, rows + found
+            states.append(state)
+    behind, found = runs.run(
+        state, [e for e in ends if e >= state.offset][:: max(1, len(ends))] + ends[-1:]
+    )
+    state, rows = behind, rows + found
+    states.append(state)
+    wanted, producers = uninterrupted(log)
+    assert rows == wanted
+    assert len(rows) == len(set(rows))
+    assert state.offset == ends[-1]
+    assert {n: (p.last_ack, p.begin) for n, p in state.producers.items()} == {
+        p.producer: (p.last_ack, p.begin) for p in producers
+    }
+    counts = state.counts
+    assert (counts.messages, counts.committed) == (len(log), len(rows))
+    assert counts.acks == sum(m.uuid.flags == ACK and m.uuid.clock > 0 for m in log)
+    assert counts.waiting == sum(p.waiting for p in state.producers.values())
+    assert min(counts.duplicates, counts.taken_back, counts.waiting) >= 0
+    return runs, states
+
+
+# Cut into runs of so many messages, in tasks that end behind the numbered ones; some die before they commit.
+plans = st.lists(
+    st.tuples(st.integers(0, 12), st.sets(st.integers(0, 10), max_size=4), st.booleans()),
+    max_size=8,
+)
+
+# Anything at all: clocks that go back, duplicates, flags without meaning, no UUIDs.
+hostile = st.lists(
+    st.tuples(
+        st.integers(0, 2),
+        st.integers(0, 9),
+        st.sampled_from([OUT, OUT, CONT, CONT, CONT, ACK, ACK, UNKNOWN]),
+        st.integers(1, 3),
+    ),
+    max_size=40,
+)
+
+
+@st.composite
+def honest(draw):
+    """Producers that tick, append batches that may come again later, roll back, acknowledge late or never."""
+    clocks = [10 * (n + 1) for n in range(len(PRODUCERS))]
+    acked = list(clocks)
+    steps, sent = [], []
+    for _ in range(draw(st.integers(0, 14))):
+        who = draw(st.integers(0, len(PRODUCERS) - 1))
+        act = draw(
+            st.sampled_from(["out", "out", "cont", "cont", "ack", "rollback", "again", "zero"])
+        )
+        batch = []
+        if act in ("out", "cont"):
+            for _ in range(draw(st.integers(1, 5))):
+                clocks[who] += 1
+                batch.append((who, clocks[who], OUT if act == "out" else CONT, 2))
+            acked[who] = clocks[who] if act == "out" else acked[who]
+        elif act == "ack":
+            clocks[who] += 1
+            acked[who] = clocks[who]
+            batch = [(who, clocks[who], ACK, 1)]
+        elif act == "rollback":
+            clocks[who] = acked[who]
+            batch = [(who, acked[who], ACK, 1)]
+        elif act == "zero":
+            batch = [(who, 0, draw(st.sampled_from([OUT, CONT, ACK])), 2)]
+        elif sent:
+            # What was appended is appended once more, now or later.
+            batch = draw(st.sampled_from(sent[-4:]))
+        steps += batch
+        sent.append(batch)
+    return steps
+
+
+def plain(*clocks):
+    """Nothing of transactions."""
+    flags = st.sampled_from([OUT, OUT, UNKNOWN])
+    one = st.tuples(st.integers(0, 2), st.sampled_from(clocks), flags, st.just(1))
+    return st.lists(one, max_size=30)
+
+
+rings = st.sampled_from([1, 2, 5, 100])
+blocks = st.integers(1, 9)
+
+
+@given(hostile, plans, rings, blocks)
+def test_rows_of_any_runs_are_those_of_one_read(steps, plan, ring_size, block):
+    check(laid_out(steps), plan, ring_size=ring_size, block=block)
+
+
+@given(honest(), plans, rings, blocks)
+def test_rows_of_honest_producers_come_once_whatever_is_cut_or_dies(steps, plan, ring_size, block):
+    check(laid_out(steps), plan, ring_size=ring_size, block=block)
+
+
+# Nobody is a day behind, or would be pruned.
+@given(plain(0, *range(2**63 - 3, 2**63 + 3)), plans, blocks)
+def test_plain_journals_never_see_the_sequencer(steps, plan, block):
+    runs, _ = check(laid_out(steps), plan, block=block)
+    assert runs.ways["sequenced"] == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=40), plans, blocks)
+def test_rising_clocks_take_the_plain_way_and_nothing_is_done_again(ticks, plan, block):
+    clocks = [0, 0, 0]
+    steps = []
+    for who, step in ticks:
+        clocks[who] += 1 + step
+        steps.append((who, clocks[who], OUT, 1))
+    runs, _ = check(laid_out(steps), plan, block=block)
+    assert set(runs.ways) == {"plain"}
+    assert runs.ways["plain"] == len(plan) + 1
+
+
+@given(hostile, plans)
+def test_only_what_lies_before_the_range_is_read_again(steps, plan):
+    runs, _ = check(laid_out(steps), plan, ring_size=1)
+    assert all(begin < end for begin, end in runs.reread)
+
+
+@given(plain(0, 1, 2, 3, 4, 5, 2**63 - 1, 2**63, 2**64 - 1))
+def test_screen_by_columns_keeps_what_it_would_one_by_one(steps):
+    log = laid_out(steps)
+    whole = TaskScreen(0, {PRODUCERS[0]: 3})
+    mask = whole.take(parts_of(log))
+    single, kept = TaskScreen(0, {PRODUCERS[0]: 3}), []
+    for one in log:
+        found = single.take(parts_of([one]))
+        kept.append(found is None or found[0].as_py())
+    assert (mask is None and all(kept)) or (mask is not None and mask.to_pylist() == kept)
+    assert whole.summary(9) == single.summary(9)
+    assert whole.summary(9).duplicates == (0 if mask is None else pc.sum(pc.invert(mask)).as_py())
+
+
+@given(hostile | honest(), plans, st.integers(0, 40), st.integers(1, 20), st.data())
+def test_backfill_gives_the_rows_of_its_range_from_any_state(steps, plan, first, length, data):
+    """Former states are those of some runs; rows of other ranges are not touched."""
+    log = laid_out(steps)
+    runs, states = check(log, plan)
+    if not log:
+        return
+    ends = [0, *(one.end for one in log)]
+    begin = ends[min(first, len(log) - 1)]
+    end = ends[min(ends.index(begin) + length, len(log))]
+    listed = tuple(
+        FragmentListing(Fragment("j", one.begin, one.end, backing_store="file:///", mod_time=1))
+        for one in log
+    )
+    journal = JournalNow(name="j", begin=0, head=ends[-1], listed=listed)
+    kept = data.draw(st.sets(st.sampled_from(range(len(states)))))
+    known = [TypedState({"j": states[n]}) for n in sorted({*kept, len(states) - 1})]
+    (found,) = plan_backfill(known, [journal], {"j": [(begin, end)]}, task_bytes=5).ranges
+    tasks = [*found.tasks, *found.follow]
+    assert [task.begin for task in tasks] == [found.start.offset, *(t.end for t in tasks[:-1])]
+    state, rows = runs.run(found.start, [found.start.offset, *(t.end for t in found.tasks)])
+    if any(one.begin >= 0 for one in state.producers.values()) and found.follow:
+        state, more = runs.run(state, [end, *(task.end for task in found.follow)])
+        rows += more
+    wanted, _ = uninterrupted(log)
+    assert [row for row in rows if begin <= row < end] == [r for r in wanted if begin <= r < end]
