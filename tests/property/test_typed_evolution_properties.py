@@ -41,7 +41,28 @@ def _nested(inner):
     )
 
 
-KINDS = st.recursive(SCALAR, _nested, max_leaves=6)
+# Most columns are simple ones, which the recursion alone would hardly make.
+KINDS = SCALAR | SCALAR | st.recursive(SCALAR, _nested, max_leaves=6)
+
+
+@st.composite
+def partitions_of(draw, kinds, *, taken=()):
+    """Partitions that a spec of these columns may have; none of a name that is `taken`."""
+    texts = [
+        f"{transform}(8, {name})" if transform in ("bucket", "truncate") else f"{transform}({name})"
+        for name, kind in kinds.items()
+        for transform, fit in TRANSFORMS.items()
+        if kind.name in fit
+    ]
+    chosen = draw(st.lists(st.sampled_from(texts), max_size=2, unique=True)) if texts else []
+    partitions = {p.name: p for p in map(parse_partition, chosen)}
+    times = {p.column: p.name for p in partitions.values() if p.is_time}
+    return tuple(
+        p
+        for p in partitions.values()
+        if (p.transform == "identity" or p.name not in {*kinds, *taken})
+        and (not p.is_time or times[p.column] == p.name)
+    )
 
 
 @st.composite
@@ -53,15 +74,6 @@ def specs(draw, key=None):
         key = tuple(
             draw(st.lists(st.sampled_from(fitting), max_size=2, unique=True)) if fitting else ()
         )
-    texts = [
-        f"{transform}(8, {name})" if transform in ("bucket", "truncate") else f"{transform}({name})"
-        for name, kind in kinds.items()
-        for transform, fit in TRANSFORMS.items()
-        if kind.name in fit
-    ]
-    chosen = draw(st.lists(st.sampled_from(texts), max_size=2, unique=True)) if texts else []
-    partitions = {p.name: p for p in map(parse_partition, chosen)}
-    times = {p.column: p.name for p in partitions.values() if p.is_time}
     comments = st.sampled_from(["", "one", "two"])
     return TypedSpec(
         name="typed.t",
@@ -72,12 +84,7 @@ def specs(draw, key=None):
             for n, k in kinds.items()
         ),
         key=key,
-        partitions=tuple(
-            p
-            for p in partitions.values()
-            if (p.name not in kinds or p.transform == "identity")
-            and (not p.is_time or times[p.column] == p.name)
-        ),
+        partitions=draw(partitions_of(kinds)),
     )
 
 
@@ -186,13 +193,15 @@ def grown(draw):
         return dict(draw(st.permutations(list(kept.items()))))
 
     held = {p.column for p in before.partitions if p.transform in ("identity", "truncate")}
-    kinds = grow_all({c.name: c.parsed for c in before.columns}, "")
+    former = {column.name: column.parsed for column in before.columns}
+    kinds = grow_all(former, "")
     after = TypedSpec(
         name="typed.t",
         source="raw.t",
         uuid=(),
         columns=tuple(TypedColumn(name=n, type=text_of(k), key=n) for n, k in kinds.items()),
         retired=tuple(retired),
+        partitions=draw(partitions_of(kinds, taken=former)),
     )
     return before, after
 
@@ -215,6 +224,7 @@ def test_additions_widenings_moves_and_retirements_are_taken(specs):
     gone = [column.name for column in before.columns if column.name not in wanted]
     system = [column.name for column in SYSTEM_COLUMNS]
     assert [f.name for f in metadata.schema().fields] == [*wanted, *gone, *system]
+    assert {p.name for p in after.partitions} == {f.name for f in metadata.spec().fields}
     for column in after.columns:
         if not any(path.startswith(f"{column.name}.") for path in after.retired):
             kind = spec_type(metadata.schema().find_field(column.name).field_type)
