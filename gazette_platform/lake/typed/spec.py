@@ -228,7 +228,7 @@ class _Reader:
             self._shape_errors.append(ValidationError(told, path="uuid"))
         for name, field in _FIELDS.items():
             if name not in section:
-                self._values[name] = field.default
+                self._values[name] = None if field.required else field.default
             elif name in _ITEMS:
                 self._read_items(name, section[name])
             else:
