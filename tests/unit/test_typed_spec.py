@@ -1,6 +1,7 @@
 """The section `typed:` of table specs: what is meant where nothing is said, and what each mistake says."""
 
 import re
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from gazette_platform.lake.table_spec import parse_table_spec, read_table_spec
 from gazette_platform.lake.typed import read_typed_spec
 from gazette_platform.lake.typed.iceberg_types import new_partition_spec, new_schema
+from gazette_platform.lake.typed.typed_columns import ColumnEntry
 
 RAW_TEXT = """
 name: flights.flights
@@ -154,8 +156,8 @@ MISTAKES = [
     (f"{{uuid: none, name: a.{'b' * 101}}}", "typed.name: .* is not schema.table"),
     ("{uuid: none, name: flights.flights}", "typed.name: flights.flights is the raw table"),
     ("{uuid: none, name: flights.flights_exact}", "typed.name: .* is the raw table, or its view"),
-    ("{uuid: none, nam: x}", "typed.nam: there is no such key .use one of uuid, name, key"),
-    ("{uuid: none, 1: x}", "typed.1: there is no such key"),
+    ("{uuid: none, title: x}", "typed.title: there is no such key .use one of uuid, name, key"),
+    ("{uuid: none, 1: x}", "typed.'1': there is no such key"),
     ("{uuid: none, unknown: drop}", "typed.unknown: Invalid enum value 'drop'"),
     ("{uuid: none, retention: 1d}", "typed.retention: Invalid enum value"),
     ("{uuid: none, every: 30}", "typed.every: Expected `str`, got `int` .quote it"),
@@ -230,6 +232,10 @@ MISTAKES = [
     ),
     ("{uuid: none, key: [carrier, carrier]}", r"typed.key\[1\]: 'carrier' is there twice"),
     ("{uuid: none, key: [Carrier]}", r"typed.key\[0\]: 'Carrier' is no column .`carrier`\?"),
+    (
+        "{uuid: none, columns: [{name: left, from: departure}], key: [departure]}",
+        r"typed.key\[0\]: 'departure' is no column .`left`\?",
+    ),
     ("{uuid: none, key: [dep_delay]}", r"typed.key\[0\]: dep_delay is a double"),
     ("{uuid: none, key: [_journal]}", r"typed.key\[0\]: '_journal' is no column"),
     ("{uuid: none, partitions: [days(a)]}", r"typed.partitions\[0\]: days is none of"),
@@ -388,3 +394,30 @@ def test_mistakes_of_a_json_schema_have_their_path():
     ]
     assert "'order-no' is not a column name" in found[1]
     assert "from: order-no" in found[1]
+
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs/internals/typed-tables.md").read_text()
+
+
+def test_the_page_tells_all_keys_and_values():
+    chapter = PAGE.partition("## What a typed table's spec will say")[2].partition("### Decisions")[
+        0
+    ]
+    rows = re.findall(r"^\| (`.*?) \|(.*)$", chapter, re.MULTILINE)
+    keys = {key for first, _ in rows for key in re.findall(r"`(\w+)`", first)}
+    (unknown,) = told("{uuid: none, x: 1}")
+    assert keys == set(re.findall(r"use one of (.*)\)", unknown)[0].split(", "))
+    (columns,) = (text for first, text in rows if first == "`columns`")
+    (error,) = told("{uuid: none, columns: [{}]}")
+    assert "missing required field `name`" in error
+    entry = {field.encode_name for field in msgspec.structs.fields(ColumnEntry)}
+    assert set(re.findall(r"`(\w+)`", columns)) == entry
+
+
+def test_the_example_of_the_page_is_good():
+    (example,) = re.findall(r"```yaml\n(typed:\n.*?)```", PAGE, re.DOTALL)
+    raw = parse_table_spec(RAW_TEXT + "  - {name: origin, type: string}\n")
+    spec, errors = read_typed_spec(raw, msgspec.yaml.decode(example)["typed"])
+    assert not errors
+    assert spec is not None
+    assert [p.name for p in spec.partitions] == ["departed_at_day", "origin_bucket_16"]

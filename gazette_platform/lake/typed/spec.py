@@ -21,7 +21,7 @@ import msgspec
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake.ownership import shown
 from gazette_platform.lake.spec_rules import cron_errors, first_errors, is_table_name
-from gazette_platform.lake.table_spec import COLUMNS_MAX, SPEC_BYTES_MAX, is_key
+from gazette_platform.lake.table_spec import COLUMNS_MAX, SPEC_BYTES_MAX, is_column_name, is_key
 from gazette_platform.lake.typed.columns import KEY_TYPES, TRANSFORMS
 from gazette_platform.lake.typed.json_schema import properties_of
 from gazette_platform.lake.typed.partitions import PartitionTransform, parse_partition
@@ -161,8 +161,10 @@ class _Reader:
             self._read_shape(section)
         else:
             self._shape_errors.append(ValidationError("is no mapping: it needs `uuid`, at least"))
+        self._is_endless = self._characters() > SPEC_BYTES_MAX
         self._base_columns = self._base()
-        columns, self._column_errors = merged_columns(self._base_columns, self._items["columns"])
+        entries = {} if self._is_endless else self._items["columns"]
+        columns, self._column_errors = merged_columns(self._base_columns, entries)
         # Of columns whose very shape is wrong nobody knows the names.
         self._is_in_part = any(
             error.path.startswith(("columns", "json_schema")) for error in self._shape_errors
@@ -180,7 +182,7 @@ class _Reader:
     def errors(self) -> Iterator[ValidationError]:
         """Everything that is wrong, part by part. If nothing is, there is a `spec`."""
         yield from self._shape_errors
-        if self._is_endless():
+        if self._is_endless:
             yield ValidationError(
                 f"aliases make it longer than {SPEC_BYTES_MAX} characters", path="columns"
             )
@@ -219,7 +221,11 @@ class _Reader:
         for key in section:
             if key not in _FIELDS:
                 told = f"there is no such key (use one of {', '.join(_FIELDS)})"
-                self._shape_errors.append(ValidationError(told, path=str(key)[:80]))
+                self._shape_errors.append(
+                    ValidationError(
+                        told, path=str(key) if is_column_name(str(key)) else shown(str(key))
+                    )
+                )
         if "uuid" not in section:
             told = (
                 "is missing: where do records have their message's UUID, e.g. `_meta.uuid`? `none` says "
@@ -257,11 +263,14 @@ class _Reader:
             self._shape_errors.append(ValidationError(f"{text}{hint}", path=at))
             return None
 
-    def _is_endless(self) -> bool:
-        """Whether aliases of YAML made of a short file what nobody could look at."""
+    def _characters(self) -> int:
+        """Of all that is in lists: by aliases of YAML a short file has more than anybody could look at."""
         entries = self._items["columns"].values()
         told = sum(len(e.name) + len(e.type) + len(e.comment) + len(e.source) for e in entries)
-        return told > SPEC_BYTES_MAX
+        texts = (
+            text for name in ("key", "partitions", "retired") for text in self._items[name].values()
+        )
+        return told + sum(map(len, texts))
 
     def _base(self) -> Sequence[BaseColumn]:
         name = self._values.get("json_schema")
@@ -334,10 +343,16 @@ class _Reader:
 
     def _no_column_errors(self, name: str) -> Iterator[ValidationError]:
         """What to say of a name that is not one of a column; nothing, if it may be of one with an error."""
-        told = {entry.name for entry in self._items["columns"].values()}
-        if name in told | {base.name for base in self._base_columns} or self._is_in_part:
+        keys = {placed.column.key for placed in self._columns}
+        failed = {entry.name for entry in self._items["columns"].values()}
+        failed |= {base.name for base in self._base_columns if base.key not in keys}
+        if name in failed or self._is_in_part:
             return
-        same = [other for other in self._by_name if other.lower() == name.lower()]
+        same = [
+            other
+            for other, placed in self._by_name.items()
+            if other.lower() == name.lower() or placed.column.key == name
+        ]
         hint = f" (`{same[0]}`?)" if same else ""
         yield ValidationError(f"{shown(name)} is no column{hint}")
 
