@@ -25,7 +25,7 @@ SCHEMA = {
         "a": {"type": "integer"},
         "b": {"type": "string", "format": "date"},
         "c": {"properties": {"uuid": {"type": "string"}}},
-        "_end": {},
+        "at": {"$ref": "#/properties/b"},
     }
 }
 JUNK = st.none() | st.integers() | st.text(max_size=3) | st.lists(st.none(), max_size=2)
@@ -62,15 +62,45 @@ PARTS = {
     "retention": st.sampled_from(["keep", "follow"]),
     "retired": st.lists(NAMES | st.just("a.b"), max_size=2),
 }
-# Most parts of a section are such as people mean.
-SECTIONS = st.fixed_dictionaries(
-    {"uuid": st.just("none") | PARTS["uuid"] | JUNK},
-    optional={name: part | part | part | JUNK for name, part in PARTS.items() if name != "uuid"},
+WELL = st.fixed_dictionaries(
+    {
+        "uuid": st.sampled_from(["none", "_meta.uuid", "c.uuid"]),
+        "columns": st.lists(
+            st.sampled_from(
+                [
+                    {"name": "at", "type": "timestamptz", "format": "epoch_ms"},
+                    {"name": "b", "type": "date", "required": True},
+                    {"name": "c", "type": "json"},
+                    {"name": "region", "type": "string", "segment": "region"},
+                    {"name": "tags", "type": "map<string,array<uuid>>"},
+                ]
+            ),
+            unique_by=lambda entry: entry["name"],
+        ),
+    },
+    optional={
+        "key": st.sampled_from([["a"], ["b", "a"]]),
+        "partitions": st.lists(
+            st.sampled_from(["bucket(8, a)", "b", "_journal", "truncate(4, a)"]), unique=True
+        ),
+        "every": st.just("30s"),
+        "retired": st.just(["gone", "gone.too"]),
+    },
 )
 
 
+@st.composite
+def sections(draw):
+    """Good ones, of which up to two parts are replaced."""
+    section = draw(WELL)
+    for _ in range(draw(st.integers(0, 2))):
+        name = draw(st.sampled_from(sorted(PARTS)))
+        section[name] = draw(PARTS[name] | JUNK)
+    return section
+
+
 @settings(max_examples=500)
-@given(section=SECTIONS | JUNK)
+@given(section=sections() | JUNK)
 def test_what_is_taken_makes_a_table_and_what_is_not_is_told(section):
     spec, errors = read_typed_spec(RAW, section, {"a.json": SCHEMA})
     if spec is None:

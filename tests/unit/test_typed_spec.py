@@ -45,7 +45,7 @@ def told(text, raw=RAW, schemas=None):
 
 def test_what_is_meant_where_nothing_is_said():
     spec = good("uuid: _meta.uuid")
-    assert (spec.name, spec.schema, spec.table) == ("typed.flights", "typed", "flights")
+    assert spec.name == "typed.flights"
     assert (spec.source, spec.uuid) == ("flights.flights", ("_meta", "uuid"))
     assert [(c.name, c.key, c.type, c.comment) for c in spec.columns] == [
         ("carrier", "carrier", "string", "two letters"),

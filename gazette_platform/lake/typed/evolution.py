@@ -37,6 +37,7 @@ from pyiceberg.types import (
     StructType,
 )
 
+from gazette_platform.errors import SchemaMismatch
 from gazette_platform.lake.typed.columns import text_of
 from gazette_platform.lake.typed.iceberg_types import spec_type, wanted_fields
 from gazette_platform.lake.typed.typed_columns import SYSTEM_COLUMNS
@@ -223,9 +224,10 @@ class Evolution:
     def apply(self, transaction: Transaction) -> None:
         """Stage all steps in a transaction of the table that it was planned for.
 
-        Must not be called if it is refused.
+        Raises: SchemaMismatch: the table cannot become what the spec says; with the text.
         """
-        assert not self.is_refused
+        if self.is_refused:
+            raise SchemaMismatch(f"the table cannot become what its spec says:\n{self.text}")
         if self.schema_steps:
             with transaction.update_schema() as schema:
                 for step in self.schema_steps:

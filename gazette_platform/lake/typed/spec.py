@@ -87,16 +87,6 @@ class TypedSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Columns of the table, or fields of structs by their path, that are written no more."""
 
     @property
-    def schema(self) -> str:
-        """The part of the name before the dot."""
-        return self.name.partition(".")[0]
-
-    @property
-    def table(self) -> str:
-        """The part of the name after the dot."""
-        return self.name.partition(".")[2]
-
-    @property
     def all_columns(self) -> tuple[TypedColumn, ...]:
         """The columns, then those of the system."""
         return (*self.columns, *SYSTEM_COLUMNS)
