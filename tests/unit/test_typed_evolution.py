@@ -10,7 +10,7 @@ from pyiceberg.transforms import (
     IdentityTransform,
     VoidTransform,
 )
-from pyiceberg.types import IntegerType, NestedField, StringType
+from pyiceberg.types import IntegerType, MapType, NestedField, StringType
 
 from gazette_platform.lake.table_spec import parse_table_spec
 from gazette_platform.lake.typed import read_typed_spec
@@ -221,6 +221,23 @@ def test_values_of_former_partitions_are_not_widened_either():
     former = PartitionSpec(PartitionField(source, 1000, IdentityTransform(), "id"), spec_id=1)
     assert plan(wide("id")).text == "- id: int\n+ id: bigint   widened"
     assert plan(wide("id"), former=[former]).is_refused
+
+
+def test_decimals_of_partitions_are_the_same_with_more_digits():
+    section = "columns: [{name: at, type: timestamptz}, {name: amount, type: 'decimal(12,2)'}]"
+    found = plan(f"{section}\npartitions: [amount]", before=f"{BEFORE}\npartitions: [amount]")
+    assert found.text == "- amount: decimal(9,2)\n+ amount: decimal(12,2)   widened"
+
+
+def test_maps_by_other_keys_are_others():
+    spec = spec_of("columns: [{name: at, type: timestamptz}, {name: m, type: 'map<string,int>'}]")
+    by_number = MapType(90, IntegerType(), 91, IntegerType(), value_required=False)
+    fields = [
+        field.model_copy(update={"field_type": by_number}) if field.name == "m" else field
+        for field in new_schema(spec).fields
+    ]
+    found = plan_evolution(spec, Schema(*fields), PartitionSpec())
+    assert "- m: map<int,int>\n+ m: map<string,int>   refused: rows of before cannot" in found.text
 
 
 def test_a_bucket_of_a_wider_number_is_the_same():

@@ -74,8 +74,6 @@ _WAYS_OUT: Final = (
     "give the new one another name, with the key by `from`, and list this one under `retired`; or rebuild "
     "the table"
 )
-# PyIceberg finds fields by paths, in which the elements of a list may be left out.
-_TWO_PATHS: Final = "its path is also that of another field of the table; rebuild the table"
 
 
 @final
@@ -352,7 +350,10 @@ class _Planner:
             self.schema_steps.append(AddColumn(path, field.field_type, field.doc or ""))
 
     def _found(self, path: _Path) -> int | None:
-        """The id of the field that PyIceberg finds by a path."""
+        """The id of the field that PyIceberg finds by a path, in which elements of lists may be left out.
+
+        A field's own path always leads to it; one that is new may lead to another.
+        """
         try:
             return self._schema.find_field(".".join(path)).field_id
         except ValueError:
@@ -360,9 +361,6 @@ class _Planner:
 
     def _relax(self, path: _Path, field: NestedField) -> None:
         told = f"{'.'.join(path)}: {text_of(spec_type(field.field_type))}"
-        if self._found(path) != field.field_id:
-            self._refuse(f"{told} not null", told, _TWO_PATHS)
-            return
         self.changes.append(Change(f"{told} not null", told, "may be null from now on"))
         self.schema_steps.append(Relax(path))
 
@@ -400,8 +398,6 @@ class _Planner:
             if parted:
                 why = f"the table is, or was, partitioned by its values ({parted[0]}); {_WAYS_OUT}"
                 self._refuse(before, after, why)
-            elif self._found(path) != field.field_id:
-                self._refuse(before, after, _TWO_PATHS)
             else:
                 self.changes.append(Change(before, after, "widened"))
                 self.schema_steps.append(Widen(path, wanted))
@@ -432,9 +428,7 @@ class _Planner:
                 order.insert(index, name)
                 moves.append(Move((*path, name), target[index - 1] if index else ""))
         told = f"order{' of ' + '.'.join(path) if path else ''}: {', '.join(target)}"
-        if moves and any(self._found((*path, f.name)) != f.field_id for f in current):
-            self._refuse("", told, _TWO_PATHS)
-        elif [name for name in target if name not in added] != before:
+        if [name for name in target if name not in added] != before:
             self.changes.append(Change("", told, "reordered"))
         self.schema_steps += moves
 
