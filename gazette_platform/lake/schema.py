@@ -18,11 +18,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import ValidationError
 
-__all__ = ["ColumnType", "parse_type", "type_names", "widens"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["ColumnType", "TypeLanguage", "parse_type", "type_names", "widens"]
 
 # spec name -> (Spark, Trino); the Hive name is the spec's.
 _PRIMITIVES = {
@@ -46,7 +49,33 @@ _DEPTH_MAX = 16
 _TEXT_MAX = 32 << 10
 _SHOWN_MAX = 80
 
-type_names = ", ".join([*_PRIMITIVES, "decimal(p,s)", "array<t>", "map<k,v>", "struct<a:t>"])
+_MADE_OF_OTHERS = ("decimal(p,s)", "array<t>", "map<k,v>", "struct<a:t>")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TypeLanguage:
+    """Which types a text may name, besides decimals, arrays, maps and structs."""
+
+    scalars: tuple[str, ...]
+    aliases: Mapping[str, str]
+    """Other names of scalars."""
+    refused: Mapping[str, str]
+    """Names that people may well try, and why they are no types here, as what follows on the name."""
+
+    @property
+    def names(self) -> str:
+        """All types, for people."""
+        return ", ".join([*self.scalars, *_MADE_OF_OTHERS])
+
+
+_NO_TIMES = (
+    "is not a type of raw tables (keep the text as `string`, or epochs as `bigint`, and cast in SQL or "
+    "in a typed table)"
+)
+_RAW = TypeLanguage(tuple(_PRIMITIVES), _ALIASES, {"timestamp": _NO_TIMES, "datetime": _NO_TIMES})
+
+type_names = _RAW.names
 
 
 @final
@@ -63,16 +92,7 @@ class ColumnType:
     @property
     def hive(self) -> str:
         """Text for the metastore, which is also the canonical text of table specs."""
-        match self.name:
-            case "decimal":
-                return f"decimal({self.precision},{self.scale})"
-            case "array" | "map":
-                return f"{self.name}<{','.join(a.hive for a in self.arguments)}>"
-            case "struct":
-                fields = zip(self.field_names, self.arguments, strict=True)
-                return f"struct<{','.join(f'{n}:{t.hive}' for n, t in fields)}>"
-            case _:
-                return self.name
+        return self.in_brackets({})
 
     @property
     def spark(self) -> str | dict[str, object]:
@@ -108,27 +128,47 @@ class ColumnType:
     @property
     def trino(self) -> str:
         """Text as Trino prints it, for example in ``DESCRIBE``."""
+        return self.in_parentheses({name: trino for name, (_, trino) in _PRIMITIVES.items()})
+
+    def in_brackets(self, scalars: Mapping[str, str]) -> str:
+        """Text as Hive and Spark write types: ``array<int>``, ``struct<a:int>``.
+
+        Args:
+            scalars: how scalars are called there, where not as here.
+        """
         match self.name:
             case "decimal":
-                return self.hive
+                return f"decimal({self.precision},{self.scale})"
             case "array" | "map":
-                return f"{self.name}({', '.join(a.trino for a in self.arguments)})"
+                return f"{self.name}<{','.join(a.in_brackets(scalars) for a in self.arguments)}>"
             case "struct":
                 fields = zip(self.field_names, self.arguments, strict=True)
-                return f"row({', '.join(f'{n} {t.trino}' for n, t in fields)})"
+                return f"struct<{','.join(f'{n}:{t.in_brackets(scalars)}' for n, t in fields)}>"
             case _:
-                return _PRIMITIVES[self.name][1]
+                return scalars.get(self.name, self.name)
+
+    def in_parentheses(self, scalars: Mapping[str, str]) -> str:
+        """Text as Trino writes types: ``array(integer)``, ``row(a integer)``; see `in_brackets`."""
+        match self.name:
+            case "array" | "map":
+                parts = (a.in_parentheses(scalars) for a in self.arguments)
+                return f"{self.name}({', '.join(parts)})"
+            case "struct":
+                fields = zip(self.field_names, self.arguments, strict=True)
+                return f"row({', '.join(f'{n} {t.in_parentheses(scalars)}' for n, t in fields)})"
+            case _:
+                return self.in_brackets(scalars)
 
 
-def parse_type(text: str) -> ColumnType:
-    """The type that `text` names.
+def parse_type(text: str, language: TypeLanguage = _RAW) -> ColumnType:
+    """The type that `text` names; of raw tables, if no other language is given.
 
     >>> parse_type("array<struct<a:int,b:decimal(5,2)>>").trino
     'array(row(a integer, b decimal(5,2)))'
 
     Raises: ValidationError: unknown or malformed; says which types there are.
     """
-    parser = _Parser(text)
+    parser = _Parser(text, language)
     parsed = parser.parse(0)
     parser.expect_end()
     return parsed
@@ -167,7 +207,8 @@ class _Parser:
 
     _TOKEN = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*|\d+|[<>(),:])")
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, language: TypeLanguage) -> None:
+        self._language = language
         self._text = text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…"
         if len(text) > _TEXT_MAX:
             raise ValidationError(f"has {len(text)} characters; a type has at most {_TEXT_MAX}")
@@ -183,7 +224,7 @@ class _Parser:
         self._at = 0
 
     def _error(self) -> ValidationError:
-        return ValidationError(f"unknown type {self._text!r} (use one of {type_names})")
+        return ValidationError(f"unknown type {self._text!r} (use one of {self._language.names})")
 
     def _next(self) -> str:
         if self._at == len(self._tokens):
@@ -201,11 +242,14 @@ class _Parser:
 
     def parse(self, depth: int) -> ColumnType:
         word = self._next()
-        name = _ALIASES.get(word.lower(), word.lower())
+        language = self._language
+        name = language.aliases.get(word.lower(), word.lower())
         if depth > _DEPTH_MAX:
             raise self._error()
-        if name in _PRIMITIVES:
+        if name in language.scalars:
             return ColumnType(name)
+        if name in language.refused:
+            raise ValidationError(f"{word} {language.refused[name]}")
         match name:
             case "decimal":
                 return self._decimal()
@@ -218,11 +262,6 @@ class _Parser:
                 return parsed
             case "struct":
                 return self._struct(depth)
-            case "timestamp" | "datetime":
-                raise ValidationError(
-                    f"{word} is not a type of raw tables (keep the text as `string`, or epochs as "
-                    "`bigint`, and cast in SQL or in a typed table)"
-                )
             case _:
                 raise self._error()
 

@@ -1,18 +1,22 @@
-"""Rules that specs of raw tables and of rollups share: names, and how fresh a table has to be."""
+"""Rules that specs of raw tables, of rollups and of typed tables share: names, times, how many errors are told."""
 
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from gazette_platform.errors import ValidationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 __all__ = [
     "DURATION_EXAMPLE",
+    "ERRORS_MAX",
     "TABLE_CHARACTERS_MAX",
+    "cron_errors",
+    "first_errors",
     "freshness_errors",
     "is_sql_name",
     "is_table_name",
@@ -23,7 +27,22 @@ TABLE_CHARACTERS_MAX: Final = 127
 
 DURATION_EXAMPLE: Final = "a duration with its unit, such as `90m` or `24h`"
 
+ERRORS_MAX: Final = 100
+"""That are told of one spec."""
+
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]*\Z")
+# Of each field of a cron line: the least and the greatest number.
+_CRON_FIELDS = (
+    ("minute", 0, 59),
+    ("hour", 0, 23),
+    ("day", 1, 31),
+    ("month", 1, 12),
+    ("weekday", 0, 7),
+)
+_CRON_CHARACTERS_MAX = 200
+# Of the months, in a leap year.
+_DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+_CRON_ITEM = re.compile(r"(?:\*|(\d{1,2})(?:-(\d{1,2}))?)(?:/(\d{1,2}))?\Z")
 # Dagster looks once a minute or so.
 _FRESH_MIN_S: Final = 120
 
@@ -62,3 +81,62 @@ def freshness_errors(fresh_within: str, seconds: Callable[[], float]) -> Iterato
             )
     except ValidationError as err:
         yield ValidationError(f"{err}: not {DURATION_EXAMPLE}", path="fresh_within")
+
+
+def first_errors(errors: Iterable[ValidationError]) -> list[ValidationError]:
+    """As many errors as a person reads, and a word on the others."""
+    found = list(islice(errors, ERRORS_MAX + 1))
+    if len(found) > ERRORS_MAX:
+        found[-1] = ValidationError(f"there are more errors than these {ERRORS_MAX}")
+    return found
+
+
+def cron_errors(cron: str) -> Iterator[ValidationError]:
+    """What is wrong with `cron` of a spec, by which Dagster starts something."""
+    if len(cron) > _CRON_CHARACTERS_MAX:
+        yield ValidationError(f"has more than {_CRON_CHARACTERS_MAX} characters", path="cron")
+        return
+    fields = cron.split()
+    if len(fields) != len(_CRON_FIELDS):
+        yield ValidationError(
+            f"{cron!r} has {len(fields)} fields; it needs minute, hour, day, month and weekday, e.g. "
+            '`"*/5 * * * *"`',
+            path="cron",
+        )
+        return
+    is_well = True
+    for text, (name, least, most) in zip(fields, _CRON_FIELDS, strict=True):
+        for item in text.split(","):
+            found = _CRON_ITEM.match(item)
+            first, last, step = found.groups() if found else (None, None, "0")
+            numbers = [int(n) for n in (first, last) if n is not None]
+            is_good = (
+                found is not None
+                and all(least <= n <= most for n in numbers)
+                and numbers == sorted(numbers)
+                and step not in {"0", "00"}
+            )
+            is_well = is_well and is_good
+            if not is_good:
+                yield ValidationError(
+                    f"{item!r} is no {name}: numbers from {least} to {most}, `*`, ranges `a-b` and "
+                    "steps `*/n`",
+                    path="cron",
+                )
+    # Dagster fails at a day that never comes, of all rollups.
+    if is_well and min(_cron_numbers(fields[2], 1, 31)) > max(
+        _DAYS[month - 1] for month in _cron_numbers(fields[3], 1, 12)
+    ):
+        yield ValidationError(f"{cron!r} never comes: its months have no such day", path="cron")
+
+
+def _cron_numbers(text: str, least: int, most: int) -> Iterator[int]:
+    """The numbers that a good field stands for."""
+    for item in text.split(","):
+        found = _CRON_ITEM.match(item)
+        assert found is not None  # it was looked at before
+        first, last, step = found.groups()
+        begin = least if first is None else int(first)
+        # A number alone is itself; with a step, all from there on.
+        end = int(last) if last else begin if first and not step else most
+        yield from range(begin, end + 1, int(step or 1))

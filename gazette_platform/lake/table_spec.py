@@ -31,13 +31,19 @@ import msgspec
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake.ownership import ownership_errors, shown
 from gazette_platform.lake.schema import ColumnType, parse_type
-from gazette_platform.lake.spec_rules import DURATION_EXAMPLE, freshness_errors, is_table_name
+from gazette_platform.lake.spec_rules import (
+    DURATION_EXAMPLE,
+    ERRORS_MAX,
+    first_errors,
+    freshness_errors,
+    is_table_name,
+)
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import LabelSelector, parse_duration
 from gazette_platform.yaml_specs.strict_yaml import check_yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = [
     "COLUMNS_MAX",
@@ -64,7 +70,6 @@ _KEY_CHARACTERS_MAX = 256
 SPEC_BYTES_MAX = 1 << 20
 # A journal's name has no room for more.
 _PARTITIONS_MAX = 256
-_ERRORS_MAX = 100
 _ERROR_CHARACTERS_MAX = 500
 _FORMATS = ("json", "csv")
 _SELECTOR_EXAMPLE = "select journals by name or label, e.g. `name:prefix=flights/`"
@@ -198,8 +203,8 @@ def read_table_spec(text: str | bytes) -> tuple[TableSpec | None, list[Validatio
     try:
         spec = msgspec.convert(raw, type=TableSpec)
     except msgspec.ValidationError as err:
-        return None, _first(_shape_errors(raw)) or [_shape_error(str(err))]
-    errors = _first(_errors(spec))
+        return None, first_errors(_shape_errors(raw)) or [_shape_error(str(err))]
+    errors = first_errors(_errors(spec))
     return (None, errors) if errors else (spec, [])
 
 
@@ -212,14 +217,6 @@ def _is_of_journals(raw: object) -> bool:
 
 _KEYS_OF_JOURNALS = frozenset({"replication", "fragment", "children", "labels"})
 _KEYS_OF_TABLES = frozenset({"selector", "format", "columns"})
-
-
-def _first(errors: Iterable[ValidationError]) -> list[ValidationError]:
-    """As many errors as a person reads, and a word on the others."""
-    found = list(islice(errors, _ERRORS_MAX + 1))
-    if len(found) > _ERRORS_MAX:
-        found[-1] = ValidationError(f"there are more errors than these {_ERRORS_MAX}")
-    return found
 
 
 def _shape_error(text: str) -> ValidationError:
@@ -247,7 +244,7 @@ def _shape_errors(raw: object) -> list[ValidationError]:
     unknown = (str(key) for key in raw if key not in fields)
     found = [
         _shape_error(f"Object contains unknown field `{key[:_ERROR_CHARACTERS_MAX]}`")
-        for key in islice(unknown, _ERRORS_MAX + 1)
+        for key in islice(unknown, ERRORS_MAX + 1)
     ]
     mended: dict[str, object] = {}
     replaced: list[str] = []

@@ -39,7 +39,9 @@ CONTRACTS = {
         "allocator.converge allocator.flow_network allocator.push_relabel allocator.solver "
         "broker.append.events broker.append.fsm broker.crash.eviction broker.epochs broker.http.messages broker.http.rest_messages "
         "broker.replicate.pipeline_fsm broker.replicate.replica_fsm broker.replicate.synced "
-        "client.store_plan consumer.recoverylog.fsm fragment.cover_set fragment.head_records fragment.retention lake.coverage lake.local_sql.json_values lake.planning lake.progress lake.retention lake.rollups.covers lake.rollups.lineage lake.rollups.planning lake.segments lake.typed.ranges lake.typed.screening lake.typed.state "
+        "client.store_plan consumer.recoverylog.fsm fragment.cover_set fragment.head_records fragment.retention lake.coverage lake.local_sql.json_values lake.planning lake.progress lake.retention lake.rollups.covers lake.rollups.lineage lake.rollups.planning lake.segments "
+        "lake.typed.columns lake.typed.evolution lake.typed.iceberg_types lake.typed.json_schema "
+        "lake.typed.partitions lake.typed.ranges lake.typed.screening lake.typed.spec lake.typed.state lake.typed.typed_columns "
         "message.sequencer ops.host_guard sensors.turns sensors.waits testing.chaos.availability testing.chaos.logs testing.chaos.verdict "
         "testing.checker"
     ),

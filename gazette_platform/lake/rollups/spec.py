@@ -28,7 +28,12 @@ import msgspec
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake.ownership import ownership_errors, shown
 from gazette_platform.lake.spec_files import read_spec_file, shown_name
-from gazette_platform.lake.spec_rules import freshness_errors, is_sql_name, is_table_name
+from gazette_platform.lake.spec_rules import (
+    cron_errors,
+    freshness_errors,
+    is_sql_name,
+    is_table_name,
+)
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import parse_duration
 from gazette_platform.yaml_specs.strict_yaml import check_yaml
@@ -56,18 +61,6 @@ _COMMENT = re.compile(r"\s*--(.*)")
 _FILE_BYTES_MAX = 1 << 20
 _SLICE_COLUMNS_MAX = 8
 _SOURCES_MAX = 20
-# Of each field of a cron line: the least and the greatest number.
-_CRON_FIELDS = (
-    ("minute", 0, 59),
-    ("hour", 0, 23),
-    ("day", 1, 31),
-    ("month", 1, 12),
-    ("weekday", 0, 7),
-)
-_CRON_CHARACTERS_MAX = 200
-# Of the months, in a leap year.
-_DAYS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
-_CRON_ITEM = re.compile(r"(?:\*|(\d{1,2})(?:-(\d{1,2}))?)(?:/(\d{1,2}))?\Z")
 
 
 class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -296,7 +289,7 @@ def _errors(spec: RollupSpec) -> Iterator[ValidationError]:
             )
         if column in spec.slices[:index]:
             yield ValidationError(f"{column!r} is there twice", path=f"slices[{index}]")
-    yield from _cron_errors(spec.cron)
+    yield from cron_errors(spec.cron)
     yield from freshness_errors(spec.fresh_within, lambda: spec.fresh_within_s)
     yield from ownership_errors(spec.owners, spec.tags)
     if not spec.sql:
@@ -323,56 +316,6 @@ def _source_errors(spec: RollupSpec, alias: str, source: str) -> Iterator[Valida
             f"`FROM {alias}`",
             path=path,
         )
-
-
-def _cron_errors(cron: str) -> Iterator[ValidationError]:
-    if len(cron) > _CRON_CHARACTERS_MAX:
-        yield ValidationError(f"has more than {_CRON_CHARACTERS_MAX} characters", path="cron")
-        return
-    fields = cron.split()
-    if len(fields) != len(_CRON_FIELDS):
-        yield ValidationError(
-            f"{cron!r} has {len(fields)} fields; it needs minute, hour, day, month and weekday, e.g. "
-            '`"*/5 * * * *"`',
-            path="cron",
-        )
-        return
-    is_well = True
-    for text, (name, least, most) in zip(fields, _CRON_FIELDS, strict=True):
-        for item in text.split(","):
-            found = _CRON_ITEM.match(item)
-            first, last, step = found.groups() if found else (None, None, "0")
-            numbers = [int(n) for n in (first, last) if n is not None]
-            is_good = (
-                found is not None
-                and all(least <= n <= most for n in numbers)
-                and numbers == sorted(numbers)
-                and step not in {"0", "00"}
-            )
-            is_well = is_well and is_good
-            if not is_good:
-                yield ValidationError(
-                    f"{item!r} is no {name}: numbers from {least} to {most}, `*`, ranges `a-b` and "
-                    "steps `*/n`",
-                    path="cron",
-                )
-    # Dagster fails at a day that never comes, of all rollups.
-    if is_well and min(_cron_numbers(fields[2], 1, 31)) > max(
-        _DAYS[month - 1] for month in _cron_numbers(fields[3], 1, 12)
-    ):
-        yield ValidationError(f"{cron!r} never comes: its months have no such day", path="cron")
-
-
-def _cron_numbers(text: str, least: int, most: int) -> Iterator[int]:
-    """The numbers that a good field stands for."""
-    for item in text.split(","):
-        found = _CRON_ITEM.match(item)
-        assert found is not None  # it was looked at before
-        first, last, step = found.groups()
-        begin = least if first is None else int(first)
-        # A number alone is itself; with a step, all from there on.
-        end = int(last) if last else begin if first and not step else most
-        yield from range(begin, end + 1, int(step or 1))
 
 
 def _circles(specs: Mapping[str, RollupSpec]) -> Iterator[list[str]]:
