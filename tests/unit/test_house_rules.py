@@ -32,7 +32,7 @@ CONTRACTS = {
     (
         "lake-is-a-client",
         "source_modules",
-    ): "lake hive resources assets sensors definitions components",
+    ): "lake hive spark resources assets sensors definitions components",
     ("lake-is-a-client", "forbidden_modules"): "broker consumer allocator keyspace etcd",
     ("core-is-light", "source_modules"): _CORE,
     ("pure", "source_modules"): (
@@ -40,7 +40,7 @@ CONTRACTS = {
         "broker.append.events broker.append.fsm broker.crash.eviction broker.epochs broker.http.messages broker.http.rest_messages "
         "broker.replicate.pipeline_fsm broker.replicate.replica_fsm broker.replicate.synced "
         "client.store_plan consumer.recoverylog.fsm fragment.cover_set fragment.head_records fragment.retention lake.coverage lake.local_sql.json_values lake.local_sql.segments lake.planning lake.progress lake.retention lake.rollups.covers lake.rollups.lineage lake.rollups.planning "
-        "message.sequencer ops.host_guard sensors.turns sensors.waits testing.chaos.availability testing.chaos.logs testing.chaos.verdict "
+        "message.sequencer ops.host_guard sensors.turns sensors.waits spark.offsets spark.options spark.splits testing.chaos.availability testing.chaos.logs testing.chaos.verdict "
         "testing.checker"
     ),
     ("pb-edges", "allowed_importers"): "protocol client broker consumer testing",
