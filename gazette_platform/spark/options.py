@@ -60,6 +60,8 @@ _MODES: Final = {mode.lower(): mode for mode in ("permissive", "dropMalformed", 
 _PARTITION_BYTES: Final = 128 << 20
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _BYTES: Final = re.compile(r"\s*(\d{1,15})\s*([bkmgt]?)b?\s*\Z", re.IGNORECASE | re.ASCII)
+# Of a path: else it is the name of a journal, as `orders/part=0` is, or the folder of many.
+_SELECTS: Final = re.compile(r"[^/]*?[=:!(, ]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,11 +151,10 @@ class _Parser:
             )
             return ""
         text = self._given[said[0]]
-        if said[0] == "journal" or "=" not in text:
-            # Only a selector has this sign: names of journals have none before their last part.
-            if said[0] == "journal" or not text.endswith("/"):
-                return f"name={text}"
-            return f"name:prefix={text}"
+        if said[0] == "journal":
+            return f"name={text}"
+        if said[0] == "path" and not _SELECTS.match(text):
+            return f"name:prefix={text}" if text.endswith("/") else f"name={text}"
         try:
             LabelSelector.parse(text)
         except ValidationError as err:

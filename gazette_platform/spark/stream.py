@@ -10,11 +10,11 @@ from typing_extensions import override
 from gazette_platform.client import Client
 from gazette_platform.errors import ValidationError
 from gazette_platform.ops.side_by_side import side_by_side
+from gazette_platform.spark.batch import SpanPartition
 from gazette_platform.spark.offsets import INITIAL, begins_of, offset_of, positions_of, reach
 from gazette_platform.spark.planning import find_journals, place_of, splits_of
 from gazette_platform.spark.reading import read_spans
 from gazette_platform.spark.records import TEXTS
-from gazette_platform.spark.batch import SpanPartition
 from gazette_platform.spark.splits import Range
 
 if TYPE_CHECKING:

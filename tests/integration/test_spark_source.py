@@ -6,9 +6,9 @@ import json
 
 import pytest
 from lake_servers import plain_spark_session
+from spark_journals import bulk, create, json_lines
 
 from gazette_platform import (
-    Change,
     Client,
     ClientConfig,
     Flags,
@@ -16,8 +16,6 @@ from gazette_platform import (
     build_uuid,
     new_producer_id,
 )
-from gazette_platform.ops.durations import SECOND_NS
-from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from gazette_platform.spark import register
 from gazette_platform.testing.broker import BrokerServer
 
@@ -28,7 +26,6 @@ pytestmark = [
     # Sockets over which Spark gives rows are left to the garbage collector.
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]
-JSON = "application/x-ndjson"
 
 
 @pytest.fixture(scope="module")
@@ -64,36 +61,6 @@ def read(session, shared):
         return (reader.schema(schema) if schema else reader).load(selector)
 
     return read
-
-
-def create(client, prefix, *parts, content_type=JSON):
-    names = [f"{prefix}/{part}" for part in parts]
-    changes = [
-        Change(
-            JournalSpec(
-                name=name,
-                replication=1,
-                labels=LabelSet.of(("content-type", content_type)),
-                fragment=FragmentSpec(
-                    length=1 << 20,
-                    codec=CompressionCodec.GZIP,
-                    stores=("file:///",),
-                    refresh_interval_ns=SECOND_NS,
-                ),
-            )
-        )
-        for name in names
-    ]
-    client.apply(changes)
-    return names
-
-
-def lines(*rows):
-    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
-
-
-def bulk(first, count):
-    return lines(*({"n": n, "text": "é" * 20} for n in range(first, first + count)))
 
 
 def test_batch_without_schema_has_a_row_a_message_with_its_place(client, read, prefix):
@@ -173,7 +140,7 @@ def test_filters_decide_what_is_read_at_all(client, read, prefix, shared):
     next(shared.fragments.joinpath(a).rglob(f"{0:016x}-*")).write_bytes(b"damaged")
     found = everything.where(f"_journal = '{a}' AND _begin >= {seam}").collect()
     assert sorted(row.n for row in found) == [*range(100, 200)]
-    with pytest.raises(Exception, match="(?i)gzip|decompress|header|sha|damaged"):
+    with pytest.raises(Exception, match=r"(?i)gzip|decompress|header|digest"):
         everything.where(f"_journal = '{a}'").collect()
 
 
@@ -183,7 +150,7 @@ def test_committed_messages_come_once_and_without_acknowledgements(client, read,
 
     def framed(flags, tick=None, **fields):
         uuid = build_uuid(producer, tick or clock.tick(), flags)
-        return lines({"_meta": {"uuid": str(uuid)}, **fields})
+        return json_lines({"_meta": {"uuid": str(uuid)}, **fields})
 
     twice = framed(Flags.OUTSIDE_TXN, n=0)
     client.append(name, twice + twice + framed(Flags.CONTINUE_TXN, n=1))
