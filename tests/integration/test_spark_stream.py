@@ -9,13 +9,14 @@ from lake_servers import plain_spark_session
 from spark_journals import bulk, create, json_lines
 
 from gazette_platform import Client, ClientConfig
+from gazette_platform.embedded import tools
 from gazette_platform.spark import register
 from gazette_platform.testing.broker import BrokerServer
 
 pytestmark = [
     pytest.mark.etcd,
     pytest.mark.spark,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     # Sockets over which Spark gives rows are left to the garbage collector.
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]
@@ -35,8 +36,15 @@ def client(shared):
 
 
 @pytest.fixture(scope="module")
-def session(shared):
-    with plain_spark_session() as session:
+def session(shared, tmp_path_factory):
+    catalog = "spark.sql.catalog.ice"
+    iceberg = {
+        "spark.driver.extraClassPath": str(tools.iceberg_spark_runtime()),
+        catalog: "org.apache.iceberg.spark.SparkCatalog",
+        f"{catalog}.type": "hadoop",
+        f"{catalog}.warehouse": str(tmp_path_factory.mktemp("warehouse")),
+    }
+    with plain_spark_session(**iceberg) as session:
         register(session)
         yield session
 
@@ -60,8 +68,8 @@ class Sink:
         self._selector = selector
         self.fails_at = -1
 
-    def run(self, **trigger):
-        """One run of the query, to the end of its trigger. Returns: rows of each batch."""
+    def run(self, *, is_endless=False):
+        """One run of the query over all that there is now."""
 
         def write(rows, batch):
             if batch == self.fails_at:
@@ -69,6 +77,7 @@ class Sink:
                 raise RuntimeError("the sink is away")
             rows.write.mode("overwrite").json(str(self.folder / f"out/{batch:04d}"))
 
+        trigger = {"processingTime": "0 seconds"} if is_endless else {"availableNow": True}
         query = (
             self._reader.load(self._selector)
             .writeStream.foreachBatch(write)
@@ -77,7 +86,10 @@ class Sink:
             .start()
         )
         try:
-            query.awaitTermination(120)
+            if is_endless:
+                query.processAllAvailable()
+            else:
+                query.awaitTermination(120)
         finally:
             query.stop()
 
@@ -104,7 +116,7 @@ def test_query_that_is_stopped_and_started_again_has_each_message_once(
     [a] = create(client, prefix, "a")
     client.append(a, bulk(0, 300))
     sink = Sink(session, shared, f"name:prefix={prefix}/", tmp_path)
-    sink.run(availableNow=True)
+    sink.run()
     assert sink.numbers() == [*range(300)]
     # A journal comes up, and the sink fails amid the batch that has it: its offsets are noted by then.
     [b] = create(client, prefix, "b")
@@ -113,16 +125,16 @@ def test_query_that_is_stopped_and_started_again_has_each_message_once(
     client.flush(f"name={a}")
     sink.fails_at = 1
     with pytest.raises(Exception, match="the sink is away"):
-        sink.run(availableNow=True)
+        sink.run()
     assert sink.numbers() == [*range(300)]
     # What comes meanwhile is of the next batch, though fragments have closed.
     client.append(a, bulk(900, 100))
     client.flush(f"name:prefix={prefix}/")
-    sink.run(availableNow=True)
-    sink.run(availableNow=True)
+    sink.run()
+    sink.run()
     assert sink.numbers() == [*range(1000)]
     assert sorted(row[0] for row in sink.batches()[1]) == [*range(300, 900)]
-    sink.run(availableNow=True)  # with nothing new
+    sink.run()  # with nothing new
     assert sink.numbers() == [*range(1000)]
 
 
@@ -135,13 +147,12 @@ def test_batches_hold_no_more_than_told_and_end_between_messages(
     client.append(b, bulk(400, 200))
     limit = 12_000
     sink = Sink(session, shared, f"name:prefix={prefix}/", tmp_path, maxBytesPerTrigger=str(limit))
+    sink.run()
+    assert len(sink.batches()) == 1  # so it is with this trigger
+    sink.run(is_endless=True)
+    client.append(b, bulk(600, 50))
+    sink.run(is_endless=True)
     total = client.write_head(a) + client.write_head(b)
-    for run in range(total // limit + 4):
-        sink.run(availableNow=True)
-        if run == 1:
-            client.append(b, bulk(600, 50))
-        if sink.numbers() == [*range(650)]:
-            break
     batches = sink.batches()
     assert sink.numbers() == [*range(650)]
     sizes = [sum(end - begin for _, _, begin, end in batch) for batch in batches]
@@ -155,15 +166,48 @@ def test_latest_begins_behind_what_there_is(session, shared, client, prefix, tmp
     sink = Sink(session, shared, f"name={a}", tmp_path, startingOffsets="latest")
     sink.fails_at = 0
     with pytest.raises(Exception, match="the sink is away"):
-        sink.run(availableNow=True)
+        sink.run()
     # The place was noted, and is not asked for anew.
     client.append(a, json_lines({"n": 10}))
     for _ in range(2):
-        sink.run(availableNow=True)
+        sink.run()
     assert sink.numbers() == [10]
+
+
+def test_table_of_iceberg_has_a_batch_once_that_is_done_again(
+    session, shared, client, prefix, tmp_path
+):
+    [a] = create(client, prefix, "a")
+    session.sql("CREATE TABLE ice.db.numbers (n bigint) USING iceberg")
+
+    def run():
+        rows = session.readStream.format("gazette").schema("n bigint")
+        rows = rows.options(broker=shared.address, fileRoot=str(shared.fragments))
+        writing = rows.load(f"name={a}").writeStream.format("iceberg")
+        writing = writing.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
+        query = writing.toTable("ice.db.numbers")
+        try:
+            query.awaitTermination(120)
+        finally:
+            query.stop()
+        return sorted(row.n for row in session.table("ice.db.numbers").collect())
+
+    client.append(a, bulk(0, 100))
+    assert run() == [*range(100)]
+    client.append(a, bulk(100, 100))
+    assert run() == [*range(200)]
+    # As if the driver had died between the table's commit and the query's own.
+    commits = tmp_path / "commits"
+    last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
+    for name in (f"{last}", f".{last}.crc"):
+        (commits / name).unlink(missing_ok=True)
+    client.append(a, bulk(200, 100))
+    run()
+    assert (commits / f"{last}").exists()
+    assert run() == [*range(300)]
 
 
 def test_committed_is_of_batches_only(session, shared, prefix, tmp_path):
     sink = Sink(session, shared, f"name={prefix}", tmp_path, committed="true")
     with pytest.raises(Exception, match="committed: is of batches only"):
-        sink.run(availableNow=True)
+        sink.run()
