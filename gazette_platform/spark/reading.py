@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -12,6 +12,7 @@ from gazette_platform.client import Client
 from gazette_platform.client.direct import read_fragment
 from gazette_platform.client.loop_thread import next_or_none
 from gazette_platform.errors import DataError, Desynchronized, StoreError
+from gazette_platform.message.arrow_committed import Frames
 from gazette_platform.message.framing import FRAME_BYTES_MAX
 from gazette_platform.message.json_framing import JsonFraming
 from gazette_platform.message.reading import read_committed
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
 
     from gazette_platform.client import AsyncClient
-    from gazette_platform.message.framing import Decoder, Framing
+    from gazette_platform.message.framing import Framing
     from gazette_platform.spark.columns import Columns
     from gazette_platform.spark.options import SourceOptions
     from gazette_platform.spark.splits import Span
@@ -163,8 +164,8 @@ def _line_block(journal: str, begin: int, content: bytes) -> Block:
 
 def _frames(span: Span, pieces: Iterator[Piece], *, needs_uuid: bool) -> Iterator[Block]:
     """Blocks of frames of a content type whose records are no lines."""
-    framing = framing_of(span.content_type)
-    decoder: Decoder[Any] = framing.decoder()
+    framing = Frames(framing_of(span.content_type), unreadable=NO_UUID)
+    decoder = framing.decoder()
     begin = fed = span.begin
     for at, piece in pieces:
         if at != fed:
@@ -183,9 +184,9 @@ def _frames(span: Span, pieces: Iterator[Piece], *, needs_uuid: bool) -> Iterato
         for frame in frames:
             end += len(frame)
             ends.append(end)
-        uuids = (
-            [_text_of(_uuid_of(framing, decoder, each)) for each in frames] if needs_uuid else None
-        )
+        uuids: list[str | None] | None = None
+        if needs_uuid:
+            uuids = [_text_of(decoder.decode(frame).uuid) for frame in frames]
         yield _frame_block(span, [begin, *ends[:-1]], ends, frames, uuids)
         begin = end
     try:
@@ -212,55 +213,8 @@ def _frame_block(
     )
 
 
-def _uuid_of(framing: Framing[Any], decoder: Decoder[Any], frame: bytes) -> UuidParts:
-    """The UUID of a message; none, if it cannot be read."""
-    try:
-        return framing.uuid_of(decoder.decode(frame))
-    except (DataError, IndexError):
-        return NO_UUID
-
-
 def _text_of(uuid: UuidParts) -> str | None:
     return None if uuid == NO_UUID else str(build_uuid(*uuid))
-
-
-@final
-class _Kept:
-    """The `Unframing` of messages whose bytes are kept. What cannot be read has no UUID, so it is delivered."""
-
-    def __init__(self, framing: Framing[Any]) -> None:
-        self._framing = framing
-
-    @property
-    def content_type(self) -> str:
-        """See `Unframing`."""
-        return self._framing.content_type
-
-    def decoder(self) -> _KeptDecoder:
-        """See `Unframing`."""
-        return _KeptDecoder(self._framing)
-
-    def uuid_of(self, message: tuple[bytes, UuidParts]) -> UuidParts:
-        """See `Unframing`."""
-        return message[1]
-
-
-@final
-class _KeptDecoder:
-    def __init__(self, framing: Framing[Any]) -> None:
-        self._framing = framing
-        self._decoder: Decoder[Any] = framing.decoder()
-        self.feed = self._decoder.feed
-        self.end = self._decoder.end
-
-    @property
-    def held_bytes(self) -> int:
-        """See `Decoder`."""
-        return self._decoder.held_bytes
-
-    def decode(self, frame: bytes) -> tuple[bytes, UuidParts]:
-        """See `Decoder`."""
-        return frame, _uuid_of(self._framing, self._decoder, frame)
 
 
 async def _committed(
@@ -274,7 +228,7 @@ async def _committed(
         client,
         span.journal,
         span.begin,
-        framing=_Kept(framing),
+        framing=Frames(framing, unreadable=NO_UUID),
         end_offset=span.end,
         direct=True,
     )
@@ -290,8 +244,8 @@ async def _committed(
                     continue
                 begins.append(envelope.begin)
                 ends.append(envelope.end)
-                frames.append(envelope.message[0])
-                size += len(envelope.message[0])
+                frames.append(envelope.message.frame)
+                size += len(envelope.message.frame)
                 if uuids is not None:
                     uuids.append(_text_of(envelope.uuid))
             if size >= _BLOCK_BYTES:

@@ -16,6 +16,7 @@ from gazette_platform.testing.broker import BrokerServer
 pytestmark = [
     pytest.mark.etcd,
     pytest.mark.spark,
+    pytest.mark.slow,
     pytest.mark.timeout(600),
     # Sockets over which Spark gives rows are left to the garbage collector.
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
