@@ -60,10 +60,7 @@ def begins_of(start: Mapping[str, Any], end: Mapping[str, Any]) -> dict[str, int
     for name, begin in begins.items():
         reached = ends.get(name, -1)
         if reached < begin:
-            raise DataError(
-                f"{name}: the query has read up to offset {begin}, and the batch ends at {reached} (was the "
-                "journal deleted and made anew? begin with a new checkpoint)"
-            )
+            raise _is_shorter(name, begin, reached)
     return {name: begins.get(name, 0) for name in ends}
 
 
@@ -77,10 +74,15 @@ def reach(positions: Mapping[str, int], heads: Mapping[str, int], bytes_max: int
         heads: of the journals that there are.
         bytes_max: of all together; 0: no limit.
 
+    Raises: DataError: a journal ends before it was read to.
+
     >>> reach({"a": 10, "gone": 5}, {"a": 110, "new": 300}, 40)
     {'a': 20, 'gone': 5, 'new': 30}
     """
-    left = {name: max(0, head - positions.get(name, 0)) for name, head in heads.items()}
+    left = {name: head - positions.get(name, 0) for name, head in heads.items()}
+    for name, length in left.items():
+        if length < 0:
+            raise _is_shorter(name, positions[name], heads[name])
     total = sum(left.values())
     found = dict(positions)
     for name, length in left.items():
@@ -89,3 +91,10 @@ def reach(positions: Mapping[str, int], heads: Mapping[str, int], bytes_max: int
             share = length * bytes_max // total
         found[name] = positions.get(name, 0) + share
     return found
+
+
+def _is_shorter(name: str, begin: int, end: int) -> DataError:
+    return DataError(
+        f"{name}: the query has read up to offset {begin}, and it ends at {max(0, end)} (was it deleted and made "
+        "anew? begin with a new checkpoint)"
+    )

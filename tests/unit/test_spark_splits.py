@@ -119,17 +119,22 @@ HEADS = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 1000))
 
 
 @given(HEADS, HEADS, st.integers(0, 500))
-def test_batches_never_go_back_and_hold_no_more_than_told(positions, heads, bytes_max):
+def test_batches_never_go_back_and_hold_no_more_than_told(positions, more, bytes_max):
+    heads = {name: positions.get(name, 0) + length for name, length in more.items()}
     found = reach(positions, heads, bytes_max)
     assert found.keys() == positions.keys() | heads.keys()
     steps = {name: end - positions.get(name, 0) for name, end in found.items()}
     assert min(steps.values(), default=0) >= 0
-    left = {name: max(0, head - positions.get(name, 0)) for name, head in heads.items()}
-    assert all(step <= left.get(name, 0) for name, step in steps.items())
+    assert all(step <= more.get(name, 0) for name, step in steps.items())
     if bytes_max:
-        assert sum(steps.values()) <= max(bytes_max, 0)
+        assert sum(steps.values()) <= bytes_max
     else:
-        assert steps == {**dict.fromkeys(steps, 0), **left}
+        assert steps == {**dict.fromkeys(steps, 0), **more}
+
+
+def test_journal_that_is_shorter_than_it_was_read_to_is_an_error():
+    with pytest.raises(DataError, match="a: the query has read up to offset 10, and it ends at 4"):
+        reach({"a": 10, "b": 1}, {"a": 4, "b": 5}, 0)
 
 
 def test_first_batch_begins_where_its_end_says():
