@@ -36,7 +36,9 @@ VALUES = StructType([StructField("value", BinaryType()), StructField("_uuid", St
 @pytest.fixture(scope="module")
 def shared(etcd_server, tmp_path_factory):
     folder = tmp_path_factory.mktemp("broker")
-    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix="/test-spark-readers") as server:
+    prefix = "/test-spark-readers"
+    # A JVM beside it keeps it waiting for longer than most tests do.
+    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix=prefix, lease_s=30.0) as server:
         yield server
 
 

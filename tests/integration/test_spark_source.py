@@ -32,7 +32,9 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def shared(etcd_server, tmp_path_factory):
     folder = tmp_path_factory.mktemp("broker")
-    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix="/test-spark-source") as server:
+    prefix = "/test-spark-source"
+    # A JVM beside it keeps it waiting for longer than most tests do.
+    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix=prefix, lease_s=30.0) as server:
         yield server
 
 
