@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from gazette_platform.message.readers import CommittedReader
     from gazette_platform.message.selection import JournalSpan
 
-__all__ = ["CommittedBlocks"]
+__all__ = ["CommittedBlocks", "Framed", "Frames"]
 
 _ACK = int(Flags.ACK_TXN)
 
 
-class _Framed(NamedTuple):
+class Framed(NamedTuple):
     """A message as it lies in its journal."""
 
     frame: bytes
@@ -35,8 +35,9 @@ class _Framed(NamedTuple):
 class _FrameDecoder:
     """Looks into messages for their UUIDs, and keeps their bytes, for Arrow to parse."""
 
-    def __init__(self, framing: Framing[Any]) -> None:
+    def __init__(self, framing: Framing[Any], unreadable: UuidParts | None) -> None:
         self._uuid_of = framing.uuid_of
+        self._unreadable = unreadable
         self._decoder: Decoder[Any] = framing.decoder()
         self.feed = self._decoder.feed
         self.end = self._decoder.end
@@ -46,17 +47,27 @@ class _FrameDecoder:
         """See `Decoder`."""
         return self._decoder.held_bytes
 
-    def decode(self, frame: bytes) -> _Framed:
+    def decode(self, frame: bytes) -> Framed:
         """See `Decoder`."""
-        return _Framed(frame, self._uuid_of(self._decoder.decode(frame)))
+        try:
+            return Framed(frame, self._uuid_of(self._decoder.decode(frame)))
+        except (DataError, IndexError):
+            if self._unreadable is None:
+                raise
+            return Framed(frame, self._unreadable)
 
 
 @final
-class _Frames:
-    """The `Unframing` of messages whose bytes are kept."""
+class Frames:
+    """The `Unframing` of messages whose bytes are kept.
 
-    def __init__(self, framing: Framing[Any]) -> None:
+    Args:
+        unreadable: the UUID of messages that cannot be read, with which they are given; None: they are errors.
+    """
+
+    def __init__(self, framing: Framing[Any], *, unreadable: UuidParts | None = None) -> None:
         self._framing = framing
+        self._unreadable = unreadable
 
     @property
     def content_type(self) -> str:
@@ -65,9 +76,9 @@ class _Frames:
 
     def decoder(self) -> _FrameDecoder:
         """See `Unframing`."""
-        return _FrameDecoder(self._framing)
+        return _FrameDecoder(self._framing, self._unreadable)
 
-    def uuid_of(self, message: _Framed) -> UuidParts:
+    def uuid_of(self, message: Framed) -> UuidParts:
         """See `Unframing`."""
         return message.uuid
 
@@ -103,7 +114,7 @@ class CommittedBlocks:
         self._client = client
         self._enough_bytes = block_bytes if span.end is not None else 1
         self._direct = direct
-        self._reader: CommittedReader[_Framed] | None = None
+        self._reader: CommittedReader[Framed] | None = None
         self._begin = span.begin
         self._frames: list[bytes] = []
         self._frames_bytes = 0
@@ -145,14 +156,14 @@ class CommittedBlocks:
         frames, self._frames, self._frames_bytes = self._frames, [], 0
         return self._begin, b"".join(frames)
 
-    async def _open(self) -> CommittedReader[_Framed]:
+    async def _open(self) -> CommittedReader[Framed]:
         span = self.span
         return await read_committed(
             self._client,
             span.journal,
             span.begin,
             checkpoint=self.checkpoint,
-            framing=_Frames(framing_of_labels(span.labels)),
+            framing=Frames(framing_of_labels(span.labels)),
             block=span.end is None,
             end_offset=span.end or 0,
             direct=self._direct,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.message.selection import JournalSpan
 
-__all__ = ["ArrowParser", "arrow_parser", "cut_csv"]
+__all__ = ["ArrowParser", "arrow_parser", "check_depth", "cut_csv"]
 
 # Of values of JSON within each other. Arrow's work grows with the square: 10,000 take it minutes.
 _DEPTH_MAX = 500
@@ -82,7 +82,7 @@ class _JsonParser:
             return []
         if _NULL_FIRST.match(content):
             raise DataError(_why_no_table(content, ValueError("null is no JSON object")))
-        _check_depth(content)
+        check_depth(content)
         try:
             table = self._json.read_json(
                 pa.BufferReader(content),
@@ -112,7 +112,7 @@ def _why_no_table(content: bytes, error: Exception) -> str:
     )
 
 
-def _check_depth(content: bytes) -> None:
+def check_depth(content: bytes) -> None:
     """Raises: DataError: a line of JSON may hold values deeper within each other than `_DEPTH_MAX`."""
     brackets = content.translate(None, _NO_BRACKETS)
     # Each pass takes the innermost away, and leaves those that stand in texts.

@@ -8,8 +8,10 @@ import subprocess
 import time
 import warnings
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gazette_platform import lake
 from gazette_platform.embedded import tools
 from gazette_platform.embedded.metastore import metastore_component
 from gazette_platform.embedded.ports import choose_ports
@@ -17,17 +19,16 @@ from gazette_platform.embedded.trino import trino_components
 from gazette_platform.errors import SetupError
 from gazette_platform.lake import LakeSettings
 from gazette_platform.lake.s3 import S3Access
-from gazette_platform.lake.spark import start_session
+from gazette_platform.lake.spark import open_session, start_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
     from gazette_platform.embedded.component import Component
 
-__all__ = ["lake_servers", "running", "spark_session"]
+__all__ = ["lake_servers", "plain_spark_session", "running", "spark_session"]
 
 _LOG_LINES = 40
 
@@ -125,10 +126,36 @@ def lake_servers(
 @contextmanager
 def spark_session(settings: LakeSettings) -> Iterator[SparkSession]:
     """A Spark session on the lake; its JVM ends with the scope."""
+    os.environ["JAVA_HOME"] = str(tools.java(21))
+    with _ending(start_session(settings)) as session:
+        yield session
+
+
+@contextmanager
+def plain_spark_session(**properties: str) -> Iterator[SparkSession]:
+    """A Spark session of two threads that knows of no lake; its JVM ends with the scope."""
+    os.environ["JAVA_HOME"] = str(tools.java(21))
+    logging = Path(lake.__file__).with_name("log4j2.properties")
+    configuration = {
+        "spark.master": "local[2]",
+        "spark.driver.memory": "1g",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{logging}",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "1",
+    }
+    with _ending(open_session(configuration | properties)) as session:
+        yield session
+
+
+@contextmanager
+def _ending(session: SparkSession) -> Iterator[SparkSession]:
+    """Stop the session, and its JVM."""
     from pyspark import SparkContext
 
-    os.environ["JAVA_HOME"] = str(tools.java(21))
-    session = start_session(settings)
     try:
         yield session
     finally:

@@ -136,7 +136,7 @@ def test_every_module_of_the_larger_packages_is_on_the_map():
     told = set(re.findall(r"`([\w/]+)`", page[page.index("## Where things are") :]))
     packages = (
         "broker", "client", "message", "stores",
-        "hive", "lake", "resources", "assets", "sensors",
+        "hive", "lake", "spark", "resources", "assets", "sensors",
     )  # fmt: skip
     folders = [ROOT / "gazette_platform" / name for name in packages]
     modules = {path.stem for folder in folders for path in folder.rglob("*.py")}

@@ -32,7 +32,7 @@ CONTRACTS = {
     (
         "lake-is-a-client",
         "source_modules",
-    ): "lake hive resources assets sensors definitions components",
+    ): "lake hive spark resources assets sensors definitions components",
     ("lake-is-a-client", "forbidden_modules"): "broker consumer allocator keyspace etcd",
     ("core-is-light", "source_modules"): _CORE,
     ("pure", "source_modules"): (
@@ -42,7 +42,7 @@ CONTRACTS = {
         "client.store_plan consumer.recoverylog.fsm fragment.cover_set fragment.head_records fragment.retention lake.coverage lake.local_sql.json_values lake.planning lake.progress lake.retention lake.rollups.covers lake.rollups.lineage lake.rollups.planning lake.segments "
         "lake.typed.columns lake.typed.evolution lake.typed.iceberg_types lake.typed.json_schema "
         "lake.typed.partitions lake.typed.ranges lake.typed.screening lake.typed.spec lake.typed.state lake.typed.typed_columns "
-        "message.sequencer ops.host_guard sensors.turns sensors.waits testing.chaos.availability testing.chaos.logs testing.chaos.verdict "
+        "message.sequencer ops.host_guard sensors.turns sensors.waits spark.offsets spark.options spark.splits testing.chaos.availability testing.chaos.logs testing.chaos.verdict "
         "testing.checker"
     ),
     ("pb-edges", "allowed_importers"): "protocol client broker consumer testing",

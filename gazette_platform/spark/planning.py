@@ -1,0 +1,134 @@
+"""What the driver asks brokers: which journals there are, how far they reach, and who holds what of them."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from gazette_platform.errors import OffsetJump, ValidationError
+from gazette_platform.message.registry import framing_of_labels
+from gazette_platform.ops.side_by_side import side_by_side
+from gazette_platform.spark.splits import Bounds, Range, Span, pack, plan_range
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from gazette_platform.client import AsyncClient, JournalListing
+    from gazette_platform.spark.options import Place, SourceOptions
+
+__all__ = ["Journals", "find_journals", "place_of", "ranges_of_batch", "splits_of"]
+
+_log = logging.getLogger(__name__)
+
+_AT_A_TIME: Final = 16
+# Of signed URLs: a task that begins later reads through brokers.
+_URL_TTL_S: Final = 3600.0
+
+Journals = dict[str, tuple[str, int]]
+"""Content type and write head of each journal, by name."""
+
+
+async def find_journals(client: AsyncClient, options: SourceOptions) -> Journals:
+    """The journals that match now.
+
+    Raises: ValidationError: one has no content type of messages. TransportError. Cancellation: safe.
+    """
+    found = await client.list(options.selector)
+    # Of one that is fully suspended nothing is stored.
+    served: list[JournalListing] = [j for j in found if not j.spec.is_fully_suspended]
+    heads = await client.write_heads(served)
+    journals: Journals = {}
+    for journal in served:
+        try:
+            content_type = framing_of_labels(journal.spec.labels).content_type
+        except ValidationError as err:
+            raise err.within(journal.name) from err
+        journals[journal.name] = (content_type, heads[journal.name])
+    return journals
+
+
+async def place_of(
+    client: AsyncClient, place: Place, journals: Journals, side: str
+) -> dict[str, int]:
+    """Where reading begins or ends in each journal. One that offsets do not name is read whole.
+
+    Args:
+        side: for errors, ``starting`` or ``ending``.
+
+    Raises: ValidationError: an offset is of no such journal, or lies behind its head. SavepointNotFound.
+    """
+    heads = {name: head for name, (_, head) in journals.items()}
+    if place.word:
+        return heads if place.word == "latest" else dict.fromkeys(heads, 0)
+    given: Mapping[str, int] = place.offsets
+    if place.savepoint:
+        named = (await client.get_savepoint(place.savepoint)).offsets
+        given = {name: offset for name, offset in named.items() if name in heads}
+    wrong = sorted(given.keys() - heads.keys())
+    if wrong:
+        raise ValidationError(
+            f"names {', '.join(wrong)}, which the selector does not match", path=f"{side}Offsets"
+        )
+    for name, offset in given.items():
+        if offset > heads[name]:
+            raise ValidationError(
+                f"{name}: {offset} is behind the write head, {heads[name]}", path=f"{side}Offsets"
+            )
+    others = heads if side == "ending" else dict.fromkeys(heads, 0)
+    return {**others, **given}
+
+
+async def ranges_of_batch(client: AsyncClient, options: SourceOptions) -> list[Range]:
+    """What a batch reads of each journal.
+
+    Raises: ValidationError: no journal matches; and as `find_journals` and `place_of`. Cancellation: safe.
+    """
+    journals = await find_journals(client, options)
+    if not journals:
+        raise ValidationError(
+            f"no journal with content matches {options.selector} (write it as name=a/journal, or "
+            "name:prefix=a/ for all below; `gazctl journals list` shows which there are)"
+        )
+    begins = await place_of(client, options.starting, journals, "starting")
+    ends = await place_of(client, options.ending, journals, "ending")
+    return [
+        Range(journal=name, content_type=kind, begin=begins[name], end=ends[name])
+        for name, (kind, _) in sorted(journals.items())
+    ]
+
+
+async def splits_of(
+    client: AsyncClient,
+    options: SourceOptions,
+    ranges: Iterable[Range],
+    bounds: Bounds | None = None,
+) -> list[tuple[Span, ...]]:
+    """Splits of ranges, each byte that somebody holds in one of them.
+
+    What was pruned before a journal's first byte is passed over where its range begins at 0.
+
+    Raises: OffsetJump: nobody holds a part of it, and `onJump` is ``raise``. TransportError.
+        Cancellation: safe.
+    """
+    bounds = bounds or Bounds()
+    wanted = [one for one in ranges if one.begin < one.end and bounds.takes_journal(one.journal)]
+
+    async def spans_of(one: Range) -> Sequence[Span]:
+        listed = await client.fragments(one.journal, ttl_s=_URL_TTL_S)
+        plan = plan_range(one, listed)
+        for begin, end in plan.holes:
+            if begin > 0 and options.on_jump == "raise":
+                raise OffsetJump(one.journal, begin, end)
+            _log.info("%s: content from offset %d to %d is gone", one.journal, begin, end)
+        if not options.committed:
+            return plan.spans
+        # What is committed depends on all that came before: one task reads it in order.
+        first = plan.spans[0].begin if plan.spans else one.end
+        whole = Span(journal=one.journal, content_type=one.content_type, begin=first, end=one.end)
+        return [whole] if first < one.end else []
+
+    found = await side_by_side(spans_of, wanted, at_a_time=_AT_A_TIME)
+    if options.committed:
+        return [(span,) for spans in found for span in spans]
+    kept = [span for spans in found for span in spans if bounds.takes_span(span)]
+    return pack(kept, options.partition_bytes_max)

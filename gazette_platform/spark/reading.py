@@ -1,0 +1,258 @@
+"""What a task reads: content of spans, as blocks of whole records."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+from gazette_platform.client import Client
+from gazette_platform.client.direct import read_fragment
+from gazette_platform.client.loop_thread import next_or_none
+from gazette_platform.errors import DataError, Desynchronized, StoreError
+from gazette_platform.message.arrow_committed import Frames
+from gazette_platform.message.framing import FRAME_BYTES_MAX
+from gazette_platform.message.json_framing import JsonFraming
+from gazette_platform.message.reading import read_committed
+from gazette_platform.message.registry import framing_of
+from gazette_platform.message.uuid import NO_UUID, Flags, UuidParts, build_uuid
+from gazette_platform.spark.records import JSON, TEXTS, Block, Records
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator, Sequence
+
+    from gazette_platform.client import AsyncClient
+    from gazette_platform.message.framing import Framing
+    from gazette_platform.spark.columns import Columns
+    from gazette_platform.spark.options import SourceOptions
+    from gazette_platform.spark.splits import Span
+
+__all__ = ["read_spans"]
+
+_log = logging.getLogger(__name__)
+
+# Where Arrow is fastest: smaller ones cost more calls, larger ones are refused for one bad record.
+_BLOCK_BYTES: Final = 1 << 20
+_ACK: Final = int(Flags.ACK_TXN)
+
+Piece = tuple[int, bytes]
+
+
+def read_spans(
+    spans: Sequence[Span], options: SourceOptions, columns: Columns
+) -> Iterator[pa.RecordBatch]:
+    """The records of spans, in order, as batches of `columns.schema`.
+
+    Memory: some blocks of 1 MiB, or the longest record, and what is fetched ahead of them.
+
+    Raises: OffsetJump: content is gone. DataError: it is damaged, or in mode `failFast` a record is not of
+        the schema. ValidationError: columns are asked for that records of such a content type do not have.
+    """
+    makers: dict[str, Records] = {}
+    with Client(options.config) as client:
+        for span in spans:
+            records = makers.get(span.content_type)
+            if records is None:
+                records = makers[span.content_type] = Records(
+                    span.content_type, columns, uuid_path=options.uuid, mode=options.mode
+                )
+            for block in _blocks(client, span, options, needs_uuid=columns.asks_for("_uuid")):
+                yield from records.batches(block)
+
+
+def _blocks(
+    client: Client, span: Span, options: SourceOptions, *, needs_uuid: bool
+) -> Iterator[Block]:
+    if options.committed:
+        source = _committed(client.asynchronous, span, options, needs_uuid=needs_uuid)
+        try:
+            while (block := client.run(next_or_none(source))) is not None:
+                yield block
+        finally:
+            client.run(source.aclose())
+        return
+    pieces = _iterate(client, _content(client.asynchronous, span, options))
+    if span.content_type in TEXTS:
+        yield from _lines(span.journal, pieces)
+    else:
+        yield from _frames(span, pieces, needs_uuid=needs_uuid)
+
+
+def _iterate(client: Client, source: AsyncGenerator[Piece, None]) -> Iterator[Piece]:
+    try:
+        while (piece := client.run(next_or_none(source))) is not None:
+            yield piece
+    finally:
+        client.run(source.aclose())
+
+
+async def _content(
+    client: AsyncClient, span: Span, options: SourceOptions
+) -> AsyncGenerator[Piece, None]:
+    """Content of a span with its offsets: from the store, and from where that fails on, from brokers."""
+    at = span.begin
+    if span.listing is not None and span.listing.signed_url:
+        pieces = read_fragment(
+            span.listing.fragment,
+            span.listing.signed_url,
+            offset=span.begin,
+            file_root=options.config.file_root,
+        )
+        try:
+            async for piece in pieces:
+                # Read to its end, though the span may end before: the digest of all is checked there.
+                if cut := bytes(piece[: span.end - at]):
+                    yield at, cut
+                    at += len(cut)
+        except StoreError as err:
+            # Pruned since it was listed, or a store that only brokers reach.
+            _log.debug("%s from %d on is read through brokers: %s", span.journal, at, err)
+        finally:
+            await pieces.aclose()
+    if at >= span.end:
+        return
+    reader = client.read(span.journal, at, end_offset=span.end, on_jump=options.on_jump)
+    try:
+        async for served in reader:
+            yield reader.offset - len(served), bytes(served)
+    finally:
+        await reader.aclose()
+
+
+def _lines(journal: str, pieces: Iterator[Piece]) -> Iterator[Block]:
+    """Blocks of whole lines. What stands behind the last newline is a record, too."""
+    begin, size, wanted = 0, 0, _BLOCK_BYTES
+    held: list[bytes] = []
+    for at, piece in pieces:
+        if at != begin + size:  # the first one, or what lies between is gone
+            if size:
+                yield _line_block(journal, begin, b"".join(held))
+            begin, size, held = at, 0, []
+        held.append(piece)
+        size += len(piece)
+        if size < wanted:
+            continue
+        whole = b"".join(held)
+        cut = whole.rfind(b"\n") + 1
+        if not cut:
+            if size > FRAME_BYTES_MAX:
+                raise Desynchronized(
+                    f"{journal}: no line ends within {size} bytes behind offset {begin} (is its "
+                    "content-type right?)"
+                )
+            # Looked at again when there is twice as much: else a long line costs the square of its length.
+            held, wanted = [whole], 2 * size
+            continue
+        yield _line_block(journal, begin, whole[:cut])
+        held, begin, size, wanted = [whole[cut:]], begin + cut, size - cut, _BLOCK_BYTES
+    if rest := b"".join(held):
+        yield _line_block(journal, begin, rest)
+
+
+def _line_block(journal: str, begin: int, content: bytes) -> Block:
+    end = begin + len(content)
+    if not content.endswith(b"\n"):
+        content += b"\n"
+    lines = pc.split_pattern(pa.array([content], pa.large_binary()), "\n").flatten()
+    lengths = pc.add(pc.binary_length(lines.slice(0, len(lines) - 1)), 1)
+    ends = pc.add(pc.cumulative_sum(lengths.cast(pa.int64())), begin)
+    begins = pc.subtract(ends, lengths.cast(pa.int64()))
+    return Block(journal, content, begins, pc.min_element_wise(ends, pa.scalar(end, pa.int64())))
+
+
+def _frames(span: Span, pieces: Iterator[Piece], *, needs_uuid: bool) -> Iterator[Block]:
+    """Blocks of frames of a content type whose records are no lines."""
+    framing = Frames(framing_of(span.content_type), unreadable=NO_UUID)
+    decoder = framing.decoder()
+    begin = fed = span.begin
+    for at, piece in pieces:
+        if at != fed:
+            decoder, begin = framing.decoder(), at
+        fed = at + len(piece)
+        frames = decoder.feed(piece)
+        if not frames:
+            if decoder.held_bytes > FRAME_BYTES_MAX + _BLOCK_BYTES:
+                raise Desynchronized(
+                    f"{span.journal}: no message ends within {decoder.held_bytes} bytes behind offset "
+                    f"{begin} (is its content-type {span.content_type}?)"
+                )
+            continue
+        ends: list[int] = []
+        end = begin
+        for frame in frames:
+            end += len(frame)
+            ends.append(end)
+        uuids: list[str | None] | None = None
+        if needs_uuid:
+            uuids = [_text_of(decoder.decode(frame).uuid) for frame in frames]
+        yield _frame_block(span, [begin, *ends[:-1]], ends, frames, uuids)
+        begin = end
+    try:
+        decoder.end()
+    except DataError as err:
+        raise DataError(f"{span.journal}: behind offset {begin}: {err}") from err
+
+
+def _frame_block(
+    span: Span,
+    begins: list[int],
+    ends: list[int],
+    frames: list[bytes],
+    uuids: list[str | None] | None,
+) -> Block:
+    is_text = span.content_type in TEXTS
+    return Block(
+        span.journal,
+        b"".join(frames) if is_text else b"",
+        pa.array(begins, pa.int64()),
+        pa.array(ends, pa.int64()),
+        None if is_text else frames,
+        uuids,
+    )
+
+
+def _text_of(uuid: UuidParts) -> str | None:
+    return None if uuid == NO_UUID else str(build_uuid(*uuid))
+
+
+async def _committed(
+    client: AsyncClient, span: Span, options: SourceOptions, *, needs_uuid: bool
+) -> AsyncGenerator[Block, None]:
+    """Committed messages of a span, each once, without ACKs, in blocks."""
+    framing: Framing[Any] = framing_of(span.content_type)
+    if span.content_type == JSON:
+        framing = JsonFraming(uuid_field=".".join(options.uuid))
+    reader = await read_committed(
+        client,
+        span.journal,
+        span.begin,
+        framing=Frames(framing, unreadable=NO_UUID),
+        end_offset=span.end,
+        direct=True,
+    )
+    begins: list[int] = []
+    ends: list[int] = []
+    frames: list[bytes] = []
+    uuids: list[str | None] | None = [] if needs_uuid else None
+    size = 0
+    try:
+        async for batch in reader:
+            for envelope in batch:
+                if envelope.uuid.flags == _ACK and envelope.uuid.clock:
+                    continue
+                begins.append(envelope.begin)
+                ends.append(envelope.end)
+                frames.append(envelope.message.frame)
+                size += len(envelope.message.frame)
+                if uuids is not None:
+                    uuids.append(_text_of(envelope.uuid))
+            if size >= _BLOCK_BYTES:
+                yield _frame_block(span, begins, ends, frames, uuids)
+                begins, ends, frames, size = [], [], [], 0
+                uuids = [] if needs_uuid else None
+        if frames:
+            yield _frame_block(span, begins, ends, frames, uuids)
+    finally:
+        await reader.aclose()

@@ -1,0 +1,269 @@
+"""Blocks of records as the record batches that Spark gets."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol, final
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+from pyarrow import csv as arrow_csv
+
+from gazette_platform.errors import DataError, ValidationError
+from gazette_platform.spark.json_records import JsonRecords, RefusedError, json_uuids
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gazette_platform.spark.columns import Columns
+    from gazette_platform.spark.options import Mode
+
+__all__ = ["CSV", "JSON", "TEXTS", "Block", "Records"]
+
+JSON: Final = "application/x-ndjson"
+CSV: Final = "text/csv"
+TEXTS: Final = (JSON, CSV)
+"""Content types whose records are lines."""
+
+_UUID: Final = re.compile(rb"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\Z")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Records of a journal, in order."""
+
+    journal: str
+    content: bytes
+    """All of them; of texts each ends with a newline."""
+    begins: pa.Int64Array
+    """Byte offset of each."""
+    ends: pa.Int64Array
+    """Byte offset behind each."""
+    frames: Sequence[bytes] | None = None
+    """Each of them, of content that is no text."""
+    uuids: Sequence[str | None] | None = None
+    """Those that are known already."""
+
+    def lines(self) -> list[bytes]:
+        """Each record, of texts without its newline."""
+        return list(self.frames) if self.frames is not None else self.content.split(b"\n")[:-1]
+
+
+class _Parser(Protocol):
+    def fit(self, content: bytes) -> pa.Table:
+        """All lines as columns. Raises: RefusedError."""
+        ...
+
+    def may_be_good(self, line: bytes) -> bool:
+        """Whether a line is worth being tried among others."""
+        ...
+
+
+@final
+class Records:
+    """Makes record batches of blocks of one content type. Not for several threads.
+
+    Args:
+        uuid_path: keys that lead to the UUID of a JSON record.
+        mode: what becomes of records that are not of the schema.
+
+    Raises: ValidationError: columns are asked for by name, of records that have no names.
+    """
+
+    def __init__(
+        self, content_type: str, columns: Columns, *, uuid_path: tuple[str, ...], mode: Mode
+    ) -> None:
+        self._type = content_type
+        self._columns = columns
+        self._path = uuid_path
+        self._mode = mode
+        self._parser: _Parser | None = None
+        if columns.data.names:
+            self._parser = _parser(content_type, columns.data)
+
+    def batches(self, block: Block) -> list[pa.RecordBatch]:
+        """A block as batches of the schema that was asked for, in order.
+
+        Raises: DataError: in mode `failFast`, a record is not of the schema.
+        """
+        if self._parser is None:
+            lines = block.lines()
+            # Blank lines are no records, as elsewhere in Spark.
+            kept = [at for at, line in enumerate(lines) if block.frames is not None or line.strip()]
+            return self._assembled(block, lines, kept, None, [])
+        try:
+            table = self._parser.fit(block.content)
+        except RefusedError as err:
+            kept, tables, bad = self._sift(block, err)
+            table = pa.concat_tables([self._columns.data.empty_table(), *tables])
+            return self._assembled(block, block.lines(), kept, table, bad)
+        return self._assembled(block, None, range(len(block.begins)), table, [])
+
+    def _sift(
+        self, block: Block, refusal: RefusedError
+    ) -> tuple[list[int], list[pa.Table], list[int]]:
+        """The places of good lines, these lines as columns, and the places of bad ones."""
+        assert self._parser is not None
+        good: list[tuple[int, bytes]] = []
+        bad: list[int] = []
+        for at, line in enumerate(block.lines()):
+            text = line.strip(b" \t\r") + b"\n"
+            if text == b"\n":
+                continue
+            if self._parser.may_be_good(text) or self._fits(text):
+                good.append((at, text))
+            else:
+                bad.append(at)
+        tables: list[pa.Table] = []
+        kept: list[int] = []
+        waiting = [good] if good else []
+        while waiting:
+            part = waiting.pop()
+            try:
+                tables.append(self._parser.fit(b"".join(text for _, text in part)))
+                kept += [at for at, _ in part]
+            except RefusedError as err:
+                refusal = err
+                if len(part) == 1:
+                    bad.append(part[0][0])
+                    continue
+                middle = len(part) // 2
+                waiting += [part[middle:], part[:middle]]
+        if bad and self._mode == "failFast":
+            at = min(bad)
+            raise DataError(
+                f"{block.journal}: the record at offset {block.begins[at].as_py()} is not of the schema: "
+                f"{self._why(block.lines()[at], refusal)} (mode=permissive makes a row of NULLs of it)"
+            )
+        return kept, tables, sorted(bad) if self._mode == "permissive" else []
+
+    def _fits(self, line: bytes) -> bool:
+        assert self._parser is not None
+        try:
+            self._parser.fit(line)
+        except RefusedError:
+            return False
+        return True
+
+    def _why(self, line: bytes, refusal: RefusedError) -> str:
+        assert self._parser is not None
+        try:
+            self._parser.fit(line.strip(b" \t\r") + b"\n")
+        except RefusedError as err:
+            return str(err)
+        return str(refusal)
+
+    def _assembled(
+        self,
+        block: Block,
+        lines: list[bytes] | None,
+        kept: Sequence[int],
+        table: pa.Table | None,
+        bad: Sequence[int],
+    ) -> list[pa.RecordBatch]:
+        """Rows of the records `kept`, whose columns are `table`, and of `bad` ones, in order of the journal."""
+        places = pa.array([*kept, *bad], pa.int64())
+        arrays: list[pa.Array] = []
+        taken: list[bytes] | None = None
+        for field in self._columns.schema:
+            if table is not None and field.name in self._columns.data.names:
+                column = table.column(field.name).combine_chunks()
+                if bad:
+                    column = pa.concat_arrays([column, pa.nulls(len(bad), field.type)])
+            else:
+                column = self._placed(field.name, block, places)
+            if column is None:
+                if taken is None:
+                    rows = lines if lines is not None else block.lines()
+                    taken = [rows[at] for at in (*kept, *bad)]
+                column = self._raw(field, taken, len(kept))
+            arrays.append(column)
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self._columns.schema)
+        if bad and kept:
+            batch = batch.take(pc.sort_indices(places))
+        return [batch] if batch.num_rows else []
+
+    def _placed(self, name: str, block: Block, places: pa.Int64Array) -> pa.Array | None:
+        """A column of where messages lie; None: it is made of what they are."""
+        if name == "_journal":
+            return pa.repeat(block.journal, len(places))
+        if name == "_begin":
+            return block.begins.take(places)
+        if name == "_end":
+            return block.ends.take(places)
+        if name == "_uuid" and block.uuids is not None:
+            return pa.array([block.uuids[at] for at in places.to_pylist()], pa.string())
+        return None
+
+    def _raw(self, field: pa.Field, lines: list[bytes], good: int) -> pa.Array:
+        """`value`, `_uuid` or `_corrupt` of lines, of which the first `good` are good ones."""
+        if field.name == "_uuid":
+            return self._uuids(lines)
+        if field.name != "_corrupt":
+            return pa.array(lines, field.type)
+        bad: list[bytes | None] = [None] * good
+        bad += [line.removesuffix(b"\r") for line in lines[good:]]
+        if field.type == pa.binary():
+            return pa.array(bad, field.type)
+        return pa.array([one and one.decode("utf-8", "replace") for one in bad], field.type)
+
+    def _uuids(self, lines: list[bytes]) -> pa.Array:
+        if self._type == JSON:
+            return json_uuids(lines, self._path)
+        firsts = (line.partition(b",")[0].strip(b'"\r') for line in lines)
+        texts = [first.decode() if _UUID.match(first) else None for first in firsts]
+        return pa.array(texts, pa.string())
+
+
+def _parser(content_type: str, schema: pa.Schema) -> _Parser:
+    if content_type == JSON:
+        return JsonRecords(schema)
+    if content_type == CSV:
+        return _CsvRecords(schema)
+    raise ValidationError(
+        f"columns {', '.join(schema.names)} are asked for, and only records of {JSON} and {CSV} have "
+        f"any (these are of {content_type}: ask for `value binary`)"
+    )
+
+
+@final
+class _CsvRecords:
+    """Each line is a record of RFC 4180, as in raw tables, whose fields are columns by their places."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+
+    def fit(self, content: bytes) -> pa.Table:
+        """See `_Parser`."""
+        if content.count(b"\r") != content.count(b"\r\n"):
+            raise RefusedError("a carriage return stands within a record")
+        # Of the last line Arrow takes one that is left open.
+        if b'"' in content and not all(map(self.may_be_good, content.split(b"\n"))):
+            raise RefusedError("a quote is left open")
+        try:
+            table = arrow_csv.read_csv(
+                pa.BufferReader(content),
+                read_options=arrow_csv.ReadOptions(
+                    use_threads=False,
+                    block_size=len(content) + 1,
+                    column_names=self._schema.names,
+                ),
+                convert_options=arrow_csv.ConvertOptions(
+                    column_types={field.name: field.type for field in self._schema},
+                    null_values=[""],
+                    strings_can_be_null=True,
+                    quoted_strings_can_be_null=False,
+                ),
+            )
+        except pa.ArrowException as err:
+            raise RefusedError(str(err)) from err
+        # It passes over blank lines, and may take several with a quote that is open for one.
+        if table.num_rows != content.count(b"\n"):
+            raise RefusedError("it is not one record")
+        return table.combine_chunks().cast(self._schema)
+
+    def may_be_good(self, line: bytes) -> bool:
+        """See `_Parser`."""
+        return line.count(b'"') % 2 == 0

@@ -1,0 +1,72 @@
+"""The data source that Spark finds under the name ``gazette``."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final, final
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from typing_extensions import override
+
+from gazette_platform.spark.batch import BatchReader, FilteringReader
+from gazette_platform.spark.columns import DEFAULT_SCHEMA, columns_of
+from gazette_platform.spark.options import SourceOptions, parse_options
+from gazette_platform.spark.stream import StreamReader
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+__all__ = ["GazetteDataSource", "register"]
+
+_PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
+
+
+class GazetteDataSource(DataSource):
+    """Journals, as ``spark.read.format("gazette")`` and ``spark.readStream.format("gazette")``.
+
+    Registered as it is, it leaves all filters to Spark, which refuses a Python source that takes any in sessions
+    that did not allow it: see `register`. Options are those of `OPTIONS`.
+    """
+
+    @classmethod
+    @override
+    def name(cls) -> str:
+        return "gazette"
+
+    @override
+    def schema(self) -> str:
+        return DEFAULT_SCHEMA
+
+    @override
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return BatchReader(self._options(), columns_of(schema))
+
+    @override
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return StreamReader(self._options(), columns_of(schema))
+
+    def _options(self) -> SourceOptions:
+        return parse_options(dict(self.options), os.environ)
+
+
+@final
+class _FilteringSource(GazetteDataSource):
+    """The same, which is told of filters."""
+
+    @override
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return FilteringReader(self._options(), columns_of(schema))
+
+
+def register(spark: SparkSession, *, push_filters: bool = True) -> None:
+    """Make ``format("gazette")`` known to a session.
+
+    Args:
+        push_filters: whether comparisons of `_journal` and `_begin` decide what is read at all. For that
+            Spark's ``spark.sql.python.filterPushdown.enabled`` is set in the session, where it is off by
+            default: a Python source of anybody's is then told of filters, if it wants to.
+    """
+    if push_filters:
+        spark.conf.set(_PUSHDOWN, "true")
+    spark.dataSource.register(_FilteringSource if push_filters else GazetteDataSource)

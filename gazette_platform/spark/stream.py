@@ -1,0 +1,214 @@
+"""Journals as a stream: micro-batches between offsets, which end between messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, final
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from typing_extensions import override
+
+from gazette_platform.client import Client
+from gazette_platform.errors import ValidationError
+from gazette_platform.ops.side_by_side import side_by_side
+from gazette_platform.spark.batch import SpanPartition
+from gazette_platform.spark.offsets import INITIAL, begins_of, offset_of, positions_of, reach
+from gazette_platform.spark.planning import find_journals, place_of, splits_of
+from gazette_platform.spark.reading import read_spans
+from gazette_platform.spark.records import TEXTS
+from gazette_platform.spark.splits import Range
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+    from gazette_platform.client import AsyncClient
+    from gazette_platform.spark.columns import Columns
+    from gazette_platform.spark.options import SourceOptions
+    from gazette_platform.spark.planning import Journals
+
+__all__ = ["StreamReader"]
+
+_AT_A_TIME: Final = 16
+# How much is read at first to find where a message ends.
+_LOOK_BYTES: Final = 64 << 10
+
+
+@final
+class StreamReader(DataSourceStreamReader):
+    """Offsets on the driver, in one process for as long as the query runs; batches in tasks.
+
+    A batch is read between two offsets of the checkpoint, wherever fragments lie by then, so that one which is done
+    again has the same rows. `maxBytesPerTrigger` is counted from the end of the last batch that was planned: Spark
+    tells a source that is started again of it before it asks for the next.
+
+    Raises: ValidationError: options that only batches have.
+    """
+
+    def __init__(self, options: SourceOptions, columns: Columns) -> None:
+        _check(options)
+        self._options = options
+        self._columns = columns
+        self._client: Client | None = None
+        # The offset behind the last batch that was planned; None: of a new query there is none.
+        self._last: dict[str, Any] | None = None
+        self._begins: dict[str, int] | None = None
+
+    # Spark pickles the reader for its tasks, which need no more than this.
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_client": None}
+
+    @override
+    def initialOffset(self) -> dict[str, Any]:
+        return INITIAL
+
+    @override
+    def latestOffset(self) -> dict[str, Any]:
+        client = self._open()
+        journals = client.run(find_journals(client.asynchronous, self._options))
+        heads = {name: head for name, (_, head) in journals.items()}
+        if self._last is not None:
+            positions = positions_of(self._last)
+        else:
+            if self._begins is None:
+                self._begins = client.run(
+                    place_of(client.asynchronous, self._options.starting, journals, "starting")
+                )
+            positions = self._begins
+        wanted = reach(positions, heads, self._options.trigger_bytes_max)
+        ends = client.run(_between_messages(client.asynchronous, positions, wanted, journals))
+        if self._last is not None and ends == positions:
+            return self._last  # the very same: Spark compares texts, and makes no batch
+        return offset_of(ends, self._begins if self._last is None else None)
+
+    @override
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        self._last = end
+        if start == end:  # so Spark tells where a query stands that is started again
+            return []
+        begins = begins_of(start, end)
+        ranges = [
+            (name, begins[name], reached)
+            for name, reached in positions_of(end).items()
+            if begins[name] < reached
+        ]
+        client = self._open()
+        types = client.run(_content_types(client.asynchronous, self._options, ranges))
+        splits = client.run(
+            splits_of(
+                client.asynchronous,
+                self._options,
+                [
+                    Range(journal=name, content_type=types[name], begin=begin, end=reached)
+                    for name, begin, reached in ranges
+                ],
+            )
+        )
+        return [SpanPartition(spans) for spans in splits]
+
+    @override
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, SpanPartition)
+        return read_spans(partition.spans, self._options, self._columns)
+
+    @override
+    def stop(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _open(self) -> Client:
+        if self._client is None:
+            self._client = Client(self._options.config)
+        return self._client
+
+
+def _check(options: SourceOptions) -> None:
+    if options.committed:
+        raise ValidationError(
+            "is of batches only: which messages are committed depends on those of earlier batches, and a "
+            "stream's offsets do not carry that (read all, with `_uuid`, and drop what comes twice)",
+            path="committed",
+        )
+    if options.ending.word != "latest":
+        raise ValidationError("are of batches only: a stream has no end", path="endingOffsets")
+
+
+async def _content_types(
+    client: AsyncClient, options: SourceOptions, ranges: list[tuple[str, int, int]]
+) -> dict[str, str]:
+    journals = await find_journals(client, options)
+    found = {name: journals[name][0] for name, _, _ in ranges if name in journals}
+    gone = sorted({name for name, _, _ in ranges} - found.keys())
+    if gone:
+        raise ValidationError(
+            f"{', '.join(gone)}: the batch reads of it, and it is gone, or {options.selector} does not "
+            "match it any more (make it match again, or begin with a new checkpoint)"
+        )
+    return found
+
+
+async def _between_messages(
+    client: AsyncClient,
+    positions: dict[str, int],
+    wanted: dict[str, int],
+    journals: Journals,
+) -> dict[str, int]:
+    """`wanted`, each moved to where a message ends: before it, unless none ends there."""
+
+    async def one(name: str) -> int:
+        begin, want = positions.get(name, 0), wanted[name]
+        content_type, head = journals.get(name, ("", want))
+        if want >= head:
+            return max(want, begin)
+        if content_type in TEXTS:
+            return await _line_end(client, name, begin, want, head)
+        return await _fragment_end(client, name, begin, want, head)
+
+    names = sorted(wanted)
+    ends = await side_by_side(one, names, at_a_time=_AT_A_TIME)
+    return dict(zip(names, ends, strict=True))
+
+
+async def _line_end(client: AsyncClient, name: str, begin: int, want: int, head: int) -> int:
+    """Where the last line ends that lies within [begin, want); if there is none, the first one behind."""
+    look = _LOOK_BYTES
+    low = want
+    while low > begin:
+        low = max(begin, want - look)
+        found = await _newline(client, name, low, want, is_last=True)
+        if found is not None:
+            return found
+        look *= 16
+    found = await _newline(client, name, want, head, is_last=False)
+    return head if found is None else found
+
+
+async def _newline(
+    client: AsyncClient, name: str, low: int, high: int, *, is_last: bool
+) -> int | None:
+    """Behind the first newline of [low, high), or the last one; None: there is none."""
+    found: int | None = None
+    if low >= high:
+        return None
+    reader = client.read(name, low, end_offset=high, direct=True, on_jump="continue")
+    try:
+        async for piece in reader:
+            content = bytes(piece)
+            at = content.rfind(b"\n") if is_last else content.find(b"\n")
+            if at >= 0:
+                found = reader.offset - len(content) + at + 1
+                if not is_last:
+                    break
+    finally:
+        await reader.aclose()
+    return found
+
+
+async def _fragment_end(client: AsyncClient, name: str, begin: int, want: int, head: int) -> int:
+    """Where the last fragment ends that does so within (begin, want]; else the first one behind."""
+    ends = sorted(each.fragment.end for each in await client.fragments(name))
+    within = [end for end in ends if begin < end <= want]
+    behind = [end for end in ends if want < end <= head]
+    return within[-1] if within else behind[0] if behind else head

@@ -1,0 +1,253 @@
+"""The readers of `format("gazette")` on a real broker, as Spark calls them, without a JVM."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import time
+from itertools import pairwise
+
+import pytest
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
+from spark_journals import bulk, create, json_lines
+
+from gazette_platform import Client, ClientConfig
+from gazette_platform.errors import DataError, OffsetJump, ValidationError
+from gazette_platform.message.framing import frame_fixed
+from gazette_platform.spark.batch import BatchReader
+from gazette_platform.spark.columns import columns_of
+from gazette_platform.spark.offsets import INITIAL, positions_of
+from gazette_platform.spark.options import parse_options
+from gazette_platform.spark.stream import StreamReader
+from gazette_platform.testing.broker import BrokerServer
+from gazette_platform.testing.local_broker import store_fragment
+
+pytestmark = pytest.mark.etcd
+NUMBERS = StructType(
+    [
+        StructField("n", LongType()),
+        StructField("_begin", LongType()),
+        StructField("_end", LongType()),
+    ]
+)
+VALUES = StructType([StructField("value", BinaryType()), StructField("_uuid", StringType())])
+
+
+@pytest.fixture(scope="module")
+def shared(etcd_server, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("broker")
+    prefix = "/test-spark-readers"
+    # A JVM beside it keeps it waiting for longer than most tests do.
+    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix=prefix, lease_s=30.0) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(shared):
+    with Client(ClientConfig(address=shared.address, file_root=shared.fragments)) as client:
+        yield client
+
+
+@pytest.fixture
+def prefix(request):
+    return f"readers/{request.node.name}"
+
+
+@pytest.fixture
+def options(shared):
+    def options(selector, **given):
+        given = {"broker": shared.address, "fileRoot": str(shared.fragments)} | given
+        return parse_options({"selector": selector} | given, {})
+
+    return options
+
+
+@pytest.fixture
+def batch(options):
+    def batch(selector, schema=NUMBERS, **given):
+        return BatchReader(options(selector, **given), columns_of(schema))
+
+    return batch
+
+
+@pytest.fixture
+def stream(options):
+    readers = []
+
+    def stream(selector, schema=NUMBERS, **given):
+        readers.append(StreamReader(options(selector, **given), columns_of(schema)))
+        return readers[-1]
+
+    yield stream
+    for reader in readers:
+        reader.stop()
+
+
+def rows_of(reader, partitions):
+    """All rows, read as by executors: what they get was pickled."""
+    reader, partitions = pickle.loads(pickle.dumps((reader, partitions)))
+    return [row for one in partitions for made in reader.read(one) for row in made.to_pylist()]
+
+
+def numbers(reader):
+    return sorted(row["n"] for row in rows_of(reader, reader.partitions()))
+
+
+def all_batches(reader):
+    """Offsets of a new query's batches, until there is nothing new."""
+    offsets = [INITIAL]
+    while (end := reader.latestOffset()) != offsets[-1]:
+        reader.partitions(offsets[-1], end)
+        offsets.append(end)
+        assert len(offsets) < 1000
+    return offsets
+
+
+def store(client, name, content):
+    begin = client.write_head(name)
+    client.append(name, content)
+    client.flush(f"name={name}")
+    return begin
+
+
+def until(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def prune_first(client, shared, name):
+    """Remove the first fragment, and wait until brokers know."""
+    listed = client.fragments(name)
+    first = min((each.fragment for each in listed), key=lambda each: each.begin)
+    (shared.fragments / first.content_path).unlink()
+    until(lambda: min(each.fragment.begin for each in client.fragments(name)) > 0)
+    return first.end
+
+
+def test_pruned_beginning_is_passed_over_and_other_holes_are_errors(
+    client, shared, batch, stream, prefix
+):
+    [name] = create(client, prefix, "a")
+    for part in range(3):
+        store(client, name, bulk(part * 100, 100))
+    end = prune_first(client, shared, name)
+    assert numbers(batch(f"name={name}")) == [*range(100, 300)]
+    amid = {"startingOffsets": json.dumps({name: 10})}
+    with pytest.raises(OffsetJump, match=str(end)):
+        batch(f"name={name}", **amid).partitions()
+    assert numbers(batch(f"name={name}", onJump="continue", **amid)) == [*range(100, 300)]
+    # A stream that is given little at a time does not make batches of nothing out of what is gone.
+    reader = stream(f"name={name}", maxBytesPerTrigger="3000")
+    offsets = all_batches(reader)
+    read = [rows_of(reader, reader.partitions(a, b)) for a, b in pairwise(offsets)]
+    assert [row["n"] for rows in read for row in rows] == [*range(100, 300)]
+    assert all(read)
+    gone = stream(f"name={name}", **amid)
+    with pytest.raises(OffsetJump):
+        gone.partitions(INITIAL, gone.latestOffset())
+
+
+def test_store_out_of_reach_is_read_through_brokers(client, batch, prefix, tmp_path):
+    [name] = create(client, prefix, "a")
+    store(client, name, bulk(0, 100))
+    client.append(name, bulk(100, 10))
+    assert numbers(batch(f"name={name}", fileRoot=str(tmp_path))) == [*range(110)]
+
+
+def test_overlapping_fragments_are_read_once(client, shared, batch, prefix):
+    [name] = create(client, prefix, "a")
+    store(client, name, bulk(0, 50))
+    seam = store(client, name, bulk(50, 50))
+    end = client.write_head(name)
+    whole = bytes(client.read(name, 0, end_offset=end).read())
+    store_fragment(shared.fragments, name, 0, whole[: whole.index(b"\n", seam + 100) + 1])
+    until(lambda: len(client.fragments(name)) > 2 or client.fragments(name)[0].fragment.end > seam)
+    client.append(name, bulk(100, 5))
+    reader = batch(f"name={name}", maxBytesPerPartition="1")
+    rows = rows_of(reader, reader.partitions())
+    assert [row["n"] for row in rows] == [*range(105)]
+    assert [row["_begin"] for row in rows] == [0, *(row["_end"] for row in rows[:-1])]
+
+
+def test_batches_of_frames_end_with_fragments(client, stream, prefix):
+    [name] = create(client, prefix, "a", content_type="application/x-protobuf-fixed")
+    ends = []
+    for part in range(4):
+        store(client, name, b"".join(frame_fixed(b"%d-%d" % (part, n)) for n in range(50)))
+        ends.append(client.write_head(name))
+    client.append(name, frame_fixed(b"tail"))
+    reader = stream(f"name={name}", VALUES, maxBytesPerTrigger=str(ends[1] + 100))
+    offsets = all_batches(reader)
+    assert [positions_of(each)[name] for each in offsets[1:]] == [ends[1], client.write_head(name)]
+    rows = rows_of(reader, reader.partitions(offsets[1], offsets[2]))
+    assert len(rows) == 101
+    assert rows[-1] == {"value": frame_fixed(b"tail"), "_uuid": None}
+
+
+def test_message_that_is_longer_than_a_batch_is_one(client, stream, prefix):
+    [name] = create(client, prefix, "a")
+    long = {"n": 1, "text": "x" * 300_000}
+    client.append(name, json_lines({"n": 0}, long, {"n": 2}))
+    reader = stream(f"name={name}", maxBytesPerTrigger="1000")
+    offsets = all_batches(reader)
+    read = [rows_of(reader, reader.partitions(a, b)) for a, b in pairwise(offsets)]
+    assert [[row["n"] for row in rows] for rows in read] == [[0], [1], [2]]
+
+
+def test_query_that_is_started_again_goes_on_where_spark_says(client, stream, prefix):
+    [a] = create(client, prefix, "a")
+    client.append(a, bulk(0, 100))
+    first = stream(f"name:prefix={prefix}/", maxBytesPerTrigger="2000")
+    offsets = all_batches(first)
+    client.append(a, bulk(100, 100))
+    create(client, prefix, "b")
+    client.append(f"{prefix}/b", bulk(200, 10))
+    again = stream(f"name:prefix={prefix}/", maxBytesPerTrigger="2000")
+    assert again.partitions(offsets[-1], offsets[-1]) == []
+    reached = again.latestOffset()
+    before, after = positions_of(offsets[-1]), positions_of(reached)
+    assert 0 < after[a] - before[a] < 2000
+    assert 0 < after[f"{prefix}/b"] < 2000
+    # Whoever reads a batch again has the same rows, though it is stored by then.
+    rows = rows_of(again, again.partitions(offsets[-1], reached))
+    client.flush(f"name:prefix={prefix}/")
+    other = stream(f"name:prefix={prefix}/")
+    assert rows_of(other, other.partitions(offsets[-1], reached)) == rows
+    # Another selector leaves out what was read before: it stays where it is.
+    fewer = stream(f"name={a}")
+    fewer.partitions(reached, reached)
+    assert positions_of(fewer.latestOffset())[f"{prefix}/b"] == after[f"{prefix}/b"]
+
+
+def test_offsets_that_cannot_be_are_told(client, batch, stream, prefix):
+    [name] = create(client, prefix, "a")
+    client.append(name, bulk(0, 10))
+    head = client.write_head(name)
+    for given, told in [
+        ({"startingOffsets": json.dumps({name: head + 1})}, "is behind the write head"),
+        ({"endingOffsets": json.dumps({"else/where": 1})}, "names else/where, which the selector"),
+        ({"maxBytesPerTrigger": "1k"}, "maxBytesPerTrigger: is of readStream only"),
+    ]:
+        with pytest.raises(ValidationError, match=told):
+            batch(f"name={name}", **given).partitions()
+    with pytest.raises(ValidationError, match="endingOffsets: are of batches only"):
+        stream(f"name={name}", endingOffsets=json.dumps({name: head}))
+    reader = stream(f"name={name}")
+    end = reader.latestOffset()
+    with pytest.raises(DataError, match=f"read up to offset {head + 5}"):
+        reader.partitions({"journals": {name: head + 5}}, end)
+
+
+def test_savepoints_are_places(client, batch, prefix):
+    [name] = create(client, prefix, "a")
+    client.append(name, bulk(0, 10))
+    begin = client.write_head(name)
+    client.append(name, bulk(10, 10))
+    label = prefix.replace("/", "-")
+    client.create_savepoint(f"{label}-from", offsets={name: begin})
+    client.create_savepoint(f"{label}-to", offsets={name: client.write_head(name)})
+    client.append(name, bulk(20, 10))
+    found = batch(f"name={name}", startingSavepoint=f"{label}-from", endingSavepoint=f"{label}-to")
+    assert numbers(found) == [*range(10, 20)]
