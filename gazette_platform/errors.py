@@ -16,7 +16,8 @@ to a gRPC status or to an exit code lives at the edges (``broker.*_api``, ``cli`
     ├── DependencyFailed      an append was not made, because one that it was to follow has failed
     ├── SpoolsAwaited         only brokers that are away hold all that a journal acknowledged
     ├── SavepointError        ├── SavepointExists └── SavepointNotFound
-    ├── LakeError             ├── PartitionConflict ├── SchemaMismatch └── RollupFenced
+    ├── LakeError             ├── PartitionConflict ├── SchemaMismatch ├── RollupFenced
+    │                         ├── TypedFenced ├── TypedRolledBack └── TypedProgressGone
     └── SetupError            a tool, port or server that the platform needs is missing
 """
 
@@ -65,6 +66,9 @@ __all__ = [
     "Suspended",
     "TransactionFailed",
     "TransportError",
+    "TypedFenced",
+    "TypedProgressGone",
+    "TypedRolledBack",
     "ValidationError",
     "WrongAppendOffset",
     "WrongRoute",
@@ -402,6 +406,20 @@ class RollupFenced(LakeError):
     """Another run has committed to a rollup since this one was planned; nothing was changed."""
 
     retriable = True
+
+
+class TypedFenced(LakeError):
+    """Another run has published to a typed table, or changed its shape, since this one began; nothing was changed."""
+
+    retriable = True
+
+
+class TypedRolledBack(LakeError):
+    """A typed table was rolled back to before its progress: a person has to say which of the two counts."""
+
+
+class TypedProgressGone(LakeError):
+    """A typed table has rows, and nothing says how far it has come: somebody has dropped its tag."""
 
 
 class SetupError(GazetteError):

@@ -1,0 +1,232 @@
+"""Catalogs of typed tables, as few words as publishing needs: load a table, make it, change it in one step.
+
+A change says what it requires: that references, schema and partitions still are what was seen. The catalog
+compares that and changes the table in the same step, or refuses. All that is promised of typed tables stands on it.
+
+A metastore is asked by `IcebergTables`, and never by PyIceberg's own client, which trusts the metastore's lock and
+lets a zombie overwrite what came between.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, final
+
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    CommitStateUnknownException,
+    NamespaceAlreadyExistsError,
+    NoSuchTableError,
+    RESTError,
+    TableAlreadyExistsError,
+)
+from pyiceberg.table.metadata import new_table_metadata
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
+from pyiceberg.table.update import update_table_metadata
+
+from gazette_platform.errors import LakeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.io import FileIO
+    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.schema import Schema
+    from pyiceberg.table.metadata import TableMetadata
+
+    from gazette_platform.lake.rollups.iceberg import IcebergTables
+
+__all__ = ["CatalogDoor", "Door", "HiveDoor", "Loaded", "NewTable"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A table as it is now."""
+
+    metadata: TableMetadata
+    io: FileIO
+    """Reads and writes its files."""
+    token: Any
+    """By which the catalog compares."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTable:
+    """A table to be made. Field ids are counted anew by the catalog."""
+
+    schema: Schema
+    partitions: PartitionSpec
+    location: str
+    properties: Mapping[str, str]
+
+
+class Door(Protocol):
+    """The catalog of one table."""
+
+    @property
+    def name(self) -> str:
+        """``schema.table``."""
+        ...
+
+    def load(self) -> Loaded | None:
+        """The table; None: there is no such table.
+
+        Raises: LakeError: the catalog cannot be reached, or it is no Iceberg table.
+        """
+        ...
+
+    def create(self, new: NewTable) -> Loaded:
+        """Make the table. Of several that do at once one makes it, and the others get that one.
+
+        Raises: LakeError: the catalog cannot be reached, or refused.
+        """
+        ...
+
+    def commit(self, base: Loaded, requirements: Sequence[Any], updates: Sequence[Any]) -> None:
+        """Change what was loaded, if all that is required holds.
+
+        Raises: CommitFailedException: something did not; nothing was changed. LakeError: the catalog broke
+            off: it may have been changed, or may not.
+        """
+        ...
+
+
+@final
+class HiveDoor:
+    """A metastore, which itself compares before it writes.
+
+    Args:
+        tables: of the metastore.
+        name: ``schema.table``.
+    """
+
+    def __init__(self, tables: IcebergTables, name: str) -> None:
+        self._tables = tables
+        self._name = name
+        self._schema, _, self._table = name.partition(".")
+
+    @property
+    def name(self) -> str:
+        """See `Door`."""
+        return self._name
+
+    def load(self) -> Loaded | None:
+        """See `Door`."""
+        table = self._tables.load(self._schema, self._table)
+        if table is None:
+            return None
+        return Loaded(table.metadata, self._tables.io(table.metadata.location), table)
+
+    def create(self, new: NewTable) -> Loaded:
+        """See `Door`."""
+        metadata = new_table_metadata(
+            new.schema, new.partitions, UNSORTED_SORT_ORDER, new.location, dict(new.properties)
+        )
+        self._tables.ensure_database(self._schema)
+        location = self._tables.write_metadata(metadata, 0)
+        # Whether it was this one is all the same: what is there counts.
+        self._tables.create(self._schema, self._table, metadata, location)
+        return _made(self)
+
+    def commit(self, base: Loaded, requirements: Sequence[Any], updates: Sequence[Any]) -> None:
+        """See `Door`."""
+        for one in requirements:
+            one.validate(base.metadata)
+        after = update_table_metadata(
+            base.metadata, tuple(updates), metadata_location=base.token.metadata_location
+        )
+        location = self._tables.write_metadata(after, base.token.version + 1)
+        if not self._tables.swap(base.token, location):
+            raise CommitFailedException(f"{self._name} was changed meanwhile")
+
+
+@final
+class CatalogDoor:
+    """A catalog of PyIceberg's that compares what is required: REST and SQL do, that of a metastore does not.
+
+    Args:
+        catalog: of the table.
+        name: ``schema.table``.
+    """
+
+    def __init__(self, catalog: Catalog, name: str) -> None:
+        self._catalog = catalog
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        """See `Door`."""
+        return self._name
+
+    def load(self) -> Loaded | None:
+        """See `Door`."""
+        with self._asking("loaded"):
+            try:
+                table = self._catalog.load_table(self._name)
+            except NoSuchTableError:
+                return None
+        return Loaded(table.metadata, table.io, table)
+
+    def create(self, new: NewTable) -> Loaded:
+        """See `Door`."""
+        namespace = self._name.partition(".")[0]
+        with self._asking("made"):
+            if not self._catalog.namespace_exists(namespace):
+                try:
+                    self._catalog.create_namespace(namespace)
+                except _outages():
+                    # A database tells of a key that is there twice.
+                    if not self._catalog.namespace_exists(namespace):
+                        raise
+            with suppress(TableAlreadyExistsError):
+                self._catalog.create_table(
+                    self._name,
+                    new.schema,
+                    location=new.location,
+                    partition_spec=new.partitions,
+                    properties=dict(new.properties),
+                )
+        return _made(self)
+
+    def commit(self, base: Loaded, requirements: Sequence[Any], updates: Sequence[Any]) -> None:
+        """See `Door`."""
+        with self._asking("changed"):
+            try:
+                self._catalog.commit_table(base.token, tuple(requirements), tuple(updates))
+            except NoSuchTableError as err:
+                raise CommitFailedException(f"{self._name} is gone") from err
+
+    @contextmanager
+    def _asking(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except CommitFailedException:
+            raise
+        except _outages() as err:
+            raise LakeError(
+                f"{self._name} could not be {what}, as its catalog broke off ({_line(err)}): see that it runs, and "
+                "ask again, which does nothing twice"
+            ) from err
+
+
+def _outages() -> tuple[type[Exception], ...]:
+    """What catalogs raise when they cannot be reached, or break off, or others make the same namespace."""
+    of_sql = sys.modules.get("sqlalchemy.exc")
+    known = (OSError, RESTError, CommitStateUnknownException, NamespaceAlreadyExistsError)
+    return known if of_sql is None else (*known, of_sql.SQLAlchemyError)
+
+
+def _line(err: Exception) -> str:
+    return str(err).partition("\n")[0]
+
+
+def _made(door: Door) -> Loaded:
+    found = door.load()
+    if found is None:
+        raise LakeError(f"{door.name} was dropped as it was being made: run again")
+    return found

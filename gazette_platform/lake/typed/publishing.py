@@ -1,0 +1,273 @@
+"""Publishing rows of a typed table: files that workers have written become rows, with what was read, or not at all.
+
+One change of the table's metadata adds a snapshot that appends the files to whatever the table holds now, and moves
+the branch ``main`` and the tag `PROGRESS` to it, on two conditions that the catalog checks in the same step: the tag is
+where it was when the run began (else another run has published: the fence), and main is where it was looked at
+a moment ago (else maintenance came between, and the files are appended on top of that).
+
+Progress is where the tag is. No engine expires it, and the id of its snapshot never comes again, so a run that was
+held up for any time is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, final
+
+from pyiceberg.catalog.noop import NoopCatalog
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.table import Table
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    AssertDefaultSpecId,
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    SetSnapshotRefUpdate,
+)
+
+from gazette_platform.errors import LakeError, TypedFenced, TypedProgressGone, TypedRolledBack
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.snapshots import Snapshot
+
+    from gazette_platform.lake.typed.doors import Door, Loaded
+
+__all__ = [
+    "MANIFESTS",
+    "PROGRESS",
+    "RUN",
+    "Published",
+    "head_of",
+    "is_rolled_back",
+    "progress_of",
+    "publish_files",
+    "require_progress",
+    "still_at",
+    "still_parted_by",
+    "summary_of",
+    "updates_moving",
+]
+
+PROGRESS: Final = "gazette-progress"
+"""Tag of the newest snapshot that says how far the table has come."""
+RUN: Final = "gazette.run"
+"""Property of a snapshot: which run published it."""
+MANIFESTS: Final = {
+    "commit.manifest-merge.enabled": "true",
+    "commit.manifest.min-count-to-merge": "100",
+}
+"""Properties of a table: its manifests are merged once there are a hundred small ones. Without, each commit leaves one for
+ever, and planning opens them all."""
+
+_MAIN: Final = "main"
+_FOREVER_MS: Final = 2**63 - 1
+# Each that fails means that somebody else got through: engines are done after a commit or a few.
+_ATTEMPTS: Final = 10
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What became of a publication."""
+
+    snapshot_id: int
+    """Of what was published, now or when it was asked before."""
+    metadata: TableMetadata
+    """Of the table, as it is behind it or later."""
+
+
+def head_of(metadata: TableMetadata) -> int | None:
+    """The snapshot that readers see; None: there never was one."""
+    return _ref(metadata, _MAIN)
+
+
+def progress_of(metadata: TableMetadata) -> int | None:
+    """The snapshot that says how far the table has come; None: nothing was published."""
+    return _ref(metadata, PROGRESS)
+
+
+def summary_of(metadata: TableMetadata, snapshot_id: int | None) -> Mapping[str, str]:
+    """What a snapshot says of itself; nothing, if it has expired."""
+    snapshot = metadata.snapshot_by_id(snapshot_id) if snapshot_id is not None else None
+    if snapshot is None or snapshot.summary is None:
+        return {}
+    return snapshot.summary.additional_properties
+
+
+def is_rolled_back(metadata: TableMetadata) -> bool:
+    """Whether main no longer comes from where the tag is, as far as its ancestors have not expired."""
+    at = progress_of(metadata)
+    tagged = metadata.snapshot_by_id(at) if at is not None else None
+    snapshot = metadata.current_snapshot()
+    if tagged is None:
+        return False
+    while snapshot is not None and snapshot.snapshot_id != at:
+        is_older = (snapshot.sequence_number or 0) < (tagged.sequence_number or 0)
+        if is_older or snapshot.parent_snapshot_id is None:
+            return True
+        snapshot = metadata.snapshot_by_id(snapshot.parent_snapshot_id)
+    return False
+
+
+def require_progress(metadata: TableMetadata, name: str) -> None:
+    """Go on only with a table that says how far it has come.
+
+    Args:
+        name: of the table, for errors.
+
+    Raises: TypedProgressGone: it has rows and no tag. TypedRolledBack: main is before the tag.
+    """
+    head, at = head_of(metadata), progress_of(metadata)
+    if at is None and head is not None and summary_of(metadata, head).get("total-records") != "0":
+        raise TypedProgressGone(
+            f"{name} has rows, and no tag {PROGRESS}, which says what was read: set the tag to the newest "
+            f"snapshot that has the property `{RUN}`, or drop the table and have it made anew"
+        )
+    if is_rolled_back(metadata):
+        raise TypedRolledBack(
+            f"{name} was rolled back to snapshot {head}, and what was read is told by {at}: move the tag "
+            f"{PROGRESS} to one before it, and what came behind is read again; or roll the table forward to {at}"
+        )
+
+
+def updates_moving(snapshot_id: int) -> tuple[SetSnapshotRefUpdate, ...]:
+    """Changes of metadata by which main and the tag are at a snapshot."""
+    moved = {"action": "set-snapshot-ref", "snapshot-id": snapshot_id}
+    # A table may say for how long references live; that of progress never ends.
+    tag = {"ref-name": PROGRESS, "type": "tag", "max-ref-age-ms": _FOREVER_MS}
+    return (
+        SetSnapshotRefUpdate.model_validate({**moved, "ref-name": _MAIN, "type": "branch"}),
+        SetSnapshotRefUpdate.model_validate({**moved, **tag}),
+    )
+
+
+def still_at(metadata: TableMetadata, start: int | None) -> AssertRefSnapshotId:
+    """The fence: the condition that nobody has published since progress was at `start`.
+
+    Args:
+        metadata: of the table as it was looked at.
+        start: what `progress_of` was when a run began.
+    """
+    # Of a table without snapshots PyIceberg lets no other branch be asked about. Publishing moves both.
+    return _ref_at(PROGRESS, start) if metadata.snapshots else _ref_at(_MAIN, None)
+
+
+def still_parted_by(metadata: TableMetadata) -> AssertDefaultSpecId:
+    """The condition that new files are parted as they were."""
+    return AssertDefaultSpecId.model_validate({"default-spec-id": metadata.default_spec_id})
+
+
+def publish_files(
+    door: Door,
+    start: int | None,
+    files: Sequence[DataFile],
+    run: str,
+    properties: Mapping[str, str],
+) -> Published:
+    """Let readers see what a run has written, if nobody has published since it began.
+
+    After any failure ask again with the same `run`: then it says what became of the first time. Without files it
+    publishes all the same, as what was read has changed.
+
+    Args:
+        door: of the table.
+        start: what `progress_of` was when the run began.
+        files: to be appended, of the table's partition spec. They must lie below its location.
+        run: of this publication and no other.
+        properties: of the snapshot; `RUN` is added.
+
+    Returns: what was published; it need not be the newest, if this is asked late.
+    Raises: TypedFenced: another run has published, or parted the table otherwise, since `start`; nothing was changed,
+        unless this had been published and has expired: do not remove the files. TypedRolledBack, TypedProgressGone:
+        a person has to look; nothing was changed. LakeError: the catalog broke off, or the table is changed all
+        the time: ask again.
+    """
+    refused: CommitFailedException | None = None
+    for _ in range(_ATTEMPTS):
+        now = _loaded(door)
+        before = _published_by(now.metadata, run)
+        if before is not None:
+            return Published(before.snapshot_id, now.metadata)
+        _require_start(now.metadata, start, door.name)
+        require_progress(now.metadata, door.name)
+        _require_spec(now.metadata, files, door.name)
+        snapshot = _appended(now, files, {**properties, RUN: run})
+        requirements = (
+            AssertTableUUID(uuid=now.metadata.table_uuid),
+            _ref_at(_MAIN, head_of(now.metadata)),
+            still_at(now.metadata, start),
+            still_parted_by(now.metadata),
+        )
+        updates = (AddSnapshotUpdate(snapshot=snapshot), *updates_moving(snapshot.snapshot_id))
+        try:
+            door.commit(now, requirements, updates)
+        except CommitFailedException as err:
+            refused = err
+            continue
+        return Published(snapshot.snapshot_id, _loaded(door).metadata)
+    raise LakeError(
+        f"{door.name} was changed by others {_ATTEMPTS} times while run {run} tried to publish: ask again, or "
+        "look at who writes to it"
+    ) from refused
+
+
+def _loaded(door: Door) -> Loaded:
+    now = door.load()
+    if now is None:
+        raise LakeError(
+            f"{door.name} was dropped while a run wrote to it: run again, from its start"
+        )
+    return now
+
+
+def _published_by(metadata: TableMetadata, run: str) -> Snapshot | None:
+    """The snapshot of a run. Only publishing makes one, and never before it is seen."""
+    for snapshot in reversed(metadata.snapshots):
+        if snapshot.summary is not None and snapshot.summary.additional_properties.get(RUN) == run:
+            return snapshot
+    return None
+
+
+def _require_start(metadata: TableMetadata, start: int | None, name: str) -> None:
+    at = progress_of(metadata)
+    if at is None:
+        # If somebody dropped the tag, that is to be told, and not that another run had published.
+        require_progress(metadata, name)
+    if at != start:
+        raise TypedFenced(
+            f"another run has published to {name} since this one began (progress is at snapshot {at}, not "
+            f"{start}), so it changed nothing; the next run goes on from there"
+        )
+
+
+def _require_spec(metadata: TableMetadata, files: Sequence[DataFile], name: str) -> None:
+    other = {file.spec_id for file in files} - {metadata.default_spec_id}
+    if other:
+        raise TypedFenced(
+            f"{name} is partitioned by spec {metadata.default_spec_id} by now, and this run wrote files by "
+            f"{', '.join(map(str, sorted(other)))}, so it changed nothing; the next run writes them anew"
+        )
+
+
+def _appended(now: Loaded, files: Sequence[DataFile], properties: Mapping[str, str]) -> Any:
+    """A snapshot with the files, on top of what the table holds now; its manifests are written."""
+    table = Table(("", ""), now.metadata, "", now.io, NoopCatalog("none"))
+    transaction = table.transaction()
+    update = transaction.update_snapshot(snapshot_properties=dict(properties))
+    with update.merge_append() as append:
+        for file in files:
+            append.append_data_file(file)
+    return transaction.table_metadata.current_snapshot()
+
+
+def _ref_at(name: str, snapshot_id: int | None) -> AssertRefSnapshotId:
+    return AssertRefSnapshotId.model_validate({"ref": name, "snapshot-id": snapshot_id})
+
+
+def _ref(metadata: TableMetadata, name: str) -> int | None:
+    found = metadata.refs.get(name)
+    return found.snapshot_id if found is not None else None

@@ -1,0 +1,283 @@
+"""Quarantined records of a typed table: those that are committed, and of which no row could be made.
+
+They are rows of an Iceberg table beside it, ``<name>_quarantine``. Two tables cannot be changed in one step, so the
+typed table comes first: its snapshot names a list of the quarantined files that its run wrote (`write_list`), and
+`settle_quarantine` brings the quarantine table up to that, afterwards. A record is in quarantine exactly once,
+whoever dies, because:
+
+1. *At most one publication is pending.* Each run settles what the run before it left, before it publishes
+   itself; and it is fenced, if another has published meanwhile. So the newest publication alone can be unsettled,
+   and the tag of progress keeps its snapshot, and with it the list, from expiring.
+2. *What is settled is known.* The quarantine table is published to as any typed table, under the name of the run: its
+   tag's snapshot says which was settled last.
+3. *Zombies are fenced.* The quarantine table's tag T is read **before** the typed table's progress P. Whoever was held up
+   behind either has an old T, once somebody else has settled anything, and is refused. In the other order a
+   zombie would have a P that was settled long ago, with a T that is fresh, and settle it again.
+
+Files of a list that nobody has settled are orphans to every engine: maintenance settles before it removes any.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, final
+
+from pyiceberg.catalog.noop import NoopCatalog
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, EqualTo, GreaterThanOrEqual
+from pyiceberg.io.pyarrow import ArrowScan
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
+from pyiceberg.schema import Schema
+from pyiceberg.table import FileScanTask, Table
+from pyiceberg.types import BinaryType, LongType, NestedField, StringType, UUIDType
+
+from gazette_platform.errors import LakeError, TypedFenced
+from gazette_platform.lake.typed.doors import NewTable
+from gazette_platform.lake.typed.publishing import (
+    MANIFESTS,
+    RUN,
+    progress_of,
+    publish_files,
+    summary_of,
+)
+from gazette_platform.lake.typed.side_files import QUARANTINE, read_side_file, write_side_file
+from gazette_platform.lake.typed.written import METRICS, data_file_of, dump_written, parse_written
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pyarrow as pa  # type: ignore[import-untyped]
+    from pyiceberg.io import FileIO
+    from pyiceberg.manifest import DataFile
+
+    from gazette_platform.lake.typed.doors import Door, Loaded
+    from gazette_platform.lake.typed.written import WrittenFile
+
+__all__ = [
+    "OF",
+    "SUFFIX",
+    "RowCounts",
+    "count_rows",
+    "open_quarantine",
+    "quarantine_schema",
+    "quarantined_rows",
+    "settle_quarantine",
+    "write_list",
+]
+
+SUFFIX: Final = "_quarantine"
+"""Behind the typed table's name."""
+OF: Final = "gazette.quarantine-of"
+"""Property of a quarantine table: name of the typed one."""
+
+_PROPERTIES: Final = {
+    "format-version": "2",
+    "write.format.default": "parquet",
+    **METRICS,
+    **MANIFESTS,
+}
+# Runs come seconds apart, and counting opens manifests of two tables between.
+_ATTEMPTS: Final = 5
+
+
+def quarantine_schema() -> Schema:
+    """Columns of a quarantine table that is to be made; files are written by those that it has then."""
+    return Schema(
+        NestedField(1, "_journal", StringType(), required=True),
+        NestedField(2, "_begin", LongType(), required=True),
+        NestedField(3, "_end", LongType(), required=True),
+        NestedField(4, "_uuid", UUIDType(), required=False),
+        NestedField(5, "reason", StringType(), required=False),
+        NestedField(6, "raw", BinaryType(), required=False),
+    )
+
+
+def open_quarantine(door: Door, of: str, location: str) -> Loaded:
+    """The quarantine table, made unless it is there.
+
+    Args:
+        door: of the quarantine table.
+        of: name of the typed one.
+        location: of a table that has to be made.
+
+    Raises: LakeError: there is another table of that name, or the catalog cannot be reached.
+    """
+    loaded = door.load()
+    if loaded is None:
+        loaded = door.create(NewTable(
+            schema=quarantine_schema(), partitions=UNPARTITIONED_PARTITION_SPEC, location=location,
+            properties={**_PROPERTIES, OF: of},
+        ))  # fmt: skip
+    if loaded.metadata.properties.get(OF) != of:
+        raise LakeError(
+            f"{door.name} exists and is not the quarantine of {of}: rename it, or give the typed table another "
+            "`name`"
+        )
+    return loaded
+
+
+def write_list(location: str, files: Sequence[WrittenFile], io: FileIO | None = None) -> str:
+    """Write what a run has quarantined beside the typed table at `location`.
+
+    Returns: the path, for `state_properties`; empty, if there is nothing.
+    Raises: LakeError: it cannot be written.
+    """
+    return write_side_file(location, "quarantine", dump_written(files), io) if files else ""
+
+
+def settle_quarantine(door: Door, quarantine: Door) -> bool:
+    """Have the newest publication's quarantined records in the quarantine table.
+
+    To be called by each run before it publishes, and again behind; and before orphans are removed. See the module
+    for why records come once.
+
+    Args:
+        door: of the typed table.
+        quarantine: of its quarantine table, which is there.
+
+    Returns: whether this call has settled something.
+    Raises: LakeError: a catalog broke off, or a list is gone: ask again. TypedRolledBack, TypedProgressGone: a
+        person has to look at the quarantine table.
+    """
+    held = _present(quarantine)
+    at = progress_of(held.metadata)
+    # Only now, behind `at`: see the module.
+    typed = _present(door)
+    told = _told(typed)
+    if not _is_pending(held, told):
+        return False
+    files = _listed(typed.io, told[QUARANTINE], held, door.name)
+    try:
+        publish_files(quarantine, at, files, told[RUN], {})
+    except TypedFenced:
+        return False  # somebody else has settled it
+    return True
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RowCounts:
+    """Rows by journal, of one moment."""
+
+    start: int | None
+    """The typed table's progress, to whose state they belong."""
+    rows: Mapping[str, int]
+    quarantined: Mapping[str, int]
+    """Those that are still to be settled among them."""
+
+
+def count_rows(door: Door, quarantine: Door | None) -> RowCounts:
+    """Count rows of a typed table and of its quarantine, by journal, for they must be those of its state.
+
+    Files of one journal, which is what runs write, are counted by what manifests say; of others, and those of
+    which rows were deleted, the column `_journal` is read.
+
+    Raises: LakeError: a table is gone, a file cannot be read, or runs publish faster than rows are counted.
+    """
+    for _ in range(_ATTEMPTS):
+        before = _present(door)
+        start = progress_of(before.metadata)
+        quarantined: Counter[str] = Counter()
+        if quarantine is not None:
+            held = _present(quarantine)
+            # A run that publishes from now on settles the one before it; so of both tables one moment is seen.
+            if progress_of(_present(door).metadata) != start:
+                continue
+            told, tasks = _told(before), _tasks(held)
+            if _is_pending(held, told):
+                pending = _listed(before.io, told[QUARANTINE], held, door.name)
+                tasks += [FileScanTask(file) for file in pending]
+            quarantined = _counted(held, tasks)
+        return RowCounts(start, dict(_counted(before, _tasks(before))), dict(quarantined))
+    raise LakeError(
+        f"runs have published to {door.name} {_ATTEMPTS} times while its rows were counted: try again"
+    )
+
+
+def quarantined_rows(
+    quarantine: Door, *, journal: str = "", begin: int = 0, limit: int | None = None
+) -> pa.Table:
+    """Quarantined records, as Arrow, by journal and offset.
+
+    Args:
+        quarantine: door of the quarantine table.
+        journal: only of this one; empty: of all.
+        begin: first offset.
+        limit: how many; None: all.
+
+    Returns: the columns of `quarantine_schema`. What the newest run left to be settled is not among them yet.
+    Raises: LakeError: there is no such table.
+    """
+    loaded = _present(quarantine)
+    wanted: BooleanExpression = AlwaysTrue()
+    if journal:
+        wanted = And(wanted, EqualTo("_journal", journal))  # type: ignore[call-arg, arg-type]
+    if begin:
+        wanted = And(wanted, GreaterThanOrEqual("_begin", begin))  # type: ignore[call-arg, arg-type]
+    found = _table(loaded).scan(row_filter=wanted).to_arrow()
+    ordered = found.sort_by([("_journal", "ascending"), ("_begin", "ascending")])
+    return ordered if limit is None else ordered.slice(0, limit)
+
+
+def _present(door: Door) -> Loaded:
+    loaded = door.load()
+    if loaded is None:
+        raise LakeError(f"there is no table {door.name}: it is made by the first run")
+    return loaded
+
+
+def _told(loaded: Loaded) -> Mapping[str, str]:
+    """What the newest publication of the typed table says."""
+    return summary_of(loaded.metadata, progress_of(loaded.metadata))
+
+
+def _is_pending(held: Loaded, told: Mapping[str, str]) -> bool:
+    settled = summary_of(held.metadata, progress_of(held.metadata)).get(RUN)
+    return QUARANTINE in told and settled != told[RUN]
+
+
+def _listed(io: FileIO, path: str, held: Loaded, name: str) -> list[DataFile]:
+    written = parse_written(read_side_file(io, path, name), where=path)
+    return [data_file_of(one, held.metadata) for one in written]
+
+
+def _tasks(loaded: Loaded) -> list[FileScanTask]:
+    return list(_table(loaded).scan(selected_fields=("_journal",)).plan_files())
+
+
+def _counted(loaded: Loaded, tasks: Sequence[FileScanTask]) -> Counter[str]:
+    column = loaded.metadata.schema().find_field("_journal").field_id
+    found: Counter[str] = Counter()
+    rest = []
+    for task in tasks:
+        journal = None if task.delete_files else _only(task.file, column)
+        if journal is None:
+            rest.append(task)
+        else:
+            found[journal] += task.file.record_count
+    found += _read(loaded, rest)
+    return found
+
+
+def _only(file: DataFile, column: int) -> str | None:
+    """The journal that all rows of a file are of. A bound that was cut is no value, and then the two differ."""
+    lower = (file.lower_bounds or {}).get(column)
+    is_one = lower is not None and lower == (file.upper_bounds or {}).get(column)
+    return bytes(lower).decode() if is_one and lower is not None else None
+
+
+def _read(loaded: Loaded, tasks: Sequence[FileScanTask]) -> Counter[str]:
+    """Rows of files whose journals have to be read."""
+    found: Counter[str] = Counter()
+    if not tasks:
+        return found
+    schema = loaded.metadata.schema().select("_journal")
+    scan = ArrowScan(loaded.metadata, loaded.io, schema, AlwaysTrue())
+    for batch in scan.to_record_batches(tasks):
+        for one in batch.column(0).value_counts().to_pylist():
+            found[one["values"]] += one["counts"]
+    return found
+
+
+def _table(loaded: Loaded) -> Table:
+    return Table(("", ""), loaded.metadata, "", loaded.io, NoopCatalog("none"))
