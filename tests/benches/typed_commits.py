@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import uuid
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, final
 
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.exceptions import CommitFailedException
@@ -22,20 +21,26 @@ from pyiceberg.table.update import (
     AssertRefSnapshotId,
     AssertTableUUID,
     SetSnapshotRefUpdate,
-    update_table_metadata,
+)
+
+from gazette_platform.lake.typed.doors import CatalogDoor, HiveDoor
+from gazette_platform.lake.typed.publishing import (
+    PROGRESS,
+    RUN,
+    head_of,
+    is_rolled_back,
+    progress_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from pyiceberg.catalog import Catalog
     from pyiceberg.io import FileIO
     from pyiceberg.manifest import DataFile
     from pyiceberg.table.metadata import TableMetadata
-    from pyiceberg.table.refs import SnapshotRef
     from pyspark.sql import DataFrame, SparkSession
 
-    from gazette_platform.lake.rollups.iceberg import IcebergTables
+    from gazette_platform.lake.typed.doors import Door, Loaded
 
 __all__ = [
     "PROGRESS",
@@ -54,11 +59,6 @@ __all__ = [
     "publish",
     "rebased",
 ]
-
-PROGRESS = "gazette-progress"
-"""Tag of the newest snapshot that says how far the table has come."""
-RUN = "gazette.run"
-"""Property of a snapshot: which attempt made it."""
 
 MAIN = "main"
 _FOREVER_MS = 2**63 - 1
@@ -252,98 +252,6 @@ def _refusal(err: Exception) -> Exception:
 # ------------------------------------------------------------------ publishing
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A table as it is now."""
-
-    metadata: TableMetadata
-    io: FileIO
-    token: Any
-    """By which the catalog compares."""
-
-
-class Door(Protocol):
-    """A table's catalog: loads it, and changes it in one step if it still is what was loaded."""
-
-    def load(self) -> Loaded: ...
-
-    def commit(self, base: Loaded, requirements: Sequence[Any], updates: Sequence[Any]) -> None: ...
-
-
-@final
-class HiveDoor:
-    """A metastore, which itself compares before it writes: what rollups commit by."""
-
-    def __init__(self, tables: IcebergTables, name: str) -> None:
-        self._tables = tables
-        self._schema, _, self._table = name.partition(".")
-
-    def load(self) -> Loaded:
-        """See `Door`."""
-        table = self._tables.load(self._schema, self._table)
-        assert table is not None
-        return Loaded(table.metadata, self._tables.io(table.metadata.location), table)
-
-    def commit(self, base: Loaded, requirements: Sequence[Any], updates: Sequence[Any]) -> None:
-        """See `Door`. Raises: CommitFailedException: nothing was changed."""
-        for one in requirements:
-            one.validate(base.metadata)
-        after = update_table_metadata(
-            base.metadata, tuple(updates), metadata_location=base.token.metadata_location
-        )
-        location = self._tables.write_metadata(after, base.token.version + 1)
-        if not self._tables.swap(base.token, location):
-            raise CommitFailedException("the table was changed meanwhile")
-
-
-@final
-class CatalogDoor:
-    """Any catalog that PyIceberg has; the catalog compares what is required."""
-
-    def __init__(self, catalog: Catalog, name: str) -> None:
-        self._catalog = catalog
-        self._name = name
-
-    def load(self) -> Loaded:
-        """See `Door`."""
-        table = self._catalog.load_table(self._name)
-        return Loaded(table.metadata, table.io, table)
-
-    def commit(self, base: Loaded, requirements: Sequence[Any], updates: Sequence[Any]) -> None:
-        """See `Door`. Raises: CommitFailedException: nothing was changed."""
-        self._catalog.commit_table(base.token, tuple(requirements), tuple(updates))
-
-
-def head_of(metadata: TableMetadata) -> int | None:
-    """The snapshot that readers see."""
-    return _ref(metadata, MAIN)
-
-
-def progress_of(metadata: TableMetadata) -> int | None:
-    """The snapshot that says how far the table has come."""
-    return _ref(metadata, PROGRESS)
-
-
-def _ref(metadata: TableMetadata, name: str) -> int | None:
-    found: SnapshotRef | None = metadata.refs.get(name)
-    return found.snapshot_id if found is not None else None
-
-
-def is_rolled_back(metadata: TableMetadata) -> bool:
-    """Whether main has no longer come from where the tag is, as far as its ancestors have not expired."""
-    at = progress_of(metadata)
-    tagged = metadata.snapshot_by_id(at) if at is not None else None
-    snapshot = metadata.current_snapshot()
-    if tagged is None:
-        return False
-    while snapshot is not None and snapshot.snapshot_id != at:
-        is_older = (snapshot.sequence_number or 0) < (tagged.sequence_number or 0)
-        if is_older or snapshot.parent_snapshot_id is None:
-            return True
-        snapshot = metadata.snapshot_by_id(snapshot.parent_snapshot_id)
-    return False
-
-
 def publish(door: Door, start: int | None, staged: int, run: str = "") -> int:
     """Let readers see a staged snapshot, if nobody has published since `start`.
 
@@ -361,6 +269,7 @@ def publish(door: Door, start: int | None, staged: int, run: str = "") -> int:
     """
     for _ in range(_ATTEMPTS):
         now = door.load()
+        assert now is not None
         at = progress_of(now.metadata)
         snapshot = now.metadata.snapshot_by_id(staged)
         run = run or (snapshot.summary[RUN] if snapshot and snapshot.summary else "") or ""

@@ -1,7 +1,6 @@
 """Typed tables: made, evolved, published to and read back. Against a real catalog: PyIceberg's of SQL, on SQLite."""
 
 import uuid
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -11,10 +10,14 @@ from urllib.parse import urlsplit
 import pytest
 from msgspec import structs
 from pyarrow import Table
-from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
-from pyiceberg.table.update import RemoveSnapshotRefUpdate, RemoveSnapshotsUpdate
+from pyiceberg.table.update import (
+    RemoveSnapshotRefUpdate,
+    RemoveSnapshotsUpdate,
+    SetPropertiesUpdate,
+)
 from typed_files import write_rows
+from typed_world import JOURNAL, Held, World, numbers, publish, row, spec
 
 from gazette_platform.errors import (
     LakeError,
@@ -23,7 +26,6 @@ from gazette_platform.errors import (
     TypedProgressGone,
     TypedRolledBack,
 )
-from gazette_platform.lake.typed.doors import CatalogDoor
 from gazette_platform.lake.typed.iceberg_types import arrow_schema
 from gazette_platform.lake.typed.partitions import parse_partition
 from gazette_platform.lake.typed.publishing import (
@@ -35,67 +37,17 @@ from gazette_platform.lake.typed.publishing import (
     summary_of,
 )
 from gazette_platform.lake.typed.quarantined import (
-    count_rows,
     open_quarantine,
-    quarantined_rows,
-    settle_quarantine,
-    write_list,
 )
 from gazette_platform.lake.typed.side_files import unnamed_files
-from gazette_platform.lake.typed.spec import TypedSpec
-from gazette_platform.lake.typed.state import Counts, JournalState, TypedState
-from gazette_platform.lake.typed.table import open_table, state_properties, write_state
-from gazette_platform.lake.typed.typed_columns import TypedColumn
+from gazette_platform.lake.typed.state import TypedState
+from gazette_platform.lake.typed.table import open_table, write_state
 from gazette_platform.lake.typed.written import (
     WrittenFile,
     data_file_of,
     dump_written,
     parse_written,
 )
-
-JOURNAL = "raw/flights/part=000/a-name-that-is-longer-than-sixteen-characters"
-
-
-def spec(columns=("n bigint", "k string"), **more):
-    pairs = [text.split(" ", 1) for text in columns]
-    return TypedSpec(
-        name="typed.flights",
-        source="raw.flights",
-        uuid=("_meta", "uuid"),
-        columns=tuple(TypedColumn(name=name, type=kind, key=name) for name, kind in pairs),
-        **more,
-    )
-
-
-def row(n, journal=JOURNAL, **more):
-    at = {"_journal": journal, "_begin": n * 10, "_end": n * 10 + 10}
-    return {"n": n, "k": f"k{n}", **at, "_uuid": uuid.UUID(int=n).bytes, **more}
-
-
-class World:
-    """A catalog, and doors of its own for each who asks."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.catalogs = []
-
-    def door(self, name="typed.flights"):
-        uri = f"sqlite:///{self.folder / 'catalog.db'}"
-        catalog = SqlCatalog("sql", uri=uri, warehouse=self.folder.as_uri())
-        self.catalogs.append(catalog)
-        return CatalogDoor(catalog, name)
-
-    def location(self):
-        return (self.folder / uuid.uuid4().hex).as_uri()
-
-    def open(self, wanted=None):
-        door = self.door()
-        return door, open_table(door, wanted or spec(), self.location())
-
-    def quarantine(self):
-        door = self.door("typed.flights_quarantine")
-        open_quarantine(door, "typed.flights", self.location())
-        return door
 
 
 @pytest.fixture
@@ -104,24 +56,6 @@ def world(tmp_path):
     yield made
     for catalog in made.catalogs:
         catalog.close()
-
-
-def numbers(door):
-    return sorted(door.load().token.scan().to_arrow()["n"].to_pylist())
-
-
-def publish(door, table, ns, *, run="", quarantine="", rows=None):
-    """A run from `table`: rows, and the state behind them."""
-    written = [write_rows(table.metadata, rows or [row(n) for n in ns])] if ns or rows else []
-    counts = Counts(messages=len(ns), committed=len(ns), typed=len(ns))
-    before = table.state.journals.get(JOURNAL, JournalState())
-    after = JournalState(offset=before.offset + 10 * len(ns), counts=before.counts + counts)
-    state = table.state.with_journals({JOURNAL: after})
-    path = write_state(table.location, state, table.io)
-    run = run or uuid.uuid4().hex
-    files = [data_file_of(one, table.metadata) for one in written]
-    properties = state_properties(state, path=path, run=run, quarantine=quarantine)
-    return publish_files(door, table.start, files, run, properties)
 
 
 # ------------------------------------------------------------------ made, and found again
@@ -192,7 +126,6 @@ def test_bounds_of_journal_and_offset_are_whole_and_prune(world):
     [
         ("day(at)", date(2026, 1, 2), "at < '2026-01-03T00:00:00+00:00'"),
         ("price", Decimal("1.50"), "price = 1.50"),
-        ("id", uuid.UUID(int=7), "id = '00000000-0000-0000-0000-000000000007'"),
         ("k", "a", "k = 'a'"),
     ],
 )
@@ -213,6 +146,17 @@ def test_files_are_pruned_by_values_of_their_partition(world, partition, value, 
     scan = door.load().token.scan(row_filter=condition)
     assert [task.file.file_path for task in scan.plan_files()] == [written[0].path]
     assert scan.to_arrow()["n"].to_pylist() == [1]
+
+
+def test_partition_of_uuids_has_them_as_iceberg_does(world):
+    """PyIceberg does not find rows by UUIDs, however they are written; engines do."""
+    wanted = spec(("n bigint", "k string", "id uuid"), partitions=(parse_partition("id"),))
+    door, table = world.open(wanted)
+    written = write_rows(table.metadata, [row(1)], [uuid.UUID(int=7)])
+    written = WrittenFile.parse(written.dump())
+    publish_files(door, None, [data_file_of(written, table.metadata)], "one", {})
+    (task,) = door.load().token.scan().plan_files()
+    assert task.file.partition[0] == uuid.UUID(int=7)
 
 
 def test_what_workers_tell_is_refused_if_it_is_something_else(world):
@@ -299,26 +243,6 @@ def test_append_goes_on_top_of_what_others_committed(world):
     assert last.state.journals[JOURNAL].offset == 30
 
 
-class Held:
-    """A door whose user is held up between looking and committing, until others are through."""
-
-    def __init__(self, door, *others):
-        self._door = door
-        self._others = list(others)
-        self.name = door.name
-
-    def load(self):
-        return self._door.load()
-
-    def create(self, new):
-        return self._door.create(new)
-
-    def commit(self, *arguments):
-        if self._others:
-            self._others.pop(0)()
-        self._door.commit(*arguments)
-
-
 def test_run_without_rows_publishes_what_it_read(world):
     door, table = world.open()
     publish(door, table, [1])
@@ -346,6 +270,8 @@ def test_held_up_between_looking_and_committing_it_is_fenced(world):
 
 def test_table_that_others_change_all_the_time_is_told(world):
     door, table = world.open()
+    publish(door, table, [1])
+    _, table = world.open()
     held = Held(door, *(lambda: by_hand(world.door(), [8]) for _ in range(10)))
     with pytest.raises(LakeError, match="changed by others 10 times"):
         publish(held, table, [1])
@@ -357,6 +283,25 @@ def test_publishing_by_other_partitions_than_the_table_has_is_fenced(world):
     world.open(spec(partitions=(parse_partition("bucket(4, k)"),)))
     with pytest.raises(TypedFenced, match="partitioned by spec 1"):
         publish_files(door, None, files, "late", {})
+
+
+def test_manifests_stay_few_however_many_runs_there_are(world):
+    door, table = world.open()
+    door.commit(
+        door.load(),
+        (),
+        (SetPropertiesUpdate(updates={"commit.manifest.min-count-to-merge": "5"}),),
+    )
+    _, table = world.open()
+    file = data_file_of(write_rows(table.metadata, [row(1)]), table.metadata)
+    start, most = None, 0
+    for number in range(23):
+        published = publish_files(door, start, [file], str(number), {})
+        start = published.snapshot_id
+        snapshot = published.metadata.current_snapshot()
+        most = max(most, len(snapshot.manifests(door.load().io)))
+    assert most == 4
+    assert len(numbers(door)) == 23
 
 
 # ------------------------------------------------------------------ what a person did
@@ -478,139 +423,6 @@ def test_evolution_is_fenced(world):
     table = open_table(Held(door, same), widest, world.location())
     assert table.schema.column_names == door.load().metadata.schema().column_names
     assert "most" in table.schema.column_names
-
-
-# ------------------------------------------------------------------ quarantine
-
-
-def bad(n, journal=JOURNAL):
-    at = {"_journal": journal, "_begin": n * 10, "_end": n * 10 + 10}
-    return {**at, "_uuid": None, "reason": f"bad {n}", "raw": b"{"}
-
-
-def quarantining(world, door, quarantine, ns, *, run=""):
-    """A run that sets records aside, and dies before it settles."""
-    settle_quarantine(door, quarantine)
-    _, table = world.open()
-    written = [write_rows(quarantine.load().metadata, [bad(n) for n in ns])] if ns else []
-    path = write_list(table.location, written, table.io)
-    publish(door, table, [], run=run, quarantine=path)
-
-
-def offsets(quarantine):
-    return quarantined_rows(quarantine)["_begin"].to_pylist()
-
-
-def test_quarantined_records_come_once(world):
-    door, _ = world.open()
-    quarantine = world.quarantine()
-    assert not settle_quarantine(door, quarantine)
-    quarantining(world, door, quarantine, [1, 2])
-    assert offsets(quarantine) == []
-    assert settle_quarantine(door, quarantine)
-    assert not settle_quarantine(door, quarantine)
-    quarantining(world, door, quarantine, [])
-    assert not settle_quarantine(door, quarantine)
-    quarantining(world, door, quarantine, [3])
-    # Who publishes next settles it first.
-    quarantining(world, door, quarantine, [4])
-    assert offsets(quarantine) == [10, 20, 30]
-    assert settle_quarantine(door, quarantine)
-    assert offsets(quarantine) == [10, 20, 30, 40]
-
-
-class Then:
-    """A door, behind each look of which something happens."""
-
-    def __init__(self, door, *then):
-        self._door = door
-        self._then = list(then)
-        self.name = door.name
-
-    def load(self):
-        found = self._door.load()
-        if self._then:
-            self._then.pop(0)()
-        return found
-
-    def commit(self, *arguments):
-        self._door.commit(*arguments)
-
-
-@pytest.mark.parametrize("looks", [1, 2, 3])
-@pytest.mark.parametrize("on", ["typed", "quarantine"])
-@pytest.mark.parametrize("others", [[], [[]], [[2]], [[2], []], [[2], [3]], [[], [3]]])
-def test_zombie_settles_nothing_twice(world, on, looks, others):
-    """Whoever is held up, behind any look at either table, while others settle and go on."""
-    door, _ = world.open()
-    quarantine = world.quarantine()
-    quarantining(world, door, quarantine, [1])
-
-    def meanwhile():
-        settle_quarantine(door, quarantine)
-        for ns in others:
-            quarantining(world, door, quarantine, ns)
-
-    waits = [*[lambda: None] * (looks - 1), meanwhile]
-    settle_quarantine(
-        Then(door, *waits) if on == "typed" else door,
-        Then(quarantine, *waits) if on == "quarantine" else quarantine,
-    )
-    settle_quarantine(door, quarantine)
-    # The typed door is looked at once only: then nobody came between.
-    came = [n for ns in others for n in ns] if on == "quarantine" or looks == 1 else []
-    assert offsets(quarantine) == [10, *(10 * n for n in came)]
-
-
-def test_several_settle_at_once(world):
-    door, _ = world.open()
-    quarantine = world.quarantine()
-    quarantining(world, door, quarantine, [1, 2])
-    doors = [(world.door(), world.quarantine()) for _ in range(4)]
-    with ThreadPoolExecutor(len(doors)) as pool:
-        settled = list(pool.map(lambda two: settle_quarantine(*two), doors))
-    assert Counter(settled)[True] >= 1
-    assert offsets(quarantine) == [10, 20]
-
-
-def test_quarantined_records_are_found_by_journal_and_offset(world):
-    door, _ = world.open()
-    quarantine = world.quarantine()
-    quarantining(world, door, quarantine, [3, 1])
-    quarantining(world, door, quarantine, [])
-    found = quarantined_rows(quarantine, journal=JOURNAL, begin=11)
-    assert found["reason"].to_pylist() == ["bad 3"]
-    assert len(quarantined_rows(quarantine, journal="other")) == 0
-    assert quarantined_rows(quarantine, limit=1)["_begin"].to_pylist() == [10]
-    with pytest.raises(LakeError, match=r"no table typed\.none"):
-        quarantined_rows(world.door("typed.none"))
-
-
-def test_rows_are_counted_by_journal_from_manifests_and_else_by_reading(world):
-    door, table = world.open()
-    quarantine = world.quarantine()
-    publish(door, table, [], rows=[row(1), row(2), row(3, "other")])
-    _, table = world.open()
-    publish(door, table, [4, 5])
-    quarantining(world, door, quarantine, [6])
-    quarantining(world, door, quarantine, [7, 8])
-    counts = count_rows(door, quarantine)
-    assert counts.start == progress_of(door.load().metadata)
-    assert (counts.rows, counts.quarantined) == ({JOURNAL: 4, "other": 1}, {JOURNAL: 3})
-    settle_quarantine(door, quarantine)
-    assert count_rows(door, quarantine) == counts
-    assert count_rows(door, None).quarantined == {}
-
-
-def test_rows_of_two_tables_are_counted_at_one_moment(world):
-    door, _ = world.open()
-    quarantine = world.quarantine()
-    go_on = lambda n: lambda: quarantining(world, door, quarantine, [n])  # noqa: E731
-    counts = count_rows(Then(door, go_on(1), lambda: None, go_on(2)), quarantine)
-    assert counts.quarantined == {JOURNAL: 2}
-    assert counts.start == progress_of(door.load().metadata)
-    with pytest.raises(LakeError, match=r"published to typed\.flights 5 times"):
-        count_rows(Then(door, *(go_on(n) for n in range(10))), quarantine)
 
 
 # ------------------------------------------------------------------ upkeep

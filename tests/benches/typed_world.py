@@ -1,0 +1,105 @@
+"""Typed tables in a real catalog on disk, PyIceberg's of SQL on SQLite, and runs that publish to them."""
+
+import uuid
+
+from pyiceberg.catalog.sql import SqlCatalog
+from typed_files import write_rows
+
+from gazette_platform.lake.typed.doors import CatalogDoor
+from gazette_platform.lake.typed.publishing import (
+    publish_files,
+)
+from gazette_platform.lake.typed.quarantined import (
+    open_quarantine,
+)
+from gazette_platform.lake.typed.spec import TypedSpec
+from gazette_platform.lake.typed.state import Counts, JournalState
+from gazette_platform.lake.typed.table import open_table, state_properties, write_state
+from gazette_platform.lake.typed.typed_columns import TypedColumn
+from gazette_platform.lake.typed.written import (
+    data_file_of,
+)
+
+__all__ = ["JOURNAL", "Held", "World", "numbers", "publish", "row", "spec"]
+
+JOURNAL = "raw/flights/part=000/a-name-that-is-longer-than-sixteen-characters"
+
+
+def spec(columns=("n bigint", "k string"), **more):
+    pairs = [text.split(" ", 1) for text in columns]
+    return TypedSpec(
+        name="typed.flights",
+        source="raw.flights",
+        uuid=("_meta", "uuid"),
+        columns=tuple(TypedColumn(name=name, type=kind, key=name) for name, kind in pairs),
+        **more,
+    )
+
+
+def row(n, journal=JOURNAL, **more):
+    at = {"_journal": journal, "_begin": n * 10, "_end": n * 10 + 10}
+    return {"n": n, "k": f"k{n}", **at, "_uuid": uuid.UUID(int=n).bytes, **more}
+
+
+class World:
+    """A catalog, and doors of its own for each who asks."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.catalogs = []
+
+    def door(self, name="typed.flights"):
+        uri = f"sqlite:///{self.folder / 'catalog.db'}"
+        catalog = SqlCatalog("sql", uri=uri, warehouse=self.folder.as_uri())
+        self.catalogs.append(catalog)
+        return CatalogDoor(catalog, name)
+
+    def location(self):
+        return (self.folder / uuid.uuid4().hex).as_uri()
+
+    def open(self, wanted=None):
+        door = self.door()
+        return door, open_table(door, wanted or spec(), self.location())
+
+    def quarantine(self):
+        door = self.door("typed.flights_quarantine")
+        open_quarantine(door, "typed.flights", self.location())
+        return door
+
+
+def numbers(door):
+    return sorted(door.load().token.scan().to_arrow()["n"].to_pylist())
+
+
+def publish(door, table, ns, *, run="", quarantine="", rows=None):
+    """A run from `table`: rows, and the state behind them."""
+    written = [write_rows(table.metadata, rows or [row(n) for n in ns])] if ns or rows else []
+    counts = Counts(messages=len(ns), committed=len(ns), typed=len(ns))
+    before = table.state.journals.get(JOURNAL, JournalState())
+    after = JournalState(offset=before.offset + 10 * len(ns), counts=before.counts + counts)
+    state = table.state.with_journals({JOURNAL: after})
+    path = write_state(table.location, state, table.io)
+    run = run or uuid.uuid4().hex
+    files = [data_file_of(one, table.metadata) for one in written]
+    properties = state_properties(state, path=path, run=run, quarantine=quarantine)
+    return publish_files(door, table.start, files, run, properties)
+
+
+class Held:
+    """A door whose user is held up between looking and committing, until others are through."""
+
+    def __init__(self, door, *others):
+        self._door = door
+        self._others = list(others)
+        self.name = door.name
+
+    def load(self):
+        return self._door.load()
+
+    def create(self, new):
+        return self._door.create(new)
+
+    def commit(self, *arguments):
+        if self._others:
+            self._others.pop(0)()
+        self._door.commit(*arguments)

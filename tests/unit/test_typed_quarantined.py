@@ -1,0 +1,162 @@
+"""Quarantine of typed tables: records come there once, whoever dies and whoever is late."""
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from typed_files import write_rows
+from typed_world import JOURNAL, World, publish, row
+
+from gazette_platform.errors import (
+    LakeError,
+)
+from gazette_platform.lake.typed.publishing import (
+    progress_of,
+)
+from gazette_platform.lake.typed.quarantined import (
+    count_rows,
+    quarantined_rows,
+    settle_quarantine,
+    write_list,
+)
+
+
+@pytest.fixture
+def world(tmp_path):
+    made = World(tmp_path)
+    yield made
+    for catalog in made.catalogs:
+        catalog.close()
+
+
+# ------------------------------------------------------------------ quarantine
+
+
+def bad(n, journal=JOURNAL):
+    at = {"_journal": journal, "_begin": n * 10, "_end": n * 10 + 10}
+    return {**at, "_uuid": None, "reason": f"bad {n}", "raw": b"{"}
+
+
+def quarantining(world, door, quarantine, ns, *, run=""):
+    """A run that sets records aside, and dies before it settles."""
+    settle_quarantine(door, quarantine)
+    _, table = world.open()
+    written = [write_rows(quarantine.load().metadata, [bad(n) for n in ns])] if ns else []
+    path = write_list(table.location, written, table.io)
+    publish(door, table, [], run=run, quarantine=path)
+
+
+def offsets(quarantine):
+    return quarantined_rows(quarantine)["_begin"].to_pylist()
+
+
+def test_quarantined_records_come_once(world):
+    door, _ = world.open()
+    quarantine = world.quarantine()
+    assert not settle_quarantine(door, quarantine)
+    quarantining(world, door, quarantine, [1, 2])
+    assert offsets(quarantine) == []
+    assert settle_quarantine(door, quarantine)
+    assert not settle_quarantine(door, quarantine)
+    quarantining(world, door, quarantine, [])
+    assert not settle_quarantine(door, quarantine)
+    quarantining(world, door, quarantine, [3])
+    # Who publishes next settles it first.
+    quarantining(world, door, quarantine, [4])
+    assert offsets(quarantine) == [10, 20, 30]
+    assert settle_quarantine(door, quarantine)
+    assert offsets(quarantine) == [10, 20, 30, 40]
+
+
+class Then:
+    """A door, behind each look of which something happens."""
+
+    def __init__(self, door, *then):
+        self._door = door
+        self._then = list(then)
+        self.name = door.name
+
+    def load(self):
+        found = self._door.load()
+        if self._then:
+            self._then.pop(0)()
+        return found
+
+    def commit(self, *arguments):
+        self._door.commit(*arguments)
+
+
+@pytest.mark.parametrize("looks", [1, 2, 3])
+@pytest.mark.parametrize("on", ["typed", "quarantine"])
+@pytest.mark.parametrize("others", [[], [[]], [[2]], [[2], []], [[2], [3]], [[], [3]]])
+def test_zombie_settles_nothing_twice(world, on, looks, others):
+    """Whoever is held up, behind any look at either table, while others settle and go on."""
+    door, _ = world.open()
+    quarantine = world.quarantine()
+    quarantining(world, door, quarantine, [1])
+
+    def meanwhile():
+        settle_quarantine(door, quarantine)
+        for ns in others:
+            quarantining(world, door, quarantine, ns)
+
+    waits = [*[lambda: None] * (looks - 1), meanwhile]
+    settle_quarantine(
+        Then(door, *waits) if on == "typed" else door,
+        Then(quarantine, *waits) if on == "quarantine" else quarantine,
+    )
+    settle_quarantine(door, quarantine)
+    # The typed door is looked at once only: then nobody came between.
+    came = [n for ns in others for n in ns] if on == "quarantine" or looks == 1 else []
+    assert offsets(quarantine) == [10, *(10 * n for n in came)]
+
+
+def test_several_settle_at_once(world):
+    door, _ = world.open()
+    quarantine = world.quarantine()
+    quarantining(world, door, quarantine, [1, 2])
+    doors = [(world.door(), world.quarantine()) for _ in range(4)]
+    with ThreadPoolExecutor(len(doors)) as pool:
+        settled = list(pool.map(lambda two: settle_quarantine(*two), doors))
+    assert Counter(settled)[True] >= 1
+    assert offsets(quarantine) == [10, 20]
+
+
+def test_quarantined_records_are_found_by_journal_and_offset(world):
+    door, _ = world.open()
+    quarantine = world.quarantine()
+    quarantining(world, door, quarantine, [3, 1])
+    quarantining(world, door, quarantine, [])
+    found = quarantined_rows(quarantine, journal=JOURNAL, begin=11)
+    assert found["reason"].to_pylist() == ["bad 3"]
+    assert len(quarantined_rows(quarantine, journal="other")) == 0
+    assert quarantined_rows(quarantine, limit=1)["_begin"].to_pylist() == [10]
+    with pytest.raises(LakeError, match=r"no table typed\.none"):
+        quarantined_rows(world.door("typed.none"))
+
+
+def test_rows_are_counted_by_journal_from_manifests_and_else_by_reading(world):
+    door, table = world.open()
+    quarantine = world.quarantine()
+    publish(door, table, [], rows=[row(1), row(2), row(3, "other")])
+    _, table = world.open()
+    publish(door, table, [4, 5])
+    quarantining(world, door, quarantine, [6])
+    quarantining(world, door, quarantine, [7, 8])
+    counts = count_rows(door, quarantine)
+    assert counts.start == progress_of(door.load().metadata)
+    assert (counts.rows, counts.quarantined) == ({JOURNAL: 4, "other": 1}, {JOURNAL: 3})
+    settle_quarantine(door, quarantine)
+    assert count_rows(door, quarantine) == counts
+    assert count_rows(door, None).quarantined == {}
+
+
+def test_rows_of_two_tables_are_counted_at_one_moment(world):
+    door, _ = world.open()
+    quarantine = world.quarantine()
+    go_on = lambda n: lambda: quarantining(world, door, quarantine, [n])  # noqa: E731
+    counts = count_rows(Then(door, go_on(1), lambda: None, go_on(2)), quarantine)
+    assert counts.quarantined == {JOURNAL: 2}
+    assert counts.start == progress_of(door.load().metadata)
+    with pytest.raises(LakeError, match=r"published to typed\.flights 5 times"):
+        count_rows(Then(door, *(go_on(n) for n in range(10))), quarantine)
