@@ -4,7 +4,7 @@ Nouns: a *typed spec* is what the section `typed:` of a table's spec says of one
 of the records with a type that Iceberg has; *system columns* say of each row where it came from; an
 *evolution* has the steps by which an existing table becomes what its spec says, or why it cannot. A *run* reads of
 each journal a *range* of bytes, in *tasks* that run side by side; *screening* tells which of their messages are
-committed and new; the *state* says how far a table has come, and is published with the rows or not at all.
+committed and new, in *rounds* of *orders* to workers; the *state* says how far a table has come, and is published with the rows or not at all.
 
 A *door* is the catalog of one table; to *publish* is one change of its metadata, by which what workers have *written*
 becomes rows, with the state behind it; *quarantine* is the table beside it, of records that are no rows.

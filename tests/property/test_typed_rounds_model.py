@@ -1,0 +1,256 @@
+"""Rounds of a run over a journal, with workers in memory, against one sequencer that reads it from end to end."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, strategies as st
+from typed_logs import (
+    ACK,
+    CONT,
+    OUT,
+    UNKNOWN,
+    between,
+    blocks,
+    honest,
+    hostile,
+    laid_out,
+    parts_of,
+    plain,
+    plans,
+    rings,
+    table_of,
+    uninterrupted,
+)
+
+from gazette_platform.errors import LakeError
+from gazette_platform.lake.segments import Segment
+from gazette_platform.lake.typed import rounds, screening
+from gazette_platform.lake.typed.ranges import JournalRange, Task
+from gazette_platform.lake.typed.rounds import Done, JournalRounds, Kind
+from gazette_platform.lake.typed.screening import TaskScreen
+from gazette_platform.lake.typed.state import JournalState, TypedState
+
+JOURNAL = "a/journal"
+
+
+def task_of(begin, end):
+    return Task((Segment(JOURNAL, begin, end, (), None),))
+
+
+def is_bad(message):
+    return message.begin % 5 == 3
+
+
+class Workers:
+    """Carry out orders on a log in memory. What they write is lists of offsets."""
+
+    def __init__(self, log, *, block, group_messages, ring_size, tells_messages):
+        self.log = log
+        self.block = block
+        self.group_messages = group_messages
+        self.ring_size = ring_size
+        self.tells_messages = tells_messages
+        self.kinds = []
+
+    def work(self, order):
+        messages = between(self.log, order.task.begin, order.task.end)
+        self.kinds.append(order.kind)
+        match order.kind:
+            case Kind.LOOK:
+                return Done(messages=table_of(messages), end=order.task.end)
+            case Kind.KEEP:
+                wanted = order.keep.to_pylist()
+                assert wanted == sorted(set(wanted))
+                kept = [one for one in messages if one.begin in wanted]
+                assert len(kept) == len(wanted), "what is kept is there"
+                return self.written(kept)
+        screen, kept = TaskScreen(order.task.begin, order.known), []
+        for first in range(0, len(messages), self.block):
+            block = messages[first : first + self.block]
+            mask = screen.take(parts_of(block))
+            masked = [True] * len(block) if mask is None else mask.to_pylist()
+            kept += [one for one, keeps in zip(block, masked, strict=True) if keeps]
+        looked = table_of(messages) if self.tells_messages and not screen.is_plain else None
+        return self.written(kept, screen.summary(order.task.end), looked)
+
+    def written(self, kept, summary=None, looked=None):
+        bad = sum(map(is_bad, kept))
+        output = [one.begin for one in kept]
+        return Done(
+            summary=summary,
+            messages=looked,
+            typed=len(kept) - bad,
+            quarantined=bad,
+            output=output or None,
+        )
+
+    def tasks_of(self, begin, end):
+        """What lies before the range, in tasks of other bounds than it was once read in."""
+        bounds = sorted({begin, end, *(one.begin for one in self.log if one.begin % 7 == 0)})
+        bounds = [at for at in bounds if begin <= at <= end]
+        return [task_of(*span) for span in pairwise(bounds)]
+
+    def run(self, state, cuts):
+        """One run: its state, offsets of its rows, and what was written in vain."""
+        tasks = tuple(task_of(*span) for span in pairwise(cuts))
+        turns = JournalRounds(
+            state,
+            JournalRange(JOURNAL, tasks),
+            tasks_of=self.tasks_of,
+            look=lambda orders: [self.work(order) for order in orders],
+            group_messages=self.group_messages,
+            ring_size=self.ring_size,
+        )
+        written = []
+        for _ in range(6):
+            if not turns.orders:
+                break
+            done = [self.work(order) for order in turns.orders]
+            written += [one.output for one in done if one.output is not None]
+            turns.take(done)
+        assert not turns.orders, "there are few rounds"
+        assert sorted(map(id, written)) == sorted(map(id, [*turns.outputs, *turns.discarded]))
+        return turns.state, [begin for output in turns.outputs for begin in output]
+
+
+def check(log, plan, **options):
+    """Runs of `plan` over `log`, and a last one of all that is left: each row comes once."""
+    workers, state, rows = Workers(log, **options), None, []
+    ends = [0, *(one.end for one in log)]
+    for length, inner, dies in [*plan, (len(log), set(), False)]:
+        reached = state.offset if state else 0
+        left = [end for end in ends if end >= reached][: length + 1]
+        cuts = [cut for n, cut in enumerate(left) if n in (0, len(left) - 1) or n - 1 in inner]
+        if len(cuts) < 2:
+            continue
+        behind, found = workers.run(state, cuts)
+        if not dies:
+            state, rows = behind, rows + found
+    wanted, producers = uninterrupted(log)
+    assert sorted(rows) == sorted(wanted)
+    if state is None:
+        assert not log
+        return workers
+    assert state.offset == ends[-1]
+    assert {n: (p.last_ack, p.begin) for n, p in state.producers.items()} == {
+        p.producer: (p.last_ack, p.begin) for p in producers
+    }
+    assert state.counts.messages == len(log)
+    assert state.counts.quarantined == sum(begin % 5 == 3 for begin in wanted)
+    assert TypedState({JOURNAL: state}).unaccounted == {}
+    return workers
+
+
+groups = st.sampled_from([1, 3, 1000])
+
+
+@given(hostile, plans, rings, blocks, groups, st.booleans())
+def test_rows_of_any_runs_are_those_of_one_read(steps, plan, ring, block, group, tells):
+    check(
+        laid_out(steps),
+        plan,
+        ring_size=ring,
+        block=block,
+        group_messages=group,
+        tells_messages=tells,
+    )
+
+
+@given(honest(), plans, rings, blocks, groups, st.booleans())
+def test_rows_of_honest_producers_come_once(steps, plan, ring, block, group, tells):
+    check(
+        laid_out(steps),
+        plan,
+        ring_size=ring,
+        block=block,
+        group_messages=group,
+        tells_messages=tells,
+    )
+
+
+@given(plain(0, *range(1, 9)), plans, blocks)
+def test_plain_journals_are_never_looked_at(steps, plan, block):
+    workers = check(
+        laid_out(steps), plan, ring_size=5, block=block, group_messages=3, tells_messages=False
+    )
+    assert set(workers.kinds) <= {Kind.PLAIN}
+
+
+def rounds_over(log, cuts):
+    tasks = tuple(task_of(*span) for span in pairwise(cuts))
+    return JournalRounds(
+        None, JournalRange(JOURNAL, tasks), tasks_of=lambda *_: (), look=lambda orders: orders
+    )
+
+
+@pytest.mark.parametrize("flags", [OUT, UNKNOWN, CONT])
+def test_what_workers_wrote_has_to_be_what_is_committed(flags):
+    log = laid_out([(0, 5, flags, 10), (0, 6, OUT, 10)])
+    workers = Workers(log, block=9, group_messages=9, ring_size=9, tells_messages=True)
+    turns = rounds_over(log, [0, 20])
+
+    def run():
+        while turns.orders:
+            done = [workers.work(order) for order in turns.orders]
+            turns.take([Done(summary=one.summary, messages=one.messages) for one in done])
+
+    with pytest.raises(LakeError, match="nothing was published"):
+        run()
+
+
+def test_a_new_journal_begins_where_its_range_does():
+    log = [one for one in laid_out([(0, 5, OUT, 10), (0, 6, OUT, 10)]) if one.begin]
+    workers = Workers(log, block=9, group_messages=9, ring_size=9, tells_messages=True)
+    state, rows = workers.run(None, [10, 20])
+    assert (state.offset, state.counts.lost_bytes, rows) == (20, 0, [10])
+
+
+@pytest.mark.parametrize(
+    ("state", "lost"), [(None, 30), (JournalState(offset=5), 25), (JournalState(offset=0), 30)]
+)
+def test_bytes_that_were_given_up_are_counted(state, lost):
+    wanted = JournalRange(JOURNAL, (task_of(30, 40),), ((state.offset if state else 0, 30),))
+    turns = JournalRounds(state, wanted, tasks_of=lambda *_: (), look=list)
+    log = [laid_out([(0, 5, OUT, 30), (0, 6, OUT, 10)])[1]]
+    workers = Workers(log, block=9, group_messages=9, ring_size=9, tells_messages=True)
+    turns.take([workers.work(order) for order in turns.orders])
+    assert (turns.state.offset, turns.state.counts.lost_bytes) == (40, lost)
+    assert turns.outputs == [[30]]
+
+
+def test_first_task_is_told_what_was_there_before():
+    log = laid_out([(0, clock, OUT, 10) for clock in (1, 2, 2, 3)])
+    workers = Workers(log, block=9, group_messages=9, ring_size=9, tells_messages=False)
+    state, _ = workers.run(None, [0, 20])
+    workers.kinds.clear()
+    behind, rows = workers.run(state, [20, 30, 40])
+    assert (rows, len(workers.kinds), behind.counts.duplicates) == ([30], 2, 1)
+
+
+def test_sequencer_is_given_as_many_messages_as_fit(monkeypatch):
+    """Of transactions that cross groups the former messages are still known: no task is looked at twice."""
+    sizes = []
+
+    def counted(state, messages, *arguments, **options):
+        sizes.append(messages.num_rows)
+        return screening.sequence(state, messages, *arguments, **options)
+
+    monkeypatch.setattr(rounds, "sequence", counted)
+    steps = [(n % 2, n + 1, CONT, 10) for n in range(10)] + [(0, 20, ACK, 10), (1, 21, ACK, 10)]
+    log = laid_out(steps)
+    workers = Workers(log, block=9, group_messages=5, ring_size=1, tells_messages=False)
+    cuts = [*range(0, 120, 20), 120]
+    state, rows = workers.run(None, cuts)
+    assert sorted(rows) == [one.begin for one in log[:10]]
+    assert state.counts.acks == 2
+    assert sizes == [4, 4, 4]
+    assert workers.kinds.count(Kind.LOOK) == len(cuts) - 1
+
+
+def test_a_task_that_tells_its_messages_at_once_is_not_looked_at():
+    log = laid_out([(0, 1, CONT, 10), (0, 2, ACK, 10)])
+    workers = Workers(log, block=9, group_messages=9, ring_size=9, tells_messages=True)
+    _, rows = workers.run(None, [0, 10, 20])
+    assert (rows, workers.kinds) == ([0], [Kind.PLAIN, Kind.PLAIN, Kind.KEEP])
