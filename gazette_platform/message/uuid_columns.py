@@ -13,7 +13,7 @@ from gazette_platform.ops.extras import required
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]
 
-__all__ = ["parse_uuid_column"]
+__all__ = ["parse_uuid_column", "uuid_column"]
 
 
 def parse_uuid_column(column: pa.Array | pa.ChunkedArray) -> pa.StructArray:
@@ -48,6 +48,58 @@ def parse_uuid_column(column: pa.Array | pa.ChunkedArray) -> pa.StructArray:
     )
     flags = bits(low, 48, FLAGS_MAX, 0).cast(pa.uint16())
     return pa.StructArray.from_arrays([producer, clock, flags], ["producer", "clock", "flags"])
+
+
+def uuid_column(parts: pa.StructArray) -> pa.Array:
+    """The UUIDs that have these parts, of Arrow's type; null where they are those of `NO_UUID`.
+
+    Version and variant, which no part tells, are those that message UUIDs have.
+
+    Args:
+        parts: as `parse_uuid_column` makes them.
+
+    Raises: SetupError: there is no pyarrow.
+    """
+    pa = required("pyarrow", extra="arrow", by="columns of UUIDs")
+    pc = required("pyarrow.compute", extra="arrow", by="columns of UUIDs")
+    count = len(parts)
+    producer, clock, flags = (parts.field(name) for name in ("producer", "clock", "flags"))
+
+    def bits(right: int, mask: int, left: int) -> Any:
+        shifted = pc.bit_wise_and(pc.shift_right(clock, _word(right, pa)), _word(mask, pa))
+        return pc.shift_left(shifted, _word(left, pa))
+
+    high = _word(0x1000, pa)
+    for part in (bits(4, 0xFFFFFFFF, 32), bits(36, 0xFFFF, 16), bits(52, 0xFFF, 0)):
+        high = pc.bit_wise_or(high, part)
+    last = pc.bit_wise_or(
+        bits(0, 0xF, 10), pc.bit_wise_or(flags.cast(pa.uint64()), _word(1 << 15, pa))
+    )
+    raw = bytearray(count * UUID_BYTES)
+    heads = _big_endian(high), _big_endian(last)
+    producers = bytes(producer.buffers()[1])[producer.offset * PRODUCER_BYTES :]
+    producers = producers[: count * PRODUCER_BYTES]
+    for at in range(8):
+        raw[at::UUID_BYTES] = heads[0][at::8]
+    for at in range(2):
+        raw[8 + at :: UUID_BYTES] = heads[1][6 + at :: 8]
+    for at in range(PRODUCER_BYTES):
+        raw[UUID_BYTES - PRODUCER_BYTES + at :: UUID_BYTES] = producers[at::PRODUCER_BYTES]
+    found = pa.Array.from_buffers(pa.binary(UUID_BYTES), count, [None, pa.py_buffer(raw)])
+    is_none = pc.and_(pc.equal(clock, _word(0, pa)), pc.equal(flags, pa.scalar(0, pa.uint16())))
+    if pc.any(is_none).as_py():
+        nobody = pa.scalar(bytes(PRODUCER_BYTES), pa.binary(PRODUCER_BYTES))
+        is_none = pc.and_(is_none, pc.equal(producer, nobody))
+        found = pc.if_else(is_none, pa.scalar(None, pa.binary(UUID_BYTES)), found)
+    return pa.ExtensionArray.from_storage(pa.uuid(), found)
+
+
+def _big_endian(numbers: Any) -> bytes:
+    begin = numbers.offset * 8
+    words = array("Q", bytes(numbers.buffers()[1][begin : begin + len(numbers) * 8]))
+    if sys.byteorder == "little":
+        words.byteswap()
+    return words.tobytes()
 
 
 def _raw_of(column: Any, pa: Any, pc: Any) -> bytes:

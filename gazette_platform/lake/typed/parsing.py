@@ -1,0 +1,278 @@
+"""Blocks of a journal as typed rows, with bad records told by their place. Pure.
+
+A block is read at once (`records`), which takes all of it or nothing. Of one that is refused, msgspec looks at
+each line, as fast as the lines are many and however many are bad. It is a guess: what it lets pass is read
+at once again, in halves if that is refused too, and what it does not is read alone. So `records` has the last word on
+each line.
+
+    content ── records ── all good
+                  │
+               refused ── each line, trimmed: msgspec ── good ── records, at once ── refused: in halves
+                                                 └─ no ── records, alone ── refused: bad (`reasons`)
+
+An ACK of a transaction is no row, and not bad, whatever else it holds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, final
+
+import msgspec
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+from gazette_platform.errors import DataError
+from gazette_platform.lake.typed.json_arrays import RefusedError
+from gazette_platform.lake.typed.reasons import Reasons
+from gazette_platform.lake.typed.records import RecordsReader, acks_of, record_columns, with_uuid
+from gazette_platform.message.uuid import parse_uuid
+from gazette_platform.message.uuid_columns import parse_uuid_column
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from gazette_platform.lake.schema import ColumnType
+    from gazette_platform.lake.typed.records import Records
+    from gazette_platform.lake.typed.spec import TypedSpec
+
+__all__ = ["BadRecord", "BlockParser", "ParsedBlock"]
+
+_NEWLINE: Final = 0x0A
+_BLANKS: Final = b" \t\r"
+
+
+class BadRecord(NamedTuple):
+    """A message that is no row of the table."""
+
+    number: int
+    """Which message of the block, from 0."""
+    reason: str
+    """For people, with the path of the value where it is known."""
+
+
+class ParsedBlock(NamedTuple):
+    """What became of the messages of a block."""
+
+    parts: pa.StructArray
+    """`producer`, `clock` and `flags` of every message in order; zeros: it has no UUID that can be read."""
+    begins: pa.Int64Array
+    """Offset of each message's first byte in the journal."""
+    ends: pa.Int64Array
+    """Behind its last one, newline included."""
+    rows: pa.Table
+    """Of the good messages in order: columns of the spec that have a key, by name, in their order and types."""
+    good: pa.Int64Array | None
+    """Index of the message that each row is; None: all are good."""
+    bad: tuple[BadRecord, ...]
+    """The rest, without ACKs."""
+
+
+@final
+class BlockParser:
+    """Parses blocks of journals of one table. Not for several threads."""
+
+    def __init__(self, spec: TypedSpec) -> None:
+        self._records = RecordsReader(spec)
+        self._is_likely = _guess(spec)
+        self._reasons = Reasons(spec, self._records.values)
+        self._uuid_of = _uuid_reader(spec.uuid)
+
+    def parse(self, begin: int, content: bytes) -> ParsedBlock:
+        """The messages of a block.
+
+        Args:
+            begin: offset of its first byte.
+            content: whole lines; if the last one lacks its newline, it is a bad record.
+        """
+        begins, ends = _bounds(begin, content)
+        if not len(begins):
+            rows = self._records.empty
+            return ParsedBlock(self._parts_of([]), begins, ends, rows, None, ())
+        try:
+            found = self._records.read(content)
+        except RefusedError:
+            return self._sifted(content, begins, ends)
+        return _without_acks(
+            ParsedBlock(found.parts, begins, ends, found.rows, None, ()), acks_of(found.parts)
+        )
+
+    def _sifted(self, content: bytes, begins: Any, ends: Any) -> ParsedBlock:
+        """The same line by line."""
+        *lines, cut = (line.strip(_BLANKS) for line in content.split(b"\n"))
+        likely = [
+            index
+            for index, line in enumerate(lines)
+            if self._is_likely(line) or self._fits(line + b"\n")
+        ]
+        pieces = list(self._pieces(lines, likely))
+        good = [index for indices, _ in pieces for index in indices]
+        tables = [self._records.empty, *(records.rows for _, records in pieces)]
+        # Tables of many chunks are slow to write.
+        rows = pa.concat_tables(tables).combine_chunks() if pieces else self._records.empty
+        if len(lines) < len(begins):
+            lines.append(cut)
+        is_good = set(good)
+        bad = [index for index in range(len(lines)) if index not in is_good]
+        bad_parts = self._parts_of([self._uuid_of(lines[index]) for index in bad])
+        both = pa.concat_arrays([*(records.parts for _, records in pieces), bad_parts])
+        parts = both.take(pc.array_sort_indices(pa.array([*good, *bad], pa.int64())))
+        acks = acks_of(parts)
+        is_cut = not content.endswith(b"\n")
+        told = tuple(
+            BadRecord(index, self._reason(lines[index], is_cut and index == len(lines) - 1))
+            for index in bad
+            if not acks[index].as_py()
+        )
+        indices = pa.array(good, pa.int64()) if bad else None
+        return _without_acks(ParsedBlock(parts, begins, ends, rows, indices, told), acks)
+
+    def _reason(self, line: bytes, is_cut: bool) -> str:  # noqa: FBT001
+        return "ends within a record: there is no newline" if is_cut else self._reasons.why(line)
+
+    def _pieces(
+        self, lines: Sequence[bytes], likely: list[int]
+    ) -> Iterator[tuple[list[int], Records]]:
+        """Good ones among `likely`, in their order, as few pieces as may be."""
+        waiting = [likely]
+        while waiting:
+            indices = waiting.pop()
+            if not indices:
+                continue
+            content = b"".join([lines[index] + b"\n" for index in indices])
+            try:
+                yield indices, self._records.read(content)
+            except RefusedError:
+                middle = len(indices) // 2
+                if middle:
+                    waiting += [indices[middle:], indices[:middle]]
+
+    def _fits(self, line: bytes) -> bool:
+        try:
+            self._records.read(line)
+        except RefusedError:
+            return False
+        return True
+
+    @staticmethod
+    def _parts_of(texts: Sequence[str | None]) -> pa.StructArray:
+        return parse_uuid_column(pa.array(texts, pa.string()))
+
+
+def _bounds(begin: int, content: bytes) -> tuple[Any, Any]:
+    """Where messages begin, and where they end."""
+    octets = pa.Array.from_buffers(pa.uint8(), len(content), [None, pa.py_buffer(content)])
+    newlines = pc.indices_nonzero(pc.equal(octets, pa.scalar(_NEWLINE, pa.uint8())))
+    ends = pc.add(newlines.cast(pa.int64()), pa.scalar(begin + 1, pa.int64()))
+    if content and not content.endswith(b"\n"):
+        ends = pa.concat_arrays([ends, pa.array([begin + len(content)], pa.int64())])
+    first = pa.array([begin] if len(ends) else [], pa.int64())
+    return pa.concat_arrays([first, ends.slice(0, max(len(ends) - 1, 0))]), ends
+
+
+def _without_acks(parsed: ParsedBlock, acks: pa.BooleanArray) -> ParsedBlock:
+    if not pc.any(acks).as_py():
+        return parsed
+    good = parsed.good
+    if good is None:
+        good = pa.array(range(len(acks)), pa.int64())
+    is_row = pc.invert(acks.take(good))
+    return parsed._replace(rows=parsed.rows.filter(is_row), good=good.filter(is_row))
+
+
+# ------------------------------------------------------------------ guesses by msgspec
+
+
+_INT: Final = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
+_BIGINT: Final = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_DATE: Final = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")]
+_UUID: Final = Annotated[str, msgspec.Meta(min_length=36, max_length=36)]
+_GUESSES: Final[dict[str, Any]] = {
+    "boolean": bool,
+    "int": _INT,
+    "bigint": _BIGINT,
+    "float": float,
+    "double": float,
+    "decimal": float | str,
+    "date": _DATE,
+    "uuid": _UUID,
+}
+
+
+def _guess(spec: TypedSpec) -> Callable[[bytes], bool]:
+    """Whether a line is likely a record of the table. Quick, and wrong at times, either way."""
+    forbids_unknown = spec.unknown == "quarantine"
+    columns = record_columns(spec)
+    kinds = {column.key: (column.parsed, column.format) for column in columns}
+    if spec.uuid:
+        kind, form = kinds.get(spec.uuid[0], (None, ""))
+        kinds[spec.uuid[0]] = (with_uuid(kind, spec.uuid[1:]), form)
+    shapes = [(key, _guessed(*of, forbids_unknown=forbids_unknown)) for key, of in kinds.items()]
+    decode = msgspec.json.Decoder(_guessed_struct(shapes, forbids_unknown=forbids_unknown)).decode
+    required = {column.key for column in columns if column.required}
+    attributes = [f"f{index}" for index, (key, _) in enumerate(shapes) if key in required]
+
+    def is_likely(line: bytes) -> bool:
+        try:
+            record = decode(line)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            return False
+        return not any(getattr(record, attribute) is None for attribute in attributes)
+
+    return is_likely
+
+
+def _guessed_struct(shapes: Sequence[tuple[str, Any]], *, forbids_unknown: bool) -> Any:
+    names = {f"f{index}": key for index, (key, _) in enumerate(shapes)}
+    return msgspec.defstruct(
+        "Guess",
+        [
+            (f"f{index}", shape, msgspec.Raw() if shape is msgspec.Raw else None)
+            for index, (_, shape) in enumerate(shapes)
+        ],
+        rename=names,
+        forbid_unknown_fields=forbids_unknown,
+        gc=False,
+    )
+
+
+def _guessed(kind: ColumnType, form: str, *, forbids_unknown: bool) -> Any:
+    match kind.name:
+        case "json" | "map":
+            return msgspec.Raw
+        case "array":
+            item: Any = _guessed(kind.arguments[0], form, forbids_unknown=forbids_unknown)
+            return list[item] | None
+        case "struct":
+            parts = [_guessed(p, form, forbids_unknown=forbids_unknown) for p in kind.arguments]
+            shapes = list(zip(kind.field_names, parts, strict=True))
+            return _guessed_struct(shapes, forbids_unknown=forbids_unknown) | None
+        case "timestamptz" if form.startswith("epoch"):
+            return _BIGINT | None
+        case name:
+            return _GUESSES.get(name, str) | None
+
+
+# ------------------------------------------------------------------ UUIDs of bad records
+
+
+def _uuid_reader(path: Sequence[str]) -> Callable[[bytes], str | None]:
+    """What finds the UUID of a record of which the rest may be anything; None: there is none to be read."""
+    if not path:
+        return lambda _: None
+    shape: Any = str
+    for key in reversed(path):
+        shape = msgspec.defstruct("Level", [("at", shape | None, None)], rename={"at": key})
+    decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(shape)
+
+    def uuid_of(line: bytes) -> str | None:
+        try:
+            found = decoder.decode(line)
+            for _ in path:
+                found = found and found.at
+            if found is not None:
+                parse_uuid(found)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, DataError):
+            return None
+        return found  # type: ignore[no-any-return]
+
+    return uuid_of
