@@ -26,7 +26,7 @@ from enum import StrEnum
 from math import inf
 from typing import TYPE_CHECKING, Final, final
 
-from gazette_platform.errors import ValidationError
+from gazette_platform.errors import OffsetJump, ValidationError
 from gazette_platform.lake.segments import Segment, plan_segments
 from gazette_platform.lake.typed.state import JournalState
 
@@ -49,6 +49,7 @@ __all__ = [
     "held_ranges",
     "plan_backfill",
     "plan_run",
+    "tasks_between",
 ]
 
 _Range = tuple[int, int]
@@ -294,6 +295,20 @@ def _tasks(segments: Sequence[Segment], task_bytes: int, *, is_settled: bool) ->
         is_live = joined[-1].listing is None
         tasks.append(Task(tuple(joined), is_soft=is_live and not is_settled))
     return tasks
+
+
+def tasks_between(
+    journal: JournalNow, begin: int, end: int, task_bytes: int = _LIMITS.task_bytes
+) -> tuple[Task, ...]:
+    """Tasks for [begin, end), which were read before and end between messages.
+
+    Raises: OffsetJump: nobody holds a part of them any more.
+    """
+    reach = _reach(journal, begin, end)
+    if reach.holes:
+        gone = reach.holes[0]
+        raise OffsetJump(journal.name, gone.begin, gone.end)
+    return tuple(_tasks(reach.segments, task_bytes, is_settled=True))
 
 
 def _served(waiting: Mapping[str, Sequence[Task]], limits: Limits) -> dict[str, list[Task]]:

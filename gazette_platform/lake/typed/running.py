@@ -1,0 +1,342 @@
+"""A run of a typed table: what its journals hold by now becomes rows, all of it or nothing.
+
+    the table's state ── what brokers hold ── plan ── orders to workers, round after round ── state, list of quarantined
+                                                                                               │
+                        the next run settles, if this one dies here ── settle quarantine ── publish, fenced
+
+The table is read first, so that whatever anybody publishes from then on fences this run. Workers write files that nobody
+sees; what a run that fails leaves of them is removed by maintenance.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, final
+
+from gazette_platform.errors import LakeError, TypedFenced, TypedProgressGone, TypedRolledBack
+from gazette_platform.lake.typed.jobs import Job
+from gazette_platform.lake.typed.journals import journals_now
+from gazette_platform.lake.typed.publishing import publish_files
+from gazette_platform.lake.typed.quarantined import (
+    SUFFIX,
+    open_quarantine,
+    settle_quarantine,
+    write_list,
+)
+from gazette_platform.lake.typed.ranges import Limits, plan_run, tasks_between
+from gazette_platform.lake.typed.rounds import JournalRounds
+from gazette_platform.lake.typed.state import Counts
+from gazette_platform.lake.typed.table import open_table, state_properties, write_state
+from gazette_platform.lake.typed.written import data_file_of
+from gazette_platform.ops.clock import SystemClock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from datetime import datetime
+
+    from pyiceberg.io import FileIO
+    from pyiceberg.table.metadata import TableMetadata
+
+    from gazette_platform.client import Client, ClientConfig
+    from gazette_platform.lake.table_spec import TableSpec
+    from gazette_platform.lake.typed.catalogs import TypedCatalog
+    from gazette_platform.lake.typed.doors import Door, Loaded
+    from gazette_platform.lake.typed.jobs import Output, Workers
+    from gazette_platform.lake.typed.journals import JournalsNow
+    from gazette_platform.lake.typed.publishing import Published
+    from gazette_platform.lake.typed.ranges import Hole, JournalRange, RunPlan
+    from gazette_platform.lake.typed.rounds import Done, Order
+    from gazette_platform.lake.typed.spec import TypedSpec
+    from gazette_platform.lake.typed.state import TypedState
+    from gazette_platform.lake.typed.table import TypedTable
+    from gazette_platform.ops.clock import Clock
+
+__all__ = ["COMPLETE_AT", "RunReport", "TypedRunner", "insisting", "job_of", "work_through"]
+
+COMPLETE_AT: Final = "gazette.complete-at"
+"""Property of a snapshot: what was acknowledged before this instant (ISO 8601, UTC) is in the table. Absent: something
+was left to later runs."""
+
+# Plain, again, look, keep: more would be a journal that is not done for a reason that nobody foresaw.
+_ROUNDS_MAX: Final = 16
+# While a catalog restarts: a metastore takes some seconds.
+_PUBLISH_STEPS_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class RunReport:
+    """What a run did."""
+
+    table: str
+    """``schema.table``."""
+    metadata: TableMetadata
+    """Of the table behind it."""
+    before: TypedState
+    state: TypedState
+    """Behind the run."""
+    run: str = ""
+    """Name of its publication; empty: there was nothing to publish."""
+    snapshot_id: int | None = None
+    """That was published."""
+    files: int = 0
+    """Of rows."""
+    read_bytes: int = 0
+    """Of journals, uncompressed."""
+    left_bytes: int = 0
+    """What could be read, and is left to the next run."""
+    holes: tuple[Hole, ...] = ()
+    """What cannot be read: to be told to people."""
+    vanished: tuple[str, ...] = ()
+    """Journals that were read once, and are no more."""
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    """Journals of which brokers tell nothing now, and why."""
+    complete_at: datetime | None = None
+    """What was acknowledged before is in the table; None: something was left. Aware, UTC."""
+    seconds: float = 0.0
+    """That the run took."""
+
+    @property
+    def counts(self) -> Counts:
+        """Of what the run read."""
+        before, after = self.before.counts, self.state.counts
+        return Counts(
+            **{
+                name: getattr(after, name) - getattr(before, name)
+                for name in Counts.__dataclass_fields__
+            }
+        )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing that brokers hold was left."""
+        return not (self.left_bytes or self.holes or self.unreadable)
+
+
+def _silent(_: str) -> None:
+    return
+
+
+@final
+class TypedRunner:
+    """Runs typed tables. Holds nothing between runs but what it is given.
+
+    Args:
+        catalog: where the tables are.
+        workers: who reads and writes.
+        client: of the brokers.
+        log: gets a line for each step.
+        clock: tells when heads were asked for.
+    """
+
+    def __init__(
+        self,
+        catalog: TypedCatalog,
+        workers: Workers,
+        client: Client,
+        *,
+        log: Callable[[str], None] = _silent,
+        clock: Clock | None = None,
+    ) -> None:
+        self._catalog = catalog
+        self._workers = workers
+        self._client = client
+        self._log = log
+        self._clock = clock or SystemClock()
+
+    def run(
+        self,
+        spec: TypedSpec,
+        raw: TableSpec,
+        *,
+        limits: Limits | None = None,
+        given_up: Mapping[str, int] | None = None,
+    ) -> RunReport:
+        """Bring a table up to what brokers hold now, as far as `limits` let it, in one commit.
+
+        After an error run again: it goes on from what was published last.
+
+        Args:
+            spec: of the typed table, which is made or changed as it says.
+            raw: of the raw table: its selector says which journals there are.
+            limits: how much is read at most.
+            given_up: by journal, an offset up to which a person has given up what nobody holds.
+
+        Raises: TypedFenced: another run has published meanwhile. SchemaMismatch: the table cannot become what the
+            spec says. TypedProgressGone, TypedRolledBack: a person has to look. LakeError: a catalog or store
+            broke off. TransportError, StatusError, DataError: content cannot be read.
+        """
+        began = self._clock.monotonic()
+        doors = self._doors(spec)
+        table = open_table(doors[0], spec, self._catalog.new_location(spec.name))
+        location = self._catalog.new_location(doors[1].name)
+        quarantine = open_quarantine(doors[1], spec.name, location)
+        if settle_quarantine(*doors):
+            self._log(f"{spec.name}: settled what the run before left in quarantine")
+        asked = self._client.asynchronous
+        now = self._client.run(journals_now(asked, raw.label_selector, table.state, self._clock))
+        limits = limits or Limits()
+        plan = plan_run(table.state, now.journals, limits, given_up=given_up)
+        self._tell(spec, now, plan)
+        job = job_of(spec, table, quarantine, self._client.config)
+        done = self._carried_out(job, table.state, now, plan, limits)
+        state = table.state.with_journals({name: one.state for name, one in done.items()})
+        is_whole = not (plan.left_bytes or plan.holes or now.unreadable)
+        complete_at = now.asked_at if is_whole else None
+        outputs = [each for one in done.values() for each in one.outputs]
+        run, published = "", None
+        if state.digest != table.state.digest:
+            run = uuid.uuid4().hex
+            published = self._publish(
+                doors, table, state, outputs, run=run, complete_at=complete_at
+            )
+        _remove(table.io, [each for one in done.values() for each in one.discarded])
+        return RunReport(
+            table=spec.name,
+            metadata=table.metadata if published is None else published.metadata,
+            before=table.state,
+            state=state,
+            run=run,
+            snapshot_id=None if published is None else published.snapshot_id,
+            files=sum(len(each.files) for each in outputs),
+            read_bytes=sum(one.end - one.begin for one in plan.ranges),
+            left_bytes=plan.left_bytes,
+            holes=plan.holes,
+            vanished=plan.vanished,
+            unreadable=now.unreadable,
+            complete_at=complete_at,
+            seconds=self._clock.monotonic() - began,
+        )
+
+    def _doors(self, spec: TypedSpec) -> tuple[Door, Door]:
+        return self._catalog.door(spec.name), self._catalog.door(spec.name + SUFFIX)
+
+    def _tell(self, spec: TypedSpec, now: JournalsNow, plan: RunPlan) -> None:
+        for name, why in sorted(now.unreadable.items()):
+            self._log(f"{spec.name}: brokers tell nothing of {name}, which is left out: {why}")
+        for hole in plan.holes:
+            self._log(
+                f"{spec.name}: {hole.journal} cannot be read from offset {hole.begin} to {hole.end}: {hole.kind}"
+            )
+        size = sum(one.end - one.begin for one in plan.ranges)
+        tasks = sum(len(one.tasks) for one in plan.ranges)
+        self._log(
+            f"{spec.name}: {size} bytes of {len(plan.ranges)} journals are read in {tasks} tasks, "
+            f"{plan.left_bytes} are left"
+        )
+
+    def _carried_out(
+        self, job: Job, state: TypedState, now: JournalsNow, plan: RunPlan, limits: Limits
+    ) -> dict[str, JournalRounds]:
+        """Have workers do all that is planned. Returns: by journal, what came of it."""
+        by_name = {one.name: one for one in now.journals}
+
+        def rounds_of(wanted: JournalRange) -> JournalRounds:
+            journal = by_name[wanted.journal]
+            return JournalRounds(
+                state.journals.get(wanted.journal),
+                wanted,
+                tasks_of=lambda begin, end: tasks_between(journal, begin, end, limits.task_bytes),
+                look=lambda orders: self._workers.carry_out(job, orders),
+            )
+
+        rounds = {one.journal: rounds_of(one) for one in plan.ranges}
+        work_through(list(rounds.values()), lambda orders: self._workers.carry_out(job, orders))
+        return rounds
+
+    def _publish(
+        self,
+        doors: tuple[Door, Door],
+        table: TypedTable,
+        state: TypedState,
+        outputs: Sequence[Output],
+        *,
+        run: str,
+        complete_at: datetime | None,
+    ) -> Published:
+        """Let readers see it, and settle the quarantine behind."""
+        properties = state_properties(
+            state,
+            path=write_state(table.location, state, table.io),
+            run=run,
+            quarantine=write_list(
+                table.location, [file for one in outputs for file in one.quarantined], table.io
+            ),
+        )
+        if complete_at is not None:
+            properties[COMPLETE_AT] = complete_at.isoformat()
+        files = [data_file_of(file, table.metadata) for one in outputs for file in one.files]
+        published = insisting(
+            lambda: publish_files(doors[0], table.start, files, run, properties), self._log
+        )
+        self._log(f"{table.name}: published {len(files)} files as snapshot {published.snapshot_id}")
+        try:
+            settle_quarantine(*doors)
+        except LakeError as err:
+            # The next run does it, before it publishes.
+            self._log(f"{table.name}: quarantined records are to be settled yet: {err}")
+        return published
+
+
+def job_of(spec: TypedSpec, table: TypedTable, quarantine: Loaded, config: ClientConfig) -> Job:
+    """What workers are told of a table."""
+    return Job(
+        spec=spec,
+        schema=table.schema.model_dump_json(),
+        partitions=table.partition_spec.model_dump_json(),
+        location=table.location,
+        quarantine_schema=quarantine.metadata.schema().model_dump_json(),
+        quarantine_location=quarantine.metadata.location,
+        io_properties=dict(table.io.properties),
+        client=config,
+    )
+
+
+def work_through(
+    rounds: Sequence[JournalRounds], carry_out: Callable[[Sequence[Order]], Sequence[Done]]
+) -> None:
+    """Have orders of all journals carried out, those of a round together, until there are none.
+
+    Raises: LakeError: there is no end of them; and what `carry_out` and `JournalRounds.take` raise.
+    """
+    for _ in range(_ROUNDS_MAX):
+        busy = [one for one in rounds if one.orders]
+        if not busy:
+            return
+        done = list(carry_out([order for one in busy for order in one.orders]))
+        for one in busy:
+            count = len(one.orders)
+            one.take(done[:count])
+            del done[:count]
+    names = ", ".join(sorted({order.journal for one in rounds for order in one.orders}))
+    raise LakeError(
+        f"{names}: not done after {_ROUNDS_MAX} rounds, so nothing was published: run it again, and if that does not "
+        "help, tell the makers"
+    )
+
+
+def insisting(publish: Callable[[], Published], log: Callable[[str], None]) -> Published:
+    """Ask until there is an answer: a publication that is asked again does nothing twice.
+
+    Raises: TypedFenced, TypedRolledBack, TypedProgressGone: there is one. LakeError: there was none for half a minute.
+    """
+    for pause_s in _PUBLISH_STEPS_S:
+        try:
+            return publish()
+        except (TypedFenced, TypedRolledBack, TypedProgressGone):
+            raise
+        except LakeError as err:
+            log(f"asking again whether it was published: {err}")
+            time.sleep(pause_s)
+    return publish()
+
+
+def _remove(io: FileIO, outputs: Sequence[Output]) -> None:
+    """Delete what was written in vain; what cannot be is left to maintenance."""
+    for output in outputs:
+        for file in (*output.files, *output.quarantined):
+            with suppress(OSError):
+                io.delete(file.path)
