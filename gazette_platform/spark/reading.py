@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from gazette_platform.client import Client
-from gazette_platform.client.direct import read_fragment
 from gazette_platform.client.loop_thread import next_or_none
-from gazette_platform.errors import DataError, Desynchronized, StoreError
+from gazette_platform.errors import DataError, Desynchronized
+from gazette_platform.lake.segment_content import BLOCK_BYTES, LineBlocks, pieces_of
 from gazette_platform.message.arrow_committed import Frames
 from gazette_platform.message.framing import FRAME_BYTES_MAX
 from gazette_platform.message.json_framing import JsonFraming
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
 
     from gazette_platform.client import AsyncClient
+    from gazette_platform.lake.segment_content import Piece
     from gazette_platform.message.framing import Framing
     from gazette_platform.spark.columns import Columns
     from gazette_platform.spark.options import SourceOptions
@@ -31,13 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["read_spans"]
 
-_log = logging.getLogger(__name__)
-
-# Where Arrow is fastest: smaller ones cost more calls, larger ones are refused for one bad record.
-_BLOCK_BYTES: Final = 1 << 20
 _ACK: Final = int(Flags.ACK_TXN)
-
-Piece = tuple[int, bytes]
 
 
 def read_spans(
@@ -73,82 +67,24 @@ def _blocks(
         finally:
             client.run(source.aclose())
         return
-    pieces = _iterate(client, _content(client.asynchronous, span, options))
+    pieces = pieces_of(client, span, on_jump=options.on_jump)
     if span.content_type in TEXTS:
         yield from _lines(span.journal, pieces)
     else:
         yield from _frames(span, pieces, needs_uuid=needs_uuid)
 
 
-def _iterate(client: Client, source: AsyncGenerator[Piece, None]) -> Iterator[Piece]:
-    try:
-        while (piece := client.run(next_or_none(source))) is not None:
-            yield piece
-    finally:
-        client.run(source.aclose())
-
-
-async def _content(
-    client: AsyncClient, span: Span, options: SourceOptions
-) -> AsyncGenerator[Piece, None]:
-    """Content of a span with its offsets: from the store, and from where that fails on, from brokers."""
-    at = span.begin
-    if span.listing is not None and span.listing.signed_url:
-        pieces = read_fragment(
-            span.listing.fragment,
-            span.listing.signed_url,
-            offset=span.begin,
-            file_root=options.config.file_root,
-        )
-        try:
-            async for piece in pieces:
-                # Read to its end, though the span may end before: the digest of all is checked there.
-                if cut := bytes(piece[: span.end - at]):
-                    yield at, cut
-                    at += len(cut)
-        except StoreError as err:
-            # Pruned since it was listed, or a store that only brokers reach.
-            _log.debug("%s from %d on is read through brokers: %s", span.journal, at, err)
-        finally:
-            await pieces.aclose()
-    if at >= span.end:
-        return
-    reader = client.read(span.journal, at, end_offset=span.end, on_jump=options.on_jump)
-    try:
-        async for served in reader:
-            yield reader.offset - len(served), bytes(served)
-    finally:
-        await reader.aclose()
-
-
 def _lines(journal: str, pieces: Iterator[Piece]) -> Iterator[Block]:
     """Blocks of whole lines. What stands behind the last newline is a record, too."""
-    begin, size, wanted = 0, 0, _BLOCK_BYTES
-    held: list[bytes] = []
-    for at, piece in pieces:
-        if at != begin + size:  # the first one, or what lies between is gone
-            if size:
-                yield _line_block(journal, begin, b"".join(held))
-            begin, size, held = at, 0, []
-        held.append(piece)
-        size += len(piece)
-        if size < wanted:
-            continue
-        whole = b"".join(held)
-        cut = whole.rfind(b"\n") + 1
-        if not cut:
-            if size > FRAME_BYTES_MAX:
-                raise Desynchronized(
-                    f"{journal}: no line ends within {size} bytes behind offset {begin} (is its "
-                    "content-type right?)"
-                )
-            # Looked at again when there is twice as much: else a long line costs the square of its length.
-            held, wanted = [whole], 2 * size
-            continue
-        yield _line_block(journal, begin, whole[:cut])
-        held, begin, size, wanted = [whole[cut:]], begin + cut, size - cut, _BLOCK_BYTES
-    if rest := b"".join(held):
-        yield _line_block(journal, begin, rest)
+    lines = LineBlocks(journal)
+    for piece in pieces:
+        # Unless it is the first one, what lies between is gone.
+        if piece[0] != lines.end and (rest := lines.rest()) is not None:
+            yield _line_block(journal, *rest)
+        if (block := lines.feed(piece)) is not None:
+            yield _line_block(journal, *block)
+    if (rest := lines.rest()) is not None:
+        yield _line_block(journal, *rest)
 
 
 def _line_block(journal: str, begin: int, content: bytes) -> Block:
@@ -173,7 +109,7 @@ def _frames(span: Span, pieces: Iterator[Piece], *, needs_uuid: bool) -> Iterato
         fed = at + len(piece)
         frames = decoder.feed(piece)
         if not frames:
-            if decoder.held_bytes > FRAME_BYTES_MAX + _BLOCK_BYTES:
+            if decoder.held_bytes > FRAME_BYTES_MAX + BLOCK_BYTES:
                 raise Desynchronized(
                     f"{span.journal}: no message ends within {decoder.held_bytes} bytes behind offset "
                     f"{begin} (is its content-type {span.content_type}?)"
@@ -248,7 +184,7 @@ async def _committed(
                 size += len(envelope.message.frame)
                 if uuids is not None:
                     uuids.append(_text_of(envelope.uuid))
-            if size >= _BLOCK_BYTES:
+            if size >= BLOCK_BYTES:
                 yield _frame_block(span, begins, ends, frames, uuids)
                 begins, ends, frames, size = [], [], [], 0
                 uuids = [] if needs_uuid else None

@@ -1,0 +1,196 @@
+"""Rows of a typed table, parted by what its partition spec makes of them. Pure.
+
+Where PyIceberg's own functions take a step of Python for each row, and its vectorised ones a library more, Arrow
+takes a few for all. Hashes are PyIceberg's, for each value that differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable  # noqa: TC003  of a constant
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+from pyiceberg.transforms import (
+    BucketTransform,
+    DayTransform,
+    HourTransform,
+    IdentityTransform,
+    MonthTransform,
+    TruncateTransform,
+    YearTransform,
+)
+from pyiceberg.types import BinaryType, IntegerType, LongType, StringType
+
+from gazette_platform.errors import LakeError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.schema import Schema
+    from pyiceberg.types import IcebergType
+
+__all__ = ["Part", "RowParter"]
+
+_HOUR_US: Final = 3_600_000_000
+_UNIX_YEAR: Final = 1970
+
+
+class Part(NamedTuple):
+    """Rows of one partition."""
+
+    value: tuple[Any, ...]
+    """Of each field of the spec, as `WrittenFile.partition` has it."""
+    rows: pa.Table
+
+
+@final
+class RowParter:
+    """Parts rows by a partition spec.
+
+    Args:
+        schema: of the table.
+        spec: of it.
+
+    Raises: LakeError: it has a transform that specs of typed tables do not have.
+    """
+
+    def __init__(self, schema: Schema, spec: PartitionSpec) -> None:
+        self._values: list[tuple[str, Callable[[Any], Any]]] = []
+        for field in spec.fields:
+            source = schema.find_field(field.source_id)
+            values_of = _values_of(field.transform, source.field_type)
+            if values_of is None or source not in schema.fields:
+                raise LakeError(
+                    f"partition field {field.name} is {field.transform} of "
+                    f"{schema.find_column_name(field.source_id)}, which typed tables are not written by: "
+                    "run again, and the table is parted by its spec; who changed it should change the spec"
+                )
+            self._values.append((source.name, values_of))
+
+    def parts(self, rows: pa.Table) -> list[Part]:
+        """The rows by partition, the largest part first; within one they are in the order that they had."""
+        if not rows.num_rows:
+            return []
+        if not self._values:
+            return [Part((), rows)]
+        values = [values_of(_plain(rows.column(name))) for name, values_of in self._values]
+        codes = _codes(values)
+        firsts = _firsts(codes)
+        if len(firsts) > pc.count_distinct(codes).as_py():
+            order = pc.array_sort_indices(codes)  # stable
+            rows, codes = rows.take(order), codes.take(order)
+            values = [each.take(order) for each in values]
+            firsts = _firsts(codes)
+        of_parts = zip(*(each.take(firsts).to_pylist() for each in values), strict=True)
+        begins = firsts.to_pylist()
+        ends = [*begins[1:], rows.num_rows]
+        parts = [
+            Part(value, rows.slice(begin, end - begin))
+            for value, begin, end in zip(of_parts, begins, ends, strict=True)
+        ]
+        return sorted(parts, key=lambda part: -part.rows.num_rows)
+
+
+def _plain(column: pa.ChunkedArray) -> Any:
+    """Values as PyIceberg's functions take them: instants and dates as numbers, UUIDs as bytes."""
+    array = column.combine_chunks()
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if pa.types.is_timestamp(array.type):
+        return array.cast(pa.int64())
+    return array.cast(pa.int32()) if pa.types.is_date32(array.type) else array
+
+
+def _codes(values: Sequence[Any]) -> Any:
+    """A number for each row, the same where all values are."""
+    codes = None
+    for each in values:
+        encoded = pc.dictionary_encode(each, null_encoding="encode")
+        codes_of_each = encoded.indices.cast(pa.int64())
+        if codes is not None:
+            # Both are less than there are rows, so that the product fits; then it is less again.
+            both = pc.add(pc.multiply(codes, len(encoded.dictionary)), codes_of_each)
+            codes_of_each = pc.dictionary_encode(both).indices.cast(pa.int64())
+        codes = codes_of_each
+    return codes
+
+
+def _firsts(codes: Any) -> Any:
+    """Where another code begins."""
+    differs = pc.not_equal(codes.slice(1), codes.slice(0, len(codes) - 1))
+    return pc.indices_nonzero(pa.concat_arrays([pa.array([True]), differs]))
+
+
+def _values_of(transform: Any, kind: IcebergType) -> Callable[[Any], Any] | None:
+    """What makes the values of a partition out of those of a column; None: no such transform."""
+    if isinstance(transform, TruncateTransform):
+        return _truncation(transform, kind)
+    if isinstance(transform, BucketTransform):
+        return partial(_each, function=transform.transform(kind), kind=pa.int32())
+    return _OF_COLUMNS.get(type(transform))
+
+
+def _dates(values: Any) -> Any:
+    """Days, or microseconds, as dates."""
+    if pa.types.is_int64(values.type):
+        values = values.cast(pa.timestamp("us"))
+    return values.cast(pa.date32())
+
+
+def _years(dates: Any) -> Any:
+    return pc.subtract(pc.year(dates), _UNIX_YEAR).cast(pa.int32())
+
+
+def _months(dates: Any) -> Any:
+    return pc.subtract(pc.add(pc.multiply(_years(dates), 12), pc.month(dates)), 1).cast(pa.int32())
+
+
+def _days(values: Any) -> Any:
+    return _dates(values).cast(pa.int32())
+
+
+def _hours(values: Any) -> Any:
+    hour = pa.scalar(_HOUR_US, pa.int64())
+    return pc.divide(_floored(values, _HOUR_US), hour).cast(pa.int32())
+
+
+_OF_COLUMNS: Final[dict[type, Callable[[Any], Any]]] = {
+    IdentityTransform: lambda values: values,
+    YearTransform: lambda values: _years(_dates(values)),
+    MonthTransform: lambda values: _months(_dates(values)),
+    DayTransform: _days,
+    HourTransform: _hours,
+}
+
+
+def _truncation(transform: TruncateTransform[Any], kind: IcebergType) -> Callable[[Any], Any]:
+    width = transform.width
+    match kind:
+        case StringType():
+            return lambda values: pc.utf8_slice_codeunits(values, 0, width)
+        case BinaryType():
+            return lambda values: pc.binary_slice(values, 0, width)
+        case IntegerType() | LongType():
+            return lambda values: _floored(values, width)
+        case _:
+            function = transform.transform(kind)
+            return lambda values: _each(values, function=function, kind=values.type)
+
+
+def _floored(values: Any, width: int) -> Any:
+    """The next multiple of `width` below each value. Arrow's division rounds to zero."""
+    unit = pa.scalar(width, values.type)
+    zero = pa.scalar(0, values.type)
+    rest = pc.subtract(values, pc.multiply(pc.divide(values, unit), unit))
+    rest = pc.if_else(pc.less(rest, zero), pc.add(rest, unit), rest)
+    return pc.subtract(values, rest)
+
+
+def _each(values: Any, *, function: Callable[[Any], Any], kind: Any) -> Any:
+    """What `function` makes of each value. It is called once for those that are equal, and not for null."""
+    encoded = pc.dictionary_encode(values)
+    made = pa.array([function(value) for value in encoded.dictionary.to_pylist()], kind)
+    return made.take(encoded.indices)

@@ -1,0 +1,302 @@
+"""What workers do: an order carried out, from a task's bytes to Parquet files and what the driver has to know."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, final
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+from pyiceberg.io import load_file_io
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
+from pyiceberg.schema import Schema
+
+from gazette_platform.client import Client
+from gazette_platform.errors import DataError
+from gazette_platform.lake.segment_content import LineBlocks, pieces_of
+from gazette_platform.lake.segments import Segment
+from gazette_platform.lake.typed.jobs import Output
+from gazette_platform.lake.typed.parsing import BlockParser
+from gazette_platform.lake.typed.placing import bad_rows, placed_rows
+from gazette_platform.lake.typed.rounds import Done, Kind
+from gazette_platform.lake.typed.screening import TaskScreen
+from gazette_platform.lake.typed.writing import RowWriter, remove_files
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from pyiceberg.io import FileIO
+
+    from gazette_platform.lake.segment_content import Piece
+    from gazette_platform.lake.typed.jobs import Job
+    from gazette_platform.lake.typed.parsing import ParsedBlock
+    from gazette_platform.lake.typed.ranges import Task
+    from gazette_platform.lake.typed.rounds import Order
+
+__all__ = ["LocalWorkers", "carry_out", "discard"]
+
+_MESSAGES: Final = pa.schema(
+    [
+        ("begin", pa.int64()),
+        ("end", pa.int64()),
+        ("producer", pa.binary(6)),
+        ("clock", pa.uint64()),
+        ("flags", pa.uint16()),
+    ]
+)
+
+
+def carry_out(job: Job, order: Order) -> Done:
+    """Do what an order says, with a client of its own.
+
+    Memory: blocks of 1 MiB, or the longest record; rows that are held until they are written; and 34 bytes for each
+    message of the task.
+
+    Returns: for `JournalRounds`; its output is an `Output`, or None if nothing was written.
+    Raises: DataError: content is damaged or gone. LakeError: a file cannot be written, or the journal's name has
+        no value for a column. StoreError, StatusError, TransportError: content cannot be had. What was written is
+        removed then.
+    """
+    with Client(job.client) as client:
+        content = _TaskContent(client, order.journal, order.task)
+        with closing(content.blocks):
+            if order.kind is Kind.LOOK:
+                return _looked(job, content)
+            with _Files(job, order.journal) as files:
+                if order.kind is Kind.KEEP:
+                    return _kept(job, order, content, files)
+                return _screened(job, order, content, files)
+
+
+def _screened(job: Job, order: Order, content: _TaskContent, files: _Files) -> Done:
+    """Of kind `PLAIN`. Once there is a transaction, it goes on as `LOOK` does."""
+    parser = BlockParser(job.spec)
+    screen = TaskScreen(order.task.begin, order.known)
+    messages: list[pa.Table] = []
+    is_plain = True
+    for begin, block in content.blocks:
+        parsed = parser.parse(begin, block)
+        messages.append(_messages(parsed))
+        if not is_plain:
+            continue
+        keep = screen.take(parsed.parts)
+        is_plain = screen.is_plain
+        if is_plain:
+            files.add(parsed, block, begin, keep)
+        else:
+            files.abort()
+    summary = screen.summary(content.end)
+    if is_plain:
+        return files.close(Done(summary=summary))
+    return Done(summary=summary, messages=_table_of(messages), end=content.end)
+
+
+def _looked(job: Job, content: _TaskContent) -> Done:
+    parser = BlockParser(job.spec)
+    messages = [_messages(parser.parse(begin, block)) for begin, block in content.blocks]
+    return Done(messages=_table_of(messages), end=content.end)
+
+
+def _kept(job: Job, order: Order, content: _TaskContent, files: _Files) -> Done:
+    parser = BlockParser(job.spec)
+    wanted = order.keep if order.keep is not None else pa.array([], pa.int64())
+    begins = memoryview(wanted.buffers()[1] or b"").cast("q")[wanted.offset :][: len(wanted)]
+    first = 0
+    for begin, block in content.blocks:
+        last = bisect_left(begins, begin + len(block), lo=first)
+        if last > first:
+            parsed = parser.parse(begin, block)
+            keep = pc.is_in(parsed.begins, value_set=wanted.slice(first, last - first))
+            files.add(parsed, block, begin, keep)
+        first = last
+    return files.close(Done())
+
+
+def _messages(parsed: ParsedBlock) -> pa.Table:
+    parts = (parsed.parts.field(name) for name in ("producer", "clock", "flags"))
+    return pa.Table.from_arrays([parsed.begins, parsed.ends, *parts], schema=_MESSAGES)
+
+
+def _table_of(messages: Sequence[pa.Table]) -> pa.Table:
+    return pa.concat_tables([_MESSAGES.empty_table(), *messages]).combine_chunks()
+
+
+@final
+class _TaskContent:
+    """Blocks of whole lines of a task, in order.
+
+    What stands at the end of a segment without a newline is a message, too, and ends its block: so it is to all
+    who read that fragment. Only at the end of a task that is soft, it is left.
+
+    Attributes:
+        blocks: to be iterated once, and closed before the client is.
+        end: offset behind the last message that was given.
+    """
+
+    def __init__(self, client: Client, journal: str, task: Task) -> None:
+        self._client = client
+        self._journal = journal
+        self._task = task
+        self._lines = LineBlocks(journal)
+        self.end = task.begin
+        self.blocks = self._noted()
+
+    def _noted(self) -> Generator[Piece, None, None]:
+        with closing(self._blocks()) as blocks:
+            for block in blocks:
+                self.end = block[0] + len(block[1])
+                yield block
+
+    def _blocks(self) -> Generator[Piece, None, None]:
+        task, lines = self._task, self._lines
+        for segment in task.segments:
+            with closing(self._pieces(segment)) as pieces:
+                for piece in pieces:
+                    if (block := lines.feed(piece)) is not None:
+                        yield block
+            is_left = task.is_soft and segment is task.segments[-1]
+            if lines.is_within_line and not is_left and (block := lines.rest()) is not None:
+                yield block
+        block = lines.whole_lines()
+        if block is None and self.end == task.begin:
+            block = self._first_line()
+        if block is not None:
+            yield block
+
+    def _pieces(self, segment: Segment) -> Generator[Piece, None, None]:
+        at = segment.begin
+        with closing(pieces_of(self._client, segment)) as pieces:
+            for piece in pieces:
+                at = piece[0] + len(piece[1])
+                yield piece
+        if at != segment.end:
+            raise DataError(
+                f"{self._journal}: content ends at offset {at}, and brokers told of it up to {segment.end}: was the "
+                "journal made again? Run again, which looks anew"
+            )
+
+    def _first_line(self) -> Piece | None:
+        """The line that has begun, with its end, which lies behind the task. None: it has not ended yet."""
+        lines, end = self._lines, self._task.end
+        if not lines.is_within_line:
+            return None
+        head = self._client.write_head(self._journal)
+        if head <= end:
+            return None
+        behind = Segment(self._journal, end, head, (), None)
+        with closing(pieces_of(self._client, behind)) as pieces:
+            for at, content in pieces:
+                cut = content.find(b"\n") + 1
+                block = lines.feed((at, content[:cut] if cut else content))
+                if cut:
+                    return block or lines.whole_lines()
+        return None
+
+
+@final
+class _Files:
+    """Files of an order: rows, and records that were set aside. They are removed, should it fail."""
+
+    def __init__(self, job: Job, journal: str) -> None:
+        self._spec = job.spec
+        self._journal = journal
+        self._rows = RowWriter(
+            _io(job, job.location),
+            job.location,
+            Schema.model_validate_json(job.schema),
+            PartitionSpec.model_validate_json(job.partitions),
+        )
+        self._bad = RowWriter(
+            _io(job, job.quarantine_location),
+            job.quarantine_location,
+            Schema.model_validate_json(job.quarantine_schema),
+            UNPARTITIONED_PARTITION_SPEC,
+        )
+
+    def __enter__(self) -> _Files:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if error is not None:
+            self.abort()
+
+    def add(
+        self, parsed: ParsedBlock, content: bytes, begin: int, keep: pa.BooleanArray | None
+    ) -> None:
+        """Take what is kept of a block."""
+        rows = placed_rows(self._spec, self._rows.schema, self._journal, parsed, keep)
+        self._rows.add(rows)
+        if parsed.bad:
+            bad = bad_rows(self._journal, parsed, content, begin, keep)
+            self._bad.add(_in_schema(bad, self._bad.schema))
+
+    def close(self, done: Done) -> Done:
+        """End all files. Returns: `done`, with what was written."""
+        output = Output(files=self._rows.close(), quarantined=self._bad.close())
+        has_files = output.files or output.quarantined
+        return replace(
+            done,
+            typed=self._rows.rows,
+            quarantined=self._bad.rows,
+            output=output if has_files else None,
+        )
+
+    def abort(self) -> None:
+        """Remove all that was written."""
+        with ExitStack() as stack:
+            stack.callback(self._bad.abort)
+            stack.callback(self._rows.abort)
+
+
+def _in_schema(bad: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Bad rows in the columns of the quarantine table, whose types are theirs; others are null."""
+    arrays: list[Any] = [
+        bad.column(field.name)
+        if field.name in bad.column_names
+        else pa.nulls(bad.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+@final
+class LocalWorkers:
+    """Workers in this process, for small tables.
+
+    Args:
+        threads: orders that are carried out at a time. Most of it is done without the GIL.
+    """
+
+    def __init__(self, threads: int = 1) -> None:
+        self._threads = threads
+
+    def carry_out(self, job: Job, orders: Sequence[Order]) -> list[Done]:
+        """See `Workers`. Once one fails, those that have not begun do not begin."""
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="typed") as pool:
+            futures = [pool.submit(carry_out, job, order) for order in orders]
+            try:
+                return [future.result() for future in futures]
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                for future in futures:
+                    if not future.cancelled() and future.exception() is None:
+                        discard(job, future.result().output)
+                raise
+
+
+def discard(job: Job, output: Output | None) -> None:
+    """Remove what was written in vain, such as `JournalRounds.discarded`. What cannot be is left to maintenance."""
+    if output is None:
+        return
+    for location, files in (
+        (job.location, output.files),
+        (job.quarantine_location, output.quarantined),
+    ):
+        remove_files(_io(job, location), [file.path for file in files])
+
+
+def _io(job: Job, location: str) -> FileIO:
+    return load_file_io(dict(job.io_properties), location)

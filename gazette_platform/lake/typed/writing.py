@@ -1,0 +1,220 @@
+"""Rows of a typed table as Parquet files below its location. Nobody reads them before they are published."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from typing import TYPE_CHECKING, Any, Final, final
+
+from pyarrow import concat_tables, parquet  # type: ignore[import-untyped]
+from pyiceberg.io.pyarrow import parquet_path_to_id_mapping
+
+from gazette_platform.errors import LakeError
+from gazette_platform.lake.typed.iceberg_types import arrow_schema
+from gazette_platform.lake.typed.partition_values import RowParter
+from gazette_platform.lake.typed.written import written_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import pyarrow as pa
+    from pyiceberg.io import FileIO
+    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.schema import Schema
+
+    from gazette_platform.lake.typed.written import WrittenFile
+
+__all__ = ["RowWriter", "remove_files"]
+
+# As Arrow holds them, of all partitions together: what a row group has at most. Parting them takes as much again.
+_HELD_BYTES: Final = 64 << 20
+_FILE_BYTES: Final = 256 << 20
+# One in a store of objects holds a part of 10 MiB until it is sent.
+_OPEN_FILES: Final = 16
+# Never the same twice, so that a dictionary is work for nothing.
+_UNEQUAL: Final = frozenset({"_begin", "_end", "_uuid"})
+
+_log = logging.getLogger(__name__)
+
+
+@final
+class RowWriter:
+    """Writes rows into files, each of one partition.
+
+    Rows are held until there are enough, and then all are written, each partition's to its file. Files stay
+    open meanwhile, but for those of the smallest partitions if there are many: so there are more files the
+    more partitions rows are scattered over, and memory is the same.
+
+    Args:
+        io: of the table.
+        location: of the table.
+        schema: of the table.
+        partitions: the spec by which rows are parted.
+        held_bytes: of rows that are held, as Arrow counts them. Memory: twice that, and the open files'.
+        file_bytes: a file is ended once it has as much.
+        open_files: that stay open, at most.
+
+    Raises: LakeError: the partition spec has a transform that specs of typed tables do not have.
+    """
+
+    def __init__(
+        self,
+        io: FileIO,
+        location: str,
+        schema: Schema,
+        partitions: PartitionSpec,
+        *,
+        held_bytes: int = _HELD_BYTES,
+        file_bytes: int = _FILE_BYTES,
+        open_files: int = _OPEN_FILES,
+    ) -> None:
+        self.schema = arrow_schema(schema)
+        """Of the rows."""
+        self.rows = 0
+        """That were taken."""
+        self._io = io
+        self._location = location
+        self._table_schema = schema
+        self._spec_id = partitions.spec_id
+        self._parter = RowParter(schema, partitions)
+        self._held_bytes_max = held_bytes
+        self._file_bytes = file_bytes
+        self._open_files = open_files
+        self._held: list[pa.Table] = []
+        self._held_bytes = 0
+        self._open: dict[tuple[Any, ...], _OpenFile] = {}
+        self._begun: list[str] = []
+        self._written: list[WrittenFile] = []
+
+    def add(self, rows: pa.Table) -> None:
+        """Take rows, of `schema`.
+
+        Raises: LakeError: a file cannot be written.
+        """
+        if not rows.num_rows:
+            return
+        self.rows += rows.num_rows
+        self._held.append(rows)
+        self._held_bytes += rows.nbytes
+        if self._held_bytes >= self._held_bytes_max:
+            self._write(is_last=False)
+
+    def close(self) -> tuple[WrittenFile, ...]:
+        """Write what is held, and end all files. Returns: those that were written; none for no rows.
+
+        Raises: LakeError: a file cannot be written.
+        """
+        self._write(is_last=True)
+        for value in list(self._open):
+            self._end(self._open.pop(value))
+        return tuple(self._written)
+
+    def abort(self) -> None:
+        """Remove all that was written. What cannot be removed is left to maintenance."""
+        self._held = []
+        for file in self._open.values():
+            file.abandon()
+        self._open.clear()
+        self._written.clear()
+        remove_files(self._io, self._begun)
+
+    def _write(self, *, is_last: bool) -> None:
+        if not self._held:
+            return
+        # Tables of many chunks are slow to be parted and written.
+        rows = concat_tables(self._held).combine_chunks()
+        self._held, self._held_bytes = [], 0
+        parts = self._parter.parts(rows)
+        del rows
+        for value in self._open.keys() - {part.value for part in parts}:
+            # As of an hour that is over.
+            self._end(self._open.pop(value))
+        for value, of_part in parts:
+            file = self._open.pop(value, None) or self._new_file(value)
+            # At once, for `abort`, should this be the last that is done.
+            self._open[value] = file
+            size = file.write(of_part)
+            if is_last or size >= self._file_bytes or len(self._open) > self._open_files:
+                self._end(self._open.pop(value))
+
+    def _new_file(self, value: tuple[Any, ...]) -> _OpenFile:
+        path = f"{self._location}/data/{uuid.uuid4()}.parquet"
+        self._begun.append(path)
+        return _OpenFile(self._io, path, self._table_schema, self.schema, value)
+
+    def _end(self, file: _OpenFile) -> None:
+        size, metadata = file.close()
+        self._written.append(
+            written_file(
+                file.path, size, metadata, self._table_schema, self._spec_id, file.partition
+            )
+        )
+
+
+@final
+class _OpenFile:
+    """A Parquet file that is being written."""
+
+    def __init__(
+        self, io: FileIO, path: str, schema: Schema, kind: pa.Schema, partition: tuple[Any, ...]
+    ) -> None:
+        self.path = path
+        self.partition = partition
+        leaves = parquet_path_to_id_mapping(schema)
+        try:
+            self._stream = io.new_output(path).create()
+            self._writer = parquet.ParquetWriter(
+                self._stream,
+                kind,
+                compression="zstd",
+                compression_level=1,
+                use_dictionary=[leaf for leaf in leaves if leaf not in _UNEQUAL],
+                # As Iceberg wants decimals of few digits, and its readers in Java are fastest.
+                store_decimal_as_integer=True,
+            )
+        except OSError as err:
+            raise _unwritten(path, err) from err
+
+    def write(self, rows: pa.Table) -> int:
+        """Write rows as a row group. Returns: bytes of the file until now."""
+        try:
+            self._writer.write_table(rows, row_group_size=rows.num_rows)
+            return int(self._stream.tell())
+        except OSError as err:
+            raise _unwritten(self.path, err) from err
+
+    def close(self) -> tuple[int, Any]:
+        """End the file. Returns: its bytes, and what its footer says."""
+        try:
+            self._writer.close()
+            size = int(self._stream.tell())
+            self._stream.close()
+        except OSError as err:
+            self.abandon()
+            raise _unwritten(self.path, err) from err
+        return size, self._writer.writer.metadata
+
+    def abandon(self) -> None:
+        """Let go of a file that nobody will read."""
+        for each in (self._writer, self._stream):
+            try:
+                each.close()
+            except OSError as err:
+                _log.debug("%s is abandoned: %s", self.path, err)
+
+
+def remove_files(io: FileIO, paths: Iterable[str]) -> None:
+    """Remove files that nobody will read. What cannot be removed is left to maintenance, and told to the log."""
+    for path in paths:
+        try:
+            io.delete(path)
+        except FileNotFoundError:
+            continue
+        except OSError as err:
+            _log.warning("%s stays, for maintenance to remove: %s", path, err)
+
+
+def _unwritten(path: str, err: OSError) -> LakeError:
+    return LakeError(
+        f"cannot write {path} ({err}): see that there is room, and that the place can be written, and run again"
+    )
