@@ -7,9 +7,9 @@ import os
 import subprocess
 import time
 import warnings
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from gazette_platform import lake
 from gazette_platform.embedded import tools
@@ -28,7 +28,13 @@ if TYPE_CHECKING:
 
     from gazette_platform.embedded.component import Component
 
-__all__ = ["lake_servers", "plain_spark_session", "running", "spark_session"]
+__all__ = [
+    "RestartableMetastore",
+    "lake_servers",
+    "plain_spark_session",
+    "running",
+    "spark_session",
+]
 
 _LOG_LINES = 40
 
@@ -121,6 +127,42 @@ def lake_servers(
         )
         with running(guard, folder / "guard.log"), running(server, folder / "trino.log"):
             yield settings
+
+
+class RestartableMetastore:
+    """A Hive Metastore over folders, that a test may restart at its address; what it holds stays.
+
+    Args:
+        folder: for its state, and the warehouse.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        warehouse = folder / "warehouse"
+        warehouse.mkdir(exist_ok=True)
+        port = choose_ports(["metastore"])["metastore"]
+        self._component = metastore_component(
+            folder / "metastore", port=port, warehouse=warehouse.as_uri()
+        )
+        self._log = folder / "metastore.log"
+        self._stack = ExitStack()
+        self.settings = LakeSettings(
+            metastore=f"thrift://127.0.0.1:{port}",
+            warehouse=warehouse.as_uri(),
+            iceberg_jar=str(tools.iceberg_spark_runtime()),
+        )
+
+    def __enter__(self) -> Self:
+        self._stack.enter_context(running(self._component, self._log))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def restart(self) -> None:
+        """Stop it, and start it again. Raises: SetupError: it does not come back."""
+        self._stack.close()
+        self._stack.enter_context(running(self._component, self._log))
 
 
 @contextmanager

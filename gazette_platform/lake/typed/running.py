@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, final
 
@@ -30,6 +29,7 @@ from gazette_platform.lake.typed.ranges import Limits, plan_run, tasks_between
 from gazette_platform.lake.typed.rounds import JournalRounds
 from gazette_platform.lake.typed.state import Counts
 from gazette_platform.lake.typed.table import open_table, state_properties, write_state
+from gazette_platform.lake.typed.working import discard
 from gazette_platform.lake.typed.written import data_file_of
 from gazette_platform.ops.clock import SystemClock
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from datetime import datetime
 
-    from pyiceberg.io import FileIO
     from pyiceberg.table.metadata import TableMetadata
 
     from gazette_platform.client import Client, ClientConfig
@@ -193,7 +192,8 @@ class TypedRunner:
             published = self._publish(
                 doors, table, state, outputs, run=run, complete_at=complete_at
             )
-        _remove(table.io, [each for one in done.values() for each in one.discarded])
+        for output in (each for one in done.values() for each in one.discarded):
+            discard(job, output)
         return RunReport(
             table=spec.name,
             metadata=table.metadata if published is None else published.metadata,
@@ -332,11 +332,3 @@ def insisting(publish: Callable[[], Published], log: Callable[[str], None]) -> P
             log(f"asking again whether it was published: {err}")
             time.sleep(pause_s)
     return publish()
-
-
-def _remove(io: FileIO, outputs: Sequence[Output]) -> None:
-    """Delete what was written in vain; what cannot be is left to maintenance."""
-    for output in outputs:
-        for file in (*output.files, *output.quarantined):
-            with suppress(OSError):
-                io.delete(file.path)

@@ -1,0 +1,337 @@
+"""Plays a case: appends, lets lives run and die, maintains, and then lets one settle all."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import signal
+import threading
+import time
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
+
+from gazette_platform import Change
+from gazette_platform.errors import LakeError
+from gazette_platform.hive import MetastoreClient
+from gazette_platform.lake.rollups.iceberg import IcebergTables
+from gazette_platform.lake.table_spec import parse_table_spec
+from gazette_platform.lake.typed.catalogs import HiveTables
+from gazette_platform.lake.typed.quarantined import SUFFIX, count_rows
+from gazette_platform.lake.typed.spec import TypedSpec
+from gazette_platform.lake.typed.table import typed_table
+from gazette_platform.lake.typed.typed_columns import TypedColumn
+from gazette_platform.ops.durations import SECOND_NS
+from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
+from tests.benches.typed_commits import SparkTable
+from tests.lake_crash.pairs import AIMED, Pairs
+from tests.typed_crash.life import Life, LifeReport, live
+from tests.typed_crash.messages import JournalLog, Writer
+from tests.typed_crash.plan import Append, Both, Case, Held, Maintain, Restart, Roll, Run, Widen
+from tests.typed_crash.verdict import Found
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.lake_crash.plan import Fault
+    from tests.typed_crash.messages import Expected
+    from tests.typed_crash.world import World
+
+__all__ = ["Facts", "Player", "context"]
+
+# Of a machine that is several times slower; all end much sooner.
+_LIFE_TIMEOUT_S = 180.0
+_SETTLE_TIMEOUT_S = 180.0
+_HELD_TIMEOUT_S = 60.0
+_POLL_S = 0.02
+_LOG_TAIL = 3000
+# What a life may fail by: a neighbour that answers wrongly, or another life that was first.
+_EXPECTED = {"TypedFenced", "LakeError", "TransportError", "StoreUnavailable"}
+
+
+def context() -> Any:
+    """Forks lives from a server that has loaded them."""
+    made = multiprocessing.get_context("forkserver")
+    made.set_forkserver_preload(["tests.typed_crash.preload"])
+    return made
+
+
+@dataclass
+class Facts:
+    """What is there of a case when its history is over."""
+
+    case: Case
+    wanted: dict[str, Expected] = field(default_factory=dict)
+    """By journal."""
+    found: Found | None = None
+    calls: list[str] = field(default_factory=list)
+    """What lives did, as `Calls` writes it."""
+    outcomes: list[str] = field(default_factory=list)
+    """Of lives that ended by themselves."""
+    faults: int = 0
+    """Inflicted."""
+    seconds: float = 0.0
+    problems: list[str] = field(default_factory=list)
+
+
+class Player:
+    """Plays one case. Several may play at the same time, but for what restarts servers.
+
+    Args:
+        world: servers.
+        forks: makes processes.
+        case: what to play.
+        database: of its table; its journals are below that name, too.
+        pairs: of calls, of all cases.
+        plant: a fault of the lives, see `Life`.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        forks: Any,
+        case: Case,
+        *,
+        database: str,
+        pairs: Pairs,
+        plant: str = "",
+    ) -> None:
+        self._world, self._forks, self._case = world, forks, case
+        self._pairs, self._plant = pairs, plant
+        self._folder = world.folder / "cases" / database / case.name
+        self._prefix = f"{database}/{case.name}"
+        name = f"{database}.{case.name}"
+        self._raw = parse_table_spec(
+            f"name: raw_{name}\nselector: 'name:prefix={self._prefix}/'\nformat: json\n"
+            "columns: [{name: n, type: bigint}, {name: k, type: string}]\n"
+        )
+        columns = (("n", "bigint"), ("k", "string"))
+        self._spec = TypedSpec(
+            name=name,
+            source=self._raw.name,
+            uuid=("_meta", "uuid"),
+            columns=tuple(TypedColumn(name=n, type=kind, key=n) for n, kind in columns),
+        )
+        self._has_late = False
+        self._logs = {self._journal(n): JournalLog() for n in range(case.journals)}
+        self._writers = [Writer(Random(f"{case.seed}-{n}")) for n in range(case.journals)]
+        self._lives = 0
+        self.facts = Facts(case)
+
+    def play(self) -> Facts:
+        """All of it. Returns: what is there then. Errors are among its problems."""
+        began_at = time.monotonic()
+        try:
+            self._folder.mkdir(parents=True)
+            self._create()
+            for step in self._case.steps:
+                self._do(step)
+            self._settle()
+            self._collect()
+        except Exception as err:  # noqa: BLE001  a case that fails must not end the others
+            self.facts.problems.append(f"{self._case.name}: {type(err).__name__}: {err}")
+        self.facts.seconds = time.monotonic() - began_at
+        return self.facts
+
+    # ------------------------------------------------------------------ journals
+
+    def _journal(self, number: int) -> str:
+        return f"{self._prefix}/part={number}"
+
+    def _create(self) -> None:
+        fragment = FragmentSpec(
+            length=1 << 20,
+            codec=CompressionCodec.GZIP,
+            stores=("file:///",),
+            refresh_interval_ns=SECOND_NS,
+        )
+        labels = LabelSet.of(("content-type", "application/x-ndjson"))
+        self._world.client.apply(
+            [
+                Change(JournalSpec(name=name, replication=1, fragment=fragment, labels=labels))
+                for name in self._logs
+            ]
+        )
+
+    def _do(self, step: Any) -> None:
+        match step:
+            case Append():
+                self._append(step)
+            case Roll():
+                self._world.client.flush(f"name:prefix={self._prefix}/")
+            case Run(fault):
+                self._run([fault])
+            case Both(fault):
+                self._run([fault, None])
+            case Held():
+                self._hold(step)
+            case Maintain(what):
+                self._maintain(what)
+            case Restart():
+                self._restart()
+            case Widen():
+                self._has_late = True
+                late = TypedColumn(name="late", type="bigint", key="late")
+                self._spec = structs.replace(self._spec, columns=(*self._spec.columns, late))
+
+    def _append(self, step: Append) -> None:
+        name = self._journal(step.journal)
+        for _ in range(step.batches):
+            batch = self._writers[step.journal].batch(step.acts)
+            log = self._logs[name]
+            begin, content = log.head, log.add(batch, has_late=self._has_late)
+            if content:
+                # By offset, so that an append whose answer is lost is not repeated unseen.
+                self._world.client.append(name, content, offset=begin)
+
+    # --------------------------------------------------------------------- lives
+
+    def _run(self, faults: list[Fault | None]) -> None:
+        """Lives at the same time. One that was killed for its aim lives again."""
+        while faults:
+            begun = [self._begin(fault) for fault in faults]
+            for life in begun:
+                self._end(*life)
+            faults = [
+                fault
+                for fault, (_, folder) in zip(faults, begun, strict=True)
+                if _is_aimed_at(folder)
+            ]
+
+    def _begin(
+        self, fault: Fault | None, *, is_aimed: bool = True, held: tuple[str, int] | None = None
+    ) -> tuple[Any, Path]:
+        self._lives += 1
+        folder = self._folder / f"life-{self._lives:03}"
+        folder.mkdir()
+        settings = self._world.settings
+        life = Life(
+            folder=folder,
+            spec=self._spec,
+            raw=self._raw,
+            broker=self._world.client.config.address,
+            file_root=self._world.file_root,
+            metastore=settings.metastore,
+            warehouse=settings.warehouse,
+            fault=fault,
+            spared=frozenset(self._pairs.wrong) if is_aimed else None,
+            held=held,
+            plant=self._plant,
+        )
+        process = self._forks.Process(target=live, args=(life,), name=folder.name)
+        process.start()
+        return process, folder
+
+    def _end(self, process: Any, folder: Path) -> LifeReport | None:
+        """Wait until it has ended. Returns: what it says of itself, if it was not killed."""
+        process.join(_LIFE_TIMEOUT_S)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            raise LakeError(f"{folder}: a life did not end in {_LIFE_TIMEOUT_S:.0f} s")
+        code = process.exitcode
+        process.close()
+        calls = _calls_of(folder)
+        self._pairs.note(calls)
+        self.facts.calls += [*calls, ""]
+        self.facts.faults += any(name.startswith("! ") for name in calls)
+        if code not in (0, -signal.SIGKILL):
+            log = (folder / "log").read_text("utf-8", "replace")[-_LOG_TAIL:]
+            raise LakeError(f"{folder}: a life ended with {code}:\n{log}")
+        path = folder / "report.json"
+        if not path.exists():
+            return None
+        report = LifeReport(*json.loads(path.read_text()))
+        self.facts.outcomes.append(report.outcome)
+        if report.outcome not in _EXPECTED | {"published", "idle"}:
+            self.facts.problems.append(
+                f"{folder}: a life failed by {report.outcome}: {report.text}"
+            )
+        return report
+
+    def _hold(self, step: Held) -> None:
+        """Have a life wait before a call while other things happen, and then go on."""
+        process, folder = self._begin(None, is_aimed=False, held=(step.call, step.at))
+        deadline = time.monotonic() + _HELD_TIMEOUT_S
+        while not (folder / "held").exists() and process.is_alive():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{folder}: never came to {step.call}")
+            time.sleep(_POLL_S)
+        self.facts.faults += (folder / "held").exists()
+        for one in step.between:
+            self._do(one)
+        (folder / "go").touch()
+        self._end(process, folder)
+
+    def _restart(self) -> None:
+        """A metastore that is away for a moment while a life runs."""
+        process, folder = self._begin(None, is_aimed=False, held=("metastore alter", 1))
+        deadline = time.monotonic() + _HELD_TIMEOUT_S
+        while not (folder / "held").exists() and process.is_alive():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{folder}: never came to its commit")
+            time.sleep(_POLL_S)
+        self.facts.faults += (folder / "held").exists()
+        restarting = threading.Thread(target=self._world.metastore.restart)
+        restarting.start()
+        (folder / "go").touch()
+        self._end(process, folder)
+        restarting.join()
+
+    def _settle(self) -> None:
+        """Runs without faults, until there is nothing to do."""
+        deadline = time.monotonic() + _SETTLE_TIMEOUT_S
+        while True:
+            report = self._end(*self._begin(None, is_aimed=False))
+            if report is not None and report.outcome == "idle" and report.is_whole:
+                return
+            if time.monotonic() > deadline:
+                said = report.text if report is not None else "it was killed"
+                raise LakeError(f"{self._case.name} does not come to rest: {said}")
+
+    # ---------------------------------------------------------------- the tables
+
+    def _maintain(self, what: str) -> None:
+        table = SparkTable(self._world.spark, self._spec.name)
+        if self._catalog().door(self._spec.name).load() is None:
+            return  # no life has come so far
+        if what in ("optimize", "both"):
+            table.optimize()
+        if what in ("expire", "both"):
+            table.expire()
+
+    def _catalog(self) -> HiveTables:
+        settings = self._world.settings
+        return HiveTables(IcebergTables(MetastoreClient(settings.metastore), settings.warehouse))
+
+    def _collect(self) -> None:
+        catalog, name = self._catalog(), self._spec.name
+        door, quarantine = catalog.door(name), catalog.door(name + SUFFIX)
+        loaded = door.load()
+        if loaded is None:
+            raise LakeError(f"there is no table {name}")
+        self.facts.wanted = {journal: log.expected() for journal, log in self._logs.items()}
+        sql = self._world.spark.sql
+        late = "late" if self._has_late else "CAST(NULL AS bigint)"
+        rows = sql(f"SELECT _journal, _begin, n, {late} FROM iceberg.{name}").collect()
+        aside = sql(f"SELECT _journal, _begin FROM iceberg.{name}{SUFFIX}").collect()
+        counted = count_rows(door, quarantine)
+        self.facts.found = Found(
+            rows=[tuple(row) for row in rows],
+            quarantined=[tuple(row) for row in aside],
+            state=typed_table(loaded, name).state,
+            counted=(counted.rows, counted.quarantined),
+        )
+
+
+def _calls_of(folder: Path) -> list[str]:
+    """What a life has left behind, as `Calls` writes it."""
+    trace = folder / "trace"
+    return trace.read_text().splitlines() if trace.exists() else []
+
+
+def _is_aimed_at(folder: Path) -> bool:
+    """Whether it was killed for that, rather than by what was planned for it."""
+    return any(line.startswith(AIMED) for line in _calls_of(folder)[-1:])
