@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
 from gazette_platform.client import Client, ClientConfig
-from gazette_platform.errors import GazetteError, TransportError
+from gazette_platform.errors import GazetteError, LakeError
 from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake.rollups.iceberg import IcebergTables
 from gazette_platform.lake.typed.catalogs import HiveTables
@@ -132,7 +132,7 @@ class _CountingWorkers:
             self._calls.call(
                 f"order {order.kind}",
                 lambda one=order: self._workers.carry_out(job, [one])[0],
-                lambda: TransportError("cut off on purpose"),
+                lambda: LakeError("cut off on purpose"),
             )
             for order in orders
         ]

@@ -60,6 +60,8 @@ class Workers(Protocol):
         An order may be carried out more than once, by workers that die or are slow; what all but one wrote is left
         behind, for maintenance to remove.
 
-        Raises: LakeError, StoreError, DataError, StatusError: an order cannot be carried out; nothing was published.
+        Of one whose content cannot be read `Done.failure` tells it.
+
+        Raises: LakeError: workers, or the place that they write to, cannot be reached; nothing was published.
         """
         ...

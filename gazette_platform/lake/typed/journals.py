@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import GazetteError, Suspended
+from gazette_platform.lake.aside import is_aside
 from gazette_platform.lake.typed.ranges import JournalNow
 from gazette_platform.ops.side_by_side import side_by_side
 
@@ -78,6 +79,8 @@ async def journal_now(client: AsyncClient, listing: JournalListing, needed_from:
         listed = await _listed(client, listing, needed_from)
     except Suspended:  # nothing of it is stored
         first, listed = (), []
+    # What a person has set aside is in no table: a hole, until it is given up.
+    listed = [one for one in listed if not is_aside(one.fragment)]
     begins = [one.fragment.begin for one in (*first, *listed)]
     return JournalNow(name=name, begin=min([*begins, head]), head=head, listed=listed)
 

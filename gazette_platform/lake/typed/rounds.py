@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, final
 
-from gazette_platform.errors import LakeError
+from gazette_platform.errors import DataError, LakeError
 from gazette_platform.lake.typed.screening import Again, Plain, Sequenced, join, sequence
 from gazette_platform.lake.typed.state import JournalState
 from gazette_platform.message.sequencer import RING_SIZE
@@ -83,6 +83,8 @@ class Done:
     """Records that were set aside."""
     output: Any = None
     """What was written, for who drives; None: nothing."""
+    failure: str = ""
+    """Why the content could not be read; then nothing else is told. Empty: it was."""
 
 
 @final
@@ -160,11 +162,18 @@ class JournalRounds:
         """What was written in vain."""
         return self._discarded
 
+    def drop(self, done: Sequence[Done] = ()) -> None:
+        """Give the journal up for this run, with what came of its orders: all that was written was in vain."""
+        held = [*self._done.values(), *done]
+        self._discarded += [one.output for one in held if one.output is not None]
+        self._discarded += self._written.outputs
+        self._written, self._done, self.orders = _Written(), {}, []
+
     def take(self, done: Sequence[Done]) -> None:
-        """Go on with what came of `orders`, in their order.
+        """Go on with what came of `orders`, in their order; none of them failed.
 
         Raises: LakeError: tasks do not fit together, or what was written is not what is committed; nothing is to be
-            published. DataError: a worker gave messages out of order.
+            published. DataError: a worker gave messages out of order, or what has to be read again is gone.
         """
         if self._phase is Kind.KEEP:
             for one in done:
@@ -287,6 +296,8 @@ class JournalRounds:
         missing = [task for task in tasks if task.begin not in held]
         orders = [Order(journal=self._journal, task=t, kind=Kind.LOOK) for t in missing]
         for task, one in zip(missing, self._look(orders), strict=True):
+            if one.failure:
+                raise DataError(one.failure)
             held[task.begin] = one.messages
         return _between(pa.concat_tables([held[task.begin] for task in tasks]), begin, end)
 

@@ -15,7 +15,13 @@ import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, final
 
-from gazette_platform.errors import LakeError, TypedFenced, TypedProgressGone, TypedRolledBack
+from gazette_platform.errors import (
+    DataError,
+    LakeError,
+    TypedFenced,
+    TypedProgressGone,
+    TypedRolledBack,
+)
 from gazette_platform.lake.typed.jobs import Job
 from gazette_platform.lake.typed.journals import journals_now
 from gazette_platform.lake.typed.publishing import publish_files
@@ -92,7 +98,7 @@ class RunReport:
     vanished: tuple[str, ...] = ()
     """Journals that were read once, and are no more."""
     unreadable: Mapping[str, str] = field(default_factory=dict)
-    """Journals of which brokers tell nothing now, and why."""
+    """Journals that could not be read, and are left to the next run; and why."""
     complete_at: datetime | None = None
     """What was acknowledged before is in the table; None: something was left. Aware, UTC."""
     seconds: float = 0.0
@@ -166,7 +172,7 @@ class TypedRunner:
 
         Raises: TypedFenced: another run has published meanwhile. SchemaMismatch: the table cannot become what the
             spec says. TypedProgressGone, TypedRolledBack: a person has to look. LakeError: a catalog or store
-            broke off. TransportError, StatusError, DataError: content cannot be read.
+            broke off. TransportError, StatusError: brokers cannot be reached.
         """
         began = self._clock.monotonic()
         doors = self._doors(spec)
@@ -179,11 +185,15 @@ class TypedRunner:
         now = self._client.run(journals_now(asked, raw.label_selector, table.state, self._clock))
         limits = limits or Limits()
         plan = plan_run(table.state, now.journals, limits, given_up=given_up)
-        self._tell(spec, now, plan)
+        self._tell(spec, plan)
         job = job_of(spec, table, quarantine, self._client.config)
-        done = self._carried_out(job, table.state, now, plan, limits)
-        state = table.state.with_journals({name: one.state for name, one in done.items()})
-        is_whole = not (plan.left_bytes or plan.holes or now.unreadable)
+        done, failed = self._carried_out(job, table.state, now, plan, limits)
+        unreadable = {**now.unreadable, **failed}
+        for name, why in sorted(unreadable.items()):
+            self._log(f"{spec.name}: {name} cannot be read now, and is left to the next run: {why}")
+        read = [name for name in done if name not in failed]
+        state = table.state.with_journals({name: done[name].state for name in read})
+        is_whole = not (plan.left_bytes or plan.holes or unreadable)
         complete_at = now.asked_at if is_whole else None
         outputs = [each for one in done.values() for each in one.outputs]
         run, published = "", None
@@ -202,11 +212,11 @@ class TypedRunner:
             run=run,
             snapshot_id=None if published is None else published.snapshot_id,
             files=sum(len(each.files) for each in outputs),
-            read_bytes=sum(one.end - one.begin for one in plan.ranges),
+            read_bytes=sum(one.end - one.begin for one in plan.ranges if one.journal not in failed),
             left_bytes=plan.left_bytes,
             holes=plan.holes,
             vanished=plan.vanished,
-            unreadable=now.unreadable,
+            unreadable=unreadable,
             complete_at=complete_at,
             seconds=self._clock.monotonic() - began,
         )
@@ -214,9 +224,7 @@ class TypedRunner:
     def _doors(self, spec: TypedSpec) -> tuple[Door, Door]:
         return self._catalog.door(spec.name), self._catalog.door(spec.name + SUFFIX)
 
-    def _tell(self, spec: TypedSpec, now: JournalsNow, plan: RunPlan) -> None:
-        for name, why in sorted(now.unreadable.items()):
-            self._log(f"{spec.name}: brokers tell nothing of {name}, which is left out: {why}")
+    def _tell(self, spec: TypedSpec, plan: RunPlan) -> None:
         for hole in plan.holes:
             self._log(
                 f"{spec.name}: {hole.journal} cannot be read from offset {hole.begin} to {hole.end}: {hole.kind}"
@@ -230,8 +238,11 @@ class TypedRunner:
 
     def _carried_out(
         self, job: Job, state: TypedState, now: JournalsNow, plan: RunPlan, limits: Limits
-    ) -> dict[str, JournalRounds]:
-        """Have workers do all that is planned. Returns: by journal, what came of it."""
+    ) -> tuple[dict[str, JournalRounds], dict[str, str]]:
+        """Have workers do all that is planned.
+
+        Returns: by journal, what came of it; and of those that could not be read, why.
+        """
         by_name = {one.name: one for one in now.journals}
 
         def rounds_of(wanted: JournalRange) -> JournalRounds:
@@ -244,8 +255,8 @@ class TypedRunner:
             )
 
         rounds = {one.journal: rounds_of(one) for one in plan.ranges}
-        work_through(list(rounds.values()), lambda orders: self._workers.carry_out(job, orders))
-        return rounds
+        failed = work_through(rounds, lambda orders: self._workers.carry_out(job, orders))
+        return rounds, failed
 
     def _publish(
         self,
@@ -296,22 +307,33 @@ def job_of(spec: TypedSpec, table: TypedTable, quarantine: Loaded, config: Clien
 
 
 def work_through(
-    rounds: Sequence[JournalRounds], carry_out: Callable[[Sequence[Order]], Sequence[Done]]
-) -> None:
+    rounds: Mapping[str, JournalRounds], carry_out: Callable[[Sequence[Order]], Sequence[Done]]
+) -> dict[str, str]:
     """Have orders of all journals carried out, those of a round together, until there are none.
 
+    A journal whose content cannot be read is given up for this run, and holds up no other.
+
+    Returns: by name, why; what was written of these is discarded.
     Raises: LakeError: there is no end of them; and what `carry_out` and `JournalRounds.take` raise.
     """
+    failed: dict[str, str] = {}
     for _ in range(_ROUNDS_MAX):
-        busy = [one for one in rounds if one.orders]
+        busy = {name: one for name, one in rounds.items() if one.orders}
         if not busy:
-            return
-        done = list(carry_out([order for one in busy for order in one.orders]))
-        for one in busy:
-            count = len(one.orders)
-            one.take(done[:count])
-            del done[:count]
-    names = ", ".join(sorted({order.journal for one in rounds for order in one.orders}))
+            return failed
+        done = list(carry_out([order for one in busy.values() for order in one.orders]))
+        for name, one in busy.items():
+            of_one, done = done[: len(one.orders)], done[len(one.orders) :]
+            failure = next((each.failure for each in of_one if each.failure), "")
+            try:
+                if not failure:
+                    one.take(of_one)
+            except DataError as err:
+                failure = str(err)
+            if failure:
+                failed[name] = failure
+                one.drop(of_one)
+    names = ", ".join(sorted(name for name, one in rounds.items() if one.orders))
     raise LakeError(
         f"{names}: not done after {_ROUNDS_MAX} rounds, so nothing was published: run it again, and if that does not "
         "help, tell the makers"

@@ -15,7 +15,7 @@ from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
 
 from gazette_platform.client import Client
-from gazette_platform.errors import DataError
+from gazette_platform.errors import DataError, StatusError, StoreError, TransportError
 from gazette_platform.lake.segment_content import LineBlocks, pieces_of
 from gazette_platform.lake.segments import Segment
 from gazette_platform.lake.typed.jobs import Output
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.ranges import Task
     from gazette_platform.lake.typed.rounds import Order
 
-__all__ = ["LocalWorkers", "carry_out", "discard"]
+__all__ = ["LocalWorkers", "attempt", "carry_out", "discard"]
 
 _MESSAGES: Final = pa.schema(
     [
@@ -69,6 +69,17 @@ def carry_out(job: Job, order: Order) -> Done:
                 if order.kind is Kind.KEEP:
                     return _kept(job, order, content, files)
                 return _screened(job, order, content, files)
+
+
+def attempt(job: Job, order: Order) -> Done:
+    """As `carry_out`; but if content cannot be read, that is told, for other journals are to go on.
+
+    Raises: LakeError: a file cannot be written, or the journal's name has no value for a column.
+    """
+    try:
+        return carry_out(job, order)
+    except (DataError, StoreError, StatusError, TransportError) as err:
+        return Done(failure=str(err) or type(err).__name__)
 
 
 def _screened(job: Job, order: Order, content: _TaskContent, files: _Files) -> Done:
@@ -276,7 +287,7 @@ class LocalWorkers:
     def carry_out(self, job: Job, orders: Sequence[Order]) -> list[Done]:
         """See `Workers`. Once one fails, those that have not begun do not begin."""
         with ThreadPoolExecutor(self._threads, thread_name_prefix="typed") as pool:
-            futures = [pool.submit(carry_out, job, order) for order in orders]
+            futures = [pool.submit(attempt, job, order) for order in orders]
             try:
                 return [future.result() for future in futures]
             except BaseException:

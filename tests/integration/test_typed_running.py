@@ -1,0 +1,311 @@
+"""Runs of typed tables on a real broker and a catalog on disk, with workers in this process."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from spark_journals import create
+
+from gazette_platform import Client, ClientConfig
+from gazette_platform.errors import LakeError, SchemaMismatch, StoreUnavailable, TypedFenced
+from gazette_platform.lake.table_spec import parse_table_spec
+from gazette_platform.lake.typed import running
+from gazette_platform.lake.typed.catalogs import OtherTables
+from gazette_platform.lake.typed.quarantined import SUFFIX, count_rows, quarantined_rows
+from gazette_platform.lake.typed.ranges import HoleKind, Limits
+from gazette_platform.lake.typed.running import COMPLETE_AT, TypedRunner
+from gazette_platform.lake.typed.spec import TypedSpec
+from gazette_platform.lake.typed.typed_columns import TypedColumn
+from gazette_platform.lake.typed.working import LocalWorkers
+from gazette_platform.message import build_uuid
+from gazette_platform.testing.broker import BrokerServer
+
+pytestmark = pytest.mark.etcd
+
+
+@pytest.fixture(scope="module")
+def server(etcd_server, tmp_path_factory):
+    with BrokerServer(
+        tmp_path_factory.mktemp("broker"),
+        etcd=etcd_server.endpoint,
+        prefix="/test-typed-running",
+        lease_s=30.0,
+    ) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with Client(ClientConfig(address=server.address, file_root=server.fragments)) as client:
+        yield client
+
+
+class Table:
+    """A typed table of the journals below a prefix."""
+
+    def __init__(self, client, folder, prefix, workers=None, **spec):
+        self.client = client
+        self.sql = SqlCatalog(
+            "sql", uri=f"sqlite:///{folder / 'catalog.db'}", warehouse=folder.as_uri()
+        )
+        self.catalog = OtherTables(self.sql, folder.as_uri())
+        self.raw = parse_table_spec(
+            f"name: raw.t\nselector: 'name:prefix={prefix}/'\nformat: json\n"
+            "columns: [{name: n, type: bigint}]\n"
+        )
+        self.spec = TypedSpec(
+            name="typed.t",
+            source="raw.t",
+            uuid=("_meta", "uuid"),
+            columns=(TypedColumn(name="n", type="bigint", key="n"),),
+        )
+        self.said = []
+        self.runner = TypedRunner(
+            self.catalog, workers or LocalWorkers(), client, log=self.said.append
+        )
+
+    def run(self, **options):
+        return self.runner.run(self.spec, self.raw, **options)
+
+    def numbers(self):
+        return sorted(self.catalog.door("typed.t").load().token.scan().to_arrow()["n"].to_pylist())
+
+    def counted(self):
+        return count_rows(self.catalog.door("typed.t"), self.catalog.door(f"typed.t{SUFFIX}"))
+
+
+@pytest.fixture
+def prefix(request):
+    return f"running/{request.node.name}"
+
+
+@pytest.fixture
+def table(client, tmp_path, prefix):
+    table = Table(client, tmp_path, prefix)
+    with closing(table.sql):
+        yield table
+
+
+def lines(*numbers, uuids=True):
+    records = [
+        {"n": n} | ({"_meta": {"uuid": str(build_uuid(b"\1" * 6, 1000 + n, 0))}} if uuids else {})
+        for n in numbers
+    ]
+    return b"".join(json.dumps(record).encode() + b"\n" for record in records)
+
+
+def test_stored_content_and_the_live_tail_become_rows_once(client, table, prefix):
+    one, two = create(client, prefix, "part=0", "part=1")
+    client.append(one, lines(1, 2))
+    client.flush(f"name={one}")
+    client.append(one, lines(3) + b"no record\n")
+    client.append(two, lines(4))
+    report = table.run()
+    assert (report.counts.committed, report.counts.typed, report.counts.quarantined) == (5, 4, 1)
+    assert report.is_whole
+    assert report.metadata.current_snapshot().summary[COMPLETE_AT] == report.complete_at.isoformat()
+    client.flush(f"name={one}")  # what was the tail is a fragment now
+    client.append(two, lines(4, 5))  # the first one is there already
+    report = table.run()
+    assert (report.counts.committed, report.counts.duplicates) == (1, 1)
+    assert table.numbers() == [1, 2, 3, 4, 5]
+    assert table.counted().rows == {one: 3, two: 2}
+    (bad,) = quarantined_rows(table.catalog.door(f"typed.t{SUFFIX}")).to_pylist()
+    assert (bad["_journal"], bad["raw"]) == (one, b"no record\n")
+
+
+def test_a_run_with_nothing_new_commits_nothing(client, table, prefix):
+    (one,) = create(client, prefix, "part=0")
+    client.append(one, lines(1))
+    first = table.run()
+    again = table.run()
+    assert (again.run, again.snapshot_id, again.is_whole) == ("", None, True)
+    assert again.metadata.current_snapshot().snapshot_id == first.snapshot_id
+
+
+def test_half_a_message_at_the_head_is_left(client, table, prefix):
+    (one,) = create(client, prefix, "part=0")
+    content = lines(1, 2)
+    client.append(one, content[:-5])
+    assert table.run().counts.committed == 1
+    report = table.run()
+    assert (report.run, report.state.journals[one].offset) == ("", len(lines(1)))
+
+
+def test_a_limited_run_says_what_it_left(client, table, prefix):
+    one, two = create(client, prefix, "part=0", "part=1")
+    for n in range(4):
+        client.append(one, lines(n))
+        client.flush(f"name={one}")
+    client.append(two, lines(9))
+    report = table.run(limits=Limits(run_bytes=1, task_bytes=1))
+    assert report.left_bytes > 0
+    assert report.complete_at is None
+    while report.left_bytes:
+        report = table.run(limits=Limits(run_bytes=1, task_bytes=1))
+    assert table.numbers() == [0, 1, 2, 3, 9]
+
+
+def test_a_journal_that_cannot_be_read_holds_up_no_other(client, table, prefix, monkeypatch):
+    one, two = create(client, prefix, "part=0", "part=1")
+    client.append(one, lines(1))
+    client.append(two, lines(2))
+    heads = type(client.asynchronous).write_heads
+
+    async def failing(self, journals):
+        if [each.name for each in journals] == [one]:
+            raise StoreUnavailable("no answer")
+        return await heads(self, journals)
+
+    monkeypatch.setattr(type(client.asynchronous), "write_heads", failing)
+    report = table.run()
+    assert report.unreadable == {one: "no answer"}
+    assert table.numbers() == [2]
+    assert any(one in text and "no answer" in text for text in table.said)
+
+
+def test_damaged_content_holds_up_its_journal_alone(client, server, table, prefix):
+    one, two = create(client, prefix, "part=0", "part=1")
+    client.append(one, lines(1))
+    client.flush(f"name={one}")
+    (stored,) = client.fragments(one)
+    (server.fragments / stored.fragment.content_path).write_bytes(b"no gzip")
+    client.append(two, lines(2))
+    report = table.run()
+    assert list(report.unreadable) == [one]
+    assert "no gzip" not in report.unreadable[one]
+    assert not report.is_whole
+    assert table.numbers() == [2]
+    assert any(one in text and "left to the next run" in text for text in table.said)
+    client.append(one, lines(3))
+    assert report.state.journals.get(one) is None
+    assert table.run().state.journals.get(one) is None
+
+
+def test_what_was_pruned_before_it_was_read_is_told_and_passed_on_a_persons_word(
+    client, table, prefix, monkeypatch
+):
+    (one,) = create(client, prefix, "part=0")
+    ends = []
+    for n in range(3):
+        ends.append(client.append(one, lines(n)).end)
+        client.flush(f"name={one}")
+    assert table.run(limits=Limits(run_bytes=1, task_bytes=1)).counts.committed == 1
+    fragments = type(client.asynchronous).fragments
+
+    async def pruned(self, journal, **query):
+        listed = await fragments(self, journal, **query)
+        return [each for each in listed if each.fragment.begin != ends[0]]
+
+    monkeypatch.setattr(type(client.asynchronous), "fragments", pruned)
+    report = table.run()
+    assert [(h.kind, h.begin, h.end) for h in report.holes] == [(HoleKind.MISSING, *ends[:2])]
+    assert not report.is_whole
+    report = table.run(given_up={one: ends[1]})
+    assert report.holes == ()
+    assert report.counts.lost_bytes == ends[1] - ends[0]
+    assert table.numbers() == [0, 2]
+
+
+def test_two_runs_at_once_publish_once(client, table, prefix):
+    (one,) = create(client, prefix, "part=0")
+    client.append(one, lines(1, 2))
+
+    class Slow:
+        """Another run comes through before what this one ordered is done."""
+
+        def __init__(self):
+            self.has_waited = False
+
+        def carry_out(self, job, orders):
+            done = LocalWorkers().carry_out(job, orders)
+            if not self.has_waited:
+                self.has_waited = True
+                table.run()
+            return done
+
+    held = TypedRunner(table.catalog, Slow(), client)
+    with pytest.raises(TypedFenced):
+        held.run(table.spec, table.raw)
+    assert table.numbers() == [1, 2]
+
+
+def test_an_answer_that_is_lost_is_asked_for_again(client, table, prefix, monkeypatch):
+    (one,) = create(client, prefix, "part=0")
+    client.append(one, lines(1, 2))
+    monkeypatch.setattr(running, "_PUBLISH_STEPS_S", (0.0,))
+    publish = running.publish_files
+    asked = []
+
+    def losing(*arguments):
+        published = publish(*arguments)
+        asked.append(published)
+        if len(asked) == 1:
+            raise LakeError("the catalog broke off")
+        return published
+
+    monkeypatch.setattr(running, "publish_files", losing)
+    report = table.run()
+    assert [each.snapshot_id for each in asked] == [report.snapshot_id] * 2
+    assert table.numbers() == [1, 2]
+
+
+def test_a_failed_order_leaves_the_table_as_it_was(client, tmp_path, prefix):
+    class Broken:
+        def carry_out(self, job, orders):
+            raise LakeError("a worker broke off")
+
+    table = Table(client, tmp_path, prefix, workers=Broken())
+    (one,) = create(client, prefix, "part=0")
+    client.append(one, lines(1))
+    with closing(table.sql), pytest.raises(LakeError, match="broke off"):
+        table.run()
+    assert table.numbers() == []
+
+
+def test_records_without_uuid_come_once_by_their_offsets(client, table, prefix):
+    (one,) = create(client, prefix, "part=0")
+    table.spec = TypedSpec(name="typed.t", source="raw.t", uuid=(), columns=table.spec.columns)
+    client.append(one, lines(1, 1, uuids=False))
+    table.run()
+    client.append(one, lines(1, uuids=False))
+    table.run()
+    assert table.numbers() == [1, 1, 1]
+
+
+def test_a_table_follows_its_spec_or_says_why_not(client, table, prefix):
+    (one,) = create(client, prefix, "part=0")
+    client.append(one, lines(1))
+    table.run()
+    columns = table.spec.columns
+    later = TypedColumn(name="later", type="string", key="later")
+    table.spec = TypedSpec(
+        name="typed.t", source="raw.t", uuid=("_meta", "uuid"), columns=(*columns, later)
+    )
+    client.append(one, lines(2)[:-2] + b', "later": "x"}\n')
+    table.run()
+    rows = table.catalog.door("typed.t").load().token.scan().to_arrow().to_pylist()
+    assert {(row["n"], row["later"]) for row in rows} == {(1, None), (2, "x")}
+    table.spec = TypedSpec(
+        name="typed.t",
+        source="raw.t",
+        uuid=("_meta", "uuid"),
+        columns=(TypedColumn(name="n", type="string", key="n"), later),
+    )
+    with pytest.raises(SchemaMismatch, match="n: string"):
+        table.run()
+
+
+def test_runs_go_on_where_a_hundred_fragments_lie_before(client, table, prefix):
+    """Brokers are asked for the newest fragments, and the one that holds the offset is among them."""
+    (one,) = create(client, prefix, "part=0")
+    for n in range(12):
+        client.append(one, lines(n))
+        client.flush(f"name={one}")
+        if n % 5 == 4:
+            assert table.run().is_whole
+    table.run()
+    assert table.numbers() == list(range(12))
