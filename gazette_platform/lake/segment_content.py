@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, final
 
 from gazette_platform.client.direct import read_fragment
 from gazette_platform.client.loop_thread import next_or_none
-from gazette_platform.errors import Desynchronized, StoreError
+from gazette_platform.errors import DataError, Desynchronized, StoreError
 from gazette_platform.message.framing import FRAME_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -91,6 +91,11 @@ async def _content(
         except StoreError as err:
             # Pruned since it was listed, or a store that only brokers reach.
             _log.debug("%s from %d on is read through brokers: %s", held.journal, at, err)
+        except DataError as err:
+            raise type(err)(
+                f"{held.journal}: its fragment {held.listing.fragment.content_path} is damaged: {err} (put back what "
+                "the store held, from a backup or a copy)"
+            ) from err
         finally:
             await pieces.aclose()
     if at >= held.end:
@@ -109,7 +114,7 @@ class LineBlocks:
 
     Args:
         journal: for errors.
-        block_bytes: a block ends with the first piece in which a line ends behind so many.
+        block_bytes: once so many are held, and a line has ended, they are a block.
     """
 
     def __init__(self, journal: str, block_bytes: int = BLOCK_BYTES) -> None:
@@ -145,22 +150,23 @@ class LineBlocks:
                 f"{self._journal}: no line ends within {self._unended} bytes behind offset "
                 f"{at + len(content) - self._unended} (is its content-type right?)"
             )
-        if not cut or self._size + cut < self._block_bytes:
-            self._held.append(content)
-            self._size += len(content)
-            return None
-        block = self._begin, b"".join([*self._held, memoryview(content)[:cut]])
-        self._begin, self._held = at + cut, [content[cut:]]
-        self._size = len(content) - cut
-        return block
+        self._held.append(content)
+        self._size += len(content)
+        return self.whole_lines() if self._size >= self._block_bytes else None
 
     def whole_lines(self) -> Piece | None:
         """The lines that are held and have ended; None: none. One that has not is held on."""
-        content = b"".join(self._held)
-        cut = self._size - self._unended
-        found = self._begin, content[:cut]
-        self._begin, self._held, self._size = self._begin + cut, [content[cut:]], self._unended
-        return found if cut else None
+        begin, size = self._begin, self._size - self._unended
+        if not size:
+            return None
+        if self._unended > len(self._held[-1]):
+            self._held = [b"".join(self._held)]
+        # Most often it is the last piece in which a line has begun, so that all is copied once.
+        last = self._held.pop()
+        cut = len(last) - self._unended
+        content = b"".join([*self._held, memoryview(last)[:cut]])
+        self._begin, self._held, self._size = begin + size, [last[cut:]], self._unended
+        return begin, content
 
     def rest(self) -> Piece | None:
         """All that is held; the last line may not have ended. None: nothing."""

@@ -41,7 +41,7 @@ CONTRACTS = {
         "broker.replicate.pipeline_fsm broker.replicate.replica_fsm broker.replicate.synced "
         "client.store_plan consumer.recoverylog.fsm fragment.cover_set fragment.head_records fragment.retention lake.coverage lake.local_sql.json_values lake.planning lake.progress lake.retention lake.rollups.covers lake.rollups.lineage lake.rollups.planning lake.segments "
         "lake.typed.columns lake.typed.evolution lake.typed.iceberg_types lake.typed.json_arrays lake.typed.json_schema "
-        "lake.typed.parsing lake.typed.partitions lake.typed.placing lake.typed.ranges lake.typed.reasons lake.typed.records lake.typed.rounds lake.typed.screening lake.typed.spec lake.typed.state lake.typed.typed_columns "
+        "lake.typed.parsing lake.typed.partition_values lake.typed.partitions lake.typed.placing lake.typed.ranges lake.typed.reasons lake.typed.records lake.typed.rounds lake.typed.screening lake.typed.spec lake.typed.state lake.typed.typed_columns "
         "message.sequencer ops.host_guard sensors.turns sensors.waits spark.offsets spark.options spark.splits testing.chaos.availability testing.chaos.logs testing.chaos.verdict "
         "testing.checker"
     ),

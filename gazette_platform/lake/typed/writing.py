@@ -7,15 +7,14 @@ import uuid
 from typing import TYPE_CHECKING, Any, Final, final
 
 from pyarrow import concat_tables, parquet  # type: ignore[import-untyped]
-from pyiceberg.io.pyarrow import parquet_path_to_id_mapping
 
 from gazette_platform.errors import LakeError
 from gazette_platform.lake.typed.iceberg_types import arrow_schema
 from gazette_platform.lake.typed.partition_values import RowParter
-from gazette_platform.lake.typed.written import written_file
+from gazette_platform.lake.typed.written import FileDescriber
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import pyarrow as pa
     from pyiceberg.io import FileIO
@@ -74,8 +73,8 @@ class RowWriter:
         """That were taken."""
         self._io = io
         self._location = location
-        self._table_schema = schema
-        self._spec_id = partitions.spec_id
+        self._describer = FileDescriber(schema, partitions.spec_id)
+        self._dictionaries = [leaf for leaf in self._describer.leaves if leaf not in _UNEQUAL]
         self._parter = RowParter(schema, partitions)
         self._held_bytes_max = held_bytes
         self._file_bytes = file_bytes
@@ -140,35 +139,39 @@ class RowWriter:
     def _new_file(self, value: tuple[Any, ...]) -> _OpenFile:
         path = f"{self._location}/data/{uuid.uuid4()}.parquet"
         self._begun.append(path)
-        return _OpenFile(self._io, path, self._table_schema, self.schema, value)
+        return _OpenFile(self._io, path, self.schema, self._dictionaries, value)
 
     def _end(self, file: _OpenFile) -> None:
         size, metadata = file.close()
-        self._written.append(
-            written_file(
-                file.path, size, metadata, self._table_schema, self._spec_id, file.partition
-            )
-        )
+        self._written.append(self._describer.describe(file.path, size, metadata, file.partition))
 
 
 @final
 class _OpenFile:
-    """A Parquet file that is being written."""
+    """A Parquet file that is being written.
+
+    Args:
+        dictionaries: columns, by path, of which values are likely to be there more than once.
+    """
 
     def __init__(
-        self, io: FileIO, path: str, schema: Schema, kind: pa.Schema, partition: tuple[Any, ...]
+        self,
+        io: FileIO,
+        path: str,
+        schema: pa.Schema,
+        dictionaries: Sequence[str],
+        partition: tuple[Any, ...],
     ) -> None:
         self.path = path
         self.partition = partition
-        leaves = parquet_path_to_id_mapping(schema)
         try:
             self._stream = io.new_output(path).create()
             self._writer = parquet.ParquetWriter(
                 self._stream,
-                kind,
+                schema,
                 compression="zstd",
                 compression_level=1,
-                use_dictionary=[leaf for leaf in leaves if leaf not in _UNEQUAL],
+                use_dictionary=dictionaries,
                 # As Iceberg wants decimals of few digits, and its readers in Java are fastest.
                 store_decimal_as_integer=True,
             )

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "METRICS",
+    "FileDescriber",
     "WrittenFile",
     "data_file_of",
     "dump_written",
@@ -99,6 +100,49 @@ def parse_written(content: bytes, where: str = "") -> list[WrittenFile]:
     return cast("list[WrittenFile]", _parsed(content, list[WrittenFile], where))
 
 
+@final
+class FileDescriber:
+    """Tells what manifests say of Parquet files of one schema.
+
+    Args:
+        schema: of the table; columns are called as in it.
+        spec_id: of the partition spec by which rows were parted.
+    """
+
+    def __init__(self, schema: Schema, spec_id: int) -> None:
+        self._spec_id = spec_id
+        self._plan = compute_statistics_plan(schema, METRICS)
+        self.leaves = parquet_path_to_id_mapping(schema)
+        """Field id of each column of Parquet, by path."""
+
+    def describe(
+        self, path: str, size: int, parquet_metadata: pq.FileMetaData, partition: Sequence[Any]
+    ) -> WrittenFile:
+        """What manifests say of a file that was written.
+
+        Args:
+            path: its location, as readers will open it.
+            size: bytes.
+            parquet_metadata: its footer, as the writer has it.
+            partition: the value of each of the spec's fields that all rows have.
+
+        Returns: with whole bounds of `_journal` and `_begin`; texts of others are cut as PyIceberg does.
+        """
+        statistics = data_file_statistics_from_parquet_metadata(
+            parquet_metadata=parquet_metadata,
+            stats_columns=self._plan,
+            parquet_column_mapping=self.leaves,
+        ).to_serialized_dict()
+        return WrittenFile(
+            path=path,
+            bytes=size,
+            rows=statistics.pop("record_count"),
+            spec_id=self._spec_id,
+            partition=tuple(map(_plain, partition)),
+            **statistics,
+        )
+
+
 def written_file(  # noqa: PLR0917
     path: str,
     size: int,
@@ -107,31 +151,8 @@ def written_file(  # noqa: PLR0917
     spec_id: int,
     partition: Sequence[Any],
 ) -> WrittenFile:
-    """What manifests say of a Parquet file that was written.
-
-    Args:
-        path: its location, as readers will open it.
-        size: bytes.
-        parquet_metadata: its footer, as the writer has it.
-        schema: of the table; columns are called as in it.
-        spec_id: of the partition spec by which rows were parted.
-        partition: the value of each of its fields that all rows have.
-
-    Returns: with whole bounds of `_journal` and `_begin`; texts of others are cut as PyIceberg does.
-    """
-    statistics = data_file_statistics_from_parquet_metadata(
-        parquet_metadata=parquet_metadata,
-        stats_columns=compute_statistics_plan(schema, METRICS),
-        parquet_column_mapping=parquet_path_to_id_mapping(schema),
-    ).to_serialized_dict()
-    return WrittenFile(
-        path=path,
-        bytes=size,
-        rows=statistics.pop("record_count"),
-        spec_id=spec_id,
-        partition=tuple(map(_plain, partition)),
-        **statistics,
-    )
+    """As `FileDescriber.describe`, of a single file."""
+    return FileDescriber(schema, spec_id).describe(path, size, parquet_metadata, partition)
 
 
 def data_file_of(written: WrittenFile, metadata: TableMetadata) -> DataFile:
