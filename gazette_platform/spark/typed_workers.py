@@ -1,0 +1,157 @@
+"""Spark as the workers of typed runs: local, a cluster, or behind Spark Connect."""
+
+from __future__ import annotations
+
+import re
+import threading
+import uuid
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, final
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark import InheritableThread
+from pyspark.errors import PySparkException
+
+from gazette_platform.errors import GazetteError, LakeError
+from gazette_platform.lake.typed import wire
+from gazette_platform.lake.typed.working import discard
+from gazette_platform.spark.typed_orders import NAME, source_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import pyarrow as pa  # type: ignore[import-untyped]
+    from pyspark.sql import SparkSession
+
+    from gazette_platform.lake.typed.jobs import Job
+    from gazette_platform.lake.typed.rounds import Done, Order
+
+__all__ = ["SparkWorkers"]
+
+# Servers of Spark Connect take messages of up to 128 MiB.
+_ORDERS_BYTES_MAX: Final = 64 << 20
+# Tasks that are asked to end do within seconds, if a read of theirs does.
+_INTERRUPT_S: Final = 30.0
+# Spark finds data sources by name, so that one set of orders is under way in a process.
+_turn = threading.Lock()
+_SPARKS: Final = PySparkException, Py4JError, OSError
+
+
+@final
+class SparkWorkers:
+    """Has Spark carry out orders, each in a task of its own, as many side by side as it has cores.
+
+    A task whose worker is killed is tried again by Spark, on a cluster up to `spark.task.maxFailures` times, and
+    locally as often as the master says (``local[N,4]``). An error that a worker tells is not: the client has tried
+    again what may pass.
+
+    Args:
+        session: whose Python workers have this package, of this release. The caller stops it.
+    """
+
+    def __init__(self, session: SparkSession) -> None:
+        self._session = session
+
+    def carry_out(self, job: Job, orders: Sequence[Order]) -> list[Done]:
+        """See `Workers`. An interrupt ends the tasks that are under way.
+
+        Raises: LakeError, also: Spark cannot be reached, or its workers end, or lack this package.
+        """
+        sent = wire.dump_job(job)
+        done: list[Done] = []
+        errors: list[GazetteError] = []
+        for group in _groups([wire.dump_order(order) for order in orders]):
+            for is_error, content in self._answers(job, sent, group):
+                if is_error:
+                    errors.append(wire.parse_error(content))
+                else:
+                    done.append(wire.parse_done(content))
+            if errors:
+                # What others have written would be left to maintenance.
+                for one in done:
+                    discard(job, one.output)
+                raise errors[0]
+        return done
+
+    def _answers(self, job: Job, sent: bytes, orders: Sequence[bytes]) -> list[tuple[bool, bytes]]:
+        """Of each order, in their order, whether it is an error, and what."""
+        tag = f"gazette-{uuid.uuid4().hex}"
+
+        def collect() -> pa.Table:
+            self._session.addTag(tag)
+            self._session.dataSource.register(source_of(sent, orders))
+            return self._session.read.format(NAME).load().toArrow()
+
+        try:
+            with _turn:
+                rows = _interruptible(self._session, collect, tag)
+        except _SPARKS as err:
+            raise LakeError(
+                f"Spark did not carry out the orders of {job.spec.name}: {_why(err)}"
+            ) from err
+        parts: list[list[bytes]] = [[] for _ in orders]
+        errors = [False] * len(orders)
+        for row in rows.to_pylist():
+            errors[row["number"]] |= row["is_error"]
+            parts[row["number"]].append(row["content"])
+        return list(zip(errors, map(b"".join, parts), strict=True))
+
+
+def _groups(orders: Sequence[bytes]) -> Iterator[list[bytes]]:
+    """Orders that travel together."""
+    group: list[bytes] = []
+    size = 0
+    for order in orders:
+        if group and size + len(order) > _ORDERS_BYTES_MAX:
+            yield group
+            group, size = [], 0
+        group.append(order)
+        size += len(order)
+    if group:
+        yield group
+
+
+def _interruptible(session: SparkSession, collect: Callable[[], pa.Table], tag: str) -> pa.Table:
+    """What `collect` gives. It runs in a thread of its own: calls of Spark do not end when a signal comes.
+
+    Args:
+        tag: of all that it has Spark do.
+    """
+    future: Future[pa.Table] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(collect())
+        except BaseException as err:  # noqa: BLE001  the waiting thread raises it
+            future.set_exception(err)
+
+    thread = InheritableThread(target=run, session=session, name="typed-orders", daemon=True)
+    thread.start()
+    try:
+        return future.result()
+    except BaseException:
+        if not future.done():
+            with suppress(*_SPARKS):
+                session.interruptTag(tag)
+            thread.join(_INTERRUPT_S)
+        raise
+
+
+def _why(error: Exception) -> str:
+    """What is wrong at the root, in a line, and what to do: Spark gives traces of two languages."""
+    text = str(error)
+    if (missing := re.search(r"No module named '(gazette_platform[\w.]*|\w+)", text)) is not None:
+        return (
+            f"its Python workers have no {missing[1]}: install this release of gazette-platform[spark,lake] for the "
+            "Python that executors run (PYSPARK_PYTHON)"
+        )
+    if "Python worker exited unexpectedly" in text or "ExecutorLostFailure" in text:
+        return (
+            "its workers ended before they were done, each time that it tried again: were they killed, for want of "
+            "memory? Give them more, or fewer cores; the logs of executors tell"
+        )
+    # Of the last trace of Python, what it ends with.
+    *_, last = text.rpartition("Traceback (most recent call last):")
+    found = re.search(r"^\S.*", last.lstrip("\n"), re.MULTILINE)
+    return text.partition("\n")[0] if found is None else found[0]
