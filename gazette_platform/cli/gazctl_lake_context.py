@@ -188,8 +188,8 @@ def refused_rollups(settings: LakeSettings, tables: Path, names: list[str]) -> d
     """
     if names or not settings.rollups:
         return {}
-    specs = read_spec_folder(tables).specs
-    return {f: str(e) for f, e in read_rollup_folder(settings.rollups, specs).errors.items()}
+    taken = read_spec_folder(tables).tables
+    return {f: str(e) for f, e in read_rollup_folder(settings.rollups, taken).errors.items()}
 
 
 def print_values(values: list[dict[str, Any]], output_format: OutputFormat) -> None:

@@ -20,12 +20,10 @@ from gazette_platform.lake.infer_types import InferredType, infer_type
 from gazette_platform.lake.layout import Layout
 from gazette_platform.lake.profile import Profile, Profiler, decoded
 from gazette_platform.lake.schema import parse_type
+from gazette_platform.lake.spec_rules import COLUMNS_MAX, is_column_name, is_key
 from gazette_platform.lake.table_spec import (
-    COLUMNS_MAX,
     TableSpec,
     fields_below,
-    is_column_name,
-    is_key,
     parse_table_spec,
 )
 from gazette_platform.lake.values_json import JsonScanner

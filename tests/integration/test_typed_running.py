@@ -17,9 +17,9 @@ from gazette_platform.lake.typed.catalogs import OtherTables
 from gazette_platform.lake.typed.quarantined import SUFFIX, count_rows, quarantined_rows
 from gazette_platform.lake.typed.ranges import HoleKind, Limits
 from gazette_platform.lake.typed.running import COMPLETE_AT, TypedRunner
-from gazette_platform.lake.typed.spec import TypedSpec
-from gazette_platform.lake.typed.typed_columns import TypedColumn
 from gazette_platform.lake.typed.working import LocalWorkers
+from gazette_platform.lake.typed_spec.spec import TypedSpec
+from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 from gazette_platform.message import build_uuid
 from gazette_platform.testing.broker import BrokerServer
 

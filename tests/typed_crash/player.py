@@ -20,9 +20,9 @@ from gazette_platform.lake.rollups.iceberg import IcebergTables
 from gazette_platform.lake.table_spec import parse_table_spec
 from gazette_platform.lake.typed.catalogs import HiveTables
 from gazette_platform.lake.typed.quarantined import SUFFIX, count_rows
-from gazette_platform.lake.typed.spec import TypedSpec
 from gazette_platform.lake.typed.table import typed_table
-from gazette_platform.lake.typed.typed_columns import TypedColumn
+from gazette_platform.lake.typed_spec.spec import TypedSpec
+from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from tests.benches.typed_commits import SparkTable

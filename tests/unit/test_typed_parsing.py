@@ -12,8 +12,8 @@ from gazette_platform.errors import LakeError
 from gazette_platform.lake.typed.iceberg_types import arrow_schema, new_schema
 from gazette_platform.lake.typed.parsing import BlockParser
 from gazette_platform.lake.typed.placing import bad_rows, placed_rows
-from gazette_platform.lake.typed.spec import TypedSpec
-from gazette_platform.lake.typed.typed_columns import TypedColumn
+from gazette_platform.lake.typed_spec.spec import TypedSpec
+from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 from gazette_platform.message import Flags, UuidParts
 from gazette_platform.message.uuid import build_uuid
 

@@ -32,6 +32,7 @@ from pyiceberg.table import FileScanTask, Table
 from pyiceberg.types import BinaryType, LongType, NestedField, StringType, UUIDType
 
 from gazette_platform.errors import LakeError, TypedFenced
+from gazette_platform.lake.spec_rules import QUARANTINE_SUFFIX as SUFFIX
 from gazette_platform.lake.typed.doors import NewTable
 from gazette_platform.lake.typed.publishing import (
     MANIFESTS,
@@ -65,8 +66,6 @@ __all__ = [
     "write_list",
 ]
 
-SUFFIX: Final = "_quarantine"
-"""Behind the typed table's name."""
 OF: Final = "gazette.quarantine-of"
 """Property of a quarantine table: name of the typed one."""
 

@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.publishing import Published
     from gazette_platform.lake.typed.ranges import Hole, JournalRange, RunPlan
     from gazette_platform.lake.typed.rounds import Done, Order
-    from gazette_platform.lake.typed.spec import TypedSpec
     from gazette_platform.lake.typed.state import TypedState
     from gazette_platform.lake.typed.table import TypedTable
+    from gazette_platform.lake.typed_spec.spec import TypedSpec
     from gazette_platform.ops.clock import Clock
 
 __all__ = ["COMPLETE_AT", "RunReport", "TypedRunner", "insisting", "job_of", "work_through"]
