@@ -32,7 +32,6 @@ from pyiceberg.table import FileScanTask, Table
 from pyiceberg.types import BinaryType, LongType, NestedField, StringType, UUIDType
 
 from gazette_platform.errors import LakeError, TypedFenced
-from gazette_platform.lake.spec_rules import QUARANTINE_SUFFIX as SUFFIX
 from gazette_platform.lake.typed.doors import NewTable
 from gazette_platform.lake.typed.publishing import (
     MANIFESTS,
@@ -56,7 +55,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OF",
-    "SUFFIX",
     "RowCounts",
     "count_rows",
     "open_quarantine",
