@@ -131,6 +131,10 @@ def infer(
         DataFormat | None,
         typer.Option("--data", help="Format of the records; else it is found out."),
     ] = None,
+    typed: Annotated[
+        bool,
+        typer.Option("--typed", help="Propose a typed table, too: UUIDs, and types of texts."),
+    ] = False,
     journals_max: Annotated[
         int, typer.Option("--journals", min=1, help="Journals to look into at most.")
     ] = 16,
@@ -147,17 +151,21 @@ def infer(
     several types, dates, times, numbers beyond 64 bits, and keys that are no SQL names. Read are the
     beginning, two fragments amid, and what was appended last, of some of the journals.
 
+    With --typed it has a section `typed:`, out of the same samples: where records have their message's UUID, which texts
+    are times or UUIDs, and what of the samples would be set aside. Look at it before you apply it.
+
     **Examples**
 
     gazctl lake infer -l name:prefix=orders/ --name shop.orders > orders.yaml
 
-    gazctl lake infer -l kind=orders --name shop.orders --journals 100 --bytes 1000000
+    gazctl lake infer -l kind=orders --name shop.orders --typed --journals 100 --bytes 1000000
     """
     _body("infer").infer(
         ctx,
         selector,
         name,
         data_format=data_format.value if data_format is not None else "",
+        is_typed=typed,
         journals_max=journals_max,
         sample_bytes=sample_bytes,
     )
