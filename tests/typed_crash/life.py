@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-
     from gazette_platform.lake.table_spec import TableSpec
     from gazette_platform.lake.typed.jobs import Job
     from gazette_platform.lake.typed.rounds import Done, Order
