@@ -49,7 +49,7 @@ def lake_definitions(
         engines: by ``trino`` and ``spark``, key of a resource that the project has, to be used in place of the one
             that comes with the definitions: a `TrinoResource`, and one with a `spark_session`.
 
-    Raises: ValidationError: two rollups, or a rollup and a raw table, have one name; an engine is not
+    Raises: ValidationError: two rollups, or a rollup and a table or view of a table spec, have one name; an engine is not
         known; there is no such number of sensors; or the environment is malformed.
     """
     settings = settings or LakeSettings.from_environment(os.environ)
@@ -58,8 +58,8 @@ def lake_definitions(
         raise ValidationError(f"{name!r} is no engine: trino and spark are", path="engines")
     folder = read_spec_folder(Path(settings.tables)) if settings.tables else SpecFolder()
     specs, refused = folder.specs.values(), folder.refused.values()
-    rollups = read_rollup_folder(settings.rollups, folder.specs)
-    _check_names(functions, {*folder.specs, *rollups.specs})
+    rollups = read_rollup_folder(settings.rollups, folder.tables)
+    _check_names(functions, folder.tables | rollups.specs.keys())
     resources = platform_resources(settings, folder=folder, rollups=rollups)
     configured = set(own)
     configured |= {"trino"} if settings.trino else set()

@@ -1,16 +1,20 @@
-"""Names of journals for a shell that completes a command line."""
+"""Names of journals and tables for a shell that completes a command line."""
 
 import asyncio
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from gazette_platform.errors import GazetteError
 from gazette_platform.protocol import LabelSelector, LabelSet
 
-__all__ = ["complete_names", "complete_tables", "offers"]
+if TYPE_CHECKING:
+    from gazette_platform.lake import TableSpec
+
+__all__ = ["complete_names", "complete_tables", "complete_typed_tables", "offers"]
 
 # Whoever pressed the key waits.
 _ANSWERED_S = 2.0
@@ -57,13 +61,22 @@ def complete_names(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_tables(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of tables that begin so, of the folder of specs of the command line; else none."""
+    """Names of raw tables that begin so, of the folder of specs of the command line; else none."""
+    return [name for name in _specs(ctx) if name.startswith(incomplete)]
+
+
+def complete_typed_tables(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of typed tables that begin so; see `complete_tables`."""
+    names = (spec.typed.name for spec in _specs(ctx).values() if spec.typed is not None)
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _specs(ctx: typer.Context) -> "Mapping[str, TableSpec]":
     try:
         from gazette_platform.lake.settings import LakeSettings  # noqa: PLC0415  completion only
-        from gazette_platform.lake.spec_folder import load_table_specs  # noqa: PLC0415  as well
+        from gazette_platform.lake.spec_folder import read_spec_folder  # noqa: PLC0415  as well
 
         folder = ctx.params.get("tables") or LakeSettings.from_environment(os.environ).tables
-        names = load_table_specs(Path(folder))[0] if folder else {}
+        return read_spec_folder(Path(folder)).specs if folder else {}
     except (ImportError, GazetteError, OSError):
-        return []
-    return [name for name in names if name.startswith(incomplete)]
+        return {}

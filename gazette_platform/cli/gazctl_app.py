@@ -14,6 +14,7 @@ from gazette_platform.cli import (
     gazctl_journals_top,
     gazctl_journals_upkeep,
     gazctl_lake,
+    gazctl_lake_typed,
     gazctl_savepoints,
     gazctl_sql,
 )
@@ -72,6 +73,7 @@ lake.command("describe")(gazctl_lake.describe)
 lake.command("infer")(gazctl_lake.infer)
 lake.command("ddl")(gazctl_lake.ddl)
 lake.command("check")(gazctl_lake.check)
+lake.command("run")(gazctl_lake_typed.run)
 lake.command("flush")(gazctl_lake.flush)
 lake.command("repair")(gazctl_lake.repair)
 lake.command("quarantine")(gazctl_lake.quarantine)

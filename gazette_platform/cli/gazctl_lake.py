@@ -13,8 +13,11 @@ from gazette_platform.cli.selection import Selector
 from gazette_platform.errors import SetupError, ValidationError
 
 __all__ = [
+    "Output",
     "OutputFormat",
+    "Tables",
     "apply",
+    "body",
     "check",
     "ddl",
     "describe",
@@ -72,10 +75,11 @@ Names = Annotated[
         help="Tables by name, as schema.table; none means all.",
     ),
 ]
+_OF_RECORDS = "Records of typed tables"
 Output = Annotated[OutputFormat, typer.Option("-o", "--format", help="Output format.")]
 
 
-def _body(name: str) -> ModuleType:
+def body(name: str) -> ModuleType:
     """The module that does the work: the lake is an extra, and slow to import.
 
     Raises: SetupError: a library of the extra is missing.
@@ -117,7 +121,7 @@ def apply(
 
     gazctl lake infer -l name:prefix=orders/ --name shop.orders | gazctl lake apply -
     """
-    _body("apply").apply(ctx, files, tables, dry_run=dry_run, force=force)
+    body("apply").apply(ctx, files, tables, dry_run=dry_run, force=force)
 
 
 def infer(
@@ -131,6 +135,10 @@ def infer(
         DataFormat | None,
         typer.Option("--data", help="Format of the records; else it is found out."),
     ] = None,
+    typed: Annotated[
+        bool,
+        typer.Option("--typed", help="Propose a typed table, too: UUIDs, and types of texts."),
+    ] = False,
     journals_max: Annotated[
         int, typer.Option("--journals", min=1, help="Journals to look into at most.")
     ] = 16,
@@ -147,17 +155,21 @@ def infer(
     several types, dates, times, numbers beyond 64 bits, and keys that are no SQL names. Read are the
     beginning, two fragments amid, and what was appended last, of some of the journals.
 
+    With --typed it has a section `typed:`, out of the same samples: where records have their message's UUID, which texts
+    are times or UUIDs, and what of the samples would be set aside. Look at it before you apply it.
+
     **Examples**
 
     gazctl lake infer -l name:prefix=orders/ --name shop.orders > orders.yaml
 
-    gazctl lake infer -l kind=orders --name shop.orders --journals 100 --bytes 1000000
+    gazctl lake infer -l kind=orders --name shop.orders --typed --journals 100 --bytes 1000000
     """
-    _body("infer").infer(
+    body("infer").infer(
         ctx,
         selector,
         name,
         data_format=data_format.value if data_format is not None else "",
+        is_typed=typed,
         journals_max=journals_max,
         sample_bytes=sample_bytes,
     )
@@ -181,7 +193,7 @@ def list_tables(
 
     gazctl lake list shop.orders -o json
     """
-    _body("list").list_tables(ctx, names or [], tables, output_format)
+    body("list").list_tables(ctx, names or [], tables, output_format)
 
 
 def describe(
@@ -199,7 +211,7 @@ def describe(
 
     gazctl lake describe -o yaml
     """
-    _body("list").describe(ctx, names or [], tables, output_format)
+    body("list").describe(ctx, names or [], tables, output_format)
 
 
 def ddl(
@@ -235,7 +247,7 @@ def ddl(
 
     gazctl lake ddl shop.orders --dialect bigquery --location gs://bucket/orders
     """
-    _body("ddl").ddl(ctx, table, dialect.value, location, tables)
+    body("ddl").ddl(ctx, table, dialect.value, location, tables)
 
 
 def check(
@@ -260,7 +272,7 @@ def check(
 
     gazctl lake check shop.orders --quick -o json
     """
-    _body("check").check(ctx, names or [], tables, output_format, quick=quick)
+    body("check").check(ctx, names or [], tables, output_format, quick=quick)
 
 
 def flush(
@@ -288,7 +300,7 @@ def flush(
 
     gazctl lake flush shop.orders
     """
-    _body("flush").flush(ctx, names, tables, timeout)
+    body("flush").flush(ctx, names, tables, timeout)
 
 
 def doctor(
@@ -312,7 +324,7 @@ def doctor(
 
     GAZETTE_TRINO_URI=http://trino.example.com:8080 gazctl lake doctor --spark
     """
-    _body("doctor").doctor(ctx, tables, output_format, spark=spark)
+    body("doctor").doctor(ctx, tables, output_format, spark=spark)
 
 
 def quarantine(
@@ -323,7 +335,7 @@ def quarantine(
             metavar="TABLE",
             show_default=False,
             autocompletion=complete_tables,
-            help="A table by name, as schema.table; --list takes none for all.",
+            help="A table by name, as schema.table; --list takes none for all. Of a typed one, records are listed.",
         ),
     ] = None,
     files: Annotated[
@@ -353,9 +365,45 @@ def quarantine(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")
     ] = False,
+    journal: Annotated[
+        str,
+        typer.Option(
+            "--journal",
+            metavar="NAME",
+            show_default=False,
+            help="Only of this journal.",
+            rich_help_panel=_OF_RECORDS,
+        ),
+    ] = "",
+    begin: Annotated[
+        int,
+        typer.Option(
+            "--begin",
+            min=0,
+            help="First offset, of that journal.",
+            rich_help_panel=_OF_RECORDS,
+        ),
+    ] = 0,
+    reason: Annotated[
+        str,
+        typer.Option(
+            "--reason",
+            metavar="TEXT",
+            show_default=False,
+            help="Only those whose reason has this text in it.",
+            rich_help_panel=_OF_RECORDS,
+        ),
+    ] = "",
+    limit: Annotated[
+        int,
+        typer.Option("--limit", min=1, help="How many at most.", rich_help_panel=_OF_RECORDS),
+    ] = 20,
     output_format: Output = OutputFormat.TABLE,
 ) -> None:
     """Set files of a table aside, so that no query sees their rows, and take them back.
+
+    Of a typed table it lists the records that are no rows of it, by journal and offset: why, and what they are. -o json
+    has them whole.
 
     For a file that is damaged, say, or whose values spoil a table. It goes into the folder `_aside` of its
     journal, where brokers serve it as ever: readers of the journal miss nothing. The table loses its rows at once, and
@@ -373,12 +421,27 @@ def quarantine(
     gazctl lake quarantine --list -o json
 
     gazctl lake quarantine shop.orders --restore 0000000000000000-0000000000000034-….gz
+
+    gazctl lake quarantine typed.orders --journal orders/region=eu --reason "no timestamptz" -o json
     """
-    body = _body("quarantine")
+    if table is not None and not (files or unfit or restore or list_aside):
+        if begin and not journal:
+            raise ValidationError(
+                "is an offset of one journal: give --journal, too", path="--begin"
+            )
+        if body("records").list_records(
+            table, tables, output_format, journal=journal, begin=begin, reason=reason, limit=limit
+        ):
+            return
+    if journal or begin or reason:
+        raise ValidationError(
+            "is about records of a typed table", path="--journal, --begin, --reason"
+        )
+    work = body("quarantine")
     if list_aside:
         if files or unfit or restore:
             raise ValidationError("goes with no FILE, --unfit or --restore", path="--list")
-        body.list_aside(ctx, table, tables, output_format)
+        work.list_aside(ctx, table, tables, output_format)
         return
     if table is None:
         raise ValidationError("names the table: give it, or --list", path="TABLE")
@@ -392,9 +455,9 @@ def quarantine(
         )
     names = files or []
     if restore:
-        body.restore(ctx, table, names, tables, output_format, dry_run=dry_run)
+        work.restore(ctx, table, names, tables, output_format, dry_run=dry_run)
         return
-    body.set_aside(ctx, table, names, tables, output_format, unfit=unfit, why=why, dry_run=dry_run)
+    work.set_aside(ctx, table, names, tables, output_format, unfit=unfit, why=why, dry_run=dry_run)
 
 
 def repair(
@@ -433,6 +496,6 @@ def repair(
     gazctl lake repair --pruned shop.orders
     """
     if pruned:
-        _body("pruned").forget_pruned(ctx, names or [], tables, dry_run=dry_run)
+        body("pruned").forget_pruned(ctx, names or [], tables, dry_run=dry_run)
         return
-    _body("repair").repair(ctx, names or [], tables, dry_run=dry_run)
+    body("repair").repair(ctx, names or [], tables, dry_run=dry_run)

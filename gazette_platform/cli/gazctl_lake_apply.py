@@ -5,7 +5,12 @@ from pathlib import Path
 
 import typer
 
-from gazette_platform.cli.gazctl_lake_context import brokers, metastore, settings_of, tables_folder
+from gazette_platform.cli.gazctl_lake_context import (
+    brokers,
+    metastore,
+    settings_of,
+    tables_folder,
+)
 from gazette_platform.cli.output import note, print_text
 from gazette_platform.client import Client
 from gazette_platform.errors import GazetteError, ValidationError
@@ -13,6 +18,7 @@ from gazette_platform.hive import MetastoreSession
 from gazette_platform.lake import LakeSettings, StoreRoots, TableSpec
 from gazette_platform.lake.applying import (
     SpecFile,
+    files_to_put,
     problems_among,
     problems_with_data,
     problems_with_journals,
@@ -20,8 +26,9 @@ from gazette_platform.lake.applying import (
     put_files,
 )
 from gazette_platform.lake.check import SAMPLE_BYTES
+from gazette_platform.lake.rollups import read_rollup_folder
 from gazette_platform.lake.sampling import BrokerContent, served, spread
-from gazette_platform.lake.spec_folder import in_file, specs_by_file
+from gazette_platform.lake.spec_folder import in_file, problems_with_files, specs_by_file
 from gazette_platform.lake.table_spec import read_table_spec
 from gazette_platform.ops.clock import SystemClock
 from gazette_platform.protocol import JournalSpec
@@ -39,7 +46,11 @@ def apply(
     folder = tables_folder(settings, tables)
     files = [_read(name, folder) for name in names]
     problems = [error for file in files for error in file.errors]
-    problems += problems_among(files, specs_by_file(folder))
+    rollups = read_rollup_folder(settings.rollups, ()).specs
+    problems += problems_among(files, specs_by_file(folder), rollups)
+    put = files_to_put(files)
+    texts = {file.name: file.text for file in put}
+    problems += problems_with_files(folder, texts, but={file.name for file in files})
     specs = [(file.name, file.spec) for file in files if file.spec is not None]
     if specs:
         with brokers(ctx, settings) as client, metastore(settings) as session:
@@ -53,21 +64,21 @@ def apply(
             f"{len(problems)} error(s) in {len(files)} spec(s), as above; nothing was applied"
         )
     if dry_run:
-        print_text("".join(file.diff() for file in files), end="")
+        print_text("".join(file.diff() for file in put), end="")
         changed = [file.name for file in files if file.is_changed]
         note(f"would apply {len(changed)} of {len(files)} spec(s) to {folder}")
         return
-    put = put_files(files, folder)
-    for file in files:
-        if file.spec is not None:
-            state = "unchanged" if file.name not in put else "changed" if file.before else "new"
-            note(f"{file.spec.name}: {state} ({folder / file.name})")
+    changed = put_files(put, folder)
+    of_tables = {file.name: file.spec.name for file in files if file.spec is not None}
+    for each in put:
+        state = "unchanged" if each.name not in changed else "changed" if each.before else "new"
+        note(f"{of_tables.get(each.name, each.name)}: {state} ({folder / each.name})")
 
 
 def _read(name: str, folder: Path) -> SpecFile:
     if name != "-":
         path = Path(name)
-        return SpecFile.of(path.name, path.read_bytes(), folder)
+        return SpecFile.of(path.name, path.read_bytes(), folder, source=path.parent)
     text = sys.stdin.buffer.read()
     spec, _ = read_table_spec(text)
     return SpecFile.of(f"{spec.name}.yaml" if spec is not None else "stdin.yaml", text, folder)

@@ -107,12 +107,20 @@ def tables_folder(settings: LakeSettings, given: Path | None) -> Path:
 
 
 @contextmanager
-def brokers(ctx: typer.Context, settings: LakeSettings) -> Iterator[Client]:
-    """A client of the brokers that options told, else of the platform's; closed at the end."""
+def brokers(
+    ctx: typer.Context, settings: LakeSettings, *, reads_files: bool = False
+) -> Iterator[Client]:
+    """A client of the brokers that options told, else of the platform's; closed at the end.
+
+    Args:
+        reads_files: whether it is to read fragments from folders of this machine, where they are.
+    """
     config = ctx.find_object(Connection).client  # type: ignore[union-attr]
     source = ctx.parent.get_parameter_source("address") if ctx.parent is not None else None
     if source is not None and source.name == "DEFAULT" and settings.broker:
         config = replace(config, address=settings.broker)
+    if reads_files and settings.file_root is not None:
+        config = replace(config, file_root=settings.file_root)
     with Client(config) as client:
         yield client
 
@@ -188,8 +196,8 @@ def refused_rollups(settings: LakeSettings, tables: Path, names: list[str]) -> d
     """
     if names or not settings.rollups:
         return {}
-    specs = read_spec_folder(tables).specs
-    return {f: str(e) for f, e in read_rollup_folder(settings.rollups, specs).errors.items()}
+    taken = read_spec_folder(tables).tables
+    return {f: str(e) for f, e in read_rollup_folder(settings.rollups, taken).errors.items()}
 
 
 def print_values(values: list[dict[str, Any]], output_format: OutputFormat) -> None:

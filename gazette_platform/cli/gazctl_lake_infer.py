@@ -29,6 +29,7 @@ def infer(
     name: str,
     *,
     data_format: str,
+    is_typed: bool,
     journals_max: int,
     sample_bytes: int,
 ) -> None:
@@ -47,6 +48,7 @@ def infer(
         lines,
         journals,
         data_format=cast('Literal["json", "csv", ""]', data_format),
+        is_typed=is_typed,
     )
     _report(found, samples, len(journals))
     print_text(found.text, end="")

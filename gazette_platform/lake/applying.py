@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import GazetteError, LakeError, SchemaMismatch, ValidationError
 from gazette_platform.lake.check import check_sample
-from gazette_platform.lake.exact import EXACT_SUFFIX
 from gazette_platform.lake.expected import expected_layout, expected_location
 from gazette_platform.lake.layout import Layout, partition_columns
 from gazette_platform.lake.planning import require_codec
-from gazette_platform.lake.spec_folder import in_file
+from gazette_platform.lake.spec_folder import files_beside, in_file
+from gazette_platform.lake.spec_rules import EXACT_SUFFIX
+from gazette_platform.lake.table_names import name_clashes
 from gazette_platform.lake.table_spec import TableSpec, read_table_spec
 from gazette_platform.lake.tables import LAYOUT, evolved_table, table_definition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
     from gazette_platform.hive import HiveTable
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
     from gazette_platform.protocol import JournalSpec
 
 __all__ = [
+    "FolderFile",
     "SpecFile",
+    "files_to_put",
     "problems_among",
     "problems_with_data",
     "problems_with_journals",
@@ -44,39 +47,15 @@ _SUFFIXES = (".yaml", ".yml")
 _JOURNALS_TOLD_MAX = 5
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpecFile:
-    """A file with a table spec, and what it is to replace."""
+class FolderFile:
+    """A file that is to go into the folder, and what it is to replace."""
 
     name: str
     """Of the file in the folder."""
     text: bytes
-    spec: TableSpec | None
-    errors: tuple[ValidationError, ...]
-    """All that is wrong with the text, each with the file's name and the key."""
     before: bytes | None
     """What the folder has under that name, if anything."""
-
-    @classmethod
-    def of(cls, name: str, text: bytes, folder: Path) -> SpecFile:
-        """The file called `name` that is to go into `folder`.
-
-        Raises: OSError: the file that is there cannot be read.
-        """
-        spec, errors = read_table_spec(text)
-        if Path(name).suffix not in _SUFFIXES:
-            errors = [*errors, ValidationError("is not called *.yaml, so no sensor would read it")]
-        elif name.startswith("."):
-            errors = [*errors, ValidationError("begins with a dot, so no sensor would read it")]
-        target = folder / name
-        return cls(
-            name=name,
-            text=text,
-            spec=spec,
-            errors=tuple(in_file(name, error) for error in errors),
-            before=target.read_bytes() if target.is_file() else None,
-        )
 
     @property
     def is_changed(self) -> bool:
@@ -96,20 +75,78 @@ class SpecFile:
         return "".join(f"{line}\n" for line in lines)
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecFile(FolderFile):
+    """A file with a table spec."""
+
+    spec: TableSpec | None
+    errors: tuple[ValidationError, ...]
+    """All that is wrong with the text, each with the file's name and the key."""
+    beside: tuple[FolderFile, ...]
+    """Files that it names, which come with it."""
+
+    @classmethod
+    def of(cls, name: str, text: bytes, folder: Path, *, source: Path | None = None) -> SpecFile:
+        """The file called `name` that is to go into `folder`.
+
+        Args:
+            name: of the file.
+            text: of the spec.
+            folder: that it goes into.
+            source: where files are that it names; None: they are in the folder already.
+
+        Raises: OSError: the file that is there cannot be read.
+        """
+        try:
+            beside = files_beside(text, source or folder)
+        except ValidationError as err:
+            spec, errors, beside = None, [err], {}
+        else:
+            spec, errors = read_table_spec(text, beside)
+        if Path(name).suffix not in _SUFFIXES:
+            errors = [*errors, ValidationError("is not called *.yaml, so no sensor would read it")]
+        elif name.startswith("."):
+            errors = [*errors, ValidationError("begins with a dot, so no sensor would read it")]
+        return cls(
+            name=name,
+            text=text,
+            spec=spec,
+            errors=tuple(in_file(name, error) for error in errors),
+            before=_before(folder / name),
+            beside=tuple(
+                FolderFile(name=other, text=content, before=_before(folder / other))
+                for other, content in beside.items()
+            ),
+        )
+
+
+def _before(target: Path) -> bytes | None:
+    return target.read_bytes() if target.is_file() else None
+
+
+def files_to_put(files: Iterable[SpecFile]) -> list[FolderFile]:
+    """The files with those that they name, in the order in which they take their places."""
+    named = {each.name: each for file in files for each in file.beside}
+    return [*named.values(), *files]
+
+
 def problems_among(
-    files: Sequence[SpecFile], folder: Mapping[str, TableSpec]
+    files: Sequence[SpecFile], folder: Mapping[str, TableSpec], rollups: Container[str] = ()
 ) -> list[ValidationError]:
     """What speaks against the files as a set, beside the specs that stay in the folder.
 
     Args:
         files: to be applied.
         folder: by file name, valid specs of the folder now.
+        rollups: names of rollups.
     """
     found: list[ValidationError] = []
     stays = {name: spec for name, spec in folder.items() if name not in {f.name for f in files}}
     owners = {spec.name: name for name, spec in stays.items()}
     tables: dict[str, str] = {}
     names: set[str] = set()
+    applied: dict[str, TableSpec] = {}
     for file in files:
         if file.name in names:
             found.append(ValidationError("is given twice; rename one", path=file.name))
@@ -126,6 +163,8 @@ def problems_among(
                     path=f"{file.name}: name",
                 )
             )
+        else:
+            applied[file.name] = file.spec
         tables.setdefault(table, file.name)
     every = {**owners, **tables}
     for table, name in tables.items():
@@ -138,7 +177,22 @@ def problems_among(
                     path=f"{name}: name",
                 )
             )
-    return found
+    clashes = name_clashes({**stays, **applied}, rollups)
+    found += [in_file(c.file, c.error) for c in clashes if c.file in applied or c.other in applied]
+    return [*found, *_problems_beside(files)]
+
+
+def _problems_beside(files: Sequence[SpecFile]) -> Iterator[ValidationError]:
+    """Files of one name that several specs bring, and that differ."""
+    brought: dict[str, tuple[str, bytes]] = {}
+    for file in files:
+        for each in file.beside:
+            first, text = brought.setdefault(each.name, (file.name, each.text))
+            if text != each.text:
+                yield ValidationError(
+                    f"{each.name} is another file than that of {first}; rename one",
+                    path=f"{file.name}: typed.json_schema",
+                )
 
 
 def problems_with_journals(
@@ -229,7 +283,7 @@ def _told(path: str, work: Callable[[], object]) -> list[ValidationError]:
     return []
 
 
-def put_files(files: Iterable[SpecFile], folder: Path) -> list[str]:
+def put_files(files: Iterable[FolderFile], folder: Path) -> list[str]:
     """Put the changed files into the folder, which is made if need be.
 
     Each takes its place at once, and is on disk before. Files that are read meanwhile are either the

@@ -18,6 +18,7 @@ from gazette_platform.errors import SchemaMismatch
 from gazette_platform.hive import HiveTable, StorageFormat, partition_name
 from gazette_platform.lake.catalogs import HIVE
 from gazette_platform.lake.schema import parse_type
+from gazette_platform.lake.spec_rules import EXACT_SUFFIX
 from gazette_platform.lake.tables import spark_schema
 
 if TYPE_CHECKING:
@@ -29,14 +30,12 @@ if TYPE_CHECKING:
     from gazette_platform.lake.table_spec import TableSpec
 
 __all__ = [
-    "EXACT_SUFFIX",
     "ensure_exact_view",
     "exact_view",
     "excluded_digests",
     "excluded_files",
 ]
 
-EXACT_SUFFIX = "_exact"
 _VIEW_OF = "gazette.view_of"
 _EXCLUDED = "gazette.excluded"
 # A parameter has 4,000 characters in the oldest metastores.

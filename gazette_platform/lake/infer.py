@@ -20,19 +20,19 @@ from gazette_platform.lake.infer_types import InferredType, infer_type
 from gazette_platform.lake.layout import Layout
 from gazette_platform.lake.profile import Profile, Profiler, decoded
 from gazette_platform.lake.schema import parse_type
+from gazette_platform.lake.spec_rules import COLUMNS_MAX, is_column_name, is_key
 from gazette_platform.lake.table_spec import (
-    COLUMNS_MAX,
     TableSpec,
     fields_below,
-    is_column_name,
-    is_key,
     parse_table_spec,
 )
+from gazette_platform.lake.typed_spec.spec import SCHEMA as TYPED_SCHEMA
 from gazette_platform.lake.values_json import JsonScanner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from gazette_platform.lake.infer_typed import Proposal
     from gazette_platform.protocol import JournalSpec
 
 __all__ = ["Inference", "InferredColumn", "infer_spec"]
@@ -104,6 +104,7 @@ def infer_spec(
     journals: Sequence[JournalSpec] = (),
     *,
     data_format: Literal["json", "csv", ""] = "",
+    is_typed: bool = False,
 ) -> Inference:
     """Infer a spec.
 
@@ -113,6 +114,7 @@ def infer_spec(
         lines: whole lines of their content.
         journals: their specs, from which partition columns follow.
         data_format: of the content; empty: found out.
+        is_typed: whether the spec is to have a section `typed:`.
 
     Raises: SchemaMismatch: no line is of the format, or there is none. LakeError: the journals
         have no layout in common. ValidationError: the name or the selector is none.
@@ -124,7 +126,12 @@ def infer_spec(
     partitions = _partitions(journals)
     records, others = decoded(lines) if data_format != "csv" else ([], [])
     if data_format == "csv" or (data_format == "" and len(others) > len(records)):
-        return _infer_csv(_Target(name, selector, "csv"), lines, partitions)
+        of_csv = _infer_csv(_Target(name, selector, "csv"), lines, partitions)
+        if is_typed:
+            of_csv.remarks.append(
+                "typed tables are made of JSON records, so there is no section `typed:`"
+            )
+        return of_csv
     if not records:
         raise SchemaMismatch(
             f"{name}: no line is a JSON object (the first one begins {others[0][:60]!r}); give "
@@ -144,12 +151,47 @@ def infer_spec(
     unlike = _unlike_texts(found.spec, lines)
     if unlike:
         found.remarks.append(unlike)
+    if is_typed:
+        _add_typed(found, profiler.records, lines)
     found.unread = others
     if others:
         found.remarks.insert(
             0, f"{len(others)} lines are no JSON objects; they are rows of NULL in both engines"
         )
     return found
+
+
+def _add_typed(found: Inference, records: Profile, lines: Sequence[bytes]) -> None:
+    """Have the spec say of a typed table what can be told of the records."""
+    # Slow to import, and only needed for this.
+    from gazette_platform.lake.infer_typed import propose_typed, set_aside_of  # noqa: PLC0415
+
+    proposal = propose_typed(found.spec, records)
+    text = found.text + _section(found.spec, proposal)
+    found.spec = parse_table_spec(text)
+    found.text = text
+    aside = set_aside_of(found.spec, lines)
+    if aside:
+        found.remarks.append(aside)
+    if proposal.uuid == "none":
+        found.remarks.append(f"`uuid: none`: {proposal.why_uuid}")
+
+
+def _section(spec: TableSpec, proposal: Proposal) -> str:
+    """The text of a section `typed:`."""
+    lines = ["typed:"]
+    if spec.schema == TYPED_SCHEMA or len(spec.table) > _NAME_CHARACTERS_MAX:
+        lines.append(f"  name: {TYPED_SCHEMA}.{spec.table[: _NAME_CHARACTERS_MAX - 6]}_typed")
+    lines += [f"  # {proposal.why_uuid}", f"  uuid: {_scalar(proposal.uuid)}"]
+    if proposal.columns:
+        lines.append("  columns:")
+    for column in proposal.columns:
+        given = {"name": column.name, "from": column.key, "type": column.type}
+        entry = {key: value for key, value in given.items() if value}
+        lines += [f"    # {column.name}: {column.why}", f"    - {_flow(entry)}"]
+    if proposal.time:
+        lines.append(f"  # If it is large, and asked by time: partitions: [day({proposal.time})]")
+    return "\n".join(lines) + "\n"
 
 
 def _unlike_texts(spec: TableSpec, lines: Sequence[bytes]) -> str:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, final
 
 import orjson
 
+from gazette_platform.message.uuid import Flags, parse_uuid
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -28,6 +30,12 @@ _EXAMPLE_CHARACTERS_MAX = 40
 _EXACT_IN_DOUBLE = 1 << 53
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}\Z")
 _TIME = re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}")
+_INSTANT = re.compile(
+    r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,6})?)?(?P<zone>Z|[+-]\d{2}(?::?\d{2})?)?)?\Z"
+)
+_UUID = re.compile(r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\Z")
+# The version that producers of messages make, and the variant of it.
+_TIMED_UUID = re.compile(r".{14}1.{4}[89abAB]")
 _NUMERAL = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\Z")
 # Only such a line can hold an integer beyond 64 bits, which orjson reads as a float.
 _MANY_DIGITS = re.compile(rb"\d{19}")
@@ -52,6 +60,14 @@ class Profile:
     """Texts that are dates, YYYY-MM-DD."""
     times: int = 0
     """Texts that begin with a date and a time."""
+    instants: int = 0
+    """Texts that are dates or times of ISO 8601, as typed tables take them."""
+    zoned: int = 0
+    """Of these, those with a zone."""
+    uuids: int = 0
+    """Texts that are UUIDs, as usually written."""
+    message_uuids: int = 0
+    """Of these, those that producers of messages may have made; see `gazette_platform.message.uuid`."""
     numerals: int = 0
     """Texts that are numbers."""
     elements: Profile | None = None
@@ -88,6 +104,10 @@ class Profile:
         self.examples = {**other.examples, **self.examples}
         self.dates += other.dates
         self.times += other.times
+        self.instants += other.instants
+        self.zoned += other.zoned
+        self.uuids += other.uuids
+        self.message_uuids += other.message_uuids
         self.numerals += other.numerals
         if other.elements is not None:
             self.elements = self.elements or Profile()
@@ -111,10 +131,19 @@ class Profile:
             case float():
                 self._count("number", value)
             case _:
-                self._count("text", value)
-                self.dates += is_date(value)
-                self.times += _TIME.match(value) is not None
-                self.numerals += _NUMERAL.match(value) is not None
+                self._count_text(value)
+
+    def _count_text(self, value: str) -> None:
+        self._count("text", value)
+        self.dates += is_date(value)
+        self.times += _TIME.match(value) is not None
+        self.numerals += _NUMERAL.match(value) is not None
+        instant = _INSTANT.match(value)
+        self.instants += instant is not None
+        self.zoned += instant is not None and instant["zone"] is not None
+        if _UUID.match(value):
+            self.uuids += 1
+            self.message_uuids += _is_of_message(value)
 
     def count_nested(self, kind: str, value: object) -> None:
         """Count an array or object, or one too deep."""
@@ -139,6 +168,11 @@ def is_date(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _is_of_message(uuid: str) -> bool:
+    """Whether a producer of messages may have made it. One of a hundred others of that version looks so, too."""
+    return _TIMED_UUID.match(uuid) is not None and parse_uuid(uuid).flags <= Flags.ACK_TXN
 
 
 def _example(value: object) -> str:

@@ -132,6 +132,12 @@ class LakeSettings:
             sensor_shards=_count(environment, "GAZETTE_SENSOR_SHARDS"),
         )
 
+    @property
+    def file_root(self) -> Path | None:
+        """The folder that ``file:///`` stores are rooted at, if it is on this machine: their files need not go by brokers."""
+        root = Path(self.store_roots.get("file:///", "").removeprefix("file://"))
+        return root if root.is_absolute() and root.is_dir() else None
+
     def required(self, name: str) -> str:
         """The setting `name`.
 

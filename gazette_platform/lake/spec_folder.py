@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING, Final, final
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake.spec_files import read_spec_file, shown_name
-from gazette_platform.lake.spec_rules import is_table_name
-from gazette_platform.lake.table_spec import SPEC_BYTES_MAX, TableSpec, read_table_spec
+from gazette_platform.lake.spec_rules import SPEC_BYTES_MAX, is_json_file_name, is_table_name
+from gazette_platform.lake.table_names import name_clashes, names_made
+from gazette_platform.lake.table_spec import TableSpec, json_schema_of, read_table_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Mapping
     from pathlib import Path
 
 __all__ = [
     "RefusedSpec",
     "SpecFolder",
+    "files_beside",
     "in_file",
     "load_table_specs",
+    "problems_with_files",
     "read_spec_folder",
     "specs_by_file",
 ]
@@ -63,6 +66,11 @@ class SpecFolder:
     """By file, sorted."""
 
     @property
+    def tables(self) -> frozenset[str]:
+        """Names of all tables and views that its specs make; nothing else may be called so."""
+        return frozenset(name for spec in self.specs.values() for name in names_made(spec))
+
+    @property
     def errors(self) -> list[ValidationError]:
         """All that is wrong with all files."""
         return [error for refused in self.refused.values() for error in refused.errors]
@@ -71,13 +79,16 @@ class SpecFolder:
     def digest(self) -> str:
         """16 hex digits that change with any part of any spec, and with what is refused, and why."""
         texts = [f"{name}:{spec.digest}" for name, spec in self.specs.items()]
+        texts += [
+            f"{spec.typed.name}:{spec.typed.digest}" for spec in self.specs.values() if spec.typed
+        ]
         texts += [f"{file}:{refused.table}" for file, refused in self.refused.items()]
         texts += map(str, self.errors)
         return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
 
 def read_spec_folder(folder: Path) -> SpecFolder:
-    """All files ``*.yaml`` and ``*.yml`` of a folder, read anew; a missing one is empty."""
+    """All files ``*.yaml`` and ``*.yml`` of a folder, with the files that they name, read anew; a missing one is empty."""
     specs: dict[str, TableSpec] = {}
     files: dict[str, str] = {}
     refused: dict[str, RefusedSpec] = {}
@@ -93,9 +104,17 @@ def read_spec_folder(folder: Path) -> SpecFolder:
         elif spec is not None:
             specs[spec.name] = spec
             files[spec.name] = path.name
+    by_file = {files[name]: spec for name, spec in specs.items()}
+    clashes: dict[str, list[ValidationError]] = {}
+    for clash in name_clashes(by_file):
+        clashes.setdefault(clash.file, []).append(in_file(clash.file, clash.error))
+    for file, errors in clashes.items():
+        table = by_file[file].name
+        refused[file] = RefusedSpec(tuple(errors), table)
+        del specs[table], files[table]
     refused = {
         file: RefusedSpec(bad.errors, "" if bad.table in specs else bad.table)
-        for file, bad in refused.items()
+        for file, bad in sorted(refused.items())
     }
     return SpecFolder(dict(sorted(specs.items())), files, refused)
 
@@ -123,6 +142,29 @@ def specs_by_file(folder: Path) -> dict[str, TableSpec]:
     return found
 
 
+def problems_with_files(
+    folder: Path, beside: Mapping[str, bytes], *, but: Container[str]
+) -> list[ValidationError]:
+    """What would be wrong with specs of a folder that are good now, if files that they name were others.
+
+    Args:
+        folder: of specs.
+        beside: contents that files are to have, by name.
+        but: names of specs that are not asked about.
+    """
+    found: list[ValidationError] = []
+    for path in _spec_files(folder):
+        spec, _ = (None, None) if path.name in but else _read(path)
+        if spec is None:
+            continue
+        raw = read_spec_file(path, SPEC_BYTES_MAX, "a table spec")
+        now = files_beside(raw, folder)
+        if now.keys() & beside.keys():
+            _, errors = read_table_spec(raw, {**now, **beside})
+            found += [in_file(path.name, error) for error in errors]
+    return found
+
+
 def in_file(name: str, error: ValidationError) -> ValidationError:
     """The error with the name of its file before the key."""
     return ValidationError(str(error), path=name)
@@ -138,24 +180,52 @@ def _spec_files(folder: Path) -> list[Path]:
     )
 
 
-def _parsed(raw: bytes) -> tuple[TableSpec | None, tuple[ValidationError, ...]]:
-    spec, errors = read_table_spec(raw)
+def files_beside(text: bytes, folder: Path) -> dict[str, bytes]:
+    """Contents of the files that a spec names, by their names; what is not there is left out.
+
+    Args:
+        text: of the spec.
+        folder: that the files are in.
+
+    Raises: ValidationError: a file cannot be read, or is too long; the path is that of the key.
+    """
+    # Most specs name none, and need not be read twice.
+    named = _kept_name if len(text) <= _KEPT_BYTES_MAX else json_schema_of
+    name = named(text) if b"json_schema" in text else ""
+    if not is_json_file_name(name):
+        return {}
+    try:
+        return {name: read_spec_file(folder / name, SPEC_BYTES_MAX, "a JSON Schema")}
+    except ValidationError as err:
+        if isinstance(err.__cause__, FileNotFoundError):
+            return {}
+        raise ValidationError(f"{name} {err}", path="typed.json_schema") from err
+
+
+def _parsed(
+    raw: bytes, beside: frozenset[tuple[str, bytes]]
+) -> tuple[TableSpec | None, tuple[ValidationError, ...]]:
+    spec, errors = read_table_spec(raw, dict(beside))
     return spec, tuple(errors)
 
 
 _kept = lru_cache(_KEPT_MAX)(_parsed)
+_kept_name = lru_cache(_KEPT_MAX)(json_schema_of)
 
 
 def _read(path: Path) -> tuple[TableSpec | None, RefusedSpec | None]:
     """The spec of a file, or why there is none."""
     errors: list[ValidationError] = []
+    raw = b""
     try:
         raw = read_spec_file(path, SPEC_BYTES_MAX, "a table spec")
+        beside = files_beside(raw, path.parent)
     except ValidationError as err:
         errors.append(err)
-        raw = b""
-    if not errors:
-        spec, found = (_kept if len(raw) <= _KEPT_BYTES_MAX else _parsed)(raw)
+    else:
+        size = len(raw) + sum(map(len, beside.values()))
+        parse = _kept if size <= _KEPT_BYTES_MAX else _parsed
+        spec, found = parse(raw, frozenset(beside.items()))
         errors += found
         if spec is not None:
             return spec, None

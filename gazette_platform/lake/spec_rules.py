@@ -1,4 +1,4 @@
-"""Rules that specs of raw tables, of rollups and of typed tables share: names, times, how many errors are told."""
+"""Rules that specs of raw tables, of rollups and of typed tables share: names, times, sizes, how many errors are told."""
 
 from __future__ import annotations
 
@@ -12,12 +12,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 __all__ = [
+    "COLUMNS_MAX",
     "DURATION_EXAMPLE",
     "ERRORS_MAX",
+    "EXACT_SUFFIX",
+    "KEY_CHARACTERS_MAX",
+    "QUARANTINE_SUFFIX",
+    "SPEC_BYTES_MAX",
     "TABLE_CHARACTERS_MAX",
     "cron_errors",
     "first_errors",
     "freshness_errors",
+    "is_column_name",
+    "is_json_file_name",
+    "is_key",
     "is_sql_name",
     "is_table_name",
 ]
@@ -25,11 +33,29 @@ __all__ = [
 TABLE_CHARACTERS_MAX: Final = 127
 """Of each part of a table's name."""
 
+COLUMNS_MAX: Final = 2000
+"""Of a table."""
+
+SPEC_BYTES_MAX: Final = 1 << 20
+"""Of a table's spec, and of a file that it names."""
+
+EXACT_SUFFIX: Final = "_exact"
+"""Behind a raw table's name: the view of it in which no row is twice."""
+
+QUARANTINE_SUFFIX: Final = "_quarantine"
+"""Behind a typed table's name: the table of records that are no rows of it."""
+
+KEY_CHARACTERS_MAX: Final = 256
+"""Of a key of records."""
+
 DURATION_EXAMPLE: Final = "a duration with its unit, such as `90m` or `24h`"
 
 ERRORS_MAX: Final = 100
 """That are told of one spec."""
 
+# Of a file in the same folder: no path, and none that is hidden.
+_JSON_FILE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}\.json\Z")
+_COLUMN_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,126}\Z")
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]*\Z")
 # Of each field of a cron line: the least and the greatest number.
 _CRON_FIELDS = (
@@ -64,6 +90,30 @@ def is_table_name(text: str, characters_max: int = TABLE_CHARACTERS_MAX) -> bool
     """
     parts = text.split(".")
     return len(parts) == 2 and all(is_sql_name(part, characters_max) for part in parts)
+
+
+def is_column_name(text: str) -> bool:
+    """Whether the text can be the name of a column."""
+    return _COLUMN_NAME.match(text) is not None
+
+
+def is_json_file_name(text: str) -> bool:
+    """Whether the text can be the name of a file of JSON beside a spec.
+
+    >>> (
+    ...     is_json_file_name("orders.json"),
+    ...     is_json_file_name("../orders.json"),
+    ...     is_json_file_name(".json"),
+    ... )
+    (True, False, False)
+    """
+    return _JSON_FILE.match(text) is not None
+
+
+def is_key(text: str) -> bool:
+    """Whether metastore, engines and checks can be told of the key of a record."""
+    is_plain = text.isprintable() and not set('"\\') & set(text)
+    return is_plain and 0 < len(text) <= KEY_CHARACTERS_MAX
 
 
 def freshness_errors(fresh_within: str, seconds: Callable[[], float]) -> Iterator[ValidationError]:

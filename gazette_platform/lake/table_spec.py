@@ -9,6 +9,7 @@ A spec is a YAML file:
     fresh_within: 24h                   # Dagster shows the table as stale after that
     owners: [team:flights, a@example.com]
     tags: {domain: travel}
+    typed: {uuid: _meta.uuid}           # optional: an Iceberg table of it; see lake/typed_spec
     columns:
       - {name: carrier, type: string, comment: two letters}
       - {name: tail_no, from: tail no., type: string}   # a key that is no SQL name
@@ -24,7 +25,7 @@ from __future__ import annotations
 import hashlib
 import re
 from itertools import islice
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -32,12 +33,18 @@ from gazette_platform.errors import ValidationError
 from gazette_platform.lake.ownership import ownership_errors, shown
 from gazette_platform.lake.schema import ColumnType, parse_type
 from gazette_platform.lake.spec_rules import (
+    COLUMNS_MAX,
     DURATION_EXAMPLE,
     ERRORS_MAX,
+    KEY_CHARACTERS_MAX,
+    SPEC_BYTES_MAX,
     first_errors,
     freshness_errors,
+    is_column_name,
+    is_key,
     is_table_name,
 )
+from gazette_platform.lake.typed_spec import TypedSpec, read_typed_spec
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import LabelSelector, parse_duration
 from gazette_platform.yaml_specs.strict_yaml import check_yaml
@@ -46,28 +53,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = [
-    "COLUMNS_MAX",
-    "SPEC_BYTES_MAX",
     "Column",
     "Partition",
     "TableSpec",
     "check_clash",
     "fields_below",
-    "is_column_name",
-    "is_key",
+    "json_schema_of",
     "parse_table_spec",
     "read_table_spec",
 ]
 
-_COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,126}\Z")
 # Types whose text in a path has one canonical value, so that two directories never claim one
 # Hive partition unnoticed.
 _PARTITION_TYPES = ("string", "tinyint", "smallint", "int", "bigint", "date")
-COLUMNS_MAX = 2000
 # Tables made by releases that made other tables of the same spec follow it anew.
 _DEFINITION = b"2 "
-_KEY_CHARACTERS_MAX = 256
-SPEC_BYTES_MAX = 1 << 20
 # A journal's name has no room for more.
 _PARTITIONS_MAX = 256
 _ERROR_CHARACTERS_MAX = 500
@@ -129,6 +129,8 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Email addresses, or `team:` and a name, for Dagster's catalog."""
     tags: dict[str, str] = {}
     """For Dagster's catalog."""
+    typed: TypedSpec | None = None
+    """The typed table that is made of it, if any."""
 
     @property
     def schema(self) -> str:
@@ -157,10 +159,13 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def digest(self) -> str:
-        """16 hex digits that change with any part of the spec, and with what is made of one."""
+        """16 hex digits that change with any part of the spec of the raw table, and with what is made of one.
+
+        The raw table follows its spec anew when they change, so the typed one's spec has a digest of its own.
+        """
+        parts = msgspec.to_builtins(msgspec.structs.replace(self, typed=None))
         # What is not given changes no digest of former releases.
-        parts = msgspec.to_builtins(self)
-        given = {k: v for k, v in parts.items() if v or k not in {"owners", "tags"}}
+        given = {k: v for k, v in parts.items() if v or k not in {"owners", "tags", "typed"}}
         return hashlib.sha256(_DEFINITION + msgspec.json.encode(given)).hexdigest()[:16]
 
 
@@ -178,34 +183,69 @@ def parse_table_spec(text: str | bytes) -> TableSpec:
     return spec
 
 
-def read_table_spec(text: str | bytes) -> tuple[TableSpec | None, list[ValidationError]]:
-    """The spec in YAML `text`, or else all that is wrong with it, in the order of its keys."""
-    if len(text) > SPEC_BYTES_MAX:
-        told = f"is {len(text)} bytes; a table spec has at most {SPEC_BYTES_MAX}"
-        return None, [ValidationError(told)]
+def read_table_spec(
+    text: str | bytes, beside: Mapping[str, bytes] | None = None
+) -> tuple[TableSpec | None, list[ValidationError]]:
+    """The spec in YAML `text`, or else all that is wrong with it, in the order of its keys.
+
+    Args:
+        text: of the spec.
+        beside: contents of files beside the spec that it may name; see `json_schema_of`.
+    """
     try:
-        check_yaml(text)
+        raw = _decoded(text)
     except ValidationError as err:
-        message = err.message.removeprefix("yaml: ")
-        return None, [ValidationError(f"not valid YAML: {message}")]
-    try:
-        raw = msgspec.yaml.decode(text)
-    # Besides what it says, constructors of scalars raise what they meet: of a date such as
-    # 2001-99-99, or a number of thousands of digits.
-    except Exception as err:  # noqa: BLE001  see above
-        return None, [ValidationError(f"not valid YAML: {' '.join(str(err).split())}")]
+        return None, [err]
     if _is_of_journals(raw):
         told = (
             "looks like specs of journals, and not like one of a table: `gazctl journals apply` takes "
             "those (docs/reference/table-spec.md has an example of a table's)"
         )
         return None, [ValidationError(told)]
+    sections = [raw.pop("typed")] if isinstance(raw, dict) and "typed" in raw else []
     try:
         spec = msgspec.convert(raw, type=TableSpec)
     except msgspec.ValidationError as err:
         return None, first_errors(_shape_errors(raw)) or [_shape_error(str(err))]
     errors = first_errors(_errors(spec))
+    for section in sections:
+        # Of a typed table nothing can be said whose records nobody knows.
+        if not any(error.path.startswith(_BASE_OF_TYPED) for error in errors):
+            typed, found = read_typed_spec(spec, section, beside)
+            errors = first_errors([*errors, *found])
+            spec = msgspec.structs.replace(spec, typed=typed)
     return (None, errors) if errors else (spec, [])
+
+
+def json_schema_of(text: str | bytes) -> str:
+    """The file beside a spec that its section `typed:` names by `json_schema`; empty, if there is none.
+
+    What it gives is as it is written, whatever that may be: `read_table_spec` says if it is no name.
+    """
+    try:
+        raw = _decoded(text)
+    except ValidationError:
+        return ""
+    section = raw.get("typed") if isinstance(raw, dict) else None
+    name = section.get("json_schema") if isinstance(section, dict) else None
+    return name if isinstance(name, str) else ""
+
+
+def _decoded(text: str | bytes) -> Any:
+    """What the YAML says. Raises: ValidationError: too long, or not YAML."""
+    if len(text) > SPEC_BYTES_MAX:
+        raise ValidationError(f"is {len(text)} bytes; a table spec has at most {SPEC_BYTES_MAX}")
+    try:
+        check_yaml(text)
+    except ValidationError as err:
+        message = err.message.removeprefix("yaml: ")
+        raise ValidationError(f"not valid YAML: {message}") from err
+    try:
+        return msgspec.yaml.decode(text)
+    # Besides what it says, constructors of scalars raise what they meet: of a date such as
+    # 2001-99-99, or a number of thousands of digits.
+    except Exception as err:
+        raise ValidationError(f"not valid YAML: {' '.join(str(err).split())}") from err
 
 
 def _is_of_journals(raw: object) -> bool:
@@ -217,6 +257,8 @@ def _is_of_journals(raw: object) -> bool:
 
 _KEYS_OF_JOURNALS = frozenset({"replication", "fragment", "children", "labels"})
 _KEYS_OF_TABLES = frozenset({"selector", "format", "columns"})
+# Parts of a spec that its section `typed:` is read by.
+_BASE_OF_TYPED = ("name", "format", "columns")
 
 
 def _shape_error(text: str) -> ValidationError:
@@ -395,7 +437,7 @@ def _key_errors(spec: TableSpec, types: Mapping[int, ColumnType]) -> Iterator[Va
         key = column.key
         if not is_key(key):
             yield ValidationError(
-                f"{shown(key)} is longer than {_KEY_CHARACTERS_MAX} characters, or has some that "
+                f"{shown(key)} is longer than {KEY_CHARACTERS_MAX} characters, or has some that "
                 'cannot be printed, or " or \\; not all readers can be told of such a key',
                 path=path,
             )
@@ -413,17 +455,6 @@ def _key_errors(spec: TableSpec, types: Mapping[int, ColumnType]) -> Iterator[Va
                 f"{shown(key)}, too; give this column another name",
                 path=path,
             )
-
-
-def is_column_name(text: str) -> bool:
-    """Whether the text can be the name of a column."""
-    return _COLUMN_NAME.match(text) is not None
-
-
-def is_key(text: str) -> bool:
-    """Whether metastore, engines and checks can be told of the key of a record."""
-    is_plain = text.isprintable() and not set('"\\') & set(text)
-    return is_plain and 0 < len(text) <= _KEY_CHARACTERS_MAX
 
 
 def fields_below(parsed: ColumnType) -> Iterator[str]:

@@ -77,8 +77,7 @@ class LakeResource(ConfigurableResource["LakeResource"]):
         Args:
             tables: beside which they are; None: those that are there now.
         """
-        specs = (tables or self.folder()).specs
-        return read_rollup_folder(self.rollups, specs)
+        return read_rollup_folder(self.rollups, (tables or self.folder()).tables)
 
     def iceberg_tables(self, metastore: Metastore) -> "IcebergTables":
         """Iceberg tables of the platform.

@@ -12,13 +12,13 @@ from gazette_platform.lake.typed.publishing import (
 from gazette_platform.lake.typed.quarantined import (
     open_quarantine,
 )
-from gazette_platform.lake.typed.spec import TypedSpec
 from gazette_platform.lake.typed.state import Counts, JournalState
 from gazette_platform.lake.typed.table import open_table, state_properties, write_state
-from gazette_platform.lake.typed.typed_columns import TypedColumn
 from gazette_platform.lake.typed.written import (
     data_file_of,
 )
+from gazette_platform.lake.typed_spec.spec import TypedSpec
+from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 
 __all__ = ["JOURNAL", "Held", "World", "numbers", "publish", "row", "spec"]
 

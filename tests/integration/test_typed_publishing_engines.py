@@ -16,10 +16,10 @@ from gazette_platform.errors import LakeError, TypedFenced
 from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake.rollups.iceberg import IcebergTables
 from gazette_platform.lake.typed.doors import HiveDoor
-from gazette_platform.lake.typed.partitions import parse_partition
 from gazette_platform.lake.typed.publishing import publish_files
 from gazette_platform.lake.typed.table import open_table
 from gazette_platform.lake.typed.written import data_file_of
+from gazette_platform.lake.typed_spec.partitions import parse_partition
 
 pytestmark = [
     pytest.mark.hive,

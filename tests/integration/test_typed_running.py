@@ -11,15 +11,16 @@ from spark_journals import create
 
 from gazette_platform import Client, ClientConfig
 from gazette_platform.errors import LakeError, SchemaMismatch, StoreUnavailable, TypedFenced
+from gazette_platform.lake.spec_rules import QUARANTINE_SUFFIX
 from gazette_platform.lake.table_spec import parse_table_spec
 from gazette_platform.lake.typed import running
 from gazette_platform.lake.typed.catalogs import OtherTables
-from gazette_platform.lake.typed.quarantined import SUFFIX, count_rows, quarantined_rows
+from gazette_platform.lake.typed.quarantined import count_rows, quarantined_rows
 from gazette_platform.lake.typed.ranges import HoleKind, Limits
 from gazette_platform.lake.typed.running import COMPLETE_AT, TypedRunner
-from gazette_platform.lake.typed.spec import TypedSpec
-from gazette_platform.lake.typed.typed_columns import TypedColumn
 from gazette_platform.lake.typed.working import LocalWorkers
+from gazette_platform.lake.typed_spec.spec import TypedSpec
+from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 from gazette_platform.message import build_uuid
 from gazette_platform.testing.broker import BrokerServer
 
@@ -74,7 +75,9 @@ class Table:
         return sorted(self.catalog.door("typed.t").load().token.scan().to_arrow()["n"].to_pylist())
 
     def counted(self):
-        return count_rows(self.catalog.door("typed.t"), self.catalog.door(f"typed.t{SUFFIX}"))
+        return count_rows(
+            self.catalog.door("typed.t"), self.catalog.door(f"typed.t{QUARANTINE_SUFFIX}")
+        )
 
 
 @pytest.fixture
@@ -113,7 +116,7 @@ def test_stored_content_and_the_live_tail_become_rows_once(client, table, prefix
     assert (report.counts.committed, report.counts.duplicates) == (1, 1)
     assert table.numbers() == [1, 2, 3, 4, 5]
     assert table.counted().rows == {one: 3, two: 2}
-    (bad,) = quarantined_rows(table.catalog.door(f"typed.t{SUFFIX}")).to_pylist()
+    (bad,) = quarantined_rows(table.catalog.door(f"typed.t{QUARANTINE_SUFFIX}")).to_pylist()
     assert (bad["_journal"], bad["raw"]) == (one, b"no record\n")
 
 

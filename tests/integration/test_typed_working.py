@@ -16,12 +16,12 @@ from gazette_platform import Change, Client, ClientConfig
 from gazette_platform.errors import ChecksumMismatch, DataError, LakeError
 from gazette_platform.lake.table_spec import TableSpec
 from gazette_platform.lake.typed.catalogs import OtherTables
-from gazette_platform.lake.typed.partitions import parse_partition
 from gazette_platform.lake.typed.quarantined import quarantined_rows
 from gazette_platform.lake.typed.ranges import Limits, Task
 from gazette_platform.lake.typed.rounds import Kind, Order
 from gazette_platform.lake.typed.running import TypedRunner
 from gazette_platform.lake.typed.working import LocalWorkers, carry_out, discard
+from gazette_platform.lake.typed_spec.partitions import parse_partition
 from gazette_platform.message import Flags, MessageClock, build_uuid, new_producer_id
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gazette_platform.lake import parse_table_spec
-from gazette_platform.lake.exact import EXACT_SUFFIX
 from gazette_platform.lake.local_sql import connect
+from gazette_platform.lake.spec_rules import EXACT_SUFFIX
 from gazette_platform.lake.trino import TrinoSession
 from tests.benches.lake_servers import spark_session
 from tests.lake_crash.oracle import Numbers

@@ -3,13 +3,13 @@
 from hypothesis import given, settings, strategies as st
 
 from gazette_platform.lake.table_spec import parse_table_spec
-from gazette_platform.lake.typed import read_typed_spec
 from gazette_platform.lake.typed.evolution import plan_evolution
 from gazette_platform.lake.typed.iceberg_types import (
     arrow_schema,
     new_partition_spec,
     new_schema,
 )
+from gazette_platform.lake.typed_spec import read_typed_spec
 
 RAW = parse_table_spec("""
 name: shop.orders

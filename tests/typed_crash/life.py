@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gazette_platform.lake.table_spec import TableSpec
     from gazette_platform.lake.typed.jobs import Job
     from gazette_platform.lake.typed.rounds import Done, Order
-    from gazette_platform.lake.typed.spec import TypedSpec
+    from gazette_platform.lake.typed_spec.spec import TypedSpec
     from tests.lake_crash.pairs import Pair
     from tests.lake_crash.plan import Fault
 

@@ -17,12 +17,13 @@ from gazette_platform import Change
 from gazette_platform.errors import LakeError
 from gazette_platform.hive import MetastoreClient
 from gazette_platform.lake.rollups.iceberg import IcebergTables
+from gazette_platform.lake.spec_rules import QUARANTINE_SUFFIX
 from gazette_platform.lake.table_spec import parse_table_spec
 from gazette_platform.lake.typed.catalogs import HiveTables
-from gazette_platform.lake.typed.quarantined import SUFFIX, count_rows
-from gazette_platform.lake.typed.spec import TypedSpec
+from gazette_platform.lake.typed.quarantined import count_rows
 from gazette_platform.lake.typed.table import typed_table
-from gazette_platform.lake.typed.typed_columns import TypedColumn
+from gazette_platform.lake.typed_spec.spec import TypedSpec
+from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 from gazette_platform.ops.durations import SECOND_NS
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec, LabelSet
 from tests.benches.typed_commits import SparkTable
@@ -308,7 +309,7 @@ class Player:
 
     def _collect(self) -> None:
         catalog, name = self._catalog(), self._spec.name
-        door, quarantine = catalog.door(name), catalog.door(name + SUFFIX)
+        door, quarantine = catalog.door(name), catalog.door(name + QUARANTINE_SUFFIX)
         loaded = door.load()
         if loaded is None:
             raise LakeError(f"there is no table {name}")
@@ -316,7 +317,7 @@ class Player:
         sql = self._world.spark.sql
         late = "late" if self._has_late else "CAST(NULL AS bigint)"
         rows = sql(f"SELECT _journal, _begin, n, {late} FROM iceberg.{name}").collect()
-        aside = sql(f"SELECT _journal, _begin FROM iceberg.{name}{SUFFIX}").collect()
+        aside = sql(f"SELECT _journal, _begin FROM iceberg.{name}{QUARANTINE_SUFFIX}").collect()
         counted = count_rows(door, quarantine)
         self.facts.found = Found(
             rows=[tuple(row) for row in rows],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,17 @@ from gazette_platform.client import ClientConfig, ClientCounts
 from gazette_platform.embedded.endpoints import Endpoints
 from gazette_platform.embedded.layout import PlatformDir
 from gazette_platform.lake.schema import type_names
-from gazette_platform.lake.table_spec import Column, Partition, TableSpec
+from gazette_platform.lake.table_spec import Column, Partition, TableSpec, parse_table_spec
+from gazette_platform.lake.typed.iceberg_types import iceberg_type
+from gazette_platform.lake.typed_spec import read_typed_spec
+from gazette_platform.lake.typed_spec.columns import (
+    SCALARS,
+    parse_typed,
+    spark_ddl,
+    text_of,
+    trino_name,
+)
+from gazette_platform.lake.typed_spec.typed_columns import ColumnEntry
 from gazette_platform.testing.checker.report import ANOMALIES
 from gazette_platform.yaml_specs import parse_journal_tree, to_journal_tree
 
@@ -113,6 +124,49 @@ def test_every_column_type_is_documented():
     assert set(re.findall(r"[a-z]+", re.sub(r"[<(][^,]*(,[^,]*)?[>)]", "", type_names))) <= set(
         documented
     )
+
+
+def typed_tables() -> str:
+    """What the page on table specs says of typed tables."""
+    text = (REFERENCE / "table-spec.md").read_text()
+    return text.split("## Typed tables", 1)[1].split("\n## ", 1)[0]
+
+
+def test_every_key_of_typed_tables_is_documented():
+    raw = parse_table_spec("""
+        name: flights.flights
+        selector: name:prefix=flights/
+        format: json
+        columns: [{name: departure, type: string}, {name: fare, type: double}, {name: origin, type: string}]
+    """)
+    section = msgspec.yaml.decode(typed_tables().split("```yaml", 1)[1].split("```", 1)[0])["typed"]
+    spec, errors = read_typed_spec(raw, section)
+    assert spec is not None, errors
+    # The error of an unknown key lists those that there are.
+    _, (error,) = read_typed_spec(raw, {"uuid": "none", "nope": 1})
+    keys = re.findall(r"\w+", error.message.partition("use one of ")[2])
+    assert len(keys) > 10
+    rows = re.findall(r"^\| (`.*?) \|", typed_tables(), re.MULTILINE)
+    documented = set(re.findall(r"`(\w+)", " ".join(rows)))
+    assert {*keys, *(f.encode_name for f in msgspec.structs.fields(ColumnEntry))} <= documented
+
+
+def test_types_of_typed_tables_are_documented_as_engines_have_them():
+    table = (
+        typed_tables().split("<!-- typed: as the code has them -->", 1)[1].split("<!-- end", 1)[0]
+    )
+    rows = [[cell.strip() for cell in line.split(" | ")] for line in table.splitlines()[3:]]
+    found = set()
+    for types, _, iceberg, trino, spark in rows:
+        names = re.findall(r"(?<!\()`(\w+)`", types)
+        for index, name in enumerate(names):
+            kind = parse_typed(name)
+            told = [cell.rstrip(" |").split(", ")[index] for cell in (iceberg, trino, spark)]
+            assert told == [str(iceberg_type(kind, count(1))), trino_name(kind), spark_ddl(kind)]
+            found.add(name)
+        for alias in re.findall(r"\(`(\w+)`\)", types):
+            assert text_of(parse_typed(alias)) in found
+    assert found == set(SCALARS)
 
 
 def test_the_kept_run_is_told_with_the_targets_that_it_missed():

@@ -11,7 +11,8 @@ from gazette_platform.errors import LakeError, SchemaMismatch
 from gazette_platform.lake.applying import problems_with_data
 from gazette_platform.lake.check import check_sample
 from gazette_platform.lake.infer import infer_spec
-from gazette_platform.lake.table_spec import COLUMNS_MAX, parse_table_spec
+from gazette_platform.lake.spec_rules import COLUMNS_MAX
+from gazette_platform.lake.table_spec import parse_table_spec
 from gazette_platform.lake.values_json import JsonScanner
 from gazette_platform.protocol import CompressionCodec, FragmentSpec, JournalSpec
 

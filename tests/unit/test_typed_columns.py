@@ -13,7 +13,8 @@ from pyiceberg.types import FixedType, NestedField, TimeType
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake.schema import parse_type
-from gazette_platform.lake.typed.columns import (
+from gazette_platform.lake.typed.iceberg_types import arrow_schema, iceberg_type, spec_type
+from gazette_platform.lake.typed_spec.columns import (
     FORMATS,
     KEY_TYPES,
     SCALARS,
@@ -25,8 +26,7 @@ from gazette_platform.lake.typed.columns import (
     trino_name,
     typed_from_raw,
 )
-from gazette_platform.lake.typed.iceberg_types import arrow_schema, iceberg_type, spec_type
-from gazette_platform.lake.typed.partitions import PartitionTransform, parse_partition
+from gazette_platform.lake.typed_spec.partitions import PartitionTransform, parse_partition
 
 # spec, Iceberg, Arrow, Spark, Trino
 TYPES = [

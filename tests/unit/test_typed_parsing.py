@@ -12,8 +12,8 @@ from gazette_platform.errors import LakeError
 from gazette_platform.lake.typed.iceberg_types import arrow_schema, new_schema
 from gazette_platform.lake.typed.parsing import BlockParser
 from gazette_platform.lake.typed.placing import bad_rows, placed_rows
-from gazette_platform.lake.typed.spec import TypedSpec
-from gazette_platform.lake.typed.typed_columns import TypedColumn
+from gazette_platform.lake.typed_spec.spec import TypedSpec
+from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 from gazette_platform.message import Flags, UuidParts
 from gazette_platform.message.uuid import build_uuid
 
@@ -95,6 +95,8 @@ GOOD = [
     ("uuid", '"00000000-0000-0000-0000-000000000007"', uuid.UUID(int=7)),
     ("array<string>", '["a",null]', ["a", None]),
     ("struct<zip:int>", '{"ZIP":1}', {"zip": None}),
+    ("struct<at:timestamptz>", '{"at":"2026-01-02"}', {"at": datetime(2026, 1, 2, tzinfo=UTC)}),
+    ("struct<of:binary>", '{"of":"YQ=="}', {"of": b"a"}),
     ("map<string,bigint>", '{"a":1,"b":null}', [("a", 1), ("b", None)]),
     ("json", '{"a": [1,  2]}', '{"a": [1,  2]}'),
     ("json", "12", "12"),

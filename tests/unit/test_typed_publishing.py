@@ -27,7 +27,6 @@ from gazette_platform.errors import (
     TypedRolledBack,
 )
 from gazette_platform.lake.typed.iceberg_types import arrow_schema
-from gazette_platform.lake.typed.partitions import parse_partition
 from gazette_platform.lake.typed.publishing import (
     PROGRESS,
     head_of,
@@ -48,6 +47,7 @@ from gazette_platform.lake.typed.written import (
     dump_written,
     parse_written,
 )
+from gazette_platform.lake.typed_spec.partitions import parse_partition
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gazette_platform.lake.table_spec import parse_table_spec, read_table_spec
-from gazette_platform.lake.typed import read_typed_spec
+from gazette_platform.lake.table_spec import parse_table_spec
 from gazette_platform.lake.typed.iceberg_types import new_partition_spec, new_schema
-from gazette_platform.lake.typed.typed_columns import ColumnEntry
+from gazette_platform.lake.typed_spec import read_typed_spec
+from gazette_platform.lake.typed_spec.typed_columns import ColumnEntry
 
 RAW_TEXT = """
 name: flights.flights
@@ -27,7 +27,8 @@ RAW = parse_table_spec(RAW_TEXT)
 
 
 def read(text, raw=RAW, schemas=None):
-    return read_typed_spec(raw, msgspec.yaml.decode(text), schemas)
+    beside = {name: msgspec.json.encode(document) for name, document in (schemas or {}).items()}
+    return read_typed_spec(raw, msgspec.yaml.decode(text), beside)
 
 
 def good(text, raw=RAW, schemas=None):
@@ -341,12 +342,6 @@ def test_aliases_do_not_make_a_spec_endless():
         f"{{uuid: none, columns: [&a {{name: a, type: int, comment: {long}}}, {entries}]}}"
     )
     assert "aliases make it longer" in found
-
-
-def test_no_table_spec_takes_the_section_yet():
-    """As long as nothing makes typed tables, a key that does nothing would be a lie."""
-    _, (error,) = read_table_spec(RAW_TEXT + "typed: {uuid: none}\n")
-    assert "unknown field `typed`" in str(error)
 
 
 ORDERS = {

@@ -24,10 +24,10 @@ from gazette_platform.lake.typed.iceberg_types import (
     new_schema,
 )
 from gazette_platform.lake.typed.partition_values import RowParter
-from gazette_platform.lake.typed.partitions import parse_partition
 from gazette_platform.lake.typed.publishing import publish_files
 from gazette_platform.lake.typed.writing import RowWriter
 from gazette_platform.lake.typed.written import data_file_of
+from gazette_platform.lake.typed_spec.partitions import parse_partition
 
 COLUMNS = (
     "n bigint", "k string", "small int", "price decimal(9,2)", "wide decimal(38,10)", "at timestamptz", "local timestamp",
@@ -307,7 +307,7 @@ import pyarrow as pa
 from pyiceberg.io import load_file_io
 from typed_world import spec
 from gazette_platform.lake.typed.iceberg_types import new_partition_spec, new_schema
-from gazette_platform.lake.typed.partitions import parse_partition
+from gazette_platform.lake.typed_spec.partitions import parse_partition
 from gazette_platform.lake.typed.writing import RowWriter
 
 location, rows = sys.argv[1], 10_000

@@ -26,7 +26,7 @@ class RollupFolder:
     specs: Mapping[str, RollupSpec] = field(default_factory=dict)
     """By name, sorted."""
     errors: Mapping[str, ValidationError] = field(default_factory=dict)
-    """By file, or by the name of a raw table that a rollup would be."""
+    """By file, or by the name of a table of a table spec that a rollup would be."""
 
     @property
     def digest(self) -> str:
@@ -37,18 +37,19 @@ class RollupFolder:
 
 
 def read_rollup_folder(folder: str, tables: Container[str]) -> RollupFolder:
-    """The rollups of a folder that can be beside the raw tables, read anew.
+    """The rollups of a folder that can be beside the tables of table specs, read anew.
 
     Args:
         folder: see `load_rollup_specs`; empty: there are none.
-        tables: names of raw tables.
+        tables: names that no rollup may have; see `SpecFolder.tables`.
     """
     if not folder:
         return RollupFolder()
     found, errors = load_rollup_specs(Path(folder))
     for name in [name for name in found if name in tables]:
         errors[name] = ValidationError(
-            f"there is a raw table {name}: give the rollup another name", path=name
+            f"there is a raw or typed table {name}, or a view: give the rollup another name",
+            path=name,
         )
         del found[name]
     return RollupFolder(found, errors)

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, final
 
 from gazette_platform.errors import LakeError
 from gazette_platform.hive import partition_name
-from gazette_platform.lake.exact import EXACT_SUFFIX, excluded_digests
+from gazette_platform.lake.exact import excluded_digests
 from gazette_platform.lake.partition_state import PartitionState
 from gazette_platform.lake.rollups.covers import Seen
 from gazette_platform.lake.rollups.planning import SourceState
 from gazette_platform.lake.rollups.statements import SourceTable
+from gazette_platform.lake.spec_rules import EXACT_SUFFIX
 from gazette_platform.lake.tables import LAYOUT
 
 if TYPE_CHECKING:

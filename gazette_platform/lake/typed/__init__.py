@@ -1,19 +1,10 @@
 """Typed tables: each committed message of their journals exactly once, as a typed row of an Iceberg table.
 
-Nouns: a *typed spec* is what the section `typed:` of a table's spec says of one; a *typed column* is a key
-of the records with a type that Iceberg has; *system columns* say of each row where it came from; an
-*evolution* has the steps by which an existing table becomes what its spec says, or why it cannot. A *run* reads of
-each journal a *range* of bytes, in *tasks* that run side by side; *screening* tells which of their messages are
-committed and new, in *rounds* of *orders* to workers; the *state* says how far a table has come, and is published with the rows or not at all.
+Nouns, besides those of `lake.typed_spec`: an *evolution* has the steps by which an existing table becomes what its spec
+says, or why it cannot. A *run* reads of each journal a *range* of bytes, in *tasks* that run side by side; *screening* tells which of their messages are committed and new, in *rounds* of *orders* to workers; the *state* says how far a table has come, and is published with the rows or not at all.
 
 A *job* is what all workers of a run are told. A *door* is the catalog of one table; to *publish* is one change of its metadata, by which what workers have *written*
 becomes rows, with the state behind it; *quarantine* is the table beside it, of records that are no rows.
 
 What decides is apart from what reads and writes. No command makes typed tables yet.
 """
-
-from gazette_platform.lake.typed.partitions import PartitionTransform
-from gazette_platform.lake.typed.spec import TypedSpec, read_typed_spec
-from gazette_platform.lake.typed.typed_columns import TypedColumn
-
-__all__ = ["PartitionTransform", "TypedColumn", "TypedSpec", "read_typed_spec"]

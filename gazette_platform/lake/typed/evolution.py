@@ -38,9 +38,9 @@ from pyiceberg.types import (
 )
 
 from gazette_platform.errors import SchemaMismatch
-from gazette_platform.lake.typed.columns import text_of
 from gazette_platform.lake.typed.iceberg_types import spec_type, wanted_fields
-from gazette_platform.lake.typed.typed_columns import SYSTEM_COLUMNS
+from gazette_platform.lake.typed_spec.columns import text_of
+from gazette_platform.lake.typed_spec.typed_columns import SYSTEM_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from pyiceberg.table.update.spec import UpdateSpec
     from pyiceberg.types import NestedField
 
-    from gazette_platform.lake.typed.partitions import PartitionTransform
-    from gazette_platform.lake.typed.spec import TypedSpec
+    from gazette_platform.lake.typed_spec.partitions import PartitionTransform
+    from gazette_platform.lake.typed_spec.spec import TypedSpec
 
 __all__ = [
     "AddColumn",

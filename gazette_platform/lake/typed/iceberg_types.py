@@ -38,7 +38,7 @@ from gazette_platform.lake.schema import ColumnType
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gazette_platform.lake.typed.spec import TypedSpec
+    from gazette_platform.lake.typed_spec.spec import TypedSpec
 
 __all__ = [
     "arrow_schema",

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from gazette_platform.client import ClientConfig
     from gazette_platform.lake.typed.rounds import Done, Order
-    from gazette_platform.lake.typed.spec import TypedSpec
     from gazette_platform.lake.typed.written import WrittenFile
+    from gazette_platform.lake.typed_spec.spec import TypedSpec
 
 __all__ = ["Job", "Output", "Workers"]
 

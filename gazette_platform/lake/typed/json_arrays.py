@@ -52,7 +52,7 @@ __all__ = [
 _UUID_CHARS: Final = 36
 _YEAR_1_S: Final = -62_135_596_800
 _YEAR_10000_S: Final = 253_402_300_800
-_PER_S: Final = {"iso": 1_000_000, "epoch_s": 1, "epoch_ms": 1_000, "epoch_us": 1_000_000}
+_PER_S: Final = {"epoch_s": 1, "epoch_ms": 1_000, "epoch_us": 1_000_000}
 _SCALARS_THAT_FIT: Final = frozenset({"string", "boolean", "int", "bigint"})
 _NULL: Final = b"null"
 # Python's own stack is what takes values apart, and how much of it is left depends on who calls.
@@ -126,7 +126,7 @@ def converter(kind: ColumnType, form: str) -> Callable[[pa.Array], pa.Array] | N
         case name if name in _SCALARS_THAT_FIT:
             return None
         case "timestamptz":
-            return _EpochConverter(_PER_S[form]) if form != "iso" else _within_years
+            return _EpochConverter(_PER_S[form]) if form in _PER_S else _within_years
         case "binary":
             decode = binascii.unhexlify if form == "hex" else _from_base64
             return _BytesConverter(decode)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.schema import ColumnType
     from gazette_platform.lake.typed.records import Records
-    from gazette_platform.lake.typed.spec import TypedSpec
+    from gazette_platform.lake.typed_spec.spec import TypedSpec
 
 __all__ = ["BadRecord", "BlockParser", "ParsedBlock"]
 

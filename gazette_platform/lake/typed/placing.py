@@ -15,8 +15,8 @@ from gazette_platform.message.uuid_columns import uuid_column
 
 if TYPE_CHECKING:
     from gazette_platform.lake.typed.parsing import ParsedBlock
-    from gazette_platform.lake.typed.spec import TypedSpec
-    from gazette_platform.lake.typed.typed_columns import TypedColumn
+    from gazette_platform.lake.typed_spec.spec import TypedSpec
+    from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 
 __all__ = ["BAD_ROWS_SCHEMA", "bad_rows", "placed_rows"]
 

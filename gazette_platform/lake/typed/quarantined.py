@@ -21,10 +21,22 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyiceberg.catalog.noop import NoopCatalog
-from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, EqualTo, GreaterThanOrEqual
+from pyiceberg.expressions import (
+    AlwaysFalse,
+    AlwaysTrue,
+    And,
+    BooleanExpression,
+    EqualTo,
+    GreaterThanOrEqual,
+    LessThan,
+    LessThanOrEqual,
+    Or,
+)
 from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.schema import Schema
@@ -46,7 +58,6 @@ from gazette_platform.lake.typed.written import METRICS, data_file_of, dump_writ
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import pyarrow as pa  # type: ignore[import-untyped]
     from pyiceberg.io import FileIO
     from pyiceberg.manifest import DataFile
 
@@ -55,7 +66,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OF",
-    "SUFFIX",
     "RowCounts",
     "count_rows",
     "open_quarantine",
@@ -65,8 +75,6 @@ __all__ = [
     "write_list",
 ]
 
-SUFFIX: Final = "_quarantine"
-"""Behind the typed table's name."""
 OF: Final = "gazette.quarantine-of"
 """Property of a quarantine table: name of the typed one."""
 
@@ -195,15 +203,23 @@ def count_rows(door: Door, quarantine: Door | None) -> RowCounts:
 
 
 def quarantined_rows(
-    quarantine: Door, *, journal: str = "", begin: int = 0, limit: int | None = None
+    quarantine: Door,
+    *,
+    journal: str = "",
+    begin: int = 0,
+    reason: str = "",
+    limit: int | None = None,
 ) -> pa.Table:
     """Quarantined records, as Arrow, by journal and offset.
+
+    With a limit, no more of them are in memory than that; of all others, where they are.
 
     Args:
         quarantine: door of the quarantine table.
         journal: only of this one; empty: of all.
         begin: first offset.
-        limit: how many; None: all.
+        reason: only those whose reason has this text in it.
+        limit: how many, the first ones; None: all.
 
     Returns: the columns of `quarantine_schema`. What the newest run left to be settled is not among them yet.
     Raises: LakeError: there is no such table.
@@ -214,9 +230,35 @@ def quarantined_rows(
         wanted = And(wanted, EqualTo("_journal", journal))  # type: ignore[call-arg, arg-type]
     if begin:
         wanted = And(wanted, GreaterThanOrEqual("_begin", begin))  # type: ignore[call-arg, arg-type]
-    found = _table(loaded).scan(row_filter=wanted).to_arrow()
-    ordered = found.sort_by([("_journal", "ascending"), ("_begin", "ascending")])
-    return ordered if limit is None else ordered.slice(0, limit)
+    if limit is not None:
+        places = _matching(loaded, wanted, reason, ("_journal", "_begin")).slice(0, limit)
+        if not len(places):
+            return _matching(loaded, AlwaysFalse(), "", ("*",))
+        wanted = And(wanted, _up_to(places.slice(len(places) - 1).to_pylist()[0]))
+    return _matching(loaded, wanted, reason, ("*",))
+
+
+def _matching(
+    loaded: Loaded, wanted: BooleanExpression, reason: str, columns: tuple[str, ...]
+) -> pa.Table:
+    """Records with the reason, by journal and offset. Each batch of rows is looked at as it comes."""
+    fields = columns if columns == ("*",) else (*columns, *(("reason",) if reason else ()))
+    reader = _table(loaded).scan(row_filter=wanted, selected_fields=fields).to_arrow_batch_reader()
+    batches = [
+        batch.filter(pc.match_substring(batch["reason"], reason)) if reason else batch
+        for batch in reader
+    ]
+    found = pa.Table.from_batches(batches, reader.schema)
+    return found.sort_by([("_journal", "ascending"), ("_begin", "ascending")])
+
+
+def _up_to(place: Mapping[str, Any]) -> BooleanExpression:
+    """Records that come before a place, by journal and offset, or are there."""
+    journal, begin = place["_journal"], place["_begin"]
+    return Or(
+        LessThan("_journal", journal),  # type: ignore[call-arg, arg-type]
+        And(EqualTo("_journal", journal), LessThanOrEqual("_begin", begin)),  # type: ignore[call-arg, arg-type]
+    )
 
 
 def _present(door: Door) -> Loaded:

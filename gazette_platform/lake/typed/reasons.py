@@ -11,7 +11,6 @@ import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from gazette_platform.errors import DataError
-from gazette_platform.lake.typed.columns import FORMATS, text_of
 from gazette_platform.lake.typed.json_arrays import (
     LineReader,
     RefusedError,
@@ -19,13 +18,14 @@ from gazette_platform.lake.typed.json_arrays import (
     is_too_deep,
 )
 from gazette_platform.lake.typed.records import record_columns
+from gazette_platform.lake.typed_spec.columns import FORMATS, text_of
 from gazette_platform.message.uuid import parse_uuid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from gazette_platform.lake.typed.json_arrays import ValueReader
-    from gazette_platform.lake.typed.spec import TypedSpec
+    from gazette_platform.lake.typed_spec.spec import TypedSpec
 
 __all__ = ["REASON_CHARACTERS_MAX", "Reasons"]
 

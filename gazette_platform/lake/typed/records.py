@@ -32,8 +32,8 @@ from gazette_platform.message.uuid_columns import parse_uuid_column
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from gazette_platform.lake.typed.spec import TypedSpec
-    from gazette_platform.lake.typed.typed_columns import TypedColumn
+    from gazette_platform.lake.typed_spec.spec import TypedSpec
+    from gazette_platform.lake.typed_spec.typed_columns import TypedColumn
 
 __all__ = ["Records", "RecordsReader", "acks_of", "record_columns", "with_uuid"]
 

@@ -26,7 +26,6 @@ from gazette_platform.lake.typed.jobs import Job
 from gazette_platform.lake.typed.journals import journals_now
 from gazette_platform.lake.typed.publishing import publish_files
 from gazette_platform.lake.typed.quarantined import (
-    SUFFIX,
     open_quarantine,
     settle_quarantine,
     write_list,
@@ -54,9 +53,9 @@ if TYPE_CHECKING:
     from gazette_platform.lake.typed.publishing import Published
     from gazette_platform.lake.typed.ranges import Hole, JournalRange, RunPlan
     from gazette_platform.lake.typed.rounds import Done, Order
-    from gazette_platform.lake.typed.spec import TypedSpec
     from gazette_platform.lake.typed.state import TypedState
     from gazette_platform.lake.typed.table import TypedTable
+    from gazette_platform.lake.typed_spec.spec import TypedSpec
     from gazette_platform.ops.clock import Clock
 
 __all__ = ["COMPLETE_AT", "RunReport", "TypedRunner", "insisting", "job_of", "work_through"]
@@ -222,7 +221,7 @@ class TypedRunner:
         )
 
     def _doors(self, spec: TypedSpec) -> tuple[Door, Door]:
-        return self._catalog.door(spec.name), self._catalog.door(spec.name + SUFFIX)
+        return self._catalog.door(spec.name), self._catalog.door(spec.quarantine)
 
     def _tell(self, spec: TypedSpec, plan: RunPlan) -> None:
         for hole in plan.holes:

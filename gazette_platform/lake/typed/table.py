@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.typed.doors import Door, Loaded
     from gazette_platform.lake.typed.evolution import Evolution
-    from gazette_platform.lake.typed.spec import TypedSpec
+    from gazette_platform.lake.typed_spec.spec import TypedSpec
 
 __all__ = [
     "OFFSETS",

@@ -22,14 +22,17 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
+import msgspec
+
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake.ownership import shown
 from gazette_platform.lake.schema import ColumnType
+from gazette_platform.lake.spec_rules import SPEC_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Property", "properties_of"]
+__all__ = ["Property", "parse_document", "properties_of"]
 
 _FIELD_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _DEPTH_MAX: Final = 16
@@ -62,6 +65,20 @@ class Property(NamedTuple):
     comment: str
     errors: tuple[ValidationError, ...]
     """Why it is no column; each has a path within the document."""
+
+
+def parse_document(text: bytes) -> object:
+    """The document that a file holds.
+
+    Raises: ValidationError: the file is too long, or not JSON.
+    """
+    if len(text) > SPEC_BYTES_MAX:
+        raise ValidationError(f"is {len(text)} bytes; a JSON Schema has at most {SPEC_BYTES_MAX}")
+    try:
+        return msgspec.json.decode(text)
+    # Of what is nested without end; all else that is wrong is a MsgspecError.
+    except (msgspec.MsgspecError, RecursionError) as err:
+        raise ValidationError(f"is not valid JSON: {err}") from err
 
 
 def properties_of(document: object) -> list[Property]:

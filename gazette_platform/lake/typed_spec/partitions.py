@@ -9,7 +9,7 @@ import msgspec
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake.ownership import shown
-from gazette_platform.lake.typed.columns import TRANSFORMS
+from gazette_platform.lake.typed_spec.columns import TRANSFORMS
 
 __all__ = ["PartitionTransform", "parse_partition"]
 

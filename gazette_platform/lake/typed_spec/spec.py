@@ -8,11 +8,12 @@
       partitions: [day(departure)]
       every: 30s
 
-docs/internals/typed-tables.md has all keys, and the reasons. No table spec takes the section yet.
+docs/reference/table-spec.md has all keys, docs/internals/typed-tables.md the reasons.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
@@ -20,12 +21,22 @@ import msgspec
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake.ownership import shown
-from gazette_platform.lake.spec_rules import cron_errors, first_errors, is_table_name
-from gazette_platform.lake.table_spec import COLUMNS_MAX, SPEC_BYTES_MAX, is_column_name, is_key
-from gazette_platform.lake.typed.columns import KEY_TYPES, TRANSFORMS
-from gazette_platform.lake.typed.json_schema import properties_of
-from gazette_platform.lake.typed.partitions import PartitionTransform, parse_partition
-from gazette_platform.lake.typed.typed_columns import (
+from gazette_platform.lake.spec_rules import (
+    COLUMNS_MAX,
+    EXACT_SUFFIX,
+    QUARANTINE_SUFFIX,
+    SPEC_BYTES_MAX,
+    cron_errors,
+    first_errors,
+    is_column_name,
+    is_json_file_name,
+    is_key,
+    is_table_name,
+)
+from gazette_platform.lake.typed_spec.columns import KEY_TYPES, TRANSFORMS
+from gazette_platform.lake.typed_spec.json_schema import parse_document, properties_of
+from gazette_platform.lake.typed_spec.partitions import PartitionTransform, parse_partition
+from gazette_platform.lake.typed_spec.typed_columns import (
     SYSTEM_COLUMNS,
     ColumnEntry,
     TypedColumn,
@@ -41,8 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from gazette_platform.lake.schema import ColumnType
-    from gazette_platform.lake.table_spec import TableSpec
-    from gazette_platform.lake.typed.typed_columns import BaseColumn
+    from gazette_platform.lake.typed_spec.typed_columns import BaseColumn, RawTable
 
 __all__ = ["SCHEMA", "TypedSpec", "read_typed_spec"]
 
@@ -56,7 +66,6 @@ _PARTITIONS_MAX: Final = 8
 _UUID_DEPTH_MAX: Final = 8
 # A commit is a metadata file of its own, and a snapshot that has to be expired.
 _EVERY_MIN_S: Final = 5
-_SCHEMA_FILE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}\.json\Z")
 _COLUMN_PATH: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*\Z")
 
 
@@ -91,6 +100,16 @@ class TypedSpec(msgspec.Struct, frozen=True, kw_only=True):
         """The columns, then those of the system."""
         return (*self.columns, *SYSTEM_COLUMNS)
 
+    @property
+    def quarantine(self) -> str:
+        """``schema.table`` of the table beside it, of records that are no rows."""
+        return f"{self.name}{QUARANTINE_SUFFIX}"
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits that change with any part of the spec."""
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
+
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True):
     """The section as it is written; what a key may be, and what is meant without it."""
@@ -120,18 +139,18 @@ _NO_TEXT: Final = " (quote it, where YAML takes it for something else)"
 
 
 def read_typed_spec(
-    raw: TableSpec, section: object, json_schemas: Mapping[str, object] | None = None
+    raw: RawTable, section: object, beside: Mapping[str, bytes] | None = None
 ) -> tuple[TypedSpec | None, list[ValidationError]]:
     """The typed table that a table spec describes, or else all that is wrong with its section.
 
     Args:
-        raw: the table spec without the section.
+        raw: the spec of the raw table, which has to be a good one.
         section: what its key `typed` holds, as a reader of YAML gives it.
-        json_schemas: documents that `json_schema` may name, by name of their file.
+        beside: contents of files that `json_schema` may name, by their names.
 
     Returns: errors have paths that begin with ``typed``, and are told of every part that can be read.
     """
-    reader = _Reader(raw, section, json_schemas or {})
+    reader = _Reader(raw, section, beside or {})
     errors = first_errors(error.within("typed") for error in reader.errors())
     return (None, errors) if errors else (reader.spec(), [])
 
@@ -140,9 +159,9 @@ def read_typed_spec(
 class _Reader:
     """Reads a section part by part, so that what is wrong with one hides no other."""
 
-    def __init__(self, raw: TableSpec, section: object, json_schemas: Mapping[str, object]) -> None:
+    def __init__(self, raw: RawTable, section: object, beside: Mapping[str, bytes]) -> None:
         self._raw = raw
-        self._json_schemas = json_schemas
+        self._beside = beside
         self._shape_errors: list[ValidationError] = []
         # Parts that could be read; items of lists by their index.
         self._values: dict[str, Any] = {}
@@ -277,14 +296,14 @@ class _Reader:
         ]
 
     def _json_schema(self, name: str) -> object:
-        if not _SCHEMA_FILE.match(name):
+        if not is_json_file_name(name):
             raise ValidationError(f"{shown(name)} is not the name of a file such as `a.json`")
-        if name not in self._json_schemas:
+        if name not in self._beside:
             raise ValidationError(f"there is no file {name} beside the spec")
-        return self._json_schemas[name]
+        return parse_document(self._beside[name])
 
     def _name(self) -> str:
-        return self._values.get("name") or f"{SCHEMA}.{self._raw.table}"
+        return self._values.get("name") or f"{SCHEMA}.{self._raw.name.partition('.')[2]}"
 
     def _uuid(self) -> tuple[str, ...]:
         text = self._values.get("uuid")
@@ -292,14 +311,16 @@ class _Reader:
 
     def _name_errors(self) -> Iterator[ValidationError]:
         name = self._name()
+        taken = {self._raw.name, f"{self._raw.name}{EXACT_SUFFIX}"}
         if not is_table_name(name, _NAME_CHARACTERS_MAX):
             yield ValidationError(
                 f"{shown(name)} is not schema.table (lower-case letters, digits, `_`; "
                 f"{_NAME_CHARACTERS_MAX} of them)",
                 path="name",
             )
-        elif name in (self._raw.name, f"{self._raw.name}_exact"):
-            yield ValidationError(f"{name} is the raw table, or its view", path="name")
+        for own in taken & {name, f"{name}{QUARANTINE_SUFFIX}"}:
+            its = "" if own == name else ", where its quarantine goes,"
+            yield ValidationError(f"{own}{its} is the raw table, or its view", path="name")
         if self._raw.format != "json":
             yield ValidationError(
                 f"typed tables are made of JSON records, and this table's are {self._raw.format}"

@@ -6,14 +6,14 @@ base that has its key (`from`), or else its name; if there is none, it is one mo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 
 import msgspec
 
 from gazette_platform.errors import ValidationError
 from gazette_platform.lake.ownership import shown
-from gazette_platform.lake.table_spec import is_column_name, is_key
-from gazette_platform.lake.typed.columns import (
+from gazette_platform.lake.spec_rules import is_column_name, is_key
+from gazette_platform.lake.typed_spec.columns import (
     FORMATS,
     leaf_of,
     parse_typed,
@@ -25,14 +25,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from gazette_platform.lake.schema import ColumnType
-    from gazette_platform.lake.table_spec import TableSpec
-    from gazette_platform.lake.typed.json_schema import Property
+    from gazette_platform.lake.typed_spec.json_schema import Property
 
 __all__ = [
     "SYSTEM_COLUMNS",
     "BaseColumn",
     "ColumnEntry",
     "PlacedColumn",
+    "RawColumn",
+    "RawTable",
     "TypedColumn",
     "base_of_properties",
     "base_of_raw",
@@ -41,6 +42,42 @@ __all__ = [
 ]
 
 _SEGMENT_TYPES: Final = ("string", "int", "bigint", "date")
+
+
+class RawColumn(Protocol):
+    """What is to be known of a column of the raw table."""
+
+    @property
+    def name(self) -> str:
+        """In the table."""
+
+    @property
+    def key(self) -> str:
+        """The key that records have."""
+
+    @property
+    def comment(self) -> str:
+        """What it is; may be empty."""
+
+    @property
+    def parsed(self) -> ColumnType:
+        """The parsed type."""
+
+
+class RawTable(Protocol):
+    """What is to be known of a raw table's spec, which is read with its section and so knows this package."""
+
+    @property
+    def name(self) -> str:
+        """``schema.table``."""
+
+    @property
+    def format(self) -> str:
+        """Of its records."""
+
+    @property
+    def columns(self) -> Sequence[RawColumn]:
+        """In their order."""
 
 
 class ColumnEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -134,7 +171,7 @@ class PlacedColumn(NamedTuple):
     kind: ColumnType
 
 
-def base_of_raw(raw: TableSpec) -> list[BaseColumn]:
+def base_of_raw(raw: RawTable) -> list[BaseColumn]:
     """The raw table's columns, of types that Iceberg has."""
     return [
         BaseColumn(c.name, c.key, typed_from_raw(c.parsed), c.comment, is_required=False, errors=())

@@ -1,0 +1,335 @@
+"""`gazctl lake run`."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any, final
+
+import typer
+import yaml
+from rich.filesize import decimal
+
+from gazette_platform.cli.errors import EXIT_FAILED
+from gazette_platform.cli.gazctl_lake import OutputFormat
+from gazette_platform.cli.gazctl_lake_context import (
+    brokers,
+    print_values,
+    settings_of,
+    tables_folder,
+)
+from gazette_platform.cli.gazctl_lake_typed import Engine
+from gazette_platform.cli.output import note, print_json, print_text, printable
+from gazette_platform.cli.step_line import StepLine
+from gazette_platform.cli.typed_tables import TypedTable, typed_named
+from gazette_platform.cli.typed_turns import TypedTurns
+from gazette_platform.errors import GazetteError, TransportError, ValidationError
+from gazette_platform.lake import LakeSettings
+from gazette_platform.lake.spark import start_session
+from gazette_platform.lake.typed.catalogs import typed_catalog
+from gazette_platform.lake.typed.jobs import Workers
+from gazette_platform.lake.typed.ranges import Hole, HoleKind
+from gazette_platform.lake.typed.running import RunReport, TypedRunner
+from gazette_platform.lake.typed.working import LocalWorkers
+from gazette_platform.ops.clock import SystemClock
+
+__all__ = ["go_on", "once", "run_values", "workers_of"]
+
+_JOURNALS_SHOWN = 3
+_THREADS_MAX = 4
+# Specs are read anew so often, while no table is due.
+_LOOK_S = 10.0
+
+
+def once(
+    ctx: typer.Context,
+    names: list[str],
+    tables: Path | None,
+    output_format: OutputFormat,
+    *,
+    engine: Engine | None,
+    give_up: list[str],
+) -> None:
+    """Run each table once, and exit with 1 if one is not up to date then."""
+    settings = settings_of()
+    found, refused = typed_named(tables_folder(settings, tables), names)
+    given_up = _given_up(give_up)
+    if given_up and (len(names) != 1 or len(found) != 1):
+        raise ValidationError("is about one table: name it", path="--give-up")
+    for text in refused:
+        note(f"refused: {text}")
+    told: list[dict[str, Any]] = []
+    is_well = not refused
+    if found:
+        with _runner(ctx, settings, engine, output_format) as runner:
+            for table in found:
+                values, is_whole = _ran(runner, table, given_up)
+                is_well &= is_whole
+                if output_format is OutputFormat.TABLE:
+                    _print_line(values)
+                told.append(values)
+    if output_format is not OutputFormat.TABLE:
+        print_values(told, output_format)
+    if not is_well:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def go_on(
+    ctx: typer.Context,
+    names: list[str],
+    tables: Path | None,
+    output_format: OutputFormat,
+    *,
+    engine: Engine | None,
+) -> None:
+    """Run tables that say `every` again and again, until a signal."""
+    settings = settings_of()
+    folder = tables_folder(settings, tables)
+    specs = _Specs(folder, names)
+    if names:
+        for table in specs.tables().values():
+            if not table.typed.every_s:
+                told = "says no `every`: give it one in its section, or leave out --continuous"
+                raise ValidationError(f"{table.typed.name} {told}")
+    clock, turns = SystemClock(), TypedTurns()
+    with _runner(ctx, settings, engine, output_format) as runner, _stopping() as stop:
+        while not stop.is_set():
+            found = specs.tables()
+            every_s = {n: each.typed.every_s for n, each in found.items() if each.typed.every_s}
+            began = clock.monotonic()
+            name, wait_s = turns.take(every_s, began)
+            if not name:
+                stop.wait(min(wait_s, _LOOK_S))
+                continue
+            try:
+                report = runner.run(found[name].typed, found[name].raw)
+            except (GazetteError, OSError) as err:
+                pause_s = turns.failed(name, now=clock.monotonic(), every_s=every_s[name])
+                note(f"{name}: {err}; it is tried again in {pause_s:.0f} s")
+                continue
+            turns.ended(
+                name,
+                began=began,
+                now=clock.monotonic(),
+                every_s=every_s[name],
+                has_more=report.left_bytes > 0,
+            )
+            _tell_what_is_missing(report)
+            # A line each time that nothing has happened would hide the others.
+            if report.run:
+                _print_one(run_values(report), output_format)
+    note("stopped: each table is as its last run left it")
+
+
+@contextmanager
+def workers_of(settings: LakeSettings, engine: Engine | None, line: StepLine) -> Iterator[Workers]:
+    """Who reads journals and writes files; Spark ends with it.
+
+    Args:
+        settings: of Spark.
+        engine: who is asked for; None: Spark, if it is configured.
+        line: says that Spark is starting.
+
+    Raises: SetupError, LakeError: Spark is not configured, or does not start.
+    """
+    is_configured = bool(settings.metastore and settings.iceberg_jar)
+    if engine is Engine.LOCAL or (engine is None and not is_configured):
+        yield LocalWorkers(min(_THREADS_MAX, os.cpu_count() or 1))
+        return
+    from gazette_platform.spark.typed_workers import SparkWorkers  # noqa: PLC0415  slow to import
+
+    line.step("starting Spark")
+    session = start_session(settings)
+    try:
+        yield SparkWorkers(session)
+    finally:
+        session.stop()
+
+
+@contextmanager
+def _runner(
+    ctx: typer.Context,
+    settings: LakeSettings,
+    engine: Engine | None,
+    output_format: OutputFormat,
+) -> Iterator[TypedRunner]:
+    is_shown = output_format is OutputFormat.TABLE and sys.stderr.isatty()
+    with (
+        StepLine(is_shown=is_shown) as line,
+        brokers(ctx, settings, reads_files=True) as client,
+        workers_of(settings, engine, line) as workers,
+    ):
+        yield TypedRunner(typed_catalog(settings), workers, client, log=line.step)
+
+
+def _ran(
+    runner: TypedRunner, table: TypedTable, given_up: Mapping[str, int]
+) -> tuple[dict[str, Any], bool]:
+    """Run a table. Returns: what to tell, and whether it is up to date, or will be by runs alone."""
+    try:
+        report = runner.run(table.typed, table.raw, given_up=given_up)
+    except TransportError:
+        raise  # no broker answers, so nothing is to be told of any table
+    except (GazetteError, OSError) as err:
+        note(f"{table.typed.name}: {err}")
+        return {"table": table.typed.name, "error": str(err)}, False
+    _tell_what_is_missing(report)
+    for journal, offset in given_up.items():
+        before = report.before.journals.get(journal)
+        after = report.state.journals.get(journal)
+        lost = (after.counts.lost_bytes if after else 0) - (
+            before.counts.lost_bytes if before else 0
+        )
+        note(
+            f"{report.table}: {lost} bytes of {journal} before {offset} are given up"
+            if lost
+            else f"{report.table}: nothing of {journal} had to be given up"
+        )
+    return run_values(report), not (report.holes or report.unreadable)
+
+
+@final
+class _Specs:
+    """Specs of the folder as it is now. What is wrong with them is told once."""
+
+    def __init__(self, folder: Path, names: list[str]) -> None:
+        self._folder = folder
+        self._names = names
+        self._told: set[str] = set()
+        self._last: dict[str, TypedTable] = {}
+        self._last = {each.typed.name: each for each in typed_named(folder, names)[0]}
+
+    def tables(self) -> dict[str, TypedTable]:
+        """By name. Of what is refused now, or gone although it was named, what it was when it was well."""
+        try:
+            found, refused = typed_named(self._folder, self._names)
+        except ValidationError as err:
+            self._tell({str(err)})
+            return self._last
+        self._tell(set(refused))
+        self._last = {each.typed.name: each for each in found}
+        return self._last
+
+    def _tell(self, texts: set[str]) -> None:
+        for text in sorted(texts - self._told):
+            note(f"refused: {text}")
+        self._told = texts
+
+
+@contextmanager
+def _stopping() -> Iterator[threading.Event]:
+    """An event that the first SIGTERM or SIGINT sets; a second one interrupts."""
+    stop = threading.Event()
+
+    def handle(_: int, __: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        # A handler may come while something is being written.
+        with suppress(OSError, RuntimeError):
+            note("the current run is the last one; once more drops it")
+
+    before = {each: signal.signal(each, handle) for each in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _given_up(texts: list[str]) -> dict[str, int]:
+    """By journal, an offset. Names of journals may have `=` in them."""
+    found: dict[str, int] = {}
+    for text in texts:
+        journal, equals, offset = text.rpartition("=")
+        if not equals or not journal or not offset.isascii() or not offset.isdecimal():
+            raise ValidationError(f"{text!r} is not JOURNAL=OFFSET", path="--give-up")
+        found[journal] = int(offset)
+    return found
+
+
+def run_values(report: RunReport) -> dict[str, Any]:
+    """What a run did, as plain values."""
+    counts = report.counts
+    return {
+        "table": report.table,
+        "run": report.run or None,
+        "snapshot_id": report.snapshot_id,
+        "messages": counts.messages,
+        "rows": counts.typed,
+        "quarantined": counts.quarantined,
+        "duplicates": counts.duplicates,
+        "files": report.files,
+        "read_bytes": report.read_bytes,
+        "left_bytes": report.left_bytes,
+        "seconds": round(report.seconds, 3),
+        "complete_at": report.complete_at.isoformat() if report.complete_at else None,
+        "offsets": {name: one.offset for name, one in sorted(report.state.journals.items())},
+        "holes": [
+            {"journal": h.journal, "begin": h.begin, "end": h.end, "kind": str(h.kind)}
+            for h in report.holes
+        ],
+        "unreadable": dict(report.unreadable),
+        "vanished": list(report.vanished),
+    }
+
+
+def _print_one(values: dict[str, Any], output_format: OutputFormat) -> None:
+    match output_format:
+        case OutputFormat.JSON:
+            print_json(values)
+        case OutputFormat.YAML:
+            print_text(
+                "---\n" + yaml.safe_dump(values, sort_keys=False, allow_unicode=True), end=""
+            )
+        case _:
+            _print_line(values)
+
+
+def _print_line(values: dict[str, Any]) -> None:
+    if "error" in values:
+        return  # is told on stderr
+    offsets = [f"{name} {offset}" for name, offset in values["offsets"].items()]
+    more = len(offsets) - _JOURNALS_SHOWN
+    shown = ", ".join(offsets[:_JOURNALS_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    if values["run"] is None:
+        done = "nothing new"
+    else:
+        done = (
+            f"{values['rows']} row(s), {values['quarantined']} quarantined, {decimal(values['read_bytes'])} in "
+            f"{values['seconds']:.1f} s"
+        )
+    left = f"; {decimal(values['left_bytes'])} left to the next run" if values["left_bytes"] else ""
+    at = f"; offsets {shown}" if offsets else ""
+    print_text(printable(f"{values['table']}: {done}{left}{at}"))
+
+
+def _tell_what_is_missing(report: RunReport) -> None:
+    for hole in report.holes:
+        note(f"{report.table}: {_hole_text(report.table, hole)}")
+    for journal, why in sorted(report.unreadable.items()):
+        note(f"{report.table}: brokers tell nothing of {journal} now, so it is left out: {why}")
+
+
+def _hole_text(table: str, hole: Hole) -> str:
+    what = f"bytes {hole.begin} to {hole.end} of {hole.journal}"
+    give_up = f"`gazctl lake run {table} --give-up {hole.journal}={hole.end}`"
+    match hole.kind:
+        case HoleKind.PRUNED:
+            return f"{what} were pruned before they were read, so it stands still; {give_up} goes on without them"
+        case HoleKind.MISSING:
+            return (
+                f"nobody holds {what} now, so it stands still: they may be on their way to their store; if they are "
+                f"lost, {give_up} goes on without them"
+            )
+        case HoleKind.OPEN_PRUNED:
+            return f"{what} were pruned, in which a transaction begins that is open: if that is committed, runs fail"
+        case HoleKind.MADE_AGAIN:
+            return (
+                f"{hole.journal} ends at {hole.begin}, and was read up to {hole.end}: it was deleted and made again, and "
+                "stands still until it is longer; give the new journal another name"
+            )

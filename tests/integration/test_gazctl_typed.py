@@ -1,0 +1,309 @@
+"""Commands of typed tables, against a real broker and etcd, and Iceberg's catalog in a file of SQLite."""
+
+import json
+import os
+import re
+import signal
+import threading
+import time
+
+import pytest
+import yaml
+from gazctl_runner import gazctl_runner
+from pyiceberg.catalog.sql import SqlCatalog
+
+from gazette_platform.message.uuid import Flags, build_uuid, clock_of
+from gazette_platform.testing.broker import BrokerServer
+
+pytestmark = pytest.mark.etcd
+
+JOURNALS = """
+name: {root}/
+replication: 1
+fragment:
+  length: 1048576
+  compression_codec: GZIP
+  stores: [file:///]
+  refresh_interval: 1s
+children:
+- name: {root}/one
+- name: {root}/two
+"""
+SPEC = """name: shop.{table}
+selector: name:prefix={root}/
+format: json
+columns:
+  - {{name: n, type: bigint}}
+  - {{name: at, type: string}}
+typed:
+  uuid: _meta.uuid
+  columns: [{{name: at, type: timestamptz}}]
+  every: 5s
+"""
+PRODUCER = bytes.fromhex("070203040506")
+CLOCK = clock_of(1_760_000_000_000_000_000)
+
+
+@pytest.fixture(scope="module")
+def broker(etcd_server, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("broker")
+    with BrokerServer(folder, etcd=etcd_server.endpoint, prefix="/test-gazctl-typed") as server:
+        yield server
+
+
+@pytest.fixture
+def root(request, gazctl):
+    """Journals of this test's own."""
+    name = re.sub(r"\W+", "-", request.node.name).replace("_", "-").strip("-")
+    assert gazctl("apply", stdin=JOURNALS.format(root=name).encode()).code == 0
+    return name
+
+
+@pytest.fixture
+def gazctl(broker, monkeypatch, tmp_path, capfdbinary):
+    for name in ("GAZETTE_ENDPOINTS", "GAZETTE_METASTORE_URI", "GAZETTE_ICEBERG_JAR"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "tables").mkdir()
+    monkeypatch.setenv("GAZETTE_TABLES", str(tmp_path / "tables"))
+    monkeypatch.setenv("GAZETTE_WAREHOUSE", f"file://{tmp_path}/warehouse")
+    monkeypatch.setenv("GAZETTE_ICEBERG_CATALOG", f"sqlite:///{tmp_path}/catalog.db")
+    roots = {"file:///": f"file://{broker.fragments}/"}
+    monkeypatch.setenv("GAZETTE_LAKE_STORE_ROOTS", json.dumps(roots))
+    return gazctl_runner(broker.address, monkeypatch, tmp_path, capfdbinary)
+
+
+@pytest.fixture
+def lake(gazctl):
+    return lambda *args, stdin=b"": gazctl(*args, group="lake", stdin=stdin)
+
+
+@pytest.fixture
+def append(gazctl, tmp_path):
+    def run(journal, *lines):
+        (tmp_path / "input").write_text("".join(f"{line}\n" for line in lines))
+        done = gazctl("append", "-l", f"name={journal}", "-i", "input")
+        assert done.code == 0, done.err
+
+    return run
+
+
+@pytest.fixture
+def apply(root, tmp_path):
+    def run(table="orders", change=lambda text: text):
+        text = change(SPEC.format(table=table, root=root))
+        (tmp_path / "tables" / f"{table}.yaml").write_text(text)
+
+    return run
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """Rows of a typed table; empty while there is none."""
+
+    def read(name="typed.orders"):
+        catalog = SqlCatalog("lakehouse", uri=f"sqlite:///{tmp_path}/catalog.db")
+        if not catalog.table_exists(name):
+            return []
+        found = catalog.load_table(name).scan().to_arrow().sort_by("n").to_pylist()
+        return [(row["n"], row["_journal"]) for row in found]
+
+    return read
+
+
+def message(number, at="2026-01-02T03:04:05Z", **more):
+    uuid = str(build_uuid(PRODUCER, CLOCK + number * 160, Flags.OUTSIDE_TXN))
+    return json.dumps({"_meta": {"uuid": uuid}, "n": number, "at": at, **more})
+
+
+def test_tables_are_brought_up_to_date(lake, root, apply, append, rows):
+    apply()
+    append(f"{root}/one", message(1), message(2), message(2), message(3, at="soon"))
+    append(f"{root}/two", message(4))
+    done = lake("run", "--engine", "local")
+    assert done.code == 0, done.err
+    assert done.out.decode().startswith("typed.orders: 3 row(s), 1 quarantined, 474 bytes in ")
+    assert done.out.decode().endswith(f"offsets {root}/one 376, {root}/two 98\n")
+    assert rows() == [(1, f"{root}/one"), (2, f"{root}/one"), (4, f"{root}/two")]
+    # By the raw table's name, too; and there is nothing to be done.
+    again = lake("run", "shop.orders")
+    assert again.code == 0, again.err
+    assert again.out.decode().startswith("typed.orders: nothing new; offsets ")
+    append(f"{root}/two", message(5))
+    (told,) = json.loads(lake("run", "typed.orders", "-o", "json").out)
+    assert (told["table"], told["rows"], told["quarantined"], told["files"]) == (
+        "typed.orders",
+        1,
+        0,
+        1,
+    )
+    assert set(told["offsets"]) == {f"{root}/one", f"{root}/two"}
+    assert told["complete_at"]
+    assert yaml.safe_load(lake("run", "-o", "yaml").out)[0]["run"] is None
+
+
+def test_one_that_fails_holds_up_no_other(lake, root, apply, append, rows, tmp_path):
+    apply()
+    apply("others")
+    append(f"{root}/one", message(1))
+    assert lake("run").code == 0
+    # What no table can become.
+    apply("orders", lambda text: text.replace("type: timestamptz", "type: date"))
+    append(f"{root}/one", message(2))
+    (tmp_path / "tables" / "bad.yaml").write_text("name: shop.bad\n")
+    done = lake("run", "-o", "json")
+    assert done.code == 1
+    assert "typed.orders: " in done.err
+    assert "refused: bad.yaml: " in done.err
+    assert "Traceback" not in done.err
+    failed, went_on = json.loads(done.out)
+    assert "at: date" in failed["error"]
+    assert (went_on["table"], went_on["rows"]) == ("typed.others", 1)
+    assert rows("typed.others") == [(1, f"{root}/one"), (2, f"{root}/one")]
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (("typed.nope",), "no spec in .* is of a typed table typed.nope"),
+        (("typed.order",), "typed.order; .* did you mean typed.orders"),
+        (("shop.raw",), "the spec of shop.raw .*raw.yaml. has no section `typed:`"),
+        (("shop.bad",), "the spec of shop.bad is refused: bad.yaml: "),
+        (("--give-up", "a=b=1"), "--give-up: is about one table: name it"),
+        (("typed.orders", "--give-up", "a"), "--give-up: 'a' is not JOURNAL=OFFSET"),
+        (("typed.orders", "--give-up", "a=-1"), "--give-up: 'a=-1' is not JOURNAL=OFFSET"),
+        (("typed.orders", "--give-up", "a=1", "--continuous"), "leave out --continuous"),
+        (("typed.slow", "--continuous"), "typed.slow says no `every`"),
+    ],
+)
+def test_mistakes_are_told(lake, apply, args, why, tmp_path):
+    apply()
+    apply("raw", lambda text: text.partition("typed:")[0])
+    apply("slow", lambda text: text.replace("  every: 5s\n", ""))
+    (tmp_path / "tables" / "bad.yaml").write_text("name: shop.bad\n")
+    done = lake("run", *args)
+    assert (done.code, done.out) == (1, b"")
+    assert len(done.err.strip().splitlines()) == 1
+    assert re.search(why, done.err), done.err
+
+
+def test_what_nobody_holds_is_given_up_on_a_persons_word(
+    lake, gazctl, broker, root, apply, append, rows
+):
+    apply()
+    journal = f"{root}/one"
+    append(journal, message(1))
+    assert lake("run").code == 0
+    append(journal, message(2))
+    assert gazctl("flush", "-l", f"name={journal}").code == 0
+    append(journal, message(3))
+    assert gazctl("flush", "-l", f"name={journal}").code == 0
+
+    def listed():
+        return gazctl("fragments", "-l", f"name={journal}").out.decode()
+
+    *gone, _ = sorted((broker.fragments / journal).glob("*.gz"))
+    for file in gone:
+        file.unlink()
+    while len(listed().splitlines()) > 2:
+        time.sleep(0.1)
+    done = lake("run", "typed.orders", "-o", "json")
+    assert done.code == 1
+    (told,) = json.loads(done.out)
+    (hole,) = told["holes"]
+    assert (hole["journal"], hole["kind"], hole["begin"]) == (journal, "pruned", 98)
+    word = f"--give-up {journal}={hole['end']}"
+    assert f"`gazctl lake run typed.orders {word}` goes on without them" in done.err
+    assert rows() == [(1, journal)]
+    given = lake("run", "typed.orders", *word.split())
+    assert given.code == 0, given.err
+    assert f"typed.orders: 98 bytes of {journal} before {hole['end']} are given up" in given.err
+    assert rows() == [(1, journal), (3, journal)]
+    again = lake("run", "typed.orders", *word.split())
+    assert (again.code, "had to be given up" in again.err) == (0, True)
+
+
+def test_tables_are_kept_up_to_date_until_a_signal(lake, root, apply, append, rows):
+    apply()
+    apply("slow", lambda text: text.replace("  every: 5s\n", ""))
+    append(f"{root}/one", message(1))
+
+    def stop():
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not rows():
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=stop)
+    thread.start()
+    done = lake("run", "--continuous", "--engine", "local", "-o", "json")
+    thread.join()
+    assert done.code == 0, done.err
+    (told,) = [json.loads(line) for line in done.out.splitlines()]
+    assert (told["table"], told["rows"]) == ("typed.orders", 1)
+    assert "stopped: each table is as its last run left it" in done.err
+    assert rows() == [(1, f"{root}/one")]
+    assert rows("typed.slow") == []
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_quarantined_records_are_listed(lake, gazctl, root, apply, tmp_path):
+    apply()
+    none = lake("quarantine", "typed.orders")
+    assert (none.code, none.out) == (1, b"")
+    assert "there is no table typed.orders_quarantine" in none.err
+    one, two = f"{root}/one", f"{root}/two"
+    lines = [message(1), message(2, at="\x1b[2J"), message(3, at="x" * 200)]
+    # As bytes that a terminal would heed, as JSON would not have them.
+    content = "".join(f"{line}\n" for line in lines).encode() + b'{"n": "\x1b[2J"}\n\xff\x9b2J\n'
+    (tmp_path / "input").write_bytes(content)
+    assert gazctl("append", "-l", f"name={one}", "-i", "input").code == 0
+    (tmp_path / "input").write_text(message(4, at="soon") + "\n")
+    assert gazctl("append", "-l", f"name={two}", "-i", "input").code == 0
+    assert lake("run").code == 0
+
+    def listed(*args):
+        done = lake("quarantine", "typed.orders", "-o", "json", *args)
+        assert done.code == 0, done.err
+        return json.loads(done.out)
+
+    found = listed()
+    assert [each["journal"] for each in found] == [one] * 4 + [two]
+    assert [each["end"] for each in found[:3]] == [each["begin"] for each in found[1:4]]
+    assert found[0]["raw"].startswith('{"_meta"')
+    assert found[0]["uuid"] == json.loads(lines[1])["_meta"]["uuid"]
+    assert [each["uuid"] is None for each in found] == [False, False, True, True, False]
+    assert found[3]["raw_base64"]
+    assert "is no timestamptz" in found[0]["reason"]
+    assert listed("--journal", one) == found[:4]
+    assert listed("--journal", one, "--begin", found[1]["begin"]) == found[1:4]
+    assert listed("--reason", "UTF-8") == found[3:4]
+    assert listed("--reason", "timestamptz", "--limit", "3") == [found[0], found[1], found[4]]
+    assert yaml.safe_load(lake("quarantine", "typed.orders", "-o", "yaml").out) == found
+
+    shown = lake("quarantine", "typed.orders", "--limit", "4")
+    assert "there are more than these 4" in shown.err
+    text = shown.out.decode()
+    assert len(text.splitlines()) == 5
+    assert not set(text) - {"\n"} - {chr(c) for c in range(0x20, 0x7F)} - set("…\ufffd")
+    assert r"\x1b[2J" in text
+    assert "x…" in text
+    assert "more than" not in lake("quarantine", "typed.orders", "--limit", "5").err
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (("shop.orders",), "FILE: names the files"),
+        (("typed.order",), "did you mean typed.orders"),
+        (("typed.orders", "--begin", "1"), "--begin: is an offset of one journal"),
+        (("--list", "--journal", "a"), "is about records of a typed table"),
+        (("shop.orders", "--reason", "a"), "is about records of a typed table"),
+        (("typed.orders", "--limit", "0"), "--limit"),
+    ],
+)
+def test_mistakes_about_records_are_told(lake, apply, args, why):
+    apply()
+    done = lake("quarantine", *args)
+    assert (done.code, done.out) == (1, b"")
+    assert why in done.err
