@@ -2,6 +2,7 @@
 
 import pyarrow as pa
 import pytest
+from gazette_platform.lake.typed.spec import TypedSpec
 
 from gazette_platform import errors
 from gazette_platform.client import ClientConfig, FragmentListing
@@ -12,7 +13,6 @@ from gazette_platform.lake.typed.jobs import Job, Output
 from gazette_platform.lake.typed.ranges import Task
 from gazette_platform.lake.typed.rounds import Done, Kind, Order
 from gazette_platform.lake.typed.screening import Clocks, TaskSummary
-from gazette_platform.lake.typed.spec import TypedSpec
 from gazette_platform.lake.typed.written import WrittenFile
 from gazette_platform.protocol import Fragment
 
