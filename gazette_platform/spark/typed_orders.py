@@ -97,6 +97,7 @@ class OrdersReader(DataSourceReader):
         self._job = job
         self._orders = orders
 
+    @override
     def __getstate__(self) -> dict[str, Any]:
         return {"_job": self._job, "_orders": ()}
 

@@ -99,7 +99,7 @@ def token_gate(upstream: str) -> Iterator[TokenGate]:
             if self.command != "HEAD":
                 self.wfile.write(told)
 
-        do_GET = do_HEAD = do_POST = do_DELETE = _handle
+        do_GET = do_HEAD = do_POST = do_DELETE = _handle  # noqa: N815  names of http.server
 
         @override
         def log_message(self, format: str, *args: object) -> None:

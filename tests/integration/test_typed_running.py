@@ -14,7 +14,7 @@ from gazette_platform.errors import LakeError, SchemaMismatch, StoreUnavailable,
 from gazette_platform.lake.spec_rules import QUARANTINE_SUFFIX
 from gazette_platform.lake.table_spec import parse_table_spec
 from gazette_platform.lake.typed import running
-from gazette_platform.lake.typed.catalogs import OtherTables
+from gazette_platform.lake.typed.catalogs import CatalogTables
 from gazette_platform.lake.typed.quarantined import count_rows, quarantined_rows
 from gazette_platform.lake.typed.ranges import HoleKind, Limits
 from gazette_platform.lake.typed.running import COMPLETE_AT, TypedRunner
@@ -52,7 +52,7 @@ class Table:
         self.sql = SqlCatalog(
             "sql", uri=f"sqlite:///{folder / 'catalog.db'}", warehouse=folder.as_uri()
         )
-        self.catalog = OtherTables(self.sql, folder.as_uri())
+        self.catalog = CatalogTables(self.sql, folder.as_uri())
         self.raw = parse_table_spec(
             f"name: raw.t\nselector: 'name:prefix={prefix}/'\nformat: json\n"
             "columns: [{name: n, type: bigint}]\n"

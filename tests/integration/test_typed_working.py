@@ -15,7 +15,7 @@ from typed_world import World, spec
 from gazette_platform import Change, Client, ClientConfig
 from gazette_platform.errors import ChecksumMismatch, DataError, LakeError
 from gazette_platform.lake.table_spec import TableSpec
-from gazette_platform.lake.typed.catalogs import OtherTables
+from gazette_platform.lake.typed.catalogs import CatalogTables
 from gazette_platform.lake.typed.quarantined import quarantined_rows
 from gazette_platform.lake.typed.ranges import Limits, Task
 from gazette_platform.lake.typed.rounds import Kind, Order
@@ -91,7 +91,7 @@ class Typed:
         return begin
 
     def run(self, threads=2, **limits):
-        self.tables = OtherTables(self.door._catalog, self.world.folder.as_uri())
+        self.tables = CatalogTables(self.door._catalog, self.world.folder.as_uri())
         runner = TypedRunner(self.tables, LocalWorkers(threads), self.client)
         return runner.run(self.wanted, self.raw, limits=Limits(**limits))
 
@@ -120,7 +120,7 @@ class Typed:
                 taken.append((pickle.loads(pickle.dumps(job)), list(orders)))
                 raise LakeError("taken")
 
-        tables = OtherTables(self.door._catalog, self.world.folder.as_uri())
+        tables = CatalogTables(self.door._catalog, self.world.folder.as_uri())
         with pytest.raises(LakeError, match="taken"):
             TypedRunner(tables, Taking(), self.client).run(self.wanted, self.raw)
         return taken[0]

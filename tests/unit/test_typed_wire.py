@@ -2,7 +2,6 @@
 
 import pyarrow as pa
 import pytest
-from gazette_platform.lake.typed.spec import TypedSpec
 
 from gazette_platform import errors
 from gazette_platform.client import ClientConfig, FragmentListing
@@ -14,6 +13,7 @@ from gazette_platform.lake.typed.ranges import Task
 from gazette_platform.lake.typed.rounds import Done, Kind, Order
 from gazette_platform.lake.typed.screening import Clocks, TaskSummary
 from gazette_platform.lake.typed.written import WrittenFile
+from gazette_platform.lake.typed_spec.spec import TypedSpec
 from gazette_platform.protocol import Fragment
 
 TASK = Task((Segment("j", 0, 100, (), None),), is_soft=True)
