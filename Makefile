@@ -14,7 +14,7 @@ MODULES ?=
 CASES ?=
 OUTAGE_S ?= 600
 
-.PHONY: help install dev demo fmt lint types test test-fast test-pythons mutants coverage bench bench-cluster bench-failover bench-allocator bench-lake chaos test-outage fuzz lake-crash screenshots gen gen-check docs clean
+.PHONY: help install dev demo fmt lint types test test-fast test-pythons mutants coverage bench bench-cluster bench-failover bench-allocator bench-lake chaos test-outage fuzz lake-crash typed-crash screenshots gen gen-check docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -93,6 +93,9 @@ fuzz: $(STAMP) ## Send brokers what nobody should, and see that they live (SEED,
 
 lake-crash: $(STAMP) ## Kill registration of raw tables at each of its calls, and ask all engines what is there then (SEED, CASES)
 	$(PY) -m tests.lake_crash --seed $(SEED) $(if $(CASES),--cases $(CASES))
+
+typed-crash: $(STAMP) ## Kill runs of typed tables at each of their calls, and see that each message is there once (SEED, CASES)
+	$(PY) -m tests.typed_crash --seed $(SEED) $(if $(CASES),--cases $(CASES))
 
 screenshots: $(STAMP) ## Take the pictures in docs/images anew, of a demo in a headless browser
 	GAZETTE_REQUIRE_SERVERS=1 GAZETTE_SCREENSHOTS=docs/images $(BIN)/pytest --run-slow -k TestDagsterUi tests/e2e/test_demo.py $(PYTEST_ARGS)
