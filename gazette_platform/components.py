@@ -48,9 +48,12 @@ _TEXTS = {
     "trino": "GAZETTE_TRINO_URI",
     "trino_catalog": "GAZETTE_TRINO_CATALOG",
     "trino_iceberg_catalog": "GAZETTE_TRINO_ICEBERG_CATALOG",
+    "trino_typed_catalog": "GAZETTE_TRINO_TYPED_CATALOG",
+    "iceberg_catalog": "GAZETTE_ICEBERG_CATALOG",
     "warehouse": "GAZETTE_WAREHOUSE",
     "store": "GAZETTE_LAKE_STORE",
     "iceberg_jar": "GAZETTE_ICEBERG_JAR",
+    "jdbc_jar": "GAZETTE_JDBC_JAR",
     "s3_jars": "GAZETTE_S3_JARS",
     "spark_master": "GAZETTE_SPARK_MASTER",
     "dagster": "GAZETTE_DAGSTER_URI",
@@ -95,13 +98,23 @@ class GazetteLake(Component, Model, Resolvable):
     trino_iceberg_catalog: str | None = Field(
         default=None, description="Trino's name of the catalog of rollups."
     )
-    warehouse: str | None = Field(default=None, description="Location of rollups.")
+    trino_typed_catalog: str | None = Field(
+        default=None, description="Trino's name of the catalog of typed tables."
+    )
+    iceberg_catalog: str | None = Field(
+        default=None,
+        description="Catalog of typed tables: `hive`, https://… of a REST server, or postgresql://… of a database.",
+    )
+    warehouse: str | None = Field(default=None, description="Location of Iceberg tables.")
     store: str | None = Field(default=None, description="s3:// URL of the fragment store.")
     store_roots: dict[str, str] = Field(
         default_factory=dict, description="Location of tables by URL of the fragment store."
     )
     iceberg_jar: str | None = Field(
         default=None, description="Iceberg's runtime for Spark, or `provided`; without, no Spark."
+    )
+    jdbc_jar: str | None = Field(
+        default=None, description="Driver by which Spark reaches a catalog in a database."
     )
     s3_jars: str | None = Field(default=None, description="Folder of Hadoop's jars for S3.")
     spark_master: str | None = Field(default=None, description="Spark's master URL.")

@@ -166,6 +166,15 @@ def up(  # noqa: PLR0917  options are named
             "told by GAZETTE_TRINO_USER and others.",
         ),
     ] = "",
+    catalog: Annotated[
+        str,
+        typer.Option(
+            metavar="URI",
+            envvar="GAZETTE_ICEBERG_CATALOG",
+            help="Catalog of typed tables, in place of the metastore: https://… of an Iceberg REST server, or "
+            "postgresql://USER@HOST/DATABASE. Who asks it is told by GAZETTE_ICEBERG_TOKEN and others.",
+        ),
+    ] = "",
     *,
     detach: Annotated[bool, typer.Option("--detach", help="Return when all is ready.")] = False,
 ) -> None:
@@ -186,6 +195,8 @@ def up(  # noqa: PLR0917  options are named
     gazette up --root ~/platform --store "s3://bucket/lake/?region=eu-central-1"
 
     gazette up --root ~/platform --metastore thrift://hms:9083 --trino https://trino:8443
+
+    gazette up --root ~/platform --catalog postgresql://iceberg@db/catalogs
     """
     from gazette_platform.embedded.board import Board  # noqa: PLC0415  an extra
     from gazette_platform.embedded.control import start_detached  # noqa: PLC0415
@@ -198,6 +209,7 @@ def up(  # noqa: PLR0917  options are named
         _platform_options(brokers, without or [], port or [], definitions or [], store),
         metastore=metastore,
         trino=trino,
+        catalog=catalog,
     )
     check_extras(options)
     try:

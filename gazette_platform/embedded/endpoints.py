@@ -41,6 +41,8 @@ class Endpoints:
     """The platform's own S3 server."""
     store: str = ""
     """URL of the fragment store that engines are configured for; empty: folders only."""
+    catalog: str = ""
+    """The catalog of typed tables, as GAZETTE_ICEBERG_CATALOG; empty: the metastore."""
     pids: dict[str, int] = field(default_factory=dict)
     """Process id by name of component."""
 

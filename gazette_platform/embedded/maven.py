@@ -40,11 +40,14 @@ class MavenArtifact:
     """Exact length."""
     sha256: str
     """Hexadecimal digest."""
+    classifier: str = ""
+    """Which of several files of the artifact, as ``tests``; empty: the main one."""
 
     @property
     def file_name(self) -> str:
         """Name of the file in a repository."""
-        return f"{self.artifact}-{self.version}.{self.extension}"
+        which = f"-{self.classifier}" if self.classifier else ""
+        return f"{self.artifact}-{self.version}{which}.{self.extension}"
 
 
 def fetch_maven(
@@ -126,7 +129,13 @@ def _url_of(artifact: MavenArtifact, jvm: Any, pattern: str) -> str:
     module = ivy.core.module.id.ModuleRevisionId.newInstance(
         artifact.group.replace(".", "/"), artifact.artifact, artifact.version
     )
+    more = {"classifier": artifact.classifier} if artifact.classifier else {}
     file = ivy.core.module.descriptor.DefaultArtifact(
-        module, jvm.java.util.Date(), artifact.artifact, artifact.extension, artifact.extension
+        module,
+        jvm.java.util.Date(),
+        artifact.artifact,
+        artifact.extension,
+        artifact.extension,
+        more,
     )
     return str(ivy.core.IvyPatternHelper.substitute(pattern, file))

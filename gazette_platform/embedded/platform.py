@@ -17,6 +17,7 @@ from gazette_platform.embedded.layout import pyspark_jars
 from gazette_platform.embedded.ports import HOST
 from gazette_platform.errors import SetupError, ValidationError
 from gazette_platform.lake.catalogs import HIVE, ICEBERG
+from gazette_platform.lake.iceberg_catalog import VARIABLE, CatalogLogin, IcebergCatalog
 from gazette_platform.lake.s3 import S3Access
 from gazette_platform.lake.spark import PROVIDED, is_local
 
@@ -63,6 +64,8 @@ class PlatformOptions:
     """``thrift://host:port`` of a Hive Metastore of one's own, used in place of the platform's."""
     trino: str = ""
     """``http(s)://host:port`` of a Trino of one's own, used in place of the platform's."""
+    catalog: str = ""
+    """Of typed tables: the address of a REST server or database; empty: the metastore."""
 
     def __post_init__(self) -> None:
         unknown = sorted(self.without - set(OPTIONAL))
@@ -76,6 +79,7 @@ class PlatformOptions:
                 f"expected 1 to {_BROKERS_MAX}, got {self.brokers}", path="--brokers"
             )
         self._check_outside()
+        self._check_catalog()
         self._check_definitions()
         unknown = sorted(set(self.ports) - set(self.port_names()))
         if unknown:
@@ -98,6 +102,14 @@ class PlatformOptions:
                 raise ValidationError(err.message, path="--store") from None
 
     @property
+    def iceberg_catalog(self) -> IcebergCatalog:
+        """What `catalog` names. Raises: ValidationError: nothing that there is."""
+        try:
+            return IcebergCatalog.parse(self.catalog)
+        except ValidationError as err:
+            raise ValidationError(err.message, path="--catalog") from None
+
+    @property
     def has_own_store(self) -> bool:
         """Whether an S3 server is part of the platform."""
         return self.store == s3.OWN_STORE
@@ -106,6 +118,14 @@ class PlatformOptions:
     def kept_ports(self) -> tuple[str, ...]:
         """Names of ports that have to be the same in each run: specs of journals hold the store's URL."""
         return (s3.NAME,) if self.has_own_store else ()
+
+    def _check_catalog(self) -> None:
+        catalog = self.iceberg_catalog
+        if catalog.kind == "sql" and not catalog.is_postgres and self.has("trino"):
+            raise ValidationError(
+                "Trino cannot read a catalog in a file: leave it out (--without trino), or use PostgreSQL",
+                path="--catalog",
+            )
 
     def _check_outside(self) -> None:
         for name, address, schemes in (
@@ -174,6 +194,7 @@ def endpoints_of(options: PlatformOptions, ports: Mapping[str, int]) -> Endpoint
         return f"{scheme}://{HOST}:{ports[name]}" if options.has(name) else other
 
     brokers = tuple(f"http://{HOST}:{ports[name]}" for name in options.broker_names())
+    catalog = options.iceberg_catalog
     return Endpoints(
         broker=brokers[0] if brokers else "",
         brokers=brokers,
@@ -184,6 +205,7 @@ def endpoints_of(options: PlatformOptions, ports: Mapping[str, int]) -> Endpoint
         dagster=address("http", "dagster"),
         s3=f"http://{HOST}:{ports[s3.NAME]}" if options.has_own_store else "",
         store=s3.own_store(ports[s3.NAME]) if options.has_own_store else options.store,
+        catalog=str(catalog) if catalog.kind != "hive" else "",
     )
 
 
@@ -209,8 +231,14 @@ def environment_of(
         "GAZETTE_LAKE_STORE_ROOTS": json.dumps({"file:///": f"file://{layout.fragments}/"}),
         "GAZETTE_WAREHOUSE": _warehouse(layout, endpoints),
     }
+    catalog = IcebergCatalog.parse(endpoints.catalog)
     if has_trino:
         variables |= {"GAZETTE_TRINO_CATALOG": HIVE, "GAZETTE_TRINO_ICEBERG_CATALOG": ICEBERG}
+        variables["GAZETTE_TRINO_TYPED_CATALOG"] = catalog.name.lower()
+    if catalog.kind != "hive":
+        variables[VARIABLE] = endpoints.catalog
+        if catalog.is_postgres and endpoints.metastore:
+            variables["GAZETTE_JDBC_JAR"] = str(tools.postgres_driver())
     if endpoints.store:
         variables["GAZETTE_LAKE_STORE"] = endpoints.store
         if endpoints.s3:
@@ -230,6 +258,20 @@ def environment_of(
         if os.environ.get("GAZETTE_ICEBERG_JAR") == PROVIDED:
             variables["GAZETTE_ICEBERG_JAR"] = PROVIDED
     return {name: value for name, value in variables.items() if value}
+
+
+def _typed_catalog(options: PlatformOptions, warehouse: str) -> trino.ExtraCatalog | None:
+    """What Trino is told of a catalog of typed tables, if that is not the metastore."""
+    catalog = options.iceberg_catalog
+    if catalog.kind == "hive":
+        return None
+    login = CatalogLogin.from_environment(catalog, os.environ)
+    found, variables = login.trino(catalog)
+    return trino.ExtraCatalog(
+        name=catalog.name.lower(),
+        properties=catalog.trino(warehouse) | found,
+        environment=variables,
+    )
 
 
 def _warehouse(layout: PlatformDir, endpoints: Endpoints) -> str:
@@ -266,6 +308,8 @@ def install_tools(options: PlatformOptions) -> None:
         tools.iceberg_spark_runtime()
         if options.store:
             tools.s3_jars()
+        if options.iceberg_catalog.is_postgres:
+            tools.postgres_driver()
     if options.has("trino"):
         tools.java(25)
         tools.trino()
@@ -323,6 +367,7 @@ def components_of(
             metastore=urlsplit(endpoints.metastore).netloc,
             uses=(*stores, *lake),
             s3=access,
+            typed=_typed_catalog(options, _warehouse(layout, endpoints)),
             environment=keys,
         )
     if options.has("dagster"):

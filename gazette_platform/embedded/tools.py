@@ -41,6 +41,7 @@ __all__ = [
     "iceberg_spark_runtime",
     "install_all",
     "java",
+    "postgres_driver",
     "s3_jars",
     "s3_server",
     "trino",
@@ -113,12 +114,12 @@ def trino() -> Path:
 
 def iceberg_spark_runtime() -> Path:
     """The jar of Iceberg for Spark, installed if need be."""
-    artifact = _maven_artifact("iceberg-spark-runtime")
-    jar = cache_dir() / "jars" / artifact.file_name
-    if jar.exists():
-        return jar  # without waiting for the lock
-    with _locked(artifact.file_name):
-        return _fetch("Iceberg for Spark", artifact, jar)
+    return _jar("iceberg-spark-runtime", "Iceberg for Spark")
+
+
+def postgres_driver() -> Path:
+    """The jar by which Spark reaches PostgreSQL, installed if need be."""
+    return _jar("postgresql", "PostgreSQL for Spark")
 
 
 def s3_jars() -> Path:
@@ -359,6 +360,15 @@ def _uv_environment() -> dict[str, str]:
 
 def _last_lines(text: str, count: int = 5) -> str:
     return " ".join(line.strip() for line in text.strip().splitlines()[-count:])
+
+
+def _jar(name: str, title: str) -> Path:
+    artifact = _maven_artifact(name)
+    jar = cache_dir() / "jars" / artifact.file_name
+    if jar.exists():
+        return jar  # without waiting for the lock
+    with _locked(artifact.file_name):
+        return _fetch(title, artifact, jar)
 
 
 def _fetch(title: str, artifact: MavenArtifact, target: Path) -> Path:

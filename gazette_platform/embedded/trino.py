@@ -7,7 +7,8 @@ the guard is where it is known to be; see `guard_main`.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, final
 
 from gazette_platform.embedded import tools
 from gazette_platform.embedded.component import Component, answers_tcp
@@ -21,7 +22,14 @@ if TYPE_CHECKING:
 
     from gazette_platform.lake.s3 import S3Access
 
-__all__ = ["GUARD", "NAME", "guard_component", "trino_components", "write_configuration"]
+__all__ = [
+    "GUARD",
+    "NAME",
+    "ExtraCatalog",
+    "guard_component",
+    "trino_components",
+    "write_configuration",
+]
 
 NAME = "trino"
 GUARD = "trino-guard"
@@ -83,12 +91,28 @@ _ICEBERG = """\
 connector.name=iceberg
 iceberg.catalog.type=hive_metastore
 iceberg.hive-catalog-name=hive
-iceberg.expire-snapshots.min-retention=0s
-iceberg.remove-orphan-files.min-retention=0s
 hive.metastore.uri=thrift://{metastore}
 hive.metastore.thrift.client.read-timeout=60s
+"""
+# Of any catalog of Iceberg's: maintenance says itself what may go.
+_ICEBERG_FILES = """\
+iceberg.expire-snapshots.min-retention=0s
+iceberg.remove-orphan-files.min-retention=0s
 fs.hadoop.enabled=true
 """
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtraCatalog:
+    """A catalog of typed tables that is not the metastore."""
+
+    name: str
+    """As Trino calls it."""
+    properties: Mapping[str, str]
+    """Besides those of the file system. Secrets are among them by the names of variables only."""
+    environment: Mapping[str, str] = field(repr=False)
+    """Variables with these secrets."""
 
 
 def write_configuration(
@@ -99,6 +123,7 @@ def write_configuration(
     data_dir: Path,
     metastore: str,
     s3: S3Access | None = None,
+    typed: ExtraCatalog | None = None,
 ) -> None:
     """Write Trino's configuration folder, over what is there; other users cannot read it.
 
@@ -107,6 +132,7 @@ def write_configuration(
         port: of HTTP.
         metastore: ``host:port``; empty for no catalogs of the lake.
         s3: the store that locations may be in, besides folders.
+        typed: one catalog more.
     """
     catalogs = etc / "catalog"
     catalogs.mkdir(parents=True, exist_ok=True)
@@ -120,12 +146,20 @@ def write_configuration(
         "log.properties": "io.trino=WARN\nio.airlift=WARN\nBootstrap=WARN\n",
         "catalog/tpch.properties": "connector.name=tpch\n",
     }
+    more = _lines(s3.trino() if s3 is not None else {})
     if metastore:
-        more = "".join(f"{k}={v}\n" for k, v in (s3.trino() if s3 is not None else {}).items())
         files["catalog/hive.properties"] = _HIVE.format(metastore=metastore) + more
-        files["catalog/iceberg.properties"] = _ICEBERG.format(metastore=metastore) + more
+        files["catalog/iceberg.properties"] = (
+            _ICEBERG.format(metastore=metastore) + _ICEBERG_FILES + more
+        )
+    if typed is not None:
+        files[f"catalog/{typed.name}.properties"] = _lines(typed.properties) + _ICEBERG_FILES + more
     for name, text in files.items():
         (etc / name).write_text(text, "utf-8")
+
+
+def _lines(properties: Mapping[str, str]) -> str:
+    return "".join(f"{name}={value}\n" for name, value in properties.items())
 
 
 def trino_components(
@@ -135,6 +169,7 @@ def trino_components(
     metastore: str,
     uses: tuple[str, ...],
     s3: S3Access | None = None,
+    typed: ExtraCatalog | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> list[Component]:
     """The guard, and Trino with its state in `folder`; its tools are installed, its configuration written.
@@ -144,6 +179,7 @@ def trino_components(
         metastore: ``host:port``, or empty.
         uses: what Trino calls.
         s3: the store that locations may be in, besides folders.
+        typed: one catalog more.
         environment: variables with its credentials, if not those of this process.
     """
     home = tools.trino()
@@ -152,7 +188,13 @@ def trino_components(
     data_dir.mkdir(parents=True, exist_ok=True)
     host, hidden_port = hidden_address()
     write_configuration(
-        etc, host=host, port=hidden_port, data_dir=data_dir, metastore=metastore, s3=s3
+        etc,
+        host=host,
+        port=hidden_port,
+        data_dir=data_dir,
+        metastore=metastore,
+        s3=s3,
+        typed=typed,
     )
     command = (
         str(home / "bin" / "launcher"),
@@ -173,7 +215,7 @@ def trino_components(
         name=NAME,
         command=command,
         uses=(GUARD, *uses),
-        environment=dict(environment or {}),
+        environment={**(environment or {}), **(typed.environment if typed is not None else {})},
         folder=folder,
         ready=lambda: _answers(port, query),
         start_timeout_s=300.0,

@@ -1,4 +1,4 @@
-"""What Trino calls its catalogs of raw tables and of Iceberg tables.
+"""What Trino calls its catalogs of raw tables, of Iceberg tables, and of typed ones among these.
 
 A name is needed wherever a statement crosses from one to the other, and in the view ``…_exact``, which
 Trino reads in the catalog that its definition names.
@@ -26,7 +26,7 @@ _CATALOG: Final = re.compile(rf'(?<![\w".])({HIVE}|{ICEBERG})\.(?=[\w"])')
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrinoCatalogs:
-    """Names of two catalogs over the same metastore.
+    """Names of two catalogs over the same metastore, and of that of typed tables.
 
     Raises: ValidationError: a name is none that Trino takes.
     """
@@ -35,11 +35,14 @@ class TrinoCatalogs:
     """Of the Hive connector: raw tables."""
     iceberg: str = ICEBERG
     """Of the Iceberg connector: rollups."""
+    typed: str = ICEBERG
+    """Of the Iceberg connector: typed tables. The same, unless these are in a catalog of their own."""
 
     def __post_init__(self) -> None:
         for variable, name in (
             ("GAZETTE_TRINO_CATALOG", self.hive),
             ("GAZETTE_TRINO_ICEBERG_CATALOG", self.iceberg),
+            ("GAZETTE_TRINO_TYPED_CATALOG", self.typed),
         ):
             if not _NAME.fullmatch(name):
                 raise ValidationError(

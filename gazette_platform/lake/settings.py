@@ -10,11 +10,14 @@ variable of its own, which wins:
 | GAZETTE_TRINO_URI | ``http(s)://host:port`` | `trino` in endpoints.json |
 | GAZETTE_TRINO_CATALOG | name of its Hive catalog | ``hive`` |
 | GAZETTE_TRINO_ICEBERG_CATALOG | name of its Iceberg catalog | ``iceberg`` |
+| GAZETTE_TRINO_TYPED_CATALOG | name of its catalog of typed tables | that, or what Spark calls the other one |
+| GAZETTE_ICEBERG_CATALOG | the catalog of typed tables | `catalog` in endpoints.json, or ``hive`` |
 | GAZETTE_TABLES | folder of table specs | ``tables`` beside endpoints.json |
 | GAZETTE_ROLLUPS | folder of rollups | ``rollups`` beside endpoints.json |
 | GAZETTE_LAKE_STORE_ROOTS | JSON {store URL: location} | file:/// is ``fragments`` beside it |
 | GAZETTE_WAREHOUSE | location of Iceberg tables | ``warehouse`` beside it |
 | GAZETTE_ICEBERG_JAR | path of the Iceberg runtime for Spark, or ``provided`` | none: no Iceberg |
+| GAZETTE_JDBC_JAR | path of the driver by which Spark reaches that catalog in a database | Spark has it |
 | GAZETTE_SPARK_MASTER | Spark master URL | ``local[2]`` |
 | GAZETTE_SPARK_PROPERTIES | file of properties of Spark, which win over ours | none |
 | GAZETTE_LAKE_STORE | ``s3://`` URL of the fragment store, for Spark | `store` in endpoints.json |
@@ -23,7 +26,8 @@ variable of its own, which wins:
 | GAZETTE_TABLE_URL | a page of a table: an address with {catalog}, {schema} and {table} | none: no links |
 | GAZETTE_SENSOR_SHARDS | sensors that share out the tables, 1 to 32 | ``1`` |
 
-Who asks Trino is no part of it, since settings are shown: see `gazette_platform.lake.trino.TrinoLogin`.
+Who asks Trino, or a catalog, is no part of it, since settings are shown: see `gazette_platform.lake.trino.TrinoLogin` and
+`gazette_platform.lake.iceberg_catalog`.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from gazette_platform.errors import SetupError, ValidationError
 from gazette_platform.lake.catalogs import HIVE, ICEBERG, TrinoCatalogs
+from gazette_platform.lake.iceberg_catalog import VARIABLE, IcebergCatalog
 from gazette_platform.lake.layout import StoreRoots
 from gazette_platform.lake.links import check_table_url
 from gazette_platform.lake.s3 import S3Access
@@ -58,6 +63,8 @@ class LakeSettings:
     """``http(s)://host:port``."""
     trino_catalogs: TrinoCatalogs = field(default_factory=TrinoCatalogs)
     """What that Trino calls its catalogs."""
+    iceberg_catalog: IcebergCatalog = field(default_factory=IcebergCatalog)
+    """Where typed tables are."""
     dagster: str = ""
     """``http://host:port``."""
     table_url: str = ""
@@ -70,6 +77,8 @@ class LakeSettings:
     """URI of the folder of Iceberg tables, without a trailing slash."""
     iceberg_jar: str = ""
     """Path of iceberg-spark-runtime; ``provided`` where Spark has it already."""
+    jdbc_jar: str = ""
+    """Path of the driver by which Spark reaches `iceberg_catalog`, if that is in a database."""
     store: str = ""
     """URL of the fragment store that Spark is configured for; empty: folders only."""
     s3_jars: str = ""
@@ -106,6 +115,7 @@ class LakeSettings:
         table_url = environment.get("GAZETTE_TABLE_URL", "")
         if table_url:
             check_table_url(table_url)
+        catalog = IcebergCatalog.parse(environment.get(VARIABLE) or endpoints.get("catalog", ""))
         store = environment.get("GAZETTE_LAKE_STORE") or endpoints.get("store", "")
         warehouse = environment.get("GAZETTE_WAREHOUSE", "")
         if not warehouse and store.startswith("s3:"):
@@ -114,16 +124,15 @@ class LakeSettings:
             broker=environment.get("GAZETTE_BROKER_ADDRESS") or endpoints.get("broker", ""),
             metastore=environment.get("GAZETTE_METASTORE_URI") or endpoints.get("metastore", ""),
             trino=environment.get("GAZETTE_TRINO_URI") or endpoints.get("trino", ""),
-            trino_catalogs=TrinoCatalogs(
-                hive=environment.get("GAZETTE_TRINO_CATALOG") or HIVE,
-                iceberg=environment.get("GAZETTE_TRINO_ICEBERG_CATALOG") or ICEBERG,
-            ),
+            trino_catalogs=_trino_catalogs(environment, catalog),
+            iceberg_catalog=catalog,
             dagster=environment.get("GAZETTE_DAGSTER_URI") or endpoints.get("dagster", ""),
             table_url=table_url,
             tables=environment.get("GAZETTE_TABLES") or beside("tables"),
             rollups=environment.get("GAZETTE_ROLLUPS") or beside("rollups"),
             warehouse=(warehouse or beside("warehouse", as_uri=True)).rstrip("/"),
             iceberg_jar=environment.get("GAZETTE_ICEBERG_JAR", ""),
+            jdbc_jar=environment.get("GAZETTE_JDBC_JAR", ""),
             store=store,
             s3_jars=environment.get("GAZETTE_S3_JARS", ""),
             spark_master=environment.get("GAZETTE_SPARK_MASTER") or "local[2]",
@@ -167,6 +176,16 @@ def _endpoints(path: str) -> dict[str, str]:
     if isinstance(brokers, list) and brokers:
         found["broker"] = ",".join(map(str, brokers))  # any of them may end
     return found
+
+
+def _trino_catalogs(environment: Mapping[str, str], catalog: IcebergCatalog) -> TrinoCatalogs:
+    iceberg = environment.get("GAZETTE_TRINO_ICEBERG_CATALOG") or ICEBERG
+    typed = iceberg if catalog.kind == "hive" else catalog.name.lower()
+    return TrinoCatalogs(
+        hive=environment.get("GAZETTE_TRINO_CATALOG") or HIVE,
+        iceberg=iceberg,
+        typed=environment.get("GAZETTE_TRINO_TYPED_CATALOG") or typed,
+    )
 
 
 def _count(environment: Mapping[str, str], name: str) -> int:

@@ -1,4 +1,4 @@
-"""The Spark session of the lake: raw tables by name, Iceberg tables under ``iceberg.``."""
+"""The Spark session of the lake: raw tables by name, Iceberg tables under ``iceberg.``, typed ones under it or their own catalog."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gazette_platform.errors import LakeError, SetupError
+from gazette_platform.lake.catalogs import ICEBERG
+from gazette_platform.lake.iceberg_catalog import CatalogLogin, IcebergCatalog
 from gazette_platform.lake.s3 import S3Access
 from gazette_platform.lake.spark_properties import combined, read_properties
 
@@ -31,6 +33,9 @@ __all__ = [
 PROVIDED = "provided"
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 _HOST = "127.0.0.1"
+_CATALOGS = "spark.sql.catalog."
+# Property of ours: the catalog whose secrets a session is given when it starts.
+_TYPED = "spark.gazette.catalog"
 
 
 def is_local(master: str) -> bool:
@@ -79,7 +84,7 @@ def spark_configuration(settings: LakeSettings, *, memory: str = "1g") -> dict[s
     if settings.warehouse:
         configuration["spark.sql.warehouse.dir"] = f"{settings.warehouse}/spark"
     if settings.iceberg_jar:
-        catalog = "spark.sql.catalog.iceberg"
+        catalog = f"{_CATALOGS}{ICEBERG}"
         configuration |= {
             "spark.sql.extensions": (
                 "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
@@ -89,26 +94,55 @@ def spark_configuration(settings: LakeSettings, *, memory: str = "1g") -> dict[s
             f"{catalog}.uri": metastore,
             f"{catalog}.warehouse": settings.required("warehouse"),
             f"{catalog}.cache-enabled": "false",
-        }
+        } | _typed_catalog(settings)
     return configuration | _jars(settings)
+
+
+def _typed_catalog(settings: LakeSettings) -> dict[str, str]:
+    """The catalog of typed tables, if that is another one; without the secrets of `_secrets`."""
+    catalog = settings.iceberg_catalog
+    if catalog.kind == "hive":
+        return {}
+    prefix = f"{_CATALOGS}{catalog.name}"
+    location = settings.required("warehouse")
+    return {
+        prefix: "org.apache.iceberg.spark.SparkCatalog",
+        **{f"{prefix}.{name}": value for name, value in catalog.spark(location).items()},
+        _TYPED: str(catalog),
+        # What Spark shows of itself, with one word more than by default.
+        "spark.redaction.regex": "(?i)secret|password|token|credential|access[.]?key",
+    }
+
+
+def _secrets(configuration: Mapping[str, str]) -> dict[str, str]:
+    """What `configuration` lacks of the catalog of typed tables, from the environment. It is to be shown nowhere."""
+    catalog = IcebergCatalog.parse(configuration.get(_TYPED, ""))
+    login = CatalogLogin.from_environment(catalog, os.environ)
+    prefix = f"{_CATALOGS}{catalog.name}"
+    return {f"{prefix}.{name}": value for name, value in login.spark(catalog).items()}
 
 
 def _jars(settings: LakeSettings) -> dict[str, str]:
     """How driver and executors get the jars that they lack."""
     folder = settings.s3_jars if settings.store.startswith("s3:") else ""
-    iceberg = settings.iceberg_jar if settings.iceberg_jar != PROVIDED else ""
-    if iceberg and not Path(iceberg).is_file():
-        raise SetupError(
-            f"there is no Iceberg runtime at GAZETTE_ICEBERG_JAR={iceberg} (set it to `{PROVIDED}` "
-            "if your Spark has it already)"
-        )
+    files = [settings.iceberg_jar] if settings.iceberg_jar != PROVIDED else []
+    files += [settings.jdbc_jar] if settings.iceberg_catalog.kind == "sql" else []
+    files = [file for file in files if file]
+    for file in files:
+        if not Path(file).is_file():
+            of_iceberg = file == settings.iceberg_jar
+            what, name = ("Iceberg runtime", "ICEBERG") if of_iceberg else ("driver", "JDBC")
+            mend = f"set it to `{PROVIDED}`" if of_iceberg else "leave it unset"
+            raise SetupError(
+                f"there is no {what} at GAZETTE_{name}_JAR={file} ({mend} if your Spark has it already)"
+            )
     if is_local(settings.spark_master):
-        path = os.pathsep.join(([f"{folder}/*"] if folder else []) + ([iceberg] if iceberg else []))
+        path = os.pathsep.join(([f"{folder}/*"] if folder else []) + files)
         sides = ("driver", "executor") if path else ()
         return {f"spark.{side}.extraClassPath": path for side in sides}
     # Machines of executors have no such files: they get them from the driver.
     jars = sorted(map(str, Path(folder).glob("*.jar"))) if folder else []
-    jars += [iceberg] if iceberg else []
+    jars += files
     return {"spark.jars": ",".join(jars)} if jars else {}
 
 
@@ -133,8 +167,8 @@ def open_session(configuration: Mapping[str, str], properties: str = "") -> Spar
         configuration: ours.
         properties: path of a user's file, which wins; or empty.
 
-    Raises: LakeError: the JVM did not start, or the cluster cannot be reached. SetupError: the file
-        cannot be read. ValidationError: something is wrong in it.
+    Raises: LakeError: the JVM did not start, or the cluster cannot be reached. SetupError: the file, or one of
+        `CatalogLogin`, cannot be read. ValidationError: something is wrong in it.
     """
     from py4j.protocol import (  # type: ignore[import-untyped]  # noqa: PLC0415  slow to import
         Py4JError,
@@ -146,7 +180,7 @@ def open_session(configuration: Mapping[str, str], properties: str = "") -> Spar
     given = read_properties(properties)
     prepare_environment()
     builder = SparkSession.builder
-    for key, value in combined(configuration, given).items():
+    for key, value in combined({**configuration, **_secrets(configuration)}, given).items():
         builder = builder.config(key, value)
     try:
         return builder.getOrCreate()

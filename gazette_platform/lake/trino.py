@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from json import JSONDecodeError
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, final
 from urllib.parse import urlsplit
 
@@ -14,7 +13,8 @@ import trino.dbapi
 import trino.exceptions
 from typing_extensions import override
 
-from gazette_platform.errors import LakeError, SetupError, ValidationError
+from gazette_platform.errors import LakeError, ValidationError
+from gazette_platform.lake.logins import secret_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -76,8 +76,8 @@ class TrinoLogin:
         """
         return cls(
             user=user or environment.get("GAZETTE_TRINO_USER") or _USER,
-            password=_secret(environment, "GAZETTE_TRINO_PASSWORD"),
-            token=_secret(environment, "GAZETTE_TRINO_TOKEN"),
+            password=secret_of(environment, "GAZETTE_TRINO_PASSWORD"),
+            token=secret_of(environment, "GAZETTE_TRINO_TOKEN"),
             cert_file=environment.get("GAZETTE_TRINO_CERT_FILE", ""),
             cert_key_file=environment.get("GAZETTE_TRINO_CERT_KEY_FILE", ""),
             ca_file=environment.get("GAZETTE_TRINO_CA_FILE", ""),
@@ -93,22 +93,6 @@ class TrinoLogin:
         if self.cert_file:
             return trino.auth.CertificateAuthentication(self.cert_file, self.cert_key_file)
         return None
-
-
-def _secret(environment: Mapping[str, str], name: str) -> str:
-    """The value of `name`, or the content of the file that `name`_FILE names."""
-    value, path = environment.get(name, ""), environment.get(f"{name}_FILE", "")
-    if value and path:
-        raise ValidationError(f"set {name} or {name}_FILE, not both", path=name)
-    if not path:
-        return value
-    try:
-        text = Path(path).read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as err:
-        raise SetupError(f"cannot read {name}_FILE={path}: {err}") from err
-    if not text:
-        raise SetupError(f"{name}_FILE={path} is empty")
-    return text
 
 
 def _is_of_tls(error: BaseException | None) -> bool:

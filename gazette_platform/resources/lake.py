@@ -13,6 +13,7 @@ from gazette_platform.lake import (
     Auditor,
     FitChecker,
     FragmentSource,
+    LakeSettings,
     Registrar,
     Repairer,
     Shrinker,
@@ -21,13 +22,14 @@ from gazette_platform.lake import (
     read_spec_folder,
 )
 from gazette_platform.lake.catalogs import HIVE
+from gazette_platform.lake.iceberg_catalog import IcebergCatalog
 from gazette_platform.lake.links import table_link
 from gazette_platform.lake.registration import Metastore
 from gazette_platform.lake.rollups import RollupFolder, read_rollup_folder
-from gazette_platform.lake.s3 import S3Access
 
 if TYPE_CHECKING:
     from gazette_platform.lake.rollups.iceberg import IcebergTables
+    from gazette_platform.lake.typed.catalogs import TypedCatalog
 
 __all__ = ["LakeResource", "MetastoreResource", "catalog_digest"]
 
@@ -60,6 +62,9 @@ class LakeResource(ConfigurableResource["LakeResource"]):
     rollups: str = Field(default="", description="Folder of rollups, trino/*.sql and spark/*.sql.")
     warehouse: str = Field(default="", description="Location of Iceberg tables.")
     store: str = Field(default="", description="URL of the store that the warehouse may be in.")
+    iceberg_catalog: str = Field(
+        default="hive", description="Catalog of typed tables: hive, or the address of another one."
+    )
     table_url: str = Field(
         default="", description="Page of a table: with {catalog}, {schema} and {table} in it."
     )
@@ -81,23 +86,36 @@ class LakeResource(ConfigurableResource["LakeResource"]):
         return read_rollup_folder(self.rollups, specs)
 
     def iceberg_tables(self, metastore: Metastore) -> "IcebergTables":
-        """Iceberg tables of the platform.
+        """Iceberg tables of the metastore: rollups.
 
         Raises: SetupError: it is not known where they are. ValidationError: nor how to reach them.
         """
         from gazette_platform.lake.rollups.iceberg import (  # noqa: PLC0415  slow to import
             IcebergTables,
         )
+        from gazette_platform.lake.typed.catalogs import io_properties_of  # noqa: PLC0415
 
-        if not self.warehouse:
-            raise SetupError(
-                "no warehouse is configured: set GAZETTE_WAREHOUSE, or GAZETTE_ENDPOINTS to the "
-                "endpoints.json of `gazette up`"
-            )
-        properties = {}
-        if self.store.startswith("s3:"):
-            properties = S3Access.of(self.store, os.environ).iceberg()
-        return IcebergTables(metastore, self.warehouse, properties)
+        settings = self._places()
+        properties = io_properties_of(settings, os.environ)
+        return IcebergTables(metastore, settings.required("warehouse"), properties)
+
+    def typed_catalog(self, metastore: Metastore) -> "TypedCatalog":
+        """Where typed tables are. Who asks is taken from the environment.
+
+        Raises: see `gazette_platform.lake.typed.catalogs.typed_catalog`.
+        """
+        from gazette_platform.lake.typed.catalogs import (  # noqa: PLC0415  slow to import
+            typed_catalog,
+        )
+
+        return typed_catalog(self._places(), metastore)
+
+    def _places(self) -> LakeSettings:
+        return LakeSettings(
+            warehouse=self.warehouse,
+            store=self.store,
+            iceberg_catalog=IcebergCatalog.parse(self.iceberg_catalog),
+        )
 
     def table_page(self, table: str) -> dict[str, MetadataValue]:
         """A link to the page of ``catalog.schema.table``, as metadata; none if there are no pages."""

@@ -42,12 +42,14 @@ def platform_resources(
             rollups=settings.rollups,
             warehouse=settings.warehouse,
             store=settings.store,
+            iceberg_catalog=str(settings.iceberg_catalog),
             loaded=catalog_digest(folder or SpecFolder(), rollups or RollupFolder()),
         ),
         "trino": TrinoResource(
             uri=settings.trino,
             catalog=settings.trino_catalogs.hive,
             iceberg_catalog=settings.trino_catalogs.iceberg,
+            typed_catalog=settings.trino_catalogs.typed,
         ),
     }
     if settings.metastore and settings.iceberg_jar:

@@ -67,11 +67,14 @@ class TrinoResource(ConfigurableResource["TrinoResource"]):
     )
     catalog: str = Field(default=HIVE, description="Name of its catalog of raw tables.")
     iceberg_catalog: str = Field(default=ICEBERG, description="Name of that of Iceberg tables.")
+    typed_catalog: str = Field(default=ICEBERG, description="Name of that of typed tables.")
 
     @property
     def catalogs(self) -> TrinoCatalogs:
         """What it calls its catalogs."""
-        return TrinoCatalogs(hive=self.catalog, iceberg=self.iceberg_catalog)
+        return TrinoCatalogs(
+            hive=self.catalog, iceberg=self.iceberg_catalog, typed=self.typed_catalog
+        )
 
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run one statement to its end.

@@ -7,6 +7,7 @@ import os
 import shutil
 
 import pytest
+from catalog_servers import postgres as postgres_server, rest_server
 from lake_servers import lake_servers, spark_session
 from object_servers import s3_server
 
@@ -80,6 +81,20 @@ def metastore(lake_settings):
 def trino(lake_settings):
     """The live Trino."""
     return TrinoSession(lake_settings.trino)
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    """A live PostgreSQL."""
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rest_catalog_server(postgres, tmp_path_factory):
+    """A live Iceberg REST catalog, over a database of that."""
+    with rest_server(postgres, tmp_path_factory.mktemp("rest-catalog")) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

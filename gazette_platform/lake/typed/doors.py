@@ -12,16 +12,24 @@ from __future__ import annotations
 import sys
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
+from pydantic import ValidationError as InvalidAnswer
 from pyiceberg.exceptions import (
+    BadRequestError,
     CommitFailedException,
     CommitStateUnknownException,
+    ForbiddenError,
     NamespaceAlreadyExistsError,
+    NoSuchNamespaceError,
     NoSuchTableError,
+    OAuthError,
     RESTError,
     TableAlreadyExistsError,
+    UnauthorizedError,
+    ValidationError as InvalidMetadata,
 )
+from pyiceberg.io import load_file_io
 from pyiceberg.table.metadata import new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.table.update import update_table_metadata
@@ -35,11 +43,17 @@ if TYPE_CHECKING:
     from pyiceberg.io import FileIO
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema
+    from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata
 
     from gazette_platform.lake.rollups.iceberg import IcebergTables
 
 __all__ = ["CatalogDoor", "Door", "HiveDoor", "Loaded", "NewTable"]
+
+# What properties of stores begin with. The rest are of the catalog.
+_OF_STORES: Final = ("s3.", "gcs.", "adls.", "hdfs.", "client.", "py-io-impl")
+# Serialization failure and deadlock.
+_CONFLICTS: Final = frozenset({"40001", "40P01"})
 
 
 @final
@@ -62,6 +76,7 @@ class NewTable:
     schema: Schema
     partitions: PartitionSpec
     location: str
+    """Empty: the catalog chooses."""
     properties: Mapping[str, str]
 
 
@@ -170,24 +185,17 @@ class CatalogDoor:
                 table = self._catalog.load_table(self._name)
             except NoSuchTableError:
                 return None
-        return Loaded(table.metadata, table.io, table)
+            return Loaded(table.metadata, _io_of(table), table)
 
     def create(self, new: NewTable) -> Loaded:
         """See `Door`."""
-        namespace = self._name.partition(".")[0]
         with self._asking("made"):
-            if not self._catalog.namespace_exists(namespace):
-                try:
-                    self._catalog.create_namespace(namespace)
-                except _outages():
-                    # A database tells of a key that is there twice.
-                    if not self._catalog.namespace_exists(namespace):
-                        raise
+            self._make_namespace(self._name.partition(".")[0])
             with suppress(TableAlreadyExistsError):
                 self._catalog.create_table(
                     self._name,
                     new.schema,
-                    location=new.location,
+                    location=new.location or None,
                     partition_spec=new.partitions,
                     properties=dict(new.properties),
                 )
@@ -200,6 +208,20 @@ class CatalogDoor:
                 self._catalog.commit_table(base.token, tuple(requirements), tuple(updates))
             except NoSuchTableError as err:
                 raise CommitFailedException(f"{self._name} is gone") from err
+            except _outages() as err:
+                if not _is_conflict(err):
+                    raise
+                raise CommitFailedException(f"{self._name} was changed meanwhile") from err
+
+    def _make_namespace(self, name: str) -> None:
+        if self._catalog.namespace_exists(name):
+            return
+        try:
+            self._catalog.create_namespace(name)
+        except _outages():
+            # A database tells of a key that is there twice.
+            if not self._catalog.namespace_exists(name):
+                raise
 
     @contextmanager
     def _asking(self, what: str) -> Iterator[None]:
@@ -207,6 +229,16 @@ class CatalogDoor:
             yield
         except CommitFailedException:
             raise
+        except (UnauthorizedError, ForbiddenError, OAuthError) as err:
+            raise LakeError(
+                f"{self._name} could not be {what}, as its catalog does not let us ({_line(err)}): check "
+                "GAZETTE_ICEBERG_TOKEN or GAZETTE_ICEBERG_CREDENTIAL, and what that one may do"
+            ) from err
+        except (BadRequestError, NotImplementedError) as err:
+            raise LakeError(
+                f"{self._name} could not be {what}, as its catalog has refused ({_line(err)}): see its log, and which "
+                "releases of Iceberg it knows"
+            ) from err
         except _outages() as err:
             raise LakeError(
                 f"{self._name} could not be {what}, as its catalog broke off ({_line(err)}): see that it runs, and "
@@ -214,11 +246,41 @@ class CatalogDoor:
             ) from err
 
 
+def _io_of(table: Table) -> FileIO:
+    """What reads and writes the table's files, by what is said of stores.
+
+    PyIceberg's own has the properties of the catalog as well, such as tokens, and objects of it: neither is for workers, who
+    are given these.
+    """
+    kept = {
+        name: value for name, value in table.io.properties.items() if name.startswith(_OF_STORES)
+    }
+    return load_file_io(kept, table.metadata.location)
+
+
 def _outages() -> tuple[type[Exception], ...]:
-    """What catalogs raise when they cannot be reached, or break off, or others make the same namespace."""
+    """What catalogs raise when they cannot be reached, break off, or answer what no catalog does.
+
+    Others that make, or drop, the same namespace at the same time are among them.
+    """
     of_sql = sys.modules.get("sqlalchemy.exc")
-    known = (OSError, RESTError, CommitStateUnknownException, NamespaceAlreadyExistsError)
+    known = (
+        OSError,
+        RESTError,
+        CommitStateUnknownException,
+        NamespaceAlreadyExistsError,
+        NoSuchNamespaceError,
+        # Of an answer that is none of a catalog's, such as a page of a proxy's; and of a metadata file that is none.
+        InvalidAnswer,
+        InvalidMetadata,
+    )
     return known if of_sql is None else (*known, of_sql.SQLAlchemyError)
+
+
+def _is_conflict(err: Exception) -> bool:
+    """Whether a database rolled back what was asked since others did something at the same time."""
+    state = getattr(getattr(err, "orig", None), "sqlstate", None)
+    return state in _CONFLICTS
 
 
 def _line(err: Exception) -> str:

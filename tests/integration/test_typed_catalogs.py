@@ -1,0 +1,294 @@
+"""Typed tables in an Iceberg REST catalog and in PostgreSQL: what is promised of publishing, and what becomes of it when these fail."""
+
+import pickle
+import socket
+import threading
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from cut_wire import cut_wire
+from token_gate import token_gate
+from typed_world import JOURNAL, Held, numbers, publish, spec
+
+from gazette_platform.errors import LakeError, TypedFenced
+from gazette_platform.lake import LakeSettings
+from gazette_platform.lake.iceberg_catalog import CatalogLogin, IcebergCatalog
+from gazette_platform.lake.typed.catalogs import typed_catalog
+from gazette_platform.lake.typed.doors import CatalogDoor
+from gazette_platform.lake.typed.rest_catalog import rest_catalog
+from gazette_platform.lake.typed.sql_catalog import sql_catalog
+from gazette_platform.lake.typed.table import open_table
+
+
+class Place:
+    """A catalog, and doors of their own for each who asks."""
+
+    def __init__(self, kind, uri, folder, environment, port):
+        self.kind = kind
+        self.uri = uri
+        self.environment = environment
+        self.port = port
+        self._folder = folder
+
+    def at(self, port):
+        """The same catalog by another port."""
+        uri = self.uri.replace(f":{self.port}", f":{port}")
+        return Place(self.kind, uri, self._folder, self.environment, port)
+
+    def catalog(self):
+        settings = LakeSettings(
+            iceberg_catalog=IcebergCatalog.parse(self.uri), warehouse=self._folder.as_uri()
+        )
+        return typed_catalog(settings, environment=self.environment)
+
+    def patient_for(self, answer_s):
+        """A client of PyIceberg's that waits no longer."""
+        catalog = IcebergCatalog.parse(self.uri)
+        login = CatalogLogin.from_environment(catalog, self.environment)
+        if self.kind == "rest":
+            return rest_catalog(catalog, login, {}, answer_s=answer_s)
+        return sql_catalog(catalog, login, self._folder.as_uri(), {}, answer_s=answer_s)
+
+    def table(self):
+        return Table(self, f"typed.t{uuid.uuid4().hex[:8]}")
+
+
+class Table:
+    """A typed table of a catalog."""
+
+    def __init__(self, place, name):
+        self.place = place
+        self.name = name
+
+    def door(self, place=None):
+        return (place or self.place).catalog().door(self.name)
+
+    def open(self, wanted=None):
+        catalog = self.place.catalog()
+        door = catalog.door(self.name)
+        return open_table(door, wanted or spec(), catalog.new_location(self.name))
+
+
+@pytest.fixture(scope="module")
+def gate(rest_catalog_server):
+    with token_gate(rest_catalog_server.uri) as gate:
+        yield gate
+
+
+@pytest.fixture(scope="module")
+def places(postgres, gate, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("warehouse")
+    postgres.sql("CREATE DATABASE doors")
+    login = {"GAZETTE_ICEBERG_PASSWORD": postgres.password}
+    found = {"sql": Place("sql", postgres.uri("doors"), folder, login, postgres.port)}
+    login = {"GAZETTE_ICEBERG_CREDENTIAL": gate.credential}
+    port = int(gate.uri.rpartition(":")[2])
+    found["rest"] = Place("rest", gate.uri, folder, login, port)
+    return found
+
+
+@pytest.fixture(params=["rest", "sql"])
+def place(request, places):
+    return places[request.param]
+
+
+def eventually(is_so):
+    deadline = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def at_once(count, do):
+    """What `do` gave or raised, of so many threads that begin together."""
+    ready = threading.Barrier(count)
+
+    def one(number):
+        ready.wait(20)
+        try:
+            return do(number)
+        except LakeError as err:
+            return err
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count)))
+
+
+def outcomes(table):
+    """What became of four runs that began together."""
+    tables = [table.open() for _ in range(4)]
+    return at_once(4, lambda n: publish(table.door(), tables[n], [n], run=f"run-{n}"))
+
+
+def test_one_of_four_runs_at_once_is_published(place):
+    table = place.table()
+    table.open()
+    found = outcomes(table)
+    assert sum(isinstance(one, TypedFenced) for one in found) == 3, found
+    ((winner, _),) = [(n, one) for n, one in enumerate(found) if not isinstance(one, LakeError)]
+    assert numbers(table.door()) == [winner]
+    assert (table.open().run, table.open().state.journals[JOURNAL].offset) == (f"run-{winner}", 10)
+
+
+def test_run_goes_on_where_the_last_one_ended_and_a_zombie_is_fenced(place):
+    table = place.table()
+    first = table.open()
+    publish(table.door(), first, [1, 2], run="one")
+    wider = spec(("n bigint", "k string", "more double"))
+    second = table.open(wider)
+    assert second.state.journals[JOURNAL].offset == 20
+    publish(table.door(), second, [3], run="two")
+    for zombie in (first, second):
+        with pytest.raises(TypedFenced):
+            publish(table.door(), zombie, [9])
+    # Who asks again is told what became of the first time.
+    assert publish(table.door(), second, [3], run="two").snapshot_id == table.open(wider).start
+    assert numbers(table.door()) == [1, 2, 3]
+
+
+def test_append_is_published_on_top_of_what_others_did_meanwhile(place):
+    """As maintenance does: main moves, and progress stays where it is."""
+    table = place.table()
+    publish(table.door(), table.open(), [1])
+
+    def delete():
+        table.door().load().token.delete("n = 1")
+
+    publish(Held(table.door(), delete), table.open(), [2])
+    assert numbers(table.door()) == [2]
+    assert table.open().state.journals[JOURNAL].offset == 20
+
+
+def test_tables_of_a_new_catalog_are_made_by_many_at_once(places, postgres, tmp_path):
+    """So are the tables in which a database has the catalog, and the schema."""
+    name = f"new_{uuid.uuid4().hex[:8]}"
+    postgres.sql(f"CREATE DATABASE {name}")
+    fresh = Place("sql", postgres.uri(name), tmp_path, places["sql"].environment, 0)
+    for table in (Table(fresh, "typed.one"), Table(places["rest"], f"{name}.one")):
+        found = at_once(8, lambda _, table=table: table.open().metadata.table_uuid)
+        assert len(set(found)) == 1, found
+
+
+@pytest.mark.parametrize("passes_on", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "word"),
+    [("rest", b"set-snapshot-ref"), ("sql", b"UPDATE iceberg_tables"), ("sql", b"COMMIT")],
+)
+def test_lost_answer_is_found_out_by_asking_again(places, kind, word, passes_on):
+    """The connection breaks at the commit, before or after it was carried out."""
+    table = places[kind].table()
+    began = table.open()
+    with cut_wire(table.place.port) as wire:
+        cut = table.door(table.place.at(wire.port))
+        wire.word, wire.passes_on = word, passes_on
+        with pytest.raises(LakeError, match="broke off"):
+            publish(cut, began, [1, 2], run="one")
+        assert wire.cuts == 1
+        # A database that has the change, and lost who is to confirm it, rolls back.
+        assert (table.open().run == "one") == (passes_on and word != b"UPDATE iceberg_tables")
+        wire.word = b""
+        publish(cut, began, [1, 2], run="one")
+    assert numbers(table.door()) == [1, 2]
+
+
+@pytest.mark.parametrize("kind", ["rest", "sql"])
+def test_server_that_takes_connections_and_never_answers_is_told(places, kind):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        place = places[kind].at(silent.getsockname()[1])
+        with pytest.raises(LakeError, match="cannot be asked"):
+            place.patient_for(1)
+
+
+def test_answer_that_does_not_come_is_asked_for_again(places, postgres):
+    """An engine that hangs amid its commit holds the table's row."""
+    table = places["sql"].table()
+    began = table.open()
+    door = CatalogDoor(places["sql"].patient_for(1), table.name)
+    with postgres.connected("doors") as engine:
+        name = table.name.partition(".")[2]
+        engine.execute("SELECT 1 FROM iceberg_tables WHERE table_name = %s FOR UPDATE", (name,))
+        with pytest.raises(LakeError, match="broke off"):
+            publish(door, began, [1], run="one")
+        engine.rollback()
+    publish(door, began, [1], run="one")
+    assert numbers(table.door()) == [1]
+
+
+def test_serialization_failure_is_a_conflict_like_others(places, postgres, tmp_path):
+    name = f"serial_{uuid.uuid4().hex[:8]}"
+    postgres.sql(f"CREATE DATABASE {name}")
+    postgres.sql(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
+    place = Place("sql", postgres.uri(name), tmp_path, places["sql"].environment, 0)
+    table = place.table()
+    began = table.open()
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    with ThreadPoolExecutor(1) as pool, postgres.connected(name) as engine:
+        engine.execute("UPDATE iceberg_tables SET previous_metadata_location = metadata_location")
+        published = pool.submit(publish, table.door(), began, [1])
+        eventually(lambda: postgres.sql(waiting) == [(1,)])
+        engine.commit()
+        published.result(60)
+    assert numbers(table.door()) == [1]
+
+
+def test_no_connection_stays(places, postgres):
+    """It would be stale once the database is started again."""
+    table = places["sql"].table()
+    door = table.door()
+    publish(door, table.open(), [1])
+    ours = "FROM pg_stat_activity WHERE application_name = 'gazette-platform'"
+    assert postgres.sql(f"SELECT count(*) {ours}") == [(0,)]
+
+
+def test_token_that_has_expired_is_renewed(places, gate):
+    table = places["rest"].table()
+    door = table.door()
+    began = table.open()
+    before = len(gate.given)
+    gate.expire()
+    publish(door, began, [1])
+    assert len(gate.given) == before + 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "login", "message"),
+    [
+        ("sql", {"GAZETTE_ICEBERG_PASSWORD": "wrong"}, "GAZETTE_ICEBERG_PASSWORD"),
+        ("rest", {"GAZETTE_ICEBERG_CREDENTIAL": "a-client:wrong"}, "no such client"),
+        ("rest", {"GAZETTE_ICEBERG_TOKEN": "wrong"}, "who are you"),
+        ("rest", {}, "GAZETTE_ICEBERG_TOKEN"),
+    ],
+)
+def test_who_is_not_let_in_is_told_what_to_set(places, kind, login, message):
+    known = places[kind]
+    with pytest.raises(LakeError, match=message) as refused:
+        Place(kind, known.uri, known._folder, login, known.port).catalog()
+    assert "wrong" not in str(refused.value)
+
+
+def test_page_in_place_of_an_answer_is_an_outage(places, gate):
+    """As of a proxy before a catalog that is away."""
+    table = places["rest"].table()
+    began = table.open()
+    door = table.door()
+    gate.page = "<html>come back later</html>"
+    try:
+        with pytest.raises(LakeError, match="broke off"):
+            publish(door, began, [1])
+        with pytest.raises(LakeError, match="cannot be asked"):
+            table.door()
+    finally:
+        gate.page = ""
+    publish(door, began, [1])
+
+
+def test_workers_get_what_opens_stores_and_no_secret(place):
+    """What reads files goes to executors: as plain text, without what opens the catalog."""
+    opened = place.table().open()
+    (secret,) = place.environment.values()
+    sent = pickle.dumps(dict(opened.io.properties))
+    assert secret.encode() not in sent
+    assert secret.rpartition(":")[2].encode() not in sent
+    assert b"Bearer" not in sent
