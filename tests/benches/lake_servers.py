@@ -28,7 +28,13 @@ if TYPE_CHECKING:
 
     from gazette_platform.embedded.component import Component
 
-__all__ = ["lake_servers", "plain_spark_session", "running", "spark_session"]
+__all__ = [
+    "configured_spark_session",
+    "lake_servers",
+    "plain_spark_session",
+    "running",
+    "spark_session",
+]
 
 _LOG_LINES = 40
 
@@ -132,9 +138,16 @@ def spark_session(settings: LakeSettings) -> Iterator[SparkSession]:
 
 
 @contextmanager
+def configured_spark_session(configuration: Mapping[str, str]) -> Iterator[SparkSession]:
+    """A Spark session of just this configuration; its JVM ends with the scope."""
+    os.environ["JAVA_HOME"] = str(tools.java(21))
+    with _ending(open_session(configuration)) as session:
+        yield session
+
+
+@contextmanager
 def plain_spark_session(**properties: str) -> Iterator[SparkSession]:
     """A Spark session of two threads that knows of no lake; its JVM ends with the scope."""
-    os.environ["JAVA_HOME"] = str(tools.java(21))
     logging = Path(lake.__file__).with_name("log4j2.properties")
     configuration = {
         "spark.master": "local[2]",
@@ -147,7 +160,7 @@ def plain_spark_session(**properties: str) -> Iterator[SparkSession]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "1",
     }
-    with _ending(open_session(configuration | properties)) as session:
+    with configured_spark_session(configuration | properties) as session:
         yield session
 
 
