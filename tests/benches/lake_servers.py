@@ -125,6 +125,10 @@ def lake_servers(
             s3=access,
             environment=keys,
         )
+        # So that tests can have it look at catalogs of theirs: it takes long to start.
+        config = folder / "trino" / "etc" / "config.properties"
+        told = config.read_text("utf-8").replace("management=static", "management=dynamic")
+        config.write_text(told, "utf-8")
         with running(guard, folder / "guard.log"), running(server, folder / "trino.log"):
             yield settings
 

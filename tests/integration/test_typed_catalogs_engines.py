@@ -3,23 +3,24 @@
 from dataclasses import replace
 
 import pytest
-from lake_servers import configured_spark_session, running
+from lake_servers import configured_spark_session
 from typed_commits import PROGRESS, SparkTable
 from typed_world import JOURNAL, Held, publish
 
 from gazette_platform.embedded import tools
-from gazette_platform.embedded.ports import choose_ports
-from gazette_platform.embedded.trino import ExtraCatalog, trino_components
+from gazette_platform.embedded.trino import ExtraCatalog
 from gazette_platform.errors import TypedFenced
 from gazette_platform.lake.iceberg_catalog import CatalogLogin
 from gazette_platform.lake.spark import spark_configuration
-from gazette_platform.lake.trino import TrinoSession
 
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.timeout(400),  # the first test pays for the start of four servers
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]
+
+# As of any catalog of Iceberg's that the platform's Trino has.
+STORES = {"fs.hadoop.enabled": "true", "iceberg.expire-snapshots.min-retention": "0s"}
 
 
 @pytest.fixture(scope="module")
@@ -46,23 +47,24 @@ def spark(places):
 
 
 @pytest.fixture(scope="module")
-def own_trino(places, tmp_path_factory):
-    """A Trino with both catalogs, and no other."""
-    folder = tmp_path_factory.mktemp("trino")
-    port = choose_ports(["trino"])["trino"]
-    extra = []
+def told_trino(places, trino):
+    """The live Trino, with both catalogs as the platform configures its own. It has their secrets from its environment."""
+    made = []
     for place in places.values():
         catalog = place.settings.iceberg_catalog
         login = CatalogLogin.from_environment(catalog, place.environment)
-        extra.append(ExtraCatalog.of(catalog, login, place.settings.warehouse))
-    guard, server = trino_components(
-        folder / "trino", port=port, metastore="", uses=(), extra=extra
-    )
-    with running(guard, folder / "guard.log"), running(server, folder / "trino.log"):
-        yield TrinoSession(f"http://127.0.0.1:{port}")
-    for file in (folder / "trino" / "etc").rglob("*.properties"):
-        for place in places.values():
-            assert not any(secret in file.read_text() for secret in place.environment.values())
+        extra = ExtraCatalog.of(catalog, login, place.settings.warehouse)
+        told = {**extra.properties, **STORES}
+        assert not set(told.values()) & set(place.environment.values())
+        for name, value in extra.environment.items():
+            told = {key: text.replace(f"${{ENV:{name}}}", value) for key, text in told.items()}
+        connector = told.pop("connector.name")
+        listed = ", ".join(f"\"{key}\" = '{value}'" for key, value in told.items())
+        trino.query(f"CREATE CATALOG {extra.name} USING {connector} WITH ({listed})")
+        made.append(extra.name)
+    yield trino
+    for name in made:
+        trino.query(f"DROP CATALOG {name}")
 
 
 @pytest.fixture(params=["rest", "sql"])
@@ -99,14 +101,14 @@ def test_spark_reads_what_is_published_and_its_maintenance_loses_no_progress(tab
 
 @pytest.mark.trino
 @pytest.mark.slow
-def test_trino_reads_what_is_published_and_its_maintenance_loses_no_progress(table, own_trino):
+def test_trino_reads_what_is_published_and_its_maintenance_loses_no_progress(table, told_trino):
     publish(table.door(), table.open(), [1, 2], run="one")
     name = f"{table.place.catalog().name}.{table.name}"
-    assert own_trino.query(f"SELECT n, _journal FROM {name} WHERE k = 'k2'") == [(2, JOURNAL)]
+    assert told_trino.query(f"SELECT n, _journal FROM {name} WHERE k = 'k2'") == [(2, JOURNAL)]
     tagged = table.open().start
-    own_trino.query(f"ALTER TABLE {name} EXECUTE optimize")
-    own_trino.query(f"ALTER TABLE {name} EXECUTE expire_snapshots(retention_threshold => '0s')")
+    told_trino.query(f"ALTER TABLE {name} EXECUTE optimize")
+    told_trino.query(f"ALTER TABLE {name} EXECUTE expire_snapshots(retention_threshold => '0s')")
     again = table.open()
     assert (again.start, again.run) == (tagged, "one")
     publish(table.door(), again, [3])
-    assert own_trino.query(f"SELECT n FROM {name} ORDER BY n") == [(1,), (2,), (3,)]
+    assert told_trino.query(f"SELECT n FROM {name} ORDER BY n") == [(1,), (2,), (3,)]
